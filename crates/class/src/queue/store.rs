@@ -1,0 +1,141 @@
+//! All waiting packets of a queue in one slab, chained into one first-in-first-out list a flow.
+//!
+//! Always holds: a slot of the slab is either in exactly one [`Fifo`] or in the list of free slots.
+
+use bytes::Bytes;
+
+/// Marks the end of a list.
+const NIL: u32 = u32::MAX;
+/// Packets that a store can hold at most.
+pub(super) const MOST_PACKETS: usize = NIL as usize - 1;
+/// Slots that an empty store keeps.
+const KEPT: usize = 16;
+/// Slots after growing for the first time: a 64 KiB read from the TUN device, cut into packets.
+const FIRST_GROWTH: usize = 64;
+
+#[derive(Debug)]
+pub(super) struct Packet {
+    pub(super) data: Bytes,
+    pub(super) flow: u32,
+    /// When it was pushed, in ns.
+    pub(super) at: u64,
+}
+
+/// The packets of one flow.
+#[derive(Debug)]
+pub(super) struct Fifo {
+    head: u32,
+    tail: u32,
+    pub(super) packets: usize,
+    pub(super) bytes: usize,
+}
+
+impl Fifo {
+    pub(super) const EMPTY: Self = Self { head: NIL, tail: NIL, packets: 0, bytes: 0 };
+}
+
+#[derive(Debug)]
+pub(super) struct Store {
+    slots: Vec<Slot>,
+    free: u32,
+}
+
+#[derive(Debug)]
+struct Slot {
+    packet: Packet,
+    next: u32,
+}
+
+impl Store {
+    pub(super) fn new() -> Self {
+        Self { slots: Vec::new(), free: NIL }
+    }
+
+    pub(super) fn push(&mut self, fifo: &mut Fifo, packet: Packet) {
+        fifo.packets += 1;
+        fifo.bytes += packet.data.len();
+        let index = self.insert(Slot { packet, next: NIL });
+        match fifo.tail {
+            NIL => fifo.head = index,
+            tail => self.slots[tail as usize].next = index,
+        }
+        fifo.tail = index;
+    }
+
+    pub(super) fn pop(&mut self, fifo: &mut Fifo) -> Option<Packet> {
+        if fifo.head == NIL {
+            return None;
+        }
+        let index = fifo.head;
+        let slot = &mut self.slots[index as usize];
+        let packet = Packet { data: std::mem::take(&mut slot.packet.data), ..slot.packet };
+        fifo.head = slot.next;
+        if fifo.head == NIL {
+            fifo.tail = NIL;
+        }
+        slot.next = self.free;
+        self.free = index;
+        fifo.packets -= 1;
+        fifo.bytes -= packet.data.len();
+        Some(packet)
+    }
+
+    /// Forgets all packets and gives the memory back; every `Fifo` must be thrown away with them.
+    pub(super) fn release(&mut self) {
+        self.slots.clear();
+        self.slots.shrink_to(KEPT);
+        self.free = NIL;
+    }
+
+    /// Bytes of the slab.
+    pub(super) fn heap_bytes(&self) -> usize {
+        self.slots.capacity() * size_of::<Slot>()
+    }
+
+    fn insert(&mut self, slot: Slot) -> u32 {
+        if self.free != NIL {
+            let index = self.free;
+            let place = &mut self.slots[index as usize];
+            self.free = place.next;
+            *place = slot;
+            return index;
+        }
+        if self.slots.len() == self.slots.capacity() {
+            self.grow();
+        }
+        self.slots.push(slot);
+        (self.slots.len() - 1) as u32
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let now = self.slots.len();
+        let wanted = if now < KEPT { KEPT } else { (2 * now).max(FIRST_GROWTH) };
+        self.slots.reserve_exact(wanted - now);
+    }
+
+    /// Slots that are not in the list of free ones.
+    #[cfg(test)]
+    pub(super) fn used(&self) -> usize {
+        let mut free = 0;
+        let mut at = self.free;
+        while at != NIL {
+            free += 1;
+            at = self.slots[at as usize].next;
+        }
+        self.slots.len() - free
+    }
+
+    /// Packets and bytes of a list, counted by walking it.
+    #[cfg(test)]
+    pub(super) fn walk(&self, fifo: &Fifo) -> (usize, usize) {
+        let (mut packets, mut bytes, mut at) = (0, 0, fifo.head);
+        while at != NIL {
+            let slot = &self.slots[at as usize];
+            packets += 1;
+            bytes += slot.packet.data.len();
+            at = slot.next;
+        }
+        (packets, bytes)
+    }
+}

@@ -1,0 +1,39 @@
+//! The local API: HTTP/1.1 on a unix socket that only its owner can open.
+//!
+//! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](crate::status::Status)
+//! in JSON. Always holds: a socket in use is never taken away from a live process; what waits, is read
+//! or is answered is bounded in size and time; the socket's file is gone when the server is.
+
+mod client;
+mod server;
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+pub use client::{fetch_status, list_sockets};
+pub use server::{Server, StatusSource};
+
+use crate::status::Role;
+
+/// Where sockets are unless an option says otherwise.
+pub const SOCKET_DIR: &str = "/run/mpvpn";
+
+/// The socket of the instance `name`.
+pub fn default_socket(role: Role, name: &str) -> PathBuf {
+    PathBuf::from(SOCKET_DIR).join(format!("{role}-{name}.sock"))
+}
+
+/// Connects to the socket `path` without waiting: a live process whose queue is full is `WouldBlock`.
+fn connect_at_once(path: &Path) -> io::Result<OwnedFd> {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,204 @@
+use std::{
+    convert::Infallible,
+    io::ErrorKind,
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use http_body_util::Full;
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    header,
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::connect_at_once;
+use crate::{Error, Result, files, status::Status};
+
+/// Asks the data plane for its status; dropping the sender means that it cannot answer.
+pub type StatusSource = Arc<dyn Fn(oneshot::Sender<Status>) + Send + Sync>;
+
+/// Longest path of a socket that leaves room for the draft's name, in bytes (`sun_path` has 108).
+const LONGEST_PATH: usize = 100;
+/// Requests being answered at once.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a request may take as a whole.
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
+/// How long the data plane may take.
+const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+/// Bytes read ahead on a connection; hyper takes no less.
+const READ_AHEAD: usize = 8192;
+
+/// A bound socket. Dropping it removes the socket's file.
+#[derive(Debug)]
+pub struct Server {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl Server {
+    /// Listens at `path`, with mode 0600. A socket file that nobody listens at is replaced; one that a
+    /// live process listens at is an error that names it.
+    pub fn bind(path: &Path) -> Result<Self> {
+        let bytes = path.as_os_str().as_bytes().len();
+        if bytes > LONGEST_PATH {
+            return Err(Error::SocketPath { path: path.into(), bytes });
+        }
+        let dir = match path.parent() {
+            Some(dir) if !dir.as_os_str().is_empty() => dir,
+            _ => Path::new("."),
+        };
+        files::create_private_dir(dir)?;
+        let _lock = files::lock_dir(dir)?;
+        refuse_if_taken(path)?;
+
+        // Made under another name and renamed: at its own name it never has a wider mode.
+        let draft = dir.join(format!(".{}", std::process::id()));
+        let _ = std::fs::remove_file(&draft);
+        let listener = UnixListener::bind(&draft).map_err(Error::file("create", path))?;
+        let ready = std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))
+            .and_then(|()| listener.set_nonblocking(true))
+            .and_then(|()| std::fs::rename(&draft, path))
+            .and_then(|()| std::fs::metadata(path));
+        match ready {
+            Ok(meta) => {
+                Ok(Self { listener, file: SocketFile { path: path.into(), id: (meta.dev(), meta.ino()) } })
+            }
+            Err(error) => {
+                let _ = std::fs::remove_file(&draft);
+                Err(Error::file("create", path)(error))
+            }
+        }
+    }
+
+    /// Answers requests until dropped; inside a tokio runtime with I/O and time.
+    pub async fn serve(self, source: StatusSource) -> Result<()> {
+        let Self { listener, file } = self;
+        let listener =
+            tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
+        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let mut connections = tokio::task::JoinSet::new();
+        loop {
+            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
+            while connections.try_join_next().is_some() {}
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Mostly a lack of file descriptors: waiting is all that helps.
+                    tracing::debug!("local API: {error}");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let source = Arc::clone(&source);
+            connections.spawn(async move {
+                let answering = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(LONGEST_REQUEST)
+                    .keep_alive(false)
+                    .max_buf_size(READ_AHEAD)
+                    .serve_connection(TokioIo::new(stream), service_fn(|request| answer(request, &source)));
+                if let Ok(Err(error)) = tokio::time::timeout(LONGEST_REQUEST, answering).await {
+                    tracing::debug!("local API: {error}");
+                }
+                drop(place);
+            });
+        }
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    source: &StatusSource,
+) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
+    if request.uri().path() != "/v1/status" {
+        return Ok(problem(StatusCode::NOT_FOUND, "there is only /v1/status here"));
+    }
+    if request.method() != Method::GET {
+        let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "only GET works here");
+        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET"));
+        return Ok(response);
+    }
+    let (sender, receiver) = oneshot::channel();
+    source(sender);
+    let Ok(Ok(status)) = tokio::time::timeout(LONGEST_ANSWER, receiver).await else {
+        return Ok(problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"));
+    };
+    Ok(match serde_json::to_vec(&status) {
+        Ok(body) => json(StatusCode::OK, body),
+        Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    })
+}
+
+fn problem(code: StatusCode, why: &str) -> Response<Full<Bytes>> {
+    json(code, serde_json::json!({ "error": why }).to_string().into_bytes())
+}
+
+fn json(code: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from(body)));
+    *response.status_mut() = code;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
+    response
+}
+
+/// Clears the way at `path` if nothing lives there.
+fn refuse_if_taken(path: &Path) -> Result<()> {
+    let meta = match std::fs::symlink_metadata(path) {
+        Ok(meta) => meta,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(Error::file("create", path)(error)),
+    };
+    if !meta.file_type().is_socket() {
+        return Err(Error::Content {
+            path: path.into(),
+            expected: "nothing or a unix socket",
+            found: "another kind of file".into(),
+        });
+    }
+    match connect_at_once(path) {
+        Ok(stream) => {
+            let pid = rustix::net::sockopt::socket_peercred(&stream).ok();
+            Err(Error::SocketInUse {
+                path: path.into(),
+                pid: pid.map(|peer| peer.pid.as_raw_nonzero().get()),
+            })
+        }
+        // Nobody listens: a leftover, which the rename will replace.
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        // A full backlog belongs to a live process too.
+        Err(error) if error.kind() == ErrorKind::WouldBlock => {
+            Err(Error::SocketInUse { path: path.into(), pid: None })
+        }
+        Err(error) => Err(Error::file("create", path)(error)),
+    }
+}
+
+/// Removes the socket's file when dropped, unless another process has put its own there.
+#[derive(Debug)]
+struct SocketFile {
+    path: PathBuf,
+    id: (u64, u64),
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let ours =
+            std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.id);
+        if ours {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}

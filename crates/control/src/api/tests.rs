@@ -1,0 +1,197 @@
+use std::{
+    io::{Read, Write},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+    },
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::{
+    Error,
+    status::{State, Status},
+};
+
+/// An API that runs in a thread of its own until dropped.
+struct Running {
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(path: &Path, source: StatusSource) -> Self {
+        let server = Server::bind(path).unwrap();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    result = server.serve(source) => result.unwrap(),
+                    _ = stopped => {}
+                }
+            });
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking());
+    }
+}
+
+fn up() -> StatusSource {
+    Arc::new(|reply| {
+        let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
+    })
+}
+
+/// Sends `request` as it is and returns everything that comes back.
+fn raw(path: &Path, request: &[u8]) -> String {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let _ = stream.write_all(request);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn the_status_arrives_over_the_socket() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("run/server-a.sock");
+    let running = Running::start(&path, up());
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    for _ in 0..50 {
+        assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+    }
+    drop(running);
+    assert!(!path.exists(), "the socket's file outlives the server");
+    let error = fetch_status(&path).unwrap_err();
+    assert!(matches!(error, Error::NoAnswer { .. }), "{error}");
+}
+
+#[test]
+fn other_paths_and_methods_are_refused() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let _running = Running::start(&path, up());
+    let get = raw(&path, b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(get.starts_with("HTTP/1.1 200 OK\r\n") && get.contains("application/json"), "{get}");
+    let other = raw(&path, b"GET /v2/status HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(other.starts_with("HTTP/1.1 404 "), "{other}");
+    let post = raw(&path, b"POST /v1/status HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc");
+    assert!(post.starts_with("HTTP/1.1 405 ") && post.contains("allow: GET"), "{post}");
+}
+
+#[test]
+fn hostile_requests_end_and_others_are_served_meanwhile() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let _running = Running::start(&path, up());
+    let silent: Vec<_> = (0..20).map(|_| UnixStream::connect(&path).unwrap()).collect();
+    let endless = [b"GET /".as_slice(), &vec![b'a'; 1 << 20]].concat();
+    let answer = raw(&path, &endless);
+    assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 4"), "{answer}");
+    assert!(!raw(&path, b"\x16\x03\x01\x00\xff\r\n\r\n").contains("200"));
+    assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+    drop(silent);
+}
+
+#[test]
+fn a_data_plane_that_is_gone_is_told() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let _running = Running::start(&path, Arc::new(drop));
+    let error = fetch_status(&path).unwrap_err().to_string();
+    assert!(error.contains("503") && error.contains("the data plane does not answer"), "{error}");
+}
+
+#[test]
+fn a_socket_in_use_is_not_taken_away() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let _running = Running::start(&path, up());
+    let error = Server::bind(&path).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!("{} is in use by a running process (pid {})", path.display(), std::process::id())
+    );
+    assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+}
+
+#[test]
+fn a_leftover_socket_is_replaced() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let _running = Running::start(&path, up());
+    assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+    assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "a draft was left behind");
+}
+
+#[test]
+fn another_kind_of_file_is_left_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(Server::bind(&path).is_err());
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn a_path_too_long_for_a_socket_is_explained() {
+    let path = Path::new("/tmp").join("x".repeat(120));
+    let error = Server::bind(&path).unwrap_err();
+    assert!(matches!(error, Error::SocketPath { bytes: 125, .. }), "{error}");
+}
+
+#[test]
+fn a_successors_socket_is_not_removed() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let first = Server::bind(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let second = Server::bind(&path).unwrap();
+    drop(first);
+    assert!(path.exists());
+    drop(second);
+    assert!(!path.exists());
+}
+
+#[test]
+fn only_sockets_with_a_live_process_are_listed() {
+    let home = tempfile::tempdir().unwrap();
+    let live = home.path().join("b.sock");
+    let other = home.path().join("a.sock");
+    let _servers = [&live, &other].map(|path| Server::bind(path).unwrap());
+    drop(UnixListener::bind(home.path().join("stale.sock")).unwrap());
+    std::fs::write(home.path().join("notes.txt"), "").unwrap();
+    assert_eq!(client::sockets_in(home.path()), [other, live]);
+    assert!(client::sockets_in(&home.path().join("absent")).is_empty());
+}
+
+#[test]
+fn somebody_else_at_the_socket_is_no_status() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("a.sock");
+    let listener = UnixListener::bind(&path).unwrap();
+    let talker = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = [0; 64];
+        let _ = stream.read(&mut request);
+        let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}");
+    });
+    let error = fetch_status(&path).unwrap_err();
+    assert!(matches!(error, Error::BadAnswer { .. }), "{error}");
+    talker.join().unwrap();
+}

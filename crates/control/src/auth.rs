@@ -1,0 +1,313 @@
+//! Users and their bearer tokens (RFC 6750).
+//!
+//! In: the users' file, and the `authorization` field of a request. Out: the [`User`], or why not.
+//! Always holds: the file knows only the SHA-256 of a token, and how long a check takes does not depend
+//! on how much of a token is right.
+
+use std::{fmt, path::Path, str::FromStr};
+
+use aws_lc_rs::{
+    constant_time::verify_slices_are_equal,
+    digest,
+    rand::{SecureRandom, SystemRandom},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, files};
+
+/// Longest token that is looked at, in bytes.
+const LONGEST: usize = 512;
+/// What our own tokens start with.
+const PREFIX: &str = "mpvpn_";
+/// Most users in a file: every check looks at all of them.
+const MOST_USERS: usize = 10_000;
+
+/// A secret that names a user. It never appears in logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A new token with 256 random bits.
+    pub fn generate() -> Result<Self> {
+        let mut bits = [0; 32];
+        SystemRandom::new().fill(&mut bits).map_err(|_| Error::Random)?;
+        Ok(Self(format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bits))))
+    }
+
+    /// The text, for the one place that has to send or show it.
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// The value of the `authorization` field that shows it (RFC 6750, section 2.1).
+    pub fn authorization(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+
+    fn hash(&self) -> [u8; 32] {
+        let mut hash = [0; 32];
+        hash.copy_from_slice(digest::digest(&digest::SHA256, self.0.as_bytes()).as_ref());
+        hash
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// A text that is no token; it does not repeat the text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("this is no token: expected 1 to {LONGEST} letters, digits and - . _ ~ + / =")]
+pub struct BadToken;
+
+impl FromStr for Token {
+    type Err = BadToken;
+
+    /// `b64token` of RFC 6750, section 2.1.
+    fn from_str(text: &str) -> std::result::Result<Self, BadToken> {
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || b"-._~+/=".contains(&b);
+        match (1..=LONGEST).contains(&text.len()) && text.bytes().all(allowed) {
+            true => Ok(Self(text.into())),
+            false => Err(BadToken),
+        }
+    }
+}
+
+/// Who is at the other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// The name in the users' file; `anonymous` where nobody is asked.
+    pub name: String,
+}
+
+/// Why somebody is not let in. All of these are one 401 to the outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// No `authorization` field.
+    #[error("no token was shown")]
+    Missing,
+    /// The field is not `Bearer` and a token.
+    #[error("the authorization field is not a bearer token")]
+    Malformed,
+    /// Nobody has this token.
+    #[error("no user has this token")]
+    Unknown,
+}
+
+/// Decides who may use the server.
+#[derive(Clone, Debug)]
+pub enum Authenticator {
+    /// Everybody may.
+    None,
+    /// Those with a user's token may.
+    Tokens(Users),
+}
+
+impl Authenticator {
+    /// Who shows `authorization`, the value of a request's field of that name.
+    pub fn check(&self, authorization: Option<&str>) -> std::result::Result<User, Denied> {
+        let users = match self {
+            Self::None => return Ok(User { name: "anonymous".into() }),
+            Self::Tokens(users) => users,
+        };
+        let (scheme, rest) =
+            authorization.ok_or(Denied::Missing)?.split_once(' ').ok_or(Denied::Malformed)?;
+        if !scheme.eq_ignore_ascii_case("bearer") {
+            return Err(Denied::Malformed);
+        }
+        let token: Token = rest.trim_matches(' ').parse().map_err(|BadToken| Denied::Malformed)?;
+        users.holder(&token).ok_or(Denied::Unknown)
+    }
+}
+
+/// The users of a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Users(Vec<(String, [u8; 32])>);
+
+impl Users {
+    /// Reads a users' file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let bytes = files::read_secret(path)?;
+        let bad = |found: String| Error::Content {
+            path: path.into(),
+            expected: "users, each with a name and the SHA-256 of a token",
+            found,
+        };
+        let text = String::from_utf8(bytes).map_err(|_| bad("bytes that are no UTF-8".into()))?;
+        let file: UsersFile = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        if file.user.len() > MOST_USERS {
+            return Err(bad(format!("{} users, at most {MOST_USERS} work", file.user.len())));
+        }
+        let mut users = Self::default();
+        for entry in file.user {
+            let hash: crate::identity::Fingerprint =
+                entry.token_sha256.parse().map_err(|error| bad(format!("user `{}`: {error}", entry.name)))?;
+            if users.0.iter().any(|(name, _)| *name == entry.name) {
+                return Err(bad(format!("user `{}` twice", entry.name)));
+            }
+            users.0.push((entry.name, hash.0));
+        }
+        Ok(users)
+    }
+
+    /// Writes a users' file, for its owner only.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let user = self.0.iter().map(|(name, hash)| UserEntry {
+            name: name.clone(),
+            token_sha256: crate::identity::Fingerprint(*hash).to_string(),
+        });
+        let text = toml::to_string(&UsersFile { user: user.collect() }).map_err(|error| Error::Content {
+            path: path.into(),
+            expected: "users that can be written",
+            found: error.to_string(),
+        })?;
+        files::write_secret(path, text.as_bytes())
+    }
+
+    /// Gives `name` a new token; the one he had is void.
+    pub fn create_token(&mut self, name: &str) -> Result<Token> {
+        let token = Token::generate()?;
+        self.0.retain(|(other, _)| other != name);
+        self.0.push((name.into(), token.hash()));
+        Ok(token)
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether nobody could come in.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Looks at every user, found or not.
+    fn holder(&self, token: &Token) -> Option<User> {
+        let hash = token.hash();
+        let mut holder = None;
+        for (name, known) in &self.0 {
+            if verify_slices_are_equal(known, &hash).is_ok() {
+                holder = Some(name);
+            }
+        }
+        holder.map(|name| User { name: name.clone() })
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UsersFile {
+    #[serde(default)]
+    user: Vec<UserEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct UserEntry {
+    name: String,
+    token_sha256: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn alice() -> (Authenticator, Token) {
+        let mut users = Users::default();
+        let token = users.create_token("alice").unwrap();
+        users.create_token("bob").unwrap();
+        (Authenticator::Tokens(users), token)
+    }
+
+    #[test]
+    fn a_users_token_lets_that_user_in() {
+        let (auth, token) = alice();
+        assert_eq!(auth.check(Some(&token.authorization())), Ok(User { name: "alice".into() }));
+        let lower = format!("bearer  {}", token.reveal());
+        assert_eq!(auth.check(Some(&lower)), Ok(User { name: "alice".into() }));
+    }
+
+    #[test]
+    fn everything_else_is_kept_out() {
+        let (auth, token) = alice();
+        let stranger = Token::generate().unwrap();
+        let half = &token.reveal()[..20];
+        for (shown, why) in [
+            (None, Denied::Missing),
+            (Some(""), Denied::Malformed),
+            (Some("Bearer"), Denied::Malformed),
+            (Some("Bearer "), Denied::Malformed),
+            (Some(token.reveal()), Denied::Malformed),
+            (Some("Basic YTpi"), Denied::Malformed),
+            (Some("Bearer a b"), Denied::Malformed),
+            (Some(&*stranger.authorization()), Denied::Unknown),
+            (Some(&*format!("Bearer {half}")), Denied::Unknown),
+        ] {
+            assert_eq!(auth.check(shown), Err(why), "{shown:?}");
+        }
+        let endless = format!("Bearer {}", "x".repeat(100_000));
+        assert_eq!(auth.check(Some(&endless)), Err(Denied::Malformed));
+        assert_eq!(Authenticator::Tokens(Users::default()).check(Some("Bearer x")), Err(Denied::Unknown));
+    }
+
+    #[test]
+    fn with_no_auth_everybody_is_anonymous() {
+        assert_eq!(Authenticator::None.check(None).unwrap().name, "anonymous");
+    }
+
+    #[test]
+    fn a_token_has_256_bits_and_is_never_logged() {
+        let token = Token::generate().unwrap();
+        assert_eq!(token.reveal().len(), PREFIX.len() + 43);
+        assert_ne!(token, Token::generate().unwrap());
+        assert!(!format!("{token:?}").contains(&token.reveal()[6..]));
+    }
+
+    #[test]
+    fn the_file_keeps_users_but_no_token() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("users.toml");
+        let mut users = Users::default();
+        let old = users.create_token("alice").unwrap();
+        let new = users.create_token("alice").unwrap();
+        users.save(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert!(!std::fs::read_to_string(&path).unwrap().contains(new.reveal()));
+        let auth = Authenticator::Tokens(Users::load(&path).unwrap());
+        assert!(auth.check(Some(&new.authorization())).is_ok());
+        assert_eq!(auth.check(Some(&old.authorization())), Err(Denied::Unknown));
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_that_names_it() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("users.toml");
+        let hash = "00".repeat(32);
+        let twice = format!("[[user]]\nname='a'\ntoken-sha256='{hash}'\n").repeat(2);
+        for (content, said) in [
+            ("user = 3", "expected"),
+            ("[[user]]\nname='a'\ntoken-sha256='12'", "user `a`: `12` is no SHA-256"),
+            ("[[user]]\nname='a'\npassword='12'", "unknown field `password`"),
+            (&twice, "user `a` twice"),
+        ] {
+            std::fs::write(&path, content).unwrap();
+            let error = Users::load(&path).unwrap_err().to_string();
+            assert!(error.contains(said) && error.contains("users.toml"), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_field_value_makes_the_check_fail_badly(value in ".{0,200}") {
+            prop_assert!(alice().0.check(Some(&value)).is_err());
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! What a server or a client was asked to do.
+//!
+//! In: the options of the command line ([`ServerOptions`], [`ClientOptions`]) and a TOML file with the
+//! same names as keys. Out: [`ServerConfig`] and [`ClientConfig`], where everything is filled in and
+//! checked. The command line wins over the file, the file over the defaults.
+
+mod file;
+mod options;
+mod values;
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+
+pub use options::{ClientOptions, ServerOptions};
+pub use values::{
+    AuthMode, CongestionControl, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, is_link_name,
+};
+
+use crate::{Error, Result, api, auth::Token, files, identity::Fingerprint};
+
+pub use crate::status::Role;
+
+/// Where a server looks for its configuration unless `--config` names another file.
+pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
+/// Where a client looks for its configuration unless `--config` names another file.
+pub const CLIENT_FILE: &str = "/etc/mpvpn/client.toml";
+/// Where a server keeps its certificate, its users and the first client's token.
+pub const STATE_DIR: &str = "/var/lib/mpvpn";
+/// The name of the TUN device unless `--tun-name` gives another.
+pub const TUN_NAME: &str = "mpvpn0";
+
+/// Addresses that a server gives out when nobody says how many clients it may have.
+const DEFAULT_MAX_CLIENTS: u32 = 4096;
+
+/// Everything a server needs to know, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// UDP addresses to listen on, at least one.
+    pub listen: Vec<SocketAddr>,
+    /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
+    pub cert: Option<CertFiles>,
+    /// IPv4 addresses of the tunnel; the server takes the first host.
+    pub subnet: Ipv4Net,
+    /// IPv6 addresses of the tunnel; the server takes the first host.
+    pub subnet6: Option<Ipv6Net>,
+    /// Name of the TUN device.
+    pub tun_name: String,
+    /// How clients prove who they are.
+    pub auth: AuthMode,
+    /// The file with the users; without it `users.toml` in `state_dir`, made when it is missing.
+    pub users: Option<PathBuf>,
+    /// Folder for what has to survive a restart.
+    pub state_dir: PathBuf,
+    /// Whether clients' packets leave with the server's address.
+    pub nat: Nat,
+    /// Sessions at once, at most; never more than `subnet` has addresses.
+    pub max_clients: u32,
+    /// The instance's name.
+    pub name: String,
+    /// Unix socket of the local API.
+    pub api_socket: PathBuf,
+    /// How much is logged.
+    pub log_level: LogLevel,
+}
+
+/// A certificate and its key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertFiles {
+    /// PEM file with the certificate, leaf first.
+    pub cert: PathBuf,
+    /// PEM file with the private key.
+    pub key: PathBuf,
+}
+
+/// Everything a client needs to know, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientConfig {
+    /// The server's name or address, and UDP port.
+    pub server: ServerAddr,
+    /// How the server's certificate is judged.
+    pub trust: Trust,
+    /// The bearer token, if given directly: see [`ClientConfig::bearer`].
+    pub token: Option<Token>,
+    /// The file with the bearer token: see [`ClientConfig::bearer`].
+    pub token_file: Option<PathBuf>,
+    /// Interfaces to use, each once, or the one word `auto`.
+    pub paths: Vec<String>,
+    /// Name of the TUN device.
+    pub tun_name: String,
+    /// How packets are spread over the paths.
+    pub scheduler: Scheduler,
+    /// The congestion controller of every path.
+    pub cc: CongestionControl,
+    /// Which destinations go into the tunnel.
+    pub routes: Routes,
+    /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
+    pub share: Vec<String>,
+    /// The instance's name.
+    pub name: String,
+    /// Unix socket of the local API.
+    pub api_socket: PathBuf,
+    /// How much is logged.
+    pub log_level: LogLevel,
+}
+
+/// How a client judges the server's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trust {
+    /// The certificate is in this PEM file, or a CA in it signed it for the name asked for.
+    Ca(PathBuf),
+    /// The certificate's SHA-256 is this.
+    Pin(Fingerprint),
+    /// Any certificate.
+    Insecure,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443)],
+            cert: None,
+            subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
+            subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
+            tun_name: TUN_NAME.into(),
+            auth: AuthMode::Token,
+            users: None,
+            state_dir: STATE_DIR.into(),
+            nat: Nat::On,
+            max_clients: 253,
+            name: TUN_NAME.into(),
+            api_socket: api::default_socket(Role::Server, TUN_NAME),
+            log_level: LogLevel::Info,
+        }
+    }
+}
+
+impl ServerConfig {
+    /// The options `cli` over those in `file` (by default [`SERVER_FILE`], if it is there), checked.
+    pub fn load(file: Option<&Path>, cli: ServerOptions) -> Result<Self> {
+        let from_file: ServerOptions = file::load(file, Path::new(SERVER_FILE))?;
+        Self::resolve(cli.over(from_file))
+    }
+
+    /// Fills in the defaults and checks what belongs together.
+    pub fn resolve(options: ServerOptions) -> Result<Self> {
+        let default = Self::default();
+        let subnet = options.subnet.unwrap_or(default.subnet);
+        let tun_name = options.tun_name.unwrap_or(default.tun_name);
+        let name = options.name.unwrap_or_else(|| tun_name.clone());
+        let listen = if options.listen.is_empty() { default.listen } else { options.listen };
+        if let Some(twice) = first_repeated(&listen) {
+            return Err(Error::usage(format!("--listen {twice} is given twice"), "give every address once"));
+        }
+        if options.users.is_some() && options.auth == Some(AuthMode::None) {
+            return Err(Error::usage(
+                "--users and --auth none contradict each other",
+                "leave out one of the two",
+            ));
+        }
+        Ok(Self {
+            listen,
+            cert: cert_files(options.cert, options.key)?,
+            max_clients: max_clients(options.max_clients, subnet)?,
+            subnet,
+            subnet6: options.subnet6.map_or(default.subnet6, |given| given.0),
+            tun_name,
+            auth: options.auth.unwrap_or(default.auth),
+            users: options.users,
+            state_dir: options.state_dir.unwrap_or(default.state_dir),
+            nat: options.nat.unwrap_or(default.nat),
+            api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
+            name,
+            log_level: options.log_level.unwrap_or(default.log_level),
+        })
+    }
+}
+
+impl ClientConfig {
+    /// A client of `server` with the defaults for everything else.
+    pub fn new(server: ServerAddr, trust: Trust) -> Self {
+        Self {
+            server,
+            trust,
+            token: None,
+            token_file: None,
+            paths: vec!["auto".into()],
+            tun_name: TUN_NAME.into(),
+            scheduler: Scheduler::Auto,
+            cc: CongestionControl::Bbr,
+            routes: Routes::All,
+            share: Vec::new(),
+            name: TUN_NAME.into(),
+            api_socket: api::default_socket(Role::Client, TUN_NAME),
+            log_level: LogLevel::Info,
+        }
+    }
+
+    /// The options `cli` over those in `file` (by default [`CLIENT_FILE`], if it is there), checked.
+    pub fn load(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
+        let from_file: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
+        Self::resolve(cli.over(from_file))
+    }
+
+    /// Fills in the defaults and checks what belongs together.
+    pub fn resolve(options: ClientOptions) -> Result<Self> {
+        let Some(server) = options.server else {
+            return Err(Error::usage("no server is given", "add --server HOST:PORT"));
+        };
+        let trust = trust(options.ca, options.pin, options.insecure)?;
+        let default = Self::new(server, trust);
+        if options.token.is_some() && options.token_file.is_some() {
+            return Err(Error::usage(
+                "--token and --token-file are given together",
+                "leave out one of the two",
+            ));
+        }
+        let tun_name = options.tun_name.unwrap_or(default.tun_name);
+        let name = options.name.unwrap_or_else(|| tun_name.clone());
+        let share = options.share;
+        if let Some(twice) = first_repeated(&share) {
+            return Err(Error::usage(format!("--share {twice} is given twice"), "give every network once"));
+        }
+        if share.contains(&Share::Interface(tun_name.clone())) {
+            return Err(Error::usage(
+                format!("--share {tun_name} is the tunnel itself"),
+                "name the interface or the network of the machines behind this one",
+            ));
+        }
+        Ok(Self {
+            token: options.token,
+            token_file: options.token_file,
+            paths: paths(options.path, &tun_name)?,
+            scheduler: options.scheduler.unwrap_or(default.scheduler),
+            cc: options.cc.unwrap_or(default.cc),
+            routes: options.routes.unwrap_or(default.routes),
+            share: share.iter().map(ToString::to_string).collect(),
+            api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
+            tun_name,
+            name,
+            log_level: options.log_level.unwrap_or(default.log_level),
+            ..default
+        })
+    }
+
+    /// The token to show to the server, read from its file if it is in one.
+    pub fn bearer(&self) -> Result<Option<Token>> {
+        let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
+        let bytes = files::read_secret(file)?;
+        let token = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());
+        token.map(Some).ok_or_else(|| Error::Content {
+            path: file.clone(),
+            expected: "one bearer token on one line",
+            found: "something else".into(),
+        })
+    }
+}
+
+fn cert_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<CertFiles>> {
+    match (cert, key) {
+        (Some(cert), Some(key)) => Ok(Some(CertFiles { cert, key })),
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(Error::usage("--cert is given without --key", "add --key PEM")),
+        (None, Some(_)) => Err(Error::usage("--key is given without --cert", "add --cert PEM")),
+    }
+}
+
+/// Every client needs an IPv4 address: all hosts of the subnet but the server.
+fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
+    let hosts = u32::MAX >> subnet.prefix_len();
+    let room = hosts.saturating_sub(2);
+    match given {
+        None => Ok(room.min(DEFAULT_MAX_CLIENTS)),
+        Some(0) => Err(Error::usage("--max-clients 0 lets nobody in", "give at least 1")),
+        Some(given) if given > room => Err(Error::usage(
+            format!("--max-clients {given} is more than {subnet} has addresses for: {room}"),
+            "give a larger --subnet or fewer clients",
+        )),
+        Some(given) => Ok(given),
+    }
+}
+
+fn trust(ca: Option<PathBuf>, pin: Option<Fingerprint>, insecure: bool) -> Result<Trust> {
+    let next = "give one of --ca PEM, --pin SHA256 (the server prints it) and, for tests only, --insecure";
+    match (ca, pin, insecure) {
+        (Some(ca), None, false) => Ok(Trust::Ca(ca)),
+        (None, Some(pin), false) => Ok(Trust::Pin(pin)),
+        (None, None, true) => Ok(Trust::Insecure),
+        (None, None, false) => Err(Error::usage("nothing says how to recognise the server", next)),
+        (ca, pin, insecure) => {
+            let given = [("--ca", ca.is_some()), ("--pin", pin.is_some()), ("--insecure", insecure)];
+            let given: Vec<_> = given.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+            Err(Error::usage(format!("{} contradict each other", given.join(" and ")), next))
+        }
+    }
+}
+
+fn paths(given: Vec<String>, tun_name: &str) -> Result<Vec<String>> {
+    if given.is_empty() {
+        return Ok(vec!["auto".into()]);
+    }
+    if let Some(twice) = first_repeated(&given) {
+        return Err(Error::usage(format!("--path {twice} is given twice"), "give every interface once"));
+    }
+    if given.len() > 1 && given.iter().any(|path| path == "auto") {
+        return Err(Error::usage(
+            "--path auto is given together with interfaces",
+            "give either auto or the interfaces",
+        ));
+    }
+    if given.iter().any(|path| path == tun_name) {
+        return Err(Error::usage(
+            format!("--path {tun_name} is the tunnel itself"),
+            "give the interfaces that lead to the server",
+        ));
+    }
+    Ok(given)
+}
+
+fn first_repeated<T: PartialEq>(items: &[T]) -> Option<&T> {
+    items.iter().enumerate().find(|(at, item)| items[..*at].contains(item)).map(|(_, item)| item)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! Configuration files: TOML, whose every mistake is shown with its line and column.
+
+use std::{ops::Range, path::Path};
+
+use serde::de::DeserializeOwned;
+
+use crate::{Error, Result, files};
+
+/// Keys that later versions will know.
+const LATER: &[&str] = &["lane", "metrics", "shards", "class", "classes", "links", "fec", "socks"];
+
+/// The file that was named, or the default one if it is there, or nothing.
+pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default: &Path) -> Result<T> {
+    let path = match named {
+        Some(path) => path,
+        None if default.exists() => default,
+        None => return Ok(T::default()),
+    };
+    parse(&files::read_text(path)?, path)
+}
+
+/// Reads `text`, which came from `file`.
+pub(super) fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T> {
+    toml::from_str(text).map_err(|error| {
+        let (line, column, shown) = locate(text, error.span().unwrap_or(0..0));
+        Error::ConfigFile { file: file.into(), line, column, why: explain(error.message()), shown }
+    })
+}
+
+/// Says in our words what the parser found.
+fn explain(message: &str) -> String {
+    let Some((key, known)) =
+        message.strip_prefix("unknown field `").and_then(|rest| rest.split_once("`, expected one of "))
+    else {
+        return message.trim().replace('\n', ", ");
+    };
+    let known: Vec<_> = known.split(", ").map(|key| key.trim_matches('`')).collect();
+    if LATER.contains(&key) {
+        return format!("`{key}` is not available in this version yet; available are: {}", known.join(", "));
+    }
+    let hyphens = key.replace('_', "-");
+    if known.contains(&hyphens.as_str()) {
+        return format!("unknown key `{key}`: did you mean `{hyphens}`?");
+    }
+    format!("unknown key `{key}`; known are: {}", known.join(", "))
+}
+
+/// Line and column of the start of `span`, counted from 1, and its line underlined.
+fn locate(text: &str, span: Range<usize>) -> (usize, usize, String) {
+    let start = floor_char(text, span.start);
+    let end = floor_char(text, span.end).max(start);
+    let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
+    let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
+    let line = text[..start].matches('\n').count() + 1;
+    let before = text[line_start..start].chars().count();
+    let marked = text[start..end.clamp(start, line_end)].chars().count().max(1);
+
+    let number = line.to_string();
+    let gutter = " ".repeat(number.len());
+    let source = text[line_start..line_end].trim_end_matches('\r').replace('\t', " ");
+    let shown = format!(" {number} | {source}\n {gutter} | {}{}", " ".repeat(before), "^".repeat(marked));
+    (line, before + 1, shown)
+}
+
+fn floor_char(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}

@@ -1,0 +1,234 @@
+//! The options of a server and of a client: the one definition behind the command line, its help and
+//! the configuration file. A field's name with hyphens is the option and the key; the first lines of
+//! its comment are the help.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::Args;
+use ipnet::Ipv4Net;
+use serde::Deserialize;
+
+use super::values::{
+    AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
+    many, one, text,
+};
+use crate::{auth::Token, identity::Fingerprint};
+
+/// What a server is told, before defaults.
+#[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ServerOptions {
+    /// Listen on this UDP address; repeatable [default: 0.0.0.0:443]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "many")]
+    pub listen: Vec<SocketAddr>,
+
+    /// Certificate, leaf first [default: one of its own, made at the first start]
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    pub cert: Option<PathBuf>,
+
+    /// Private key of the certificate
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    pub key: Option<PathBuf>,
+
+    /// IPv4 network of the tunnel; the server is its first host [default: 10.0.0.0/24]
+    #[arg(long, value_name = "CIDR", value_parser = text::<Ipv4Net>)]
+    #[serde(deserialize_with = "one")]
+    pub subnet: Option<Ipv4Net>,
+
+    /// IPv6 network of the tunnel, or none [default: fd00:6d70:766e::/64]
+    #[arg(long, value_name = "CIDR|none", value_parser = text::<Subnet6>)]
+    #[serde(deserialize_with = "one")]
+    pub subnet6: Option<Subnet6>,
+
+    /// Name of the TUN device [default: mpvpn0]
+    #[arg(long, value_name = "NAME", value_parser = text::<String>)]
+    #[serde(deserialize_with = "one")]
+    pub tun_name: Option<String>,
+
+    /// How clients prove who they are: token, or none to let everybody in [default: token]
+    #[arg(long, value_name = "none|token", value_parser = text::<AuthMode>)]
+    #[serde(deserialize_with = "one")]
+    pub auth: Option<AuthMode>,
+
+    /// File with the users [default: users.toml in the state folder, made at the first start]
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "one")]
+    pub users: Option<PathBuf>,
+
+    /// Folder for what has to survive a restart [default: /var/lib/mpvpn]
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "one")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Let clients reach the network behind the server with the server's address [default: on]
+    #[arg(long, value_name = "on|off", value_parser = text::<Nat>)]
+    #[serde(deserialize_with = "one")]
+    pub nat: Option<Nat>,
+
+    /// Clients at once, at most [default: as many as the subnet has addresses, up to 4096]
+    #[arg(long, value_name = "N")]
+    pub max_clients: Option<u32>,
+
+    /// Name of this server among the mpvpn processes of this machine [default: that of the TUN]
+    #[arg(long, value_name = "NAME", value_parser = instance)]
+    #[serde(deserialize_with = "one_instance")]
+    pub name: Option<String>,
+
+    /// Unix socket for `mpvpn status` [default: /run/mpvpn/server-NAME.sock]
+    #[arg(long, value_name = "PATH")]
+    #[serde(deserialize_with = "one")]
+    pub api_socket: Option<PathBuf>,
+
+    /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
+    #[serde(deserialize_with = "one")]
+    pub log_level: Option<LogLevel>,
+}
+
+/// What a client is told, before defaults.
+#[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct ClientOptions {
+    /// The server's name or address, and UDP port if it is not 443
+    #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerAddr>)]
+    #[serde(deserialize_with = "one")]
+    pub server: Option<ServerAddr>,
+
+    /// Use this interface; repeatable [default: auto, every interface with a default route]
+    #[arg(long, value_name = "IFACE|auto", value_parser = text::<String>)]
+    #[serde(deserialize_with = "many")]
+    pub path: Vec<String>,
+
+    /// Trust a server whose certificate is in this file, or signed for its name by a CA in it
+    #[arg(long, value_name = "PEM")]
+    #[serde(deserialize_with = "one")]
+    pub ca: Option<PathBuf>,
+
+    /// Trust the server whose certificate has this SHA-256, as the server prints it
+    #[arg(long, value_name = "SHA256", value_parser = text::<Fingerprint>)]
+    #[serde(deserialize_with = "one")]
+    pub pin: Option<Fingerprint>,
+
+    /// Trust any server: anybody on the way can read and change everything
+    #[arg(long)]
+    pub insecure: bool,
+
+    /// Token of a user; others on this machine can see it in the list of processes
+    #[arg(long, value_name = "TOKEN", value_parser = text::<Token>)]
+    #[serde(deserialize_with = "one")]
+    pub token: Option<Token>,
+
+    /// File with the token
+    #[arg(long, value_name = "FILE")]
+    #[serde(deserialize_with = "one")]
+    pub token_file: Option<PathBuf>,
+
+    /// Name of the TUN device [default: mpvpn0]
+    #[arg(long, value_name = "NAME", value_parser = text::<String>)]
+    #[serde(deserialize_with = "one")]
+    pub tun_name: Option<String>,
+
+    /// How packets are spread over the paths: auto, minrtt, flow (a flow stays on its path) or
+    /// failover (one path at a time) [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = text::<Scheduler>)]
+    #[serde(deserialize_with = "one")]
+    pub scheduler: Option<Scheduler>,
+
+    /// Congestion control of every path: bbr or cubic [default: bbr]
+    #[arg(long, value_name = "bbr|cubic", value_parser = text::<CongestionControl>)]
+    #[serde(deserialize_with = "one")]
+    pub cc: Option<CongestionControl>,
+
+    /// What goes into the tunnel: all, advertised (what the server says) or none (the tunnel's own
+    /// network only) [default: all]
+    #[arg(long, value_name = "NAME", value_parser = text::<Routes>)]
+    #[serde(deserialize_with = "one")]
+    pub routes: Option<Routes>,
+
+    /// Let the machines behind this interface, or of this network, use the tunnel; repeatable
+    #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<Share>)]
+    #[serde(deserialize_with = "many")]
+    pub share: Vec<Share>,
+
+    /// Name of this client among the mpvpn processes of this machine [default: that of the TUN]
+    #[arg(long, value_name = "NAME", value_parser = instance)]
+    #[serde(deserialize_with = "one_instance")]
+    pub name: Option<String>,
+
+    /// Unix socket for `mpvpn status` [default: /run/mpvpn/client-NAME.sock]
+    #[arg(long, value_name = "PATH")]
+    #[serde(deserialize_with = "one")]
+    pub api_socket: Option<PathBuf>,
+
+    /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
+    #[serde(deserialize_with = "one")]
+    pub log_level: Option<LogLevel>,
+}
+
+impl ServerOptions {
+    /// These options; where one is missing, the one of `below`.
+    pub(super) fn over(self, below: Self) -> Self {
+        Self {
+            listen: list_over(self.listen, below.listen),
+            cert: self.cert.or(below.cert),
+            key: self.key.or(below.key),
+            subnet: self.subnet.or(below.subnet),
+            subnet6: self.subnet6.or(below.subnet6),
+            tun_name: self.tun_name.or(below.tun_name),
+            auth: self.auth.or(below.auth),
+            users: self.users.or(below.users),
+            state_dir: self.state_dir.or(below.state_dir),
+            nat: self.nat.or(below.nat),
+            max_clients: self.max_clients.or(below.max_clients),
+            name: self.name.or(below.name),
+            api_socket: self.api_socket.or(below.api_socket),
+            log_level: self.log_level.or(below.log_level),
+        }
+    }
+}
+
+impl ClientOptions {
+    /// These options; where one is missing, the one of `below`. Options that exclude each other are
+    /// one choice: `--pin` replaces a `ca` below it.
+    pub(super) fn over(self, mut below: Self) -> Self {
+        if self.ca.is_some() || self.pin.is_some() || self.insecure {
+            (below.ca, below.pin, below.insecure) = (None, None, false);
+        }
+        if self.token.is_some() || self.token_file.is_some() {
+            (below.token, below.token_file) = (None, None);
+        }
+        Self {
+            server: self.server.or(below.server),
+            path: list_over(self.path, below.path),
+            ca: self.ca.or(below.ca),
+            pin: self.pin.or(below.pin),
+            insecure: self.insecure || below.insecure,
+            token: self.token.or(below.token),
+            token_file: self.token_file.or(below.token_file),
+            tun_name: self.tun_name.or(below.tun_name),
+            scheduler: self.scheduler.or(below.scheduler),
+            cc: self.cc.or(below.cc),
+            routes: self.routes.or(below.routes),
+            share: list_over(self.share, below.share),
+            name: self.name.or(below.name),
+            api_socket: self.api_socket.or(below.api_socket),
+            log_level: self.log_level.or(below.log_level),
+        }
+    }
+}
+
+fn list_over<T>(above: Vec<T>, below: Vec<T>) -> Vec<T> {
+    if above.is_empty() { below } else { above }
+}
+
+fn instance(name: &str) -> Result<String, String> {
+    text::<InstanceName>(name).map(|name| name.0)
+}
+
+fn one_instance<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    Ok(one::<D, InstanceName>(from)?.map(|name| name.0))
+}

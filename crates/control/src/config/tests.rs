@@ -1,0 +1,364 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn server(text: &str) -> Result<ServerConfig> {
+    ServerConfig::resolve(file::parse(text, Path::new("server.toml"))?)
+}
+
+fn client(text: &str) -> Result<ClientConfig> {
+    ClientConfig::resolve(file::parse(text, Path::new("client.toml"))?)
+}
+
+#[test]
+fn an_empty_file_gives_a_server_the_defaults() {
+    assert_eq!(server("").unwrap(), ServerConfig::default());
+}
+
+#[test]
+fn every_key_of_a_server_arrives() {
+    let config = server(
+        r#"
+        listen = ["0.0.0.0:4433", "[::]:4433"]
+        cert = "server.crt"
+        key = "server.key"
+        subnet = "10.9.0.0/16"
+        subnet6 = "fd12:3456::/48"
+        tun-name = "tun7"
+        auth = "token"
+        users = "/etc/mpvpn/users.toml"
+        state-dir = "/tmp/state"
+        nat = "off"
+        max-clients = 100
+        name = "edge"
+        api-socket = "/tmp/edge.sock"
+        log-level = "debug"
+        "#,
+    )
+    .unwrap();
+    assert_eq!(
+        config,
+        ServerConfig {
+            listen: vec!["0.0.0.0:4433".parse().unwrap(), "[::]:4433".parse().unwrap()],
+            cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
+            subnet: "10.9.0.0/16".parse().unwrap(),
+            subnet6: Some("fd12:3456::/48".parse().unwrap()),
+            tun_name: "tun7".into(),
+            auth: AuthMode::Token,
+            users: Some("/etc/mpvpn/users.toml".into()),
+            state_dir: "/tmp/state".into(),
+            nat: Nat::Off,
+            max_clients: 100,
+            name: "edge".into(),
+            api_socket: "/tmp/edge.sock".into(),
+            log_level: LogLevel::Debug,
+        }
+    );
+}
+
+#[test]
+fn every_key_of_a_client_arrives() {
+    let pin = "ab".repeat(32);
+    let config = client(&format!(
+        r#"
+        server = "vpn.example:4433"
+        path = ["eth0", "wwan0"]
+        pin = "{pin}"
+        token = "mpvpn_secret"
+        tun-name = "tun7"
+        scheduler = "failover"
+        cc = "cubic"
+        routes = "advertised"
+        share = ["lan0", "192.168.1.0/24"]
+        name = "home"
+        api-socket = "/tmp/home.sock"
+        log-level = "warn"
+        "#
+    ))
+    .unwrap();
+    assert_eq!(
+        config,
+        ClientConfig {
+            server: ServerAddr { host: "vpn.example".into(), port: 4433 },
+            trust: Trust::Pin(pin.parse().unwrap()),
+            token: Some("mpvpn_secret".parse().unwrap()),
+            token_file: None,
+            paths: vec!["eth0".into(), "wwan0".into()],
+            tun_name: "tun7".into(),
+            scheduler: Scheduler::Failover,
+            cc: CongestionControl::Cubic,
+            routes: Routes::Advertised,
+            share: vec!["lan0".into(), "192.168.1.0/24".into()],
+            name: "home".into(),
+            api_socket: "/tmp/home.sock".into(),
+            log_level: LogLevel::Warn,
+        }
+    );
+}
+
+#[test]
+fn a_client_needs_no_more_than_a_server_and_a_trust() {
+    let config = client("server = 'vpn.example'\ninsecure = true").unwrap();
+    assert_eq!(
+        config,
+        ClientConfig::new(ServerAddr { host: "vpn.example".into(), port: 443 }, Trust::Insecure)
+    );
+    assert_eq!(config.api_socket, Path::new("/run/mpvpn/client-mpvpn0.sock"));
+}
+
+#[test]
+fn the_socket_is_named_after_the_name_or_the_tun() {
+    let socket = |text| server(text).unwrap().api_socket;
+    assert_eq!(socket("tun-name = 'tun7'"), Path::new("/run/mpvpn/server-tun7.sock"));
+    assert_eq!(socket("tun-name = 'tun7'\nname = 'edge'"), Path::new("/run/mpvpn/server-edge.sock"));
+}
+
+#[test]
+fn one_text_stands_for_a_list_of_one() {
+    assert_eq!(server("listen = '127.0.0.1:4433'").unwrap().listen.len(), 1);
+    assert_eq!(client("server='a'\ninsecure=true\npath='eth0'").unwrap().paths, ["eth0"]);
+}
+
+#[test]
+fn no_ipv6_in_the_tunnel_can_be_asked_for() {
+    assert_eq!(server("subnet6 = 'none'").unwrap().subnet6, None);
+}
+
+/// Each mistake with the exact words that a person reads.
+#[test]
+fn mistakes_in_a_file_are_shown_where_they_are() {
+    for (text, expected) in [
+        (
+            "# ours\nlisten = \"0.0.0.0:4433\"\ntun_name = \"tun7\"\n",
+            "server.toml, line 3, column 1: unknown key `tun_name`: did you mean `tun-name`?\n \
+             3 | tun_name = \"tun7\"\n   | ^^^^^^^^",
+        ),
+        (
+            "lane = 'stream'",
+            "server.toml, line 1, column 1: `lane` is not available in this version yet; available are: \
+             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, name, \
+             api-socket, log-level\n 1 | lane = 'stream'\n   | ^^^^",
+        ),
+        (
+            "nat = false",
+            "server.toml, line 1, column 7: invalid type: boolean `false`, expected \"on\" or \"off\"\n \
+             1 | nat = false\n   |       ^^^^^",
+        ),
+        (
+            "listen = ['0.0.0.0:4433', 4433]",
+            "server.toml, line 1, column 27: invalid type: integer `4433`, expected \"ADDRESS:PORT\"\n \
+             1 | listen = ['0.0.0.0:4433', 4433]\n   |                           ^^^^",
+        ),
+        (
+            "listen = 4433",
+            "server.toml, line 1, column 10: invalid type: integer `4433`, expected \"ADDRESS:PORT\", \
+             or a list of such\n 1 | listen = 4433\n   |          ^^^^",
+        ),
+        (
+            "subnet = '10.0.0.1/24'",
+            "server.toml, line 1, column 10: 10.0.0.1/24 has host bits set: did you mean 10.0.0.0/24?\n \
+             1 | subnet = '10.0.0.1/24'\n   |          ^^^^^^^^^^^^^",
+        ),
+        (
+            "subnet = '10.0.0.0/31'",
+            "server.toml, line 1, column 10: 10.0.0.0/31 is too small: a server and a client need /30 or \
+             larger\n 1 | subnet = '10.0.0.0/31'\n   |          ^^^^^^^^^^^^^",
+        ),
+        (
+            "auth = 'mtls'",
+            "server.toml, line 1, column 8: `mtls` is not available in this version yet; available are: \
+             none, token\n 1 | auth = 'mtls'\n   |        ^^^^^^",
+        ),
+        (
+            "max-clients = -1",
+            "server.toml, line 1, column 15: invalid value: integer `-1`, expected u32\n \
+             1 | max-clients = -1\n   |               ^^",
+        ),
+        (
+            "name = 'é/..'",
+            "server.toml, line 1, column 8: `é/..` is no name: expected 1 to 32 letters, digits, - _ or .\n \
+             1 | name = 'é/..'\n   |        ^^^^^^",
+        ),
+        (
+            "cert = 'a'\ncert = 'b'",
+            "server.toml, line 2, column 1: duplicate key\n 2 | cert = 'b'\n   | ^^^^",
+        ),
+    ] {
+        let error = server(text).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+        assert!(error.is_usage());
+        assert_eq!(error.next_step(), "correct server.toml and start again");
+    }
+}
+
+#[test]
+fn text_that_is_no_toml_is_shown_too() {
+    let error = server("cert = \nkey = 'x'").unwrap_err().to_string();
+    assert!(error.starts_with("server.toml, line 1, column "), "{error}");
+    assert!(error.contains("\n 1 | cert ="), "{error}");
+}
+
+#[test]
+fn options_that_contradict_each_other_are_explained() {
+    for (text, why) in [
+        ("cert = 'a'", "--cert is given without --key"),
+        ("key = 'a'", "--key is given without --cert"),
+        ("listen = ['1.2.3.4:5', '1.2.3.4:5']", "--listen 1.2.3.4:5 is given twice"),
+        ("auth = 'none'\nusers = 'u'", "--users and --auth none contradict each other"),
+        ("max-clients = 0", "--max-clients 0 lets nobody in"),
+        ("max-clients = 254", "--max-clients 254 is more than 10.0.0.0/24 has addresses for: 253"),
+    ] {
+        assert_eq!(server(text).unwrap_err().to_string(), why);
+    }
+    let base = "server = 'a'\n";
+    let pin = format!("ca = 'x'\ninsecure = true\npin = '{}'", "00".repeat(32));
+    for (text, why) in [
+        ("", "nothing says how to recognise the server"),
+        ("ca = 'x'\ninsecure = true", "--ca and --insecure contradict each other"),
+        (&pin, "--ca and --pin and --insecure contradict each other"),
+        ("ca='x'\ntoken='t'\ntoken-file='f'", "--token and --token-file are given together"),
+        ("ca='x'\npath=['eth0','eth1','eth0']", "--path eth0 is given twice"),
+        ("ca='x'\npath=['eth0','auto']", "--path auto is given together with interfaces"),
+        ("ca='x'\npath='mpvpn0'", "--path mpvpn0 is the tunnel itself"),
+        ("ca='x'\nshare=['lan0','lan0']", "--share lan0 is given twice"),
+        ("ca='x'\nshare='mpvpn0'", "--share mpvpn0 is the tunnel itself"),
+    ] {
+        let error = client(&format!("{base}{text}")).unwrap_err();
+        assert_eq!(error.to_string(), why);
+        assert!(error.is_usage() && !error.next_step().is_empty());
+    }
+    assert_eq!(client("insecure = true").unwrap_err().to_string(), "no server is given");
+}
+
+#[test]
+fn values_that_cannot_work_are_refused() {
+    for text in [
+        "subnet = '127.0.0.0/8'",
+        "subnet = '224.0.0.0/24'",
+        "subnet = '0.0.0.0/8'",
+        "subnet = '240.0.0.0/8'",
+        "subnet = '10.0.0.0/4'",
+        "subnet = 'fd00::/64'",
+        "subnet6 = 'fe80::/64'",
+        "subnet6 = 'fd00::1/64'",
+        "subnet6 = 'fd00::/127'",
+        "subnet6 = '::/64'",
+        "listen = '0.0.0.0:0'",
+        "listen = 'localhost:4433'",
+        "tun-name = 'a/b'",
+        "tun-name = 'tun%d'",
+        "tun-name = ''",
+        "tun-name = 'a-name-too-long-'",
+        "name = '.hidden'",
+        "cert = ''\nkey = ''",
+        "log-level = 'loud'",
+    ] {
+        assert!(server(text).is_err(), "{text} was taken");
+    }
+    for text in ["share = '192.168.1.7/24'", "share = 'no such name'", "token = 'two words'", "pin = 'ab'"] {
+        assert!(client(&format!("server='a'\nca='b'\n{text}")).is_err(), "{text} was taken");
+    }
+}
+
+#[test]
+fn servers_are_read_as_people_write_them() {
+    for (text, host, port, printed) in [
+        ("vpn.example", "vpn.example", 443, "vpn.example:443"),
+        ("vpn.example:4433", "vpn.example", 4433, "vpn.example:4433"),
+        ("203.0.113.1:4433", "203.0.113.1", 4433, "203.0.113.1:4433"),
+        ("2001:db8::1", "2001:db8::1", 443, "[2001:db8::1]:443"),
+        ("[2001:db8::1]", "2001:db8::1", 443, "[2001:db8::1]:443"),
+        ("[2001:db8::1]:4433", "2001:db8::1", 4433, "[2001:db8::1]:4433"),
+    ] {
+        let server: ServerAddr = text.parse().unwrap();
+        assert_eq!((server.host.as_str(), server.port), (host, port), "{text}");
+        assert_eq!(server.to_string(), printed);
+    }
+    for bad in [
+        "",
+        ":4433",
+        "a:",
+        "a:0",
+        "a:65536",
+        "a:b",
+        "[::1",
+        "[::1]x",
+        "[a]:1",
+        "a b",
+        "1.2.3",
+        "1.2.3.256",
+        "::g",
+    ] {
+        assert!(bad.parse::<ServerAddr>().is_err(), "{bad} was taken for a server");
+    }
+}
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client.toml");
+    std::fs::write(&path, "server='a'\nca='x'\ntoken-file='f'\npath=['eth0']\ncc='cubic'").unwrap();
+    let cli = ClientOptions {
+        insecure: true,
+        token: Some("t".parse().unwrap()),
+        path: vec!["eth1".into()],
+        ..ClientOptions::default()
+    };
+    let config = ClientConfig::load(Some(&path), cli).unwrap();
+    assert_eq!(config.trust, Trust::Insecure, "one choice replaces the other");
+    assert_eq!((config.token.is_some(), config.token_file), (true, None));
+    assert_eq!(config.paths, ["eth1"]);
+    assert_eq!(config.cc, CongestionControl::Cubic);
+}
+
+#[test]
+fn a_file_that_is_named_must_be_there() {
+    let error = ServerConfig::load(Some(Path::new("/nonexistent/s.toml")), ServerOptions::default());
+    let error = error.unwrap_err().to_string();
+    assert!(error.starts_with("cannot read /nonexistent/s.toml: No such file"), "{error}");
+}
+
+#[test]
+fn the_token_is_read_from_its_file() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("token");
+    let server = ServerAddr { host: "a".into(), port: 1 };
+    let config =
+        ClientConfig { token_file: Some(path.clone()), ..ClientConfig::new(server, Trust::Insecure) };
+    std::fs::write(&path, "mpvpn_abc\n").unwrap();
+    assert_eq!(config.bearer().unwrap().unwrap().reveal(), "mpvpn_abc");
+    std::fs::write(&path, "two\nlines").unwrap();
+    let error = config.bearer().unwrap_err().to_string();
+    assert!(error.ends_with("expected one bearer token on one line, found something else"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn any_file_is_a_configuration_or_an_error_with_a_place(text in "(?s).{0,200}") {
+        if let Err(Error::ConfigFile { line, column, .. }) = server(&text) {
+            prop_assert!(line >= 1 && column >= 1);
+        }
+    }
+
+    #[test]
+    fn any_value_of_any_key_is_taken_or_refused(
+        key in "(listen|subnet6?|tun-name|name|cert|auth|nat|log-level|max-clients)",
+        value in "['\"\\[]?[ -~é]{0,30}['\"\\]]?",
+    ) {
+        let _ = server(&format!("{key} = {value}\n"));
+    }
+
+    #[test]
+    fn any_text_is_a_server_or_an_error(text in ".{0,80}") {
+        if let Ok(server) = text.parse::<ServerAddr>() {
+            prop_assert_eq!(server.to_string().parse(), Ok(server));
+        }
+    }
+
+    #[test]
+    fn what_a_share_prints_is_read_again(text in "[a-z0-9./:]{0,24}") {
+        if let Ok(share) = text.parse::<Share>() {
+            prop_assert_eq!(share.to_string().parse(), Ok(share));
+        }
+    }
+}

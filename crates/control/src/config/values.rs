@@ -1,0 +1,490 @@
+//! The values that options take: how each is written, read and explained when it is wrong.
+
+use std::{
+    fmt,
+    marker::PhantomData,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use serde::de::{Deserializer, SeqAccess, Visitor};
+
+use crate::{auth::Token, identity::Fingerprint};
+
+/// A value that is written as text, on the command line and in a file alike.
+pub(crate) trait Text: Sized {
+    /// What the text should be, as in "expected …".
+    const EXPECTED: &'static str;
+
+    /// Reads `text`, or says in one sentence what is wrong with it.
+    fn read(text: &str) -> Result<Self, String>;
+}
+
+/// For clap: `#[arg(value_parser = text::<T>)]`.
+pub(crate) fn text<T: Text>(text: &str) -> Result<T, String> {
+    T::read(text)
+}
+
+/// For serde: one text.
+pub(crate) fn one<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
+    from.deserialize_str(TextVisitor(PhantomData)).map(Some)
+}
+
+/// For serde: one text, or a list of them.
+pub(crate) fn many<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+    from.deserialize_any(ListVisitor(PhantomData))
+}
+
+struct TextVisitor<T>(PhantomData<T>);
+
+impl<T: Text> Visitor<'_> for TextVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        T::read(text).map_err(E::custom)
+    }
+}
+
+struct TextSeed<T>(PhantomData<T>);
+
+impl<'de, T: Text> serde::de::DeserializeSeed<'de> for TextSeed<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        from.deserialize_str(TextVisitor(PhantomData))
+    }
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Text> Visitor<'de> for ListVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, or a list of such", T::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+        T::read(text).map(|value| vec![value]).map_err(E::custom)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(TextSeed(PhantomData))? {
+            values.push(value);
+        }
+        Ok(values)
+    }
+}
+
+/// An enum whose values are words; words that will mean something one day are refused as such.
+macro_rules! words {
+    (
+        $(#[$doc:meta])* $name:ident: $expected:literal,
+        { $($(#[$vdoc:meta])* $variant:ident = $word:literal,)+ }
+        later { $($later:literal),* }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$vdoc])* $variant,)+ }
+
+        impl $name {
+            /// The word for it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                const LATER: &[&str] = &[$($later),*];
+                let words = [$($word),+].join(", ");
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    _ if LATER.contains(&text) => Err(format!(
+                        "`{text}` is not available in this version yet; available are: {words}"
+                    )),
+                    _ => Err(format!("`{text}` is none of: {words}")),
+                }
+            }
+        }
+
+        impl Text for $name {
+            const EXPECTED: &'static str = $expected;
+
+            fn read(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
+        }
+    };
+}
+
+words! {
+    /// How clients prove to the server who they are.
+    AuthMode: "\"none\" or \"token\"",
+    {
+        /// Everybody may use the server.
+        None = "none",
+        /// Bearer tokens of named users (RFC 6750).
+        Token = "token",
+    }
+    later { "mtls" }
+}
+
+words! {
+    /// How packets are spread over the paths.
+    Scheduler: "\"auto\", \"minrtt\", \"flow\" or \"failover\"",
+    {
+        /// The best of the others.
+        Auto = "auto",
+        /// The path with the lowest RTT that has room.
+        MinRtt = "minrtt",
+        /// A flow stays on its path while that is alive.
+        Flow = "flow",
+        /// One path at a time; the next when it dies.
+        Failover = "failover",
+    }
+    later { "balanced", "weighted", "redundant" }
+}
+
+words! {
+    /// The congestion controller of every path.
+    CongestionControl: "\"bbr\" or \"cubic\"",
+    {
+        /// BBR, version 3.
+        Bbr = "bbr",
+        /// CUBIC (RFC 9438).
+        Cubic = "cubic",
+    }
+    later {}
+}
+
+words! {
+    /// Which destinations go into the tunnel.
+    Routes: "\"all\", \"none\" or \"advertised\"",
+    {
+        /// Everything but the tunnel's own packets.
+        All = "all",
+        /// Only the tunnel's own subnets.
+        None = "none",
+        /// What the server advertises.
+        Advertised = "advertised",
+    }
+    later {}
+}
+
+words! {
+    /// Whether the server translates addresses.
+    Nat: "\"on\" or \"off\"",
+    {
+        /// Clients' packets leave with the server's address.
+        On = "on",
+        /// Clients' packets leave as they are: the network behind must know the way back.
+        Off = "off",
+    }
+    later {}
+}
+
+words! {
+    /// How much is logged.
+    LogLevel: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"",
+    {
+        /// What needs a person.
+        Error = "error",
+        /// What was lost.
+        Warn = "warn",
+        /// Changes of state.
+        Info = "info",
+        /// Every event.
+        Debug = "debug",
+        /// Every packet.
+        Trace = "trace",
+    }
+    later {}
+}
+
+/// A server's name or address, and its UDP port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerAddr {
+    /// A host name or an IP address, without brackets.
+    pub host: String,
+    /// The UDP port.
+    pub port: u16,
+}
+
+impl ServerAddr {
+    /// The address, where the host is one.
+    pub fn ip(&self) -> Option<IpAddr> {
+        self.host.parse().ok()
+    }
+}
+
+impl fmt::Display for ServerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+impl FromStr for ServerAddr {
+    type Err = String;
+
+    /// `HOST`, `HOST:PORT`, `V4`, `V4:PORT`, `V6`, `[V6]`, `[V6]:PORT`; port 443 unless given.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (host, port) = split_port(text)?;
+        let port = match port {
+            None => 443,
+            Some(port) => match port.parse() {
+                Ok(port) if port != 0 => port,
+                _ => return Err(format!("`{port}` is no UDP port: expected a number from 1 to 65535")),
+            },
+        };
+        if host.parse::<IpAddr>().is_err() && !is_host_name(host) {
+            return Err(format!("`{host}` is neither a host name nor an IP address"));
+        }
+        Ok(Self { host: host.into(), port })
+    }
+}
+
+fn split_port(text: &str) -> Result<(&str, Option<&str>), String> {
+    if let Some(rest) = text.strip_prefix('[') {
+        let Some((host, after)) = rest.split_once(']') else {
+            return Err(format!("`{text}` has no closing bracket: expected [IPV6]:PORT"));
+        };
+        if host.parse::<std::net::Ipv6Addr>().is_err() {
+            return Err(format!("`{host}` is no IPv6 address"));
+        }
+        return match after.strip_prefix(':') {
+            Some(port) => Ok((host, Some(port))),
+            None if after.is_empty() => Ok((host, None)),
+            None => Err(format!("`{after}` after the bracket: expected :PORT")),
+        };
+    }
+    if text.matches(':').count() > 1 {
+        return Ok((text, None));
+    }
+    Ok(text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))))
+}
+
+/// Letters, digits, hyphens and underscores in labels of 1 to 63 characters (RFC 1123, section 2.1).
+fn is_host_name(text: &str) -> bool {
+    let labels = text.strip_suffix('.').unwrap_or(text);
+    let label_is_good = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    // A last label of digits only would be a mistyped IPv4 address.
+    let last_is_number = labels.rsplit('.').next().is_some_and(|l| l.bytes().all(|b| b.is_ascii_digit()));
+    labels.len() <= 253 && labels.split('.').all(label_is_good) && !last_is_number
+}
+
+/// What lies behind a client and may use its tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Every machine behind this interface.
+    Interface(String),
+    /// The machines of this network.
+    Network(IpNet),
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interface(name) => f.write_str(name),
+            Self::Network(net) => net.fmt(f),
+        }
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.contains('/') {
+            let net: IpNet =
+                text.parse().map_err(|_| format!("`{text}` is no network, as in 192.168.1.0/24"))?;
+            return match net.trunc() == net {
+                true => Ok(Self::Network(net)),
+                false => Err(host_bits(text, &net.trunc())),
+            };
+        }
+        if !is_link_name(text) {
+            return Err(format!("`{text}` is neither an interface's name nor a network"));
+        }
+        Ok(Self::Interface(text.into()))
+    }
+}
+
+/// Whether the kernel takes `text` as an interface's name (`dev_valid_name`, and no `%d` patterns).
+pub fn is_link_name(text: &str) -> bool {
+    (1..=15).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_graphic() && !matches!(b, b'/' | b':' | b'%'))
+        && text != "."
+        && text != ".."
+}
+
+impl Text for ServerAddr {
+    const EXPECTED: &'static str = "\"HOST:PORT\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl Text for Share {
+    const EXPECTED: &'static str = "an interface's name or a network in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl Text for SocketAddr {
+    const EXPECTED: &'static str = "\"ADDRESS:PORT\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let address: Self = text
+            .parse()
+            .map_err(|_| format!("`{text}` is no address with a port, as in 0.0.0.0:4433 or [::]:4433"))?;
+        match address.port() {
+            0 => Err(format!("`{text}` has port 0: clients could not know where to go")),
+            _ => Ok(address),
+        }
+    }
+}
+
+impl Text for Ipv4Net {
+    const EXPECTED: &'static str = "an IPv4 network in quotes, as in \"10.0.0.0/24\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let net: Self =
+            text.parse().map_err(|_| format!("`{text}` is no IPv4 network, as in 10.0.0.0/24"))?;
+        if net.trunc() != net {
+            return Err(host_bits(text, &net.trunc()));
+        }
+        if net.prefix_len() > 30 {
+            return Err(format!("{net} is too small: a server and a client need /30 or larger"));
+        }
+        if net.prefix_len() < 8 {
+            return Err(format!("{net} is too large: expected /8 or smaller"));
+        }
+        let first = net.network();
+        if first.is_loopback() || first.is_multicast() || first.is_link_local() || first.octets()[0] == 0 {
+            return Err(format!(
+                "{net} cannot be given to clients: choose a private network, as in 10.0.0.0/24"
+            ));
+        }
+        if first >= Ipv4Addr::new(240, 0, 0, 0) {
+            return Err(format!("{net} is reserved: choose a private network, as in 10.0.0.0/24"));
+        }
+        Ok(net)
+    }
+}
+
+/// An IPv6 network, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subnet6(pub Option<Ipv6Net>);
+
+impl Text for Subnet6 {
+    const EXPECTED: &'static str = "an IPv6 network in quotes, as in \"fd00:1:2:3::/64\", or \"none\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(None));
+        }
+        let net: Ipv6Net = text
+            .parse()
+            .map_err(|_| format!("`{text}` is no IPv6 network, as in fd00:1:2:3::/64, and not none"))?;
+        if net.trunc() != net {
+            return Err(host_bits(text, &net.trunc()));
+        }
+        if net.prefix_len() > 126 {
+            return Err(format!("{net} is too small: a server and a client need /126 or larger"));
+        }
+        let first = net.network();
+        let unusable = first.is_multicast() || first.is_unicast_link_local() || first.segments()[0] == 0;
+        if unusable || net.prefix_len() < 16 {
+            return Err(format!("{net} cannot be given to clients: choose one of fd00::/8 or your own"));
+        }
+        Ok(Self(Some(net)))
+    }
+}
+
+fn host_bits(given: &str, meant: &dyn fmt::Display) -> String {
+    format!("{given} has host bits set: did you mean {meant}?")
+}
+
+/// A bare string among the options is an interface's name.
+impl Text for String {
+    const EXPECTED: &'static str = "an interface's name in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match is_link_name(text) {
+            true => Ok(text.into()),
+            false => {
+                Err(format!("`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ or ."))
+            }
+        }
+    }
+}
+
+/// The name of an instance, which becomes part of a file's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct InstanceName(pub(crate) String);
+
+impl Text for InstanceName {
+    const EXPECTED: &'static str = "a name in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let good = (1..=32).contains(&text.len())
+            && !text.starts_with('.')
+            && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+        match good {
+            true => Ok(Self(text.into())),
+            false => Err(format!("`{text}` is no name: expected 1 to 32 letters, digits, - _ or .")),
+        }
+    }
+}
+
+impl Text for PathBuf {
+    const EXPECTED: &'static str = "a file's path in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("the path is empty".into()),
+            text => Ok(text.into()),
+        }
+    }
+}
+
+impl Text for Fingerprint {
+    const EXPECTED: &'static str = "64 hexadecimal digits in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::identity::BadFingerprint| error.to_string())
+    }
+}
+
+impl Text for Token {
+    const EXPECTED: &'static str = "a token in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::auth::BadToken| error.to_string())
+    }
+}

@@ -1,0 +1,192 @@
+//! What a server needs before it may listen: its identity and its users, made at the first start.
+//!
+//! In: a [`ServerConfig`]. Out: [`Credentials`], and the message with the complete client command.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
+};
+
+use crate::{
+    Error, Result,
+    auth::{Authenticator, Token, Users},
+    config::{AuthMode, ServerAddr, ServerConfig},
+    files,
+    identity::Identity,
+};
+
+/// The user that the first start makes.
+pub const FIRST_USER: &str = "default";
+
+/// Who the server is, and whom it lets in.
+#[derive(Debug)]
+pub struct Credentials {
+    /// The certificate and its key.
+    pub identity: Identity,
+    /// The check of a client's credentials.
+    pub authenticator: Authenticator,
+    /// The token of the user made at the first start, as long as its file is there.
+    pub token: Option<Token>,
+}
+
+impl Credentials {
+    /// Reads what `config` names, and makes in its state folder what it does not name.
+    pub fn load(config: &ServerConfig) -> Result<Self> {
+        let identity = match &config.cert {
+            Some(files) => Identity::load(&files.cert, &files.key)?,
+            None => Identity::load_or_create(&config.state_dir)?,
+        };
+        let (authenticator, token) = match (config.auth, &config.users) {
+            (AuthMode::None, _) => (Authenticator::None, None),
+            (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?), None),
+            (AuthMode::Token, None) => {
+                let (users, token) = first_user(&config.state_dir)?;
+                (Authenticator::Tokens(users), token)
+            }
+        };
+        match &authenticator {
+            Authenticator::Tokens(users) if users.is_empty() => {
+                tracing::warn!("there are no users: nobody can come in");
+            }
+            Authenticator::None => tracing::warn!("--auth none: everybody may use this server"),
+            Authenticator::Tokens(_) => {}
+        }
+        Ok(Self { identity, authenticator, token })
+    }
+}
+
+/// The users of `state_dir`, with one made if there is no file, and that one's token if it is kept.
+fn first_user(state_dir: &Path) -> Result<(Users, Option<Token>)> {
+    let (users_file, token_file) = (state_dir.join("users.toml"), state_dir.join("client-token"));
+    files::create_private_dir(state_dir)?;
+    let _lock = files::lock_dir(state_dir)?;
+    if !users_file.exists() {
+        let mut users = Users::default();
+        let token = users.create_token(FIRST_USER)?;
+        // The token goes first: its hash alone would lock everybody out after a crash in between.
+        files::write_secret(&token_file, format!("{}\n", token.reveal()).as_bytes())?;
+        users.save(&users_file)?;
+        return Ok((users, Some(token)));
+    }
+    let users = Users::load(&users_file)?;
+    if !token_file.exists() {
+        return Ok((users, None));
+    }
+    let token: Token = files::read_text(&token_file)?.trim().parse().map_err(|error| Error::Content {
+        path: token_file,
+        expected: "one token on one line",
+        found: format!("something else ({error})"),
+    })?;
+    let known = Authenticator::Tokens(users.clone()).check(Some(&token.authorization())).is_ok();
+    Ok((users, known.then_some(token)))
+}
+
+/// Tells how a client connects: the complete command. `address` is where clients find this server, by
+/// [`guess_address`] or better knowledge.
+pub fn first_start_message(
+    config: &ServerConfig,
+    credentials: &Credentials,
+    address: Option<IpAddr>,
+) -> String {
+    let port = config.listen.first().map_or(443, SocketAddr::port);
+    let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
+    let server = ServerAddr { host, port };
+    let pin = credentials.identity.fingerprint();
+    let mut command = format!("mpvpn client --server {server} --pin {pin}");
+    if let Some(token) = &credentials.token {
+        command.push_str(&format!(" --token {}", token.reveal()));
+    } else if config.auth == AuthMode::Token {
+        command.push_str(" --token-file FILE");
+    }
+    let mut message = format!("A client connects with\n  {command}\n");
+    if address.is_none() {
+        message.push_str("with this machine's address for SERVER-ADDRESS.\n");
+    }
+    message
+}
+
+/// The address that clients most probably reach this machine by: what it listens on, else the one it
+/// sends from by default. Sends nothing.
+pub fn guess_address(listen: &[SocketAddr]) -> Option<IpAddr> {
+    if let Some(named) = listen.iter().find(|address| !address.ip().is_unspecified()) {
+        return Some(named.ip());
+    }
+    // Connecting a UDP socket only asks the routing table. The destinations are for documentation
+    // (RFC 5737, RFC 3849): any address beyond the default route gives the same answer.
+    let v4 = (IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)));
+    let v6 = (IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)));
+    [v4, v6].into_iter().find_map(|(from, to)| {
+        let socket = UdpSocket::bind((from, 0)).ok()?;
+        socket.connect((to, 443)).ok()?;
+        socket.local_addr().ok().map(|address| address.ip()).filter(|ip| !ip.is_unspecified())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Denied;
+
+    fn config(state_dir: &Path) -> ServerConfig {
+        ServerConfig {
+            state_dir: state_dir.into(),
+            listen: vec!["203.0.113.1:4433".parse().unwrap()],
+            ..ServerConfig::default()
+        }
+    }
+
+    #[test]
+    fn the_first_start_prints_a_command_that_later_starts_repeat() {
+        let home = tempfile::tempdir().unwrap();
+        let config = config(&home.path().join("deep/state"));
+        let first = Credentials::load(&config).unwrap();
+        let message = first_start_message(&config, &first, guess_address(&config.listen));
+        let token = first.token.clone().unwrap();
+        assert_eq!(
+            message,
+            format!(
+                "A client connects with\n  mpvpn client --server 203.0.113.1:4433 --pin {} --token {}\n",
+                first.identity.fingerprint(),
+                token.reveal()
+            )
+        );
+        assert_eq!(first.authenticator.check(Some(&token.authorization())).unwrap().name, "default");
+
+        let second = Credentials::load(&config).unwrap();
+        assert_eq!(first_start_message(&config, &second, guess_address(&config.listen)), message);
+        assert_eq!(second.authenticator.check(None), Err(Denied::Missing));
+    }
+
+    #[test]
+    fn a_token_that_is_no_longer_valid_is_not_printed() {
+        let home = tempfile::tempdir().unwrap();
+        let config = config(home.path());
+        Credentials::load(&config).unwrap();
+        let mut users = Users::default();
+        users.create_token("default").unwrap();
+        users.save(&home.path().join("users.toml")).unwrap();
+        let later = Credentials::load(&config).unwrap();
+        assert_eq!(later.token, None);
+        let message = first_start_message(&config, &later, None);
+        assert!(message.contains("--server SERVER-ADDRESS:4433"), "{message}");
+        assert!(message.contains("--token-file FILE"), "{message}");
+    }
+
+    #[test]
+    fn a_users_file_that_is_named_must_be_there() {
+        let home = tempfile::tempdir().unwrap();
+        let users = Some(home.path().join("nobody.toml"));
+        let config = ServerConfig { users, ..config(home.path()) };
+        let error = Credentials::load(&config).unwrap_err().to_string();
+        assert!(error.contains("nobody.toml"), "{error}");
+    }
+
+    #[test]
+    fn without_auth_no_users_are_made_and_no_token_is_printed() {
+        let home = tempfile::tempdir().unwrap();
+        let config = ServerConfig { auth: AuthMode::None, ..config(home.path()) };
+        let credentials = Credentials::load(&config).unwrap();
+        assert!(!home.path().join("users.toml").exists());
+        assert!(!first_start_message(&config, &credentials, None).contains("token"));
+    }
+}

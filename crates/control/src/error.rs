@@ -1,0 +1,146 @@
+use std::path::PathBuf;
+
+/// Why something around the tunnel could not be done: what was expected, what came, and from where.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An option, or a combination of options, that makes no sense.
+    #[error("{why}")]
+    Usage {
+        /// One sentence without a full stop.
+        why: String,
+        /// What to do instead.
+        next: String,
+    },
+    /// A configuration file with a mistake at a known place.
+    #[error("{}, line {line}, column {column}: {why}\n{shown}", file.display())]
+    ConfigFile {
+        /// The file.
+        file: PathBuf,
+        /// Line, counted from 1.
+        line: usize,
+        /// Column in characters, counted from 1.
+        column: usize,
+        /// One sentence without a full stop.
+        why: String,
+        /// The line itself with the mistake underlined.
+        shown: String,
+    },
+    /// A file or folder that could not be read, written or made.
+    #[error("cannot {doing} {}: {source}", path.display())]
+    File {
+        /// The verb: `read`, `write`, `create`.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// A file whose content is not what it should be.
+    #[error("{}: expected {expected}, found {found}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What it should hold.
+        expected: &'static str,
+        /// What it holds.
+        found: String,
+    },
+    /// A private key that does not belong to the certificate.
+    #[error("the private key {} does not belong to the certificate {}", key.display(), cert.display())]
+    KeyMismatch {
+        /// The certificate's file.
+        cert: PathBuf,
+        /// The key's file.
+        key: PathBuf,
+    },
+    /// A certificate that could not be made.
+    #[error("cannot make a certificate: {0}")]
+    MakeCertificate(#[from] rcgen::Error),
+    /// The TLS library refused the configuration.
+    #[error("TLS cannot be set up: {0}")]
+    Tls(#[from] rustls::Error),
+    /// The system's random number generator failed.
+    #[error("the system gives no random numbers")]
+    Random,
+    /// The API's socket belongs to another process.
+    #[error("{} is in use by a running process{}", path.display(), of_pid(*pid))]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+        /// Who listens there, if the kernel tells.
+        pid: Option<i32>,
+    },
+    /// A path that the kernel does not take as a unix socket address.
+    #[error("{} is too long for a unix socket: {bytes} bytes, at most 100", path.display())]
+    SocketPath {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        bytes: usize,
+    },
+    /// Nobody answers at the API's socket.
+    #[error("nothing answers at {}: {source}", path.display())]
+    NoAnswer {
+        /// The socket.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
+    /// Somebody answered at the API's socket, but not as the API does.
+    #[error("{} gave no status: {why}", path.display())]
+    BadAnswer {
+        /// The socket.
+        path: PathBuf,
+        /// What came instead.
+        why: String,
+    },
+}
+
+impl Error {
+    pub(crate) fn usage(why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self::Usage { why: why.into(), next: next.into() }
+    }
+
+    /// For `map_err` on I/O: `.map_err(Error::file("read", path))`.
+    pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { doing, path, source }
+    }
+
+    /// Whether the person's options or configuration file caused it (exit code 2), not the world.
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
+    }
+
+    /// What the person can do about it.
+    pub fn next_step(&self) -> String {
+        match self {
+            Self::Usage { next, .. } => next.clone(),
+            Self::ConfigFile { file, .. } => format!("correct {} and start again", file.display()),
+            Self::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                "run it as root, or give this user access to the file".into()
+            }
+            Self::File { .. } => "check the path".into(),
+            Self::Content { path, .. } => format!("correct or replace {}", path.display()),
+            Self::KeyMismatch { .. } => "give --cert and --key that were made together".into(),
+            Self::MakeCertificate(_) => "make one with openssl and give it with --cert and --key".into(),
+            Self::Tls(_) => "check the certificate and the key".into(),
+            Self::Random => "check that getrandom works on this machine".into(),
+            Self::SocketInUse { .. } => {
+                "stop that process, or choose another socket with --name or --api-socket".into()
+            }
+            Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
+            Self::NoAnswer { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+                "run it as the user that runs mpvpn, mostly root".into()
+            }
+            Self::NoAnswer { .. } => {
+                "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket".into()
+            }
+            Self::BadAnswer { .. } => "check that the socket belongs to mpvpn, of this version".into(),
+        }
+    }
+}
+
+fn of_pid(pid: Option<i32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
+}

@@ -1,0 +1,30 @@
+//! What surrounds the tunnel: who we are, what we were asked to do, and how we tell about it.
+//!
+//! In: command-line options, TOML files, PEM files, the state directory, requests on a unix socket.
+//! Out: validated [`config::ServerConfig`] and [`config::ClientConfig`], a server's
+//! [`identity::Identity`], rustls configurations, the check of a client's credentials, and the local
+//! API with its [`status::Status`].
+//!
+//! Always holds: nothing here touches a packet, a route or a UDP socket that sends. Every file that
+//! holds a secret is made with mode 0600 before the secret is written to it. Input from files, peers
+//! and the API is bounded and never panics; every error names the file or option it comes from and
+//! knows what to do next ([`Error::next_step`]).
+#![forbid(unsafe_code)]
+// This crate is at the edge: files, sockets and clocks are its business.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod api;
+pub mod auth;
+pub mod config;
+pub mod credentials;
+mod error;
+mod files;
+pub mod identity;
+pub mod log;
+pub mod status;
+pub mod tls;
+
+pub use error::Error;
+
+/// What every fallible function of this crate returns.
+pub type Result<T> = std::result::Result<T, Error>;

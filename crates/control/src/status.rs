@@ -1,0 +1,317 @@
+//! What a running server or client tells about itself: the JSON of `GET /v1/status`, and a readable form.
+//!
+//! Times are in ms (or s where the name ends in `_s`), rates in bit/s, sizes in bytes of UDP payload.
+//! Fields are added, never renamed; a reader takes missing ones as their default and skips unknown ones.
+
+mod render;
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize, Serializer};
+
+pub use render::render;
+
+/// Everything about one process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Server or client.
+    pub role: Role,
+    /// The program's version.
+    pub version: String,
+    /// How it stands.
+    pub state: State,
+    /// Seconds since the start.
+    #[serde(serialize_with = "finite")]
+    pub uptime_s: f64,
+    /// Its addresses in the tunnel.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+    /// The session with the server; none at a server.
+    #[serde(default)]
+    pub session: Option<Session>,
+    /// The traffic classes.
+    #[serde(default)]
+    pub classes: Vec<Class>,
+    /// The uplinks.
+    #[serde(default)]
+    pub links: Vec<Link>,
+    /// The QUIC paths.
+    #[serde(default)]
+    pub paths: Vec<Path>,
+    /// Flows inside the tunnel.
+    #[serde(default)]
+    pub flows: Flows,
+    /// The sessions of a server.
+    #[serde(default)]
+    pub clients: Vec<Client>,
+}
+
+impl Status {
+    /// The status of a process that has just started.
+    pub fn new(role: Role) -> Self {
+        Self {
+            role,
+            version: env!("CARGO_PKG_VERSION").into(),
+            state: State::Starting,
+            uptime_s: 0.0,
+            addresses: Vec::new(),
+            session: None,
+            classes: Vec::new(),
+            links: Vec::new(),
+            paths: Vec::new(),
+            flows: Flows::default(),
+            clients: Vec::new(),
+        }
+    }
+}
+
+/// Which end it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Gives access.
+    Server,
+    /// Uses it.
+    Client,
+}
+
+impl std::fmt::Display for Role {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        })
+    }
+}
+
+/// How a process stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// Not ready yet.
+    Starting,
+    /// A client that has no session yet.
+    Connecting,
+    /// Working.
+    Up,
+    /// A client that lost its session and tries to get it back.
+    Reconnecting,
+    /// Undoing what it did to the system.
+    Stopping,
+}
+
+/// A client's session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// The server's address and port.
+    pub server: String,
+    /// Who we are there.
+    pub user: String,
+    /// How often the session was taken up again.
+    pub resumed: u64,
+}
+
+/// One traffic class.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Class {
+    /// `default`, or the user's name for it.
+    pub name: String,
+    /// How its flows are carried.
+    pub lane: String,
+    /// Its congestion controller.
+    pub cc: String,
+    /// Its scheduler.
+    pub scheduler: String,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// How long packets wait for room now, in ms.
+    #[serde(serialize_with = "finite")]
+    pub queue_ms: f64,
+    /// Packets dropped because there was no room.
+    pub drops: u64,
+}
+
+/// One uplink.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Link {
+    /// The interface.
+    pub name: String,
+    /// Whether it can be used.
+    pub state: LinkState,
+    /// When it is used: `primary` or `backup`.
+    pub tier: String,
+    /// Why it is down, or nothing.
+    pub reason: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+}
+
+/// Whether a link can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// It has carrier and an address.
+    Up,
+    /// It has not.
+    Down,
+}
+
+/// One QUIC path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    /// `class/link/number`.
+    pub id: String,
+    /// The class it belongs to.
+    pub class: String,
+    /// The link it runs over.
+    pub link: String,
+    /// Our address and port.
+    pub local: SocketAddr,
+    /// The other end's address and port.
+    pub remote: SocketAddr,
+    /// Whether it carries data.
+    pub state: PathState,
+    /// Why it is in that state, or nothing.
+    pub reason: String,
+    /// Smoothed round-trip time, in ms.
+    #[serde(serialize_with = "finite")]
+    pub rtt_ms: f64,
+    /// Lowest round-trip time seen, in ms.
+    #[serde(serialize_with = "finite")]
+    pub min_rtt_ms: f64,
+    /// Variation of the round-trip time, in ms.
+    #[serde(serialize_with = "finite")]
+    pub jitter_ms: f64,
+    /// Lost of what we sent in the last 10 s, in percent.
+    #[serde(serialize_with = "finite")]
+    pub loss_pct: f64,
+    /// Congestion window.
+    pub cwnd_bytes: u64,
+    /// Sent and not acknowledged.
+    pub in_flight_bytes: u64,
+    /// Estimated rate at which what we send is delivered, in bit/s.
+    pub rate_bps: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// QUIC packets sent.
+    pub tx_packets: u64,
+    /// QUIC packets received.
+    pub rx_packets: u64,
+    /// QUIC packets declared lost.
+    pub lost_packets: u64,
+    /// Largest UDP payload that gets through, in bytes.
+    pub mtu: u16,
+}
+
+/// Whether a path carries data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PathState {
+    /// It does.
+    Active,
+    /// It could, and waits.
+    Standby,
+    /// Being tried.
+    Probing,
+    /// It cannot.
+    Down,
+}
+
+impl PathState {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Active => "active",
+            Self::Standby => "standby",
+            Self::Probing => "probing",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// Flows by the way they are carried.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flows {
+    /// As bytes on streams.
+    pub stream: u64,
+    /// As IP packets.
+    pub datagram: u64,
+    /// As UDP payloads.
+    pub udp: u64,
+}
+
+/// One session at a server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Client {
+    /// Whose it is.
+    pub user: String,
+    /// Its addresses in the tunnel.
+    pub addresses: Vec<IpNet>,
+    /// Seconds since it came.
+    #[serde(serialize_with = "finite")]
+    pub connected_s: f64,
+    /// Bytes sent to it.
+    pub tx_bytes: u64,
+    /// Bytes received from it.
+    pub rx_bytes: u64,
+    /// Its paths, as the server sees them.
+    pub paths: Vec<Path>,
+}
+
+/// JSON has no NaN and no infinity: they become 0, or the reader would meet `null`.
+fn finite<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(if value.is_finite() { *value } else { 0.0 })
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// The example that other programs are built on, word for word.
+    pub(crate) const EXAMPLE: &str = concat!(
+        r#"{"role":"client","version":"0.1.0","state":"up","uptime_s":12.5,"addresses":["10.0.0.2/24","fd00::2/64"],"session":{"server":"203.0.113.1:4433","user":"alice","resumed":0},"#,
+        r#""classes":[{"name":"default","lane":"auto","cc":"bbr","scheduler":"auto","tx_bytes":0,"rx_bytes":0,"queue_ms":0.1,"drops":0}],"#,
+        r#""links":[{"name":"eth0","state":"up","tier":"primary","reason":"","addresses":["192.0.2.7"],"tx_bytes":0,"rx_bytes":0}],"#,
+        r#""paths":[{"id":"default/eth0/0","class":"default","link":"eth0","local":"192.0.2.7:40001","remote":"203.0.113.1:4433","state":"active","reason":"","rtt_ms":12.3,"min_rtt_ms":11.9,"jitter_ms":0.4,"loss_pct":0.0,"cwnd_bytes":0,"in_flight_bytes":0,"rate_bps":0,"tx_bytes":0,"rx_bytes":0,"tx_packets":0,"rx_packets":0,"lost_packets":0,"mtu":1472}],"#,
+        r#""flows":{"stream":0,"datagram":0,"udp":0},"clients":[]}"#
+    );
+
+    #[test]
+    fn the_json_is_the_documented_one_byte_for_byte() {
+        let status: Status = serde_json::from_str(EXAMPLE).unwrap();
+        assert_eq!(serde_json::to_string(&status).unwrap(), EXAMPLE);
+    }
+
+    #[test]
+    fn a_client_of_the_server_shows_its_paths() {
+        let example: Status = serde_json::from_str(EXAMPLE).unwrap();
+        let mut status = Status::new(Role::Server);
+        status.clients.push(Client {
+            user: "alice".into(),
+            addresses: example.addresses.clone(),
+            connected_s: f64::NAN,
+            tx_bytes: 1,
+            rx_bytes: 2,
+            paths: example.paths,
+        });
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!(json["session"], serde_json::Value::Null);
+        assert_eq!(json["clients"][0]["connected_s"], 0.0);
+        assert_eq!(json["clients"][0]["paths"][0]["id"], "default/eth0/0");
+    }
+
+    #[test]
+    fn unknown_fields_of_a_newer_version_are_skipped() {
+        let newer = EXAMPLE.replacen('{', r#"{"colour":"blue","#, 1);
+        assert!(serde_json::from_str::<Status>(&newer).is_ok());
+    }
+}

@@ -1,0 +1,280 @@
+use std::fmt::Write;
+
+use super::{Client, Link, LinkState, Path, Role, Session, State, Status};
+
+/// The status for people: a headline and tables that fit into `width` columns where they can. Lines
+/// that do not fit are cut.
+pub fn render(status: &Status, width: usize) -> String {
+    let mut text = headline(status);
+    if let Some(Session { server, user, resumed }) = &status.session {
+        let again = match resumed {
+            0 => String::new(),
+            1 => ", resumed once".into(),
+            n => format!(", resumed {n} times"),
+        };
+        let _ = writeln!(text, "session   {user} at {server}{again}");
+    }
+    if !status.addresses.is_empty() {
+        let _ = writeln!(text, "addresses {}", join(&status.addresses));
+    }
+    for class in &status.classes {
+        let _ = writeln!(
+            text,
+            "class     {}: scheduler {}, {}, queue {:.1} ms, {} dropped",
+            class.name, class.scheduler, class.cc, class.queue_ms, class.drops
+        );
+    }
+    section(&mut text, links(&status.links));
+    section(&mut text, paths(&status.paths));
+    if status.role == Role::Server {
+        section(&mut text, clients(&status.clients));
+        let all: Vec<_> = status.clients.iter().flat_map(|client| client.paths.clone()).collect();
+        section(&mut text, paths(&all));
+    }
+    fit(&text, width)
+}
+
+fn headline(status: &Status) -> String {
+    let state = match status.state {
+        State::Starting => "starting",
+        State::Connecting => "connecting",
+        State::Up => "up",
+        State::Reconnecting => "reconnecting",
+        State::Stopping => "stopping",
+    };
+    let clients = match (status.role, status.clients.len()) {
+        (Role::Client, _) => String::new(),
+        (Role::Server, 1) => ", 1 client".into(),
+        (Role::Server, n) => format!(", {n} clients"),
+    };
+    let time = duration(status.uptime_s);
+    format!("mpvpn {} {}: {state}, running for {time}{clients}\n", status.role, status.version)
+}
+
+fn links(links: &[Link]) -> Table {
+    let mut table = Table::new(&["link", "state", "tier", ">sent", ">received", "addresses"]);
+    for link in links {
+        let state = match link.state {
+            LinkState::Up => "up",
+            LinkState::Down => "down",
+        };
+        table.row([
+            link.name.clone(),
+            with_reason(state, &link.reason),
+            link.tier.clone(),
+            bytes(link.tx_bytes),
+            bytes(link.rx_bytes),
+            join(&link.addresses),
+        ]);
+    }
+    table
+}
+
+fn paths(paths: &[Path]) -> Table {
+    let mut table = Table::new(&[
+        "path",
+        "state",
+        ">rtt",
+        ">jitter",
+        ">loss",
+        ">rate",
+        ">sent",
+        ">received",
+        ">mtu",
+        "remote",
+    ]);
+    for path in paths {
+        table.row([
+            path.id.clone(),
+            with_reason(path.state.as_str(), &path.reason),
+            format!("{:.1} ms", path.rtt_ms),
+            format!("{:.1} ms", path.jitter_ms),
+            format!("{:.1} %", path.loss_pct),
+            rate(path.rate_bps),
+            bytes(path.tx_bytes),
+            bytes(path.rx_bytes),
+            path.mtu.to_string(),
+            path.remote.to_string(),
+        ]);
+    }
+    table
+}
+
+fn clients(clients: &[Client]) -> Table {
+    let mut table = Table::new(&["client", ">connected", ">sent", ">received", ">paths", "addresses"]);
+    for client in clients {
+        table.row([
+            client.user.clone(),
+            duration(client.connected_s),
+            bytes(client.tx_bytes),
+            bytes(client.rx_bytes),
+            client.paths.len().to_string(),
+            join(&client.addresses),
+        ]);
+    }
+    table
+}
+
+/// Rows under a head, in columns that are as wide as their widest cell. A head that starts with `>`
+/// is of a column of numbers, which are set to the right.
+struct Table {
+    right: Vec<bool>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    fn new(head: &[&str]) -> Self {
+        Self {
+            right: head.iter().map(|name| name.starts_with('>')).collect(),
+            rows: vec![head.iter().map(|name| name.trim_start_matches('>').to_owned()).collect()],
+        }
+    }
+
+    fn row<const N: usize>(&mut self, cells: [String; N]) {
+        self.rows.push(cells.into());
+    }
+}
+
+fn section(text: &mut String, table: Table) {
+    if table.rows.len() < 2 {
+        return;
+    }
+    let widths: Vec<usize> = (0..table.right.len())
+        .map(|column| table.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    text.push('\n');
+    for row in &table.rows {
+        let cells = row.iter().zip(&widths).zip(&table.right).map(|((cell, width), right)| match right {
+            true => format!("{cell:>width$}"),
+            false => format!("{cell:<width$}"),
+        });
+        text.push_str(cells.collect::<Vec<_>>().join("  ").trim_end());
+        text.push('\n');
+    }
+}
+
+/// Cuts lines to `width`. Names come from users' files and from the other end: nothing but text gets
+/// through to the terminal.
+fn fit(text: &str, width: usize) -> String {
+    let safe = |c: char| if c.is_control() { '?' } else { c };
+    let cut = |line: &str| -> String {
+        match line.chars().count() {
+            n if n <= width => line.chars().map(safe).collect(),
+            _ => line.chars().map(safe).take(width.saturating_sub(1)).chain(['…']).collect(),
+        }
+    };
+    text.lines().map(|line| cut(line) + "\n").collect()
+}
+
+fn with_reason(state: &str, reason: &str) -> String {
+    if reason.is_empty() { state.to_owned() } else { format!("{state} ({reason})") }
+}
+
+fn join<T: ToString>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn scaled(value: u64, step: f64, units: &[&str]) -> String {
+    let mut value = value as f64;
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} {}", units[0]) } else { format!("{value:.1} {}", units[unit]) }
+}
+
+fn bytes(value: u64) -> String {
+    scaled(value, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB"])
+}
+
+fn rate(value: u64) -> String {
+    scaled(value, 1000.0, &["bit/s", "kbit/s", "Mbit/s", "Gbit/s"])
+}
+
+fn duration(seconds: f64) -> String {
+    let whole = if seconds.is_finite() { seconds.max(0.0) as u64 } else { 0 };
+    let (days, hours, minutes) = (whole / 86_400, whole / 3600 % 24, whole / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) if seconds.is_finite() => format!("{:.1} s", seconds.max(0.0)),
+        (0, 0, 0) => "0.0 s".into(),
+        (0, 0, _) => format!("{minutes} min {} s", whole % 60),
+        (0, _, _) => format!("{hours} h {minutes} min"),
+        _ => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::tests::EXAMPLE;
+
+    fn example() -> Status {
+        let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
+        status.paths[0].rate_bps = 97_400_000;
+        status.paths[0].tx_bytes = 5 << 20;
+        let mut second = status.paths[0].clone();
+        second.id = "default/eth10/0".into();
+        second.state = crate::status::PathState::Down;
+        second.reason = "no carrier".into();
+        status.paths.push(second);
+        status
+    }
+
+    #[test]
+    fn a_clients_status_is_a_headline_and_aligned_tables() {
+        let expected = "\
+mpvpn client 0.1.0: up, running for 12.5 s
+session   alice at 203.0.113.1:4433
+addresses 10.0.0.2/24 fd00::2/64
+class     default: scheduler auto, bbr, queue 0.1 ms, 0 dropped
+
+link  state  tier     sent  received  addresses
+eth0  up     primary   0 B       0 B  192.0.2.7
+
+path             state                  rtt  jitter   loss         rate     sent  received   mtu  remote
+default/eth0/0   active             12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
+default/eth10/0  down (no carrier)  12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
+";
+        assert_eq!(render(&example(), 200), expected);
+    }
+
+    #[test]
+    fn a_servers_status_lists_clients_and_their_paths() {
+        let mut status = Status::new(Role::Server);
+        status.clients.push(Client {
+            user: "ali\u{1b}[31mce".into(),
+            addresses: example().addresses,
+            connected_s: 3700.0,
+            tx_bytes: 1023,
+            rx_bytes: 1024,
+            paths: example().paths,
+        });
+        let text = render(&status, 200);
+        assert!(text.starts_with("mpvpn server 0.1.0: starting, running for 0.0 s, 1 client\n"), "{text}");
+        assert!(text.contains("ali?[31mce  1 h 1 min"), "{text}");
+        assert!(text.contains("1023 B"), "{text}");
+        assert!(text.contains("default/eth10/0"), "{text}");
+    }
+
+    #[test]
+    fn nothing_is_wider_than_the_terminal() {
+        for width in [0, 1, 20, 60, 80] {
+            let text = render(&example(), width);
+            assert!(text.lines().all(|line| line.chars().count() <= width.max(1)), "{width}: {text}");
+        }
+    }
+
+    #[test]
+    fn units_are_those_people_read() {
+        assert_eq!(bytes(0), "0 B");
+        assert_eq!(bytes(1536), "1.5 KiB");
+        assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
+        assert_eq!(rate(999_940), "999.9 kbit/s");
+        assert_eq!(rate(2_000_000_000), "2.0 Gbit/s");
+        assert_eq!(duration(59.9), "59.9 s");
+        assert_eq!(duration(61.0), "1 min 1 s");
+        assert_eq!(duration(90_000.0), "1 d 1 h");
+        assert_eq!(duration(f64::NAN), "0.0 s");
+    }
+}

@@ -1,0 +1,89 @@
+//! TLS 1.3 for QUIC: what both ends offer, and how a client judges a server's certificate.
+//!
+//! In: an [`Identity`], or a [`Trust`]. Out: rustls configurations with the hybrid post-quantum key
+//! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the certificate's
+//! key, whatever the trust; and a certificate that is refused leaves a [`Refusal`] behind, because QUIC
+//! tells the other side no more than an alert.
+
+mod verify;
+
+use std::sync::{Arc, Once};
+
+use rustls::{
+    CipherSuite, ClientConfig, ServerConfig,
+    crypto::{CryptoProvider, aws_lc_rs},
+    version::TLS13,
+};
+
+pub use verify::{Refusal, RefusalSlot, names};
+
+use crate::{Result, config::Trust, identity::Identity};
+
+/// The configuration of a server that speaks one of `alpn`.
+pub fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<ServerConfig> {
+    let resolver = rustls::sign::SingleCertAndKey::from(identity.certified());
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(resolver));
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    Ok(config)
+}
+
+/// The configuration of a client that speaks one of `alpn` and trusts as `trust` says.
+pub fn client_config(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig> {
+    client_config_reporting(trust, alpn, &RefusalSlot::default())
+}
+
+/// As [`client_config`]; why a server's certificate was refused is put into `slot`.
+pub fn client_config_reporting(trust: &Trust, alpn: &[&[u8]], slot: &RefusalSlot) -> Result<ClientConfig> {
+    static WARNED: Once = Once::new();
+    if *trust == Trust::Insecure {
+        WARNED.call_once(|| {
+            tracing::warn!(
+                "--insecure: any server is trusted; anybody on the way can read and change everything"
+            );
+        });
+    }
+    let verifier = verify::Verifier::new(trust, provider(), slot.clone())?;
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    Ok(config)
+}
+
+/// aws-lc-rs with our order: AES first where the CPU has it.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    let mut provider = aws_lc_rs::default_provider();
+    provider.cipher_suites = vec![
+        aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
+        aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
+        aws_lc_rs::cipher_suite::TLS13_CHACHA20_POLY1305_SHA256,
+    ];
+    if !cpu_has_aes() {
+        provider
+            .cipher_suites
+            .sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_CHACHA20_POLY1305_SHA256);
+    }
+    provider.kx_groups = vec![
+        aws_lc_rs::kx_group::X25519MLKEM768,
+        aws_lc_rs::kx_group::X25519,
+        aws_lc_rs::kx_group::SECP256R1,
+    ];
+    Arc::new(provider)
+}
+
+fn cpu_has_aes() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return std::arch::is_x86_feature_detected!("aes");
+    #[cfg(target_arch = "aarch64")]
+    return std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    return false;
+}
+
+#[cfg(test)]
+mod tests;

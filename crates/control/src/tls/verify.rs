@@ -1,0 +1,298 @@
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustls::{
+    CertificateError, DigitallySignedStruct, OtherError, RootCertStore, SignatureScheme,
+    client::{
+        WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    },
+    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
+use x509_parser::{extensions::GeneralName, prelude::X509Certificate};
+
+use crate::{
+    Result,
+    config::Trust,
+    identity::{Fingerprint, read_certs},
+};
+
+/// Why a server's certificate was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Neither the certificate nor its issuer is trusted.
+    #[error(
+        "the server's certificate is not trusted: `{asked}` was asked for, it is for {}, and {} holds \
+         neither it nor a CA that signed it", list(presented), file.display()
+    )]
+    Untrusted {
+        /// The name or address asked for.
+        asked: String,
+        /// The names in the certificate.
+        presented: Vec<String>,
+        /// The file of trusted certificates.
+        file: PathBuf,
+    },
+    /// A trusted CA signed it, but for other names.
+    #[error(
+        "the server's certificate is for another name: `{asked}` was asked for, it is for {}",
+        list(presented)
+    )]
+    OtherName {
+        /// The name or address asked for.
+        asked: String,
+        /// The names in the certificate.
+        presented: Vec<String>,
+    },
+    /// The certificate is not the pinned one.
+    #[error("the server's certificate is another one: SHA-256 {expected} was expected, {presented} came")]
+    OtherFingerprint {
+        /// The fingerprint that was pinned.
+        expected: Fingerprint,
+        /// The fingerprint of the server's certificate.
+        presented: Fingerprint,
+    },
+    /// It cannot be used: expired, damaged, for another purpose.
+    #[error(
+        "the server's certificate cannot be used: `{asked}` was asked for, it is for {}: {why}",
+        list(presented)
+    )]
+    Unusable {
+        /// The name or address asked for.
+        asked: String,
+        /// The names in the certificate.
+        presented: Vec<String>,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Somebody shows a certificate whose key he does not have.
+    #[error("the server does not own the certificate that it showed: its signature is wrong ({why})")]
+    NotOwner {
+        /// What the check of the signature said.
+        why: String,
+    },
+}
+
+impl Refusal {
+    /// What the person can do about it.
+    pub fn next_step(&self) -> &'static str {
+        match self {
+            Self::Untrusted { .. } => {
+                "copy the server's certificate to this machine and give it with --ca, or give its \
+                 fingerprint with --pin; if it should have matched, somebody may be in between"
+            }
+            Self::OtherName { .. } => {
+                "use a name of the certificate in --server, or give the certificate itself with --ca"
+            }
+            Self::OtherFingerprint { .. } => {
+                "ask the server's owner for the fingerprint of today; if it has not changed, somebody \
+                 is in between"
+            }
+            Self::Unusable { .. } => "give the server a good certificate",
+            Self::NotOwner { .. } => "somebody may be in between: check the server",
+        }
+    }
+}
+
+/// Where the last [`Refusal`] waits for the one who reports it.
+#[derive(Clone, Debug, Default)]
+pub struct RefusalSlot(Arc<Mutex<Option<Refusal>>>);
+
+impl RefusalSlot {
+    /// The last refusal, once.
+    pub fn take(&self) -> Option<Refusal> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn put(&self, refusal: Refusal) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Verifier {
+    rule: Rule,
+    provider: Arc<CryptoProvider>,
+    slot: RefusalSlot,
+}
+
+#[derive(Debug)]
+enum Rule {
+    Listed { file: PathBuf, certs: Vec<CertificateDer<'static>>, issuers: Option<Arc<WebPkiServerVerifier>> },
+    Pinned(Fingerprint),
+    Anything,
+}
+
+impl Verifier {
+    pub(super) fn new(trust: &Trust, provider: Arc<CryptoProvider>, slot: RefusalSlot) -> Result<Self> {
+        let rule = match trust {
+            Trust::Ca(file) => {
+                let certs = read_certs(file)?;
+                Rule::Listed { file: file.clone(), issuers: issuers(&certs, &provider), certs }
+            }
+            Trust::Pin(fingerprint) => Rule::Pinned(*fingerprint),
+            Trust::Insecure => Rule::Anything,
+        };
+        Ok(Self { rule, provider, slot })
+    }
+
+    fn judge(
+        &self,
+        cert: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        asked: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<(), Refusal> {
+        match &self.rule {
+            Rule::Anything => Ok(()),
+            Rule::Pinned(expected) => match Fingerprint::of(cert) {
+                presented if presented == *expected => Ok(()),
+                presented => Err(Refusal::OtherFingerprint { expected: *expected, presented }),
+            },
+            // The very certificate that the person trusts: its name and dates add nothing to that.
+            Rule::Listed { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
+            Rule::Listed { file, issuers, .. } => {
+                let presented = names(cert);
+                let name = asked.to_str().into_owned();
+                let untrusted =
+                    |asked, presented| Refusal::Untrusted { asked, presented, file: file.clone() };
+                // webpki refuses a CA's certificate as a server's before it looks who signed it.
+                let Some(issuers) = issuers.as_ref().filter(|_| !is_ca(cert)) else {
+                    return Err(untrusted(name, presented));
+                };
+                let Err(error) = issuers.verify_server_cert(cert, intermediates, asked, ocsp, now) else {
+                    return Ok(());
+                };
+                Err(match error {
+                    rustls::Error::InvalidCertificate(
+                        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+                    ) => Refusal::OtherName { asked: name, presented },
+                    rustls::Error::InvalidCertificate(
+                        CertificateError::UnknownIssuer | CertificateError::BadSignature,
+                    ) => untrusted(name, presented),
+                    rustls::Error::InvalidCertificate(why) => {
+                        Refusal::Unusable { asked: name, presented, why: why.to_string() }
+                    }
+                    other => Refusal::Unusable { asked: name, presented, why: other.to_string() },
+                })
+            }
+        }
+    }
+
+    fn refuse(&self, refusal: Refusal) -> rustls::Error {
+        let error = match &refusal {
+            Refusal::OtherName { .. } => CertificateError::NotValidForName,
+            Refusal::NotOwner { .. } => CertificateError::BadSignature,
+            Refusal::Untrusted { .. } => CertificateError::UnknownIssuer,
+            other => CertificateError::Other(OtherError(Arc::new(other.clone()))),
+        };
+        self.slot.put(refusal);
+        rustls::Error::InvalidCertificate(error)
+    }
+
+    fn owner(
+        &self,
+        checked: std::result::Result<HandshakeSignatureValid, rustls::Error>,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        checked.map_err(|error| self.refuse(Refusal::NotOwner { why: error.to_string() }))
+    }
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> std::result::Result<ServerCertVerified, rustls::Error> {
+        match self.judge(end_entity, intermediates, server_name, ocsp_response, now) {
+            Ok(()) => Ok(ServerCertVerified::assertion()),
+            Err(refusal) => Err(self.refuse(refusal)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        self.owner(verify_tls12_signature(message, cert, dss, algorithms))
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        self.owner(verify_tls13_signature(message, cert, dss, algorithms))
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Judges chains to those of `certs` that are marked as a CA: webpki alone would take a server's
+/// certificate in the file for an issuer of others.
+fn issuers(
+    certs: &[CertificateDer<'static>],
+    provider: &Arc<CryptoProvider>,
+) -> Option<Arc<WebPkiServerVerifier>> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certs.iter().filter(|cert| is_ca(cert)).cloned());
+    WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(provider)).build().ok()
+}
+
+fn parse<'a>(cert: &'a CertificateDer<'_>) -> Option<X509Certificate<'a>> {
+    x509_parser::parse_x509_certificate(cert).ok().map(|(_, parsed)| parsed)
+}
+
+fn is_ca(cert: &CertificateDer<'_>) -> bool {
+    parse(cert).is_some_and(|cert| cert.is_ca())
+}
+
+/// The names and addresses a certificate is for, at most 8 of at most 64 characters, safe to print:
+/// those of its subjectAltName, or without these its common name.
+pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
+    let Some(cert) = parse(cert) else { return Vec::new() };
+    let alternative = cert.subject_alternative_name().ok().flatten();
+    let mut names: Vec<String> = alternative
+        .iter()
+        .flat_map(|extension| &extension.value.general_names)
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            GeneralName::IPAddress(bytes) => address(bytes),
+            _ => None,
+        })
+        .take(8)
+        .collect();
+    if names.is_empty() {
+        let common = cert.subject().iter_common_name().filter_map(|name| name.as_str().ok());
+        names.extend(common.take(8).map(str::to_owned));
+    }
+    names.iter().map(|name| name.chars().take(64).flat_map(char::escape_default).collect()).collect()
+}
+
+fn address(bytes: &[u8]) -> Option<String> {
+    if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
+        return Some(std::net::Ipv4Addr::from(v4).to_string());
+    }
+    <[u8; 16]>::try_from(bytes).ok().map(|v6| std::net::Ipv6Addr::from(v6).to_string())
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "no name".into(),
+        names => names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+    }
+}

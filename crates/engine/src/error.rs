@@ -1,0 +1,47 @@
+use std::io;
+
+use mpvpn_control::tls::Refusal;
+use mpvpn_os::OsError;
+use mpvpn_quic::SetupError;
+use mpvpn_tunnel::ClientError;
+
+/// Why a client or a server could not start, or ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A file, an option or a credential is not usable.
+    #[error("{0}")]
+    Control(#[from] mpvpn_control::Error),
+    /// The certificate of the server was not accepted.
+    #[error("{0}")]
+    Refused(#[from] Refusal),
+    /// The kernel refused something.
+    #[error("{0}")]
+    Os(#[from] OsError),
+    /// QUIC cannot be set up.
+    #[error("{0}")]
+    Setup(#[from] SetupError),
+    /// The tunnel has ended.
+    #[error("{0}")]
+    Tunnel(#[from] ClientError),
+    /// The URI template of the server is malformed.
+    #[error("{0}")]
+    Template(#[from] mpvpn_masque::template::TemplateError),
+    /// A basic facility failed.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Too little privilege.
+    #[error("a TUN device and routes need root (or CAP_NET_ADMIN): run this with sudo")]
+    Privilege,
+}
+
+impl EngineError {
+    /// For `map_err`: what was tried when an I/O error came.
+    pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}

@@ -1,0 +1,26 @@
+//! The event loop: a TUN device on one side, UDP sockets on the other, a tunnel in between.
+//!
+//! In: a checked configuration. Out: a running client ([`client::run`]) or server
+//! ([`server::run`]) that ends when it is told to (SIGINT, SIGTERM, SIGHUP) or when going on makes
+//! no sense.
+//!
+//! Always holds:
+//! - One thread moves packets and owns everything on their way; nothing there blocks, locks or
+//!   allocates by the packet. A second thread does what is slow: the local API, name resolution.
+//! - The clock is read once a turn of the loop.
+//! - What was changed on the machine is taken back however the loop ends; what a killed process
+//!   left behind is taken back by the next start.
+#![forbid(unsafe_code)]
+// Clocks, sockets and files are what an engine is for.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod client;
+mod error;
+mod links;
+pub mod server;
+mod slow;
+mod status;
+mod turn;
+mod wire;
+
+pub use error::EngineError;

@@ -1,0 +1,233 @@
+//! The links of a client: which interfaces they are, and whether they can carry packets.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use mpvpn_os::{
+    UdpOptions, UdpSocket,
+    netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
+    poll::{Interest, Poller},
+};
+use mpvpn_types::LinkId;
+
+use crate::{
+    EngineError,
+    turn::{MONITOR, SOCKETS},
+    wire::{SOCKET_BUFFER, Wire},
+};
+
+/// The word for "every interface with a default route".
+const AUTO: &str = "auto";
+
+/// One link.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) name: String,
+    index: Option<u32>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) mtu: u32,
+    /// Where the server is, seen from here; set while the link can carry packets.
+    pub(crate) remote: Option<SocketAddr>,
+    pub(crate) wire: Option<Wire>,
+    /// Why it cannot be used.
+    pub(crate) reason: &'static str,
+}
+
+/// What changed about a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkChange {
+    /// It can carry packets to this address, or its own address has changed.
+    Up(LinkId, SocketAddr),
+    /// It cannot carry packets.
+    Down(LinkId),
+}
+
+/// All links of a client.
+#[derive(Debug)]
+pub(crate) struct Links {
+    names: Vec<String>,
+    tun: String,
+    mark: u32,
+    netlink: Netlink,
+    monitor: Monitor,
+    pub(crate) links: BTreeMap<LinkId, Link>,
+    remotes: Vec<SocketAddr>,
+}
+
+impl Links {
+    /// `names` are interfaces, or the one word `auto`.
+    pub(crate) fn new(names: &[String], tun: &str, mark: u32, poller: &Poller) -> Result<Self, EngineError> {
+        let monitor = Monitor::open()?;
+        poller.add(&monitor, MONITOR, Interest::Read).map_err(EngineError::io("watch the network"))?;
+        let mut links = Self {
+            names: names.to_vec(),
+            tun: tun.to_owned(),
+            mark,
+            netlink: Netlink::open()?,
+            monitor,
+            links: BTreeMap::new(),
+            remotes: Vec::new(),
+        };
+        if !links.is_auto() {
+            for name in names {
+                links.add(name);
+            }
+        }
+        Ok(links)
+    }
+
+    fn is_auto(&self) -> bool {
+        self.names.iter().any(|name| name == AUTO)
+    }
+
+    fn add(&mut self, name: &str) {
+        if self.links.values().any(|link| link.name == name) {
+            return;
+        }
+        let id = LinkId(self.links.len() as u16);
+        let link = Link {
+            name: name.to_owned(),
+            index: None,
+            addresses: Vec::new(),
+            mtu: 1500,
+            remote: None,
+            wire: None,
+            reason: "not looked at yet",
+        };
+        self.links.insert(id, link);
+    }
+
+    /// The server's addresses, best first.
+    pub(crate) fn set_remotes(&mut self, remotes: Vec<SocketAddr>) {
+        self.remotes = remotes;
+    }
+
+    /// Reads all news; returns whether anything has changed that matters.
+    pub(crate) fn news(&mut self) -> bool {
+        let mut matters = false;
+        while let Ok(Some(event)) = self.monitor.next() {
+            matters |= match event {
+                Event::Link { name, .. } => name != self.tun,
+                Event::Route { route, .. } => self.is_auto() && route.is_default(),
+                Event::Address { .. } | Event::Overrun => true,
+            };
+        }
+        matters
+    }
+
+    /// Looks at the interfaces anew.
+    pub(crate) fn rescan(&mut self, poller: &Poller) -> Result<Vec<LinkChange>, EngineError> {
+        if self.is_auto() {
+            for name in self.netlink.default_route_interfaces(&[&self.tun])? {
+                self.add(&name);
+            }
+        }
+        let infos = self.netlink.links()?;
+        let addresses = self.netlink.addresses()?;
+        let ids: Vec<LinkId> = self.links.keys().copied().collect();
+        let mut changes = Vec::new();
+        for id in ids {
+            changes.extend(self.look_at(id, &infos, &addresses, poller));
+        }
+        Ok(changes)
+    }
+
+    fn look_at(
+        &mut self,
+        id: LinkId,
+        infos: &[LinkInfo],
+        addresses: &[AddressInfo],
+        poller: &Poller,
+    ) -> Option<LinkChange> {
+        let link = self.links.get_mut(&id)?;
+        let info = infos.iter().find(|info| info.name == link.name);
+        let own: Vec<IpAddr> = addresses
+            .iter()
+            .filter(|entry| info.is_some_and(|info| info.index == entry.index))
+            .filter(|entry| entry.usable && !entry.link_local)
+            .map(|entry| entry.address.addr())
+            .collect();
+        let remote = self.remotes.iter().find(|remote| own.iter().any(|ip| ip.is_ipv4() == remote.is_ipv4()));
+        link.reason = match (info, remote) {
+            (None, _) => "no such interface",
+            (Some(info), _) if !info.up => "switched off",
+            (Some(info), _) if !info.carrier => "no carrier",
+            _ if self.remotes.is_empty() => "the server's address is not known yet",
+            (_, None) => "no address",
+            _ => "",
+        };
+        let before = (link.index, link.remote, std::mem::replace(&mut link.addresses, own));
+        let usable = link.reason.is_empty();
+        if let Some(info) = info {
+            link.mtu = info.mtu;
+        }
+        if !usable {
+            let was_up = link.remote.take().is_some();
+            if info.is_none() {
+                // The socket is bound to a device that is gone.
+                link.index = None;
+                link.wire = None;
+            }
+            return was_up.then_some(LinkChange::Down(id));
+        }
+        let index = info.map(|info| info.index);
+        let remote = *remote?;
+        let family = |remote: SocketAddr| remote.is_ipv4();
+        let rebind = link.wire.is_none()
+            || link.index != index
+            || before.1.is_some_and(|old| family(old) != family(remote));
+        if rebind {
+            link.wire = None;
+            match bind(&link.name, remote, self.mark, poller, id) {
+                Ok(wire) => link.wire = Some(wire),
+                Err(error) => {
+                    tracing::warn!(link = %link.name, %error, "cannot use a link");
+                    link.reason = "its socket cannot be bound";
+                    return link.remote.take().is_some().then_some(LinkChange::Down(id));
+                }
+            }
+        }
+        link.index = index;
+        link.remote = Some(remote);
+        let after = (link.index, link.remote, &link.addresses);
+        (rebind || (before.0, before.1, &before.2) != after).then_some(LinkChange::Up(id, remote))
+    }
+
+    /// The largest UDP payload that any link could carry (bytes).
+    pub(crate) fn max_payload(&mut self) -> u16 {
+        let infos = self.netlink.links().unwrap_or_default();
+        let auto = self.is_auto();
+        let largest = infos
+            .iter()
+            .filter(|info| {
+                if auto {
+                    !info.loopback && info.name != self.tun && info.up
+                } else {
+                    self.names.contains(&info.name)
+                }
+            })
+            .map(|info| info.mtu)
+            .max()
+            .unwrap_or(1500);
+        // IPv4 and UDP headers; IPv6 finds its lower limit by probing.
+        u16::try_from(largest.saturating_sub(28)).unwrap_or(u16::MAX).clamp(1200, 65_000)
+    }
+}
+
+fn bind(name: &str, remote: SocketAddr, mark: u32, poller: &Poller, id: LinkId) -> Result<Wire, EngineError> {
+    let any =
+        if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind(&UdpOptions {
+        device: Some(name.to_owned()),
+        mark: Some(mark),
+        recv_buffer: Some(SOCKET_BUFFER),
+        send_buffer: Some(SOCKET_BUFFER),
+        ..UdpOptions::new(SocketAddr::new(any, 0))
+    })?;
+    poller
+        .add(&socket, SOCKETS + u64::from(id.0), Interest::Read)
+        .map_err(EngineError::io("watch a socket"))?;
+    Ok(Wire::new(socket))
+}

@@ -1,0 +1,164 @@
+//! Status output from what the tunnel reports.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use ipnet::IpNet;
+use mpvpn_control::{
+    config::{ClientConfig, ServerConfig},
+    status::{Class, Client, Link, LinkState, Path, PathState, Role, Session, State, Status},
+};
+use mpvpn_path::PathState as Judged;
+use mpvpn_tunnel::{ClientReport, ClientState, PathReport, SessionReport};
+
+use crate::links::Links;
+
+/// The one class that there is.
+const CLASS: &str = "default";
+
+/// What a client tells about itself.
+pub(crate) fn of_client(
+    config: &ClientConfig,
+    links: &Links,
+    report: &ClientReport,
+    uptime: Duration,
+) -> Status {
+    let mut status = Status::new(Role::Client);
+    status.state = match (report.state, &report.assignment) {
+        (ClientState::Up, _) => State::Up,
+        (ClientState::Connecting, None) => State::Connecting,
+        (ClientState::Connecting, Some(_)) => State::Reconnecting,
+    };
+    status.uptime_s = uptime.as_secs_f64();
+    status.addresses = report.assignment.iter().flat_map(|given| given.addresses.iter().copied()).collect();
+    status.session = Some(Session {
+        server: config.server.to_string(),
+        user: String::new(),
+        resumed: u64::from(report.resumed),
+    });
+    status.classes = vec![Class {
+        name: CLASS.to_owned(),
+        lane: "datagram".to_owned(),
+        cc: config.cc.to_string(),
+        scheduler: config.scheduler.to_string(),
+        tx_bytes: report.counters.tx_bytes,
+        rx_bytes: report.counters.rx_bytes,
+        queue_ms: millis(report.sojourn),
+        drops: report.drops,
+    }];
+    for path in &report.paths {
+        let Some(link) = path.link.and_then(|id| links.links.get(&id)) else { continue };
+        let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
+        let remote = path.view.remote;
+        let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+        let ip = own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
+        status.paths.push(path_of(path, &link.name, SocketAddr::new(ip, port)));
+    }
+    for link in links.links.values() {
+        let own = status.paths.iter().filter(|path| path.link == link.name);
+        let (tx_bytes, rx_bytes) =
+            own.fold((0, 0), |(tx, rx), path| (tx + path.tx_bytes, rx + path.rx_bytes));
+        status.links.push(Link {
+            name: link.name.clone(),
+            state: if link.remote.is_some() { LinkState::Up } else { LinkState::Down },
+            tier: "primary".to_owned(),
+            reason: link.reason.to_owned(),
+            addresses: link.addresses.clone(),
+            tx_bytes,
+            rx_bytes,
+        });
+    }
+    status
+}
+
+/// What a server tells about itself.
+pub(crate) fn of_server(
+    config: &ServerConfig,
+    addresses: &[IpNet],
+    listen: &[SocketAddr],
+    reports: &[SessionReport],
+    now: Instant,
+    started: Instant,
+) -> Status {
+    let mut status = Status::new(Role::Server);
+    status.state = State::Up;
+    status.uptime_s = now.saturating_duration_since(started).as_secs_f64();
+    status.addresses = addresses.to_vec();
+    let mut class = Class {
+        name: CLASS.to_owned(),
+        lane: "datagram".to_owned(),
+        cc: "bbr".to_owned(),
+        scheduler: "auto".to_owned(),
+        tx_bytes: 0,
+        rx_bytes: 0,
+        queue_ms: 0.0,
+        drops: 0,
+    };
+    for report in reports {
+        class.tx_bytes += report.counters.tx_bytes;
+        class.rx_bytes += report.counters.rx_bytes;
+        class.drops += report.drops;
+        class.queue_ms = class.queue_ms.max(millis(report.sojourn));
+        let port = listen.first().map_or(0, SocketAddr::port);
+        let paths: Vec<Path> = report
+            .paths
+            .iter()
+            .map(|path| {
+                let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
+                path_of(path, "", SocketAddr::new(ip, port))
+            })
+            .collect();
+        let prefix = |ip: IpAddr| match ip {
+            IpAddr::V4(_) => IpNet::new(ip, config.subnet.prefix_len()),
+            IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
+        };
+        status.clients.push(Client {
+            user: report.user.clone(),
+            addresses: report.addresses.iter().filter_map(|ip| prefix(ip).ok()).collect(),
+            connected_s: now.saturating_duration_since(report.since).as_secs_f64(),
+            tx_bytes: report.counters.tx_bytes,
+            rx_bytes: report.counters.rx_bytes,
+            paths,
+        });
+    }
+    status.classes = vec![class];
+    status
+}
+
+fn path_of(report: &PathReport, link: &str, local: SocketAddr) -> Path {
+    let view = &report.view;
+    let name = if link.is_empty() { "path" } else { link };
+    Path {
+        id: format!("{CLASS}/{name}/{}", view.id.0),
+        class: CLASS.to_owned(),
+        link: link.to_owned(),
+        local,
+        remote: view.remote,
+        state: match report.state {
+            Judged::Active => PathState::Active,
+            Judged::Standby => PathState::Standby,
+            Judged::Probing => PathState::Probing,
+            Judged::Down => PathState::Down,
+        },
+        reason: report.reason.clone(),
+        rtt_ms: millis(view.rtt),
+        min_rtt_ms: millis(view.min_rtt),
+        jitter_ms: millis(view.jitter),
+        loss_pct: view.loss * 100.0,
+        cwnd_bytes: view.window,
+        in_flight_bytes: view.in_flight,
+        rate_bps: view.rate.saturating_mul(8),
+        tx_bytes: view.tx_bytes,
+        rx_bytes: view.rx_bytes,
+        tx_packets: view.tx_packets,
+        rx_packets: view.rx_packets,
+        lost_packets: view.lost_packets,
+        mtu: view.mtu,
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}

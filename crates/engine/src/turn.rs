@@ -1,0 +1,84 @@
+//! What the loops of client and server have in common: what to wait for, and noticing that this
+//! process did not run.
+
+use std::time::{Duration, Instant};
+
+use mpvpn_os::poll::{Event, Events, Interest, Poller, Signal, Signals, Wake};
+
+use crate::EngineError;
+
+/// The TUN device.
+pub(crate) const TUN: u64 = 0;
+/// The slow thread has a message.
+pub(crate) const WAKE: u64 = 1;
+/// A signal arrived.
+pub(crate) const SIGNAL: u64 = 2;
+/// News about links.
+pub(crate) const MONITOR: u64 = 3;
+/// UDP sockets have tokens from here on.
+pub(crate) const SOCKETS: u64 = 16;
+
+/// A wait that ended this much later than asked, or work that took as long, means that silence of
+/// others may have been our own.
+const OVERSLEPT: Duration = Duration::from_millis(40);
+/// The longest wait: what nobody foresaw is found after it.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// Waiting for events.
+pub(crate) struct Turns {
+    pub(crate) poller: Poller,
+    events: Events,
+    signals: Signals,
+    pub(crate) wake: Wake,
+    before: Instant,
+}
+
+/// What a turn starts with.
+pub(crate) struct Turn {
+    pub(crate) now: Instant,
+    /// This process did not run for a while.
+    pub(crate) overslept: bool,
+    pub(crate) ready: Vec<Event>,
+}
+
+impl Turns {
+    /// To be called before any thread is started, so that all of them leave signals to this one.
+    pub(crate) fn new() -> Result<Self, EngineError> {
+        let signals = Signals::new(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])
+            .map_err(EngineError::io("take over signals"))?;
+        let wake = Wake::new().map_err(EngineError::io("make an eventfd"))?;
+        let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
+        let add = EngineError::io("watch a descriptor");
+        poller
+            .add(&signals, SIGNAL, Interest::Read)
+            .and_then(|()| poller.add(&wake, WAKE, Interest::Read))
+            .map_err(add)?;
+        Ok(Self { poller, events: Events::with_capacity(64), signals, wake, before: Instant::now() })
+    }
+
+    /// Waits for something to do, at most until `deadline`.
+    pub(crate) fn next(&mut self, deadline: Option<Instant>, turn: &mut Turn) -> Result<(), EngineError> {
+        let start = Instant::now();
+        let worked = start.saturating_duration_since(self.before);
+        let wait = deadline.map_or(LONGEST, |at| at.saturating_duration_since(start).min(LONGEST));
+        self.poller.wait(&mut self.events, Some(wait)).map_err(EngineError::io("wait for events"))?;
+        turn.now = Instant::now();
+        let waited = turn.now.saturating_duration_since(start);
+        turn.overslept = worked > OVERSLEPT || waited > wait + OVERSLEPT;
+        turn.ready.clear();
+        turn.ready.extend(self.events.iter());
+        self.before = turn.now;
+        Ok(())
+    }
+
+    /// The signal that ends the process, if one arrived.
+    pub(crate) fn signal(&self) -> Option<Signal> {
+        self.signals.next().ok().flatten()
+    }
+}
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self { now: Instant::now(), overslept: false, ready: Vec::new() }
+    }
+}

@@ -1,0 +1,125 @@
+//! Sockets and the TUN device, with what to do when they are busy.
+
+use std::{
+    collections::VecDeque,
+    io::{self, IoSlice},
+    net::{IpAddr, SocketAddr},
+};
+
+use mpvpn_os::{
+    Outgoing, Tun, UdpSocket,
+    poll::{Interest, Poller},
+    udp::SendFailure,
+};
+use mpvpn_packet::Joined;
+use mpvpn_quic::Transmit;
+
+/// Sends that wait for a busy socket, at most: the congestion window bounds them long before.
+const MAX_WAITING: usize = 256;
+
+/// Bytes that the kernel should hold for a socket in each direction.
+pub(crate) const SOCKET_BUFFER: usize = 8 << 20;
+
+/// A socket that keeps what the kernel could not take.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    pub(crate) socket: UdpSocket,
+    waiting: VecDeque<(Transmit, Vec<u8>)>,
+}
+
+/// What became of a packet to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// It is on its way, or waits for room.
+    Fine,
+    /// The link cannot carry anything now.
+    LinkDown,
+}
+
+impl Wire {
+    pub(crate) fn new(socket: UdpSocket) -> Self {
+        Self { socket, waiting: VecDeque::new() }
+    }
+
+    /// Sends, or keeps for later.
+    pub(crate) fn send(
+        &mut self,
+        poller: &Poller,
+        token: u64,
+        transmit: &Transmit,
+        data: &[u8],
+        from: Option<IpAddr>,
+    ) -> Sent {
+        if !self.waiting.is_empty() {
+            self.keep(transmit, data);
+            return Sent::Fine;
+        }
+        match self.socket.send(&outgoing(transmit, data, from)) {
+            Ok(()) => Sent::Fine,
+            Err(error) => match SendFailure::of(&error) {
+                SendFailure::Busy => {
+                    self.keep(transmit, data);
+                    // Without notice of room the packets would leave with the next ones.
+                    let _ = poller.modify(&self.socket, token, Interest::ReadWrite);
+                    Sent::Fine
+                }
+                SendFailure::TooBig => Sent::Fine,
+                SendFailure::Lost => {
+                    tracing::debug!(%error, "a packet could not be sent");
+                    Sent::Fine
+                }
+                SendFailure::LinkDown => {
+                    tracing::debug!(%error, "a link cannot send");
+                    Sent::LinkDown
+                }
+            },
+        }
+    }
+
+    fn keep(&mut self, transmit: &Transmit, data: &[u8]) {
+        if self.waiting.len() < MAX_WAITING {
+            self.waiting.push_back((*transmit, data.to_vec()));
+        }
+    }
+
+    /// The kernel has room again.
+    pub(crate) fn flush(&mut self, poller: &Poller, token: u64, from: impl Fn(&Transmit) -> Option<IpAddr>) {
+        while let Some((transmit, data)) = self.waiting.front() {
+            match self.socket.send(&outgoing(transmit, data, from(transmit))) {
+                Err(error) if SendFailure::of(&error) == SendFailure::Busy => return,
+                _ => self.waiting.pop_front(),
+            };
+        }
+        let _ = poller.modify(&self.socket, token, Interest::Read);
+    }
+}
+
+fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Outgoing<'a> {
+    Outgoing {
+        to: transmit.remote,
+        from,
+        ecn: transmit.ecn,
+        segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
+        data: &data[..transmit.size],
+    }
+}
+
+/// Writes one packet to the TUN. What the kernel refuses is lost, as on any link.
+pub(crate) fn write_tun(tun: &Tun, joined: &Joined) {
+    let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
+    joined.io_slices(&mut pieces);
+    if let Err(error) = tun.write_vectored(&pieces)
+        && error.kind() != io::ErrorKind::WouldBlock
+    {
+        tracing::debug!(%error, bytes = joined.len(), "the TUN did not take a packet");
+    }
+}
+
+/// Whether a socket bound to `bound` serves packets from `local` to `remote`.
+pub(crate) fn serves(bound: SocketAddr, local: Option<IpAddr>, remote: SocketAddr) -> bool {
+    if bound.ip().is_unspecified() {
+        // A wildcard IPv6 socket is dual-stack unless there is one for IPv4.
+        return bound.is_ipv6() || remote.is_ipv4();
+    }
+    bound.is_ipv4() == remote.is_ipv4() && local.is_none_or(|ip| ip == bound.ip())
+}

@@ -1,0 +1,205 @@
+//! `mpvpn lab`: labs for people at a terminal.
+
+use std::{
+    os::unix::process::ExitStatusExt,
+    path::PathBuf,
+    process::{Child, ExitCode, ExitStatus},
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+
+use crate::{
+    control::{self, Door},
+    demo,
+    error::LabError,
+    lab::{INET_V4, INET_V6, Lab},
+    signals,
+    spec::LinkSpec,
+    vpn::{self, TUNNEL_SERVER_V4, VpnOptions},
+};
+
+/// Emulated links in network namespaces of this machine.
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Show two bonded links at work, one of them cut and restored, and draw what was measured
+    Demo(DemoArgs),
+    /// Build a lab with server and client running, and run a command in the client's namespace
+    #[command(after_help = UP_HELP)]
+    Up(UpArgs),
+    /// Change a link of a running lab
+    #[command(after_help = LINK_HELP)]
+    Link(LinkArgs),
+}
+
+const UP_HELP: &str = "\
+Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet;
+  a setting of one direction: loss.up=1% delay.down=30ms up=20mbit down=100mbit;
+  `unlimited` is a plain veth pair. Delays are one-way.
+
+The command finds in its environment: MPVPN_SERVER (the server's tunnel address), MPVPN_INET and
+MPVPN_INET6 (a host behind the server).
+
+Examples:
+  mpvpn lab up --link 100mbit,12ms --link 50mbit,30ms,loss=1% -- ping -c 5 10.0.0.1
+  mpvpn lab up --link 100mbit,12ms --no-vpn -- ip addr
+  mpvpn lab up --link down=100mbit,up=20mbit,12ms          stays until Ctrl-C";
+
+const LINK_HELP: &str = "\
+Examples:
+  mpvpn lab link 2 down
+  mpvpn lab link 2 up
+  mpvpn lab link 1 loss=10% delay=80ms --direction down";
+
+/// Options of `mpvpn lab demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Seconds of traffic over both links: the cut comes after a third, the repair after two
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(12..=50))]
+    pub seconds: u64,
+    /// The client's scheduler [default: the client's]
+    #[arg(long, value_name = "S")]
+    pub scheduler: Option<String>,
+    /// Where the plot and the figures are written
+    #[arg(long, value_name = "DIR", default_value = "target/demo")]
+    pub output: PathBuf,
+}
+
+/// Options of `mpvpn lab up`.
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// A link between client and server; repeat for more
+    #[arg(long = "link", value_name = "SPEC", required = true)]
+    pub links: Vec<LinkSpec>,
+    /// An argument for the server; repeat for more
+    #[arg(long = "server-arg", value_name = "X", allow_hyphen_values = true)]
+    pub server_args: Vec<String>,
+    /// An argument for the client; repeat for more
+    #[arg(long = "client-arg", value_name = "X", allow_hyphen_values = true)]
+    pub client_args: Vec<String>,
+    /// The client's scheduler [default: the client's]
+    #[arg(long, value_name = "S")]
+    pub scheduler: Option<String>,
+    /// Only namespaces and links: start neither server nor client
+    #[arg(long)]
+    pub no_vpn: bool,
+    /// Put a host in a network of its own behind the client
+    #[arg(long)]
+    pub lan: bool,
+    /// A name for `mpvpn lab link --lab NAME` [default: lab-PID]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// What to run in the client's namespace
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<String>,
+}
+
+/// Options of `mpvpn lab link`.
+#[derive(Debug, Args)]
+pub struct LinkArgs {
+    /// Which link, counted from 1
+    pub link: usize,
+    /// down, up (the cable), or settings: rate=… delay=… jitter=… loss=… queue=… mtu=…
+    #[arg(required = true, value_name = "CHANGE")]
+    pub changes: Vec<String>,
+    /// Which direction the settings are for; up is from the client to the server
+    #[arg(long, value_name = "D", default_value = "both", value_parser = ["up", "down", "both"])]
+    pub direction: String,
+    /// Which lab, if several are running
+    #[arg(long = "lab", value_name = "NAME")]
+    pub lab: Option<String>,
+}
+
+/// Runs one of the commands to its end.
+pub fn run(command: LabCommand) -> Result<ExitCode, LabError> {
+    match command {
+        LabCommand::Demo(args) => demo::run(&args),
+        LabCommand::Up(args) => up(&args),
+        LabCommand::Link(args) => {
+            control::ask(args.lab.as_deref(), args.link, &args.direction, &args.changes)?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn up(args: &UpArgs) -> Result<ExitCode, LabError> {
+    signals::catch();
+    let lab = Lab::builder().links(args.links.iter().cloned()).lan(args.lan).build()?;
+    let name = args.name.clone().unwrap_or_else(|| format!("lab-{}", std::process::id()));
+    let _door = Door::open(&lab, &name)?;
+    let vpn_options = VpnOptions {
+        server_args: args.server_args.clone(),
+        client_args: args.client_args.clone(),
+        scheduler: args.scheduler.clone(),
+        ..VpnOptions::default()
+    };
+    let mut vpn = if args.no_vpn { None } else { Some(vpn::start(&lab, vpn_options)?) };
+    let code = match args.command.split_first() {
+        Some((program, arguments)) => run_command(&lab, program, arguments)?,
+        None => stay(&lab, &name)?,
+    };
+    if let Some(vpn) = &mut vpn {
+        vpn.stop()?;
+    }
+    Ok(code)
+}
+
+fn run_command(lab: &Lab, program: &str, arguments: &[String]) -> Result<ExitCode, LabError> {
+    let mut child = lab
+        .client()
+        .command(program)
+        .args(arguments)
+        .env("MPVPN_SERVER", TUNNEL_SERVER_V4)
+        .env("MPVPN_INET", INET_V4.to_string())
+        .env("MPVPN_INET6", INET_V6.to_string())
+        .env("MPVPN_LAB", lab.prefix())
+        .spawn()
+        .map_err(LabError::io(format!("start {program}")))?;
+    Ok(exit_code(wait(&mut child)?))
+}
+
+/// Waits for the command; after a signal to us it has a moment to end by itself, as a terminal sent it one too.
+fn wait(child: &mut Child) -> Result<ExitStatus, LabError> {
+    let ask = || LabError::io("wait for the command");
+    loop {
+        if let Some(status) = child.try_wait().map_err(ask())? {
+            return Ok(status);
+        }
+        if signals::check().is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let pid = rustix::process::Pid::from_child(child);
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    for _ in 0..200 {
+        if let Some(status) = child.try_wait().map_err(ask())? {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    child.kill().map_err(ask())?;
+    child.wait().map_err(ask())
+}
+
+/// As shells do: 128 and the signal for a command that a signal ended.
+fn exit_code(status: ExitStatus) -> ExitCode {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+fn stay(lab: &Lab, name: &str) -> Result<ExitCode, LabError> {
+    println!("The lab `{name}` is up; Ctrl-C ends it.");
+    for (number, spec) in (1..).zip(lab.specs()) {
+        println!("  link {number}: {spec}");
+    }
+    let places = [Some(lab.client()), Some(lab.server()), Some(lab.inet()), lab.lan()];
+    for namespace in places.into_iter().flatten() {
+        println!("  ip netns exec {} bash", namespace.name());
+    }
+    println!("  mpvpn lab link 1 down --lab {name}");
+    println!("  the tunnel's server is {TUNNEL_SERVER_V4}, a host behind it {INET_V4} and {INET_V6}");
+    println!("  logs: {}", lab.dir().display());
+    while signals::sleep(Duration::from_secs(3600)).is_ok() {}
+    Ok(ExitCode::SUCCESS)
+}

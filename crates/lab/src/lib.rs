@@ -1,0 +1,43 @@
+//! Emulated links between network namespaces, for demonstrations, tests and benches.
+//!
+//! In: descriptions of links (`"100mbit,12ms,loss=1%"`) and programs to run. Out: a small internet on this
+//! machine, where those programs see ordinary interfaces:
+//!
+//! ```text
+//!  lan ── client ══ eth1 ⇄ up1 ══ server ── inet      eth<i>/up<i>: two TAP devices, joined by one thread
+//!               ╚═ eth2 ⇄ up2 ═╝                      of this process that shapes every frame
+//! ```
+//!
+//! * [`emulation`] decides what happens to a packet and when; it has neither clock nor socket.
+//! * [`Lab`] builds and removes namespaces, devices and processes; [`LinkHandle`] changes links meanwhile.
+//! * [`vpn`] runs the `mpvpn` binary in a lab, [`cli`] is `mpvpn lab`, and `demo` is `mpvpn lab demo`.
+//!
+//! Always holds: links do not reorder; everything that a lab made is gone when its [`Lab`] is dropped, and
+//! when its process was killed, it is gone when the next lab starts.
+// This crate is an edge: it talks to the kernel, the clock, files and other processes.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+pub mod cli;
+mod control;
+mod demo;
+pub mod emulation;
+mod emulator;
+mod error;
+mod lab;
+mod leftovers;
+mod link;
+mod namespace;
+mod process;
+mod requirements;
+mod signals;
+mod spec;
+mod tap;
+pub mod vpn;
+
+pub use emulation::{Counters, HISTORY_STEP};
+pub use error::LabError;
+pub use lab::{Builder, INET_V4, INET_V6, Lab, SERVER_V4, SERVER_V6};
+pub use link::{Direction, History, LinkHandle, LinkStats};
+pub use namespace::Namespace;
+pub use process::Process;
+pub use spec::{ByteCount, LinkKind, LinkSpec, Params, ParseSpecError};

@@ -1,0 +1,41 @@
+//! Noticing that the user wants to stop, so that everything can be cleaned up first.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+use crate::error::LabError;
+
+static STOP: AtomicBool = AtomicBool::new(false);
+
+/// From now on SIGINT, SIGTERM and SIGHUP do not end the process but are answered by [`check`].
+pub(crate) fn catch() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let handler: extern "C" fn(libc::c_int) = note;
+        // SAFETY: the handler only stores to an atomic, which is allowed in a signal handler.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+}
+
+extern "C" fn note(_: libc::c_int) {
+    STOP.store(true, Ordering::Relaxed);
+}
+
+/// An error once a signal has come.
+pub(crate) fn check() -> Result<(), LabError> {
+    if STOP.load(Ordering::Relaxed) { Err(LabError::Interrupted) } else { Ok(()) }
+}
+
+/// Sleeps, but not on after a signal.
+pub(crate) fn sleep(time: Duration) -> Result<(), LabError> {
+    let end = Instant::now() + time;
+    loop {
+        check()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(Duration::from_millis(20)));
+    }
+}

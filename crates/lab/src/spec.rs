@@ -1,0 +1,417 @@
+//! What a link is like, as people write it: `100mbit,12ms,jitter=3ms,loss=1%,queue=60ms,mtu=1500`.
+//!
+//! A bare rate is `rate=`, a bare time is `delay=`; a setting holds for both directions unless `.up` or
+//! `.down` follows its name (`loss.up=1%`), and `up=20mbit` is short for `rate.up=20mbit`. Up is from the
+//! client to the server. What is printed can be read again and means the same.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use mpvpn_types::BitRate;
+
+use crate::link::Direction;
+
+/// The longest delay, jitter or queue that is emulated: it bounds the memory that a link can take.
+const MAX_TIME: Duration = Duration::from_secs(10);
+/// The largest IP packet that a link can be asked to carry, in bytes.
+const MAX_MTU: u32 = 9000;
+/// The smallest limit on packet sizes, in bytes (RFC 791 requires that 68 bytes pass).
+const MIN_MTU: u32 = 68;
+
+/// What one direction of a link does to packets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Params {
+    /// The bottleneck's rate; `None` does not limit.
+    pub rate: Option<BitRate>,
+    /// One-way delay, without queueing.
+    pub delay: Duration,
+    /// The delay varies evenly by up to this much in either direction, never so that packets overtake.
+    pub jitter: Duration,
+    /// The part of packets that is lost at random after the bottleneck, 0 to 1.
+    pub loss: f64,
+    /// How much data waits before the bottleneck, as time at its rate; what comes then is dropped.
+    pub queue: Duration,
+    /// IP packets larger than this many bytes vanish without a word.
+    pub mtu: Option<u32>,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self {
+            rate: None,
+            delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            loss: 0.0,
+            queue: Duration::from_millis(60),
+            mtu: None,
+        }
+    }
+}
+
+impl Params {
+    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`).
+    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
+        match key {
+            "rate" => self.rate = parse_rate(value)?,
+            "delay" => self.delay = parse_time(value)?,
+            "jitter" => self.jitter = parse_time(value)?,
+            "loss" => self.loss = parse_share(value)?,
+            "queue" => self.queue = parse_time(value)?,
+            "mtu" => self.mtu = Some(parse_mtu(value)?),
+            _ => return Err(ParseSpecError::Key(key.to_owned())),
+        }
+        Ok(())
+    }
+
+    /// The settings by name, in the order in which they are printed, with those left at their default.
+    fn settings(&self) -> [(&'static str, Option<String>); 6] {
+        let default = Self::default();
+        let time = |key, value: Duration, usual| (key, (value != usual).then(|| Time(value).to_string()));
+        [
+            ("rate", self.rate.map(|rate| rate.to_string())),
+            time("delay", self.delay, default.delay),
+            time("jitter", self.jitter, default.jitter),
+            ("loss", (self.loss != 0.0).then(|| format!("{}", self.loss))),
+            time("queue", self.queue, default.queue),
+            ("mtu", self.mtu.map(|mtu| mtu.to_string())),
+        ]
+    }
+}
+
+/// Which bytes of a packet the bottleneck's rate counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ByteCount {
+    /// The IP packet.
+    #[default]
+    Ip,
+    /// The Ethernet frame: 14 bytes more.
+    Ethernet,
+}
+
+impl ByteCount {
+    /// Bytes that are counted for each packet beside the IP packet itself.
+    pub fn overhead(self) -> u32 {
+        match self {
+            Self::Ip => 0,
+            Self::Ethernet => 14,
+        }
+    }
+}
+
+/// How a link is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkKind {
+    /// Two TAP devices and our emulation between them.
+    #[default]
+    Emulated,
+    /// A veth pair, as fast as the kernel is.
+    Veth,
+}
+
+/// A link: both directions and what is common to them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LinkSpec {
+    /// How it is made.
+    pub kind: LinkKind,
+    /// From the client to the server.
+    pub up: Params,
+    /// From the server to the client.
+    pub down: Params,
+    /// What its rates count.
+    pub count: ByteCount,
+}
+
+impl LinkSpec {
+    /// A plain veth pair, with no emulation at all: for measuring how fast something can be.
+    pub fn unlimited() -> Self {
+        Self { kind: LinkKind::Veth, ..Self::default() }
+    }
+
+    /// The MTU of the two devices, in bytes: a limit below 1500 is a black hole behind them, not their own.
+    pub fn device_mtu(&self) -> u32 {
+        [self.up.mtu, self.down.mtu].into_iter().flatten().max().unwrap_or(0).max(1500)
+    }
+
+    fn apply(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
+        if key == "count" {
+            self.count = match value {
+                "ip" => ByteCount::Ip,
+                "ethernet" => ByteCount::Ethernet,
+                _ => return Err(ParseSpecError::Count(value.to_owned())),
+            };
+            return Ok(());
+        }
+        let (key, direction) = match key {
+            "up" => ("rate", Some(Direction::Up)),
+            "down" => ("rate", Some(Direction::Down)),
+            _ => match key.split_once('.') {
+                Some((name, "up")) => (name, Some(Direction::Up)),
+                Some((name, "down")) => (name, Some(Direction::Down)),
+                Some(_) => return Err(ParseSpecError::Key(key.to_owned())),
+                None => (key, None),
+            },
+        };
+        if direction != Some(Direction::Down) {
+            self.up.set(key, value)?;
+        }
+        if direction != Some(Direction::Up) {
+            self.down.set(key, value)?;
+        }
+        Ok(())
+    }
+}
+
+/// A text that describes no link.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParseSpecError {
+    /// Nothing at all was given.
+    #[error("a link needs a description, as in 100mbit,12ms,loss=1%")]
+    Empty,
+    /// An unknown setting.
+    #[error(
+        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue and mtu (each with .up or .down if wanted), up, down and count"
+    )]
+    Key(String),
+    /// Neither a rate nor a time nor a setting.
+    #[error("`{0}` is neither a rate (100mbit) nor a time (12ms) nor a setting (loss=1%)")]
+    Word(String),
+    /// A rate that cannot be.
+    #[error("`{0}` is not a rate of 1 kbit/s or more, as in 100mbit")]
+    Rate(String),
+    /// A time that cannot be.
+    #[error("`{0}` is not a time between 0 and 10 s, as in 12.5ms")]
+    Time(String),
+    /// A share that cannot be.
+    #[error("`{0}` is not a share between 0 and 100 %, as in 1% or 0.01")]
+    Share(String),
+    /// A packet size that cannot be.
+    #[error("`{0}` is not a packet size between 68 and 9000 bytes")]
+    Mtu(String),
+    /// An unknown way to count bytes.
+    #[error("`{0}` is no way to count bytes: there are ip and ethernet")]
+    Count(String),
+}
+
+impl FromStr for LinkSpec {
+    type Err = ParseSpecError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim().to_ascii_lowercase();
+        match text.as_str() {
+            "" => return Err(ParseSpecError::Empty),
+            "unlimited" | "veth" => return Ok(Self::unlimited()),
+            _ => {}
+        }
+        let mut spec = Self::default();
+        for word in text.split(',').map(str::trim) {
+            if let Some((key, value)) = word.split_once('=') {
+                spec.apply(key.trim(), value.trim())?;
+            } else if let Ok(rate) = parse_rate(word) {
+                (spec.up.rate, spec.down.rate) = (rate, rate);
+            } else if let Ok(delay) = parse_time(word) {
+                (spec.up.delay, spec.down.delay) = (delay, delay);
+            } else {
+                return Err(ParseSpecError::Word(word.to_owned()));
+            }
+        }
+        Ok(spec)
+    }
+}
+
+impl fmt::Display for LinkSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.kind == LinkKind::Veth {
+            return f.write_str("unlimited");
+        }
+        let mut words = Vec::new();
+        for ((key, up), (_, down)) in self.up.settings().into_iter().zip(self.down.settings()) {
+            if up == down {
+                words.extend(up.map(|value| match key {
+                    "rate" | "delay" => value,
+                    _ => format!("{key}={value}"),
+                }));
+                continue;
+            }
+            words.extend(up.map(|value| format!("{key}.up={value}")));
+            words.extend(down.map(|value| format!("{key}.down={value}")));
+        }
+        if self.count == ByteCount::Ethernet {
+            words.push("count=ethernet".to_owned());
+        }
+        if words.is_empty() {
+            words.push("delay=0ms".to_owned());
+        }
+        f.write_str(&words.join(","))
+    }
+}
+
+/// A time as people write it, exact to the nanosecond.
+struct Time(Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ns = self.0.as_nanos();
+        if ns.is_multiple_of(1_000_000_000) {
+            return write!(f, "{}s", ns / 1_000_000_000);
+        }
+        let (whole, rest) = (ns / 1_000_000, ns % 1_000_000);
+        if rest == 0 {
+            return write!(f, "{whole}ms");
+        }
+        let fraction = format!("{rest:06}");
+        write!(f, "{whole}.{}ms", fraction.trim_end_matches('0'))
+    }
+}
+
+/// `unlimited` takes a limit away.
+fn parse_rate(text: &str) -> Result<Option<BitRate>, ParseSpecError> {
+    if text == "unlimited" {
+        return Ok(None);
+    }
+    let rate: BitRate = text.parse().map_err(|_| ParseSpecError::Rate(text.to_owned()))?;
+    if rate.bps() < 1000 {
+        return Err(ParseSpecError::Rate(text.to_owned()));
+    }
+    Ok(Some(rate))
+}
+
+fn parse_time(text: &str) -> Result<Duration, ParseSpecError> {
+    let error = || ParseSpecError::Time(text.to_owned());
+    let split = text.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(error)?;
+    let (number, unit) = text.split_at(split);
+    let ns_per_unit = match unit {
+        "s" => 1e9,
+        "ms" => 1e6,
+        "us" => 1e3,
+        "ns" => 1.0,
+        _ => return Err(error()),
+    };
+    let value: f64 = number.trim().parse().map_err(|_| error())?;
+    let ns = (value * ns_per_unit).round();
+    if !(0.0..=MAX_TIME.as_nanos() as f64).contains(&ns) {
+        return Err(error());
+    }
+    Ok(Duration::from_nanos(ns as u64))
+}
+
+fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
+    let error = || ParseSpecError::Share(text.to_owned());
+    let (number, unit) = match text.strip_suffix('%') {
+        Some(number) => (number, 100.0),
+        None => (text, 1.0),
+    };
+    let share = number.trim().parse::<f64>().map_err(|_| error())? / unit;
+    if !(0.0..=1.0).contains(&share) {
+        return Err(error());
+    }
+    Ok(share)
+}
+
+fn parse_mtu(text: &str) -> Result<u32, ParseSpecError> {
+    let error = || ParseSpecError::Mtu(text.to_owned());
+    let mtu = text.parse().map_err(|_| error())?;
+    if !(MIN_MTU..=MAX_MTU).contains(&mtu) {
+        return Err(error());
+    }
+    Ok(mtu)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn spec(text: &str) -> LinkSpec {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_link_is_described_in_one_line() {
+        let link = spec("100mbit,12ms,jitter=3ms,loss=1%,queue=60ms,mtu=1500");
+        assert_eq!(link.up, link.down);
+        assert_eq!(link.up.rate, Some(BitRate::from_bps(100_000_000)));
+        assert_eq!(link.up.delay, Duration::from_millis(12));
+        assert_eq!(link.up.jitter, Duration::from_millis(3));
+        assert_eq!(link.up.loss, 0.01);
+        assert_eq!(link.up.queue, Duration::from_millis(60));
+        assert_eq!(link.up.mtu, Some(1500));
+        assert_eq!(spec("12.5ms").up.delay, Duration::from_micros(12_500));
+    }
+
+    #[test]
+    fn directions_can_differ() {
+        let link = spec("down=100mbit,up=20mbit,loss.up=1%,delay.down=30ms,count=ethernet");
+        assert_eq!(link.down.rate, Some(BitRate::from_bps(100_000_000)));
+        assert_eq!(link.up.rate, Some(BitRate::from_bps(20_000_000)));
+        assert_eq!((link.up.loss, link.down.loss), (0.01, 0.0));
+        assert_eq!((link.up.delay, link.down.delay), (Duration::ZERO, Duration::from_millis(30)));
+        assert_eq!(link.count.overhead(), 14);
+    }
+
+    #[test]
+    fn a_limit_below_1500_is_a_black_hole_and_one_above_needs_larger_devices() {
+        assert_eq!(spec("mtu=1400").device_mtu(), 1500);
+        assert_eq!(spec("mtu=9000").device_mtu(), 9000);
+    }
+
+    #[test]
+    fn wrong_descriptions_say_what_is_wrong() {
+        for (text, said) in [
+            ("", "needs a description"),
+            ("100mbit,", "neither a rate"),
+            ("100", "neither a rate"),
+            ("speed=1mbit", "no setting `speed`"),
+            ("loss.left=1%", "no setting `loss.left`"),
+            ("loss=101%", "not a share"),
+            ("loss=NaN", "not a share"),
+            ("delay=-1ms", "not a time"),
+            ("delay=11s", "not a time"),
+            ("rate=0mbit", "not a rate"),
+            ("mtu=67", "not a packet size"),
+            ("count=atm", "no way to count"),
+        ] {
+            let error = text.parse::<LinkSpec>().unwrap_err().to_string();
+            assert!(error.contains(said), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_plain_veth_has_its_own_name() {
+        assert_eq!(spec("unlimited"), LinkSpec::unlimited());
+        assert_eq!(LinkSpec::unlimited().to_string(), "unlimited");
+    }
+
+    fn params() -> impl Strategy<Value = Params> {
+        let time = || (0..=10_000_000_000u64).prop_map(Duration::from_nanos);
+        (
+            proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
+            time(),
+            time(),
+            prop_oneof![Just(0.0), 0.0..=1.0f64],
+            time(),
+            proptest::option::of(MIN_MTU..=MAX_MTU),
+        )
+            .prop_map(|(rate, delay, jitter, loss, queue, mtu)| Params {
+                rate,
+                delay,
+                jitter,
+                loss,
+                queue,
+                mtu,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_printed_reads_back_the_same(up in params(), down in params(), ethernet: bool) {
+            let count = if ethernet { ByteCount::Ethernet } else { ByteCount::Ip };
+            let link = LinkSpec { up, down, count, kind: LinkKind::Emulated };
+            prop_assert_eq!(link.to_string().parse::<LinkSpec>(), Ok(link));
+        }
+
+        #[test]
+        fn any_text_is_answered_without_panic(text in ".{0,60}") {
+            let _ = text.parse::<LinkSpec>();
+        }
+    }
+}

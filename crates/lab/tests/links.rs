@@ -1,0 +1,289 @@
+//! Real programs over emulated links: what was described is what they see.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::{
+    path::Path,
+    process::Command,
+    sync::{Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use mpvpn_lab::{Direction, INET_V4, Lab, LabError, LinkSpec, Namespace, SERVER_V4, SERVER_V6};
+use mpvpn_types::BitRate;
+
+/// Labs share two processors: one at a time keeps their timing true.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn lab(links: &[&str]) -> Lab {
+    Lab::builder().links(links.iter().map(|text| text.parse::<LinkSpec>().unwrap())).build().unwrap()
+}
+
+fn output(namespace: &Namespace, line: &str) -> (bool, String) {
+    let mut words = line.split_whitespace();
+    let output = namespace.command(words.next().unwrap()).args(words).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), text.into_owned())
+}
+
+fn good(namespace: &Namespace, line: &str) -> String {
+    let (success, text) = output(namespace, line);
+    assert!(success, "{line}: {text}");
+    text
+}
+
+/// Shortest round-trip time in ms (a busy machine makes others longer), of `ping`'s last line: `rtt min/avg/max/mdev = 1.1/1.2/1.3/0.1 ms`.
+fn shortest_rtt(ping: &str) -> f64 {
+    let line = ping.lines().find(|line| line.starts_with("rtt ")).unwrap_or_else(|| panic!("{ping}"));
+    line.split(['=', '/']).nth(4).unwrap().trim().parse().unwrap()
+}
+
+/// Percentage of lost packets, of `ping`'s line `10 packets transmitted, 9 received, 10% packet loss, time 9ms`.
+fn loss_percent(ping: &str) -> f64 {
+    let end = ping.find("% packet loss").unwrap_or_else(|| panic!("{ping}"));
+    ping[..end].rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Mbit/s that arrived, as iperf3's receiver counted them.
+fn iperf(lab: &Lab, arguments: &str) -> f64 {
+    let mut server = lab.server().command("iperf3");
+    // Unbound, it would answer UDP from the address of the link instead of the one that was asked.
+    server.args(["-s", "-1", "--forceflush", "-B", &SERVER_V4.to_string()]);
+    let mut server = lab.spawn(lab.server(), server).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !server.stdout().contains("listening") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let json = good(lab.client(), &format!("iperf3 -J -c {SERVER_V4} {arguments}"));
+    assert!(server.wait(Duration::from_secs(5)).unwrap().is_some_and(|status| status.success()));
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let received = report["end"]["sum_received"]["bits_per_second"].as_f64();
+    // Older versions report UDP in one sum, of what was sent and what was lost of it.
+    let sum = &report["end"]["sum"];
+    let udp = || {
+        let (sent, lost) = (sum["bits_per_second"].as_f64(), sum["lost_percent"].as_f64());
+        let (Some(sent), Some(lost)) = (sent, lost) else { panic!("{json}") };
+        sent * (1.0 - lost / 100.0)
+    };
+    received.unwrap_or_else(udp) / 1e6
+}
+
+#[track_caller]
+fn near(measured: f64, expected: f64, tolerance: f64) {
+    let off = (measured / expected - 1.0).abs();
+    assert!(off <= tolerance, "measured {measured:.3}, expected {expected:.3} ± {:.0} %", tolerance * 100.0);
+}
+
+#[test]
+fn pings_take_twice_the_delay_over_ipv4_and_ipv6() {
+    let _alone = alone();
+    let lab = lab(&["100mbit,12.5ms", "delay.up=30ms,delay.down=10ms"]);
+    near(shortest_rtt(&good(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V4}"))), 25.0, 0.05);
+    near(shortest_rtt(&good(lab.client(), &format!("ping -c 20 -i 0.02 -q {SERVER_V6}"))), 25.0, 0.05);
+    near(
+        shortest_rtt(&good(lab.client(), &format!("ping -I eth2 -c 20 -i 0.02 -q {SERVER_V4}"))),
+        40.0,
+        0.05,
+    );
+}
+
+#[test]
+fn rates_come_out_as_described_and_follow_changes() {
+    let _alone = alone();
+    let lab = lab(&["down=40mbit,up=10mbit,5ms,queue=50ms"]);
+    let headers = 1200.0 / 1228.0;
+    near(iperf(&lab, "-u -l 1200 -b 15M -t 2"), 10.0 * headers, 0.05);
+    near(iperf(&lab, "-u -l 1200 -b 50M -t 2 -R"), 40.0 * headers, 0.05);
+    let stats = lab.link(0).unwrap().stats().unwrap();
+    assert!(stats.up.dropped_queue > 500 && stats.down.dropped_queue > 500, "{stats:?}");
+    lab.link(0)
+        .unwrap()
+        .set(Direction::Up, |params| params.rate = Some(BitRate::from_bps(20_000_000)))
+        .unwrap();
+    near(iperf(&lab, "-t 3"), 20.0 * 1448.0 / 1500.0, 0.15);
+}
+
+#[test]
+fn losses_hit_their_share_and_their_direction_only() {
+    let _alone = alone();
+    let lab = lab(&["loss.up=20%"]);
+    let ping = good(lab.client(), &format!("ping -c 1500 -i 0.002 -q {SERVER_V4}"));
+    near(loss_percent(&ping), 20.0, 0.2);
+    let stats = lab.link(0).unwrap().stats().unwrap();
+    assert_eq!(stats.down.dropped_loss, 0);
+    near(stats.up.dropped_loss as f64, 300.0, 0.2);
+}
+
+#[test]
+fn a_pulled_cable_shows_at_the_client_only_and_comes_back() {
+    let _alone = alone();
+    let lab = lab(&["1ms", "1ms"]);
+    let link = lab.link(0).unwrap();
+    let carrier = || good(lab.client(), "cat /sys/class/net/eth1/carrier").trim().to_owned();
+    assert_eq!(carrier(), "1");
+    assert!(good(lab.client(), "ip link show eth1").contains("state UP"));
+    for _ in 0..3 {
+        link.down().unwrap();
+        let shown = good(lab.client(), "ip link show eth1");
+        assert!(shown.contains("NO-CARRIER") && shown.contains("state DOWN"), "{shown}");
+        link.up().unwrap();
+        assert!(good(lab.client(), "ip link show eth1").contains("state UP"));
+    }
+    link.down().unwrap();
+    assert_eq!(carrier(), "0");
+    assert!(!good(lab.server(), "ip link show up1").contains("NO-CARRIER"));
+    assert!(!output(lab.client(), &format!("ping -I eth1 -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
+    good(lab.client(), &format!("ping -I eth2 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+    link.up().unwrap();
+    assert_eq!(carrier(), "1");
+    good(lab.client(), &format!("ping -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+    good(lab.client(), &format!("ping -6 -I eth1 -c 3 -i 0.01 -W 1 {SERVER_V6}"));
+}
+
+#[test]
+fn silent_loss_leaves_carrier_and_neighbours_as_they_are() {
+    let _alone = alone();
+    let lab = lab(&["1ms"]);
+    let link = lab.link(0).unwrap();
+    link.loss(Direction::Down, 1.0).unwrap();
+    assert!(!output(lab.client(), &format!("ping -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
+    good(lab.client(), "ip neigh flush dev eth1");
+    assert!(!output(lab.client(), &format!("ping -c 3 -i 0.01 -W 0.2 {SERVER_V4}")).0);
+    assert!(good(lab.client(), "ip neigh show dev eth1").contains("10.101.0.1 lladdr"));
+    assert!(!good(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
+    link.loss(Direction::Both, 0.0).unwrap();
+    good(lab.client(), &format!("ping -c 3 -i 0.01 -W 1 {SERVER_V4}"));
+}
+
+#[test]
+fn large_packets_fall_into_the_black_hole() {
+    let _alone = alone();
+    let lab = lab(&["1ms,mtu=1400"]);
+    good(lab.client(), &format!("ping -M do -s 1372 -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    assert!(!output(lab.client(), &format!("ping -M do -s 1373 -c 2 -i 0.01 -W 0.2 {SERVER_V4}")).0);
+    assert_eq!(lab.link(0).unwrap().stats().unwrap().up.dropped_mtu, 2);
+}
+
+#[test]
+fn the_host_behind_answers_the_server_and_knows_nobody_else() {
+    let _alone = alone();
+    let lab = Lab::builder().link(LinkSpec::unlimited()).lan(true).other_client(true).build().unwrap();
+    good(lab.server(), &format!("ping -c 2 -i 0.01 -W 1 {INET_V4}"));
+    lab.server().set_sysctl("net/ipv4/ip_forward", "1").unwrap();
+    assert!(!output(lab.client(), &format!("ping -c 2 -i 0.01 -W 0.2 {INET_V4}")).0);
+    good(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 192.168.77.1");
+    good(lab.lan().unwrap(), "ping -c 2 -i 0.01 -W 1 fd00:77::1");
+    good(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    good(lab.other_client().unwrap(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
+}
+
+#[test]
+fn a_plain_veth_goes_down_and_up_and_has_nothing_else_to_change() {
+    let _alone = alone();
+    let lab = lab(&["unlimited"]);
+    let link = lab.link(0).unwrap();
+    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    link.down().unwrap();
+    assert!(good(lab.client(), "ip link show eth1").contains("NO-CARRIER"));
+    link.up().unwrap();
+    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V4}"));
+    good(lab.client(), &format!("ping -c 2 -i 0.01 -W 1 {SERVER_V6}"));
+    assert!(link.stats().unwrap().up.packets >= 4);
+    assert!(matches!(link.loss(Direction::Up, 0.5), Err(LabError::NotEmulated(1))));
+    assert!(matches!(lab.link(1), Err(LabError::NoSuchLink { wanted: 2, count: 1 })));
+}
+
+#[test]
+fn sixteen_links_work_side_by_side() {
+    let _alone = alone();
+    let lab = lab(&["10mbit,1ms"; 16]);
+    for number in 1..=16 {
+        good(lab.client(), &format!("ping -I eth{number} -c 1 -W 1 {SERVER_V4}"));
+    }
+}
+
+#[test]
+fn congestion_controls_are_listed_and_chosen() {
+    let _alone = alone();
+    let lab = lab(&["1ms"]);
+    let names = lab.client().congestion_controls().unwrap();
+    assert!(names.iter().any(|name| name == "cubic" || name == "reno"), "{names:?}");
+    lab.client().set_congestion_control(&names[0]).unwrap();
+    assert_eq!(lab.client().sysctl("net/ipv4/tcp_congestion_control").unwrap(), names[0]);
+}
+
+fn namespaces_of(prefix: &str) -> Vec<String> {
+    let names = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    names.filter_map(|n| n.file_name().into_string().ok()).filter(|n| n.starts_with(prefix)).collect()
+}
+
+#[test]
+fn nothing_is_left_of_a_dropped_lab_not_even_daemons() {
+    let _alone = alone();
+    let lab = lab(&["1ms"]);
+    let (prefix, dir) = (lab.prefix().to_owned(), lab.dir().to_owned());
+    let mut daemon = lab.client().command("sh");
+    daemon.args(["-c", "setsid sleep 300 >/dev/null 2>&1 & echo $!"]);
+    let pid = String::from_utf8(daemon.output().unwrap().stdout).unwrap().trim().to_owned();
+    let guarded = lab
+        .spawn(lab.server(), {
+            let mut c = Command::new("sleep");
+            c.arg("300");
+            c
+        })
+        .unwrap();
+    let guarded_pid = guarded.pid().to_string();
+    assert_eq!(namespaces_of(&prefix).len(), 3);
+    let alive = |pid: &str| {
+        std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    };
+    assert!(alive(&pid) && alive(&guarded_pid));
+    drop(lab);
+    drop(guarded);
+    assert_eq!(namespaces_of(&prefix), Vec::<String>::new());
+    assert!(!dir.exists());
+    assert!(!alive(&guarded_pid));
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while alive(&pid) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!alive(&pid), "the daemon {pid} lives on");
+}
+
+/// Not a test of its own: the victim of the next one, which runs this binary again.
+#[test]
+#[ignore = "started by `a_killed_lab_is_swept_by_the_next`"]
+fn victim() {
+    let lab = lab(&["1ms"]);
+    assert!(!namespaces_of(lab.prefix()).is_empty());
+    std::fs::write(std::env::var_os("LAB_VICTIM").unwrap(), lab.prefix()).unwrap();
+    std::thread::sleep(Duration::from_secs(60));
+}
+
+#[test]
+fn a_killed_lab_is_swept_by_the_next() {
+    let _alone = alone();
+    let own = lab(&["1ms"]);
+    let note = own.dir().join("victim");
+    let mut victim = Command::new(std::env::current_exe().unwrap());
+    victim.args(["--ignored", "--exact", "victim"]).env("LAB_VICTIM", &note);
+    let mut victim = victim.spawn().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let prefix = loop {
+        let prefix = std::fs::read_to_string(&note).unwrap_or_default();
+        if !prefix.is_empty() || Instant::now() > deadline {
+            break prefix;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    assert_eq!(namespaces_of(&prefix).len(), 3, "{prefix}");
+    let next = lab(&["1ms"]);
+    assert_eq!(namespaces_of(&prefix), Vec::<String>::new());
+    assert!(!Path::new(&format!("/run/mpvpn/lab/{prefix}.lock")).exists());
+    assert_eq!(namespaces_of(own.prefix()).len(), 3, "a living lab was swept");
+    good(next.client(), &format!("ping -c 1 -W 1 {SERVER_V4}"));
+}

@@ -1,0 +1,314 @@
+//! Capsules on a request stream (RFC 9297 §3) and those of CONNECT-IP (RFC 9484 §4.7).
+//!
+//! In: bytes of a request stream, cut anywhere. Out: capsules whose contents obey every rule of
+//! RFC 9484, or the reason why the stream must be aborted. Always holds: capsules of unknown types
+//! are skipped as they pass and never kept; known types have a size limit ([`MAX_CAPSULE`],
+//! [`MAX_DATAGRAM`]), so that a reader that is drained after each push holds no more than that.
+
+mod range;
+mod reader;
+
+pub use range::{IpRange, RangeError, routes_sorted};
+pub use reader::CapsuleReader;
+
+use crate::{h3::code, varint};
+use bytes::{BufMut, Bytes, BytesMut};
+use ipnet::IpNet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Longest value, in bytes, of the capsules that list addresses or routes.
+pub const MAX_CAPSULE: usize = 64 * 1024;
+
+/// Longest value, in bytes, of a DATAGRAM capsule: a context ID and the largest IP packet.
+pub const MAX_DATAGRAM: usize = 8 + 65_535;
+
+/// DATAGRAM (RFC 9297 §3.5).
+pub const DATAGRAM: u64 = 0x00;
+/// ADDRESS_ASSIGN (RFC 9484 §4.7.1).
+pub const ADDRESS_ASSIGN: u64 = 0x01;
+/// ADDRESS_REQUEST (RFC 9484 §4.7.2).
+pub const ADDRESS_REQUEST: u64 = 0x02;
+/// ROUTE_ADVERTISEMENT (RFC 9484 §4.7.3).
+pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
+
+/// One capsule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Capsule {
+    /// An HTTP Datagram (context ID and payload) where QUIC DATAGRAM frames are not available.
+    Datagram(Bytes),
+    /// All addresses the receiver of the capsule may use from now on.
+    AddressAssign(Vec<AssignedAddress>),
+    /// Addresses the sender would like to have; never empty.
+    AddressRequest(Vec<RequestedAddress>),
+    /// All destinations the sender is willing to route to from now on, in the order of RFC 9484 §4.7.3.
+    RouteAdvertisement(Vec<IpRange>),
+    /// A type this crate does not know; its value was or is being skipped, and it encodes to nothing.
+    Unknown {
+        /// Its capsule type.
+        kind: u64,
+    },
+}
+
+/// An address or prefix in an ADDRESS_ASSIGN capsule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AssignedAddress {
+    /// The request this answers, or 0 if nobody asked.
+    pub request_id: u64,
+    /// The address with its prefix length; bits after the prefix are zero.
+    pub net: IpNet,
+}
+
+impl AssignedAddress {
+    /// The answer that refuses request `request_id`: all zeros at full length (RFC 9484 §4.7.1).
+    #[must_use]
+    pub fn refusal(request_id: u64, family: Family) -> Self {
+        Self { request_id, net: family.unspecified() }
+    }
+
+    /// Whether this refuses the request instead of assigning anything.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        is_unspecified_host(&self.net)
+    }
+}
+
+/// An address or prefix in an ADDRESS_REQUEST capsule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestedAddress {
+    /// Names this request; not zero and never used again on the stream.
+    pub request_id: u64,
+    /// What is wanted; 0.0.0.0/32 or ::/128 where any address of the family will do.
+    pub net: IpNet,
+}
+
+impl RequestedAddress {
+    /// Asks for any one address of `family`.
+    #[must_use]
+    pub fn any(request_id: u64, family: Family) -> Self {
+        Self { request_id, net: family.unspecified() }
+    }
+
+    /// Whether any address of the family will do (RFC 9484 §4.7.2).
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        is_unspecified_host(&self.net)
+    }
+}
+
+/// An IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Family {
+    /// IP version 4.
+    V4,
+    /// IP version 6.
+    V6,
+}
+
+impl Family {
+    /// The family of `addr`.
+    #[must_use]
+    pub fn of(addr: IpAddr) -> Self {
+        if addr.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    fn unspecified(self) -> IpNet {
+        match self {
+            Self::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED).into(),
+            Self::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED).into(),
+        }
+    }
+}
+
+/// Why a request stream with capsules must be aborted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CapsuleError {
+    /// "If the receive side of a stream carrying capsules is terminated cleanly and the last capsule
+    /// on the stream was truncated, this MUST be treated as malformed" (RFC 9297 §3.3).
+    #[error("the stream ended inside a capsule")]
+    Truncated,
+    /// The value is larger than this crate keeps.
+    #[error("capsule of type {kind:#x} has {len} bytes, expected at most {max}")]
+    TooLarge {
+        /// Capsule type.
+        kind: u64,
+        /// Announced length in bytes.
+        len: u64,
+        /// Limit in bytes.
+        max: usize,
+    },
+    /// The value ends inside an entry.
+    #[error("capsule of type {kind:#x} ends inside an entry")]
+    TruncatedEntry {
+        /// Capsule type.
+        kind: u64,
+    },
+    /// The IP Version field is "either 4 or 6" (RFC 9484 §4.7).
+    #[error("IP version {version} in a capsule of type {kind:#x}, expected 4 or 6")]
+    IpVersion {
+        /// Capsule type.
+        kind: u64,
+        /// What came.
+        version: u8,
+    },
+    /// The prefix length is longer than an address.
+    #[error("prefix length {len} for {addr} in a capsule of type {kind:#x}")]
+    PrefixLength {
+        /// Capsule type.
+        kind: u64,
+        /// The address.
+        addr: IpAddr,
+        /// What came.
+        len: u8,
+    },
+    /// "any bits that are not covered by the prefix length MUST be set to 0" (RFC 9484 §4.7.1, §4.7.2).
+    #[error("{net} has bits set after its prefix in a capsule of type {kind:#x}")]
+    HostBits {
+        /// Capsule type.
+        kind: u64,
+        /// What came.
+        net: IpNet,
+    },
+    /// "If an endpoint receives an ADDRESS_REQUEST capsule that contains zero Requested Addresses, it
+    /// MUST abort the IP proxying request stream" (RFC 9484 §4.7.2).
+    #[error("ADDRESS_REQUEST without any address")]
+    EmptyRequest,
+    /// Request IDs in a request "MUST NOT be zero" (RFC 9484 §4.7.2).
+    #[error("ADDRESS_REQUEST with request ID 0")]
+    ZeroRequestId,
+    /// "Request IDs MUST NOT be reused" (RFC 9484 §4.7.2), here within one capsule.
+    #[error("ADDRESS_REQUEST uses request ID {id} twice")]
+    RepeatedRequestId {
+        /// The ID.
+        id: u64,
+    },
+    /// A route that is not a range.
+    #[error("route: {0}")]
+    Range(#[from] RangeError),
+    /// Routes out of order or overlapping: "the endpoint MUST abort" (RFC 9484 §4.7.3).
+    #[error("route {after} must not follow {before}")]
+    RouteOrder {
+        /// The earlier entry.
+        before: IpRange,
+        /// The later entry.
+        after: IpRange,
+    },
+    /// A range for all protocols overlaps one for a single protocol (RFC 9484 §4.7.3).
+    #[error("route {all} for all protocols overlaps {one}")]
+    ProtocolOverlap {
+        /// The range with protocol 0.
+        all: IpRange,
+        /// The range with a single protocol.
+        one: IpRange,
+    },
+}
+
+impl CapsuleError {
+    /// The HTTP/3 code with which to abort the request stream. Malformed capsules make the message
+    /// malformed (RFC 9297 §3.3).
+    #[must_use]
+    pub fn code(&self) -> u64 {
+        match self {
+            Self::TooLarge { .. } => code::EXCESSIVE_LOAD,
+            _ => code::MESSAGE_ERROR,
+        }
+    }
+}
+
+impl Capsule {
+    /// The capsule type.
+    #[must_use]
+    pub fn kind(&self) -> u64 {
+        match self {
+            Self::Datagram(_) => DATAGRAM,
+            Self::AddressAssign(_) => ADDRESS_ASSIGN,
+            Self::AddressRequest(_) => ADDRESS_REQUEST,
+            Self::RouteAdvertisement(_) => ROUTE_ADVERTISEMENT,
+            Self::Unknown { kind } => *kind,
+        }
+    }
+
+    /// Appends the capsule as it goes on the wire. The contents are the caller's to keep legal: routes
+    /// come from [`routes_sorted`], request IDs are not zero, host bits are cut off here.
+    ///
+    /// # Panics
+    /// If a request ID is above 2^62 − 1.
+    pub fn encode(&self, out: &mut BytesMut) {
+        match self {
+            Self::Datagram(payload) => put_header(DATAGRAM, payload.len(), out).extend_from_slice(payload),
+            Self::AddressAssign(list) => {
+                let entries = list.iter().map(|entry| (entry.request_id, entry.net));
+                encode_addresses(ADDRESS_ASSIGN, entries, out);
+            }
+            Self::AddressRequest(list) => {
+                let entries = list.iter().map(|entry| (entry.request_id, entry.net));
+                encode_addresses(ADDRESS_REQUEST, entries, out);
+            }
+            Self::RouteAdvertisement(list) => encode_routes(list, out),
+            Self::Unknown { .. } => {}
+        }
+    }
+
+    /// The capsule as bytes of its own.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        let mut out = BytesMut::new();
+        self.encode(&mut out);
+        out.freeze()
+    }
+}
+
+/// The header of a DATAGRAM capsule whose value (context ID and payload) has `len` bytes: for senders
+/// that have the payload elsewhere.
+pub fn encode_datagram_header(len: usize, out: &mut BytesMut) {
+    put_header(DATAGRAM, len, out);
+}
+
+fn is_unspecified_host(net: &IpNet) -> bool {
+    net.addr().is_unspecified() && net.prefix_len() == net.max_prefix_len()
+}
+
+fn put_header(kind: u64, len: usize, out: &mut BytesMut) -> &mut BytesMut {
+    varint::encode(kind, out);
+    varint::encode(len as u64, out);
+    out
+}
+
+fn encode_addresses(kind: u64, entries: impl Iterator<Item = (u64, IpNet)> + Clone, out: &mut BytesMut) {
+    let len = entries.clone().map(|(id, net)| varint::len(id) + 2 + addr_len(net.addr())).sum();
+    put_header(kind, len, out);
+    for (request_id, net) in entries {
+        varint::encode(request_id, out);
+        put_version(net.addr(), out);
+        put_addr(net.network(), out);
+        out.put_u8(net.prefix_len());
+    }
+}
+
+fn encode_routes(list: &[IpRange], out: &mut BytesMut) {
+    let len = list.iter().map(|range| 2 + 2 * addr_len(range.start())).sum();
+    put_header(ROUTE_ADVERTISEMENT, len, out);
+    for range in list {
+        put_version(range.start(), out);
+        put_addr(range.start(), out);
+        put_addr(range.end(), out);
+        out.put_u8(range.protocol());
+    }
+}
+
+fn addr_len(addr: IpAddr) -> usize {
+    if addr.is_ipv4() { 4 } else { 16 }
+}
+
+fn put_version(addr: IpAddr, out: &mut BytesMut) {
+    out.put_u8(if addr.is_ipv4() { 4 } else { 6 });
+}
+
+fn put_addr(addr: IpAddr, out: &mut BytesMut) {
+    match addr {
+        IpAddr::V4(addr) => out.extend_from_slice(&addr.octets()),
+        IpAddr::V6(addr) => out.extend_from_slice(&addr.octets()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

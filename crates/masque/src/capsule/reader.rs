@@ -1,0 +1,250 @@
+//! Takes capsules out of a stream of bytes.
+
+use super::{
+    ADDRESS_ASSIGN, ADDRESS_REQUEST, AssignedAddress, Capsule, CapsuleError, DATAGRAM, IpRange, MAX_CAPSULE,
+    MAX_DATAGRAM, ROUTE_ADVERTISEMENT, RequestedAddress, range,
+};
+use crate::varint;
+use bytes::{Buf, Bytes, BytesMut};
+use ipnet::IpNet;
+use std::net::IpAddr;
+
+/// Takes capsules out of a stream, whatever the pieces it arrives in.
+///
+/// Call [`push`](Self::push) with each piece, then [`next`](Self::next) until it returns nothing, and
+/// [`finish`](Self::finish) when the stream ends cleanly. After an error the reader stays in error and
+/// keeps no bytes: the stream is to be aborted.
+#[derive(Debug, Default)]
+pub struct CapsuleReader {
+    bytes: BytesMut,
+    /// Bytes of an unknown capsule that are still to come.
+    skip: u64,
+    host_bits: HostBits,
+    failed: Option<CapsuleError>,
+}
+
+/// What to do with bits after the prefix in an assignment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum HostBits {
+    #[default]
+    Refuse,
+    Mask,
+}
+
+impl CapsuleReader {
+    /// A reader that enforces every rule.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A reader that clears the bits after the prefix in ADDRESS_ASSIGN instead of failing: some
+    /// deployed servers (mqvpn) send their IPv6 assignment as `address/64`. All other rules hold.
+    #[must_use]
+    pub fn lenient() -> Self {
+        Self { host_bits: HostBits::Mask, ..Self::default() }
+    }
+
+    /// Takes the next bytes of the stream.
+    pub fn push(&mut self, mut bytes: &[u8]) {
+        if self.failed.is_some() {
+            return;
+        }
+        let skipped = self.skip.min(bytes.len() as u64);
+        bytes.advance(skipped as usize);
+        self.skip -= skipped;
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The next complete capsule; `None` until more bytes come.
+    ///
+    /// # Errors
+    /// If the stream is malformed; the same error comes again from then on.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "an iterator would end at the first None; this does not"
+    )]
+    pub fn next(&mut self) -> Result<Option<Capsule>, CapsuleError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        self.read().inspect_err(|error| {
+            self.failed = Some(error.clone());
+            self.bytes = BytesMut::new();
+        })
+    }
+
+    /// Says whether the stream may end here, at its clean end.
+    ///
+    /// # Errors
+    /// If it ends inside a capsule, or has failed before.
+    pub fn finish(&self) -> Result<(), CapsuleError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if self.skip > 0 || !self.bytes.is_empty() { Err(CapsuleError::Truncated) } else { Ok(()) }
+    }
+
+    /// Bytes held because their capsule is incomplete.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn read(&mut self) -> Result<Option<Capsule>, CapsuleError> {
+        let Some((kind, at)) = varint::decode(&self.bytes) else { return Ok(None) };
+        let Some((len, len_len)) = varint::decode(&self.bytes[at..]) else { return Ok(None) };
+        let header = at + len_len;
+        let Some(max) = size_limit(kind) else {
+            self.skip_value(header, len);
+            return Ok(Some(Capsule::Unknown { kind }));
+        };
+        if len > max as u64 {
+            return Err(CapsuleError::TooLarge { kind, len, max });
+        }
+        if self.bytes.len() < header + len as usize {
+            return Ok(None);
+        }
+        self.bytes.advance(header);
+        let value = self.bytes.split_to(len as usize).freeze();
+        self.parse(kind, value).map(Some)
+    }
+
+    fn skip_value(&mut self, header: usize, len: u64) {
+        self.bytes.advance(header);
+        let here = len.min(self.bytes.len() as u64);
+        self.bytes.advance(here as usize);
+        self.skip = len - here;
+    }
+
+    fn parse(&self, kind: u64, value: Bytes) -> Result<Capsule, CapsuleError> {
+        match kind {
+            DATAGRAM => Ok(Capsule::Datagram(value)),
+            ADDRESS_ASSIGN => parse_assign(&value, self.host_bits),
+            ADDRESS_REQUEST => parse_request(&value),
+            ROUTE_ADVERTISEMENT => parse_routes(&value),
+            kind => Ok(Capsule::Unknown { kind }),
+        }
+    }
+}
+
+/// Longest value in bytes of the types this crate knows.
+fn size_limit(kind: u64) -> Option<usize> {
+    match kind {
+        DATAGRAM => Some(MAX_DATAGRAM),
+        ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE),
+        _ => None,
+    }
+}
+
+fn parse_assign(value: &[u8], host_bits: HostBits) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ADDRESS_ASSIGN, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let (request_id, net) = (fields.varint()?, fields.net(host_bits)?);
+        list.push(AssignedAddress { request_id, net });
+    }
+    Ok(Capsule::AddressAssign(list))
+}
+
+fn parse_request(value: &[u8]) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ADDRESS_REQUEST, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let (request_id, net) = (fields.varint()?, fields.net(HostBits::Refuse)?);
+        if request_id == 0 {
+            return Err(CapsuleError::ZeroRequestId);
+        }
+        list.push(RequestedAddress { request_id, net });
+    }
+    if list.is_empty() {
+        return Err(CapsuleError::EmptyRequest);
+    }
+    let mut ids: Vec<u64> = list.iter().map(|request| request.request_id).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(CapsuleError::RepeatedRequestId { id: pair[0] }),
+        None => Ok(Capsule::AddressRequest(list)),
+    }
+}
+
+fn parse_routes(value: &[u8]) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ROUTE_ADVERTISEMENT, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let version = fields.version()?;
+        let (start, end) = (fields.addr(version)?, fields.addr(version)?);
+        list.push(IpRange::new(start, end, fields.byte()?)?);
+    }
+    if let Some((before, after)) = range::order_violation(&list) {
+        return Err(CapsuleError::RouteOrder { before, after });
+    }
+    if let Some((all, one)) = range::protocol_overlap(&list) {
+        return Err(CapsuleError::ProtocolOverlap { all, one });
+    }
+    Ok(Capsule::RouteAdvertisement(list))
+}
+
+#[derive(Clone, Copy)]
+enum Version {
+    V4,
+    V6,
+}
+
+/// Reads the fields of one capsule's value.
+struct Fields<'a> {
+    kind: u64,
+    left: &'a [u8],
+}
+
+impl Fields<'_> {
+    fn varint(&mut self) -> Result<u64, CapsuleError> {
+        let (value, len) = varint::decode(self.left).ok_or(self.truncated())?;
+        self.left.advance(len);
+        Ok(value)
+    }
+
+    fn byte(&mut self) -> Result<u8, CapsuleError> {
+        let [byte] = self.array()?;
+        Ok(byte)
+    }
+
+    fn version(&mut self) -> Result<Version, CapsuleError> {
+        match self.byte()? {
+            4 => Ok(Version::V4),
+            6 => Ok(Version::V6),
+            version => Err(CapsuleError::IpVersion { kind: self.kind, version }),
+        }
+    }
+
+    fn addr(&mut self, version: Version) -> Result<IpAddr, CapsuleError> {
+        Ok(match version {
+            Version::V4 => IpAddr::from(self.array::<4>()?),
+            Version::V6 => IpAddr::from(self.array::<16>()?),
+        })
+    }
+
+    fn net(&mut self, host_bits: HostBits) -> Result<IpNet, CapsuleError> {
+        let version = self.version()?;
+        let (addr, len) = (self.addr(version)?, self.byte()?);
+        let net =
+            IpNet::new(addr, len).map_err(|_| CapsuleError::PrefixLength { kind: self.kind, addr, len })?;
+        if net.network() == addr {
+            return Ok(net);
+        }
+        match host_bits {
+            HostBits::Mask => Ok(net.trunc()),
+            HostBits::Refuse => Err(CapsuleError::HostBits { kind: self.kind, net }),
+        }
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CapsuleError> {
+        let (array, left) = self.left.split_first_chunk::<N>().ok_or(self.truncated())?;
+        self.left = left;
+        Ok(*array)
+    }
+
+    fn truncated(&self) -> CapsuleError {
+        CapsuleError::TruncatedEntry { kind: self.kind }
+    }
+}

@@ -1,0 +1,261 @@
+//! One request stream as its receiver sees it (RFC 9114 §4.1): HEADERS, DATA, trailers.
+
+use super::{
+    Event, H3Error, Side, code,
+    frame::{self, FrameHeader, Pieces},
+};
+use crate::{
+    headers::{Headers, Section},
+    qpack::{self, QpackError},
+};
+use bytes::{Bytes, BytesMut};
+
+/// Interim responses (1xx) to take on one stream; each costs the peer few bytes and us an event.
+const MAX_INTERIM: u8 = 8;
+
+/// Reads the frames of one request or response. Keeps at most one incomplete header section.
+#[derive(Debug)]
+pub(super) struct Message {
+    side: Side,
+    max_section: usize,
+    phase: Phase,
+    frame: Frame,
+    interim: u8,
+    /// Bytes of content that Content-Length still promises.
+    promised: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No request, or no final response, yet.
+    Start,
+    /// Content, then perhaps trailers.
+    Content,
+    /// The bytes of a CONNECT: DATA frames until the end.
+    Tunnel,
+    /// After the trailers.
+    End,
+}
+
+#[derive(Debug)]
+enum Frame {
+    Header(Pieces),
+    Data { left: u64 },
+    Section { left: u64, section: BytesMut },
+    Skip { left: u64 },
+}
+
+/// What goes wrong with the stream alone, or with all of the connection.
+#[derive(Debug)]
+pub(super) enum Failure {
+    Stream { code: u64, reason: String },
+    Connection(H3Error),
+}
+
+impl From<H3Error> for Failure {
+    fn from(error: H3Error) -> Self {
+        Self::Connection(error)
+    }
+}
+
+impl Message {
+    pub(super) fn new(side: Side, max_section: usize) -> Self {
+        Self {
+            side,
+            max_section,
+            phase: Phase::Start,
+            frame: Frame::Header(Pieces::default()),
+            interim: 0,
+            promised: None,
+        }
+    }
+
+    pub(super) fn buffered(&self) -> usize {
+        match &self.frame {
+            Frame::Section { section, .. } => section.len(),
+            _ => 0,
+        }
+    }
+
+    /// Takes the next bytes of stream `stream`.
+    pub(super) fn push(
+        &mut self,
+        stream: u64,
+        mut data: Bytes,
+        events: &mut impl Extend<Event>,
+    ) -> Result<(), Failure> {
+        loop {
+            match &mut self.frame {
+                Frame::Header(pieces) => {
+                    let Some(header) = pieces.frame_header(&mut data) else { return Ok(()) };
+                    self.frame = self.start(header)?;
+                }
+                Frame::Data { left } => {
+                    let data = frame::take(&mut data, left);
+                    let is_whole = *left == 0;
+                    self.count_content(data.len() as u64)?;
+                    events.extend((!data.is_empty()).then_some(Event::Data { stream, data }));
+                    if !is_whole {
+                        return Ok(());
+                    }
+                    self.frame = Frame::Header(Pieces::default());
+                }
+                Frame::Section { left, section } => {
+                    section.extend_from_slice(&frame::take(&mut data, left));
+                    if *left > 0 {
+                        return Ok(());
+                    }
+                    let section = std::mem::take(section);
+                    self.frame = Frame::Header(Pieces::default());
+                    events.extend(Some(self.section(stream, &section)?));
+                }
+                Frame::Skip { left } => {
+                    frame::take(&mut data, left);
+                    if *left > 0 {
+                        return Ok(());
+                    }
+                    self.frame = Frame::Header(Pieces::default());
+                }
+            }
+        }
+    }
+
+    /// The stream ended cleanly.
+    pub(super) fn finish(&self) -> Result<(), Failure> {
+        // "When a stream terminates cleanly, if the last frame on the stream was truncated, this MUST be
+        // treated as a connection error of type H3_FRAME_ERROR" (RFC 9114 §7.1).
+        if !matches!(&self.frame, Frame::Header(pieces) if pieces.is_empty()) {
+            return Err(H3Error::new(code::FRAME_ERROR, "stream ends inside a frame").into());
+        }
+        if self.phase == Phase::Start {
+            let (code, what) = match self.side {
+                Side::Server => (code::REQUEST_INCOMPLETE, "stream ends without a request"),
+                Side::Client => (code::MESSAGE_ERROR, "stream ends without a final response"),
+            };
+            return stream_failure(code, what);
+        }
+        match self.promised {
+            Some(left) if left > 0 => {
+                stream_failure(code::MESSAGE_ERROR, format!("content ends {left} bytes before its length"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// "Receipt of an invalid sequence of frames MUST be treated as a connection error of type
+    /// H3_FRAME_UNEXPECTED" (RFC 9114 §4.1).
+    fn start(&self, FrameHeader { kind, len }: FrameHeader) -> Result<Frame, Failure> {
+        let unexpected = |reason: &'static str| Err(H3Error::new(code::FRAME_UNEXPECTED, reason).into());
+        match (kind, self.phase) {
+            (frame::DATA, Phase::Content | Phase::Tunnel) => Ok(Frame::Data { left: len }),
+            (frame::DATA, Phase::Start) => unexpected("DATA before HEADERS"),
+            (frame::DATA, Phase::End) => unexpected("DATA after trailers"),
+            // "Once the CONNECT method has completed, only DATA frames are permitted" (RFC 9114 §4.4).
+            (frame::HEADERS, Phase::Tunnel) => unexpected("HEADERS in a CONNECT tunnel"),
+            (frame::HEADERS, Phase::End) => unexpected("HEADERS after trailers"),
+            (frame::HEADERS, _) if len > self.max_section as u64 => stream_failure(
+                code::EXCESSIVE_LOAD,
+                format!("header section of {len} bytes, expected at most {}", self.max_section),
+            ),
+            (frame::HEADERS, _) => Ok(Frame::Section { left: len, section: BytesMut::new() }),
+            (frame::CANCEL_PUSH | frame::SETTINGS | frame::GOAWAY | frame::MAX_PUSH_ID, _) => {
+                unexpected("control frame on a request stream")
+            }
+            (frame::PUSH_PROMISE, _) => match self.side {
+                Side::Server => unexpected("PUSH_PROMISE from a client"),
+                // "A client MUST treat receipt of a PUSH_PROMISE frame that contains a larger Push ID than
+                // the client has advertised as a connection error of H3_ID_ERROR" (RFC 9114 §7.2.5); we
+                // advertise none.
+                Side::Client => Err(H3Error::new(code::ID_ERROR, "push promised, but none allowed").into()),
+            },
+            (kind, _) if frame::is_http2_only(kind) => unexpected("HTTP/2 frame on a request stream"),
+            _ => Ok(Frame::Skip { left: len }),
+        }
+    }
+
+    fn section(&mut self, stream: u64, section: &[u8]) -> Result<Event, Failure> {
+        let headers = qpack::decode(section, self.max_section).map_err(|error| match error {
+            QpackError::TooLarge { .. } => {
+                Failure::Stream { code: code::EXCESSIVE_LOAD, reason: error.to_string() }
+            }
+            error => H3Error::new(code::QPACK_DECOMPRESSION_FAILED, error.to_string()).into(),
+        })?;
+        let kind = match (self.phase, self.side) {
+            (Phase::Start, Side::Server) => Section::Request,
+            (Phase::Start, Side::Client) => Section::Response,
+            _ => Section::Trailers,
+        };
+        headers.validate(kind).map_err(|error| malformed(error.to_string()))?;
+        match kind {
+            Section::Request => self.request(stream, headers),
+            Section::Response => self.response(stream, headers),
+            Section::Trailers => {
+                self.phase = Phase::End;
+                Ok(Event::Trailers { stream, headers })
+            }
+        }
+    }
+
+    fn request(&mut self, stream: u64, headers: Headers) -> Result<Event, Failure> {
+        if headers.method() == Some("CONNECT") {
+            self.phase = Phase::Tunnel;
+        } else {
+            self.phase = Phase::Content;
+            self.promised = content_length(&headers)?;
+        }
+        Ok(Event::Headers { stream, headers })
+    }
+
+    fn response(&mut self, stream: u64, headers: Headers) -> Result<Event, Failure> {
+        let status = headers.status().unwrap_or_default();
+        if (100..200).contains(&status) {
+            // RFC 9114 §4.5: "HTTP/3 does not support the HTTP Upgrade mechanism or the 101 status code".
+            if status == 101 {
+                return Err(malformed("status 101 does not exist in HTTP/3".to_owned()));
+            }
+            self.interim += 1;
+            if self.interim > MAX_INTERIM {
+                return stream_failure(code::EXCESSIVE_LOAD, "too many interim responses");
+            }
+            return Ok(Event::Informational { stream, headers });
+        }
+        self.phase = Phase::Content;
+        // All our requests are CONNECT: "A client MUST ignore any Content-Length ... fields received in a
+        // successful response to CONNECT" (RFC 9110 §9.3.6). A 304 has the length of what it leaves out.
+        if !(200..300).contains(&status) && status != 304 {
+            self.promised = content_length(&headers)?;
+        }
+        Ok(Event::Headers { stream, headers })
+    }
+
+    /// "A request or response that is defined as having content when it contains a Content-Length header
+    /// field is malformed if the value ... does not equal the sum of the DATA frame lengths received"
+    /// (RFC 9114 §4.1.2).
+    fn count_content(&mut self, len: u64) -> Result<(), Failure> {
+        let Some(promised) = &mut self.promised else { return Ok(()) };
+        *promised = promised
+            .checked_sub(len)
+            .ok_or_else(|| malformed("content is longer than its length".to_owned()))?;
+        Ok(())
+    }
+}
+
+fn content_length(headers: &Headers) -> Result<Option<u64>, Failure> {
+    if headers.value("content-length").is_none() {
+        return Ok(None);
+    }
+    let text = headers.single("content-length").and_then(|value| std::str::from_utf8(value).ok());
+    let digits = text.filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    match digits.and_then(|digits| digits.parse().ok()) {
+        Some(len) => Ok(Some(len)),
+        None => Err(malformed("content-length is not one number".to_owned())),
+    }
+}
+
+fn malformed(reason: String) -> Failure {
+    Failure::Stream { code: code::MESSAGE_ERROR, reason }
+}
+
+fn stream_failure<T>(code: u64, reason: impl Into<String>) -> Result<T, Failure> {
+    Err(Failure::Stream { code, reason: reason.into() })
+}

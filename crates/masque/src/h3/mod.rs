@@ -1,0 +1,433 @@
+//! HTTP/3 (RFC 9114) as a receiver of stream bytes and a maker of frames.
+//!
+//! In: the bytes of every stream the peer can write to, in any pieces, and resets. Out: [`Event`]s, or
+//! an [`H3Error`] with which to close the connection; frames to send come from the `encode_*`
+//! functions. Always holds: unknown frames, unknown unidirectional streams and grease are skipped
+//! without being kept; what is kept is one incomplete header section a stream, and [`Settings`] bounds
+//! each section, their sum and the number of streams. Every violation has the code its RFC names.
+//!
+//! Not here: sending order, flow control, and anything about requests beyond their being well formed.
+
+pub mod code;
+mod control;
+mod frame;
+mod message;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub use frame::{DataHeader, encode_data, encode_data_header, encode_goaway, encode_headers};
+pub use settings::{Datagrams, PeerSettings, Settings};
+
+use crate::{
+    headers::Headers,
+    qpack::{DecoderStream, EncoderStream},
+    varint,
+};
+use bytes::{BufMut, Bytes, BytesMut};
+use control::ControlStream;
+use frame::Pieces;
+use message::{Failure, Message};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, VecDeque},
+};
+
+/// Unidirectional stream types (RFC 9114 §6.2, RFC 9204 §4.2).
+mod stream_type {
+    pub(super) const CONTROL: u64 = 0x00;
+    pub(super) const PUSH: u64 = 0x01;
+    pub(super) const QPACK_ENCODER: u64 = 0x02;
+    pub(super) const QPACK_DECODER: u64 = 0x03;
+}
+
+/// Which end of the connection this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Sends requests.
+    Client,
+    /// Answers them.
+    Server,
+}
+
+/// A connection error: close the QUIC connection with this application error code.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason} (HTTP/3 error {code:#x})")]
+pub struct H3Error {
+    /// One of [`code`].
+    pub code: u64,
+    /// What was expected and what came, for people.
+    pub reason: Cow<'static, str>,
+}
+
+impl H3Error {
+    pub(crate) fn new(code: u64, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, reason: reason.into() }
+    }
+}
+
+/// What the peer has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The peer's SETTINGS; once.
+    Settings(PeerSettings),
+    /// A request, or a final response. Valid by RFC 9114 §4.3.
+    Headers {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The header section.
+        headers: Headers,
+    },
+    /// An interim response (1xx); the final one follows.
+    Informational {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The header section.
+        headers: Headers,
+    },
+    /// Content of a message or bytes of a tunnel; never empty.
+    Data {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The bytes; DATA frame boundaries mean nothing.
+        data: Bytes,
+    },
+    /// Fields after the content.
+    Trailers {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The trailer section.
+        headers: Headers,
+    },
+    /// The peer has ended the stream cleanly, after a complete message.
+    Finished {
+        /// QUIC stream ID.
+        stream: u64,
+    },
+    /// The peer has reset the stream.
+    Reset {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The peer's error code.
+        code: u64,
+    },
+    /// The peer will not take requests from `id` on (from a client: pushes).
+    GoAway {
+        /// Stream ID (from a server) or push ID (from a client).
+        id: u64,
+    },
+    /// The message is malformed or too large: reset the stream, stop reading it, and call
+    /// [`H3::forget`]. No more events come from it.
+    StreamError {
+        /// QUIC stream ID.
+        stream: u64,
+        /// The code to reset with.
+        code: u64,
+        /// What was expected and what came, for people.
+        reason: String,
+    },
+}
+
+/// The receiving half of an HTTP/3 connection, and what it says first.
+#[derive(Debug)]
+pub struct H3 {
+    side: Side,
+    settings: Settings,
+    control: ControlStream,
+    decoder: DecoderStream,
+    /// The peer's control, QPACK encoder and QPACK decoder streams have been opened.
+    opened: Opened,
+    uni: BTreeMap<u64, Uni>,
+    messages: BTreeMap<u64, Request>,
+    /// Bytes of incomplete header sections in `messages`.
+    buffered: usize,
+    events: VecDeque<Event>,
+    failed: Option<H3Error>,
+}
+
+/// Which of the streams that may exist only once have been seen.
+#[derive(Debug, Default)]
+struct Opened {
+    control: bool,
+    encoder: bool,
+    decoder: bool,
+}
+
+/// A unidirectional stream of the peer.
+#[derive(Debug)]
+enum Uni {
+    /// Its type is not complete.
+    New(Pieces),
+    Control,
+    QpackEncoder,
+    QpackDecoder,
+    Unknown,
+}
+
+/// A request stream.
+#[derive(Debug)]
+enum Request {
+    Open(Box<Message>),
+    /// After a stream error: what still comes is thrown away.
+    Failed,
+}
+
+impl H3 {
+    /// A connection of which nothing has been received.
+    #[must_use]
+    pub fn new(side: Side, settings: Settings) -> Self {
+        Self {
+            side,
+            settings,
+            control: ControlStream::new(side),
+            decoder: DecoderStream::default(),
+            opened: Opened::default(),
+            uni: BTreeMap::new(),
+            messages: BTreeMap::new(),
+            buffered: 0,
+            events: VecDeque::new(),
+            failed: None,
+        }
+    }
+
+    /// The first bytes of our control stream: its type and SETTINGS. The stream must stay open.
+    #[must_use]
+    pub fn control_preface(&self) -> Bytes {
+        let mut preface = BytesMut::new();
+        varint::encode(stream_type::CONTROL, &mut preface);
+        preface.put(frame::encode_settings(&self.settings));
+        preface.freeze()
+    }
+
+    /// All that our QPACK encoder and decoder streams ever say: their types. Both must stay open.
+    #[must_use]
+    pub fn qpack_prefaces(&self) -> [Bytes; 2] {
+        [Bytes::from_static(&[0x02]), Bytes::from_static(&[0x03])]
+    }
+
+    /// Takes bytes of stream `id`, which the peer can write to, in order. `fin` is the stream's clean
+    /// end. Take all events by [`poll`](Self::poll) before the next call: they hold `data`.
+    ///
+    /// # Errors
+    /// The connection must be closed with the error; it comes again from then on.
+    pub fn handle_stream(&mut self, id: u64, data: Bytes, fin: bool) -> Result<(), H3Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        let result = match StreamKind::of(id, self.side) {
+            StreamKind::Message => self.handle_message(id, data, fin),
+            StreamKind::PeerUni => self.handle_uni(id, data, fin),
+            // "Clients MUST treat receipt of a server-initiated bidirectional stream as a connection error
+            // of type H3_STREAM_CREATION_ERROR" (RFC 9114 §6.1).
+            StreamKind::ServerBidi if self.side == Side::Client => {
+                Err(H3Error::new(code::STREAM_CREATION_ERROR, "server opened a bidirectional stream"))
+            }
+            StreamKind::ServerBidi | StreamKind::OwnUni => Err(H3Error::new(
+                code::INTERNAL_ERROR,
+                format!("bytes of stream {id}, which is never received"),
+            )),
+        };
+        result.inspect_err(|error| self.fail(error))
+    }
+
+    /// The peer has reset stream `id` with `code`.
+    ///
+    /// # Errors
+    /// If the connection cannot live without the stream.
+    pub fn handle_reset(&mut self, id: u64, code: u64) -> Result<(), H3Error> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if let Some(Uni::Control | Uni::QpackEncoder | Uni::QpackDecoder) = self.uni.remove(&id) {
+            let error = closed_critical_stream();
+            self.fail(&error);
+            return Err(error);
+        }
+        let is_message = StreamKind::of(id, self.side) == StreamKind::Message;
+        let failed_before = matches!(self.messages.get(&id), Some(Request::Failed));
+        self.forget(id);
+        if is_message && !failed_before {
+            self.events.push_back(Event::Reset { stream: id, code });
+        }
+        Ok(())
+    }
+
+    /// Drops all state of request stream `id`: nothing more of it will be passed in.
+    pub fn forget(&mut self, id: u64) {
+        if let Some(Request::Open(message)) = self.messages.remove(&id) {
+            self.buffered -= message.buffered();
+        }
+    }
+
+    /// The next event.
+    pub fn poll(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The peer's SETTINGS, once they have come.
+    #[must_use]
+    pub fn peer_settings(&self) -> Option<&PeerSettings> {
+        self.control.settings.as_ref()
+    }
+
+    /// Whether HTTP Datagrams may be sent: "An endpoint MUST NOT send ... until it has both sent and
+    /// received the SETTINGS_H3_DATAGRAM HTTP/3 setting with a value of 1" (RFC 9297 §2.1.1).
+    #[must_use]
+    pub fn datagrams_allowed(&self) -> bool {
+        self.settings.datagrams == Datagrams::Enabled
+            && self.peer_settings().is_some_and(|peer| peer.datagrams == Datagrams::Enabled)
+    }
+
+    /// Bytes held for incomplete frames.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffered + self.control.buffered()
+    }
+
+    /// Peer-writable streams with state.
+    #[must_use]
+    pub fn open_streams(&self) -> usize {
+        self.uni.len() + self.messages.len()
+    }
+
+    fn handle_message(&mut self, id: u64, data: Bytes, fin: bool) -> Result<(), H3Error> {
+        self.admit(self.messages.contains_key(&id))?;
+        let (side, max_section) = (self.side, self.settings.max_field_section_size);
+        let request = self
+            .messages
+            .entry(id)
+            .or_insert_with(|| Request::Open(Box::new(Message::new(side, max_section))));
+        if let Request::Open(message) = request {
+            let before = message.buffered();
+            let mut result = message.push(id, data, &mut self.events);
+            if result.is_ok() && fin {
+                result = message.finish();
+            }
+            self.buffered = self.buffered - before + message.buffered();
+            match result {
+                Ok(()) if fin => self.events.push_back(Event::Finished { stream: id }),
+                Ok(()) => {}
+                Err(Failure::Connection(error)) => return Err(error),
+                Err(Failure::Stream { code, reason }) => {
+                    self.buffered -= message.buffered();
+                    *request = Request::Failed;
+                    self.events.push_back(Event::StreamError { stream: id, code, reason });
+                }
+            }
+        }
+        if fin {
+            self.forget(id);
+        }
+        if self.buffered > self.settings.max_buffered {
+            return Err(H3Error::new(code::EXCESSIVE_LOAD, "too many incomplete header sections"));
+        }
+        Ok(())
+    }
+
+    fn handle_uni(&mut self, id: u64, mut data: Bytes, fin: bool) -> Result<(), H3Error> {
+        self.admit(self.uni.contains_key(&id))?;
+        let stream = self.uni.entry(id).or_insert_with(|| Uni::New(Pieces::default()));
+        if let Uni::New(pieces) = stream
+            && let Some(kind) = pieces.number(&mut data)
+        {
+            *stream = self.opened.open(kind, self.side)?;
+        }
+        match stream {
+            Uni::New(_) | Uni::Unknown => {}
+            Uni::Control => self.control.push(data, &mut self.events)?,
+            Uni::QpackEncoder => EncoderStream
+                .push(&data)
+                .map_err(|reason| H3Error::new(code::QPACK_ENCODER_STREAM_ERROR, reason))?,
+            Uni::QpackDecoder => self
+                .decoder
+                .push(&data)
+                .map_err(|reason| H3Error::new(code::QPACK_DECODER_STREAM_ERROR, reason))?,
+        }
+        match stream {
+            _ if !fin => Ok(()),
+            // "A receiver MUST tolerate unidirectional streams being closed or reset prior to the reception
+            // of the unidirectional stream header" (RFC 9114 §6.2).
+            Uni::New(_) | Uni::Unknown => {
+                self.uni.remove(&id);
+                Ok(())
+            }
+            _ => Err(closed_critical_stream()),
+        }
+    }
+
+    /// Bounds the streams with state; the stream itself does not count twice.
+    fn admit(&self, known: bool) -> Result<(), H3Error> {
+        if known || self.open_streams() < self.settings.max_streams {
+            return Ok(());
+        }
+        let reason = format!("more than {} streams at the same time", self.settings.max_streams);
+        Err(H3Error::new(code::EXCESSIVE_LOAD, reason))
+    }
+
+    fn fail(&mut self, error: &H3Error) {
+        self.failed = Some(error.clone());
+        self.messages.clear();
+        self.uni.clear();
+        self.buffered = 0;
+    }
+}
+
+impl Opened {
+    /// What a new unidirectional stream of type `kind` is.
+    fn open(&mut self, kind: u64, side: Side) -> Result<Uni, H3Error> {
+        let (seen, stream) = match (kind, side) {
+            (stream_type::CONTROL, _) => (&mut self.control, Uni::Control),
+            (stream_type::QPACK_ENCODER, _) => (&mut self.encoder, Uni::QpackEncoder),
+            (stream_type::QPACK_DECODER, _) => (&mut self.decoder, Uni::QpackDecoder),
+            // "Only servers can push; if a server receives a client-initiated push stream, this MUST be
+            // treated as a connection error of type H3_STREAM_CREATION_ERROR" (RFC 9114 §6.2.2).
+            (stream_type::PUSH, Side::Server) => {
+                return Err(H3Error::new(code::STREAM_CREATION_ERROR, "client opened a push stream"));
+            }
+            // "A client MUST treat receipt of a push stream as a connection error of type H3_ID_ERROR when
+            // no MAX_PUSH_ID frame has been sent" (RFC 9114 §4.6).
+            (stream_type::PUSH, Side::Client) => {
+                return Err(H3Error::new(code::ID_ERROR, "server opened a push stream, but none is allowed"));
+            }
+            _ => return Ok(Uni::Unknown),
+        };
+        // "Only one control stream per peer is permitted; receipt of a second stream claiming to be a
+        // control stream MUST be treated as a connection error of type H3_STREAM_CREATION_ERROR" (RFC 9114
+        // §6.2.1); RFC 9204 §4.2 says the same of the QPACK streams.
+        if std::mem::replace(seen, true) {
+            let reason = format!("second unidirectional stream of type {kind:#x}");
+            return Err(H3Error::new(code::STREAM_CREATION_ERROR, reason));
+        }
+        Ok(stream)
+    }
+}
+
+/// What the two low bits of a stream ID say (RFC 9000 §2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamKind {
+    /// Client-initiated, bidirectional: a request and its response.
+    Message,
+    /// Server-initiated, bidirectional.
+    ServerBidi,
+    /// Unidirectional from the peer.
+    PeerUni,
+    /// Unidirectional from here.
+    OwnUni,
+}
+
+impl StreamKind {
+    fn of(id: u64, side: Side) -> Self {
+        match (id & 3, side) {
+            (0, _) => Self::Message,
+            (1, _) => Self::ServerBidi,
+            (2, Side::Server) | (3, Side::Client) => Self::PeerUni,
+            _ => Self::OwnUni,
+        }
+    }
+}
+
+/// "If either control stream is closed at any point, this MUST be treated as a connection error of type
+/// H3_CLOSED_CRITICAL_STREAM" (RFC 9114 §6.2.1; RFC 9204 §4.2 for the QPACK streams).
+fn closed_critical_stream() -> H3Error {
+    H3Error::new(code::CLOSED_CRITICAL_STREAM, "control or QPACK stream closed")
+}

@@ -1,0 +1,156 @@
+//! SETTINGS (RFC 9114 §7.2.4): ours as bytes, the peer's checked.
+
+use super::{H3Error, code};
+use crate::varint;
+use bytes::BytesMut;
+
+const QPACK_MAX_TABLE_CAPACITY: u64 = 0x01;
+const MAX_FIELD_SECTION_SIZE: u64 = 0x06;
+const QPACK_BLOCKED_STREAMS: u64 = 0x07;
+const ENABLE_CONNECT_PROTOCOL: u64 = 0x08;
+const H3_DATAGRAM: u64 = 0x33;
+
+/// Identifiers of the form 0x1f * N + 0x21 mean nothing and keep peers from choking on unknown ones
+/// (RFC 9114 §7.2.4.1).
+const GREASE: u64 = 0x1f * 0x0002_5a17 + 0x21;
+
+/// What this side says in its SETTINGS, and the bounds it keeps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Largest header section to accept, in bytes as RFC 9114 §4.2.2 counts them; also the limit for
+    /// the encoded form.
+    pub max_field_section_size: usize,
+    /// Whether HTTP Datagrams are on.
+    pub datagrams: Datagrams,
+    /// Peer-writable streams with state at the same time; more are H3_EXCESSIVE_LOAD. The transport's
+    /// own stream limits should be lower.
+    pub max_streams: usize,
+    /// Bytes of incomplete header sections over all streams; more are H3_EXCESSIVE_LOAD.
+    pub max_buffered: usize,
+}
+
+/// Whether HTTP Datagrams may be used (SETTINGS_H3_DATAGRAM, RFC 9297 §2.1.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Datagrams {
+    /// SETTINGS_H3_DATAGRAM = 1.
+    #[default]
+    Enabled,
+    /// SETTINGS_H3_DATAGRAM = 0 or absent.
+    Disabled,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_field_section_size: 16 * 1024,
+            datagrams: Datagrams::Enabled,
+            max_streams: 1024,
+            max_buffered: 1024 * 1024,
+        }
+    }
+}
+
+impl Settings {
+    /// The payload of our SETTINGS frame. ENABLE_CONNECT_PROTOCOL is for servers to send; from a client
+    /// it means nothing (RFC 9220 §3).
+    pub(super) fn payload(&self) -> BytesMut {
+        let settings = [
+            (QPACK_MAX_TABLE_CAPACITY, 0),
+            (MAX_FIELD_SECTION_SIZE, self.max_field_section_size as u64),
+            (QPACK_BLOCKED_STREAMS, 0),
+            (ENABLE_CONNECT_PROTOCOL, 1),
+            (H3_DATAGRAM, u64::from(self.datagrams == Datagrams::Enabled)),
+            (GREASE, 1),
+        ];
+        let mut payload = BytesMut::new();
+        for (id, value) in settings {
+            varint::encode(id, &mut payload);
+            varint::encode(value.min(varint::MAX), &mut payload);
+        }
+        payload
+    }
+}
+
+/// What the peer said in its SETTINGS; absent ones have their defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerSettings {
+    /// Whether the peer takes extended CONNECT (RFC 9220 §3).
+    pub enable_connect_protocol: bool,
+    /// Whether the peer takes HTTP Datagrams.
+    pub datagrams: Datagrams,
+    /// Largest header section the peer accepts, in bytes; `None` is unlimited.
+    pub max_field_section_size: Option<u64>,
+    /// Dynamic table the peer would let us use, in bytes; this crate never does.
+    pub qpack_max_table_capacity: u64,
+    /// Streams that may wait for the dynamic table; of no use without one.
+    pub qpack_blocked_streams: u64,
+}
+
+impl Default for PeerSettings {
+    fn default() -> Self {
+        Self {
+            enable_connect_protocol: false,
+            datagrams: Datagrams::Disabled,
+            max_field_section_size: None,
+            qpack_max_table_capacity: 0,
+            qpack_blocked_streams: 0,
+        }
+    }
+}
+
+impl PeerSettings {
+    pub(super) fn parse(mut payload: &[u8]) -> Result<Self, H3Error> {
+        let mut settings = Self::default();
+        let mut seen = Vec::new();
+        while !payload.is_empty() {
+            let (id, value);
+            (id, payload) = take(payload)?;
+            (value, payload) = take(payload)?;
+            seen.push(id);
+            settings.set(id, value)?;
+        }
+        // "The same setting identifier MUST NOT occur more than once" (RFC 9114 §7.2.4).
+        seen.sort_unstable();
+        match seen.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(error(format!("setting {:#x} appears twice", pair[0]))),
+            None => Ok(settings),
+        }
+    }
+
+    fn set(&mut self, id: u64, value: u64) -> Result<(), H3Error> {
+        match id {
+            QPACK_MAX_TABLE_CAPACITY => self.qpack_max_table_capacity = value,
+            MAX_FIELD_SECTION_SIZE => self.max_field_section_size = Some(value),
+            QPACK_BLOCKED_STREAMS => self.qpack_blocked_streams = value,
+            ENABLE_CONNECT_PROTOCOL => self.enable_connect_protocol = flag(id, value)?,
+            // "A receiver ... that receives the SETTINGS_H3_DATAGRAM setting with a value that is
+            // neither 0 nor 1 MUST terminate the connection with error H3_SETTINGS_ERROR" (RFC 9297
+            // §2.1.1).
+            H3_DATAGRAM if flag(id, value)? => self.datagrams = Datagrams::Enabled,
+            H3_DATAGRAM => self.datagrams = Datagrams::Disabled,
+            // Reserved because HTTP/2 had them: "their receipt MUST be treated as a connection error of
+            // type H3_SETTINGS_ERROR" (RFC 9114 §7.2.4.1, §11.2.2).
+            0x00 | 0x02..=0x05 => return Err(error(format!("setting {id:#x} belongs to HTTP/2"))),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn flag(id: u64, value: u64) -> Result<bool, H3Error> {
+    match value {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(error(format!("setting {id:#x} is {value}, expected 0 or 1"))),
+    }
+}
+
+fn take(payload: &[u8]) -> Result<(u64, &[u8]), H3Error> {
+    let cut = || H3Error::new(code::FRAME_ERROR, "SETTINGS ends inside a setting");
+    let (value, len) = varint::decode(payload).ok_or_else(cut)?;
+    Ok((value, &payload[len..]))
+}
+
+fn error(reason: String) -> H3Error {
+    H3Error::new(code::SETTINGS_ERROR, reason)
+}

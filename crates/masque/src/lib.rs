@@ -1,0 +1,26 @@
+//! The wire of MASQUE, without any I/O: HTTP/3 framing, QPACK, HTTP Datagrams, capsules, CONNECT-IP.
+//!
+//! In: bytes of QUIC streams and DATAGRAM frames, in any pieces, from peers that may be hostile. Out:
+//! events, header sections, capsules and requests that obey their RFCs, or an error with the code to
+//! close the stream or the connection with. Always holds: no input makes this crate panic, what it
+//! buffers is bounded (each module says by how much), and it keeps no clock and opens no socket.
+//!
+//! A request goes [`h3`] → [`headers`] → [`request`] → [`connect_ip`]; the stream's data then goes
+//! through [`capsule`], and packets go past all of it through [`datagram`].
+#![forbid(unsafe_code)]
+
+pub mod capsule;
+pub mod connect_ip;
+pub mod credentials;
+pub mod datagram;
+mod error;
+pub mod h3;
+pub mod headers;
+pub mod qpack;
+pub mod request;
+pub mod structured;
+pub mod template;
+pub mod varint;
+
+pub use credentials::{bearer_token, session_header};
+pub use error::{Error, Scope};

@@ -1,0 +1,171 @@
+//! What a request wants, before any one protocol looks at it: the part that CONNECT-IP shares with
+//! CONNECT-UDP and CONNECT.
+//!
+//! In: a valid request header section. Out: its [`Kind`] by `:method` and `:protocol`, or a
+//! [`Rejection`] to answer with. Always holds: every request gets a kind or an answer.
+
+use crate::{
+    headers::Headers,
+    structured::{self, encode_string},
+};
+use std::borrow::Cow;
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Extended CONNECT with `:protocol` connect-ip (RFC 9484).
+    ConnectIp,
+    /// Extended CONNECT with `:protocol` connect-udp (RFC 9298).
+    ConnectUdp,
+    /// CONNECT without `:protocol`: a TCP connection (RFC 9114 §4.4).
+    ConnectTcp,
+    /// Any other method.
+    Plain,
+}
+
+/// The answer to a request that is not granted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason} (status {status})")]
+pub struct Rejection {
+    /// HTTP status code.
+    pub status: u16,
+    /// What was expected and what came, for people; ends up in `proxy-status`.
+    pub reason: Cow<'static, str>,
+    /// Proxy error type (RFC 9209 §2.3), for example `dns_error`.
+    pub error: Option<&'static str>,
+}
+
+impl Rejection {
+    /// An answer with `status`.
+    #[must_use]
+    pub fn new(status: u16, reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, reason: reason.into(), error: None }
+    }
+
+    /// 401: no credentials, or wrong ones.
+    #[must_use]
+    pub fn unauthorized(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(401, reason)
+    }
+
+    /// 502 with `dns_error`: the target's name did not resolve (RFC 9484 §4.6).
+    #[must_use]
+    pub fn dns_error(reason: impl Into<Cow<'static, str>>) -> Self {
+        Self { error: Some("dns_error"), ..Self::new(502, reason) }
+    }
+
+    /// The response. The reason is in `proxy-status` (RFC 9209); 401 comes with `www-authenticate`
+    /// (RFC 6750 §3) and 405 with `allow` (RFC 9110 §15.5.6).
+    #[must_use]
+    pub fn headers(&self) -> Headers {
+        let mut headers = Headers::response(self.status);
+        match self.status {
+            401 => headers.push("www-authenticate", "Bearer"),
+            405 => headers.push("allow", "CONNECT"),
+            _ => {}
+        }
+        let error = self.error.map(|error| format!("; error={error}")).unwrap_or_default();
+        headers.push("proxy-status", format!("mpvpn{error}; details={}", encode_string(&self.reason)));
+        headers
+    }
+}
+
+/// Tells requests apart.
+///
+/// # Errors
+/// 501 for a `:protocol` nobody knows: "a server ... SHOULD respond to the request with a 501 (Not
+/// Implemented) status code" (RFC 9220 §3).
+pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
+    if headers.method() != Some("CONNECT") {
+        return Ok(Kind::Plain);
+    }
+    match headers.value(":protocol") {
+        None => Ok(Kind::ConnectTcp),
+        Some(b"connect-ip") => Ok(Kind::ConnectIp),
+        Some(b"connect-udp") => Ok(Kind::ConnectUdp),
+        Some(other) => {
+            let other = other.escape_ascii();
+            Err(Rejection::new(501, format!(":protocol {other} is not supported")))
+        }
+    }
+}
+
+/// Whether a message says that its stream carries capsules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CapsuleProtocol {
+    /// `capsule-protocol: ?1`.
+    Announced,
+    /// The field is absent, false or no Boolean Item: "MUST be treated as if the field were not present"
+    /// (RFC 9297 §3.4). Upgrade tokens that use capsules do so either way (RFC 9297 §3.2).
+    Omitted,
+}
+
+/// What the `capsule-protocol` field says.
+#[must_use]
+pub fn capsule_protocol(headers: &Headers) -> CapsuleProtocol {
+    match headers.single("capsule-protocol").and_then(structured::boolean) {
+        Some(true) => CapsuleProtocol::Announced,
+        _ => CapsuleProtocol::Omitted,
+    }
+}
+
+/// A field that a message with capsules must not have: "The Capsule Protocol MUST NOT be used with
+/// messages that contain Content-Length, Content-Type, or Transfer-Encoding header fields ... MUST treat
+/// the HTTP message as malformed" (RFC 9297 §3.2).
+#[must_use]
+pub fn forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
+    ["content-length", "content-type", "transfer-encoding"]
+        .into_iter()
+        .find(|name| headers.value(name).is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connect(protocol: Option<&'static str>) -> Headers {
+        let mut headers = Headers::new();
+        headers.push(":method", "CONNECT");
+        if let Some(protocol) = protocol {
+            headers.push(":protocol", protocol);
+        }
+        headers
+    }
+
+    #[test]
+    fn requests_are_told_apart_by_method_and_protocol() {
+        assert_eq!(classify(&connect(Some("connect-ip"))), Ok(Kind::ConnectIp));
+        assert_eq!(classify(&connect(Some("connect-udp"))), Ok(Kind::ConnectUdp));
+        assert_eq!(classify(&connect(None)), Ok(Kind::ConnectTcp));
+        let mut get = Headers::new();
+        get.push(":method", "GET");
+        assert_eq!(classify(&get), Ok(Kind::Plain));
+        assert_eq!(classify(&connect(Some("websocket"))).unwrap_err().status, 501);
+    }
+
+    #[test]
+    fn capsule_protocol_counts_only_as_one_true_boolean() {
+        let announced = |values: &[&'static str]| {
+            let mut headers = Headers::new();
+            for value in values {
+                headers.push("capsule-protocol", *value);
+            }
+            capsule_protocol(&headers) == CapsuleProtocol::Announced
+        };
+        assert!(announced(&["?1"]));
+        assert!(announced(&["?1;future=2"]));
+        for values in [&[][..], &["?0"], &["1"], &["?1", "?1"], &["?1, ?1"]] {
+            assert!(!announced(values), "{values:?}");
+        }
+    }
+
+    #[test]
+    fn rejections_carry_what_their_status_requires() {
+        let headers = Rejection::unauthorized("wrong \"token\"\n").headers();
+        assert_eq!(headers.text("www-authenticate"), Some("Bearer"));
+        assert_eq!(headers.text("proxy-status"), Some(r#"mpvpn; details="wrong \"token\"""#));
+        let headers = Rejection::dns_error("no such name").headers();
+        assert_eq!(headers.text("proxy-status"), Some("mpvpn; error=dns_error; details=\"no such name\""));
+        assert_eq!(headers.validate(crate::headers::Section::Response), Ok(()));
+    }
+}

@@ -1,0 +1,467 @@
+//! URI templates (RFC 6570) as far as MASQUE proxies may use them (RFC 9484 §3, RFC 9298 §2).
+//!
+//! In: a template such as `https://example.org/.well-known/masque/ip/{target}/{ipproto}/`, or only its
+//! path. Out: paths with the variables filled in (client), or the variables of a received path
+//! (server). Always holds: expressions stand in path or query only; `{a}`, `{a,b}`, `{?a,b}` and
+//! `{&a,b}` are all that is allowed; a variable ends at a character that no value contains, so that a
+//! path matches in one way only.
+
+use std::borrow::Cow;
+
+/// Longest template, and longest path that is matched, in bytes.
+const MAX_LEN: usize = 4096;
+
+/// A checked template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Template {
+    origin: Option<Origin>,
+    parts: Vec<Part>,
+}
+
+/// Scheme and authority of an absolute template.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Origin {
+    scheme: String,
+    authority: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    /// `{a,b}`: values with commas between them.
+    Simple(Vec<&'static str>),
+    /// `{?a,b}` or `{&a,b}`: `name=value` pairs, the first after this character.
+    Query(char, Vec<&'static str>),
+}
+
+/// Why a text is no template for a proxy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// Larger than any sensible URI.
+    #[error("template of {len} bytes, expected at most 4096")]
+    TooLong {
+        /// Bytes given.
+        len: usize,
+    },
+    /// "The URI Template MUST NOT contain any non-ASCII Unicode characters and MUST only contain ASCII
+    /// characters in the range 0x21-0x7E" (RFC 9484 §3).
+    #[error("template holds a character outside of 0x21 to 0x7e")]
+    Characters,
+    /// Neither an absolute URI nor a path.
+    #[error("template has no scheme, authority and path, and is no path that starts with a slash")]
+    NotAbsolute,
+    /// A variable before the path, or a fragment.
+    #[error("template has a variable outside of path and query, or a fragment")]
+    OutsidePath,
+    /// A brace that does not pair.
+    #[error("template has an unbalanced brace")]
+    Braces,
+    /// `{+a}`, `{#a}`, `{.a}`, `{/a}`, `{;a}` and what RFC 6570 reserves.
+    #[error("template uses operator {operator:?}, expected none, '?' or '&'")]
+    Operator {
+        /// The operator.
+        operator: char,
+    },
+    /// A variable that the protocol does not define, or a modifier of level 4.
+    #[error("template uses variable {name:?}, expected one of {known:?}")]
+    Variable {
+        /// What is there.
+        name: String,
+        /// What may be there.
+        known: &'static [&'static str],
+    },
+    /// A variable twice.
+    #[error("template uses variable {name:?} twice")]
+    Repeated {
+        /// Its name.
+        name: &'static str,
+    },
+    /// Two expressions side by side, or a literal after one that a value could contain.
+    #[error("variable {name:?} is followed by something that could be part of its value")]
+    Ambiguous {
+        /// Its name.
+        name: &'static str,
+    },
+}
+
+/// The variables found in a path, by name.
+pub type Variables = Vec<(&'static str, String)>;
+
+impl Template {
+    /// Checks `text`, an absolute template or the path part of one, whose variables are among `known`.
+    ///
+    /// # Errors
+    /// If proxies must not use such a template.
+    pub fn parse(text: &str, known: &'static [&'static str]) -> Result<Self, TemplateError> {
+        if text.len() > MAX_LEN {
+            return Err(TemplateError::TooLong { len: text.len() });
+        }
+        if !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(TemplateError::Characters);
+        }
+        let (origin, path) = split_origin(text)?;
+        let parts = parse_parts(path, known)?;
+        check_names(&parts)?;
+        check_borders(&parts)?;
+        Ok(Self { origin, parts })
+    }
+
+    /// The scheme, for example `https`; `None` if the template is only a path.
+    #[must_use]
+    pub fn scheme(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &origin.scheme[..])
+    }
+
+    /// Host and perhaps port; `None` if the template is only a path.
+    #[must_use]
+    pub fn authority(&self) -> Option<&str> {
+        self.origin.as_ref().map(|origin| &origin.authority[..])
+    }
+
+    /// Whether the template has variable `name`.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.parts.iter().any(|part| part.names().contains(&name))
+    }
+
+    /// The path (and query) with `values` in place of the variables; those without a value are empty.
+    #[must_use]
+    pub fn expand(&self, values: &[(&str, &str)]) -> String {
+        let value_of = |name: &str| values.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+        let mut path = String::new();
+        for part in &self.parts {
+            match part {
+                Part::Literal(text) => path.push_str(text),
+                Part::Simple(names) => {
+                    let values: Vec<_> = names.iter().filter_map(|name| value_of(name)).map(escape).collect();
+                    path.push_str(&values.join(","));
+                }
+                Part::Query(first, names) => {
+                    let pairs = names.iter().filter_map(|name| Some((name, value_of(name)?)));
+                    for (at, (name, value)) in pairs.enumerate() {
+                        path.push(if at == 0 { *first } else { '&' });
+                        path.extend([name, "=", &escape(value)]);
+                    }
+                }
+            }
+        }
+        path
+    }
+
+    /// The variables of `path`, percent-decoded; `None` if it does not come from this template.
+    #[must_use]
+    pub fn matches(&self, path: &str) -> Option<Variables> {
+        if path.len() > MAX_LEN {
+            return None;
+        }
+        let mut rest = path;
+        let mut variables = Vec::new();
+        for part in &self.parts {
+            rest = match part {
+                Part::Literal(text) => rest.strip_prefix(&text[..])?,
+                Part::Simple(names) => match_simple(rest, names, &mut variables)?,
+                Part::Query(first, names) => match_query(rest, *first, names, &mut variables)?,
+            };
+        }
+        rest.is_empty().then_some(variables)
+    }
+}
+
+impl Part {
+    fn names(&self) -> &[&'static str] {
+        match self {
+            Self::Literal(_) => &[],
+            Self::Simple(names) | Self::Query(_, names) => names,
+        }
+    }
+}
+
+fn split_origin(text: &str) -> Result<(Option<Origin>, &str), TemplateError> {
+    if text.starts_with('/') {
+        return Ok((None, text));
+    }
+    let (scheme, rest) = text.split_once("://").ok_or(TemplateError::NotAbsolute)?;
+    let path_at = rest.find(['/', '?', '#']).ok_or(TemplateError::NotAbsolute)?;
+    let (authority, path) = rest.split_at(path_at);
+    if scheme.contains(['{', '}']) || authority.contains(['{', '}']) {
+        return Err(TemplateError::OutsidePath);
+    }
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    if !is_scheme || authority.is_empty() || !path.starts_with('/') {
+        return Err(TemplateError::NotAbsolute);
+    }
+    let origin = Origin { scheme: scheme.to_ascii_lowercase(), authority: authority.to_owned() };
+    Ok((Some(origin), path))
+}
+
+fn parse_parts(path: &str, known: &'static [&'static str]) -> Result<Vec<Part>, TemplateError> {
+    let mut parts = Vec::new();
+    let mut rest = path;
+    while !rest.is_empty() {
+        let literal_len = rest.find('{').unwrap_or(rest.len());
+        let (literal, after) = rest.split_at(literal_len);
+        if literal.contains('}') {
+            return Err(TemplateError::Braces);
+        }
+        if literal.contains('#') {
+            return Err(TemplateError::OutsidePath);
+        }
+        if !literal.is_empty() {
+            parts.push(Part::Literal(literal.to_owned()));
+        }
+        let Some(after) = after.strip_prefix('{') else { break };
+        let (expression, after) = after.split_once('}').ok_or(TemplateError::Braces)?;
+        parts.push(parse_expression(expression, known)?);
+        rest = after;
+    }
+    Ok(parts)
+}
+
+fn parse_expression(expression: &str, known: &'static [&'static str]) -> Result<Part, TemplateError> {
+    let operator = expression.chars().next().ok_or(TemplateError::Braces)?;
+    match operator {
+        '?' | '&' => Ok(Part::Query(operator, parse_names(&expression[1..], known)?)),
+        operator if operator.is_ascii_alphanumeric() || matches!(operator, '_' | '%') => {
+            Ok(Part::Simple(parse_names(expression, known)?))
+        }
+        operator => Err(TemplateError::Operator { operator }),
+    }
+}
+
+fn parse_names(list: &str, known: &'static [&'static str]) -> Result<Vec<&'static str>, TemplateError> {
+    let find = |name: &str| {
+        let found = known.iter().find(|known| **known == name).copied();
+        found.ok_or_else(|| TemplateError::Variable { name: name.to_owned(), known })
+    };
+    list.split(',').map(find).collect()
+}
+
+fn check_names(parts: &[Part]) -> Result<(), TemplateError> {
+    let names: Vec<_> = parts.iter().flat_map(Part::names).collect();
+    let repeated = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
+    match repeated {
+        Some((_, name)) => Err(TemplateError::Repeated { name }),
+        None => Ok(()),
+    }
+}
+
+/// Every expression ends at the end, at a query expression, or at a literal that no value can contain.
+fn check_borders(parts: &[Part]) -> Result<(), TemplateError> {
+    for (part, next) in parts.iter().zip(parts.iter().skip(1)) {
+        let Some(name) = part.names().last() else { continue };
+        let is_clear = match next {
+            Part::Literal(text) => text.starts_with(is_border),
+            Part::Query(..) => true,
+            Part::Simple(_) => false,
+        };
+        if !is_clear {
+            return Err(TemplateError::Ambiguous { name });
+        }
+    }
+    Ok(())
+}
+
+/// Characters that end a value. All of them are percent-encoded where they belong to one.
+fn is_border(char: char) -> bool {
+    matches!(char, '/' | '?' | '&' | '=' | '#' | ',' | ';')
+}
+
+fn match_simple<'p>(path: &'p str, names: &[&'static str], out: &mut Variables) -> Option<&'p str> {
+    let mut rest = path;
+    for (at, name) in names.iter().enumerate() {
+        if at > 0 {
+            rest = rest.strip_prefix(',')?;
+        }
+        let (value, after) = split_value(rest);
+        out.push((name, unescape(value)?));
+        rest = after;
+    }
+    Some(rest)
+}
+
+/// Pairs in any order; a pair that is missing leaves its variable undefined.
+fn match_query<'p>(
+    path: &'p str,
+    first: char,
+    names: &[&'static str],
+    out: &mut Variables,
+) -> Option<&'p str> {
+    let mut rest = path;
+    let mut separator = first;
+    while let Some(pair) = rest.strip_prefix(separator) {
+        let Some((key, value)) = pair.split_once('=') else { break };
+        let Some(name) = names.iter().find(|name| **name == key) else { break };
+        if out.iter().any(|(known, _)| known == name) {
+            return None;
+        }
+        let (value, after) = split_value(value);
+        out.push((name, unescape(value)?));
+        rest = after;
+        separator = '&';
+    }
+    Some(rest)
+}
+
+fn split_value(path: &str) -> (&str, &str) {
+    path.split_at(path.find(is_border).unwrap_or(path.len()))
+}
+
+/// Percent-encodes all but unreserved characters (RFC 6570 §3.2.1), and leaves `*` as it is: a path may
+/// hold it (RFC 3986 §3.3), and deployed servers compare `/*/*/` literally.
+fn escape(value: &str) -> Cow<'_, str> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~*".contains(&byte);
+    if value.bytes().all(is_plain) {
+        return Cow::Borrowed(value);
+    }
+    let mut escaped = String::with_capacity(value.len() * 3);
+    for byte in value.bytes() {
+        match byte {
+            byte if is_plain(byte) => escaped.push(char::from(byte)),
+            byte => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    Cow::Owned(escaped)
+}
+
+/// Undoes percent-encoding; `None` if an escape is broken or the result is not UTF-8.
+fn unescape(value: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        rest = after;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let (digits, after) = rest.split_first_chunk::<2>()?;
+        let [high, low] = digits.map(|digit| char::from(digit).to_digit(16));
+        bytes.push((high? << 4 | low?) as u8);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const KNOWN: &[&str] = &["target", "ipproto"];
+
+    fn parse(text: &str) -> Result<Template, TemplateError> {
+        Template::parse(text, KNOWN)
+    }
+
+    fn pairs(variables: Option<Variables>) -> Vec<(&'static str, String)> {
+        variables.unwrap()
+    }
+
+    /// RFC 9484 §3, figure 1.
+    #[test]
+    fn the_examples_of_rfc_9484_expand_and_match() {
+        let examples = [
+            (
+                "https://example.org/.well-known/masque/ip/{target}/{ipproto}/",
+                "/.well-known/masque/ip/2001%3Adb8%3A%3A%2F32/17/",
+            ),
+            (
+                "https://proxy.example.org:4443/masque/ip?t={target}&i={ipproto}",
+                "/masque/ip?t=2001%3Adb8%3A%3A%2F32&i=17",
+            ),
+            (
+                "https://proxy.example.org:4443/masque/ip{?target,ipproto}",
+                "/masque/ip?target=2001%3Adb8%3A%3A%2F32&ipproto=17",
+            ),
+        ];
+        let values = [("target", "2001:db8::/32"), ("ipproto", "17")];
+        for (template, path) in examples {
+            let template = parse(template).unwrap();
+            assert_eq!(template.expand(&values), path);
+            let wanted = values.map(|(name, value)| (name, value.to_owned()));
+            assert_eq!(pairs(template.matches(path)), wanted);
+        }
+    }
+
+    #[test]
+    fn a_literal_template_matches_only_itself() {
+        let template = parse("https://masque.example.org/?user=bob").unwrap();
+        assert_eq!(template.expand(&[("target", "x")]), "/?user=bob");
+        assert_eq!(template.matches("/?user=bob"), Some(vec![]));
+        assert_eq!(template.matches("/?user=eve"), None);
+        assert_eq!((template.scheme(), template.authority()), (Some("https"), Some("masque.example.org")));
+    }
+
+    #[test]
+    fn stars_are_sent_plain_and_read_in_both_forms() {
+        let template = parse("/.well-known/masque/ip/{target}/{ipproto}/").unwrap();
+        let path = template.expand(&[("target", "*"), ("ipproto", "*")]);
+        assert_eq!(path, "/.well-known/masque/ip/*/*/");
+        assert_eq!(template.matches("/.well-known/masque/ip/%2A/%2a/"), template.matches(&path));
+    }
+
+    #[test]
+    fn query_pairs_come_in_any_order_but_once() {
+        let template = parse("/ip{?target,ipproto}").unwrap();
+        assert_eq!(pairs(template.matches("/ip?ipproto=6&target=a")).len(), 2);
+        assert_eq!(pairs(template.matches("/ip?ipproto=6")), [("ipproto", "6".to_owned())]);
+        assert_eq!(pairs(template.matches("/ip")), []);
+        assert_eq!(template.matches("/ip?target=a&target=b"), None);
+        assert_eq!(template.matches("/ip?other=a"), None);
+    }
+
+    /// RFC 9484 §3: no operators but the two of form-style queries, variables in path and query only,
+    /// absolute, ASCII.
+    #[test]
+    fn templates_that_proxies_must_not_use_are_refused() {
+        for operator in ['+', '#', '.', '/', ';', '=', '!', '@', '|'] {
+            let error = parse(&format!("/ip/{{{operator}target}}/")).unwrap_err();
+            assert_eq!(error, TemplateError::Operator { operator });
+        }
+        assert_eq!(parse("https://{target}/"), Err(TemplateError::OutsidePath));
+        assert_eq!(parse("https://a/#{target}"), Err(TemplateError::OutsidePath));
+        for text in ["ip/{target}", "https:///a", "https://a", "https://a?b", "://a/", ""] {
+            assert_eq!(parse(text), Err(TemplateError::NotAbsolute), "{text}");
+        }
+        assert_eq!(parse("/é"), Err(TemplateError::Characters));
+        assert_eq!(parse("/a b"), Err(TemplateError::Characters));
+        for text in ["/{target", "/target}", "/{}"] {
+            assert_eq!(parse(text), Err(TemplateError::Braces), "{text}");
+        }
+        for text in ["/{target:3}", "/{target*}", "/{target_host}", "/{target,}"] {
+            assert!(matches!(parse(text), Err(TemplateError::Variable { .. })), "{text}");
+        }
+        assert_eq!(parse("/{target}/{target}"), Err(TemplateError::Repeated { name: "target" }));
+        assert_eq!(parse("/{target}x"), Err(TemplateError::Ambiguous { name: "target" }));
+        assert_eq!(parse("/{target}{ipproto}"), Err(TemplateError::Ambiguous { name: "target" }));
+    }
+
+    #[test]
+    fn broken_escapes_do_not_match() {
+        let template = parse("/{target}").unwrap();
+        for path in ["/%", "/%2", "/%zz", "/%ff", "/%+1", "/a/b"] {
+            assert_eq!(template.matches(path), None, "{path}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn matching_undoes_expansion(target in "\\PC{0,40}", ipproto in "\\PC{0,10}", which in 0usize..3) {
+            let text = ["/{target}/{ipproto}/", "/{target,ipproto}", "/ip{?target,ipproto}"][which];
+            let template = parse(text).unwrap();
+            let path = template.expand(&[("target", &target), ("ipproto", &ipproto)]);
+            let wanted = vec![("target", target), ("ipproto", ipproto)];
+            prop_assert_eq!(template.matches(&path), Some(wanted));
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in "[/{}?&=%,a-z#+é]{0,30}", path in "[/?&=%,a-z0-9é]{0,40}") {
+            for text in [&text[..], "/{target}/{ipproto}/", "/a{?target,ipproto}"] {
+                if let Ok(template) = parse(text) {
+                    template.matches(&path);
+                    template.expand(&[("target", &path)]);
+                }
+            }
+        }
+    }
+}

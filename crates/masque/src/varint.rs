@@ -1,0 +1,87 @@
+//! Variable-length integers (RFC 9000 §16).
+//!
+//! In: numbers below 2^62, or received bytes. Out: 1, 2, 4 or 8 bytes, or the number they spell.
+//! Always holds: decoding reads only what the first byte announces, and accepts encodings longer
+//! than needed, as RFC 9000 asks.
+
+use bytes::BufMut;
+
+/// The largest number that a variable-length integer can hold (2^62 − 1).
+pub const MAX: u64 = (1 << 62) - 1;
+
+/// How many bytes [`encode`] writes for `value`: 1, 2, 4 or 8.
+#[must_use]
+pub const fn len(value: u64) -> usize {
+    match value {
+        0..=0x3f => 1,
+        0x40..=0x3fff => 2,
+        0x4000..=0x3fff_ffff => 4,
+        _ => 8,
+    }
+}
+
+/// Appends `value` in its shortest form.
+///
+/// # Panics
+/// If `value` is larger than [`MAX`]: such a number has no encoding, and none comes from [`decode`].
+#[inline]
+pub fn encode(value: u64, out: &mut impl BufMut) {
+    assert!(value <= MAX, "{value} does not fit a variable-length integer");
+    match len(value) {
+        1 => out.put_u8(value as u8),
+        2 => out.put_u16(value as u16 | 0x4000),
+        4 => out.put_u32(value as u32 | 0x8000_0000),
+        _ => out.put_u64(value | 0xc000_0000_0000_0000),
+    }
+}
+
+/// The number at the start of `bytes` and how many bytes it took; `None` if more bytes are needed.
+#[inline]
+#[must_use]
+pub fn decode(bytes: &[u8]) -> Option<(u64, usize)> {
+    let first = *bytes.first()?;
+    let len = 1usize << (first >> 6);
+    let rest = bytes.get(1..len)?;
+    let value = rest.iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte));
+    Some((value, len))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// RFC 9000 appendix A.1.
+    #[test]
+    fn the_examples_of_rfc_9000_decode() {
+        let examples: [(&[u8], u64); 5] = [
+            (&[0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c], 151_288_809_941_952_652),
+            (&[0x9d, 0x7f, 0x3e, 0x7d], 494_878_333),
+            (&[0x7b, 0xbd], 15_293),
+            (&[0x25], 37),
+            (&[0x40, 0x25], 37),
+        ];
+        for (bytes, value) in examples {
+            assert_eq!(decode(bytes), Some((value, bytes.len())));
+        }
+    }
+
+    #[test]
+    fn a_cut_number_asks_for_more() {
+        assert_eq!(decode(&[]), None);
+        assert_eq!(decode(&[0x40]), None);
+        assert_eq!(decode(&[0x80, 0, 0]), None);
+        assert_eq!(decode(&[0xc0, 0, 0, 0, 0, 0, 0]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn encode_then_decode_is_identity(value in 0..=MAX, shift in 0u32..62) {
+            let value = value >> shift;
+            let mut bytes = Vec::new();
+            encode(value, &mut bytes);
+            prop_assert_eq!(bytes.len(), len(value));
+            prop_assert_eq!(decode(&bytes), Some((value, bytes.len())));
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The words that the program understands, and what it says about those it does not.
+
+use std::{error::Error as _, ffi::OsString, path::PathBuf};
+
+use clap::{
+    Args, Parser, Subcommand,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+use mpvpn_control::config::{ClientOptions, ServerOptions};
+
+use crate::{failure::Failure, run::LabCommand};
+
+const WHAT: &str = "bad usage";
+
+/// Carries a machine's traffic over all its links at once, to a server that hands it on.
+#[derive(Debug, Parser)]
+#[command(name = "mpvpn", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn server
+      as root on the server: makes a certificate and a token, and prints the command for clients
+  mpvpn client --server 203.0.113.1 --pin SHA256 --token TOKEN
+      as root on the client: that command
+  mpvpn status
+      which links and paths carry how much
+  mpvpn lab demo
+      all of it on this machine, over emulated links
+
+`mpvpn --mode server …` and `mpvpn --mode client …` mean `mpvpn server …` and `mpvpn client …`.
+Exit codes: 0 ended as asked, 1 failure, 2 bad usage or configuration.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Give clients access to this machine and the network behind it
+    #[command(after_help = SERVER_EXAMPLES)]
+    Server(ServerArgs),
+    /// Send this machine's traffic through a server, over all links at once
+    #[command(after_help = CLIENT_EXAMPLES)]
+    Client(ClientArgs),
+    /// Show how a running server or client is
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status(StatusArgs),
+    /// Try it on this machine: emulated links between network namespaces
+    Lab {
+        #[command(subcommand)]
+        command: LabCommand,
+    },
+}
+
+const SERVER_EXAMPLES: &str = "\
+Examples:
+  mpvpn server
+      with a certificate and a token of its own, kept in /var/lib/mpvpn; prints the client's command
+  mpvpn server --listen 0.0.0.0:4433 --listen '[::]:4433' --cert server.crt --key server.key
+      with your certificate, on another port, over IPv4 and IPv6
+  mpvpn server --subnet 10.8.0.0/16 --subnet6 none --nat off
+      other addresses; the network behind routes 10.8.0.0/16 back to this machine
+
+Every option but --config is a key of the configuration file, as in
+  listen = [\"0.0.0.0:4433\", \"[::]:4433\"]
+  subnet = \"10.8.0.0/16\"
+Options given here win over the file.";
+
+const CLIENT_EXAMPLES: &str = "\
+Examples:
+  mpvpn client --server 203.0.113.1 --pin SHA256 --token-file /etc/mpvpn/token
+      everything through the tunnel, over every interface that has a default route
+  mpvpn client --server vpn.example:4433 --ca server.crt --path eth0 --path wwan0
+      over these two interfaces only
+  mpvpn client --server 203.0.113.1 --pin SHA256 --token-file t --routes advertised --share lan0
+      only what the server offers, and for the machines behind lan0 too
+
+Every option but --config is a key of the configuration file, as in
+  server = \"vpn.example:4433\"
+  path = [\"eth0\", \"wwan0\"]
+Options given here win over the file.";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  mpvpn status
+  mpvpn status --name mpvpn0 --json
+  curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
+
+#[derive(Args, Debug)]
+pub(crate) struct ServerArgs {
+    /// Configuration file [default: /etc/mpvpn/server.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) options: ServerOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct ClientArgs {
+    /// Configuration file [default: /etc/mpvpn/client.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) options: ClientOptions,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    /// Print the status in JSON, as the local API gives it
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Ask the server or client with this name [default: the only one that runs]
+    #[arg(long, value_name = "NAME", conflicts_with = "api_socket")]
+    pub(crate) name: Option<String>,
+    /// Ask at this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
+}
+
+/// Turns `--mode server …`, wherever it stands among options, into `server …`.
+pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
+    let starts_with_option =
+        words.get(1).and_then(|word| word.to_str()).is_some_and(|word| word.starts_with('-'));
+    let is_mode =
+        |word: &OsString| word.to_str().is_some_and(|word| word == "--mode" || word.starts_with("--mode="));
+    let Some(at) = words.iter().position(is_mode).filter(|_| starts_with_option) else { return Ok(words) };
+    let word = words.remove(at).to_string_lossy().into_owned();
+    let mode = match word.split_once('=') {
+        Some((_, mode)) => mode.to_owned(),
+        None if at < words.len() => words.remove(at).to_string_lossy().into_owned(),
+        None => String::new(),
+    };
+    if mode != "server" && mode != "client" {
+        return Err(Failure::usage(
+            WHAT,
+            format!("`{mode}` is no mode: expected --mode server or --mode client"),
+            "see `mpvpn --help`",
+        ));
+    }
+    words.insert(1, mode.into());
+    Ok(words)
+}
+
+/// Options that later versions will have, and what there is today.
+const LATER_OPTIONS: &[(&str, &str)] = &[
+    ("--lane", "every flow is carried as datagrams"),
+    ("--metrics", "`mpvpn status --json` gives the figures"),
+    ("--shards", "one thread carries all packets"),
+    ("--fec", "lost packets are repaired by the connections inside the tunnel"),
+    ("--class", "all packets are of one class"),
+    ("--socks", "`mpvpn client` makes a TUN device"),
+];
+
+/// Commands that later versions will have.
+const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user", "config"];
+
+/// Says in our words what is wrong with the command line.
+pub(crate) fn explain(error: &clap::Error) -> Failure {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        Some(ContextValue::Strings(texts)) => texts.first().cloned(),
+        _ => None,
+    };
+    let help = "see `mpvpn --help` and `mpvpn COMMAND --help`";
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let word = said(ContextKind::InvalidArg).unwrap_or_default();
+            if let Some((_, today)) = LATER_OPTIONS.iter().find(|(option, _)| *option == word) {
+                let why = format!("`{word}` is not available in this version yet");
+                return Failure::usage(WHAT, why, format!("leave it out: {today}"));
+            }
+            let next = said(ContextKind::SuggestedArg)
+                .map_or_else(|| help.to_owned(), |similar| format!("did you mean `{similar}`?"));
+            Failure::usage(WHAT, format!("`{word}` is not an option here"), next)
+        }
+        ErrorKind::InvalidSubcommand => {
+            let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
+            let available = "available are: server, client, status, lab";
+            if LATER_COMMANDS.contains(&word.as_str()) {
+                let why = format!("`mpvpn {word}` is not available in this version yet");
+                return Failure::usage(WHAT, why, available);
+            }
+            Failure::usage(WHAT, format!("`{word}` is not a command"), format!("{available}; {help}"))
+        }
+        ErrorKind::ValueValidation => {
+            let option = said(ContextKind::InvalidArg).unwrap_or_default();
+            let why = error.source().map_or_else(|| first_line(error), ToString::to_string);
+            Failure::usage(WHAT, format!("{option}: {why}"), help)
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+            Failure::usage(WHAT, "a command is missing", format!("{help}; `mpvpn lab demo` shows it at work"))
+        }
+        _ => Failure::usage(WHAT, first_line(error), help),
+    }
+}
+
+/// clap's own sentence, without its head and its hints.
+fn first_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let sentence = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+    sentence.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests;

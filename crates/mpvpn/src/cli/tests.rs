@@ -1,0 +1,176 @@
+use clap::CommandFactory;
+use mpvpn_control::config::{AuthMode, ClientConfig, ServerConfig, Trust};
+
+use super::*;
+
+fn parse(line: &str) -> Result<Cli, Failure> {
+    let words = unfold_mode(line.split_whitespace().map(OsString::from).collect())?;
+    Cli::try_parse_from(words).map_err(|error| explain(&error))
+}
+
+fn server(line: &str) -> ServerConfig {
+    match parse(line).unwrap().command {
+        Command::Server(args) => ServerConfig::resolve(args.options).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn client(line: &str) -> ClientConfig {
+    match parse(line).unwrap().command {
+        Command::Client(args) => ClientConfig::resolve(args.options).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused(line: &str) -> String {
+    parse(line).unwrap_err().text()
+}
+
+#[test]
+fn the_definition_holds_together() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn the_server_command_of_old_works_word_for_word() {
+    let config = server(
+        "mpvpn --mode server --listen 0.0.0.0:4433 --cert server.crt --key server.key --subnet 10.0.0.0/24 --auth none",
+    );
+    assert_eq!(config.listen, ["0.0.0.0:4433".parse().unwrap()]);
+    let cert = config.cert.unwrap();
+    assert_eq!((cert.cert, cert.key), ("server.crt".into(), "server.key".into()));
+    assert_eq!(config.subnet, "10.0.0.0/24".parse().unwrap());
+    assert_eq!(config.auth, AuthMode::None);
+}
+
+#[test]
+fn the_client_command_of_old_works_word_for_word() {
+    let config = client("mpvpn --mode client --server 203.0.113.1:4433 --insecure --path eth0 --path eth1");
+    assert_eq!(config.server.to_string(), "203.0.113.1:4433");
+    assert_eq!(config.trust, Trust::Insecure);
+    assert_eq!(config.paths, ["eth0", "eth1"]);
+}
+
+#[test]
+fn the_mode_may_stand_anywhere_and_have_an_equals_sign() {
+    let plain = client("mpvpn client --server a --insecure --tun-name tun7 --log-level debug");
+    for line in [
+        "mpvpn --mode=client --server a --insecure --tun-name tun7 --log-level debug",
+        "mpvpn --server a --insecure --tun-name tun7 --log-level debug --mode client",
+        "mpvpn --server a --mode client --insecure --tun-name tun7 --log-level debug",
+    ] {
+        assert_eq!(client(line), plain, "{line}");
+    }
+}
+
+#[test]
+fn a_mode_that_is_none_is_refused() {
+    for line in ["mpvpn --mode", "mpvpn --mode gateway", "mpvpn --mode="] {
+        assert!(refused(line).contains("is no mode: expected --mode server or --mode client"), "{line}");
+    }
+}
+
+#[test]
+fn the_mode_of_a_command_run_in_a_lab_is_not_ours() {
+    let words: Vec<OsString> = ["mpvpn", "lab", "up", "--", "x", "--mode", "y"].map(Into::into).into();
+    assert_eq!(unfold_mode(words.clone()), Ok(words));
+}
+
+#[test]
+fn what_does_not_work_yet_says_so() {
+    assert_eq!(
+        refused("mpvpn client --server a --insecure --lane stream"),
+        "mpvpn: bad usage: `--lane` is not available in this version yet\n  \
+         next: leave it out: every flow is carried as datagrams"
+    );
+    assert_eq!(
+        refused("mpvpn server --auth mtls"),
+        "mpvpn: bad usage: --auth <none|token>: `mtls` is not available in this version yet; available are: \
+         none, token\n  next: see `mpvpn --help` and `mpvpn COMMAND --help`"
+    );
+    for scheduler in ["balanced", "weighted", "redundant"] {
+        let text = refused(&format!("mpvpn client --server a --insecure --scheduler {scheduler}"));
+        assert!(
+            text.contains("not available in this version yet; available are: auto, minrtt, flow, failover")
+        );
+    }
+    for command in ["top", "check", "ping 10.0.0.1", "user list", "config reload"] {
+        let text = refused(&format!("mpvpn {command}"));
+        assert!(text.contains("is not available in this version yet"), "{text}");
+        assert!(text.contains("available are: server, client, status, lab"), "{text}");
+    }
+    for option in ["--metrics=127.0.0.1:9100", "--shards 2"] {
+        let text = refused(&format!("mpvpn server {option}"));
+        assert!(text.contains("is not available in this version yet"), "{text}");
+    }
+}
+
+#[test]
+fn what_does_not_work_yet_is_absent_from_the_help() {
+    for command in ["server", "client", "status"] {
+        let mut root = Cli::command();
+        let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
+        for absent in
+            ["--lane", "mtls", "balanced", "weighted", "redundant", "--metrics", "--shards", "reload"]
+        {
+            assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
+        }
+    }
+    let help = Cli::command().render_long_help().to_string();
+    for absent in LATER_COMMANDS {
+        assert!(!help.contains(&format!("\n  {absent} ")), "`mpvpn --help` promises {absent}");
+    }
+}
+
+#[test]
+fn mistakes_are_answered_with_what_to_do() {
+    assert_eq!(
+        refused("mpvpn client --sever a"),
+        "mpvpn: bad usage: `--sever` is not an option here\n  next: did you mean `--server`?"
+    );
+    assert!(
+        refused("mpvpn server --frobnicate").contains("`--frobnicate` is not an option here\n  next: see ")
+    );
+    assert!(
+        refused("mpvpn serve").contains("`serve` is not a command\n  next: available are: server, client")
+    );
+    assert!(refused("mpvpn").contains("a command is missing"));
+    assert!(refused("mpvpn client --server").contains("a value is required for '--server <HOST:PORT>'"));
+    assert!(refused("mpvpn server --subnet 10.0.0.1/24").contains("did you mean 10.0.0.0/24?"));
+    assert!(
+        refused("mpvpn server --subnet 10.0.0.0/24 --subnet 10.1.0.0/24").contains("cannot be used multiple")
+    );
+    assert!(refused("mpvpn status --name a --api-socket b").contains("cannot be used with"));
+}
+
+/// Options and keys of the configuration file are the same, but for --config.
+#[test]
+fn every_option_is_a_key() {
+    for (role, parse) in [
+        ("server", (|text: &str| toml::from_str::<ServerOptions>(text).map(drop)) as fn(&str) -> _),
+        ("client", |text| toml::from_str::<ClientOptions>(text).map(drop)),
+    ] {
+        let root = Cli::command();
+        let command = root.find_subcommand(role).unwrap();
+        let mut options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
+        options.retain(|option| *option != "config" && *option != "help");
+        let error = parse("no-such-key = 1").unwrap_err().to_string();
+        let (_, known) = error.split_once("expected one of ").unwrap();
+        let keys: Vec<_> = known.trim().split(", ").map(|key| key.trim_matches('`')).collect();
+        assert_eq!(options, keys, "{role}");
+    }
+}
+
+#[test]
+fn the_examples_in_the_help_are_commands_that_work() {
+    let pin = "ab".repeat(32);
+    for text in [EXAMPLES, SERVER_EXAMPLES, CLIENT_EXAMPLES, STATUS_EXAMPLES] {
+        for line in text.lines().filter_map(|line| line.strip_prefix("  mpvpn ")) {
+            let line = line.replace("SHA256", &pin).replace('\'', "");
+            if line.starts_with("lab") {
+                continue;
+            }
+            assert!(parse(&format!("mpvpn {line}")).is_ok(), "{line}");
+        }
+    }
+}

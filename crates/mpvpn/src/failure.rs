@@ -1,0 +1,120 @@
+use std::{error::Error as StdError, process::ExitCode};
+
+use mpvpn_control::tls::Refusal;
+
+/// Why the program ends with a code other than 0.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    what: String,
+    why: String,
+    next: String,
+    code: u8,
+}
+
+impl Failure {
+    /// Bad usage or configuration.
+    pub(crate) fn usage(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into(), next: next.into(), code: 2 }
+    }
+
+    /// Something in the world.
+    pub(crate) fn world(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into(), next: next.into(), code: 1 }
+    }
+
+    /// What configuration or the local API said.
+    pub(crate) fn control(what: &str, error: &mpvpn_control::Error) -> Self {
+        let kind = if error.is_usage() { Self::usage } else { Self::world };
+        kind(what, error.to_string(), error.next_step())
+    }
+
+    /// What running said. A cause from configuration, or a refused certificate, knows what to do next.
+    /// Otherwise it is `next`.
+    pub(crate) fn run(what: &str, error: &(dyn StdError + 'static), next: &str) -> Self {
+        let mut next = next.to_owned();
+        let mut code = 1;
+        for cause in causes(error) {
+            if let Some(control) = cause.downcast_ref::<mpvpn_control::Error>() {
+                next = control.next_step();
+                code = if control.is_usage() { 2 } else { 1 };
+            } else if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+                next = refusal.next_step().into();
+            }
+        }
+        Self { what: what.into(), why: chain(error), next, code }
+    }
+
+    /// Tells it on stderr.
+    pub(crate) fn report(&self) -> ExitCode {
+        eprintln!("{}", self.text());
+        ExitCode::from(self.code)
+    }
+
+    pub(crate) fn text(&self) -> String {
+        format!("mpvpn: {}: {}\n  next: {}", self.what, self.why, self.next)
+    }
+}
+
+/// The error and its causes in one line, where an error does not repeat its cause itself.
+fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in causes(error).skip(1) {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+    }
+    text
+}
+
+fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| {
+        let error: &'a (dyn StdError + 'static) = *error;
+        error.source()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_control::config::{ClientConfig, ClientOptions};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Wrapped(Box<dyn StdError + 'static>);
+
+    impl std::fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("no session")
+        }
+    }
+
+    impl StdError for Wrapped {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            Some(&*self.0)
+        }
+    }
+
+    #[test]
+    fn a_cause_that_knows_what_to_do_next_is_asked() {
+        let refusal = Refusal::NotOwner { why: "bad signature".into() };
+        let failure = Failure::run("the client ended", &Wrapped(Box::new(refusal.clone())), "look");
+        assert_eq!(
+            failure.text(),
+            format!("mpvpn: the client ended: no session: {refusal}\n  next: {}", refusal.next_step())
+        );
+        assert_eq!(failure.code, 1);
+
+        let usage = ClientConfig::resolve(ClientOptions::default()).unwrap_err();
+        let failure = Failure::run("the client ended", &Wrapped(Box::new(usage)), "look");
+        assert_eq!(failure.code, 2);
+        assert!(failure.text().ends_with("no server is given\n  next: add --server HOST:PORT"));
+    }
+
+    #[test]
+    fn other_causes_leave_the_general_advice() {
+        let failure = Failure::run("the client ended", &Wrapped("the cable is cut".into()), "look");
+        assert_eq!(failure.text(), "mpvpn: the client ended: no session: the cable is cut\n  next: look");
+    }
+}

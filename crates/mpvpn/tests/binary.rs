@@ -1,0 +1,123 @@
+//! The binary as a person meets it: what it prints, where, and with which exit code.
+// Tests start processes and threads.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+    sync::Arc,
+};
+
+use mpvpn_control::{
+    api::{Server, StatusSource},
+    status::{Role, State, Status},
+};
+
+fn mpvpn(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mpvpn")).args(args).env_remove("RUST_LOG").output().unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// A process with a local API, played by a thread of this one.
+fn with_api(path: &Path, ask: impl FnOnce()) {
+    let server = Server::bind(path).unwrap();
+    let source: StatusSource = Arc::new(|reply| {
+        let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Client) });
+    });
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                tokio::select! {
+                    result = server.serve(source) => result.unwrap(),
+                    _ = stopped => {}
+                }
+            });
+        });
+        // Moved in, so that the thread is told to stop even when `ask` panics.
+        let _stop = stop;
+        ask();
+    });
+}
+
+#[test]
+fn help_and_version_go_to_stdout_with_code_0() {
+    for args in [&["--help"][..], &["server", "--help"], &["client", "--help"], &["status", "--help"]] {
+        let output = mpvpn(args);
+        assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{args:?}");
+        assert!(stdout(&output).contains("Examples:"), "{args:?}");
+    }
+    assert_eq!(stdout(&mpvpn(&["--version"])), format!("mpvpn {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn bad_usage_goes_to_stderr_with_code_2() {
+    for args in [
+        &[][..],
+        &["--mode", "gateway"],
+        &["server", "--lane", "auto"],
+        &["top"],
+        &["client", "--server", "203.0.113.1", "--ca", "x", "--insecure"],
+        &["server", "--cert", "server.crt"],
+    ] {
+        let output = mpvpn(args);
+        assert_eq!((code(&output), stdout(&output).as_str()), (2, ""), "{args:?}");
+        let text = stderr(&output);
+        assert!(text.starts_with("mpvpn: ") && text.contains("\n  next: "), "{args:?}: {text}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_configuration_is_shown_with_code_2() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("client.toml");
+    std::fs::write(&file, "server = \"a\"\nscheduler = \"balanced\"\n").unwrap();
+    let output = mpvpn(&["client", "--config", file.to_str().unwrap()]);
+    assert_eq!(code(&output), 2);
+    assert_eq!(
+        stderr(&output),
+        format!(
+            "mpvpn: cannot start the client: {0}, line 2, column 13: `balanced` is not available in this version \
+             yet; available are: auto, minrtt, flow, failover\n 2 | scheduler = \"balanced\"\n   |             \
+             ^^^^^^^^^^\n  next: correct {0} and start again\n",
+            file.display()
+        )
+    );
+}
+
+#[test]
+fn a_configuration_that_cannot_be_read_has_code_1() {
+    let output = mpvpn(&["server", "--config", "/nonexistent/server.toml"]);
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("cannot read /nonexistent/server.toml"), "{}", stderr(&output));
+}
+
+#[test]
+fn the_status_is_printed_in_both_forms() {
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("a.sock");
+    with_api(&socket, || {
+        let path = socket.to_str().unwrap();
+        let json = mpvpn(&["status", "--json", "--api-socket", path]);
+        assert_eq!(code(&json), 0, "{}", stderr(&json));
+        let status: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert_eq!((&status["role"], &status["state"]), (&"client".into(), &"up".into()));
+        let text = mpvpn(&["status", "--api-socket", path]);
+        assert!(stdout(&text).starts_with("mpvpn client "), "{}", stdout(&text));
+    });
+    let output = mpvpn(&["status", "--api-socket", socket.to_str().unwrap()]);
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("nothing answers at "), "{}", stderr(&output));
+}

@@ -1,0 +1,189 @@
+use std::{io, net::SocketAddr, path::PathBuf};
+
+use ipnet::IpNet;
+
+/// Whatever the kernel, a helper program or the journal refused, as a sentence for people.
+#[derive(Debug, thiserror::Error)]
+pub enum OsError {
+    /// A system call or netlink request failed.
+    #[error("cannot {operation} {object}: {source}{}{}", said(.detail), hint(.source))]
+    Kernel {
+        /// What was tried, as in "add route".
+        operation: &'static str,
+        /// What it was tried on.
+        object: String,
+        /// The kernel's answer.
+        source: io::Error,
+        /// What the kernel said beyond the number (netlink extended acknowledgement).
+        detail: Option<String>,
+    },
+    /// The TUN device's name is taken.
+    #[error("the name {name} is in use by {holder}: stop that, or choose another name with --tun-name")]
+    NameInUse {
+        /// The device.
+        name: String,
+        /// Who holds it, as far as it can be found.
+        holder: String,
+    },
+    /// A name that the kernel would not take.
+    #[error("`{name}` is no interface name: 1 to 15 bytes without `/`, space or control characters")]
+    BadInterfaceName {
+        /// What came.
+        name: String,
+    },
+    /// An interface that does not exist.
+    #[error("there is no interface {name}; `ip link` lists those that exist")]
+    NoInterface {
+        /// What was asked for.
+        name: String,
+    },
+    /// A socket could not be bound.
+    #[error("cannot bind UDP {local}{}: {source}{}", on_device(.device), bind_hint(.source))]
+    Bind {
+        /// The address asked for.
+        local: SocketAddr,
+        /// The device asked for.
+        device: Option<String>,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Another interface already has an address in the tunnel's subnet.
+    #[error("{address} of {interface} is inside the tunnel's subnet {subnet}: choose another subnet")]
+    SubnetInUse {
+        /// The tunnel's.
+        subnet: IpNet,
+        /// The other interface's address.
+        address: IpNet,
+        /// The other interface.
+        interface: String,
+    },
+    /// The program `nft` is not installed.
+    #[error("the program `nft` is missing, which sets up address translation: apt install nftables")]
+    NftMissing,
+    /// `nft` refused a transaction; nothing was changed.
+    #[error("nft refused the table `inet {table}`: {message}")]
+    Nft {
+        /// The table.
+        table: String,
+        /// What nft said.
+        message: String,
+    },
+    /// Another process of the same name runs in this network namespace.
+    #[error(
+        "`{name}` already runs in this network namespace as process {pid}: stop it, or choose another name"
+    )]
+    OwnerAlive {
+        /// The journal's name.
+        name: String,
+        /// The process.
+        pid: u32,
+    },
+    /// The journal could not be kept, so nothing was changed.
+    #[error("cannot {operation} the journal {}: {source}{}", path.display(), hint(.source))]
+    Journal {
+        /// What was tried.
+        operation: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// `--share` names neither an interface nor a network.
+    #[error("`{text}` is neither an interface nor a network as in 192.168.1.0/24")]
+    BadShare {
+        /// What came.
+        text: String,
+    },
+}
+
+impl OsError {
+    /// An error of `operation` on `object` without further detail.
+    pub(crate) fn kernel(
+        operation: &'static str,
+        object: impl ToString,
+        source: impl Into<io::Error>,
+    ) -> Self {
+        Self::Kernel { operation, object: object.to_string(), source: source.into(), detail: None }
+    }
+
+    /// The kernel's error number, where there was one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Kernel { source, .. } | Self::Bind { source, .. } | Self::Journal { source, .. } => {
+                source.raw_os_error()
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the thing to remove was not there.
+    pub(crate) fn is_gone(&self) -> bool {
+        let gone = [libc::ESRCH, libc::ENOENT, libc::ENODEV, libc::EADDRNOTAVAIL, libc::ENXIO];
+        self.errno().is_some_and(|errno| gone.contains(&errno))
+    }
+
+    /// Whether the thing to add was already there.
+    pub(crate) fn is_present(&self) -> bool {
+        self.errno() == Some(libc::EEXIST)
+    }
+}
+
+/// `Ok` for a removal of something that was gone already.
+pub(crate) fn ignore_gone(result: Result<(), OsError>) -> Result<(), OsError> {
+    match result {
+        Err(error) if error.is_gone() => Ok(()),
+        other => other,
+    }
+}
+
+fn said(detail: &Option<String>) -> String {
+    detail.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
+}
+
+fn on_device(device: &Option<String>) -> String {
+    device.as_ref().map(|name| format!(" on {name}")).unwrap_or_default()
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => "; run as root, or with the capability CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+fn bind_hint(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EADDRINUSE) => "; `ss -ulpn` shows which process has the port",
+        Some(libc::EADDRNOTAVAIL) => "; no interface has that address",
+        Some(libc::ENODEV) => "; `ip link` lists the interfaces that exist",
+        Some(libc::EACCES) => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
+        Some(libc::EPERM) => "; run as root, or with the capability CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_operation_object_and_remedy() {
+        let error =
+            OsError::kernel("add route", "10.0.0.0/8 dev mpvpn0", io::Error::from_raw_os_error(libc::EPERM));
+        let text = error.to_string();
+        assert!(text.starts_with("cannot add route 10.0.0.0/8 dev mpvpn0: "), "{text}");
+        assert!(text.contains("CAP_NET_ADMIN"), "{text}");
+        assert!(!error.is_gone());
+    }
+
+    #[test]
+    fn a_taken_port_says_how_to_find_its_owner() {
+        let error = OsError::Bind {
+            local: ([0, 0, 0, 0], 443).into(),
+            device: Some("eth0".into()),
+            source: io::Error::from_raw_os_error(libc::EADDRINUSE),
+        };
+        let text = error.to_string();
+        assert!(text.contains("0.0.0.0:443 on eth0") && text.contains("ss -ulpn"), "{text}");
+    }
+}

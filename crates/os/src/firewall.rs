@@ -1,0 +1,214 @@
+//! Address translation, by nftables.
+//!
+//! In: [`Rules`]. Out: a table `inet mpvpn_<name>` that does what they say. Always holds: a table is
+//! replaced as a whole in one transaction, so there is no moment without its rules and none with half
+//! of them; nothing outside our table is touched. So a packet that another table drops (as Docker's
+//! forward policy does) stays dropped: in nftables no table can overrule the drop of another, and
+//! such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
+
+use std::path::Path;
+
+use ipnet::IpNet;
+use nftables::{
+    batch::Batch,
+    expr::{Expression, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix},
+    helper::{DEFAULT_ARGS, NftablesError, apply_ruleset_with_args},
+    schema::{Chain, NfListObject, Nftables, Rule, Table},
+    stmt::{Match, Operator, Statement},
+    types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::error::OsError;
+
+/// Priority of source translation (`srcnat` of nft(8)).
+const SOURCE_NAT: i32 = 100;
+const CHAIN: &str = "postrouting";
+
+/// All rules of one tunnel.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rules {
+    /// Names the table; by custom the TUN device.
+    pub name: String,
+    /// What gets the address of the interface that it leaves by.
+    pub masquerade: Vec<Masquerade>,
+}
+
+/// One kind of packet that gets the address of the interface that it leaves by.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Masquerade {
+    /// Where it comes from.
+    pub from: Origin,
+    /// Where it leaves.
+    pub exit: Exit,
+}
+
+/// Where packets come from.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Origin {
+    /// A source address within this network.
+    Network(IpNet),
+    /// This interface (Linux 5.7 or newer).
+    Interface(String),
+}
+
+/// Where packets leave.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Exit {
+    /// By this interface.
+    Through(String),
+    /// By any other than this interface.
+    AnyBut(String),
+}
+
+/// Installs `rules` in place of those that had the same name.
+pub fn install(rules: &Rules) -> Result<(), OsError> {
+    apply(&rules.name, &transaction(rules))
+}
+
+/// Removes the table called `name`; it is fine if there is none.
+pub fn remove(name: &str) -> Result<(), OsError> {
+    let mut batch = Batch::new();
+    clear(&mut batch, &table_name(name));
+    apply(name, &batch.to_nftables())
+}
+
+/// The table's name: `mpvpn_` and `name` with everything but letters and digits replaced.
+pub fn table_name(name: &str) -> String {
+    let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+    format!("mpvpn_{}", name.chars().take(64).map(clean).collect::<String>())
+}
+
+fn transaction(rules: &Rules) -> Nftables<'static> {
+    let table = table_name(&rules.name);
+    let mut batch = Batch::new();
+    clear(&mut batch, &table);
+    batch.add(NfListObject::Table(table_object(&table)));
+    batch.add(NfListObject::Chain(Chain {
+        family: NfFamily::INet,
+        table: table.clone().into(),
+        name: CHAIN.into(),
+        _type: Some(NfChainType::NAT),
+        hook: Some(NfHook::Postrouting),
+        prio: Some(SOURCE_NAT),
+        policy: Some(NfChainPolicy::Accept),
+        ..Chain::default()
+    }));
+    for masquerade in &rules.masquerade {
+        batch.add(NfListObject::Rule(Rule {
+            family: NfFamily::INet,
+            table: table.clone().into(),
+            chain: CHAIN.into(),
+            expr: statements(masquerade).into(),
+            ..Rule::default()
+        }));
+    }
+    batch.to_nftables()
+}
+
+/// Adding first makes the deletion succeed whether or not the table was there.
+fn clear(batch: &mut Batch<'static>, table: &str) {
+    batch.add(NfListObject::Table(table_object(table)));
+    batch.delete(NfListObject::Table(table_object(table)));
+}
+
+fn table_object(table: &str) -> Table<'static> {
+    Table { family: NfFamily::INet, name: table.to_owned().into(), handle: None }
+}
+
+fn statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
+    let from = match &masquerade.from {
+        Origin::Network(network) => comparison(source_address(*network), Operator::EQ, prefix(*network)),
+        Origin::Interface(name) => comparison(meta(MetaKey::Iifname), Operator::EQ, text(name)),
+    };
+    let exit = match &masquerade.exit {
+        Exit::Through(name) => comparison(meta(MetaKey::Oifname), Operator::EQ, text(name)),
+        Exit::AnyBut(name) => comparison(meta(MetaKey::Oifname), Operator::NEQ, text(name)),
+    };
+    vec![from, exit, Statement::Masquerade(None)]
+}
+
+fn comparison(left: Expression<'static>, op: Operator, right: Expression<'static>) -> Statement<'static> {
+    Statement::Match(Match { left, right, op })
+}
+
+fn meta(key: MetaKey) -> Expression<'static> {
+    Expression::Named(NamedExpression::Meta(Meta { key }))
+}
+
+fn text(text: &str) -> Expression<'static> {
+    Expression::String(text.to_owned().into())
+}
+
+fn source_address(network: IpNet) -> Expression<'static> {
+    let protocol = match network {
+        IpNet::V4(_) => "ip",
+        IpNet::V6(_) => "ip6",
+    };
+    let field = PayloadField { protocol: protocol.into(), field: "saddr".into() };
+    Expression::Named(NamedExpression::Payload(Payload::PayloadField(field)))
+}
+
+fn prefix(network: IpNet) -> Expression<'static> {
+    Expression::Named(NamedExpression::Prefix(Prefix {
+        addr: Box::new(text(&network.network().to_string())),
+        len: network.prefix_len().into(),
+    }))
+}
+
+fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
+    // Not in the PATH of everybody who may run it.
+    let program = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists());
+    let refused = |message: String| OsError::Nft { table: table_name(name), message };
+    match apply_ruleset_with_args(transaction, program, DEFAULT_ARGS) {
+        Ok(()) => Ok(()),
+        Err(NftablesError::NftExecution { inner, .. }) if inner.kind() == std::io::ErrorKind::NotFound => {
+            Err(OsError::NftMissing)
+        }
+        Err(NftablesError::NftFailed { stdout, stderr, .. }) => {
+            Err(refused(format!("{} {}", stdout.trim(), stderr.trim()).trim().to_owned()))
+        }
+        Err(error) => Err(refused(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_names_are_clean() {
+        assert_eq!(table_name("mpvpn0"), "mpvpn_mpvpn0");
+        assert_eq!(table_name("eth0.1; flush ruleset"), "mpvpn_eth0_1__flush_ruleset");
+        assert!(table_name(&"x".repeat(1000)).len() < 80);
+    }
+
+    #[test]
+    fn one_transaction_clears_and_fills_the_table() {
+        let rules = Rules {
+            name: "t0".into(),
+            masquerade: vec![
+                Masquerade {
+                    from: Origin::Network("10.0.0.5/24".parse().unwrap()),
+                    exit: Exit::AnyBut("t0".into()),
+                },
+                Masquerade { from: Origin::Interface("lan0".into()), exit: Exit::Through("t0".into()) },
+            ],
+        };
+        let json = serde_json::to_value(transaction(&rules)).unwrap();
+        let list = json["nftables"].as_array().unwrap();
+        assert_eq!(list[0]["add"]["table"]["name"], "mpvpn_t0");
+        assert_eq!(list[1]["delete"]["table"]["name"], "mpvpn_t0");
+        assert_eq!(list[2]["add"]["table"]["name"], "mpvpn_t0");
+        assert_eq!(list[3]["add"]["chain"]["hook"], "postrouting");
+        let expr = &list[4]["add"]["rule"]["expr"];
+        assert_eq!(expr[0]["match"]["left"]["payload"]["protocol"], "ip");
+        assert_eq!(expr[0]["match"]["right"]["prefix"]["addr"], "10.0.0.0");
+        assert_eq!(expr[1]["match"]["op"], "!=");
+        assert!(expr[2].get("masquerade").is_some());
+        let expr = &list[5]["add"]["rule"]["expr"];
+        assert_eq!(expr[0]["match"]["left"]["meta"]["key"], "iifname");
+        assert_eq!(expr[1]["match"]["right"], "t0");
+        assert_eq!(list.len(), 6);
+    }
+}

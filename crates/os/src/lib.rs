@@ -1,0 +1,34 @@
+//! The Linux kernel's edge, synchronous and without a runtime.
+//!
+//! In: calls of the engine and descriptors that became ready. Out: packets of the TUN device
+//! ([`tun`]), datagrams of the links' UDP sockets ([`udp`]), readiness ([`poll`]), news of links,
+//! addresses and routes ([`netlink::Monitor`]), and a machine set up for a tunnel ([`tunnel_net`],
+//! built of [`netlink`], [`firewall`] and [`sysctl`]).
+//!
+//! What always holds:
+//! - Nothing here knows QUIC, sessions or configuration files.
+//! - A descriptor is nonblocking unless its type says otherwise, and closes with its owner.
+//! - Every change of the system that a process could leave behind is written to the journal
+//!   ([`undo`]) *before* it is made, and is taken back in reverse order: by the owner at exit, else
+//!   by the next start.
+//! - What the kernel sends is parsed without panics; what cannot be read is skipped and logged.
+//! - Calls concern the network namespace of the calling thread.
+
+// The edge of the system: clocks, files and sockets are what this crate is for.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
+mod error;
+pub mod firewall;
+pub mod netlink;
+pub mod poll;
+pub mod privilege;
+pub mod sysctl;
+pub mod tun;
+pub mod tunnel_net;
+pub mod udp;
+pub mod undo;
+
+pub use error::OsError;
+pub use tun::{Tun, TunConfig};
+pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
+pub use undo::Undo;

@@ -1,0 +1,78 @@
+//! Addresses of interfaces.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage, AddressScope},
+};
+
+/// An address of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressInfo {
+    /// The interface.
+    pub index: u32,
+    /// The address, with the length of its prefix.
+    pub address: IpNet,
+    /// Whether it can be used now: neither being checked for duplicates nor found to be one.
+    pub usable: bool,
+    /// Whether it is valid on this link only.
+    pub link_local: bool,
+}
+
+pub(super) fn list_request() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetAddress(AddressMessage::default())
+}
+
+pub(super) fn add_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
+    let mut message = message(index, address);
+    if matches!(address, IpNet::V6(_)) {
+        message.header.flags = AddressHeaderFlags::Nodad;
+        message.attributes.push(AddressAttribute::Flags(AddressFlags::Nodad));
+    }
+    RouteNetlinkMessage::NewAddress(message)
+}
+
+pub(super) fn remove_request(index: u32, address: IpNet) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::DelAddress(message(index, address))
+}
+
+fn message(index: u32, address: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.index = index;
+    message.header.prefix_len = address.prefix_len();
+    message.header.scope = AddressScope::Universe;
+    message.header.family = match address {
+        IpNet::V4(_) => AddressFamily::Inet,
+        IpNet::V6(_) => AddressFamily::Inet6,
+    };
+    message.attributes.push(AddressAttribute::Local(address.addr()));
+    message.attributes.push(AddressAttribute::Address(address.addr()));
+    message
+}
+
+pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<AddressInfo> {
+    let (RouteNetlinkMessage::NewAddress(message) | RouteNetlinkMessage::DelAddress(message)) = message
+    else {
+        return None;
+    };
+    let mut local = None;
+    let mut peer = None;
+    let mut flags = AddressFlags::from_bits_retain(message.header.flags.bits().into());
+    for attribute in &message.attributes {
+        match attribute {
+            AddressAttribute::Local(ip) => local = Some(*ip),
+            AddressAttribute::Address(ip) => peer = Some(*ip),
+            AddressAttribute::Flags(all) => flags = *all,
+            _ => {}
+        }
+    }
+    let ip: IpAddr = local.or(peer)?;
+    Some(AddressInfo {
+        index: message.header.index,
+        address: IpNet::new(ip, message.header.prefix_len).ok()?,
+        usable: !flags.intersects(AddressFlags::Tentative | AddressFlags::Dadfailed),
+        link_local: message.header.scope != AddressScope::Universe,
+    })
+}

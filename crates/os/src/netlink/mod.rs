@@ -1,0 +1,188 @@
+//! Links, addresses, routes and rules, by rtnetlink (RFC 3549), without a runtime.
+//!
+//! In: typed requests. Out: typed lists, or an [`OsError`] that names operation, object and the
+//! kernel's words. Always holds: a [`Netlink`] belongs to the network namespace it was opened in,
+//! whichever thread uses it; a message of the kernel that cannot be read is skipped and logged.
+
+mod address;
+mod link;
+mod monitor;
+mod route;
+mod rule;
+mod socket;
+
+use std::net::IpAddr;
+
+pub use address::AddressInfo;
+use ipnet::IpNet;
+pub use link::LinkInfo;
+pub use monitor::{Event, Monitor};
+use netlink_packet_route::AddressFamily;
+pub use route::{MAIN_TABLE, Reached, Route, RouteKind, RouteQuery};
+pub use rule::{Family, Rule};
+use socket::{Change, Socket};
+
+use crate::error::OsError;
+
+/// A connection to the kernel's routing tables.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: Socket,
+}
+
+impl Netlink {
+    /// Opens one in the network namespace of this thread.
+    pub fn open() -> Result<Self, OsError> {
+        let socket = Socket::open().map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
+        Ok(Self { socket })
+    }
+
+    /// All interfaces, ordered by index.
+    pub fn links(&mut self) -> Result<Vec<LinkInfo>, OsError> {
+        let messages = self.socket.dump("list", "interfaces", link::list_request())?;
+        let mut links: Vec<_> = messages.iter().filter_map(link::parse).collect();
+        links.sort_by_key(|link| link.index);
+        Ok(links)
+    }
+
+    /// The interface called `name`.
+    pub fn link(&mut self, name: &str) -> Result<LinkInfo, OsError> {
+        let found = self.links()?.into_iter().find(|link| link.name == name);
+        found.ok_or_else(|| OsError::NoInterface { name: name.to_owned() })
+    }
+
+    /// The index of the interface called `name`.
+    pub fn index_of(&mut self, name: &str) -> Result<u32, OsError> {
+        self.link(name).map(|link| link.index)
+    }
+
+    /// All addresses of all interfaces.
+    pub fn addresses(&mut self) -> Result<Vec<AddressInfo>, OsError> {
+        let messages = self.socket.dump("list", "addresses", address::list_request())?;
+        Ok(messages.iter().filter_map(address::parse).collect())
+    }
+
+    /// All routes of all tables, those of several next hops once for each.
+    pub fn routes(&mut self) -> Result<Vec<Route>, OsError> {
+        let mut routes = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            for message in self.socket.dump("list", "routes", route::list_request(family))? {
+                routes.extend(route::parse(&message));
+            }
+        }
+        Ok(routes)
+    }
+
+    /// All policy rules of both families, ordered by family and priority.
+    pub fn rules(&mut self) -> Result<Vec<Rule>, OsError> {
+        let mut rules = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let messages = self.socket.dump("list", "rules", rule::list_request(family))?;
+            rules.extend(messages.iter().filter_map(rule::parse));
+        }
+        rules.sort_by_key(|rule| (rule.family, rule.priority));
+        Ok(rules)
+    }
+
+    /// Brings an interface up.
+    pub fn set_up(&mut self, index: u32) -> Result<(), OsError> {
+        self.socket.change(Change::Set, "bring up interface", index, link::up_request(index))
+    }
+
+    /// Takes an interface down.
+    pub fn set_down(&mut self, index: u32) -> Result<(), OsError> {
+        self.socket.change(Change::Set, "take down interface", index, link::down_request(index))
+    }
+
+    /// Sets the largest packet of an interface, in bytes.
+    pub fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<(), OsError> {
+        let object = format!("{mtu} of interface {index}");
+        self.socket.change(Change::Set, "set the MTU", object, link::mtu_request(index, mtu))
+    }
+
+    /// Sets how many packets wait in the kernel before it drops.
+    pub fn set_queue_packets(&mut self, index: u32, packets: u32) -> Result<(), OsError> {
+        let object = format!("{packets} of interface {index}");
+        self.socket.change(Change::Set, "set the queue length", object, link::queue_request(index, packets))
+    }
+
+    /// Adds an address; an IPv6 one is usable at once (no duplicate address detection). One that is
+    /// there already is fine.
+    pub fn add_address(&mut self, index: u32, address: IpNet) -> Result<(), OsError> {
+        let object = format!("{address} to interface {index}");
+        let request = address::add_request(index, address);
+        let result = self.socket.change(Change::Add, "add the address", object, request);
+        ignore_present(result)
+    }
+
+    /// Removes an address.
+    pub fn del_address(&mut self, index: u32, address: IpNet) -> Result<(), OsError> {
+        let object = format!("{address} from interface {index}");
+        let request = address::remove_request(index, address);
+        self.socket.change(Change::Remove, "remove the address", object, request)
+    }
+
+    /// Adds a route; one that is there already is fine.
+    pub fn add_route(&mut self, route: &Route) -> Result<(), OsError> {
+        ignore_present(self.socket.change(Change::Add, "add the route", route, route.add_request()))
+    }
+
+    /// Removes a route.
+    pub fn del_route(&mut self, route: &Route) -> Result<(), OsError> {
+        self.socket.change(Change::Remove, "remove the route", route, route.remove_request())
+    }
+
+    /// Adds a policy rule; one that is there already is fine.
+    pub fn add_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
+        ignore_present(self.socket.change(Change::Add, "add the rule", rule, rule.add_request()))
+    }
+
+    /// Removes a policy rule.
+    pub fn del_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
+        self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
+    }
+
+    /// Which way a packet would take.
+    pub fn route_to(&mut self, query: &RouteQuery) -> Result<Reached, OsError> {
+        let messages = self.socket.ask("find a route to", query, query.request())?;
+        let reached = messages.iter().find_map(Reached::parse);
+        let none = || OsError::kernel("find a route to", query, rustix::io::Errno::NETUNREACH);
+        reached.ok_or_else(none)
+    }
+
+    /// The source address that the kernel would take towards `destination` out of interface `index`.
+    pub fn source_for(&mut self, destination: IpAddr, index: u32) -> Result<IpAddr, OsError> {
+        let query = RouteQuery { destination, interface: Some(index), mark: None };
+        let none =
+            || OsError::kernel("find a source address towards", query, rustix::io::Errno::ADDRNOTAVAIL);
+        self.route_to(&query)?.source.ok_or_else(none)
+    }
+
+    /// The interfaces with a default route (IPv4 or IPv6, any table) except `without`, those with the
+    /// smallest metric first, each once.
+    pub fn default_route_interfaces(&mut self, without: &[&str]) -> Result<Vec<String>, OsError> {
+        let links = self.links()?;
+        let mut defaults: Vec<_> = self
+            .routes()?
+            .into_iter()
+            .filter(|route| route.is_default() && route.kind == RouteKind::Unicast)
+            .collect();
+        defaults.sort_by_key(|route| (route.metric.unwrap_or(0), route.interface));
+        let mut names: Vec<String> = Vec::new();
+        for route in defaults {
+            let Some(link) = links.iter().find(|link| Some(link.index) == route.interface) else { continue };
+            let wanted = !link.loopback && !without.contains(&link.name.as_str());
+            if wanted && !names.contains(&link.name) {
+                names.push(link.name.clone());
+            }
+        }
+        Ok(names)
+    }
+}
+
+fn ignore_present(result: Result<(), OsError>) -> Result<(), OsError> {
+    match result {
+        Err(error) if error.is_present() => Ok(()),
+        other => other,
+    }
+}

@@ -1,0 +1,164 @@
+//! Policy rules: which table is asked for which packet.
+
+use std::fmt;
+
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    route::RouteHeader,
+    rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage},
+};
+use serde::{Deserialize, Serialize};
+
+/// The family of packets that a rule is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl From<Family> for AddressFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Inet,
+            Family::V6 => Self::Inet6,
+        }
+    }
+}
+
+/// A rule that sends packets to a table.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Rule {
+    /// For which packets.
+    pub family: Family,
+    /// Rules are asked in this order; the main table's is 32766.
+    pub priority: u32,
+    /// The table to ask.
+    pub table: u32,
+    /// The firewall mark that packets must have, and the bits of it that count.
+    pub mark: Option<(u32, u32)>,
+    /// Whether the conditions must *not* hold.
+    pub invert: bool,
+    /// Routes of the table with prefixes of this length or shorter do not count.
+    pub suppress_prefix_length: Option<u32>,
+    /// The interface that packets must have come in by.
+    pub input: Option<String>,
+}
+
+impl Rule {
+    /// A rule without conditions: ask `table`.
+    pub fn lookup(family: Family, priority: u32, table: u32) -> Self {
+        let (mark, suppress_prefix_length, input) = (None, None, None);
+        Self { family, priority, table, mark, invert: false, suppress_prefix_length, input }
+    }
+
+    pub(super) fn add_request(&self) -> RouteNetlinkMessage {
+        RouteNetlinkMessage::NewRule(self.message())
+    }
+
+    pub(super) fn remove_request(&self) -> RouteNetlinkMessage {
+        RouteNetlinkMessage::DelRule(self.message())
+    }
+
+    fn message(&self) -> RuleMessage {
+        let mut message = RuleMessage::default();
+        message.header.family = self.family.into();
+        message.header.table = u8::try_from(self.table).unwrap_or(RouteHeader::RT_TABLE_UNSPEC);
+        message.header.action = RuleAction::ToTable;
+        if self.invert {
+            message.header.flags = RuleFlags::Invert;
+        }
+        let attributes = &mut message.attributes;
+        attributes.push(RuleAttribute::Priority(self.priority));
+        attributes.push(RuleAttribute::Table(self.table));
+        if let Some((mark, mask)) = self.mark {
+            attributes.push(RuleAttribute::FwMark(mark));
+            attributes.push(RuleAttribute::FwMask(mask));
+        }
+        attributes.extend(self.suppress_prefix_length.map(RuleAttribute::SuppressPrefixLen));
+        attributes.extend(self.input.clone().map(RuleAttribute::Iifname));
+        message
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.priority, if self.invert { " not" } else { "" })?;
+        if let Some((mark, mask)) = self.mark {
+            write!(f, " fwmark {mark:#x}/{mask:#x}")?;
+        }
+        if let Some(input) = &self.input {
+            write!(f, " iif {input}")?;
+        }
+        write!(f, " lookup {}", self.table)?;
+        if let Some(length) = self.suppress_prefix_length {
+            write!(f, " suppress_prefixlength {length}")?;
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn list_request(family: AddressFamily) -> RouteNetlinkMessage {
+    let mut message = RuleMessage::default();
+    message.header.family = family;
+    RouteNetlinkMessage::GetRule(message)
+}
+
+/// A rule that sends packets to a table; others are of no interest here.
+pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Rule> {
+    let (RouteNetlinkMessage::NewRule(message) | RouteNetlinkMessage::DelRule(message)) = message else {
+        return None;
+    };
+    let family = match message.header.family {
+        AddressFamily::Inet => Family::V4,
+        AddressFamily::Inet6 => Family::V6,
+        _ => return None,
+    };
+    if message.header.action != RuleAction::ToTable {
+        return None;
+    }
+    let mut rule = Rule::lookup(family, 0, message.header.table.into());
+    rule.invert = message.header.flags.contains(RuleFlags::Invert);
+    let (mut mark, mut mask) = (None, u32::MAX);
+    for attribute in &message.attributes {
+        match attribute {
+            RuleAttribute::Priority(priority) => rule.priority = *priority,
+            RuleAttribute::Table(table) => rule.table = *table,
+            RuleAttribute::FwMark(value) => mark = Some(*value),
+            RuleAttribute::FwMask(value) => mask = *value,
+            // The kernel reports "none" as -1.
+            RuleAttribute::SuppressPrefixLen(length) if *length != u32::MAX => {
+                rule.suppress_prefix_length = Some(*length);
+            }
+            RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
+            _ => {}
+        }
+    }
+    rule.mark = mark.map(|mark| (mark, mask));
+    Some(rule)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_is_read_as_it_was_written() {
+        let mut rule = Rule::lookup(Family::V6, 28_017, 28_016);
+        rule.mark = Some((0x6d70, u32::MAX));
+        rule.invert = true;
+        rule.suppress_prefix_length = Some(0);
+        rule.input = Some("eth0".into());
+        assert_eq!(parse(&rule.add_request()), Some(rule.clone()));
+        assert_eq!(parse(&rule.remove_request()), Some(rule));
+    }
+
+    #[test]
+    fn a_rule_reads_like_ip_rule() {
+        let mut rule = Rule::lookup(Family::V4, 28_017, 28_016);
+        rule.mark = Some((0x6d70, u32::MAX));
+        rule.invert = true;
+        assert_eq!(rule.to_string(), "28017: not fwmark 0x6d70/0xffffffff lookup 28016");
+    }
+}

@@ -1,0 +1,263 @@
+//! Requests and answers on one netlink socket.
+
+use std::{io, os::fd::AsRawFd};
+
+use netlink_packet_core::{
+    ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator,
+};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
+
+use crate::error::OsError;
+
+/// Bytes that the kernel fills at most in one answer of a list.
+pub(super) const ANSWER: usize = 64 * 1024;
+/// Bytes of a message header (struct nlmsghdr).
+const HEADER: usize = 16;
+/// The attribute of an acknowledgement that explains an error in words (NLMSGERR_ATTR_MSG).
+const EXPLANATION: u16 = 1;
+
+/// How a change treats what exists.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    /// Fails if it exists.
+    Add,
+    /// Changes what exists.
+    Set,
+    /// Removes what exists.
+    Remove,
+}
+
+#[derive(Debug)]
+pub(super) struct Socket {
+    socket: netlink_sys::Socket,
+    sequence: u32,
+    buffer: Vec<u8>,
+}
+
+/// Why a request failed.
+struct Refusal {
+    source: io::Error,
+    detail: Option<String>,
+}
+
+impl From<io::Error> for Refusal {
+    fn from(source: io::Error) -> Self {
+        Self { source, detail: None }
+    }
+}
+
+impl Socket {
+    pub(super) fn open() -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        // Explanations in words are a courtesy: Linux before 4.12 has none.
+        let _ = socket.set_cap_ack(true);
+        let _ = socket.set_ext_ack(true);
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(ANSWER) })
+    }
+
+    /// All messages of a list.
+    pub(super) fn dump(
+        &mut self,
+        operation: &'static str,
+        object: impl ToString,
+        request: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, OsError> {
+        self.request(request, NLM_F_DUMP).map_err(|refusal| named(refusal, operation, object))
+    }
+
+    /// The answer to a question about one thing.
+    pub(super) fn ask(
+        &mut self,
+        operation: &'static str,
+        object: impl ToString,
+        request: RouteNetlinkMessage,
+    ) -> Result<Vec<RouteNetlinkMessage>, OsError> {
+        self.request(request, NLM_F_ACK).map_err(|refusal| named(refusal, operation, object))
+    }
+
+    /// Makes a change.
+    pub(super) fn change(
+        &mut self,
+        change: Change,
+        operation: &'static str,
+        object: impl ToString,
+        request: RouteNetlinkMessage,
+    ) -> Result<(), OsError> {
+        let flags = match change {
+            Change::Add => NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
+            Change::Set | Change::Remove => NLM_F_ACK,
+        };
+        self.request(request, flags).map(drop).map_err(|refusal| named(refusal, operation, object))
+    }
+
+    /// A list that changed while it was read (NLM_F_DUMP_INTR) is read again, a few times.
+    fn request(
+        &mut self,
+        request: RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<Vec<RouteNetlinkMessage>, Refusal> {
+        let mut header = NetlinkHeader::default();
+        header.flags = NLM_F_REQUEST | flags;
+        let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
+        let mut answers = Vec::new();
+        for _ in 0..4 {
+            self.sequence = self.sequence.wrapping_add(1);
+            message.header.sequence_number = self.sequence;
+            message.finalize();
+            let mut bytes = vec![0; message.buffer_len()];
+            message.serialize(&mut bytes);
+            self.socket.send(&bytes, 0)?;
+            answers.clear();
+            if self.collect(&mut answers)? == Consistency::Whole {
+                break;
+            }
+        }
+        Ok(answers)
+    }
+
+    fn collect(&mut self, answers: &mut Vec<RouteNetlinkMessage>) -> Result<Consistency, Refusal> {
+        let mut consistency = Consistency::Whole;
+        loop {
+            receive(&self.socket, &mut self.buffer)?;
+            for bytes in Messages(&self.buffer) {
+                let Some(message) = parse(bytes) else { continue };
+                if message.header.sequence_number != self.sequence {
+                    continue;
+                }
+                if message.header.flags & NLM_F_DUMP_INTR != 0 {
+                    consistency = Consistency::Torn;
+                }
+                match message.payload {
+                    NetlinkPayload::InnerMessage(inner) => answers.push(inner),
+                    NetlinkPayload::Done(_) => return Ok(consistency),
+                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(consistency),
+                    NetlinkPayload::Error(error) => return Err(refusal(&error)),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Consistency {
+    Whole,
+    Torn,
+}
+
+/// Reads one datagram into `buffer`, replacing what it held.
+pub(super) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io::Result<()> {
+    loop {
+        buffer.clear();
+        buffer.reserve(ANSWER);
+        match socket.recv(buffer, 0) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(drop),
+        }
+    }
+}
+
+/// Cuts a datagram into its messages; stops at one with an impossible length.
+pub(super) struct Messages<'a>(pub(super) &'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = &'a [u8];
+
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let length = u32::from_ne_bytes(self.0.get(..4)?.try_into().ok()?) as usize;
+        if length < HEADER {
+            return None;
+        }
+        let message = self.0.get(..length)?;
+        self.0 = self.0.get(length.next_multiple_of(4)..).unwrap_or_default();
+        Some(message)
+    }
+}
+
+/// Reads one message; one that cannot be read (of a newer kernel) is logged and skipped.
+pub(super) fn parse(bytes: &[u8]) -> Option<NetlinkMessage<RouteNetlinkMessage>> {
+    match NetlinkMessage::deserialize(bytes) {
+        Ok(message) => Some(message),
+        Err(error) => {
+            tracing::debug!(%error, "skipped a netlink message");
+            None
+        }
+    }
+}
+
+fn refusal(error: &ErrorMessage) -> Refusal {
+    let attributes = error.header.get(HEADER..).unwrap_or_default();
+    let detail = NlasIterator::new(attributes)
+        .map_while(Result::ok)
+        .find(|attribute: &NlaBuffer<&[u8]>| attribute.kind() == EXPLANATION)
+        .map(|attribute| String::from_utf8_lossy(attribute.value()).trim_end_matches('\0').to_owned());
+    Refusal { source: error.to_io(), detail }
+}
+
+fn named(refusal: Refusal, operation: &'static str, object: impl ToString) -> OsError {
+    OsError::Kernel { operation, object: object.to_string(), source: refusal.source, detail: refusal.detail }
+}
+
+/// Grows the receive buffer of a socket that must not miss anything.
+pub(super) fn grow_buffer(socket: &netlink_sys::Socket, bytes: libc::c_int) {
+    for name in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
+        // SAFETY: `bytes` outlives the call, and its size is given.
+        let code = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                name,
+                (&raw const bytes).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+        if code == 0 {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_datagram_is_cut_and_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+            for message in Messages(&bytes) {
+                let _ = parse(message);
+            }
+        }
+
+        #[test]
+        fn any_message_of_a_known_type_is_read_without_panic(
+            kind in 16_u16..40, body in prop::collection::vec(any::<u8>(), 0..128))
+        {
+            let mut bytes = vec![0; HEADER];
+            bytes[..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+            bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+            bytes.extend_from_slice(&body);
+            for message in Messages(&bytes) {
+                let _ = parse(message);
+            }
+        }
+    }
+
+    #[test]
+    fn a_refusal_carries_the_words_of_the_kernel() {
+        let mut header = vec![0; HEADER];
+        header.extend_from_slice(&[10, 0, 1, 0]);
+        header.extend_from_slice(b"no no\0\0\0");
+        let mut error = ErrorMessage::default();
+        error.code = std::num::NonZeroI32::new(-libc::EINVAL);
+        error.header = header;
+        let refusal = refusal(&error);
+        assert_eq!(refusal.source.raw_os_error(), Some(libc::EINVAL));
+        assert_eq!(refusal.detail.as_deref(), Some("no no"));
+    }
+}

@@ -1,0 +1,377 @@
+//! Readiness: epoll, a wake-up call from other threads, and signals as a descriptor.
+//!
+//! In: descriptors with a token each. Out: which tokens are ready. Always holds: level-triggered, so
+//! what was not read is reported again.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+/// What to wait for on a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// Something to read.
+    Read,
+    /// Room to write.
+    Write,
+    /// Either.
+    ReadWrite,
+    /// Errors and hang-ups only.
+    Nothing,
+}
+
+impl Interest {
+    fn bits(self) -> u32 {
+        let bits = match self {
+            Self::Read => libc::EPOLLIN,
+            Self::Write => libc::EPOLLOUT,
+            Self::ReadWrite => libc::EPOLLIN | libc::EPOLLOUT,
+            Self::Nothing => 0,
+        };
+        bits as u32
+    }
+}
+
+/// One descriptor that is ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The token given at [`Poller::add`].
+    pub token: u64,
+    /// Something to read, or an error that reading will tell.
+    pub readable: bool,
+    /// Room to write, or an error that writing will tell.
+    pub writable: bool,
+    /// The other side hung up, or the descriptor has failed.
+    pub closed: bool,
+}
+
+/// Room for the events of one wait.
+pub struct Events {
+    list: Vec<libc::epoll_event>,
+}
+
+impl Events {
+    /// Room for at most `capacity` events a wait (at least one).
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { list: Vec::with_capacity(capacity.clamp(1, 4096)) }
+    }
+
+    /// The events of the last wait.
+    pub fn iter(&self) -> impl Iterator<Item = Event> + '_ {
+        self.list.iter().map(|raw| {
+            let bits = raw.events;
+            let has = |mask: i32| bits & mask as u32 != 0;
+            let closed = has(libc::EPOLLERR | libc::EPOLLHUP);
+            Event {
+                token: raw.u64,
+                readable: closed || has(libc::EPOLLIN),
+                writable: closed || has(libc::EPOLLOUT),
+                closed,
+            }
+        })
+    }
+}
+
+/// An epoll instance.
+#[derive(Debug)]
+pub struct Poller {
+    fd: OwnedFd,
+    /// Linux before 5.11 has no `epoll_pwait2`: whole milliseconds then, rounded up.
+    coarse: AtomicBool,
+}
+
+impl Poller {
+    /// An empty one.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: takes no pointer; the result is checked before use.
+        let fd = unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))? };
+        Ok(Self { fd, coarse: AtomicBool::new(false) })
+    }
+
+    /// Starts watching `fd`, which must be removed before it is closed if it was duplicated.
+    pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), token, interest)
+    }
+
+    /// Changes what is waited for.
+    pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), token, interest)
+    }
+
+    /// Stops watching `fd`.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), 0, Interest::Nothing)
+    }
+
+    /// Waits until something is ready or `timeout` has passed (`None`: for ever) and returns how many
+    /// events there are; an interrupted wait returns 0.
+    pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
+        events.list.clear();
+        let count = match self.wait_raw(events, timeout) {
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: the kernel wrote `count` events into the spare capacity, which it was told the size of.
+        unsafe { events.list.set_len(count) };
+        Ok(count)
+    }
+
+    fn wait_raw(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
+        let room = events.list.capacity() as libc::c_int;
+        let pointer = events.list.as_mut_ptr();
+        if !self.coarse.load(Ordering::Relaxed) {
+            let time = timeout.map(kernel_time);
+            let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+            let mask: *const libc::sigset_t = std::ptr::null();
+            // SAFETY: `pointer` has room for `room` events, `time` is null or lives until the call
+            // returns, and a null signal mask is allowed, whatever its size.
+            let count = unsafe {
+                libc::syscall(libc::SYS_epoll_pwait2, self.fd.as_raw_fd(), pointer, room, time, mask, 0_usize)
+            };
+            let result = usize::try_from(count).map_err(|_| io::Error::last_os_error());
+            if !matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ENOSYS)) {
+                return result;
+            }
+            self.coarse.store(true, Ordering::Relaxed);
+        }
+        // SAFETY: `pointer` has room for `room` events.
+        counted(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), pointer, room, milliseconds(timeout)) })
+    }
+
+    fn control(&self, operation: i32, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: interest.bits(), u64: token };
+        // SAFETY: both descriptors are open, and `event` outlives the call.
+        let code = unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
+        counted(code).map(drop)
+    }
+}
+
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Wakes a poller from any thread (eventfd). Clones wake the same one.
+#[derive(Clone, Debug)]
+pub struct Wake(Arc<OwnedFd>);
+
+impl Wake {
+    /// A new one; add it to the poller with [`Interest::Read`].
+    pub fn new() -> io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    /// Makes the descriptor readable. Never blocks; calls before the next [`Wake::drain`] add up to one.
+    pub fn wake(&self) {
+        // The only failure is a full counter, and then it is readable already.
+        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor unreadable again; returns whether anybody had called.
+    pub fn drain(&self) -> bool {
+        rustix::io::read(&*self.0, &mut [0_u8; 8]).is_ok()
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A signal that a program handles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGINT, Ctrl-C.
+    Interrupt,
+    /// SIGTERM, a polite end.
+    Terminate,
+    /// SIGHUP, by convention: read the configuration again.
+    Hangup,
+    /// SIGQUIT.
+    Quit,
+    /// SIGUSR1.
+    User1,
+    /// SIGUSR2.
+    User2,
+}
+
+impl Signal {
+    const ALL: [Self; 6] =
+        [Self::Interrupt, Self::Terminate, Self::Hangup, Self::Quit, Self::User1, Self::User2];
+
+    fn number(self) -> i32 {
+        match self {
+            Self::Interrupt => libc::SIGINT,
+            Self::Terminate => libc::SIGTERM,
+            Self::Hangup => libc::SIGHUP,
+            Self::Quit => libc::SIGQUIT,
+            Self::User1 => libc::SIGUSR1,
+            Self::User2 => libc::SIGUSR2,
+        }
+    }
+}
+
+/// Signals read from a descriptor (signalfd) instead of interrupting the program.
+#[derive(Debug)]
+pub struct Signals(OwnedFd);
+
+impl Signals {
+    /// Blocks `signals` in the calling thread and in all threads it starts from now on, and delivers
+    /// them here. So: call it in `main` before any thread exists. They stay blocked when this is
+    /// dropped, so that a second Ctrl-C does not interrupt the cleaning up.
+    pub fn new(signals: &[Signal]) -> io::Result<Self> {
+        // SAFETY: an all-zero sigset_t is a valid object, and sigemptyset initialises it in any case.
+        let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `set` is a valid, writable signal set, and the numbers are valid signals.
+        unsafe {
+            libc::sigemptyset(&raw mut set);
+            for signal in signals {
+                libc::sigaddset(&raw mut set, signal.number());
+            }
+        }
+        // SAFETY: `set` is initialised; a null old set is allowed.
+        let code = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
+        if code != 0 {
+            return Err(io::Error::from_raw_os_error(code));
+        }
+        // SAFETY: `set` is initialised; the result is checked before use.
+        let fd =
+            unsafe { owned(libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK))? };
+        Ok(Self(fd))
+    }
+
+    /// The next signal that arrived, if any.
+    pub fn next(&self) -> io::Result<Option<Signal>> {
+        let mut info = [0_u8; size_of::<libc::signalfd_siginfo>()];
+        match rustix::io::read(&self.0, &mut info) {
+            Ok(length) if length >= 4 => {
+                let number = i32::from_ne_bytes([info[0], info[1], info[2], info[3]]);
+                Ok(Signal::ALL.into_iter().find(|signal| signal.number() == number))
+            }
+            Ok(_) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// `struct __kernel_timespec`: seconds and nanoseconds, 64 bits each on every machine.
+fn kernel_time(duration: Duration) -> [i64; 2] {
+    [i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), duration.subsec_nanos().into()]
+}
+
+fn milliseconds(timeout: Option<Duration>) -> libc::c_int {
+    let Some(timeout) = timeout else { return -1 };
+    libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
+}
+
+fn counted(result: libc::c_int) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+/// # Safety
+/// `fd` is negative, or a new descriptor that nobody else owns.
+unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
+    counted(fd)?;
+    // SAFETY: not negative, and by the contract nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_up_call_from_another_thread_ends_the_wait() {
+        let poller = Poller::new().unwrap();
+        let wake = Wake::new().unwrap();
+        poller.add(&wake, 7, Interest::Read).unwrap();
+        let mut events = Events::with_capacity(8);
+        assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
+
+        let other = wake.clone();
+        let thread = std::thread::spawn(move || other.wake());
+        assert_eq!(poller.wait(&mut events, None).unwrap(), 1);
+        let event = events.iter().next().unwrap();
+        assert_eq!((event.token, event.readable, event.closed), (7, true, false));
+        thread.join().unwrap();
+
+        assert!(wake.drain());
+        assert!(!wake.drain(), "drained twice");
+        assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
+        poller.remove(&wake).unwrap();
+        wake.wake();
+        assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
+    }
+
+    #[test]
+    fn interest_can_be_changed() {
+        let (a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let poller = Poller::new().unwrap();
+        poller.add(&a, 1, Interest::Read).unwrap();
+        let mut events = Events::with_capacity(1);
+        assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
+        poller.modify(&a, 2, Interest::ReadWrite).unwrap();
+        assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 1);
+        let event = events.iter().next().unwrap();
+        assert_eq!((event.token, event.readable, event.writable), (2, false, true));
+    }
+
+    #[test]
+    fn a_hang_up_is_reported_whatever_was_asked() {
+        let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
+        let poller = Poller::new().unwrap();
+        poller.add(&a, 3, Interest::Nothing).unwrap();
+        drop(b);
+        let mut events = Events::with_capacity(1);
+        assert_eq!(poller.wait(&mut events, None).unwrap(), 1);
+        assert!(events.iter().next().unwrap().closed);
+    }
+
+    #[test]
+    fn a_wait_can_be_shorter_than_a_millisecond_and_ends() {
+        let poller = Poller::new().unwrap();
+        let mut events = Events::with_capacity(1);
+        assert_eq!(poller.wait(&mut events, Some(Duration::from_micros(50))).unwrap(), 0);
+        assert_eq!(kernel_time(Duration::from_nanos(1_000_000_050)), [1, 50]);
+        assert_eq!(kernel_time(Duration::MAX)[0], i64::MAX);
+    }
+
+    #[test]
+    fn coarse_timeouts_are_rounded_up() {
+        assert_eq!(milliseconds(None), -1);
+        assert_eq!(milliseconds(Some(Duration::ZERO)), 0);
+        assert_eq!(milliseconds(Some(Duration::from_nanos(1))), 1);
+        assert_eq!(milliseconds(Some(Duration::from_micros(1001))), 2);
+        assert_eq!(milliseconds(Some(Duration::MAX)), i32::MAX);
+    }
+
+    #[test]
+    fn a_blocked_signal_is_read_from_the_descriptor() {
+        let thread = std::thread::spawn(|| {
+            let signals = Signals::new(&[Signal::User1]).unwrap();
+            assert_eq!(signals.next().unwrap(), None);
+            // SAFETY: sends a signal, blocked above, to this very thread.
+            let code = unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGUSR1) };
+            assert_eq!(code, 0);
+            assert_eq!(signals.next().unwrap(), Some(Signal::User1));
+            assert_eq!(signals.next().unwrap(), None);
+        });
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,106 @@
+//! A LAN behind the client that uses the tunnel: its packets leave with the tunnel's address.
+
+use std::{fmt, str::FromStr};
+
+use ipnet::IpNet;
+
+use super::{Families, InForce, enable_forwarding};
+use crate::{
+    error::OsError,
+    firewall::{Exit, Masquerade, Origin, Rules},
+    netlink::Netlink,
+    sysctl,
+    tun::check_interface_name,
+    undo::{Step, Undo},
+};
+
+/// Who may use the tunnel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShareSource {
+    /// Everybody behind this interface.
+    Interface(String),
+    /// Everybody with an address of this network.
+    Network(IpNet),
+}
+
+impl FromStr for ShareSource {
+    type Err = OsError;
+
+    fn from_str(text: &str) -> Result<Self, OsError> {
+        if let Ok(network) = text.parse::<IpNet>() {
+            return Ok(Self::Network(network.trunc()));
+        }
+        match check_interface_name(text) {
+            Ok(()) => Ok(Self::Interface(text.to_owned())),
+            Err(_) => Err(OsError::BadShare { text: text.to_owned() }),
+        }
+    }
+}
+
+impl fmt::Display for ShareSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interface(name) => f.write_str(name),
+            Self::Network(network) => write!(f, "{network}"),
+        }
+    }
+}
+
+/// A tunnel shared with a LAN, until the journal takes it back.
+#[derive(Debug)]
+pub struct ShareNet {
+    _in_force: InForce,
+}
+
+impl ShareNet {
+    /// Lets `sources` use TUN device `tun`.
+    pub fn up(undo: &mut Undo, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
+        let mut netlink = Netlink::open()?;
+        for source in sources {
+            if let ShareSource::Interface(name) = source {
+                netlink.link(name)?;
+            }
+        }
+        let mut in_force = InForce::default();
+        if sources.is_empty() {
+            return Ok(Self { _in_force: in_force });
+        }
+        in_force.change_to(undo, vec![Step::Firewall { rules: rules(tun, sources) }])?;
+        let everybody = |source: &ShareSource| matches!(source, ShareSource::Interface(_));
+        let is_v4 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V4(_)));
+        let is_v6 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V6(_)));
+        let families = Families {
+            v4: sources.iter().any(|source| everybody(source) || is_v4(source)),
+            v6: sources.iter().any(|source| everybody(source) || is_v6(source)) && sysctl::has_ipv6(),
+        };
+        enable_forwarding(undo, &mut netlink, families)?;
+        Ok(Self { _in_force: in_force })
+    }
+}
+
+fn rules(tun: &str, sources: &[ShareSource]) -> Rules {
+    let masquerade = sources.iter().map(|source| Masquerade {
+        from: match source {
+            ShareSource::Interface(name) => Origin::Interface(name.clone()),
+            ShareSource::Network(network) => Origin::Network(*network),
+        },
+        exit: Exit::Through(tun.to_owned()),
+    });
+    Rules { name: tun.to_owned(), masquerade: masquerade.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_and_networks_are_told_apart() {
+        let parse = |text: &str| text.parse::<ShareSource>().unwrap().to_string();
+        assert_eq!(parse("eth2"), "eth2");
+        assert_eq!(parse("192.168.1.7/24"), "192.168.1.0/24");
+        assert_eq!(parse("fd00:1::/64"), "fd00:1::/64");
+        for bad in ["", "192.168.1.0/33", "a b", "/24"] {
+            assert!(bad.parse::<ShareSource>().is_err(), "{bad} was taken");
+        }
+    }
+}

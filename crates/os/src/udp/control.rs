@@ -1,0 +1,139 @@
+//! Control messages (cmsg(3)) written and read by hand, on the stack.
+//!
+//! The kernel's layout: `size_t length, int level, int type`, then the data, everything padded to the
+//! size of a `size_t`; `length` counts header and data without the padding behind.
+
+const ALIGN: usize = size_of::<usize>();
+const HEADER: usize = size_of::<usize>() + 2 * size_of::<libc::c_int>();
+
+/// Room for all messages that one datagram can have in either direction.
+pub(super) const ROOM: usize = 128;
+
+/// A buffer aligned as the kernel wants it, with how much of it is used.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(8))]
+pub(super) struct Control {
+    bytes: [u8; ROOM],
+    used: usize,
+}
+
+impl Default for Control {
+    fn default() -> Self {
+        Self { bytes: [0; ROOM], used: 0 }
+    }
+}
+
+impl Control {
+    /// Appends a message. All that we send together fits; what would not is left out.
+    pub(super) fn push(&mut self, level: libc::c_int, kind: libc::c_int, data: &[u8]) {
+        let end = self.used + HEADER + data.len();
+        if padded(end) > ROOM {
+            debug_assert!(false, "control messages of {end} bytes do not fit into {ROOM}");
+            return;
+        }
+        let (length, rest) = self.bytes[self.used..].split_at_mut(ALIGN);
+        length.copy_from_slice(&(HEADER + data.len()).to_ne_bytes());
+        rest[..4].copy_from_slice(&level.to_ne_bytes());
+        rest[4..8].copy_from_slice(&kind.to_ne_bytes());
+        rest[8..8 + data.len()].copy_from_slice(data);
+        self.used = padded(end);
+    }
+
+    /// Bytes in use, padding included.
+    pub(super) fn used(&self) -> usize {
+        self.used
+    }
+
+    pub(super) fn pointer_mut(&mut self) -> *mut libc::c_void {
+        self.bytes.as_mut_ptr().cast()
+    }
+
+    /// The messages in the first `length` bytes, as the kernel reported; stops at the first bad one.
+    pub(super) fn messages(&self, length: usize) -> Messages<'_> {
+        Messages(&self.bytes[..length.min(ROOM)])
+    }
+}
+
+/// Iterates over (level, type, data).
+pub(super) struct Messages<'a>(&'a [u8]);
+
+impl<'a> Iterator for Messages<'a> {
+    type Item = (libc::c_int, libc::c_int, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let (header, _) = self.0.split_at_checked(HEADER)?;
+        let length = usize::from_ne_bytes(header[..ALIGN].try_into().ok()?);
+        let level = libc::c_int::from_ne_bytes(header[ALIGN..ALIGN + 4].try_into().ok()?);
+        let kind = libc::c_int::from_ne_bytes(header[ALIGN + 4..].try_into().ok()?);
+        let data = self.0.get(HEADER..length)?;
+        self.0 = self.0.get(padded(length)..).unwrap_or_default();
+        Some((level, kind, data))
+    }
+}
+
+fn padded(length: usize) -> usize {
+    length.next_multiple_of(ALIGN)
+}
+
+/// Reads an `int`, of which some messages carry only the first byte.
+pub(super) fn integer(data: &[u8]) -> Option<libc::c_int> {
+    match data {
+        [byte] => Some(libc::c_int::from(*byte)),
+        [a, b, c, d, ..] => Some(libc::c_int::from_ne_bytes([*a, *b, *c, *d])),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_layout_is_that_of_libc() {
+        // SAFETY: pure arithmetic.
+        let (space, length) = unsafe { (libc::CMSG_SPACE(5), libc::CMSG_LEN(5)) };
+        let mut control = Control::default();
+        control.push(1, 2, &[9; 5]);
+        assert_eq!(control.used(), space as usize);
+        assert_eq!(control.bytes[..ALIGN], (length as usize).to_ne_bytes());
+    }
+
+    #[test]
+    fn integers_come_in_two_sizes() {
+        assert_eq!(integer(&[3]), Some(3));
+        assert_eq!(integer(&1200_i32.to_ne_bytes()), Some(1200));
+        assert_eq!(integer(&[]), None);
+        assert_eq!(integer(&[1, 2]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(list in prop::collection::vec(
+            (any::<i32>(), any::<i32>(), prop::collection::vec(any::<u8>(), 0..16)), 0..4))
+        {
+            let mut control = Control::default();
+            for (level, kind, data) in &list {
+                control.push(*level, *kind, data);
+            }
+            let read: Vec<_> =
+                control.messages(control.used()).map(|(l, k, d)| (l, k, d.to_vec())).collect();
+            prop_assert_eq!(read, list);
+        }
+
+        #[test]
+        fn any_bytes_are_read_without_panic(bytes in prop::collection::vec(any::<u8>(), ROOM), length in 0_usize..200) {
+            let mut control = Control::default();
+            control.bytes.copy_from_slice(&bytes);
+            prop_assert!(control.messages(length).count() <= ROOM / HEADER);
+        }
+
+        #[test]
+        fn any_length_field_is_read_without_panic(length in any::<usize>()) {
+            let mut control = Control::default();
+            control.bytes[..ALIGN].copy_from_slice(&length.to_ne_bytes());
+            let good = (HEADER..=ROOM).contains(&length);
+            prop_assert_eq!(control.messages(ROOM).next().is_some(), good);
+        }
+    }
+}

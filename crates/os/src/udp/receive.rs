@@ -1,0 +1,258 @@
+//! Receiving in batches: `recvmmsg` into buffers that are handed out and reused.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsRawFd, BorrowedFd},
+};
+
+use bytes::BytesMut;
+
+use super::{
+    address::{RawAddress, plain},
+    control::{self, Control},
+};
+
+/// Bytes that the largest datagram, or train of datagrams joined by the kernel, can have.
+const LARGEST: usize = 65_535;
+/// Bytes a buffer is made with. Small datagrams are cut off its front one after the other; when less
+/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped.
+const BUFFER: usize = 128 * 1024;
+
+/// One datagram, or several of the same sender joined by the kernel (UDP_GRO).
+#[derive(Debug)]
+pub struct Received {
+    /// The bytes, never empty.
+    pub data: BytesMut,
+    /// The sender; never a mapped address.
+    pub remote: SocketAddr,
+    /// The address of ours that it was sent to.
+    pub local_ip: Option<IpAddr>,
+    /// The two ECN bits (RFC 3168).
+    pub ecn: u8,
+    /// Bytes of each datagram in `data`, the last may be shorter; all of `data` if it is only one.
+    pub segment: usize,
+}
+
+/// Room for the datagrams of one receive call, reused for ever.
+pub struct RecvBatch {
+    slots: Vec<Slot>,
+    headers: Vec<libc::mmsghdr>,
+    pieces: Vec<libc::iovec>,
+    filled: usize,
+}
+
+// SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and read by
+// nobody afterwards; between calls they are plain numbers.
+unsafe impl Send for RecvBatch {}
+
+#[derive(Default)]
+struct Slot {
+    buffer: BytesMut,
+    remote: RawAddress,
+    control: Control,
+    remote_length: u32,
+    control_length: usize,
+    truncated: bool,
+}
+
+impl RecvBatch {
+    /// Room for `slots` datagrams or joined trains a call (1 to 64), each up to 64 KiB. Memory is
+    /// taken when first used, 128 KiB a slot.
+    pub fn new(slots: usize) -> Self {
+        let slots = slots.clamp(1, 64);
+        // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
+        let (headers, pieces) = unsafe { (vec![std::mem::zeroed(); slots], vec![std::mem::zeroed(); slots]) };
+        Self { slots: (0..slots).map(|_| Slot::default()).collect(), headers, pieces, filled: 0 }
+    }
+
+    /// Hands out what the last receive call brought, in order. What is not taken is lost.
+    pub fn drain(&mut self) -> impl Iterator<Item = Received> + '_ {
+        let filled = std::mem::take(&mut self.filled);
+        self.slots[..filled].iter_mut().filter_map(Slot::take)
+    }
+
+    pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        self.filled = 0;
+        self.prepare();
+        let count = self.headers.len() as libc::c_uint;
+        // SAFETY: `prepare` has just made every header point to memory of this batch, with its size;
+        // none of it moves before the call returns. No timeout.
+        let result = unsafe {
+            libc::recvmmsg(
+                fd.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                count,
+                libc::MSG_DONTWAIT as _,
+                std::ptr::null_mut(),
+            )
+        };
+        let filled = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
+        for (slot, header) in self.slots.iter_mut().zip(&self.headers).take(filled) {
+            slot.finish(header);
+        }
+        self.filled = filled;
+        Ok(filled)
+    }
+
+    fn prepare(&mut self) {
+        for ((slot, header), piece) in self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces) {
+            slot.make_room();
+            let spare = slot.buffer.spare_capacity_mut();
+            piece.iov_base = spare.as_mut_ptr().cast();
+            piece.iov_len = LARGEST;
+            let message = &mut header.msg_hdr;
+            message.msg_name = slot.remote.pointer_mut();
+            message.msg_namelen = RawAddress::ROOM;
+            message.msg_iov = piece;
+            message.msg_iovlen = 1;
+            message.msg_control = slot.control.pointer_mut();
+            message.msg_controllen = control::ROOM as _;
+            message.msg_flags = 0;
+        }
+    }
+}
+
+impl Slot {
+    /// Makes at least [`LARGEST`] spare bytes, of the same memory where nobody else uses it.
+    fn make_room(&mut self) {
+        self.buffer.clear();
+        if self.buffer.capacity() < LARGEST && !self.buffer.try_reclaim(LARGEST) {
+            self.buffer = BytesMut::with_capacity(BUFFER);
+        }
+    }
+
+    #[allow(clippy::unnecessary_cast, reason = "the field has 32 bits with other C libraries")]
+    fn finish(&mut self, header: &libc::mmsghdr) {
+        let length = (header.msg_len as usize).min(LARGEST);
+        // SAFETY: the kernel wrote `msg_len` bytes, at most the `LARGEST` that it was given, to the
+        // start of the spare capacity of the empty buffer.
+        unsafe { self.buffer.set_len(length) };
+        self.remote_length = header.msg_hdr.msg_namelen;
+        self.control_length = header.msg_hdr.msg_controllen as usize;
+        self.truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+    }
+
+    /// `None` for what cannot be used: empty, cut short or without a sender.
+    fn take(&mut self) -> Option<Received> {
+        let remote = self.remote.parse(self.remote_length)?;
+        if self.buffer.is_empty() || self.truncated {
+            return None;
+        }
+        let data = self.buffer.split();
+        let meta = Meta::parse(&self.control, self.control_length);
+        let segment = meta.segment.filter(|&size| size > 0 && size < data.len()).unwrap_or(data.len());
+        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment, data })
+    }
+}
+
+/// What the control messages of a datagram say.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Meta {
+    local_ip: Option<IpAddr>,
+    ecn: u8,
+    segment: Option<usize>,
+}
+
+impl Meta {
+    fn parse(control: &Control, length: usize) -> Self {
+        let mut meta = Self::default();
+        for (level, kind, data) in control.messages(length) {
+            match (level, kind) {
+                // struct in_pktinfo: index, routing address, destination address of the header.
+                (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                    meta.local_ip = octets::<4>(data, 8).map(|b| IpAddr::V4(Ipv4Addr::from(b)));
+                }
+                // struct in6_pktinfo: destination address, index.
+                (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                    meta.local_ip = octets::<16>(data, 0).map(|b| plain(Ipv6Addr::from(b)));
+                }
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    meta.ecn = control::integer(data).unwrap_or(0) as u8 & 0b11;
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) => {
+                    meta.segment = control::integer(data).and_then(|size| usize::try_from(size).ok());
+                }
+                _ => {}
+            }
+        }
+        meta
+    }
+}
+
+fn octets<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
+    data.get(at..at + N)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(messages: &[(libc::c_int, libc::c_int, &[u8])]) -> Meta {
+        let mut control = Control::default();
+        for (level, kind, data) in messages {
+            control.push(*level, *kind, data);
+        }
+        Meta::parse(&control, control.used())
+    }
+
+    #[test]
+    fn address_ecn_and_segment_size_are_read() {
+        let mut info = [0_u8; 12];
+        info[8..].copy_from_slice(&[192, 0, 2, 1]);
+        let meta = parse(&[
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, &info),
+            (libc::IPPROTO_IP, libc::IP_TOS, &[0b1011_1001]),
+            (libc::SOL_UDP, libc::UDP_GRO, &1200_i32.to_ne_bytes()),
+        ]);
+        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment: Some(1200) });
+    }
+
+    #[test]
+    fn a_mapped_local_address_is_plain() {
+        let mut info = [0_u8; 20];
+        info[..16].copy_from_slice(&"::ffff:192.0.2.1".parse::<Ipv6Addr>().unwrap().octets());
+        let meta = parse(&[
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info),
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3_i32.to_ne_bytes()),
+        ]);
+        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment: None });
+    }
+
+    #[test]
+    fn short_and_negative_values_are_ignored() {
+        let meta = parse(&[
+            (libc::IPPROTO_IP, libc::IP_PKTINFO, &[0; 4]),
+            (libc::SOL_UDP, libc::UDP_GRO, &(-1_i32).to_ne_bytes()),
+        ]);
+        assert_eq!(meta, Meta::default());
+    }
+
+    #[test]
+    fn a_slot_keeps_its_memory_while_what_it_gave_is_dropped() {
+        let mut slot = Slot::default();
+        slot.make_room();
+        let base = slot.buffer.as_ptr() as usize;
+        for _ in 0..1000 {
+            slot.buffer.extend_from_slice(&[7; 1200]);
+            drop(slot.buffer.split());
+            slot.make_room();
+            assert!(slot.buffer.capacity() >= LARGEST);
+            assert!((base..base + BUFFER).contains(&(slot.buffer.as_ptr() as usize)), "moved");
+        }
+    }
+
+    #[test]
+    fn a_slot_takes_new_memory_while_the_old_is_kept() {
+        let mut slot = Slot::default();
+        slot.make_room();
+        slot.buffer.resize(LARGEST, 1);
+        let first = slot.buffer.split();
+        slot.make_room();
+        slot.buffer.resize(LARGEST, 2);
+        let second = slot.buffer.split();
+        slot.make_room();
+        assert!(slot.buffer.capacity() >= LARGEST);
+        assert!(first.iter().all(|&b| b == 1) && second.iter().all(|&b| b == 2));
+    }
+}

@@ -1,0 +1,323 @@
+//! Sending: one datagram or a train of equal ones (UDP_SEGMENT) a message, many messages a call.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use super::{
+    address::{Family, RawAddress},
+    control::Control,
+};
+
+/// Messages that one system call takes.
+const BATCH: usize = 32;
+/// A train may have no more datagrams than this (UDP_MAX_SEGMENTS of Linux before 6.9).
+pub const MAX_SEGMENTS: usize = 64;
+/// A train may have no more bytes than this: 65,535 without IPv4 and UDP header.
+pub const MAX_TRAIN: usize = 65_507;
+
+/// One message to send.
+#[derive(Clone, Copy, Debug)]
+pub struct Outgoing<'a> {
+    /// The receiver; plain IPv4 addresses are fine on an IPv6 socket.
+    pub to: SocketAddr,
+    /// The source address, for sockets bound to a wildcard; else the kernel's choice.
+    pub from: Option<IpAddr>,
+    /// The two ECN bits (RFC 3168).
+    pub ecn: Option<u8>,
+    /// Bytes of each datagram in `data`; `None` if it is only one.
+    pub segment: Option<u16>,
+    /// The bytes.
+    pub data: &'a [u8],
+}
+
+impl Outgoing<'_> {
+    fn is_train(&self) -> bool {
+        self.segment.is_some_and(|size| size > 0 && self.data.len() > usize::from(size))
+    }
+
+    fn control(&self) -> Control {
+        let mut control = Control::default();
+        match self.from {
+            Some(IpAddr::V4(ip)) => {
+                // struct in_pktinfo: index, source address, unused.
+                let mut info = [0_u8; 12];
+                info[4..8].copy_from_slice(&ip.octets());
+                control.push(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            }
+            Some(IpAddr::V6(ip)) => {
+                let mut info = [0_u8; 20];
+                info[..16].copy_from_slice(&ip.octets());
+                control.push(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            }
+            None => {}
+        }
+        if let Some(ecn) = self.ecn {
+            let value = libc::c_int::from(ecn & 0b11).to_ne_bytes();
+            match self.to {
+                SocketAddr::V4(_) => control.push(libc::IPPROTO_IP, libc::IP_TOS, &value),
+                SocketAddr::V6(_) => control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &value),
+            }
+        }
+        if let (true, Some(size)) = (self.is_train(), self.segment) {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+        }
+        control
+    }
+}
+
+/// What a failed send means for the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendFailure {
+    /// The socket is full: keep the message and wait for room.
+    Busy,
+    /// The datagram is larger than the link takes.
+    TooBig,
+    /// This message is lost, the link may be fine.
+    Lost,
+    /// The link cannot carry anything now: no device, no route, no address, not allowed.
+    LinkDown,
+}
+
+impl SendFailure {
+    /// Sorts an error of [`super::UdpSocket::send`].
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Self::Busy,
+            Some(libc::EMSGSIZE) => Self::TooBig,
+            Some(
+                libc::ENETUNREACH
+                | libc::ENETDOWN
+                | libc::ENODEV
+                | libc::ENXIO
+                | libc::EPERM
+                | libc::EACCES
+                | libc::EADDRNOTAVAIL
+                | libc::EINVAL,
+            ) => Self::LinkDown,
+            _ => Self::Lost,
+        }
+    }
+}
+
+/// The sending half of a socket: its family, and whether its device takes trains.
+#[derive(Debug)]
+pub(super) struct Sender {
+    family: Family,
+    trains: AtomicBool,
+}
+
+impl Sender {
+    pub(super) fn new(family: Family) -> Self {
+        Self { family, trains: AtomicBool::new(true) }
+    }
+
+    /// Whether trains leave in one call.
+    pub(super) fn sends_trains(&self) -> bool {
+        self.trains.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn send(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
+        if !out.is_train() {
+            return self.send_message(fd, out);
+        }
+        if self.sends_trains() && out.data.len() <= MAX_TRAIN {
+            match self.send_message(fd, out) {
+                Err(error) if self.refuses_trains(&error) => {}
+                result => return result,
+            }
+        }
+        self.send_one_by_one(fd, out)
+    }
+
+    /// Sends in order and returns how many went; an error only if the first could not.
+    pub(super) fn send_many(&self, fd: BorrowedFd<'_>, list: &[Outgoing<'_>]) -> io::Result<usize> {
+        let mut sent = 0;
+        while sent < list.len() {
+            let rest = &list[sent..];
+            let simple = rest.iter().take(BATCH).take_while(|out| self.fits_one_message(out)).count();
+            let result = match simple {
+                0 => self.send(fd, &rest[0]).map(|()| 1),
+                1.. => self.send_messages(fd, &rest[..simple]),
+            };
+            match result {
+                Ok(count) => sent += count,
+                Err(error) if rest[0].is_train() && simple > 0 && self.refuses_trains(&error) => {
+                    match self.send_one_by_one(fd, &rest[0]) {
+                        Ok(()) => sent += 1,
+                        Err(error) if sent == 0 => return Err(error),
+                        Err(_) => break,
+                    }
+                }
+                Err(error) if sent == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(sent)
+    }
+
+    fn fits_one_message(&self, out: &Outgoing<'_>) -> bool {
+        !out.is_train() || (self.sends_trains() && out.data.len() <= MAX_TRAIN)
+    }
+
+    /// EIO: the device cannot compute checksums, for good. EINVAL, EMSGSIZE: this train is too long,
+    /// or its datagrams exceed the MTU.
+    fn refuses_trains(&self, error: &io::Error) -> bool {
+        match error.raw_os_error() {
+            Some(libc::EIO) => {
+                self.trains.store(false, Ordering::Relaxed);
+                true
+            }
+            Some(libc::EINVAL | libc::EMSGSIZE) => true,
+            _ => false,
+        }
+    }
+
+    /// Sends all datagrams of a train and returns the first error. When even the first finds the
+    /// socket full, nothing was sent; when a later one does, the rest of the train is lost.
+    fn send_one_by_one(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
+        let size = out.segment.map_or(out.data.len(), usize::from).max(1);
+        let mut first_error = None;
+        for (index, data) in out.data.chunks(size).enumerate() {
+            match self.send_message(fd, &Outgoing { segment: None, data, ..*out }) {
+                Ok(()) => {}
+                Err(error) if SendFailure::of(&error) == SendFailure::Busy => {
+                    return if index == 0 { Err(error) } else { Ok(()) };
+                }
+                Err(error) => first_error = first_error.or(Some(error)),
+            }
+        }
+        first_error.map_or(Ok(()), Err)
+    }
+
+    fn send_message(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
+        self.send_messages(fd, std::slice::from_ref(out)).map(drop)
+    }
+
+    /// One `sendmmsg`. An error left behind by an earlier datagram (as ECONNREFUSED) is reported by
+    /// the kernel once and says nothing of this one, so a second try follows.
+    fn send_messages(&self, fd: BorrowedFd<'_>, list: &[Outgoing<'_>]) -> io::Result<usize> {
+        match list.len() {
+            1 => try_again(|| Messages::<1>::new(list, self.family).send(fd)),
+            _ => try_again(|| Messages::<BATCH>::new(list, self.family).send(fd)),
+        }
+    }
+}
+
+fn try_again(mut send: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    for _ in 0..3 {
+        match send() {
+            Err(error) if is_stale(&error) => {}
+            result => return result,
+        }
+    }
+    send()
+}
+
+fn is_stale(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECONNREFUSED | libc::ECONNRESET | libc::EPROTO))
+}
+
+/// The kernel's view of up to `N` messages, on the stack.
+struct Messages<'a, const N: usize> {
+    list: &'a [Outgoing<'a>],
+    addresses: [RawAddress; N],
+    controls: [Control; N],
+}
+
+impl<'a, const N: usize> Messages<'a, N> {
+    fn new(list: &'a [Outgoing<'a>], family: Family) -> Self {
+        let list = &list[..list.len().min(N)];
+        let mut this =
+            Self { list, addresses: [RawAddress::default(); N], controls: [Control::default(); N] };
+        for (index, out) in list.iter().enumerate() {
+            this.addresses[index] = RawAddress::new(out.to, family);
+            this.controls[index] = out.control();
+        }
+        this
+    }
+
+    fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
+        let (mut headers, mut pieces): ([libc::mmsghdr; N], [libc::iovec; N]) =
+            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+        for (index, out) in self.list.iter().enumerate() {
+            let piece = &mut pieces[index];
+            piece.iov_base = out.data.as_ptr().cast_mut().cast();
+            piece.iov_len = out.data.len();
+            let message = &mut headers[index].msg_hdr;
+            message.msg_name = self.addresses[index].pointer().cast_mut().cast();
+            message.msg_namelen = self.addresses[index].length();
+            message.msg_iov = piece;
+            message.msg_iovlen = 1;
+            let control = &mut self.controls[index];
+            if control.used() > 0 {
+                message.msg_control = control.pointer_mut();
+                message.msg_controllen = control.used() as _;
+            }
+        }
+        let count = self.list.len() as libc::c_uint;
+        // SAFETY: the first `count` headers point to addresses, pieces and control messages that live
+        // in `self`, in this frame or in `list`, none of which moves before the call returns; the
+        // kernel only reads them.
+        let result =
+            unsafe { libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
+        usize::try_from(result).map_err(|_| io::Error::last_os_error())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn out(to: &str, data: &'static [u8]) -> Outgoing<'static> {
+        Outgoing { to: to.parse().unwrap(), from: None, ecn: None, segment: None, data }
+    }
+
+    #[test]
+    fn a_plain_datagram_carries_no_control_message() {
+        assert_eq!(out("192.0.2.1:1", b"x").control().used(), 0);
+    }
+
+    #[test]
+    fn a_train_carries_size_source_and_ecn() {
+        let message = Outgoing {
+            segment: Some(2),
+            ecn: Some(1),
+            from: "192.0.2.9".parse().ok(),
+            ..out("192.0.2.1:1", b"abcde")
+        };
+        let control = message.control();
+        let list: Vec<_> = control.messages(control.used()).map(|(l, k, d)| (l, k, d.len())).collect();
+        assert_eq!(
+            list,
+            [
+                (libc::IPPROTO_IP, libc::IP_PKTINFO, 12),
+                (libc::IPPROTO_IP, libc::IP_TOS, 4),
+                (libc::SOL_UDP, libc::UDP_SEGMENT, 2)
+            ]
+        );
+    }
+
+    #[test]
+    fn one_datagram_is_no_train_whatever_the_segment_size() {
+        for segment in [None, Some(0), Some(3), Some(9)] {
+            assert!(!Outgoing { segment, ..out("[::1]:1", b"abc") }.is_train(), "{segment:?}");
+        }
+    }
+
+    #[test]
+    fn failures_are_sorted_by_what_to_do() {
+        let sort = |errno| SendFailure::of(&io::Error::from_raw_os_error(errno));
+        assert_eq!(sort(libc::EAGAIN), SendFailure::Busy);
+        assert_eq!(sort(libc::EMSGSIZE), SendFailure::TooBig);
+        assert_eq!(sort(libc::ENETUNREACH), SendFailure::LinkDown);
+        assert_eq!(sort(libc::ENODEV), SendFailure::LinkDown);
+        assert_eq!(sort(libc::EPERM), SendFailure::LinkDown);
+        assert_eq!(sort(libc::ENOBUFS), SendFailure::Lost);
+        assert_eq!(sort(libc::ECONNREFUSED), SendFailure::Lost);
+    }
+}

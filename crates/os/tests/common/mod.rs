@@ -1,0 +1,64 @@
+//! A fresh network namespace for each test.
+#![allow(dead_code, reason = "not every test file uses all helpers")]
+
+use std::{
+    path::PathBuf,
+    process::Command,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use mpvpn_os::{netlink::Netlink, privilege};
+
+/// Runs `test` in a thread with a network namespace of its own, where only `lo` is up. The namespace
+/// goes with the thread and its descriptors, also after a panic. Without privileges the test is
+/// skipped, and says so.
+pub(crate) fn in_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    if !privilege::has_net_admin() {
+        eprintln!("skipped: needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN)");
+        return None;
+    }
+    let thread = std::thread::spawn(move || {
+        // SAFETY: takes no pointer; gives this thread alone a new network namespace.
+        let code = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+        assert_eq!(code, 0, "unshare: {}", std::io::Error::last_os_error());
+        let mut netlink = Netlink::open().unwrap();
+        let lo = netlink.index_of("lo").unwrap();
+        netlink.set_up(lo).unwrap();
+        test()
+    });
+    match thread.join() {
+        Ok(value) => Some(value),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Runs `ip` with words separated by spaces, in the namespace of this thread.
+pub(crate) fn ip(words: &str) -> String {
+    run("ip", words)
+}
+
+pub(crate) fn run(program: &str, words: &str) -> String {
+    let output = Command::new(program).args(words.split_whitespace()).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{program} {words}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A folder that goes when the test does.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("mpvpn-os-test-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

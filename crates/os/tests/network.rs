@@ -1,0 +1,488 @@
+//! Links, addresses, routes, rules, firewall and journal, against the kernel.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes and clocks")]
+
+mod common;
+
+use std::{os::unix::process::ExitStatusExt, path::Path, process::Command, time::Duration};
+
+use common::{Folder, in_namespace, ip, run};
+use ipnet::IpNet;
+use mpvpn_os::{
+    OsError, Tun, TunConfig, Undo,
+    firewall::{self, Exit, Masquerade, Origin, Rules},
+    netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, RouteQuery, Rule},
+    poll::{Events, Interest, Poller},
+    sysctl,
+    tunnel_net::{
+        ClientNet, ClientNetConfig, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource, Wanted,
+    },
+    undo::{Interface, Step},
+};
+
+fn net(text: &str) -> IpNet {
+    text.parse().unwrap()
+}
+
+fn tun(name: &str) -> (Tun, Interface) {
+    let tun = Tun::open(TunConfig { name: Some(name.into()), ..TunConfig::default() }).unwrap();
+    let interface = Interface { index: tun.ifindex(), name: name.into() };
+    (tun, interface)
+}
+
+/// A link `eth0` with addresses and default routes, as a machine has it.
+fn uplink() {
+    ip("link add eth0 type veth peer name far0");
+    // No link-local addresses, which would appear at some later time.
+    for name in ["eth0", "far0"] {
+        sysctl::write(&sysctl::interface("ipv6", name, "addr_gen_mode"), "1").unwrap();
+    }
+    ip("address add 192.0.2.7/24 dev eth0");
+    ip("-6 address add 2001:db8::7/64 dev eth0 nodad");
+    ip("link set far0 up");
+    ip("link set eth0 up");
+    ip("route add default via 192.0.2.1 metric 100");
+    ip("-6 route add default via 2001:db8::1 dev eth0 metric 100");
+}
+
+/// Everything that a tunnel may change, as text.
+fn state() -> String {
+    let forwarding =
+        ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(|key| sysctl::read(key).unwrap());
+    [
+        ip("rule"),
+        ip("-6 rule"),
+        ip("route show table all"),
+        ip("-6 route show table all"),
+        run("nft", "list tables"),
+        forwarding.concat(),
+    ]
+    .concat()
+}
+
+#[test]
+fn addresses_routes_and_rules_are_added_listed_and_removed() {
+    in_namespace(|| {
+        let (_tun, t0) = tun("t0");
+        let mut netlink = Netlink::open().unwrap();
+        netlink.set_up(t0.index).unwrap();
+        netlink.set_mtu(t0.index, 1380).unwrap();
+        let link = netlink.link("t0").unwrap();
+        assert!(link.up && link.carrier && link.mtu == 1380 && !link.loopback);
+        assert_eq!(link.kind.as_deref(), Some("tun"));
+
+        for address in [net("10.9.0.2/24"), net("fd00:9::2/64")] {
+            netlink.add_address(t0.index, address).unwrap();
+            netlink.add_address(t0.index, address).expect("twice is fine");
+            let listed = netlink.addresses().unwrap();
+            let found = listed.iter().find(|info| info.address == address).unwrap();
+            assert!(found.index == t0.index && found.usable, "{found:?}");
+        }
+        let mut route = Route::through(net("198.51.100.0/24"), 28_016, t0.index);
+        route.metric = Some(7);
+        let nowhere = Route::unreachable(net("2001:db8:bad::/48"), 28_016);
+        let mut rule = Rule::lookup(Family::V4, 1000, 28_016);
+        rule.mark = Some((5, 0xff));
+        rule.invert = true;
+        rule.suppress_prefix_length = Some(8);
+        for route in [&route, &nowhere] {
+            netlink.add_route(route).unwrap();
+            assert!(
+                netlink
+                    .routes()
+                    .unwrap()
+                    .iter()
+                    .any(|r| r == route || (r.kind, r.destination) == (route.kind, route.destination))
+            );
+        }
+        netlink.add_rule(&rule).unwrap();
+        assert!(netlink.rules().unwrap().contains(&rule));
+        let shown = ip("rule");
+        assert!(
+            shown.contains("not from all fwmark 0x5/0xff lookup 28016 suppress_prefixlength 8"),
+            "{shown}"
+        );
+
+        netlink.del_rule(&rule).unwrap();
+        netlink.del_route(&route).unwrap();
+        netlink.del_route(&nowhere).unwrap();
+        netlink.del_address(t0.index, net("fd00:9::2/64")).unwrap();
+        assert!(!netlink.rules().unwrap().contains(&rule));
+        assert!(!netlink.routes().unwrap().iter().any(|route| route.table == 28_016));
+        assert!(!netlink.addresses().unwrap().iter().any(|info| info.address == net("fd00:9::2/64")));
+    });
+}
+
+#[test]
+fn errors_name_operation_object_and_reason() {
+    in_namespace(|| {
+        let mut netlink = Netlink::open().unwrap();
+        let mut route = Route::through(net("198.51.100.0/24"), MAIN_TABLE, 1);
+        route.gateway = "203.0.113.1".parse().ok();
+        let text = netlink.add_route(&route).unwrap_err().to_string();
+        assert!(text.contains("add the route 198.51.100.0/24") && text.contains("203.0.113.1"), "{text}");
+        assert!(text.contains("gateway"), "the kernel's words are missing: {text}");
+        assert!(netlink.index_of("nowhere0").unwrap_err().to_string().contains("nowhere0"));
+        assert!(netlink.del_rule(&Rule::lookup(Family::V6, 77, 77)).is_err());
+    });
+}
+
+#[test]
+fn links_with_a_default_route_are_found_best_first() {
+    in_namespace(|| {
+        uplink();
+        ip("link add eth1 type veth peer name far1");
+        ip("address add 198.51.100.7/24 dev eth1");
+        ip("link set far1 up");
+        ip("link set eth1 up");
+        ip("route add default via 198.51.100.1 metric 50");
+        let (_tun, t0) = tun("t0");
+        ip("link set t0 up");
+        ip("route add default dev t0 table 77");
+        let mut netlink = Netlink::open().unwrap();
+        assert_eq!(netlink.default_route_interfaces(&["t0"]).unwrap(), ["eth1", "eth0"]);
+        assert_eq!(netlink.default_route_interfaces(&[]).unwrap()[0], t0.name);
+
+        let eth0 = netlink.index_of("eth0").unwrap();
+        let far = "203.0.113.1".parse().unwrap();
+        assert_eq!(netlink.source_for(far, eth0).unwrap(), "192.0.2.7".parse::<std::net::IpAddr>().unwrap());
+        let any = netlink.route_to(&RouteQuery { destination: far, interface: None, mark: None }).unwrap();
+        assert_eq!(any.gateway, "198.51.100.1".parse().ok());
+        let far = "2001:db8:1::1".parse().unwrap();
+        assert_eq!(
+            netlink.source_for(far, eth0).unwrap(),
+            "2001:db8::7".parse::<std::net::IpAddr>().unwrap()
+        );
+    });
+}
+
+#[test]
+fn the_monitor_sees_carrier_addresses_and_routes_come_and_go() {
+    in_namespace(|| {
+        ip("link add v0 type veth peer name v1");
+        ip("link set v0 up");
+        ip("link set v1 up");
+        let mut monitor = Monitor::open().unwrap();
+        assert_eq!(monitor.next().unwrap(), None);
+        ip("link set v1 down");
+        expect(
+            &mut monitor,
+            |event| matches!(event, Event::Link { name, up: true, carrier: false, removed: false, .. } if name == "v0"),
+        );
+        ip("link set v1 up");
+        expect(
+            &mut monitor,
+            |event| matches!(event, Event::Link { name, carrier: true, .. } if name == "v0"),
+        );
+        ip("address add 10.1.0.1/24 dev v0");
+        expect(
+            &mut monitor,
+            |event| matches!(event, Event::Address { address, removed: false, .. } if *address == net("10.1.0.1/24")),
+        );
+        ip("route add default via 10.1.0.2");
+        expect(
+            &mut monitor,
+            |event| matches!(event, Event::Route { route, removed: false } if route.is_default() && route.gateway.is_some()),
+        );
+        ip("link delete v0");
+        expect(
+            &mut monitor,
+            |event| matches!(event, Event::Link { name, carrier: false, removed: true, .. } if name == "v0"),
+        );
+    });
+}
+
+/// Reads news until one is as wanted, at most 2 s.
+fn expect(monitor: &mut Monitor, wanted: impl Fn(&Event) -> bool) {
+    let poller = Poller::new().unwrap();
+    poller.add(&*monitor, 0, Interest::Read).unwrap();
+    let mut events = Events::with_capacity(1);
+    let mut seen = Vec::new();
+    for _ in 0..20 {
+        while let Some(event) = monitor.next().unwrap() {
+            if wanted(&event) {
+                return;
+            }
+            seen.push(event);
+        }
+        poller.wait(&mut events, Some(Duration::from_millis(100))).unwrap();
+    }
+    panic!("never came; instead: {seen:#?}");
+}
+
+#[test]
+fn an_overrun_is_told_and_news_go_on() {
+    in_namespace(|| {
+        ip("link add v0 type veth peer name v1");
+        ip("link set v0 up");
+        ip("link set v1 up");
+        let mut monitor = Monitor::open().unwrap();
+        let mut netlink = Netlink::open().unwrap();
+        let index = netlink.index_of("v0").unwrap();
+        for i in 0..6000_u32 {
+            let route = Route::through(
+                IpNet::new((0x0a00_0000 + i * 256).to_be_bytes().into(), 24).unwrap(),
+                77,
+                index,
+            );
+            netlink.add_route(&route).unwrap();
+        }
+        expect(&mut monitor, |event| *event == Event::Overrun);
+        while monitor.next().unwrap().is_some() {}
+        ip("link set v1 down");
+        expect(&mut monitor, |event| matches!(event, Event::Link { carrier: false, .. }));
+    });
+}
+
+#[test]
+fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
+    in_namespace(|| {
+        run("nft", "add table inet other");
+        let masquerade = |from, exit| Masquerade { from, exit };
+        let rules = |list: Vec<Masquerade>| Rules { name: "t-0".into(), masquerade: list };
+        firewall::install(&rules(vec![
+            masquerade(Origin::Network(net("10.9.0.0/24")), Exit::AnyBut("t0".into())),
+            masquerade(Origin::Network(net("fd00:9::/64")), Exit::AnyBut("t0".into())),
+        ]))
+        .unwrap();
+        let shown = run("nft", "list table inet mpvpn_t_0");
+        assert!(shown.contains("type nat hook postrouting priority srcnat"), "{shown}");
+        assert!(shown.contains(r#"ip saddr 10.9.0.0/24 oifname != "t0" masquerade"#), "{shown}");
+        assert!(shown.contains(r#"ip6 saddr fd00:9::/64 oifname != "t0" masquerade"#), "{shown}");
+
+        firewall::install(&rules(vec![masquerade(
+            Origin::Interface("lan0".into()),
+            Exit::Through("t0".into()),
+        )]))
+        .unwrap();
+        let shown = run("nft", "list table inet mpvpn_t_0");
+        assert!(
+            shown.contains(r#"iifname "lan0" oifname "t0" masquerade"#) && !shown.contains("10.9.0.0"),
+            "{shown}"
+        );
+
+        firewall::remove("t-0").unwrap();
+        firewall::remove("t-0").expect("twice is fine");
+        assert_eq!(run("nft", "list tables").trim(), "table inet other");
+    });
+}
+
+fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> Wanted {
+    Wanted { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
+}
+
+/// Which interface a packet to `destination` would take.
+fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
+    let query = RouteQuery { destination: destination.parse().unwrap(), interface: None, mark };
+    Netlink::open().unwrap().route_to(&query).ok()?.interface
+}
+
+#[test]
+fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let before = state();
+        let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
+        let (device, t0) = tun("t0");
+        let tunnel = Some(t0.index);
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let config = ClientNetConfig::new(t0);
+        let mark = Some(config.mark);
+        let mut client = ClientNet::new(config).unwrap();
+
+        client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+        assert_eq!(way("203.0.113.1", None), tunnel);
+        assert_eq!(way("203.0.113.1", mark), eth0, "the tunnel's own packets loop");
+        assert_eq!(way("192.0.2.99", None), eth0, "the LAN is cut off");
+        assert_eq!(way("2001:db8:1::1", None), None, "IPv6 leaks beside the tunnel");
+        assert_eq!(way("2001:db8:1::1", mark), eth0);
+
+        // The server assigns IPv6 too and another IPv4 address of the same network.
+        client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1300)).unwrap();
+        assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, tunnel));
+        let shown = ip("address show dev t0");
+        assert!(shown.contains("10.9.0.5/24") && !shown.contains("10.9.0.2"), "{shown}");
+        assert!(shown.contains("mtu 1300") && !shown.contains("fe80::"), "{shown}");
+
+        // A path too small for IPv6, and back.
+        client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1200)).unwrap();
+        assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, None));
+        client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1400)).unwrap();
+        assert_eq!(way("2001:db8:1::1", None), tunnel);
+
+        let some = Routes::Advertised(vec![net("203.0.113.0/24"), net("192.0.2.0/24")]);
+        client.apply(&mut undo, &wanted(&["10.9.0.5/24"], some, 1400)).unwrap();
+        assert_eq!(way("203.0.113.1", None), tunnel);
+        assert_eq!(way("192.0.2.99", None), eth0, "the server drew the LAN into the tunnel");
+        assert_eq!((way("198.51.100.1", None), way("2001:db8:1::1", None)), (eth0, eth0));
+
+        client.apply(&mut undo, &wanted(&["10.9.0.5/24"], Routes::None, 1400)).unwrap();
+        assert_eq!((way("203.0.113.1", None), way("10.9.0.1", None)), (eth0, tunnel));
+        client.clear(&mut undo).unwrap();
+        assert!(undo.steps().is_empty());
+
+        client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+        assert_eq!(undo.undo_all().len(), 0);
+        drop(device);
+        assert_eq!(state(), before);
+    });
+}
+
+#[test]
+fn a_change_that_fails_leaves_everything_as_it_was() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let (_device, t0) = tun("t0");
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+        client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+        let (before, steps) = (state(), undo.steps().to_vec());
+        let bad = wanted(&["10.9.0.3/24", "ff02::1/64"], Routes::All, 1400);
+        let error = client.apply(&mut undo, &bad).unwrap_err();
+        assert!(error.to_string().contains("ff02::1/64"), "{error}");
+        assert_eq!(state(), before);
+        assert_eq!(undo.steps(), steps);
+        client.apply(&mut undo, &wanted(&["10.9.0.3/24"], Routes::All, 1400)).unwrap();
+        assert!(ip("address show dev t0").contains("10.9.0.3/24"));
+    });
+}
+
+#[test]
+fn strict_reverse_path_checks_are_loosened_and_restored() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let (_device, t0) = tun("t0");
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+        let key = sysctl::interface("ipv4", "eth0", "rp_filter");
+        for (before, after) in [("0", "0"), ("2", "2"), ("1", "2")] {
+            sysctl::write("net/ipv4/conf/all/rp_filter", "0").unwrap();
+            sysctl::write(&key, before).unwrap();
+            client.prepare_link(&mut undo, "eth0").unwrap();
+            assert_eq!(sysctl::read(&key).unwrap(), after);
+            assert_eq!(undo.undo_all().len(), 0);
+            assert_eq!(sysctl::read(&key).unwrap(), before);
+        }
+        sysctl::write("net/ipv4/conf/all/rp_filter", "1").unwrap();
+        sysctl::write(&key, "0").unwrap();
+        client.prepare_link(&mut undo, "eth0").unwrap();
+        assert_eq!(sysctl::read(&key).unwrap(), "2");
+        // Somebody else decided otherwise meanwhile: that stays.
+        sysctl::write(&key, "1").unwrap();
+        assert_eq!(undo.undo_all().len(), 0);
+        assert_eq!(sysctl::read(&key).unwrap(), "1");
+    });
+}
+
+#[test]
+fn a_server_forwards_and_translates_and_puts_everything_back() {
+    in_namespace(|| {
+        uplink();
+        sysctl::write("net/ipv6/conf/eth0/accept_ra", "1").unwrap();
+        let folder = Folder::new();
+        let before = state();
+        let (device, t0) = tun("t0");
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let config = ServerNetConfig {
+            tun: t0.clone(),
+            subnets: vec![net("10.9.0.0/24"), net("fd00:9::/64")],
+            mtu: 1400,
+            nat: Nat::Masquerade,
+        };
+        let server = ServerNet::up(&mut undo, &config).unwrap();
+        assert_eq!(server.addresses(), [net("10.9.0.1/24"), net("fd00:9::1/64")]);
+        assert_eq!((way("10.9.0.77", None), way("fd00:9::77", None)), (Some(t0.index), Some(t0.index)));
+        assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
+        assert_eq!(sysctl::read("net/ipv6/conf/all/forwarding").unwrap(), "1");
+        assert_eq!(sysctl::read("net/ipv6/conf/eth0/accept_ra").unwrap(), "2");
+        assert!(run("nft", "list table inet mpvpn_t0").contains("masquerade"));
+        assert!(ip("-6 route show default").contains("2001:db8::1"), "forwarding cost the machine its route");
+
+        drop(undo);
+        drop(device);
+        assert_eq!(state(), before);
+        assert_eq!(sysctl::read("net/ipv6/conf/eth0/accept_ra").unwrap(), "1");
+    });
+}
+
+#[test]
+fn a_server_refuses_a_subnet_that_another_interface_has() {
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let before = state();
+        let (_device, t0) = tun("t0");
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let config =
+            ServerNetConfig { tun: t0, subnets: vec![net("192.0.2.0/24")], mtu: 1400, nat: Nat::Masquerade };
+        let error = ServerNet::up(&mut undo, &config).unwrap_err();
+        assert!(matches!(&error, OsError::SubnetInUse { interface, .. } if interface == "eth0"), "{error}");
+        assert_eq!(state(), before);
+    });
+}
+
+#[test]
+fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
+    in_namespace(|| {
+        ip("link add lan0 type veth peer name lan1");
+        let folder = Folder::new();
+        let before = state();
+        let (_device, t0) = tun("t0");
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let missing = [ShareSource::Interface("nowhere0".into())];
+        assert!(matches!(ShareNet::up(&mut undo, &t0.name, &missing), Err(OsError::NoInterface { .. })));
+        let sources = [ShareSource::Interface("lan0".into()), "192.168.7.0/24".parse().unwrap()];
+        let _share = ShareNet::up(&mut undo, &t0.name, &sources).unwrap();
+        let shown = run("nft", "list table inet mpvpn_t0");
+        assert!(shown.contains(r#"iifname "lan0" oifname "t0" masquerade"#), "{shown}");
+        assert!(shown.contains(r#"ip saddr 192.168.7.0/24 oifname "t0" masquerade"#), "{shown}");
+        assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
+        drop(undo);
+        assert_eq!(state(), before);
+    });
+}
+
+/// Set for the process that is killed on purpose: where its journal is.
+const VICTIM: &str = "MPVPN_OS_TEST_VICTIM";
+
+#[test]
+fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
+    if let Ok(folder) = std::env::var(VICTIM) {
+        change_everything_and_die(Path::new(&folder));
+    }
+    in_namespace(|| {
+        uplink();
+        let folder = Folder::new();
+        let before = state();
+        let status = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "what_a_killed_process_left_is_cleaned_up_by_the_next", "--nocapture"])
+            .env(VICTIM, &folder.0)
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGKILL));
+        let left = state();
+        assert!(left.contains("mpvpn_t0") && left.contains("0x6d70"), "the victim changed nothing: {left}");
+
+        let undo = Undo::open(&folder.0, "t0").unwrap();
+        assert_eq!(state(), before);
+        drop(undo);
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "the journal was left");
+    });
+}
+
+/// Runs in the namespace of the process that started this one.
+fn change_everything_and_die(folder: &Path) -> ! {
+    let (_tun, t0) = tun("t0");
+    let mut undo = Undo::open(folder, "t0").unwrap();
+    let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
+    client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
+    let _share = ShareNet::up(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
+    let unreachable =
+        |step: &Step| matches!(step, Step::Route { route, .. } if route.kind == RouteKind::Unreachable);
+    assert!(undo.steps().iter().any(unreachable));
+    // SAFETY: ends this process, which exists for that.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    unreachable!("killed");
+}

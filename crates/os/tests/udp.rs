@@ -1,0 +1,220 @@
+//! UDP sockets, against the kernel.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets and clocks")]
+
+mod common;
+
+use std::{net::SocketAddr, time::Duration};
+
+use common::{in_namespace, ip};
+use mpvpn_os::{
+    OsError, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket,
+    poll::{Events, Interest, Poller},
+    udp::SendFailure,
+};
+
+fn socket(local: &str) -> UdpSocket {
+    let mut options = UdpOptions::new(local.parse().unwrap());
+    options.recv_buffer = Some(8 << 20);
+    options.send_buffer = Some(8 << 20);
+    UdpSocket::bind(&options).unwrap()
+}
+
+fn out(to: SocketAddr, data: &[u8]) -> Outgoing<'_> {
+    Outgoing { to, from: None, ecn: None, segment: None, data }
+}
+
+/// Receives until `bytes` bytes are there, at most 2 s.
+fn receive(socket: &UdpSocket, batch: &mut RecvBatch, bytes: usize) -> Vec<Received> {
+    let poller = Poller::new().unwrap();
+    poller.add(socket, 0, Interest::Read).unwrap();
+    let mut events = Events::with_capacity(1);
+    let mut all: Vec<Received> = Vec::new();
+    for _ in 0..200 {
+        if all.iter().map(|r| r.data.len()).sum::<usize>() >= bytes {
+            return all;
+        }
+        poller.wait(&mut events, Some(Duration::from_millis(10))).unwrap();
+        socket.recv_batch(batch).unwrap();
+        all.extend(batch.drain());
+    }
+    panic!("only {} of {bytes} bytes came", all.iter().map(|r| r.data.len()).sum::<usize>());
+}
+
+#[test]
+fn a_train_arrives_as_a_train() {
+    in_namespace(|| {
+        for address in ["127.0.0.1:0", "[::1]:0"] {
+            let (a, b) = (socket(address), socket(address));
+            let data: Vec<u8> = (0..40 * 1200 + 77).map(|i| (i / 1200) as u8).collect();
+            let to = b.local_addr().unwrap();
+            a.send(&Outgoing { segment: Some(1200), ecn: Some(2), ..out(to, &data) }).unwrap();
+            assert!(a.sends_trains());
+            let list = receive(&b, &mut RecvBatch::new(4), data.len());
+            assert_eq!(list.len(), 1, "the train was torn");
+            assert_eq!(list[0].data, data);
+            assert_eq!((list[0].segment, list[0].ecn), (1200, 2));
+            assert_eq!(list[0].remote, a.local_addr().unwrap());
+            assert_eq!(list[0].local_ip, Some(to.ip()));
+        }
+    });
+}
+
+#[test]
+fn nothing_waiting_is_no_error() {
+    in_namespace(|| {
+        let mut batch = RecvBatch::new(4);
+        assert_eq!(socket("127.0.0.1:0").recv_batch(&mut batch).unwrap(), 0);
+        assert_eq!(batch.drain().count(), 0);
+    });
+}
+
+#[test]
+fn a_train_too_long_for_the_kernel_is_sent_one_by_one() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let to = b.local_addr().unwrap();
+        let data = vec![1; 300 * 100];
+        a.send(&Outgoing { segment: Some(100), ..out(to, &data) }).unwrap();
+        let list = receive(&b, &mut RecvBatch::new(64), data.len());
+        assert!(list.iter().all(|r| r.segment == 100));
+        // And larger than any UDP datagram can be.
+        let data = vec![2; 100_000];
+        a.send(&Outgoing { segment: Some(1000), ..out(to, &data) }).unwrap();
+        receive(&b, &mut RecvBatch::new(64), data.len());
+        assert!(a.sends_trains(), "one long train does not mean that the device takes none");
+    });
+}
+
+#[test]
+fn many_messages_go_in_order_and_keep_their_borders() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let to = b.local_addr().unwrap();
+        let datas: Vec<Vec<u8>> = (0..100_usize).map(|i| vec![i as u8; 100 + i]).collect();
+        let list: Vec<_> = datas
+            .iter()
+            .enumerate()
+            .map(|(i, data)| Outgoing { segment: (i % 10 == 0).then_some(40), ..out(to, data) })
+            .collect();
+        assert_eq!(a.send_many(&list).unwrap(), 100);
+        let bytes = datas.iter().map(Vec::len).sum();
+        let received = receive(&b, &mut RecvBatch::new(32), bytes);
+        let joined: Vec<u8> = received.iter().flat_map(|r| r.data.to_vec()).collect();
+        assert_eq!(joined, datas.concat());
+        assert!(received.iter().any(|r| r.segment == 40 && r.data.len() == 100));
+    });
+}
+
+#[test]
+fn buffers_are_used_again_when_what_they_held_is_dropped() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let to = b.local_addr().unwrap();
+        let mut batch = RecvBatch::new(1);
+        let data = [5; 1200];
+        let mut places = std::collections::BTreeSet::new();
+        for _ in 0..1000 {
+            a.send(&out(to, &data)).unwrap();
+            let list = receive(&b, &mut batch, 1200);
+            places.insert(list[0].data.as_ptr() as usize / (1 << 20));
+        }
+        assert!(places.len() <= 2, "datagrams lay in {} different places", places.len());
+    });
+}
+
+#[test]
+fn a_dual_stack_socket_speaks_plain_ipv4() {
+    in_namespace(|| {
+        let (server, client) = (socket("[::]:0"), socket("127.0.0.1:0"));
+        let port = server.local_addr().unwrap().port();
+        let mut batch = RecvBatch::new(4);
+        client
+            .send(&Outgoing { ecn: Some(1), ..out(SocketAddr::from(([127, 0, 0, 5], port)), b"ping") })
+            .unwrap();
+        let got = receive(&server, &mut batch, 4).remove(0);
+        assert_eq!(got.remote, client.local_addr().unwrap());
+        assert_eq!(got.local_ip, "127.0.0.5".parse().ok());
+        assert_eq!(got.ecn, 1);
+        // The answer comes from the address that was asked.
+        let data = [6; 600];
+        server
+            .send(&Outgoing {
+                from: got.local_ip,
+                ecn: Some(2),
+                segment: Some(200),
+                ..out(got.remote, &data)
+            })
+            .unwrap();
+        let answer = receive(&client, &mut batch, 600).remove(0);
+        assert_eq!(answer.remote, SocketAddr::from(([127, 0, 0, 5], port)));
+        assert_eq!((answer.ecn, answer.segment), (2, 200));
+    });
+}
+
+#[test]
+fn a_bound_device_is_the_only_way_out() {
+    in_namespace(|| {
+        ip("link add v0 type veth peer name v1");
+        ip("address add 10.1.0.1/24 dev v0");
+        ip("link set v0 up");
+        ip("link set v1 up");
+        let mut options = UdpOptions::new("0.0.0.0:0".parse().unwrap());
+        options.device = Some("v0".into());
+        options.mark = Some(0x6d70);
+        let bound = UdpSocket::bind(&options).unwrap();
+        let far = "10.1.0.2:9".parse().unwrap();
+        bound.send(&out(far, b"x")).unwrap();
+
+        let big = vec![0; 1473];
+        let error = bound.send(&out(far, &big)).unwrap_err();
+        assert_eq!(SendFailure::of(&error), SendFailure::TooBig, "{error}");
+        ip("link set v0 down");
+        let error = bound.send(&out(far, b"x")).unwrap_err();
+        assert_eq!(SendFailure::of(&error), SendFailure::LinkDown, "{error}");
+        ip("link delete v0");
+        let error = bound.send(&out(far, b"x")).unwrap_err();
+        assert_eq!(SendFailure::of(&error), SendFailure::LinkDown, "{error}");
+    });
+}
+
+#[test]
+fn a_closed_port_does_not_disturb_later_datagrams() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let closed = { socket("127.0.0.1:0").local_addr().unwrap() };
+        for _ in 0..3 {
+            a.send(&out(closed, b"nobody")).unwrap();
+            a.send(&out(b.local_addr().unwrap(), b"hello")).unwrap();
+        }
+        receive(&b, &mut RecvBatch::new(4), 15);
+        assert_eq!(a.recv_batch(&mut RecvBatch::new(1)).unwrap(), 0);
+    });
+}
+
+#[test]
+fn an_empty_datagram_is_left_out() {
+    in_namespace(|| {
+        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
+        let to = b.local_addr().unwrap();
+        a.send(&out(to, b"")).unwrap();
+        a.send(&out(to, b"x")).unwrap();
+        let list = receive(&b, &mut RecvBatch::new(4), 1);
+        assert_eq!((list.len(), list[0].segment), (1, 1));
+    });
+}
+
+#[test]
+fn bind_errors_say_what_to_do() {
+    in_namespace(|| {
+        let first = socket("127.0.0.1:0");
+        let taken = UdpSocket::bind(&UdpOptions::new(first.local_addr().unwrap())).unwrap_err();
+        assert!(taken.to_string().contains("ss -ulpn"), "{taken}");
+        let mut options = UdpOptions::new("0.0.0.0:0".parse().unwrap());
+        options.device = Some("nowhere0".into());
+        let error = UdpSocket::bind(&options).unwrap_err();
+        assert!(
+            matches!(error, OsError::Bind { .. }) && error.to_string().contains("on nowhere0"),
+            "{error}"
+        );
+    });
+}

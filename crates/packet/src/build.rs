@@ -1,0 +1,275 @@
+//! Packets for tests, here and in other crates: always the same bytes for the same arguments, checksums
+//! right.
+//!
+//! The checksums are made and checked by a plain loop of its own, so that tests do not judge the fast code by
+//! itself. Nothing on the packet path uses this module.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::vnet::{self, VnetHdr};
+use crate::{protocol, tcp_flags};
+
+/// The IP header and ports of a packet to build.
+#[derive(Debug, Clone)]
+pub struct Packet {
+    /// Source address and port.
+    pub src: SocketAddr,
+    /// Destination address and port, of the same family.
+    pub dst: SocketAddr,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// Type of service or traffic class.
+    pub tos: u8,
+    /// IPv4 identification.
+    pub id: u16,
+    /// IPv4 don't-fragment bit.
+    pub dont_fragment: bool,
+    /// IPv4 options, a multiple of 4 bytes.
+    pub ip_options: Vec<u8>,
+}
+
+/// The TCP header of a packet to build.
+#[derive(Debug, Clone)]
+pub struct Tcp {
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number.
+    pub ack: u32,
+    /// Flags, see [`tcp_flags`].
+    pub flags: u8,
+    /// Window.
+    pub window: u16,
+    /// Options, a multiple of 4 bytes.
+    pub options: Vec<u8>,
+}
+
+impl Default for Tcp {
+    fn default() -> Self {
+        Self { seq: 1, ack: 1, flags: tcp_flags::ACK, window: 512, options: Vec::new() }
+    }
+}
+
+impl Packet {
+    /// From 10.1.0.1:40000 to 10.2.0.2:443.
+    pub fn v4() -> Self {
+        Self::between(SocketAddr::from(([10, 1, 0, 1], 40_000)), SocketAddr::from(([10, 2, 0, 2], 443)))
+    }
+
+    /// From [fd01::1]:40000 to [fd02::2]:443.
+    pub fn v6() -> Self {
+        Self::between(
+            SocketAddr::from(([0xfd01, 0, 0, 0, 0, 0, 0, 1], 40_000)),
+            SocketAddr::from(([0xfd02, 0, 0, 0, 0, 0, 0, 2], 443)),
+        )
+    }
+
+    /// From `src` to `dst`, which are of one family.
+    pub fn between(src: SocketAddr, dst: SocketAddr) -> Self {
+        assert_eq!(src.is_ipv4(), dst.is_ipv4(), "addresses of one family");
+        Self { src, dst, ttl: 64, tos: 0, id: 1, dont_fragment: true, ip_options: Vec::new() }
+    }
+
+    /// A TCP segment with the default header.
+    pub fn tcp(&self, payload: &[u8]) -> Vec<u8> {
+        self.tcp_with(&Tcp::default(), payload)
+    }
+
+    /// A TCP segment.
+    pub fn tcp_with(&self, tcp: &Tcp, payload: &[u8]) -> Vec<u8> {
+        let segment = self.tcp_segment(tcp, payload);
+        self.finish(protocol::TCP, segment, Some(16))
+    }
+
+    /// A TCP super-packet as a TUN device delivers it, with its header.
+    pub fn tcp_super(&self, tcp: &Tcp, payload: &[u8], gso_size: u16) -> (VnetHdr, Vec<u8>) {
+        let segment = self.tcp_segment(tcp, payload);
+        let header = 20 + tcp.options.len();
+        let kind = if self.src.is_ipv4() { vnet::GSO_TCPV4 } else { vnet::GSO_TCPV6 };
+        let ecn = if tcp.flags & tcp_flags::CWR != 0 { vnet::GSO_ECN } else { 0 };
+        self.partial(protocol::TCP, segment, 16, header, kind | ecn, gso_size)
+    }
+
+    /// A UDP datagram.
+    pub fn udp(&self, payload: &[u8]) -> Vec<u8> {
+        self.finish(protocol::UDP, self.udp_datagram(payload), Some(6))
+    }
+
+    /// A UDP super-packet as a TUN device delivers it, with its header.
+    pub fn udp_super(&self, payload: &[u8], gso_size: u16) -> (VnetHdr, Vec<u8>) {
+        self.partial(protocol::UDP, self.udp_datagram(payload), 6, 8, vnet::GSO_UDP_L4, gso_size)
+    }
+
+    /// A UDP datagram behind IPv6 extension headers: protocol number and everything behind their first two
+    /// bytes.
+    pub fn udp_behind(&self, extensions: &[(u8, Vec<u8>)], payload: &[u8]) -> Vec<u8> {
+        let plain = self.udp(payload);
+        let mut bytes = plain[..40].to_vec();
+        let mut numbers = extensions.iter().map(|(number, _)| *number).chain([protocol::UDP]);
+        bytes[6] = numbers.next().unwrap_or(protocol::UDP);
+        for (_, body) in extensions {
+            bytes.push(numbers.next().unwrap_or(protocol::UDP));
+            bytes.push(((body.len() + 2) / 8 - 1) as u8);
+            bytes.extend_from_slice(body);
+        }
+        bytes.extend_from_slice(&plain[40..]);
+        let len = (bytes.len() - 40) as u16;
+        bytes[4..6].copy_from_slice(&len.to_be_bytes());
+        bytes
+    }
+
+    /// An ICMP or ICMPv6 echo request.
+    pub fn echo(&self, id: u16, sequence: u16, payload: &[u8]) -> Vec<u8> {
+        let (number, kind) = if self.src.is_ipv4() { (protocol::ICMP, 8) } else { (protocol::ICMPV6, 128) };
+        let mut message = vec![kind, 0, 0, 0];
+        message.extend_from_slice(&id.to_be_bytes());
+        message.extend_from_slice(&sequence.to_be_bytes());
+        message.extend_from_slice(payload);
+        self.finish(number, message, Some(2))
+    }
+
+    /// A packet of any protocol, without a transport checksum.
+    pub fn other(&self, number: u8, payload: &[u8]) -> Vec<u8> {
+        self.finish(number, payload.to_vec(), None)
+    }
+
+    fn tcp_segment(&self, tcp: &Tcp, payload: &[u8]) -> Vec<u8> {
+        let mut segment = self.ports();
+        segment.extend_from_slice(&tcp.seq.to_be_bytes());
+        segment.extend_from_slice(&tcp.ack.to_be_bytes());
+        segment.push(((20 + tcp.options.len()) / 4 * 16) as u8);
+        segment.push(tcp.flags);
+        segment.extend_from_slice(&tcp.window.to_be_bytes());
+        segment.extend_from_slice(&[0; 4]);
+        segment.extend_from_slice(&tcp.options);
+        segment.extend_from_slice(payload);
+        segment
+    }
+
+    fn udp_datagram(&self, payload: &[u8]) -> Vec<u8> {
+        let mut datagram = self.ports();
+        datagram.extend_from_slice(&((payload.len() + 8) as u16).to_be_bytes());
+        datagram.extend_from_slice(&[0; 2]);
+        datagram.extend_from_slice(payload);
+        datagram
+    }
+
+    fn ports(&self) -> Vec<u8> {
+        [self.src.port().to_be_bytes(), self.dst.port().to_be_bytes()].concat()
+    }
+
+    fn finish(&self, number: u8, mut transport: Vec<u8>, check_at: Option<usize>) -> Vec<u8> {
+        if let Some(at) = check_at {
+            let pseudo =
+                if number == protocol::ICMP { Vec::new() } else { self.pseudo(number, transport.len()) };
+            let check = !slow_sum(&[pseudo, transport.clone()].concat());
+            let check = if check == 0 && number == protocol::UDP { 0xffff } else { check };
+            transport[at..at + 2].copy_from_slice(&check.to_be_bytes());
+        }
+        let mut bytes = self.ip_header(number, transport.len());
+        bytes.extend_from_slice(&transport);
+        bytes
+    }
+
+    fn partial(
+        &self,
+        number: u8,
+        mut transport: Vec<u8>,
+        check_at: usize,
+        header: usize,
+        gso_type: u8,
+        gso_size: u16,
+    ) -> (VnetHdr, Vec<u8>) {
+        let partial = slow_sum(&self.pseudo(number, transport.len()));
+        transport[check_at..check_at + 2].copy_from_slice(&partial.to_be_bytes());
+        let mut bytes = self.ip_header(number, transport.len());
+        let csum_start = bytes.len() as u16;
+        bytes.extend_from_slice(&transport);
+        let hdr = VnetHdr {
+            flags: vnet::NEEDS_CSUM,
+            gso_type,
+            hdr_len: csum_start + header as u16,
+            gso_size,
+            csum_start,
+            csum_offset: check_at as u16,
+        };
+        (hdr, bytes)
+    }
+
+    fn pseudo(&self, number: u8, len: usize) -> Vec<u8> {
+        let mut bytes = [octets(self.src.ip()), octets(self.dst.ip())].concat();
+        bytes.extend_from_slice(&(len as u32).to_be_bytes());
+        bytes.extend_from_slice(&[0, 0, 0, number]);
+        bytes
+    }
+
+    fn ip_header(&self, number: u8, len: usize) -> Vec<u8> {
+        let addresses = [octets(self.src.ip()), octets(self.dst.ip())].concat();
+        if self.src.is_ipv6() {
+            let mut bytes = vec![0x60 | self.tos >> 4, self.tos << 4, 0, 0];
+            bytes.extend_from_slice(&(len as u16).to_be_bytes());
+            bytes.extend_from_slice(&[number, self.ttl]);
+            bytes.extend_from_slice(&addresses);
+            return bytes;
+        }
+        let header_len = 20 + self.ip_options.len();
+        let mut bytes = vec![0x40 | (header_len / 4) as u8, self.tos];
+        bytes.extend_from_slice(&((header_len + len) as u16).to_be_bytes());
+        bytes.extend_from_slice(&self.id.to_be_bytes());
+        bytes.extend_from_slice(&[if self.dont_fragment { 0x40 } else { 0 }, 0, self.ttl, number, 0, 0]);
+        bytes.extend_from_slice(&addresses);
+        bytes.extend_from_slice(&self.ip_options);
+        let check = !slow_sum(&bytes);
+        bytes[10..12].copy_from_slice(&check.to_be_bytes());
+        bytes
+    }
+}
+
+/// The folded ones-complement sum by the plainest loop.
+pub fn slow_sum(bytes: &[u8]) -> u16 {
+    let mut total = 0u32;
+    for pair in bytes.chunks(2) {
+        total += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
+        total = (total & 0xffff) + (total >> 16);
+    }
+    total as u16
+}
+
+/// Whether the lengths and all checksums of a TCP, UDP or ICMP packet without IPv6 extension headers are
+/// right.
+pub fn checks_out(bytes: &[u8]) -> bool {
+    let (number, header, total, addresses) = match bytes[0] >> 4 {
+        4 => {
+            let header = usize::from(bytes[0] & 15) * 4;
+            let total = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
+            if slow_sum(&bytes[..header]) != 0xffff {
+                return false;
+            }
+            (bytes[9], header, total, &bytes[12..20])
+        }
+        _ => (bytes[6], 40, 40 + usize::from(u16::from_be_bytes([bytes[4], bytes[5]])), &bytes[8..40]),
+    };
+    if total != bytes.len() {
+        return false;
+    }
+    let transport = &bytes[header..];
+    if number == protocol::UDP
+        && usize::from(u16::from_be_bytes([transport[4], transport[5]])) != transport.len()
+    {
+        return false;
+    }
+    let mut covered = Vec::new();
+    if number != protocol::ICMP {
+        covered.extend_from_slice(addresses);
+        covered.extend_from_slice(&(transport.len() as u32).to_be_bytes());
+        covered.extend_from_slice(&[0, 0, 0, number]);
+    }
+    covered.extend_from_slice(transport);
+    slow_sum(&covered) == 0xffff
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}

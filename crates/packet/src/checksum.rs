@@ -1,0 +1,198 @@
+//! The internet checksum (RFC 1071): whole, of pseudo headers, and updated incrementally (RFC 1624).
+//!
+//! A *sum* here is the folded ones-complement sum of big-endian 16-bit words, not yet complemented: sums of
+//! parts with even lengths add up with [`add`]. A *checksum* is the complement of a sum, as it stands in a
+//! header.
+
+use crate::ip::{IpPacket, Version};
+use crate::{be16, protocol};
+
+/// What a look at the transport checksum gave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is there and right.
+    Valid,
+    /// It is wrong, or the transport header is malformed.
+    Invalid,
+    /// There is none to check: a fragment, an unknown protocol, or UDP over IPv4 without one.
+    Absent,
+}
+
+/// The ones-complement sum of `bytes`; an odd last byte counts as the high half of a word.
+#[inline]
+pub fn sum(bytes: &[u8]) -> u16 {
+    // Summing 32-bit words in native order into 64-bit lanes needs no carries and no byte swaps in the loop:
+    // the sum of swapped words is the swapped sum (RFC 1071 §2). The compiler turns the lanes into vectors.
+    const LANES: usize = 8;
+    let mut lanes = [0u64; LANES];
+    let mut blocks = bytes.chunks_exact(LANES * 8);
+    for block in &mut blocks {
+        for (lane, pair) in lanes.iter_mut().zip(block.chunks_exact(8)) {
+            let low = u32::from_ne_bytes([pair[0], pair[1], pair[2], pair[3]]);
+            let high = u32::from_ne_bytes([pair[4], pair[5], pair[6], pair[7]]);
+            *lane += u64::from(low) + u64::from(high);
+        }
+    }
+    let mut total: u64 = lanes.iter().sum();
+    let mut words = blocks.remainder().chunks_exact(4);
+    for word in &mut words {
+        total += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
+    }
+    let mut last = [0; 4];
+    let rest = words.remainder();
+    last[..rest.len()].copy_from_slice(rest);
+    total += u64::from(u32::from_ne_bytes(last));
+    u16::from_be(fold(total))
+}
+
+/// The ones-complement sum of two sums.
+#[inline]
+pub fn add(a: u16, b: u16) -> u16 {
+    let (sum, carry) = a.overflowing_add(b);
+    sum + u16::from(carry)
+}
+
+/// The sum of the pseudo header (RFC 9293 §3.1, RFC 8200 §8.1): the bytes of both addresses, the protocol,
+/// and the length of transport header and payload in bytes.
+#[inline]
+pub fn pseudo(addresses: &[u8], protocol: u8, transport_len: usize) -> u16 {
+    let len = transport_len as u32;
+    add(sum(addresses), fold(u64::from(protocol) + u64::from(len)))
+}
+
+/// The checksum after a 16-bit word, at an even offset of what it covers, changed from `old` to `new`
+/// (RFC 1624, equation 3).
+#[inline]
+pub fn update(check: u16, old: u16, new: u16) -> u16 {
+    !add(add(!check, !old), new)
+}
+
+/// Like [`update`], for a 32-bit word.
+#[inline]
+pub fn update32(check: u16, old: u32, new: u32) -> u16 {
+    let high = update(check, (old >> 16) as u16, (new >> 16) as u16);
+    update(high, old as u16, new as u16)
+}
+
+/// A computed UDP checksum as it is sent: 0 means "none" there, so its other form is used (RFC 768).
+#[inline]
+pub fn never_zero(check: u16) -> u16 {
+    if check == 0 { 0xffff } else { check }
+}
+
+/// Whether the header checksum of an IPv4 packet is right; always so in IPv6, which has none.
+#[inline]
+pub fn verify_header(packet: &IpPacket<'_>) -> bool {
+    match packet.version() {
+        Version::V4 => sum(&packet.bytes()[..packet.header_len()]) == 0xffff,
+        Version::V6 => true,
+    }
+}
+
+/// Checks the checksum of TCP, UDP, ICMP and ICMPv6.
+pub fn verify_transport(packet: &IpPacket<'_>) -> Verdict {
+    if packet.fragment().is_some() || packet.has_routing_header() {
+        return Verdict::Absent;
+    }
+    let transport = packet.transport();
+    let (covered, min_len) = match (packet.protocol(), packet.version()) {
+        (protocol::TCP, _) => (transport, 20),
+        (protocol::UDP, version) => {
+            if transport.len() < 8 {
+                return Verdict::Invalid;
+            }
+            if be16(transport, 6) == 0 {
+                return if version == Version::V4 { Verdict::Absent } else { Verdict::Invalid };
+            }
+            let Some(datagram) = transport.get(..usize::from(be16(transport, 4))) else {
+                return Verdict::Invalid;
+            };
+            (datagram, 8)
+        }
+        (protocol::ICMP, Version::V4) | (protocol::ICMPV6, Version::V6) => (transport, 8),
+        _ => return Verdict::Absent,
+    };
+    if covered.len() < min_len {
+        return Verdict::Invalid;
+    }
+    let with_pseudo = if packet.protocol() == protocol::ICMP {
+        0
+    } else {
+        pseudo(packet.addresses(), packet.protocol(), covered.len())
+    };
+    if add(with_pseudo, sum(covered)) == 0xffff { Verdict::Valid } else { Verdict::Invalid }
+}
+
+#[inline]
+fn fold(total: u64) -> u16 {
+    let total = (total >> 32) + (total & 0xffff_ffff);
+    let total = (total >> 32) + (total & 0xffff_ffff);
+    let total = (total >> 16) + (total & 0xffff);
+    let total = (total >> 16) + (total & 0xffff);
+    ((total >> 16) + (total & 0xffff)) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{Packet, slow_sum};
+    use crate::ip::parse;
+
+    #[test]
+    fn the_example_of_rfc_1071_gives_its_sum() {
+        assert_eq!(sum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0xddf2);
+    }
+
+    #[test]
+    fn every_length_and_alignment_agrees_with_the_plain_loop() {
+        let bytes: Vec<u8> = (0..700u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        for start in 0..9 {
+            for end in start..bytes.len() {
+                assert_eq!(sum(&bytes[start..end]), slow_sum(&bytes[start..end]), "{start}..{end}");
+            }
+        }
+        assert_eq!(sum(&[0xff; 65_536]), 0xffff);
+    }
+
+    #[test]
+    fn an_updated_checksum_equals_a_new_one() {
+        let mut bytes = [0x12, 0x34, 0xff, 0xff, 0x00, 0x00, 0x56, 0x78];
+        for new in [0u32, 1, 0xffff_ffff, 0xffff_0000, 0x1234_5678] {
+            let before = !sum(&bytes);
+            let old = u32::from_be_bytes([bytes[2], bytes[3], bytes[4], bytes[5]]);
+            bytes[2..6].copy_from_slice(&new.to_be_bytes());
+            assert_eq!(update32(before, old, new), !sum(&bytes));
+        }
+    }
+
+    #[test]
+    fn verification_finds_every_single_damaged_byte() {
+        let packets = [
+            Packet::v4().tcp(b"payload"),
+            Packet::v6().tcp(b"payload"),
+            Packet::v4().udp(b"payload"),
+            Packet::v6().udp(b"payload"),
+            Packet::v4().echo(7, 1, b"payload"),
+            Packet::v6().echo(7, 1, b"payload"),
+        ];
+        for good in packets {
+            assert_eq!(verify_transport(&parse(&good).unwrap()), Verdict::Valid);
+            let start = parse(&good).unwrap().transport_offset();
+            for at in start..good.len() {
+                let mut bad = good.clone();
+                bad[at] ^= 0x10;
+                assert_eq!(verify_transport(&parse(&bad).unwrap()), Verdict::Invalid, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn udp_without_checksum_is_absent_in_ipv4_and_wrong_in_ipv6() {
+        let mut v4 = Packet::v4().udp(b"x");
+        v4[26..28].fill(0);
+        assert_eq!(verify_transport(&parse(&v4).unwrap()), Verdict::Absent);
+        let mut v6 = Packet::v6().udp(b"x");
+        v6[46..48].fill(0);
+        assert_eq!(verify_transport(&parse(&v6).unwrap()), Verdict::Invalid);
+    }
+}

@@ -1,0 +1,254 @@
+//! ICMP errors about packets that could not be carried.
+//!
+//! In comes the offending packet, out goes a complete packet to its source, or nothing where an error must
+//! not be sent (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). How often to send them is the caller's
+//! business.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, Version};
+use crate::{checksum, protocol, put16};
+
+const ICMP_HEADER: usize = 8;
+/// Errors over IPv4 are at most this long, in bytes (RFC 1812 §4.3.2.3).
+const MAX_V4: usize = 576;
+/// Errors over IPv6 are at most this long, in bytes (RFC 4443 §2.4 (c)).
+const MAX_V6: usize = 1280;
+const TTL: u8 = 64;
+/// Precedence "internetwork control" (RFC 1812 §4.3.2.5).
+const TOS_V4: u8 = 0xc0;
+
+/// Why a destination cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unreachable {
+    /// No route leads there.
+    NoRoute,
+    /// A rule forbids it.
+    Prohibited,
+    /// The route is there, but the address does not answer.
+    AddressUnreachable,
+    /// Nobody listens on the port.
+    PortUnreachable,
+    /// The source address may not send this way (RFC 4443 §3.1 code 5).
+    SourcePolicy,
+}
+
+/// What an error says: type, code and the second word of its header, in both families.
+struct Message {
+    v4: (u8, u8),
+    v6: (u8, u8),
+    word: u32,
+    /// Whether it may answer a packet sent to an IPv6 multicast group (RFC 4443 §2.4 (e.3)).
+    answers_multicast: bool,
+}
+
+/// "Packet too big": IPv4 type 3 code 4 (RFC 1191), IPv6 type 2. `mtu` is in bytes.
+pub fn packet_too_big(original: &[u8], mtu: u32, from: IpAddr) -> Option<Vec<u8>> {
+    let word = if from.is_ipv4() { mtu.min(u32::from(u16::MAX)) } else { mtu };
+    error(original, from, &Message { v4: (3, 4), v6: (2, 0), word, answers_multicast: true })
+}
+
+/// "Destination unreachable": IPv4 type 3, IPv6 type 1.
+pub fn unreachable(original: &[u8], reason: Unreachable, from: IpAddr) -> Option<Vec<u8>> {
+    let (v4, v6) = match reason {
+        Unreachable::NoRoute => (0, 0),
+        Unreachable::Prohibited => (13, 1),
+        Unreachable::AddressUnreachable => (1, 3),
+        Unreachable::PortUnreachable => (3, 4),
+        Unreachable::SourcePolicy => (13, 5),
+    };
+    error(original, from, &Message { v4: (3, v4), v6: (1, v6), word: 0, answers_multicast: false })
+}
+
+/// "Time exceeded in transit": IPv4 type 11, IPv6 type 3.
+pub fn time_exceeded(original: &[u8], from: IpAddr) -> Option<Vec<u8>> {
+    error(original, from, &Message { v4: (11, 0), v6: (3, 0), word: 0, answers_multicast: false })
+}
+
+fn error(original: &[u8], from: IpAddr, message: &Message) -> Option<Vec<u8>> {
+    let packet = ip::parse(original).ok()?;
+    if !may_answer(&packet, message) {
+        return None;
+    }
+    match (from, packet.src()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => Some(error_v4(&packet, from, to, message)),
+        (IpAddr::V6(from), IpAddr::V6(to)) => Some(error_v6(&packet, from, to, message)),
+        _ => None,
+    }
+}
+
+fn may_answer(packet: &IpPacket<'_>, message: &Message) -> bool {
+    if !packet.has_transport_header() {
+        return false;
+    }
+    let source_is_a_host = match packet.src() {
+        IpAddr::V4(src) => src.octets()[0] != 0 && src.octets()[0] < 224 && !src.is_loopback(),
+        IpAddr::V6(src) => !src.is_unspecified() && !src.is_multicast() && !src.is_loopback(),
+    };
+    let destination_is_a_host = match packet.dst() {
+        IpAddr::V4(dst) => !dst.is_multicast() && !dst.is_broadcast(),
+        IpAddr::V6(dst) => !dst.is_multicast() || message.answers_multicast,
+    };
+    source_is_a_host && destination_is_a_host && !is_error(packet)
+}
+
+/// Whether a packet is itself an ICMP error, or an ICMP message too short to tell.
+fn is_error(packet: &IpPacket<'_>) -> bool {
+    let kind = packet.transport().first();
+    match (packet.protocol(), packet.version()) {
+        (protocol::ICMP, Version::V4) => matches!(kind, None | Some(3 | 4 | 5 | 11 | 12)),
+        // Below 128 are errors; 137 is a redirect.
+        (protocol::ICMPV6, Version::V6) => matches!(kind, None | Some(0..=127 | 137)),
+        _ => false,
+    }
+}
+
+fn error_v4(original: &IpPacket<'_>, from: Ipv4Addr, to: Ipv4Addr, message: &Message) -> Vec<u8> {
+    let quote = quote(original, MAX_V4 - IPV4_HEADER - ICMP_HEADER);
+    let total = IPV4_HEADER + ICMP_HEADER + quote.len();
+    let mut bytes = Vec::with_capacity(total);
+    bytes.extend_from_slice(&[0x45, TOS_V4]);
+    bytes.extend_from_slice(&(total as u16).to_be_bytes());
+    // Don't fragment: only then may the identification be the same in every packet (RFC 6864 §4.1).
+    bytes.extend_from_slice(&[0, 0, 0x40, 0, TTL, protocol::ICMP, 0, 0]);
+    bytes.extend_from_slice(&from.octets());
+    bytes.extend_from_slice(&to.octets());
+    let check = !checksum::sum(&bytes);
+    put16(&mut bytes, 10, check);
+    append_message(&mut bytes, message.v4, message.word, quote, 0);
+    bytes
+}
+
+fn error_v6(original: &IpPacket<'_>, from: Ipv6Addr, to: Ipv6Addr, message: &Message) -> Vec<u8> {
+    let quote = quote(original, MAX_V6 - IPV6_HEADER - ICMP_HEADER);
+    let len = ICMP_HEADER + quote.len();
+    let mut bytes = Vec::with_capacity(IPV6_HEADER + len);
+    bytes.extend_from_slice(&[0x60, 0, 0, 0]);
+    bytes.extend_from_slice(&(len as u16).to_be_bytes());
+    bytes.extend_from_slice(&[protocol::ICMPV6, TTL]);
+    bytes.extend_from_slice(&from.octets());
+    bytes.extend_from_slice(&to.octets());
+    let pseudo = checksum::pseudo(&bytes[8..40], protocol::ICMPV6, len);
+    append_message(&mut bytes, message.v6, message.word, quote, pseudo);
+    bytes
+}
+
+fn quote<'a>(original: &IpPacket<'a>, max: usize) -> &'a [u8] {
+    &original.bytes()[..original.total_len().min(max)]
+}
+
+fn append_message(bytes: &mut Vec<u8>, (kind, code): (u8, u8), word: u32, quote: &[u8], pseudo: u16) {
+    let start = bytes.len();
+    bytes.extend_from_slice(&[kind, code, 0, 0]);
+    bytes.extend_from_slice(&word.to_be_bytes());
+    bytes.extend_from_slice(quote);
+    let check = !checksum::add(pseudo, checksum::sum(&bytes[start..]));
+    put16(bytes, start + 2, check);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::be32;
+    use crate::build::{Packet, checks_out};
+    use std::net::SocketAddr;
+
+    const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1));
+
+    fn v4(src: &str, dst: &str) -> Packet {
+        let at = |address: &str| SocketAddr::new(address.parse().unwrap(), 9);
+        Packet::between(at(src), at(dst))
+    }
+
+    #[test]
+    fn packet_too_big_tells_the_mtu_and_quotes_the_packet() {
+        let original = Packet::v4().udp(&[7; 3000]);
+        let error = packet_too_big(&original, 1400, V4).unwrap();
+        assert!(checks_out(&error));
+        let packet = ip::parse(&error).unwrap();
+        assert_eq!((packet.src(), packet.dst()), (V4, "10.1.0.1".parse::<IpAddr>().unwrap()));
+        assert_eq!(packet.transport()[..2], [3, 4]);
+        assert_eq!(be32(packet.transport(), 4), 1400);
+        assert_eq!(packet.total_len(), 576);
+        assert_eq!(packet.transport()[8..], original[..548]);
+
+        let original = Packet::v6().udp(&[7; 3000]);
+        let error = packet_too_big(&original, 1400, V6).unwrap();
+        assert!(checks_out(&error));
+        let packet = ip::parse(&error).unwrap();
+        assert_eq!(packet.transport()[..2], [2, 0]);
+        assert_eq!(be32(packet.transport(), 4), 1400);
+        assert_eq!(packet.total_len(), 1280);
+        assert_eq!(packet.transport()[8..], original[..1232]);
+    }
+
+    #[test]
+    fn each_reason_has_its_code() {
+        let reasons = [
+            (Unreachable::NoRoute, 0, 0),
+            (Unreachable::Prohibited, 13, 1),
+            (Unreachable::AddressUnreachable, 1, 3),
+            (Unreachable::PortUnreachable, 3, 4),
+            (Unreachable::SourcePolicy, 13, 5),
+        ];
+        for (reason, code4, code6) in reasons {
+            let error = unreachable(&Packet::v4().tcp(b""), reason, V4).unwrap();
+            assert!(checks_out(&error));
+            assert_eq!(error[20..22], [3, code4]);
+            let error = unreachable(&Packet::v6().tcp(b""), reason, V6).unwrap();
+            assert!(checks_out(&error));
+            assert_eq!(error[40..42], [1, code6]);
+        }
+        assert_eq!(time_exceeded(&Packet::v4().tcp(b""), V4).unwrap()[20..22], [11, 0]);
+        assert_eq!(time_exceeded(&Packet::v6().tcp(b""), V6).unwrap()[40..42], [3, 0]);
+    }
+
+    #[test]
+    fn errors_are_never_answered_with_errors() {
+        for (packet, from) in [(Packet::v4().tcp(b""), V4), (Packet::v6().tcp(b""), V6)] {
+            let error = time_exceeded(&packet, from).unwrap();
+            assert_eq!(time_exceeded(&error, from), None);
+        }
+        assert!(time_exceeded(&Packet::v4().echo(1, 1, b""), V4).is_some());
+        assert!(time_exceeded(&Packet::v6().echo(1, 1, b""), V6).is_some());
+    }
+
+    #[test]
+    fn nobody_is_told_about_groups_broadcasts_and_made_up_sources() {
+        let silent = [
+            ("10.0.0.2", "224.0.0.5"),
+            ("10.0.0.2", "255.255.255.255"),
+            ("0.0.0.0", "10.0.0.3"),
+            ("127.0.0.1", "10.0.0.3"),
+            ("224.0.0.5", "10.0.0.3"),
+            ("255.255.255.255", "10.0.0.3"),
+            ("240.0.0.1", "10.0.0.3"),
+        ];
+        for (src, dst) in silent {
+            assert_eq!(packet_too_big(&v4(src, dst).udp(b"x"), 1400, V4), None, "{src} to {dst}");
+        }
+        for (src, dst) in [("::", "fd00::3"), ("ff02::1", "fd00::3"), ("::1", "fd00::3")] {
+            assert_eq!(packet_too_big(&v4(src, dst).udp(b"x"), 1400, V6), None, "{src} to {dst}");
+        }
+        let group = v4("fd00::2", "ff0e::1").udp(b"x");
+        assert_eq!(unreachable(&group, Unreachable::NoRoute, V6), None);
+        assert!(packet_too_big(&group, 1400, V6).is_some());
+    }
+
+    #[test]
+    fn only_the_first_fragment_is_answered() {
+        let mut fragment = Packet { dont_fragment: false, ..Packet::v4() }.udp(&[0; 64]);
+        fragment[6] = 0x20;
+        assert!(time_exceeded(&fragment, V4).is_some());
+        fragment[7] = 2;
+        assert_eq!(time_exceeded(&fragment, V4), None);
+    }
+
+    #[test]
+    fn families_are_not_mixed_and_garbage_is_not_answered() {
+        assert_eq!(time_exceeded(&Packet::v4().tcp(b""), V6), None);
+        assert_eq!(time_exceeded(&Packet::v6().tcp(b""), V4), None);
+        assert_eq!(time_exceeded(&[0x45; 10], V4), None);
+    }
+}

@@ -1,0 +1,328 @@
+use std::collections::BTreeMap;
+
+use mpvpn_class::{FqCodel, QueueConfig, Queued};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
+
+use crate::{PathState, Scheduler, flows::FlowTable};
+
+/// Bytes that one queue gives before the other of a path has its turn.
+const TURN: usize = 64 * 1024;
+
+/// Whether the packets of a flow must stay in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Reordering would cost the flow speed, as it does TCP.
+    Needed,
+    /// Every packet stands for itself, or is too small and rare to be overtaken.
+    Free,
+}
+
+/// What the dispatcher knows about a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathInfo {
+    /// The path's number in its connection.
+    pub id: PathId,
+    /// The link that it runs over; a smaller number comes first under [`Scheduler::Failover`].
+    pub link: LinkId,
+    /// Whether it may carry data.
+    pub state: PathState,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// Estimated delivery rate in bytes/s; 0 if not known yet.
+    pub rate: u64,
+}
+
+/// Holds the packets of a session until a path has room for them.
+///
+/// One shared queue for packets that may take any path, and one queue a path for flows that stay
+/// on it. Each is FQ-CoDel.
+#[derive(Debug)]
+pub struct Dispatcher {
+    scheduler: Scheduler,
+    config: QueueConfig,
+    shared: FqCodel,
+    pinned: BTreeMap<PathId, Lane>,
+    flows: FlowTable,
+    /// The paths that may be used now, best first.
+    eligible: Vec<PathInfo>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    queue: FqCodel,
+    /// Bytes that the lane may still send before the shared queue has its turn.
+    turn: usize,
+}
+
+impl Dispatcher {
+    /// A dispatcher without paths: packets wait in it until there is one.
+    pub fn new(scheduler: Scheduler, config: QueueConfig) -> Self {
+        Self {
+            scheduler,
+            shared: FqCodel::new(config.clone()),
+            config,
+            pinned: BTreeMap::new(),
+            flows: FlowTable::default(),
+            eligible: Vec::new(),
+        }
+    }
+
+    /// The scheduler in use.
+    pub fn scheduler(&self) -> Scheduler {
+        self.scheduler
+    }
+
+    /// Changes the scheduler for packets still to come.
+    pub fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.scheduler = scheduler;
+    }
+
+    /// Tells which paths there are. Packets that waited for a path that may no longer be used
+    /// move to another one.
+    pub fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
+        self.eligible.clear();
+        for state in [PathState::Active, PathState::Standby, PathState::Probing, PathState::Down] {
+            if self.eligible.is_empty() {
+                self.eligible.extend(paths.iter().filter(|path| path.state == state));
+            }
+        }
+        match self.scheduler {
+            Scheduler::Failover => {
+                self.eligible.sort_by_key(|path| (path.link, path.id));
+                self.eligible.truncate(1);
+            }
+            Scheduler::Auto | Scheduler::MinRtt | Scheduler::Flow => {
+                self.eligible.sort_by_key(|path| (path.rtt, path.id));
+            }
+        }
+        self.move_stranded(now);
+    }
+
+    fn move_stranded(&mut self, now: Instant) {
+        if self.eligible.is_empty() {
+            return;
+        }
+        let stranded: Vec<PathId> = self.pinned.keys().copied().filter(|id| !self.is_eligible(*id)).collect();
+        for id in stranded {
+            let Some(mut lane) = self.pinned.remove(&id) else { continue };
+            while let Some(packet) = lane.queue.pop(now) {
+                self.push(now, packet, Order::Needed);
+            }
+        }
+    }
+
+    fn is_eligible(&self, id: PathId) -> bool {
+        self.eligible.iter().any(|path| path.id == id)
+    }
+
+    /// The paths to fill, best first.
+    pub fn order(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.eligible.iter().map(|path| path.id)
+    }
+
+    /// Takes a packet in; returns the bytes that were dropped to make room.
+    pub fn push(&mut self, now: Instant, packet: Queued, order: Order) -> usize {
+        let pin = match (self.scheduler, order) {
+            (Scheduler::Flow, _) | (Scheduler::Auto, Order::Needed) => true,
+            (Scheduler::Auto, Order::Free) | (Scheduler::MinRtt | Scheduler::Failover, _) => false,
+        };
+        match pin.then(|| self.path_of(now, packet.flow)).flatten() {
+            Some(path) => {
+                let config = &self.config;
+                let lane = self
+                    .pinned
+                    .entry(path)
+                    .or_insert_with(|| Lane { queue: FqCodel::new(config.clone()), turn: TURN });
+                lane.queue.push(now, packet)
+            }
+            None => self.shared.push(now, packet),
+        }
+    }
+
+    fn path_of(&mut self, now: Instant, flow: u32) -> Option<PathId> {
+        if let Some(path) = self.flows.get(now, flow).filter(|path| self.is_eligible(*path)) {
+            return Some(path);
+        }
+        let best = self.eligible.iter().min_by(|a, b| {
+            let load = |path: &PathInfo| {
+                (f64::from(self.flows.on(path.id)) + 1.0) / (path.rate.max(self.floor_rate()) as f64)
+            };
+            load(a).total_cmp(&load(b))
+        })?;
+        let path = best.id;
+        self.flows.put(flow, path);
+        Some(path)
+    }
+
+    /// A path whose rate is not measured yet, or measured while it was idle, must not look
+    /// hopeless: it counts as a quarter of the best one.
+    fn floor_rate(&self) -> u64 {
+        self.eligible.iter().map(|path| path.rate).max().unwrap_or(0).max(4) / 4
+    }
+
+    /// The packet that `path` should carry next.
+    pub fn pop(&mut self, now: Instant, path: PathId) -> Option<Queued> {
+        if !self.is_eligible(path) {
+            return None;
+        }
+        let Some(lane) = self.pinned.get_mut(&path) else { return self.shared.pop(now) };
+        if lane.turn > 0 || self.shared.is_empty() {
+            if let Some(packet) = lane.queue.pop(now) {
+                lane.turn = lane.turn.saturating_sub(packet.data.len());
+                return Some(packet);
+            }
+        }
+        let packet = self.shared.pop(now);
+        match &packet {
+            // The lane's next turn is as long as what the shared queue was given in between.
+            Some(packet) => lane.turn = (lane.turn + packet.data.len()).min(TURN),
+            None => lane.turn = TURN,
+        }
+        packet
+    }
+
+    /// Bytes that wait.
+    pub fn bytes(&self) -> usize {
+        self.shared.bytes() + self.pinned.values().map(|lane| lane.queue.bytes()).sum::<usize>()
+    }
+
+    /// Whether a packet waits that `path` could carry.
+    pub fn has_for(&self, path: PathId) -> bool {
+        !self.shared.is_empty() || self.pinned.get(&path).is_some_and(|lane| !lane.queue.is_empty())
+    }
+
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.shared.is_empty() && self.pinned.values().all(|lane| lane.queue.is_empty())
+    }
+
+    /// Packets that the queues dropped, since the start.
+    pub fn drops(&self) -> u64 {
+        self.shared.drops() + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
+    }
+
+    /// How long the packet that left last had waited, in the queue where that was longest.
+    pub fn sojourn(&self) -> Duration {
+        let lanes = self.pinned.values().filter(|lane| !lane.queue.is_empty());
+        lanes.map(|lane| lane.queue.sojourn()).fold(self.shared.sojourn(), Duration::max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn path(id: u32, rtt_ms: u64, state: PathState) -> PathInfo {
+        PathInfo {
+            id: PathId(id),
+            link: LinkId(id as u16),
+            state,
+            rtt: Duration::from_millis(rtt_ms),
+            rate: 10_000_000,
+        }
+    }
+
+    fn packet(flow: u32, n: u8) -> Queued {
+        Queued { data: Bytes::from(vec![n; 1000]), flow }
+    }
+
+    fn dispatcher(scheduler: Scheduler, paths: &[PathInfo]) -> (Dispatcher, Instant) {
+        let now = Instant::now();
+        let mut dispatcher = Dispatcher::new(scheduler, QueueConfig::default());
+        dispatcher.set_paths(now, paths);
+        (dispatcher, now)
+    }
+
+    #[test]
+    fn minrtt_fills_the_quickest_path_first() {
+        let paths = [path(0, 50, PathState::Active), path(1, 20, PathState::Active)];
+        let (dispatcher, _) = dispatcher(Scheduler::MinRtt, &paths);
+        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1), PathId(0)]);
+    }
+
+    #[test]
+    fn failover_uses_the_first_link_that_works() {
+        let paths =
+            [path(0, 50, PathState::Down), path(1, 80, PathState::Active), path(2, 5, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Failover, &paths);
+        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
+        dispatcher.push(now, packet(1, 1), Order::Needed);
+        assert!(dispatcher.pop(now, PathId(2)).is_none());
+        assert!(dispatcher.pop(now, PathId(1)).is_some());
+    }
+
+    #[test]
+    fn a_flow_stays_on_its_path_and_new_flows_go_where_fewer_are() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        for flow in 0..8 {
+            for n in 0..5 {
+                dispatcher.push(now, packet(flow, n), Order::Needed);
+            }
+        }
+        for id in [PathId(0), PathId(1)] {
+            let mut seen = BTreeMap::<u32, u8>::new();
+            while let Some(packet) = dispatcher.pop(now, id) {
+                let next = seen.entry(packet.flow).or_default();
+                assert_eq!(packet.data[0], *next, "flow {} out of order", packet.flow);
+                *next += 1;
+            }
+            assert_eq!(seen.len(), 4, "half of the flows belong on each path");
+            assert!(seen.values().all(|n| *n == 5));
+        }
+    }
+
+    #[test]
+    fn packets_of_a_dead_path_move_to_one_that_lives() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Flow, &paths);
+        for flow in 0..4 {
+            dispatcher.push(now, packet(flow, 0), Order::Needed);
+        }
+        dispatcher.set_paths(now, &[path(0, 20, PathState::Down), path(1, 30, PathState::Active)]);
+        let mut moved = 0;
+        while dispatcher.pop(now, PathId(1)).is_some() {
+            moved += 1;
+        }
+        assert_eq!((moved, dispatcher.bytes()), (4, 0));
+    }
+
+    #[test]
+    fn with_every_path_dead_all_are_tried() {
+        let paths = [path(0, 20, PathState::Down), path(1, 30, PathState::Down)];
+        let (dispatcher, _) = dispatcher(Scheduler::Auto, &paths);
+        assert_eq!(dispatcher.order().count(), 2);
+    }
+
+    #[test]
+    fn standby_carries_nothing_while_an_active_path_is_there() {
+        let paths = [path(0, 20, PathState::Standby), path(1, 90, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
+        dispatcher.set_paths(now, &paths[..1]);
+        assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(0)]);
+    }
+
+    #[test]
+    fn pinned_and_free_packets_share_a_path() {
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &[path(0, 20, PathState::Active)]);
+        for n in 0..200 {
+            dispatcher.push(now, packet(1, n), Order::Needed);
+            dispatcher.push(now, packet(2, n), Order::Free);
+        }
+        let first: Vec<u32> =
+            std::iter::from_fn(|| dispatcher.pop(now, PathId(0))).take(200).map(|p| p.flow).collect();
+        let free = first.iter().filter(|flow| **flow == 2).count();
+        assert!((60..=140).contains(&free), "{free} of the first 200 are free packets");
+    }
+
+    #[test]
+    fn packets_wait_for_the_first_path() {
+        let now = Instant::now();
+        let mut dispatcher = Dispatcher::new(Scheduler::Auto, QueueConfig::default());
+        dispatcher.push(now, packet(1, 1), Order::Needed);
+        dispatcher.set_paths(now, &[path(0, 10, PathState::Active)]);
+        assert!(dispatcher.pop(now, PathId(0)).is_some());
+    }
+}

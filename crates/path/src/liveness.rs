@@ -1,0 +1,459 @@
+//! Whether a path works, judged by what arrives on it.
+//!
+//! Both ends send heartbeats on every path: densely while data moves, rarely otherwise. An end
+//! that hears nothing for a few of the heartbeats it may expect calls the path dead; a few
+//! arrivals later it trusts it again. Acknowledgements say nothing here, since they may come over
+//! another path, and a carrier that is up says nothing either: some links never lose it.
+
+use std::fmt;
+
+use mpvpn_types::{Duration, Instant};
+
+/// The times that liveness works with.
+#[derive(Clone, Debug)]
+pub struct LivenessConfig {
+    /// Heartbeats stay dense this long after data last moved.
+    pub dense_for: Duration,
+    /// The least interval of dense heartbeats; between this and `dense_max` it is one round trip.
+    pub dense_min: Duration,
+    /// The greatest interval of dense heartbeats.
+    pub dense_max: Duration,
+    /// The interval while no data moves: short enough to keep a NAT binding (RFC 4787 §4.3).
+    pub idle: Duration,
+    /// The interval on a path that died lately, while no data moves.
+    pub probe: Duration,
+    /// The interval on a path that has been dead for long and is not missed.
+    pub probe_idle: Duration,
+    /// Heartbeats that must be missing on a path without loss.
+    pub misses: u32,
+    /// Arrivals that make a dead path trusted again.
+    pub good: u32,
+}
+
+impl Default for LivenessConfig {
+    fn default() -> Self {
+        Self {
+            dense_for: Duration::from_secs(2),
+            dense_min: Duration::from_millis(25),
+            dense_max: Duration::from_millis(100),
+            idle: Duration::from_secs(15),
+            probe: Duration::from_millis(100),
+            probe_idle: Duration::from_secs(2),
+            misses: 3,
+            good: 2,
+        }
+    }
+}
+
+/// How long a path counts as "died lately".
+const LATELY: Duration = Duration::from_secs(20);
+/// Arrivals closer together than this are one arrival: a burst proves no more than a packet.
+const DISTINCT: Duration = Duration::from_millis(8);
+/// Arrivals further apart than this do not add up to a path that works.
+const WINDOW: Duration = Duration::from_millis(600);
+/// No measured loss makes more misses than this necessary.
+const MAX_MISSES: u32 = 12;
+/// How improbable a run of losses must be before it means death: ln(1e-5).
+const LN_IMPROBABLE: f64 = -11.5;
+
+/// Why a path is in the state that it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It works.
+    Good,
+    /// It was just opened.
+    Opening,
+    /// The kernel reports that the link has no carrier, no address or is gone.
+    NoCarrier,
+    /// Nothing arrived for so many heartbeats.
+    Silent {
+        /// Heartbeats that did not come.
+        missed: u32,
+    },
+    /// The link is back, or something arrived again, and it is being tried.
+    Trying,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Good => Ok(()),
+            Self::Opening => f.write_str("opening"),
+            Self::NoCarrier => f.write_str("no carrier"),
+            Self::Silent { missed } => write!(f, "{missed} heartbeats lost"),
+            Self::Trying => f.write_str("heard again, being tried"),
+        }
+    }
+}
+
+/// What changed about a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// It may carry data.
+    Alive,
+    /// It must not carry data.
+    Dead,
+}
+
+/// What to do about a path now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Verdict {
+    /// Send a heartbeat on it.
+    pub heartbeat: bool,
+    /// It changed.
+    pub change: Option<Change>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Alive,
+    Dead { since: Instant, arrivals: u32 },
+}
+
+/// The liveness of one path, at one end.
+#[derive(Clone, Debug)]
+pub struct Liveness {
+    config: LivenessConfig,
+    state: State,
+    reason: Reason,
+    carrier: bool,
+    /// Nothing before this moment counts as silence.
+    heard: Instant,
+    beat: Option<Instant>,
+    moved: Option<Instant>,
+    dense_since: Instant,
+    rtt: Duration,
+    rtt_var: Duration,
+    loss: f64,
+}
+
+impl Liveness {
+    /// A path that was just validated: it counts as alive.
+    pub fn new(config: LivenessConfig, now: Instant) -> Self {
+        Self {
+            config,
+            state: State::Alive,
+            reason: Reason::Good,
+            carrier: true,
+            heard: now,
+            beat: None,
+            moved: None,
+            dense_since: now,
+            rtt: Duration::from_millis(100),
+            rtt_var: Duration::ZERO,
+            loss: 0.0,
+        }
+    }
+
+    /// Whether the path may carry data.
+    pub fn is_alive(&self) -> bool {
+        self.state == State::Alive
+    }
+
+    /// Why it is in its state.
+    pub fn reason(&self) -> Reason {
+        self.reason
+    }
+
+    /// Since when it is dead.
+    pub fn dead_since(&self) -> Option<Instant> {
+        match self.state {
+            State::Alive => None,
+            State::Dead { since, .. } => Some(since),
+        }
+    }
+
+    /// Data of the tunnel moved, in any direction, on any path of the connection.
+    pub fn on_traffic(&mut self, now: Instant) {
+        if !self.is_dense(now) {
+            self.dense_since = now;
+        }
+        self.moved = Some(now);
+    }
+
+    /// Sets what was measured: smoothed round-trip time, its variation, share of packets lost (0 to 1).
+    pub fn on_measured(&mut self, rtt: Duration, rtt_var: Duration, loss: f64) {
+        self.rtt = rtt;
+        self.rtt_var = rtt_var;
+        self.loss = loss.clamp(0.0, 1.0);
+    }
+
+    /// Something arrived on this path.
+    pub fn on_received(&mut self, now: Instant) {
+        let apart = now.saturating_duration_since(self.heard);
+        if let State::Dead { arrivals, .. } = &mut self.state
+            && self.carrier
+        {
+            if apart > WINDOW {
+                *arrivals = 1;
+            } else if apart >= DISTINCT || *arrivals == 0 {
+                *arrivals += 1;
+            } else {
+                return;
+            }
+            self.reason = Reason::Trying;
+        }
+        self.heard = self.heard.max(now);
+    }
+
+    /// The kernel says that the link can or cannot carry packets.
+    pub fn on_carrier(&mut self, now: Instant, up: bool) {
+        if self.carrier == up {
+            return;
+        }
+        self.carrier = up;
+        if up {
+            self.beat = None;
+            self.reason = Reason::Trying;
+        } else {
+            self.reason = Reason::NoCarrier;
+        }
+        self.state = State::Dead { since: now, arrivals: 0 };
+    }
+
+    /// This end did not run for a while: what silence there was proves nothing.
+    pub fn forgive(&mut self, now: Instant) {
+        self.heard = self.heard.max(now);
+    }
+
+    fn is_dense(&self, now: Instant) -> bool {
+        self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_for)
+    }
+
+    /// The interval of dense heartbeats.
+    fn dense(&self) -> Duration {
+        self.rtt.clamp(self.config.dense_min, self.config.dense_max)
+    }
+
+    fn interval(&self, now: Instant) -> Duration {
+        match self.state {
+            // On a dead path too: the far end may hear this one well, and must not think otherwise.
+            _ if self.is_dense(now) => self.dense(),
+            State::Alive => self.config.idle,
+            // The far end needs arrivals as much as this one does.
+            State::Dead { arrivals, .. } if arrivals > 0 && self.heard + WINDOW > now => {
+                self.config.dense_min
+            }
+            State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => self.config.probe,
+            State::Dead { .. } => self.config.probe_idle,
+        }
+    }
+
+    fn misses(&self) -> u32 {
+        if self.loss < 0.005 {
+            return self.config.misses;
+        }
+        let run = (LN_IMPROBABLE / self.loss.min(0.95).ln()).ceil() as u32;
+        run.clamp(self.config.misses, MAX_MISSES)
+    }
+
+    /// When silence means death; `None` while no dense heartbeats may be expected.
+    fn deadline(&self, now: Instant) -> Option<Instant> {
+        if self.state != State::Alive || !self.is_dense(now) {
+            return None;
+        }
+        // The far end learns a one-way delay late that data moves, and answers as late.
+        let expected = self.heard.max(self.dense_since + self.rtt + self.dense());
+        Some(expected + self.dense() * self.misses() + self.rtt_var.min(self.dense()))
+    }
+
+    /// When [`Self::poll`] wants to be called next.
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        if !self.carrier {
+            return None;
+        }
+        let beat = self.beat.map_or(now, |beat| beat + self.interval(now));
+        Some(self.deadline(now).map_or(beat, |deadline| deadline.min(beat)))
+    }
+
+    /// Judges the path.
+    pub fn poll(&mut self, now: Instant) -> Verdict {
+        let mut verdict = Verdict::default();
+        match self.state {
+            State::Alive => {
+                if self.deadline(now).is_some_and(|deadline| now >= deadline) {
+                    self.reason = Reason::Silent { missed: self.misses() };
+                    self.state = State::Dead { since: now, arrivals: 0 };
+                    verdict.change = Some(Change::Dead);
+                }
+            }
+            State::Dead { arrivals, .. } if self.carrier && arrivals >= self.config.good => {
+                self.reason = Reason::Good;
+                self.state = State::Alive;
+                verdict.change = Some(Change::Alive);
+            }
+            State::Dead { .. } => {}
+        }
+        if self.carrier && self.beat.is_none_or(|beat| now >= beat + self.interval(now)) {
+            self.beat = Some(now);
+            verdict.heartbeat = true;
+        }
+        verdict
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Two ends of a path with 12 ms each way, driven in steps of 1 ms.
+    struct Pair {
+        now: Instant,
+        ends: [Liveness; 2],
+        wire: Vec<(Instant, usize)>,
+        /// Whether what end `i` sends arrives.
+        open: [bool; 2],
+        beats: [u32; 2],
+        changes: Vec<(Instant, usize, Change)>,
+    }
+
+    impl Pair {
+        fn new() -> Self {
+            let now = Instant::now();
+            let end = Liveness::new(LivenessConfig::default(), now);
+            let mut ends = [end.clone(), end];
+            for end in &mut ends {
+                end.on_measured(24 * MS, MS, 0.0);
+            }
+            Self { now, ends, wire: Vec::new(), open: [true; 2], beats: [0; 2], changes: Vec::new() }
+        }
+
+        fn run(&mut self, time: Duration, busy: bool) {
+            let end = self.now + time;
+            while self.now < end {
+                self.now += MS;
+                let now = self.now;
+                let arrived: Vec<_> = self.wire.extract_if(.., |(at, _)| *at <= now).collect();
+                for (_, to) in arrived {
+                    self.ends[to].on_received(now);
+                }
+                for i in 0..2 {
+                    if busy {
+                        self.ends[i].on_traffic(now);
+                    }
+                    let verdict = self.ends[i].poll(now);
+                    if let Some(change) = verdict.change {
+                        self.changes.push((now, i, change));
+                    }
+                    if verdict.heartbeat {
+                        self.beats[i] += 1;
+                        if self.open[i] {
+                            self.wire.push((now + 12 * MS, 1 - i));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_silent_path_is_dead_within_100_ms_and_back_within_300() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        assert_eq!(pair.changes, [], "a path that works was called dead");
+        let cut = pair.now;
+        pair.open = [false; 2];
+        pair.run(Duration::from_secs(1), true);
+        assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+        for (at, end, change) in pair.changes.drain(..) {
+            assert_eq!(change, Change::Dead);
+            assert!(at - cut <= 100 * MS, "end {end} took {:?}", at - cut);
+        }
+        let restored = pair.now;
+        pair.open = [true; 2];
+        pair.run(Duration::from_secs(1), true);
+        assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+        for (at, end, change) in &pair.changes {
+            assert_eq!(*change, Change::Alive);
+            assert!(*at - restored <= 300 * MS, "end {end} took {:?}", *at - restored);
+        }
+    }
+
+    #[test]
+    fn one_direction_lost_is_seen_by_the_end_that_hears_nothing() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        pair.open = [false, true];
+        pair.run(Duration::from_secs(1), true);
+        let seen: Vec<_> = pair.changes.iter().map(|(_, end, change)| (*end, *change)).collect();
+        assert_eq!(seen, [(1, Change::Dead)]);
+    }
+
+    #[test]
+    fn heartbeats_are_dense_only_while_data_moves() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(10), true);
+        let busy = pair.beats[0];
+        assert!((300..=400).contains(&busy), "{busy} heartbeats in 10 s of traffic");
+        pair.run(Duration::from_secs(3), false);
+        pair.beats = [0; 2];
+        pair.run(Duration::from_secs(60), false);
+        assert!(pair.beats[0] <= 5, "{} heartbeats in an idle minute", pair.beats[0]);
+        assert_eq!(pair.changes, [], "idleness was taken for death");
+    }
+
+    #[test]
+    fn traffic_after_a_long_idle_time_is_no_death() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(40), false);
+        pair.run(Duration::from_secs(1), true);
+        assert_eq!(pair.changes, []);
+    }
+
+    #[test]
+    fn carrier_loss_is_death_at_once_and_sends_nothing() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        let now = pair.now;
+        pair.ends[0].on_carrier(now, false);
+        assert!(!pair.ends[0].is_alive());
+        assert_eq!(pair.ends[0].reason().to_string(), "no carrier");
+        pair.beats = [0; 2];
+        pair.run(500 * MS, true);
+        assert_eq!(pair.beats[0], 0);
+        let now = pair.now;
+        pair.ends[0].on_carrier(now, true);
+        pair.run(300 * MS, true);
+        assert!(pair.ends.iter().all(Liveness::is_alive), "not back 300 ms after the carrier");
+    }
+
+    #[test]
+    fn a_lossy_path_gets_more_patience() {
+        let now = Instant::now();
+        let mut path = Liveness::new(LivenessConfig::default(), now);
+        path.on_measured(25 * MS, MS, 0.0);
+        assert_eq!(path.misses(), 3);
+        path.on_measured(25 * MS, MS, 0.1);
+        assert_eq!(path.misses(), 5);
+        path.on_measured(25 * MS, MS, 0.3);
+        assert_eq!(path.misses(), 10);
+        path.on_measured(25 * MS, MS, 1.0);
+        assert_eq!(path.misses(), MAX_MISSES);
+    }
+
+    #[test]
+    fn a_burst_is_one_arrival() {
+        let now = Instant::now();
+        let mut path = Liveness::new(LivenessConfig::default(), now);
+        path.on_carrier(now, false);
+        path.on_carrier(now, true);
+        for _ in 0..50 {
+            path.on_received(now + MS);
+        }
+        assert_eq!(path.poll(now + MS).change, None);
+        path.on_received(now + 20 * MS);
+        assert_eq!(path.poll(now + 20 * MS).change, Some(Change::Alive));
+    }
+
+    #[test]
+    fn time_that_this_end_slept_is_forgiven() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        let later = pair.now + 500 * MS;
+        pair.ends[0].on_traffic(later);
+        pair.ends[0].forgive(later);
+        assert_eq!(pair.ends[0].poll(later).change, None);
+    }
+}

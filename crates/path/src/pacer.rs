@@ -1,0 +1,132 @@
+use mpvpn_types::{Duration, Instant};
+
+/// The least time between two bursts: shorter ones cost more wake-ups than they smooth.
+const BURST: Duration = Duration::from_micros(500);
+/// No burst is larger than this, whatever the rate (bytes).
+const MAX_BURST: u64 = 512 * 1024;
+/// A burst may always hold this many packets.
+const MIN_PACKETS: u64 = 4;
+
+/// A token bucket that spreads a path's packets over time.
+///
+/// Tokens are bytes; they grow with the rate that the congestion controller asks for, up to one
+/// burst, and may go below zero by the packet that used the last of them.
+#[derive(Clone, Debug)]
+pub struct Pacer {
+    tokens: i64,
+    rate: Option<u64>,
+    mtu: u64,
+    last: Instant,
+}
+
+impl Pacer {
+    /// A pacer that holds one burst back for nobody.
+    pub fn new(now: Instant, mtu: u16) -> Self {
+        let mtu = u64::from(mtu);
+        Self { tokens: (mtu * MIN_PACKETS) as i64, rate: None, mtu, last: now }
+    }
+
+    /// Sets the rate (bytes/s; `None` for no limit) and lets the tokens grow up to `now`.
+    pub fn refill(&mut self, now: Instant, rate: Option<u64>, mtu: u16) {
+        self.mtu = u64::from(mtu);
+        let elapsed = now.saturating_duration_since(self.last);
+        self.rate = rate;
+        let Some(rate) = rate else {
+            self.last = now;
+            return;
+        };
+        let grown = (u128::from(rate) * elapsed.as_nanos() / 1_000_000_000) as u64;
+        // Time too short for one byte is not spent, so that frequent calls do not starve a slow path.
+        if grown > 0 || self.tokens >= self.capacity(rate) {
+            self.last = now;
+            self.tokens = self.tokens.saturating_add_unsigned(grown).min(self.capacity(rate));
+        }
+    }
+
+    fn capacity(&self, rate: u64) -> i64 {
+        // Twice a burst, since a wake-up comes late as often as not.
+        let burst = (u128::from(rate) * BURST.as_nanos() * 2 / 1_000_000_000) as u64;
+        burst.clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
+    }
+
+    /// Bytes that may leave now.
+    pub fn budget(&self) -> u64 {
+        match self.rate {
+            None => u64::MAX,
+            Some(_) => u64::try_from(self.tokens).unwrap_or(0),
+        }
+    }
+
+    /// Takes what was sent (bytes on the wire) out of the bucket.
+    pub fn spend(&mut self, bytes: u64) {
+        if self.rate.is_some() {
+            self.tokens = self.tokens.saturating_sub_unsigned(bytes);
+        }
+    }
+
+    /// When the next burst may leave; `None` if one may leave now.
+    pub fn wake_at(&self, now: Instant) -> Option<Instant> {
+        let rate = self.rate?.max(1);
+        let wanted = (self.capacity(rate) / 2).max(1);
+        if self.tokens > 0 {
+            return None;
+        }
+        let missing = u64::try_from(wanted - self.tokens).unwrap_or(0);
+        let nanos = u128::from(missing) * 1_000_000_000 / u128::from(rate);
+        Some(now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX).min(1_000_000_000)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_follows_the_rate() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(start, 1500);
+        let rate = 12_500_000; // 100 Mbit/s
+        let mut sent = 0;
+        for step in 0..10_000u64 {
+            pacer.refill(start + Duration::from_micros(step * 100), Some(rate), 1500);
+            while pacer.budget() > 0 {
+                pacer.spend(1500);
+                sent += 1500;
+            }
+        }
+        let off = (sent as f64 - rate as f64).abs() / rate as f64;
+        assert!(off < 0.01, "{sent} bytes in a second at {rate} bytes/s");
+    }
+
+    #[test]
+    fn a_slow_path_is_not_starved_by_frequent_calls() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(start, 1500);
+        pacer.refill(start, Some(1000), 1500);
+        pacer.spend(10_000);
+        for step in 0..8_000_000u64 / 100 {
+            pacer.refill(start + Duration::from_micros(step * 100), Some(1000), 1500);
+        }
+        assert!(pacer.budget() > 0, "8000 bytes must have grown in 8 s: {pacer:?}");
+    }
+
+    #[test]
+    fn a_wake_up_finds_tokens() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(start, 1500);
+        pacer.refill(start, Some(1_000_000), 1500);
+        pacer.spend(20_000);
+        let at = pacer.wake_at(start).expect("the bucket is empty");
+        pacer.refill(at, Some(1_000_000), 1500);
+        assert!(pacer.budget() > 0);
+    }
+
+    #[test]
+    fn without_a_rate_nothing_is_held_back() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(start, 1500);
+        pacer.refill(start, None, 1500);
+        pacer.spend(1 << 40);
+        assert_eq!((pacer.budget(), pacer.wake_at(start)), (u64::MAX, None));
+    }
+}

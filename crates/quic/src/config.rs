@@ -1,0 +1,182 @@
+use std::{fmt, str::FromStr, sync::Arc};
+
+use aws_lc_rs::hmac;
+use mpvpn_types::Duration;
+use noq_proto::{
+    AckFrequencyConfig, EndpointConfig, HashedConnectionIdGenerator, MtuDiscoveryConfig, TransportConfig,
+    VarInt,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+
+use crate::gate::GateFactory;
+
+/// Bytes that a 1-RTT packet and its DATAGRAM frame put around a payload, at most: flags,
+/// connection ID, packet number, AEAD tag, frame type and length.
+pub(crate) const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
+
+/// The UDP payload that every path is trusted with before it was probed (bytes). With the framing
+/// above it leaves room for the 1280 bytes that IPv6 asks of a link (RFC 8200 §5).
+const INITIAL_MTU: u16 = 1320;
+
+/// Room for datagrams that one pass hands to the library (bytes).
+const DATAGRAM_BUFFER: usize = 16 << 20;
+
+/// The congestion controller inside the gate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cc {
+    /// BBR version 3.
+    #[default]
+    Bbr,
+    /// CUBIC (RFC 9438).
+    Cubic,
+}
+
+impl fmt::Display for Cc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bbr => "bbr",
+            Self::Cubic => "cubic",
+        })
+    }
+}
+
+impl FromStr for Cc {
+    type Err = SetupError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "bbr" => Ok(Self::Bbr),
+            "cubic" => Ok(Self::Cubic),
+            _ => Err(SetupError::Cc(text.to_owned())),
+        }
+    }
+}
+
+/// Why an endpoint could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// No such congestion controller.
+    #[error("`{0}` is no congestion controller: expected bbr or cubic")]
+    Cc(String),
+    /// The TLS provider lacks what QUIC needs for its first packets.
+    #[error("the TLS configuration lacks TLS13_AES_128_GCM_SHA256, which QUIC needs (RFC 9001 §5.2)")]
+    Tls,
+}
+
+/// What connections of an endpoint have in common.
+#[derive(Clone, Debug)]
+pub struct TransportOptions {
+    /// The congestion controller of every path.
+    pub cc: Cc,
+    /// The largest UDP payload to probe for, and to accept (bytes).
+    pub max_udp_payload: u16,
+    /// A connection on which nothing arrives for this long is given up.
+    pub idle_timeout: Duration,
+    /// Paths that may be open at once.
+    pub max_paths: u32,
+    /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
+    pub rng_seed: Option<[u8; 32]>,
+}
+
+impl Default for TransportOptions {
+    fn default() -> Self {
+        Self {
+            cc: Cc::default(),
+            max_udp_payload: 1472,
+            idle_timeout: Duration::from_secs(60),
+            max_paths: 32,
+            rng_seed: None,
+        }
+    }
+}
+
+impl TransportOptions {
+    pub(crate) fn transport(&self) -> Arc<TransportConfig> {
+        let mut mtu = MtuDiscoveryConfig::default();
+        mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(Duration::from_secs(10));
+        let mut acks = AckFrequencyConfig::default();
+        acks.ack_eliciting_threshold(VarInt::from_u32(10)).max_ack_delay(Some(Duration::from_millis(5)));
+        let mut config = TransportConfig::default();
+        config
+            .congestion_controller_factory(Arc::new(GateFactory(self.cc)))
+            .initial_mtu(INITIAL_MTU.min(self.max_udp_payload))
+            .mtu_discovery_config(Some(mtu))
+            .ack_frequency_config(Some(acks))
+            .max_idle_timeout(self.idle_timeout.try_into().ok())
+            .keep_alive_interval(None)
+            // Liveness is ours (mpvpn-path): the library would give up healthy paths.
+            .default_path_max_idle_timeout(None)
+            .default_path_keep_alive_interval(None)
+            .max_concurrent_multipath_paths(self.max_paths)
+            .max_concurrent_bidi_streams(VarInt::from_u32(16))
+            .max_concurrent_uni_streams(VarInt::from_u32(16))
+            .stream_receive_window(VarInt::from_u32(256 << 10))
+            .receive_window(VarInt::from_u32(1 << 20))
+            .send_window(1 << 20)
+            .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
+            .datagram_send_buffer_size(DATAGRAM_BUFFER);
+        Arc::new(config)
+    }
+
+    pub(crate) fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
+        let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)));
+        let key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"connection id");
+        let key = key.as_ref().first_chunk().copied().map_or(0, u64::from_le_bytes);
+        config.cid_generator(Arc::new(move || Box::new(HashedConnectionIdGenerator::from_key(key))));
+        config.rng_seed(self.rng_seed);
+        let largest = self.max_udp_payload.clamp(1200, 65_527);
+        if config.max_udp_payload_size(largest).is_err() {
+            unreachable!("clamped to what RFC 9000 §18.2 allows");
+        }
+        config
+    }
+}
+
+/// TLS and transport of a client.
+#[derive(Clone)]
+pub struct ClientSetup {
+    pub(crate) config: noq_proto::ClientConfig,
+    pub(crate) endpoint: Arc<EndpointConfig>,
+}
+
+impl ClientSetup {
+    /// `secret` is any random bytes; they protect this process's connection IDs.
+    ///
+    /// # Errors
+    /// If the TLS configuration cannot do QUIC.
+    pub fn new(
+        tls: Arc<rustls::ClientConfig>,
+        options: &TransportOptions,
+        secret: &[u8],
+    ) -> Result<Self, SetupError> {
+        let crypto = QuicClientConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
+        let mut config = noq_proto::ClientConfig::new(Arc::new(crypto));
+        config.transport_config(options.transport());
+        Ok(Self { config, endpoint: Arc::new(options.endpoint(secret)) })
+    }
+}
+
+/// TLS and transport of a server.
+#[derive(Clone)]
+pub struct ServerSetup {
+    pub(crate) config: Arc<noq_proto::ServerConfig>,
+    pub(crate) endpoint: Arc<EndpointConfig>,
+}
+
+impl ServerSetup {
+    /// `secret` should stay the same across restarts: with it a restarted server tells the clients
+    /// of its predecessor at once that their connections are gone (RFC 9000 §10.3).
+    ///
+    /// # Errors
+    /// If the TLS configuration cannot do QUIC.
+    pub fn new(
+        tls: Arc<rustls::ServerConfig>,
+        options: &TransportOptions,
+        secret: &[u8],
+    ) -> Result<Self, SetupError> {
+        let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
+        let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
+        config.transport_config(options.transport());
+        Ok(Self { config: Arc::new(config), endpoint: Arc::new(options.endpoint(secret)) })
+    }
+}

@@ -1,0 +1,664 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+    num::NonZeroUsize,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
+
+use bytes::Bytes;
+use mpvpn_path::Pacer;
+use mpvpn_types::{Instant, PathId};
+use noq_proto::{
+    ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
+    coding::{Decodable, Encodable},
+};
+
+use crate::{
+    ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
+    config::DATAGRAM_OVERHEAD,
+    gate::{Shared, shared_of},
+    streams::{from_noq, to_noq},
+    view::LossWindow,
+};
+
+/// What a control pass may send on each path beyond acknowledgements, in packets.
+const CONTROL_PACKETS: u64 = 4;
+/// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
+const MAX_SEGMENTS: usize = 64;
+const MAX_BATCH: usize = 65_000;
+/// Datagrams that are taken from the library at a time.
+const RECEIVE_BATCH: usize = 64;
+
+/// Something that happened to a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The handshake is complete.
+    Connected,
+    /// The connection has ended.
+    Lost(LostReason),
+    /// A path was validated and can carry data.
+    PathOpened(PathId),
+    /// A path is gone for good.
+    PathClosed(PathId),
+    /// The peer has said how it would like a path to be used.
+    PeerStatus(PathId, PathStatus),
+    /// The peer has opened a stream.
+    StreamOpened(StreamId),
+    /// A stream has bytes, an end or a reset to read.
+    StreamReadable(StreamId),
+    /// The peer wants no more bytes on a stream.
+    StreamStopped(StreamId, u64),
+    /// Datagrams have arrived.
+    Datagrams,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LostReason {
+    /// The peer answered with a stateless reset: it has restarted.
+    #[error("the peer has restarted and does not know this connection")]
+    Reset,
+    /// Nothing arrived for the idle time.
+    #[error("nothing was heard from the peer")]
+    TimedOut,
+    /// The peer's application closed it.
+    #[error("closed by the peer with code {code:#x}: {reason}")]
+    Closed {
+        /// Application error code.
+        code: u64,
+        /// What the peer said.
+        reason: String,
+    },
+    /// TLS failed, at this end or at the peer.
+    #[error("{0}")]
+    Tls(String),
+    /// The protocol failed.
+    #[error("{0}")]
+    Transport(String),
+    /// This end closed it.
+    #[error("closed by this end")]
+    Local,
+}
+
+impl From<ConnectionError> for LostReason {
+    fn from(error: ConnectionError) -> Self {
+        match error {
+            ConnectionError::Reset => Self::Reset,
+            ConnectionError::TimedOut => Self::TimedOut,
+            ConnectionError::LocallyClosed => Self::Local,
+            ConnectionError::ApplicationClosed(close) => Self::Closed {
+                code: close.error_code.into(),
+                reason: String::from_utf8_lossy(&close.reason).into_owned(),
+            },
+            ConnectionError::TransportError(error) if is_tls(error.code) => {
+                Self::Tls(if error.reason.is_empty() { error.to_string() } else { error.reason })
+            }
+            ConnectionError::ConnectionClosed(close) if is_tls(close.error_code) => {
+                Self::Tls(format!("the peer refused it: {}", close.error_code))
+            }
+            other => Self::Transport(other.to_string()),
+        }
+    }
+}
+
+/// Codes 0x0100 to 0x01ff carry a TLS alert (RFC 9001 §4.8).
+fn is_tls(code: noq_proto::TransportErrorCode) -> bool {
+    (0x100..0x200).contains(&u64::from(code))
+}
+
+#[derive(Debug)]
+struct Path {
+    id: PathId,
+    gate: Arc<Shared>,
+    pacer: Pacer,
+    /// Datagrams that the next data pass sends here.
+    batch: Vec<Bytes>,
+    /// Their size with framing.
+    batch_bytes: u64,
+    /// Waits for the pacer rather than for acknowledgements.
+    paced: bool,
+    seen: u64,
+    loss: LossWindow,
+    open: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Idle,
+    Data(usize),
+    Control,
+}
+
+/// One multipath connection.
+#[derive(Debug)]
+pub struct Connection {
+    pub(crate) inner: noq_proto::Connection,
+    id: ConnectionId,
+    /// Where packets of a path without a local address leave.
+    home: Option<Local>,
+    origin: Instant,
+    paths: Vec<Path>,
+    events: VecDeque<Event>,
+    writes: BTreeMap<StreamId, Writes>,
+    received: Vec<Bytes>,
+    pass: Pass,
+    connected: bool,
+}
+
+#[derive(Debug, Default)]
+struct Writes {
+    queue: VecDeque<Bytes>,
+    finish: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        now: Instant,
+        id: ConnectionId,
+        inner: noq_proto::Connection,
+        home: Option<Local>,
+    ) -> Self {
+        let mut connection = Self {
+            inner,
+            id,
+            home,
+            origin: now,
+            paths: Vec::new(),
+            events: VecDeque::new(),
+            writes: BTreeMap::new(),
+            received: vec![Bytes::new(); RECEIVE_BATCH],
+            pass: Pass::Idle,
+            connected: false,
+        };
+        connection.adopt(now, PathId(0));
+        connection
+    }
+
+    /// Its number at the endpoint.
+    pub fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// The place that the connection was started from.
+    pub fn home(&self) -> Option<Local> {
+        self.home
+    }
+
+    /// Whether both ends can use several paths.
+    pub fn is_multipath(&self) -> bool {
+        self.inner.is_multipath_negotiated()
+    }
+
+    /// Whether the connection has ended or is ending.
+    pub fn is_closed(&self) -> bool {
+        self.inner.is_closed()
+    }
+
+    /// Takes the gate of a path that the library has made.
+    fn adopt(&mut self, now: Instant, id: PathId) {
+        if self.paths.iter().any(|path| path.id == id) {
+            return;
+        }
+        let Some(gate) = self.inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(shared_of)
+        else {
+            return;
+        };
+        gate.open.store(!self.connected, Relaxed);
+        self.paths.push(Path {
+            id,
+            gate,
+            pacer: Pacer::new(now, 1200),
+            batch: Vec::new(),
+            batch_bytes: 0,
+            paced: false,
+            seen: 0,
+            loss: LossWindow::default(),
+            open: id == PathId(0),
+        });
+        self.paths.sort_by_key(|path| path.id);
+    }
+
+    fn path(&self, id: PathId) -> Option<&Path> {
+        self.paths.iter().find(|path| path.id == id)
+    }
+
+    fn path_mut(&mut self, id: PathId) -> Option<&mut Path> {
+        self.paths.iter_mut().find(|path| path.id == id)
+    }
+
+    /// The next thing that happened.
+    pub fn poll_event(&mut self, now: Instant) -> Option<Event> {
+        while let Some(event) = self.inner.poll() {
+            self.translate(now, event);
+        }
+        self.events.pop_front()
+    }
+
+    fn translate(&mut self, now: Instant, event: noq_proto::Event) {
+        use noq_proto::Event as Noq;
+        match event {
+            Noq::Connected => {
+                self.connected = true;
+                for path in &self.paths {
+                    path.gate.open.store(false, Relaxed);
+                }
+                self.events.push_back(Event::Connected);
+            }
+            Noq::ConnectionLost { reason } => self.events.push_back(Event::Lost(reason.into())),
+            Noq::DatagramReceived => self.events.push_back(Event::Datagrams),
+            Noq::Path(event) => self.translate_path(now, event),
+            Noq::Stream(event) => self.translate_stream(event),
+            Noq::HandshakeDataReady
+            | Noq::HandshakeConfirmed
+            | Noq::DatagramsUnblocked
+            | Noq::NatTraversal(_) => {}
+        }
+    }
+
+    fn translate_path(&mut self, now: Instant, event: PathEvent) {
+        match event {
+            PathEvent::Established { id, .. } => {
+                let id = number_of(id);
+                self.adopt(now, id);
+                if let Some(path) = self.path_mut(id) {
+                    path.open = true;
+                    self.events.push_back(Event::PathOpened(id));
+                }
+            }
+            PathEvent::Abandoned { id, .. } => {
+                let id = number_of(id);
+                self.paths.retain(|path| path.id != id);
+                self.pass = Pass::Idle;
+                self.events.push_back(Event::PathClosed(id));
+            }
+            PathEvent::RemoteStatus { id, status, .. } => {
+                self.events.push_back(Event::PeerStatus(number_of(id), status));
+            }
+            _ => {}
+        }
+    }
+
+    fn translate_stream(&mut self, event: StreamEvent) {
+        match event {
+            StreamEvent::Opened { dir } => {
+                while let Some(id) = self.inner.streams().accept(dir) {
+                    self.events.push_back(Event::StreamOpened(from_noq(id)));
+                    self.events.push_back(Event::StreamReadable(from_noq(id)));
+                }
+            }
+            StreamEvent::Readable { id } => self.events.push_back(Event::StreamReadable(from_noq(id))),
+            StreamEvent::Writable { id } => self.flush(from_noq(id)),
+            StreamEvent::Stopped { id, error_code } => {
+                self.writes.remove(&from_noq(id));
+                self.events.push_back(Event::StreamStopped(from_noq(id), error_code.into()));
+            }
+            StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
+        }
+    }
+
+    /// Opens a path from `local` to `remote`; it can carry data after [`Event::PathOpened`].
+    ///
+    /// # Errors
+    /// If the peer's limits do not allow it now; trying again a round trip later may succeed.
+    pub fn open_path(
+        &mut self,
+        now: Instant,
+        local: Local,
+        remote: SocketAddr,
+        status: PathStatus,
+    ) -> Result<PathId, PathError> {
+        let tuple = FourTuple::new(remote, Some(local.ip()));
+        let id = number_of(self.inner.open_path(tuple, status, now)?);
+        self.adopt(now, id);
+        Ok(id)
+    }
+
+    /// Gives a path up; its number is never used again. The only path left stays.
+    pub fn close_path(&mut self, now: Instant, id: PathId) {
+        // Refused for the last path and for one that is gone already: both are fine.
+        let _ = self.inner.close_path(now, noq_proto::PathId::from(id.0), VarInt::from_u32(0));
+    }
+
+    /// Sets how this end means to use a path, and tells the peer.
+    pub fn set_status(&mut self, id: PathId, status: PathStatus) {
+        // Refused without multipath, where there is nothing to choose.
+        let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
+    }
+
+    /// Sends a PING on a path with the next control pass.
+    pub fn heartbeat(&mut self, id: PathId) {
+        // A path that is gone needs none.
+        let _ = self.inner.ping_path(noq_proto::PathId::from(id.0));
+    }
+
+    /// Takes losses on this path for the death of the path rather than for congestion.
+    pub fn freeze(&mut self, id: PathId, frozen: bool) {
+        if let Some(path) = self.path(id) {
+            path.gate.frozen.store(frozen, Relaxed);
+        }
+    }
+
+    /// When the newest acknowledged packet of a path was sent.
+    pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
+        self.path(id).map(|path| path.gate.acked_sent())
+    }
+
+    /// The paths that can carry data.
+    pub fn paths(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.paths.iter().filter(|path| path.open).map(|path| path.id)
+    }
+
+    /// Calls `each` for every path on which something arrived since the last call.
+    pub fn drain_received(&mut self, mut each: impl FnMut(PathId)) {
+        for path in &mut self.paths {
+            let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { continue };
+            if stats.udp_rx.datagrams != path.seen {
+                path.seen = stats.udp_rx.datagrams;
+                each(path.id);
+            }
+        }
+    }
+
+    /// What is measured about a path.
+    pub fn view(&mut self, now: Instant, id: PathId) -> Option<PathView> {
+        let noq = noq_proto::PathId::from(id.0);
+        let stats = self.inner.path_stats(noq)?;
+        let tuple = self.inner.network_path(noq).ok()?;
+        let second = now.saturating_duration_since(self.origin).as_secs();
+        let home = self.home;
+        let path = self.path_mut(id)?;
+        path.loss.update(second, stats.sent_packets, stats.lost_packets);
+        Some(PathView {
+            id,
+            local: tuple.local_ip().map(Local::from).or(home),
+            remote: tuple.remote(),
+            rtt: stats.rtt,
+            min_rtt: path.gate.min_rtt(),
+            jitter: path.gate.jitter(),
+            loss: path.loss.share(),
+            window: path.gate.window(),
+            in_flight: path.gate.in_flight(),
+            rate: path.gate.delivery_rate(),
+            mtu: stats.current_mtu,
+            tx_bytes: stats.udp_tx.bytes,
+            tx_packets: stats.udp_tx.datagrams,
+            rx_bytes: stats.udp_rx.bytes,
+            rx_packets: stats.udp_rx.datagrams,
+            lost_packets: stats.lost_packets,
+        })
+    }
+
+    /// Round-trip time of a path.
+    pub fn rtt(&self, id: PathId) -> Option<mpvpn_types::Duration> {
+        self.inner.rtt(noq_proto::PathId::from(id.0))
+    }
+
+    /// Estimated delivery rate of a path (bytes/s), 0 if unknown.
+    pub fn rate(&self, id: PathId) -> u64 {
+        self.path(id).map_or(0, |path| path.gate.delivery_rate())
+    }
+
+    /// Where packets of a path leave.
+    pub fn local_of(&self, id: PathId) -> Option<Local> {
+        let tuple = self.inner.network_path(noq_proto::PathId::from(id.0)).ok()?;
+        tuple.local_ip().map(Local::from).or(self.home)
+    }
+
+    /// The largest payload of a datagram that every path can carry (bytes); `None` before the
+    /// handshake, or if the peer takes no datagrams.
+    pub fn max_datagram(&mut self) -> Option<usize> {
+        self.inner.datagrams().max_size()
+    }
+
+    /// Bytes of datagrams, framing included, that `id` may take now.
+    pub fn room(&mut self, now: Instant, id: PathId) -> u64 {
+        let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
+        let window = path.gate.room();
+        path.pacer.refill(now, path.gate.pacing_rate(), self.inner.current_mtu());
+        let budget = path.pacer.budget();
+        path.paced = budget < window;
+        window.min(budget).saturating_sub(path.batch_bytes)
+    }
+
+    /// Says whether more waited for a path than it could take. Congestion controllers learn
+    /// capacity only while that is so.
+    pub fn set_limited(&mut self, id: PathId, limited: bool) {
+        if let Some(path) = self.path_mut(id) {
+            path.gate.limited.store(limited, Relaxed);
+            path.gate.window_limited.store(limited && !path.paced, Relaxed);
+            path.paced &= limited;
+        }
+    }
+
+    /// Queues a datagram for a path; returns the bytes of room that it takes.
+    pub fn queue(&mut self, id: PathId, datagram: Bytes) -> u64 {
+        let Some(path) = self.path_mut(id) else { return 0 };
+        let cost = (datagram.len() + DATAGRAM_OVERHEAD) as u64;
+        path.batch_bytes += cost;
+        path.batch.push(datagram);
+        cost
+    }
+
+    /// The next UDP payload to send, written to the end of `buf`, which must be empty.
+    pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        while let Some(event) = self.inner.poll() {
+            self.translate(now, event);
+        }
+        loop {
+            if self.pass == Pass::Idle {
+                self.begin_pass(0);
+            }
+            let segments = self.max_segments();
+            if let Some(transmit) = self.inner.poll_transmit(now, segments, buf) {
+                return Some(self.outgoing(&transmit));
+            }
+            match self.pass {
+                Pass::Data(index) => {
+                    if let Some(path) = self.paths.get(index) {
+                        path.gate.set_credit(0);
+                    }
+                    self.begin_pass(index + 1);
+                }
+                Pass::Control | Pass::Idle => {
+                    for path in &self.paths {
+                        path.gate.set_credit(0);
+                    }
+                    self.pass = Pass::Idle;
+                    return None;
+                }
+            }
+        }
+    }
+
+    /// Starts the data pass of the first path from `from` on that has datagrams, or the control
+    /// pass.
+    fn begin_pass(&mut self, from: usize) {
+        for index in from..self.paths.len() {
+            let path = &mut self.paths[index];
+            if path.batch.is_empty() {
+                continue;
+            }
+            let bytes = std::mem::take(&mut path.batch_bytes);
+            path.pacer.spend(bytes);
+            let sent = self.inner.datagrams().send_many(&path.batch, false);
+            path.batch.clear();
+            match sent {
+                Ok(_) => {
+                    // Room for the acknowledgements that ride along.
+                    path.gate.set_credit(bytes + 1500);
+                    self.pass = Pass::Data(index);
+                    return;
+                }
+                Err(SendDatagramError::TooLarge) => {
+                    tracing::debug!(path = path.id.0, "datagrams outgrew the path and were dropped");
+                }
+                Err(error) => tracing::debug!(%error, "datagrams were dropped"),
+            }
+        }
+        let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
+        for path in &self.paths {
+            path.gate.set_credit(credit);
+        }
+        self.pass = Pass::Control;
+    }
+
+    fn max_segments(&self) -> NonZeroUsize {
+        let mtu = usize::from(self.inner.current_mtu()).max(1200);
+        NonZeroUsize::new((MAX_BATCH / mtu).min(MAX_SEGMENTS)).unwrap_or(NonZeroUsize::MIN)
+    }
+
+    fn outgoing(&self, transmit: &noq_proto::Transmit) -> Transmit {
+        Transmit {
+            local: transmit.src_ip.map(Local::from).or(self.home),
+            remote: transmit.destination,
+            ecn: transmit.ecn.map(|ecn| ecn as u8),
+            size: transmit.size,
+            segment_size: transmit.segment_size,
+        }
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.inner.poll_timeout()
+    }
+
+    /// When a path that is held back by its pacer may send again.
+    pub fn pacer_timeout(&self, now: Instant) -> Option<Instant> {
+        let waiting = self.paths.iter().filter(|path| path.paced);
+        waiting.map(|path| path.pacer.wake_at(now).unwrap_or(now)).min()
+    }
+
+    /// Lets time pass.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.inner.handle_timeout(now);
+    }
+
+    /// Closes the connection with an application error code.
+    pub fn close(&mut self, now: Instant, code: u64, reason: &str) {
+        let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
+        self.inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes()));
+    }
+
+    /// Takes received datagrams, in the order of their arrival.
+    pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
+        loop {
+            let count = self.inner.datagrams().recv_many(&mut self.received);
+            for datagram in &mut self.received[..count] {
+                each(std::mem::take(datagram));
+            }
+            if count < self.received.len() {
+                return;
+            }
+        }
+    }
+
+    /// Opens a stream that only this end writes.
+    ///
+    /// # Errors
+    /// If the peer allows no more.
+    pub fn open_uni(&mut self) -> Result<StreamId, StreamError> {
+        self.inner.streams().open(noq_proto::Dir::Uni).map(from_noq).ok_or(StreamError::Limit)
+    }
+
+    /// Opens a stream that both ends write.
+    ///
+    /// # Errors
+    /// If the peer allows no more.
+    pub fn open_bi(&mut self) -> Result<StreamId, StreamError> {
+        self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
+    }
+
+    /// Writes to a stream; what flow control holds back is sent later.
+    pub fn write(&mut self, id: StreamId, data: Bytes) {
+        self.writes.entry(id).or_default().queue.push_back(data);
+        self.flush(id);
+    }
+
+    /// Ends a stream after what was written.
+    pub fn finish(&mut self, id: StreamId) {
+        self.writes.entry(id).or_default().finish = true;
+        self.flush(id);
+    }
+
+    /// Gives a stream up in the direction that this end writes.
+    pub fn reset(&mut self, id: StreamId, code: u64) {
+        self.writes.remove(&id);
+        let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
+        // A stream that is closed already needs no reset.
+        let _ = self.inner.send_stream(to_noq(id)).reset(code);
+    }
+
+    /// Asks the peer to send nothing more on a stream.
+    pub fn stop(&mut self, id: StreamId, code: u64) {
+        let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
+        let _ = self.inner.recv_stream(to_noq(id)).stop(code);
+    }
+
+    fn flush(&mut self, id: StreamId) {
+        let Some(writes) = self.writes.get_mut(&id) else { return };
+        let mut stream = self.inner.send_stream(to_noq(id));
+        while let Some(front) = writes.queue.front_mut() {
+            match stream.write(front) {
+                Ok(n) if n == front.len() => {
+                    writes.queue.pop_front();
+                }
+                Ok(n) => {
+                    let _ = front.split_to(n);
+                }
+                Err(noq_proto::WriteError::Blocked) => return,
+                Err(_) => {
+                    self.writes.remove(&id);
+                    return;
+                }
+            }
+        }
+        if writes.finish {
+            // A stream that the peer stopped is as finished as it gets.
+            let _ = stream.finish();
+        }
+        self.writes.remove(&id);
+    }
+
+    /// Bytes written and not yet taken by the transport.
+    pub fn unsent(&self, id: StreamId) -> usize {
+        self.writes.get(&id).map_or(0, |writes| writes.queue.iter().map(Bytes::len).sum())
+    }
+
+    /// Reads the next bytes of a stream.
+    pub fn read(&mut self, id: StreamId) -> Read {
+        let mut stream = self.inner.recv_stream(to_noq(id));
+        let mut chunks = match stream.read(true) {
+            Ok(chunks) => chunks,
+            Err(_) => return Read::Blocked,
+        };
+        let read = match chunks.next(64 << 10) {
+            Ok(Some(chunk)) => Read::Data(chunk.bytes),
+            Ok(None) => Read::Finished,
+            Err(noq_proto::ReadError::Blocked) => Read::Blocked,
+            Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
+        };
+        // Credit that reading gives back to the peer leaves with the next control pass.
+        let _ = chunks.finalize();
+        read
+    }
+}
+
+/// A path's number on the wire, which the library shows only in its encoding.
+fn number_of(id: noq_proto::PathId) -> PathId {
+    let mut encoded = Vec::with_capacity(8);
+    id.encode(&mut encoded);
+    let value = VarInt::decode(&mut encoded.as_slice()).map_or(u64::MAX, VarInt::into_inner);
+    PathId(u32::try_from(value).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_numbers_are_those_of_the_wire() {
+        for id in [0, 1, 63, 64, 70_000, u32::MAX] {
+            assert_eq!(number_of(noq_proto::PathId::from(id)), PathId(id));
+        }
+    }
+}

@@ -1,0 +1,251 @@
+use std::{
+    collections::VecDeque,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+};
+
+use bytes::BytesMut;
+use mpvpn_types::{Instant, LinkId};
+use noq_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint, FourTuple, Incoming};
+
+use crate::{ClientSetup, Connection, ServerSetup, Transmit};
+
+/// Handshakes under way above which a client must prove its address first (RFC 9000 §8.1.2).
+const RETRY_ABOVE: usize = 256;
+/// Answers without a connection that wait to be sent, at most.
+const MAX_STATELESS: usize = 64;
+
+/// A connection's number at its endpoint; used again some time after the connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConnectionId(pub usize);
+
+/// The near end of a path, as the library carries it.
+///
+/// A server uses its real local address. A client has several sockets, told apart by a made-up
+/// address for each link, which never reaches the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Local(IpAddr);
+
+/// fd6d:7076:706e::/112, unique local addresses (RFC 4193) that spell "mpvpn".
+const LINK_TOKEN: [u16; 7] = [0xfd6d, 0x7076, 0x706e, 0, 0, 0, 0];
+
+impl Local {
+    /// The token of a client's link.
+    pub fn link(link: LinkId) -> Self {
+        let [a, b, c, d, e, f, g] = LINK_TOKEN;
+        Self(IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, link.0)))
+    }
+
+    /// The link that this is the token of.
+    pub fn as_link(self) -> Option<LinkId> {
+        let IpAddr::V6(ip) = self.0 else { return None };
+        let [head @ .., link] = ip.segments();
+        (head == LINK_TOKEN).then_some(LinkId(link))
+    }
+
+    /// The address itself.
+    pub fn ip(self) -> IpAddr {
+        self.0
+    }
+}
+
+impl From<IpAddr> for Local {
+    fn from(ip: IpAddr) -> Self {
+        Self(ip)
+    }
+}
+
+/// What became of a received UDP payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handled {
+    /// It belongs to this connection, which may have events and packets now.
+    Connection(ConnectionId),
+    /// It has opened this connection.
+    New(ConnectionId),
+    /// Nothing to do but to look at [`Endpoint::poll_stateless`].
+    Nothing,
+}
+
+/// All connections that share sockets.
+#[derive(Debug)]
+pub struct Endpoint {
+    inner: noq_proto::Endpoint,
+    connections: Vec<Option<Connection>>,
+    handshaking: usize,
+    stateless: VecDeque<(Transmit, Vec<u8>)>,
+    scratch: Vec<u8>,
+}
+
+impl Endpoint {
+    /// An endpoint that opens connections.
+    pub fn client(setup: &ClientSetup) -> Self {
+        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), None, true))
+    }
+
+    /// An endpoint that accepts connections.
+    pub fn server(setup: &ServerSetup) -> Self {
+        let config = Some(setup.config.clone());
+        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), config, true))
+    }
+
+    fn new(inner: noq_proto::Endpoint) -> Self {
+        Self {
+            inner,
+            connections: Vec::new(),
+            handshaking: 0,
+            stateless: VecDeque::new(),
+            scratch: Vec::new(),
+        }
+    }
+
+    /// Starts a connection from `local`.
+    ///
+    /// # Errors
+    /// If the address or the name cannot be connected to.
+    pub fn connect(
+        &mut self,
+        now: Instant,
+        setup: &ClientSetup,
+        local: Local,
+        remote: SocketAddr,
+        name: &str,
+    ) -> Result<ConnectionId, noq_proto::ConnectError> {
+        let (handle, inner) = self.inner.connect(now, setup.config.clone(), remote, name)?;
+        Ok(self.insert(now, handle, inner, Some(local)))
+    }
+
+    fn insert(
+        &mut self,
+        now: Instant,
+        handle: ConnectionHandle,
+        inner: noq_proto::Connection,
+        home: Option<Local>,
+    ) -> ConnectionId {
+        if self.connections.len() <= handle.0 {
+            self.connections.resize_with(handle.0 + 1, || None);
+        }
+        let id = ConnectionId(handle.0);
+        self.connections[handle.0] = Some(Connection::new(now, id, inner, home));
+        id
+    }
+
+    /// Takes a UDP payload that arrived at `local` from `remote`.
+    pub fn handle(
+        &mut self,
+        now: Instant,
+        local: Option<Local>,
+        remote: SocketAddr,
+        ecn: u8,
+        data: BytesMut,
+    ) -> Handled {
+        let tuple = FourTuple::new(remote, local.map(Local::ip));
+        self.scratch.clear();
+        let ecn = EcnCodepoint::from_bits(ecn);
+        match self.inner.handle(now, tuple, ecn, data, &mut self.scratch) {
+            Some(DatagramEvent::ConnectionEvent(handle, event)) => {
+                let Some(Some(connection)) = self.connections.get_mut(handle.0) else {
+                    return Handled::Nothing;
+                };
+                connection.inner.handle_event(event);
+                Handled::Connection(ConnectionId(handle.0))
+            }
+            Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, local, incoming),
+            Some(DatagramEvent::Response(transmit)) => {
+                self.answer(local, &transmit);
+                Handled::Nothing
+            }
+            None => Handled::Nothing,
+        }
+    }
+
+    fn accept(&mut self, now: Instant, local: Option<Local>, incoming: Incoming) -> Handled {
+        if self.handshaking >= RETRY_ABOVE && incoming.may_retry() {
+            if let Ok(transmit) = self.inner.retry(incoming, &mut self.scratch) {
+                self.answer(local, &transmit);
+            }
+            return Handled::Nothing;
+        }
+        match self.inner.accept(incoming, now, &mut self.scratch, None) {
+            Ok((handle, inner)) => {
+                self.handshaking += 1;
+                Handled::New(self.insert(now, handle, inner, local))
+            }
+            Err(error) => {
+                tracing::debug!(cause = %error.cause, "a connection attempt was refused");
+                if let Some(transmit) = &error.response {
+                    self.answer(local, transmit);
+                }
+                Handled::Nothing
+            }
+        }
+    }
+
+    fn answer(&mut self, local: Option<Local>, transmit: &noq_proto::Transmit) {
+        if self.stateless.len() >= MAX_STATELESS {
+            return;
+        }
+        let outgoing = Transmit {
+            local: transmit.src_ip.map(Local::from).or(local),
+            remote: transmit.destination,
+            ecn: None,
+            size: transmit.size,
+            segment_size: None,
+        };
+        self.stateless.push_back((outgoing, self.scratch[..transmit.size].to_vec()));
+    }
+
+    /// The next answer that belongs to no connection.
+    pub fn poll_stateless(&mut self) -> Option<(Transmit, Vec<u8>)> {
+        self.stateless.pop_front()
+    }
+
+    /// A connection.
+    pub fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
+        self.connections.get_mut(id.0)?.as_mut()
+    }
+
+    /// Says that a handshake has ended, well or badly.
+    pub fn handshake_over(&mut self) {
+        self.handshaking = self.handshaking.saturating_sub(1);
+    }
+
+    /// Lets a connection and the endpoint tell each other what changed; to be called after every
+    /// use of the connection. Returns whether the connection is still there.
+    pub fn settle(&mut self, id: ConnectionId) -> bool {
+        loop {
+            let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };
+            let Some(event) = connection.inner.poll_endpoint_events() else { return true };
+            let drained = event.is_drained();
+            if let Some(event) = self.inner.handle_event(ConnectionHandle(id.0), event)
+                && let Some(Some(connection)) = self.connections.get_mut(id.0)
+            {
+                connection.inner.handle_event(event);
+            }
+            if drained {
+                self.connections[id.0] = None;
+                return false;
+            }
+        }
+    }
+
+    /// Connections that are open or closing.
+    pub fn len(&self) -> usize {
+        self.connections.iter().flatten().count()
+    }
+
+    /// Whether there is no connection.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn link_tokens_are_told_from_addresses() {
+        assert_eq!(Local::link(LinkId(7)).as_link(), Some(LinkId(7)));
+        assert_eq!(Local::from(IpAddr::from([192, 0, 2, 1])).as_link(), None);
+        assert_eq!(Local::from(IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])).as_link(), None);
+    }
+}

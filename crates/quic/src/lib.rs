@@ -1,0 +1,49 @@
+//! Multipath QUIC connections; the only crate that knows `noq-proto`.
+//!
+//! In: received UDP payloads with the place where they arrived, the time, datagrams and stream
+//! bytes to send, and credit that says which path may send how much. Out: UDP payloads to send,
+//! events, received datagrams and stream bytes, and what is measured about every path.
+//!
+//! The library sends on the lowest path that has room and knows no per-path queue. So every path's
+//! congestion controller stands behind a gate ([`Cc`], `gate.rs`): its window looks endless while
+//! the gate holds credit and empty otherwise, while the real controller inside keeps counting.
+//! [`Connection::poll_transmit`] hands credit to one path after the other, with exactly the
+//! datagrams that belong there, and ends with a control pass that gives every path a little for
+//! acknowledgements, heartbeats, path challenges and MTU probes.
+//!
+//! Always holds:
+//! - A datagram leaves on the path that it was queued for, and on no other.
+//! - No more is in flight on a path than its inner controller allows, plus one control pass.
+//! - Path numbers are those of the wire.
+#![forbid(unsafe_code)]
+
+mod config;
+mod connection;
+mod endpoint;
+mod gate;
+mod streams;
+mod view;
+
+pub use config::{Cc, ClientSetup, ServerSetup, SetupError, TransportOptions};
+pub use connection::{Connection, Event, LostReason};
+pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
+pub use streams::{Read, StreamError, StreamId};
+pub use view::PathView;
+
+/// What may be told to a peer about a path (draft-ietf-quic-multipath-21 §3.3).
+pub use noq_proto::PathStatus;
+
+/// A UDP payload to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transmit {
+    /// Where it leaves: at a client the token of a link, at a server the local address.
+    pub local: Option<Local>,
+    /// Where it goes.
+    pub remote: std::net::SocketAddr,
+    /// ECN codepoint bits for the IP header.
+    pub ecn: Option<u8>,
+    /// Bytes of the buffer that it takes.
+    pub size: usize,
+    /// If set, the payload is several datagrams of this size (the last may be shorter).
+    pub segment_size: Option<usize>,
+}

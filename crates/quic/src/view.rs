@@ -1,0 +1,89 @@
+use std::net::SocketAddr;
+
+use mpvpn_types::{Duration, PathId};
+
+use crate::Local;
+
+/// What is measured about a path. Rates in bytes/s, sizes in bytes of UDP payload.
+#[derive(Clone, Debug)]
+pub struct PathView {
+    /// Its number on the wire.
+    pub id: PathId,
+    /// Where its packets leave: at a client the token of a link, at a server the local address.
+    pub local: Option<Local>,
+    /// The far end.
+    pub remote: SocketAddr,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// The least round-trip time seen.
+    pub min_rtt: Duration,
+    /// Variation of the round-trip time.
+    pub jitter: Duration,
+    /// Share of the packets sent in the last 10 s that were lost (0 to 1).
+    pub loss: f64,
+    /// Congestion window of the inner controller.
+    pub window: u64,
+    /// Sent and neither acknowledged nor lost.
+    pub in_flight: u64,
+    /// Estimated delivery rate of what is sent, 0 if unknown.
+    pub rate: u64,
+    /// Largest UDP payload that the path is known to carry.
+    pub mtu: u16,
+    /// UDP payload sent, since the path was opened.
+    pub tx_bytes: u64,
+    /// UDP datagrams sent.
+    pub tx_packets: u64,
+    /// UDP payload received.
+    pub rx_bytes: u64,
+    /// UDP datagrams received.
+    pub rx_packets: u64,
+    /// QUIC packets declared lost.
+    pub lost_packets: u64,
+}
+
+/// Losses of the last 10 s, in buckets of a second.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LossWindow {
+    buckets: [(u64, u64); 10],
+    second: u64,
+    last: (u64, u64),
+}
+
+impl LossWindow {
+    /// Takes the totals of packets sent and lost at `second`.
+    pub(crate) fn update(&mut self, second: u64, sent: u64, lost: u64) {
+        for passed in 1..=second.saturating_sub(self.second).min(10) {
+            self.buckets[((self.second + passed) % 10) as usize] = (0, 0);
+        }
+        self.second = self.second.max(second);
+        let bucket = &mut self.buckets[(self.second % 10) as usize];
+        bucket.0 += sent.saturating_sub(self.last.0);
+        bucket.1 += lost.saturating_sub(self.last.1);
+        self.last = (sent, lost);
+    }
+
+    /// The share that was lost (0 to 1).
+    pub(crate) fn share(&self) -> f64 {
+        let (sent, lost) =
+            self.buckets.iter().fold((0, 0), |(sent, lost), bucket| (sent + bucket.0, lost + bucket.1));
+        if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_forgotten_after_ten_seconds() {
+        let mut window = LossWindow::default();
+        window.update(0, 100, 10);
+        assert!((window.share() - 0.1).abs() < 1e-9);
+        window.update(5, 200, 10);
+        assert!((window.share() - 0.05).abs() < 1e-9);
+        window.update(12, 300, 10);
+        assert_eq!(window.share(), 0.0);
+        window.update(400, 300, 10);
+        assert_eq!(window.share(), 0.0);
+    }
+}

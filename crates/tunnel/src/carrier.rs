@@ -1,0 +1,469 @@
+//! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
+//! and leave; paths are watched and judged.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use bytes::{Bytes, BytesMut};
+use mpvpn_class::{QueueConfig, Queued};
+use mpvpn_masque::datagram::{self, DatagramPrefix};
+use mpvpn_packet::{
+    FlowKey, SplitError, VnetHdr, icmp, ip,
+    mss::{self, Checksum},
+    protocol, split,
+};
+use mpvpn_path::{
+    Change, Dispatcher, Liveness, LivenessConfig, Order, PathInfo, PathState, Reason, Scheduler,
+};
+use mpvpn_quic::{Connection, Local, PathStatus, PathView, Transmit};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
+
+use crate::mtu::MtuFollower;
+
+/// Measurements of paths are taken over into scheduling at this interval.
+const MEASURE: Duration = Duration::from_millis(20);
+/// Losses that belong to the death of a path may be found this long after it is back.
+const THAW: Duration = Duration::from_millis(300);
+/// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
+const PASS_BYTES: u64 = 256 * 1024;
+
+/// Which end of the tunnel this is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Opens paths and decides which of them are standby.
+    Client,
+    /// Follows the client's wishes.
+    Server,
+}
+
+#[derive(Debug)]
+struct Watched {
+    liveness: Liveness,
+    /// Since when the peer wants no data on this path.
+    refused: Option<Instant>,
+    /// This end keeps the path for later.
+    spare: bool,
+    link: LinkId,
+    thaw: Option<Instant>,
+    told: PathStatus,
+    state: PathState,
+}
+
+/// Counters of a tunnel (bytes and packets of inner IP).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes taken from the TUN and sent.
+    pub tx_bytes: u64,
+    /// Bytes received and given to the TUN.
+    pub rx_bytes: u64,
+}
+
+/// One path as status output shows it.
+#[derive(Clone, Debug)]
+pub struct PathReport {
+    /// What is measured.
+    pub view: PathView,
+    /// Whether it may be used.
+    pub state: PathState,
+    /// Why it is in that state; empty if there is nothing to say.
+    pub reason: String,
+    /// The link, at a client.
+    pub link: Option<LinkId>,
+}
+
+/// A tunnel over one connection.
+#[derive(Debug)]
+pub(crate) struct Carrier {
+    role: Role,
+    prefix: DatagramPrefix,
+    dispatcher: Dispatcher,
+    paths: BTreeMap<PathId, Watched>,
+    measured: Option<Instant>,
+    changed: bool,
+    mtu: MtuFollower,
+    arena: BytesMut,
+    ranges: Vec<std::ops::Range<usize>>,
+    pub(crate) counters: Counters,
+}
+
+impl Carrier {
+    /// A tunnel on the request stream `stream` of a connection whose path 0 is open.
+    pub(crate) fn new(now: Instant, role: Role, stream: u64, scheduler: Scheduler) -> Self {
+        Self {
+            role,
+            prefix: datagram::prefix(stream, 0),
+            dispatcher: Dispatcher::new(scheduler, QueueConfig::default()),
+            paths: BTreeMap::new(),
+            measured: None,
+            changed: true,
+            mtu: MtuFollower::new(now),
+            arena: BytesMut::new(),
+            ranges: Vec::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// A path can carry data.
+    pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
+        let link = connection.local_of(id).and_then(Local::as_link).unwrap_or(LinkId(id.0 as u16));
+        self.paths.entry(id).or_insert_with(|| Watched {
+            liveness: Liveness::new(LivenessConfig::default(), now),
+            refused: None,
+            spare: false,
+            link,
+            thaw: None,
+            told: PathStatus::Available,
+            state: PathState::Active,
+        });
+        self.changed = true;
+    }
+
+    /// A path is gone.
+    pub(crate) fn path_closed(&mut self, id: PathId) {
+        self.paths.remove(&id);
+        self.changed = true;
+    }
+
+    /// The peer wants a path to be used, or not.
+    pub(crate) fn peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
+        let Some(path) = self.paths.get_mut(&id) else { return };
+        path.refused = match status {
+            PathStatus::Available => None,
+            PathStatus::Backup => path.refused.or(Some(now)),
+        };
+        self.changed = true;
+    }
+
+    /// The kernel says whether a link can carry packets.
+    pub(crate) fn link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
+        for path in self.paths.values_mut().filter(|path| path.link == link) {
+            path.liveness.on_carrier(now, up);
+            self.changed = true;
+        }
+    }
+
+    /// The path that runs over a link.
+    pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
+        self.paths.iter().find(|(_, path)| path.link == link).map(|(id, _)| *id)
+    }
+
+    /// Whether any path works.
+    pub(crate) fn any_alive(&self) -> bool {
+        self.paths.values().any(|path| path.liveness.is_alive())
+    }
+
+    /// Since when no path works.
+    pub(crate) fn dead_since(&self) -> Option<Instant> {
+        if self.any_alive() {
+            return None;
+        }
+        self.paths.values().filter_map(|path| path.liveness.dead_since()).max()
+    }
+
+    /// This end did not run for a while.
+    pub(crate) fn forgive(&mut self, now: Instant) {
+        for path in self.paths.values_mut() {
+            path.liveness.forgive(now);
+        }
+    }
+
+    /// Notes on which paths something arrived.
+    pub(crate) fn note_received(&mut self, now: Instant, connection: &mut Connection) {
+        let paths = &mut self.paths;
+        connection.drain_received(|id| {
+            if let Some(path) = paths.get_mut(&id) {
+                path.liveness.on_received(now);
+            }
+        });
+    }
+
+    fn note_traffic(&mut self, now: Instant) {
+        for path in self.paths.values_mut() {
+            path.liveness.on_traffic(now);
+        }
+    }
+
+    /// Takes the payload of a received HTTP datagram apart; `None` if it is not an IP packet of
+    /// this tunnel.
+    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Option<Bytes> {
+        let prefix = self.prefix.as_ref();
+        if datagram.starts_with(prefix) {
+            return Some(datagram.slice(prefix.len()..));
+        }
+        // The same numbers may be written in longer varints (RFC 9000 §16).
+        let parsed = datagram::parse(&datagram).ok()?;
+        let own = datagram::parse(prefix).ok()?;
+        let ours = parsed.stream_id == own.stream_id && parsed.context_id == own.context_id;
+        ours.then(|| datagram.slice(parsed.payload_at..))
+    }
+
+    /// Data arrived through the tunnel.
+    pub(crate) fn note_delivered(&mut self, now: Instant, bytes: u64) {
+        self.counters.rx_bytes += bytes;
+        self.note_traffic(now);
+    }
+
+    /// Takes what was read from the TUN. Returns an ICMP error to give back to it, if the packet
+    /// cannot be carried.
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        hdr: VnetHdr,
+        packet: &mut [u8],
+        gateway: Gateway,
+    ) -> Option<Vec<u8>> {
+        let Some(mtu) = self.mtu.limit() else { return None };
+        let view = ip::parse(packet).ok()?;
+        let flow = FlowKey::of(&view);
+        let order = order_of(&view);
+        let gateway = gateway.for_source(view.src());
+        if view.protocol() == protocol::TCP {
+            let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
+            mss::clamp(packet, self.mtu.announced().min(mtu), partial);
+        }
+        self.ranges.clear();
+        let prefix = self.prefix.as_ref();
+        let mut split = split::split(hdr, packet, mtu, prefix, &mut self.arena, &mut self.ranges);
+        if let Err(SplitError::TooBig { len, .. }) = split
+            && flow.protocol == protocol::TCP
+            && len <= self.mtu.announced()
+        {
+            // The limit is lower than what was promised while a path is still being probed.
+            self.ranges.clear();
+            let hdr = as_super_packet(packet);
+            split = split::split(hdr, packet, mtu, prefix, &mut self.arena, &mut self.ranges);
+        }
+        match split {
+            Ok(()) => {}
+            Err(SplitError::TooBig { mtu, .. }) => {
+                return gateway.and_then(|from| icmp::packet_too_big(packet, mtu as u32, from));
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a packet from the TUN was dropped");
+                return None;
+            }
+        }
+        let whole = self.arena.split().freeze();
+        let hash = flow.hash32();
+        for range in &self.ranges {
+            let data = whole.slice(range.clone());
+            self.counters.tx_bytes += (data.len() - prefix.len()) as u64;
+            self.dispatcher.push(now, Queued { data, flow: hash }, order);
+        }
+        self.note_traffic(now);
+        None
+    }
+
+    /// Bytes that wait for a path.
+    pub(crate) fn backlog(&self) -> usize {
+        self.dispatcher.bytes()
+    }
+
+    /// Moves packets from the queues to paths that have room. Returns whether any moved.
+    fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
+        if self.dispatcher.is_empty() {
+            for id in self.paths.keys() {
+                connection.set_limited(*id, false);
+            }
+            return false;
+        }
+        let Some(max) = connection.max_datagram() else { return false };
+        let mut moved = false;
+        let order: Vec<PathId> = self.dispatcher.order().collect();
+        for id in order {
+            let room = connection.room(now, id);
+            let mut left = room.min(PASS_BYTES);
+            while left > 0 {
+                let Some(packet) = self.dispatcher.pop(now, id) else { break };
+                if packet.data.len() > max {
+                    continue;
+                }
+                left = left.saturating_sub(connection.queue(id, packet.data));
+                moved = true;
+            }
+            connection.set_limited(id, room < PASS_BYTES && left == 0 && self.dispatcher.has_for(id));
+        }
+        moved
+    }
+
+    /// The next UDP payload to send.
+    pub(crate) fn poll_transmit(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        buf: &mut Vec<u8>,
+    ) -> Option<Transmit> {
+        self.refresh(now, connection);
+        loop {
+            if let Some(transmit) = connection.poll_transmit(now, buf) {
+                return Some(transmit);
+            }
+            if !self.assign(now, connection) {
+                return None;
+            }
+        }
+    }
+
+    /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
+    fn refresh(&mut self, now: Instant, connection: &mut Connection) {
+        let due = self.measured.is_none_or(|at| now.saturating_duration_since(at) >= MEASURE);
+        if !due && !self.changed {
+            return;
+        }
+        if due {
+            self.measured = Some(now);
+            let limit = connection.max_datagram().map(|max| max.saturating_sub(self.prefix.as_ref().len()));
+            self.mtu.update(now, limit);
+        }
+        self.changed = false;
+        self.choose_spares();
+        let mut infos = Vec::with_capacity(self.paths.len());
+        for (id, path) in &mut self.paths {
+            if due && let Some(view) = connection.view(now, *id) {
+                path.liveness.on_measured(view.rtt, view.jitter, view.loss);
+            }
+            let heard = path
+                .refused
+                .is_some_and(|since| connection.acked_sent(*id).is_some_and(|acked| acked > since));
+            let unheard = path.refused.is_some() && !heard;
+            let alive = path.liveness.is_alive() && !unheard;
+            let state = match (alive, self.role) {
+                (false, _) => PathState::Down,
+                (true, Role::Client) if path.spare => PathState::Standby,
+                (true, Role::Server) if path.refused.is_some() => PathState::Standby,
+                (true, _) => PathState::Active,
+            };
+            if state == PathState::Down {
+                connection.freeze(*id, true);
+                path.thaw = Some(now + THAW);
+            } else if path.thaw.is_some_and(|at| now >= at) {
+                connection.freeze(*id, false);
+                path.thaw = None;
+            }
+            // Also the library's own choice for acknowledgements and stream data.
+            let tell = if state == PathState::Active { PathStatus::Available } else { PathStatus::Backup };
+            if tell != path.told {
+                path.told = tell;
+                connection.set_status(*id, tell);
+            }
+            if state != path.state {
+                tracing::debug!(path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
+                path.state = state;
+            }
+            infos.push(PathInfo {
+                id: *id,
+                link: path.link,
+                state,
+                rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
+                rate: connection.rate(*id),
+            });
+        }
+        self.dispatcher.set_paths(now, &infos);
+    }
+
+    /// Under failover a client keeps every working path but the first for later.
+    fn choose_spares(&mut self) {
+        if self.role == Role::Server {
+            return;
+        }
+        let failover = self.dispatcher.scheduler() == Scheduler::Failover;
+        let first = self
+            .paths
+            .iter()
+            .filter(|(_, path)| path.liveness.is_alive())
+            .min_by_key(|(id, path)| (path.link, **id))
+            .map(|(id, _)| *id);
+        for (id, path) in &mut self.paths {
+            path.spare = failover && first.is_some_and(|first| first != *id);
+        }
+    }
+
+    /// Sends heartbeats and judges paths.
+    pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
+        for (id, path) in &mut self.paths {
+            let verdict = path.liveness.poll(now);
+            if verdict.heartbeat {
+                connection.heartbeat(*id);
+            }
+            if let Some(change) = verdict.change {
+                self.changed = true;
+                let state = if change == Change::Alive { "alive" } else { "dead" };
+                tracing::info!(path = id.0, link = path.link.0, state, reason = %path.liveness.reason(), "path changed");
+            }
+        }
+        self.mtu.tick(now);
+    }
+
+    /// When [`Self::handle_timeout`] or [`Self::poll_transmit`] has something to do again.
+    pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
+        let beats = self.paths.values().filter_map(|path| path.liveness.poll_timeout(now)).min();
+        let pacer = if self.dispatcher.is_empty() { None } else { connection.pacer_timeout(now) };
+        let thaw = self.paths.values().filter_map(|path| path.thaw).min();
+        [beats, pacer, thaw, self.mtu.poll_timeout()].into_iter().flatten().min()
+    }
+
+    /// The MTU that the tunnel promises (bytes), once it is known well enough.
+    pub(crate) fn take_mtu(&mut self) -> Option<usize> {
+        self.mtu.take_change()
+    }
+
+    /// The MTU promised last.
+    pub(crate) fn mtu(&self) -> usize {
+        self.mtu.announced()
+    }
+
+    /// Paths for status output.
+    pub(crate) fn report(&self, now: Instant, connection: &mut Connection) -> Vec<PathReport> {
+        let mut reports = Vec::with_capacity(self.paths.len());
+        for (id, path) in &self.paths {
+            let Some(view) = connection.view(now, *id) else { continue };
+            let reason = match path.liveness.reason() {
+                Reason::Good if path.spare => "another link comes first".to_owned(),
+                Reason::Good if path.state == PathState::Down => "the far end hears nothing".to_owned(),
+                Reason::Good if path.state == PathState::Standby => "kept for later by the client".to_owned(),
+                reason => reason.to_string(),
+            };
+            let link = (self.role == Role::Client).then_some(path.link);
+            reports.push(PathReport { view, state: path.state, reason, link });
+        }
+        reports
+    }
+
+    /// Packets dropped in the queues.
+    pub(crate) fn drops(&self) -> u64 {
+        self.dispatcher.drops()
+    }
+
+    /// How long packets wait in the queues.
+    pub(crate) fn sojourn(&self) -> Duration {
+        if self.dispatcher.is_empty() { Duration::ZERO } else { self.dispatcher.sojourn() }
+    }
+}
+
+/// The addresses that ICMP errors come from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gateway {
+    pub(crate) v4: Option<IpAddr>,
+    pub(crate) v6: Option<IpAddr>,
+}
+
+impl Gateway {
+    /// The address of the family of `source`.
+    pub(crate) fn for_source(self, source: IpAddr) -> Option<IpAddr> {
+        if source.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
+/// Whether reordering hurts the flow of a packet.
+fn order_of(packet: &ip::IpPacket<'_>) -> Order {
+    match packet.protocol() {
+        protocol::UDP | protocol::ICMP | protocol::ICMPV6 if packet.has_transport_header() => Order::Free,
+        _ => Order::Needed,
+    }
+}
+
+/// The virtio header under which a single TCP packet is cut into smaller ones.
+fn as_super_packet(packet: &[u8]) -> VnetHdr {
+    let v6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
+    let gso_type = if v6 { mpvpn_packet::vnet::GSO_TCPV6 } else { mpvpn_packet::vnet::GSO_TCPV4 };
+    VnetHdr { gso_type, gso_size: u16::MAX, ..VnetHdr::NONE }
+}

@@ -1,0 +1,925 @@
+//! The client of a tunnel.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::{IpAddr, SocketAddr},
+};
+
+use bytes::{Bytes, BytesMut};
+use ipnet::IpNet;
+use mpvpn_masque::{
+    capsule::{AssignedAddress, Capsule, CapsuleReader, Family, IpRange, RequestedAddress},
+    connect_ip::{self, ConnectIpRequest, ResponseError},
+    h3::{self, Event as HttpEvent, Side},
+};
+use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{
+    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, PathStatus,
+    StreamId, Transmit,
+};
+use mpvpn_types::{Duration, Instant, LinkId};
+
+use crate::{
+    Counters, NETWORKS_HEADER, PathReport, SCHEDULER_HEADER,
+    attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
+    carrier::{Carrier, Gateway, Role},
+    http::Http,
+};
+
+/// With every path silent for this long while data waits, a new connection is tried beside the old one.
+const REVIVE: Duration = Duration::from_secs(2);
+/// The server answers a request within this time, or the connection is given up.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// What a client needs to know.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// TLS and transport.
+    pub setup: ClientSetup,
+    /// The name that the certificate must have.
+    pub server_name: String,
+    /// Host and port for the `:authority` of the request.
+    pub authority: String,
+    /// The path of the request; `/.well-known/masque/ip/*/*/` at most servers.
+    pub path: String,
+    /// Bearer token.
+    pub token: Option<String>,
+    /// How packets are spread over paths.
+    pub scheduler: Scheduler,
+}
+
+/// What the server gave the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Addresses with the length of the prefix that was assigned.
+    pub addresses: Vec<IpNet>,
+    /// What the server offers to reach.
+    pub routes: Vec<IpRange>,
+}
+
+/// Something that the edge must act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// The tunnel carries packets; addresses and routes are these, also when they are those of before.
+    Up(Assignment),
+    /// Addresses or routes have changed.
+    Changed(Assignment),
+    /// Packets up to this size (bytes) can be carried.
+    Mtu(usize),
+    /// The connection is lost; the client tries to make a new one by itself.
+    Down(String),
+    /// Going on makes no sense.
+    Fatal(ClientError),
+}
+
+/// Why a client ends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The credentials were refused.
+    #[error("the server refuses the token (HTTP status {0})")]
+    Unauthorized(u16),
+    /// The server has no CONNECT-IP at this path, or refuses this request.
+    #[error("{0}")]
+    Refused(String),
+    /// TLS failed.
+    #[error("the secure connection to the server failed: {0}")]
+    Tls(String),
+    /// The peer speaks HTTP/3 but not what a tunnel needs.
+    #[error("the server does not offer {0}")]
+    Unsupported(&'static str),
+}
+
+/// Whether the tunnel works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientState {
+    /// No connection yet, or again.
+    Connecting,
+    /// Packets flow.
+    Up,
+}
+
+/// Figures for status output.
+#[derive(Clone, Debug)]
+pub struct ClientReport {
+    /// Whether the tunnel works.
+    pub state: ClientState,
+    /// What the server gave.
+    pub assignment: Option<Assignment>,
+    /// How often the session was taken up again.
+    pub resumed: u32,
+    /// Bytes of inner packets.
+    pub counters: Counters,
+    /// Packets dropped in queues.
+    pub drops: u64,
+    /// How long packets wait.
+    pub sojourn: Duration,
+    /// Every path.
+    pub paths: Vec<PathReport>,
+    /// MTU of the tunnel (bytes).
+    pub mtu: usize,
+}
+
+#[derive(Debug)]
+struct Link {
+    remote: SocketAddr,
+    up: bool,
+    probe: Probe,
+    opening: Option<Instant>,
+}
+
+/// The connection in use.
+#[derive(Debug)]
+struct Session {
+    connection: ConnectionId,
+    http: Http,
+    request: Option<StreamId>,
+    since: Instant,
+    accepted: bool,
+    up: bool,
+    capsules: CapsuleReader,
+    addresses: Vec<AssignedAddress>,
+    routes: Vec<IpRange>,
+    /// The server's networks, if it told.
+    networks: Vec<IpNet>,
+    carrier: Carrier,
+}
+
+/// A client: takes packets from a TUN, keeps a connection over all links, survives its loss.
+pub struct Client {
+    config: ClientConfig,
+    endpoint: Endpoint,
+    links: BTreeMap<LinkId, Link>,
+    attempts: Vec<Attempt>,
+    backoff: Backoff,
+    session: Option<Session>,
+    /// Connections that are closing; they still have packets to send.
+    closing: Vec<ConnectionId>,
+    secret: Option<Vec<u8>>,
+    assignment: Option<Assignment>,
+    resumed: u32,
+    was_up: bool,
+    joiner: Joiner,
+    events: VecDeque<ClientEvent>,
+    probes: VecDeque<(LinkId, Vec<u8>)>,
+    before: Counters,
+    drops_before: u64,
+    ended: bool,
+}
+
+impl Client {
+    /// A client without links; it does nothing until [`Self::link_up`].
+    pub fn new(now: Instant, config: ClientConfig) -> Self {
+        Self {
+            endpoint: Endpoint::client(&config.setup),
+            config,
+            links: BTreeMap::new(),
+            attempts: Vec::new(),
+            backoff: Backoff::new(now),
+            session: None,
+            closing: Vec::new(),
+            secret: None,
+            assignment: None,
+            resumed: 0,
+            was_up: false,
+            joiner: Joiner::new(),
+            events: VecDeque::new(),
+            probes: VecDeque::new(),
+            before: Counters::default(),
+            drops_before: 0,
+            ended: false,
+        }
+    }
+
+    /// A link can carry packets to the server at `remote`. Also to be called when its address or
+    /// the server's has changed.
+    pub fn link_up(&mut self, now: Instant, id: LinkId, remote: SocketAddr) {
+        let link = self.links.entry(id).or_insert_with(|| Link {
+            remote,
+            up: false,
+            probe: Probe::new(now),
+            opening: None,
+        });
+        link.remote = remote;
+        link.up = true;
+        link.probe.restart(now);
+        if let Some(session) = &mut self.session {
+            session.carrier.link_carrier(now, id, true);
+        }
+        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
+            self.try_link(now, id);
+        }
+    }
+
+    /// A link cannot carry packets: no carrier, no address, or gone.
+    pub fn link_down(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        link.up = false;
+        link.opening = None;
+        if let Some(session) = &mut self.session {
+            session.carrier.link_carrier(now, id, false);
+        }
+        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
+        for attempt in lost {
+            self.close_connection(now, attempt.connection, "the link is down");
+        }
+        self.attempts_over(now);
+    }
+
+    /// This end did not run for a while: silence until now proves nothing.
+    pub fn forgive(&mut self, now: Instant) {
+        if let Some(session) = &mut self.session {
+            session.carrier.forgive(now);
+        }
+    }
+
+    fn try_link(&mut self, now: Instant, id: LinkId) {
+        if self.ended || self.attempts.iter().any(|attempt| attempt.link == id) {
+            return;
+        }
+        let Some(link) = self.links.get(&id).filter(|link| link.up) else { return };
+        let local = Local::link(id);
+        match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
+            Ok(connection) => {
+                self.attempts.push(Attempt { connection, link: id, since: now });
+                self.backoff.trying();
+            }
+            Err(error) => tracing::warn!(%error, link = id.0, "cannot connect"),
+        }
+    }
+
+    fn try_all_links(&mut self, now: Instant) {
+        let ids: Vec<_> = self.links.keys().copied().collect();
+        for id in ids {
+            self.try_link(now, id);
+        }
+    }
+
+    fn attempts_over(&mut self, now: Instant) {
+        if self.attempts.is_empty() && self.session.is_none() && self.backoff.next.is_none() {
+            self.backoff.failed(now);
+        }
+    }
+
+    /// Takes a UDP payload that arrived on a link.
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        remote: SocketAddr,
+        ecn: u8,
+        data: BytesMut,
+    ) {
+        if is_answer(link, &data) {
+            if let Some(link) = self.links.get_mut(&link).filter(|link| link.remote == remote) {
+                link.probe.answer();
+            }
+            return;
+        }
+        if let Handled::Connection(id) = self.endpoint.handle(now, Some(Local::link(link)), remote, ecn, data)
+            && self.session.as_ref().is_none_or(|session| session.connection != id)
+        {
+            // The session is looked at once a batch, in `handle_batch`.
+            self.drive_attempt(now, id);
+        }
+    }
+
+    /// To be called after every batch of [`Self::handle_datagram`].
+    pub fn handle_batch(&mut self, now: Instant) {
+        self.drive_session(now);
+    }
+
+    fn drive_attempt(&mut self, now: Instant, id: ConnectionId) {
+        let Some(position) = self.attempts.iter().position(|attempt| attempt.connection == id) else {
+            self.settle(id);
+            return;
+        };
+        while let Some(event) = self.endpoint.get(id).and_then(|connection| connection.poll_event(now)) {
+            match event {
+                QuicEvent::Connected => {
+                    let attempt = self.attempts.remove(position);
+                    self.connected(now, attempt);
+                    return;
+                }
+                QuicEvent::Lost(reason) => {
+                    let attempt = self.attempts.remove(position);
+                    tracing::info!(link = attempt.link.0, %reason, "could not connect");
+                    self.settle(id);
+                    if let LostReason::Tls(reason) = reason
+                        && !self.was_up
+                    {
+                        self.fail(now, ClientError::Tls(reason));
+                    }
+                    self.attempts_over(now);
+                    return;
+                }
+                _ => {}
+            }
+        }
+        self.settle(id);
+    }
+
+    fn settle(&mut self, id: ConnectionId) {
+        if !self.endpoint.settle(id) {
+            self.closing.retain(|closing| *closing != id);
+        }
+    }
+
+    fn connected(&mut self, now: Instant, attempt: Attempt) {
+        let id = attempt.connection;
+        self.close_session(now, "replaced by a new connection");
+        let others = std::mem::take(&mut self.attempts);
+        for other in others {
+            self.close_connection(now, other.connection, "another link was quicker");
+        }
+        self.backoff.succeeded();
+        let Some(connection) = self.endpoint.get(id) else { return };
+        let http = match Http::start(Side::Client, connection) {
+            Ok(http) => http,
+            Err(error) => {
+                tracing::warn!(%error, "the server allows no HTTP/3 control streams");
+                self.close_connection(now, id, "no control streams");
+                self.attempts_over(now);
+                return;
+            }
+        };
+        // Replaced by the tunnel's own once the number of the request stream is known.
+        let mut carrier = Carrier::new(now, Role::Client, 0, self.config.scheduler);
+        carrier.path_opened(now, connection, mpvpn_types::PathId(0));
+        self.session = Some(Session {
+            connection: id,
+            http,
+            request: None,
+            since: now,
+            accepted: false,
+            up: false,
+            capsules: CapsuleReader::lenient(),
+            addresses: Vec::new(),
+            routes: Vec::new(),
+            networks: Vec::new(),
+            carrier,
+        });
+        for link in self.links.values_mut() {
+            link.probe.restart(now);
+            link.opening = None;
+        }
+        self.drive_session(now);
+    }
+
+    fn drive_session(&mut self, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        let id = session.connection;
+        let Some(connection) = self.endpoint.get(id) else { return };
+        session.carrier.note_received(now, connection);
+        let mut problem = None;
+        while let Some(event) = connection.poll_event(now) {
+            match event {
+                QuicEvent::Lost(reason) => {
+                    self.lost(now, &reason);
+                    return;
+                }
+                QuicEvent::PathOpened(path) => {
+                    session.carrier.path_opened(now, connection, path);
+                    let up = connection.local_of(path).and_then(Local::as_link);
+                    if let Some(link) = up.and_then(|link| self.links.get_mut(&link)) {
+                        link.opening = None;
+                    }
+                }
+                QuicEvent::PathClosed(path) => session.carrier.path_closed(path),
+                QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
+                QuicEvent::StreamReadable(stream) => {
+                    if let Err(error) = session.http.readable(connection, stream) {
+                        problem = Some(error);
+                    }
+                }
+                // A server that refuses stops reading the request, too: the answer says why.
+                QuicEvent::StreamStopped(stream, _)
+                    if Some(stream) == session.request && session.accepted =>
+                {
+                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
+                    return;
+                }
+                QuicEvent::Connected
+                | QuicEvent::StreamOpened(_)
+                | QuicEvent::StreamStopped(..)
+                | QuicEvent::Datagrams => {}
+            }
+        }
+        if let Some(error) = problem {
+            connection.close(now, error.code, &error.reason);
+            self.lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
+            return;
+        }
+        self.receive(now);
+        self.drive_http(now);
+        self.settle(id);
+    }
+
+    fn receive(&mut self, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let mut bytes = 0;
+        let (carrier, joiner) = (&session.carrier, &mut self.joiner);
+        let addresses = &session.addresses;
+        connection.receive_datagrams(|datagram| {
+            let Some(packet) = carrier.open_datagram(datagram) else { return };
+            // What is not for this client was misrouted, or is an attempt to get past its firewall.
+            let Some(dst) = ip::dst_of(&packet) else { return };
+            if !addresses.iter().any(|assigned| assigned.net.contains(&dst)) {
+                return;
+            }
+            bytes += packet.len() as u64;
+            joiner.push(clamp_received(packet, carrier.mtu()));
+        });
+        if bytes > 0 {
+            session.carrier.note_delivered(now, bytes);
+            self.joiner.flush();
+        }
+    }
+
+    fn drive_http(&mut self, now: Instant) {
+        loop {
+            let Some(session) = &mut self.session else { return };
+            let Some(event) = session.http.poll() else { break };
+            match event {
+                HttpEvent::Settings(settings) => {
+                    if !settings.enable_connect_protocol {
+                        return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
+                    }
+                    if !session.http.datagrams_allowed() {
+                        return self.fail(now, ClientError::Unsupported("HTTP datagrams (RFC 9297)"));
+                    }
+                    self.request(now);
+                }
+                HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
+                    self.response(now, &headers);
+                }
+                HttpEvent::Data { stream, data } if Some(stream) == session.request => {
+                    self.capsules(now, &data);
+                }
+                HttpEvent::Finished { stream } | HttpEvent::Reset { stream, .. }
+                    if Some(stream) == session.request =>
+                {
+                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
+                }
+                HttpEvent::StreamError { stream, code, reason } => {
+                    tracing::warn!(stream, code, %reason, "the server sent a malformed message");
+                    if let Some(connection) = self.endpoint.get(session.connection) {
+                        connection.reset(stream, code);
+                        connection.stop(stream, code);
+                    }
+                }
+                HttpEvent::GoAway { .. } => tracing::info!("the server is about to stop"),
+                _ => {}
+            }
+        }
+        self.check_up(now);
+    }
+
+    fn request(&mut self, now: Instant) {
+        let wishes = self.wishes();
+        let Some(session) = &mut self.session else { return };
+        if session.request.is_some() {
+            return;
+        }
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Ok(stream) = connection.open_bi() else { return };
+        let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
+        request.authorization = self.config.token.as_ref().map(|token| format!("Bearer {token}"));
+        request.session = self.secret.clone();
+        request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
+        let headers = request.headers();
+        connection.write(stream, h3::encode_headers(&headers));
+        let mut capsule = BytesMut::new();
+        Capsule::AddressRequest(wishes).encode(&mut capsule);
+        connection.write(stream, h3::encode_data(&capsule));
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        session.request = Some(stream);
+        let mut carrier = Carrier::new(now, Role::Client, stream, self.config.scheduler);
+        for path in connection.paths().collect::<Vec<_>>() {
+            carrier.path_opened(now, connection, path);
+        }
+        session.carrier = carrier;
+    }
+
+    /// The addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference").
+    fn wishes(&self) -> Vec<RequestedAddress> {
+        let known = self.assignment.as_ref().map(|assignment| assignment.addresses.as_slice());
+        let wish = |request_id, family| {
+            let before = known.unwrap_or_default().iter().find(|net| Family::of(net.addr()) == family);
+            before.map_or(RequestedAddress::any(request_id, family), |net| RequestedAddress {
+                request_id,
+                net: IpNet::from(net.addr()),
+            })
+        };
+        vec![wish(1, Family::V4), wish(2, Family::V6)]
+    }
+
+    fn response(&mut self, now: Instant, headers: &mpvpn_masque::headers::Headers) {
+        let error = match connect_ip::check_response(headers) {
+            Ok(accepted) => {
+                let Some(session) = &mut self.session else { return };
+                session.accepted = true;
+                let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
+                session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
+                if accepted.session.is_some() {
+                    self.resumed += u32::from(accepted.session == self.secret);
+                    self.secret = accepted.session;
+                }
+                return;
+            }
+            Err(error) => error,
+        };
+        match error {
+            ResponseError::Busy { .. } => {
+                self.lost(now, &LostReason::Closed { code: 0, reason: error.to_string() });
+            }
+            ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
+            other => self.fail(now, ClientError::Refused(other.to_string())),
+        }
+    }
+
+    fn capsules(&mut self, now: Instant, data: &[u8]) {
+        let Some(session) = &mut self.session else { return };
+        session.capsules.push(data);
+        let mut problem = None;
+        loop {
+            match session.capsules.next() {
+                Ok(None) => break,
+                Ok(Some(Capsule::AddressAssign(assigned))) => {
+                    // Two capsules, one a family, is how some servers send what belongs together.
+                    let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
+                    let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
+                    if !session.up {
+                        let kept =
+                            session.addresses.extract_if(.., |old| !families(old.net.addr().is_ipv4()));
+                        session.addresses = kept.chain(fresh.iter().copied()).collect();
+                    } else {
+                        session.addresses = fresh;
+                    }
+                }
+                Ok(Some(Capsule::RouteAdvertisement(routes))) => session.routes = routes,
+                Ok(Some(_)) => {}
+                Err(error) => {
+                    problem = Some(error.to_string());
+                    break;
+                }
+            }
+        }
+        if let Some(problem) = problem {
+            let reason = format!("the server sent a malformed capsule: {problem}");
+            if let Some(connection) = self.endpoint.get(session.connection) {
+                connection.close(now, h3::code::MESSAGE_ERROR, &reason);
+            }
+            self.lost(now, &LostReason::Transport(reason));
+            return;
+        }
+        if self.session.as_ref().is_some_and(|session| session.up) {
+            let assignment = self.current_assignment();
+            if assignment != self.assignment
+                && let Some(assignment) = assignment
+            {
+                self.assignment = Some(assignment.clone());
+                self.events.push_back(ClientEvent::Changed(assignment));
+            }
+        }
+    }
+
+    fn current_assignment(&self) -> Option<Assignment> {
+        let session = self.session.as_ref()?;
+        // A host address with the length of the network that it is in: the kernel then knows the
+        // neighbours.
+        let in_network = |net: IpNet| {
+            let network = session.networks.iter().find(|network| network.contains(&net.addr()));
+            network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
+        };
+        let addresses = session.addresses.iter().map(|entry| in_network(entry.net)).collect();
+        Some(Assignment { addresses, routes: session.routes.clone() })
+    }
+
+    fn check_up(&mut self, _now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        if session.up || !session.accepted || session.addresses.is_empty() {
+            return;
+        }
+        let Some(mtu) = session.carrier.take_mtu() else { return };
+        session.up = true;
+        self.was_up = true;
+        let Some(assignment) = self.current_assignment() else { return };
+        self.assignment = Some(assignment.clone());
+        self.events.push_back(ClientEvent::Mtu(mtu));
+        self.events.push_back(ClientEvent::Up(assignment));
+    }
+
+    fn close_connection(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+        if let Some(connection) = self.endpoint.get(id) {
+            connection.close(now, h3::code::NO_ERROR, reason);
+            self.closing.push(id);
+        }
+    }
+
+    fn close_session(&mut self, now: Instant, reason: &str) {
+        if let Some(session) = self.session.take() {
+            self.before.tx_bytes += session.carrier.counters.tx_bytes;
+            self.before.rx_bytes += session.carrier.counters.rx_bytes;
+            self.drops_before += session.carrier.drops();
+            self.close_connection(now, session.connection, reason);
+        }
+    }
+
+    fn lost(&mut self, now: Instant, reason: &LostReason) {
+        let id = self.session.as_ref().map(|session| session.connection);
+        self.close_session(now, "lost");
+        if let Some(id) = id {
+            self.settle(id);
+        }
+        self.events.push_back(ClientEvent::Down(reason.to_string()));
+        if self.attempts.is_empty() {
+            match reason {
+                LostReason::Reset | LostReason::TimedOut => self.backoff.now(now),
+                _ => self.backoff.failed(now),
+            }
+        }
+    }
+
+    fn fail(&mut self, now: Instant, error: ClientError) {
+        self.ended = true;
+        self.close(now, "giving up");
+        self.events.push_back(ClientEvent::Fatal(error));
+    }
+
+    /// Ends the tunnel; what [`Self::poll_transmit`] still gives tells the server.
+    pub fn close(&mut self, now: Instant, reason: &str) {
+        self.ended = true;
+        self.close_session(now, reason);
+        for attempt in std::mem::take(&mut self.attempts) {
+            self.close_connection(now, attempt.connection, reason);
+        }
+        self.backoff.trying();
+    }
+
+    /// Takes what was read from the TUN. Answers for it (ICMP errors) come out of [`Self::poll_tun`].
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
+        let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
+        let Ok(view) = ip::parse(packet) else { return };
+        let (src, dst) = (view.src(), view.dst());
+        let gateway =
+            Gateway { v4: first_of(&session.addresses, true), v6: first_of(&session.addresses, false) };
+        let own = |ip: IpAddr| session.addresses.iter().any(|entry| entry.net.contains(&ip));
+        if !own(src) || is_link_local(dst) {
+            return;
+        }
+        if !session.routes.iter().any(|range| range.contains(dst)) {
+            let error = gateway
+                .for_source(src)
+                .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
+            return self.answer(error);
+        }
+        let answer = session.carrier.send(now, hdr, packet, gateway);
+        self.answer(answer);
+    }
+
+    fn answer(&mut self, packet: Option<Vec<u8>>) {
+        if let Some(packet) = packet {
+            self.joiner.push(Bytes::from(packet));
+            self.joiner.flush();
+        }
+    }
+
+    /// Whether so much waits that the TUN should not be read.
+    pub fn is_full(&self, limit: usize) -> bool {
+        self.session.as_ref().is_some_and(|session| session.carrier.backlog() >= limit)
+    }
+
+    /// The next packet for the TUN.
+    pub fn poll_tun(&mut self) -> Option<Joined> {
+        self.joiner.pop()
+    }
+
+    /// Gives the memory of a written packet back.
+    pub fn recycle(&mut self, joined: Joined) {
+        self.joiner.recycle(joined);
+    }
+
+    /// The next thing that the edge must act on.
+    pub fn poll_event(&mut self) -> Option<ClientEvent> {
+        self.events.pop_front()
+    }
+
+    /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the
+    /// token of a link.
+    pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        if let Some((link, packet)) = self.probes.pop_front() {
+            let remote = self.links.get(&link)?.remote;
+            buf.extend_from_slice(&packet);
+            return Some(Transmit {
+                local: Some(Local::link(link)),
+                remote,
+                ecn: None,
+                size: packet.len(),
+                segment_size: None,
+            });
+        }
+        if let Some(session) = &mut self.session
+            && let Some(connection) = self.endpoint.get(session.connection)
+        {
+            if let Some(transmit) = session.carrier.poll_transmit(now, connection, buf) {
+                return Some(transmit);
+            }
+            let id = session.connection;
+            self.endpoint.settle(id);
+        }
+        let others: Vec<_> = self
+            .attempts
+            .iter()
+            .map(|attempt| attempt.connection)
+            .chain(self.closing.iter().copied())
+            .collect();
+        for id in others {
+            if let Some(transmit) = self.endpoint.get(id).and_then(|c| c.poll_transmit(now, buf)) {
+                return Some(transmit);
+            }
+            self.settle(id);
+        }
+        None
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+        let mut next = if self.ended { None } else { self.backoff.next };
+        let mut at_most = |at: Option<Instant>| {
+            next = match (next, at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        };
+        for attempt in &self.attempts {
+            at_most(Some(attempt.since + ATTEMPT));
+            at_most(self.endpoint.get(attempt.connection).and_then(|c| c.poll_timeout()));
+        }
+        for id in &self.closing {
+            at_most(self.endpoint.get(*id).and_then(|c| c.poll_timeout()));
+        }
+        if let Some(session) = &self.session
+            && let Some(connection) = self.endpoint.get(session.connection)
+        {
+            at_most(connection.poll_timeout());
+            at_most(session.carrier.poll_timeout(now, connection));
+            if !session.accepted {
+                at_most(Some(session.since + ANSWER));
+            }
+            at_most(session.carrier.dead_since().map(|since| (since + REVIVE).max(now + REVIVE / 8)));
+            for (id, link) in &self.links {
+                if link.up && session.carrier.path_on(*id).is_none() {
+                    at_most(link.probe.next());
+                    at_most(link.opening);
+                }
+            }
+        }
+        next
+    }
+
+    /// Lets time pass.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        if !self.ended && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
+            self.backoff.trying();
+            self.try_all_links(now);
+            self.attempts_over(now);
+        }
+        self.expire_attempts(now);
+        for id in self.closing.clone() {
+            if let Some(connection) = self.endpoint.get(id) {
+                connection.handle_timeout(now);
+                while connection.poll_event(now).is_some() {}
+            }
+            self.settle(id);
+        }
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        connection.handle_timeout(now);
+        session.carrier.handle_timeout(now, connection);
+        if !session.accepted && now.saturating_duration_since(session.since) >= ANSWER {
+            self.lost(now, &LostReason::TimedOut);
+            return;
+        }
+        self.drive_session(now);
+        self.open_paths(now);
+        self.revive(now);
+        if let Some(session) = &mut self.session
+            && session.up
+            && let Some(mtu) = session.carrier.take_mtu()
+        {
+            self.events.push_back(ClientEvent::Mtu(mtu));
+        }
+        self.check_up(now);
+    }
+
+    fn expire_attempts(&mut self, now: Instant) {
+        for attempt in self.attempts.clone() {
+            if now.saturating_duration_since(attempt.since) >= ATTEMPT {
+                self.attempts.retain(|other| other.connection != attempt.connection);
+                self.close_connection(now, attempt.connection, "took too long");
+                continue;
+            }
+            if let Some(connection) = self.endpoint.get(attempt.connection) {
+                connection.handle_timeout(now);
+            }
+            self.drive_attempt(now, attempt.connection);
+        }
+        self.attempts_over(now);
+    }
+
+    /// Asks on links without a path whether the server can be reached, and opens a path where it
+    /// can.
+    fn open_paths(&mut self, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        if !session.accepted || !connection.is_multipath() {
+            return;
+        }
+        let home = connection.home().and_then(Local::as_link);
+        for (id, link) in &mut self.links {
+            if !link.up || session.carrier.path_on(*id).is_some() || home == Some(*id) {
+                continue;
+            }
+            let mut probe = Vec::new();
+            if link.probe.poll(now, *id, &mut probe) {
+                self.probes.push_back((*id, probe));
+            }
+            if !link.probe.answered() || link.opening.is_some_and(|at| now < at) {
+                continue;
+            }
+            match connection.open_path(now, Local::link(*id), link.remote, PathStatus::Available) {
+                // The path is there when it is validated; until then it must not be opened twice.
+                Ok(_) => link.opening = Some(now + Duration::from_secs(30)),
+                Err(error) => {
+                    tracing::debug!(%error, link = id.0, "cannot open a path yet");
+                    link.opening = Some(now + Duration::from_millis(30));
+                }
+            }
+        }
+    }
+
+    /// When all paths are silent the server may have forgotten this client, or moved: a new
+    /// connection is tried, and the old one is kept until that succeeds.
+    fn revive(&mut self, now: Instant) {
+        let Some(session) = &self.session else { return };
+        match session.carrier.dead_since() {
+            Some(since) if now.saturating_duration_since(since) >= REVIVE => self.try_all_links(now),
+            Some(_) => {}
+            None => {
+                for attempt in std::mem::take(&mut self.attempts) {
+                    self.close_connection(now, attempt.connection, "the old connection works again");
+                }
+            }
+        }
+    }
+
+    /// Figures for status output.
+    pub fn report(&mut self, now: Instant) -> ClientReport {
+        let mut report = ClientReport {
+            state: ClientState::Connecting,
+            assignment: self.assignment.clone(),
+            resumed: self.resumed,
+            counters: self.before,
+            drops: self.drops_before,
+            sojourn: Duration::ZERO,
+            paths: Vec::new(),
+            mtu: 0,
+        };
+        let Some(session) = &mut self.session else { return report };
+        let Some(connection) = self.endpoint.get(session.connection) else { return report };
+        if session.up {
+            report.state = ClientState::Up;
+        }
+        report.counters.tx_bytes += session.carrier.counters.tx_bytes;
+        report.counters.rx_bytes += session.carrier.counters.rx_bytes;
+        report.drops += session.carrier.drops();
+        report.sojourn = session.carrier.sojourn();
+        report.paths = session.carrier.report(now, connection);
+        report.mtu = session.carrier.mtu();
+        report
+    }
+}
+
+fn first_of(addresses: &[AssignedAddress], v4: bool) -> Option<IpAddr> {
+    addresses.iter().map(|entry| entry.net.addr()).find(|ip| ip.is_ipv4() == v4)
+}
+
+/// Lowers the MSS of a SYN that came through the tunnel; every other packet passes untouched.
+pub(crate) fn clamp_received(packet: Bytes, mtu: usize) -> Bytes {
+    // A SYN has no payload to speak of: longer packets need no look inside.
+    if packet.len() > 160 || !mss::is_syn(&packet) {
+        return packet;
+    }
+    let mut copy = packet.to_vec();
+    if mss::clamp(&mut copy, mtu, mss::Checksum::Full) { Bytes::from(copy) } else { packet }
+}
+
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.is_multicast(),
+    }
+}

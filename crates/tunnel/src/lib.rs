@@ -1,0 +1,40 @@
+//! The client and the server of the tunnel, as state machines.
+//!
+//! In: UDP payloads with the place where they arrived, packets read from the TUN, what the kernel
+//! says about links, and the time. Out: UDP payloads to send, packets for the TUN, events that the
+//! edge turns into addresses and routes, and the time of the next call.
+//!
+//! Use it in batches: any number of `handle_datagram`, then `handle_batch`, then `poll_tun` until
+//! it is empty; any number of `handle_tun`; `handle_timeout` when it is time; then `poll_transmit`
+//! until it is empty.
+//!
+//! Always holds:
+//! - No I/O, no clock, no thread: two ends can be run against each other in a test, as fast as the
+//!   machine goes, and every run gives the same.
+//! - A client accepts only packets for its own addresses, a server only packets from the addresses
+//!   that it gave to that client (BCP 38).
+//! - A client that loses its connection keeps its addresses, and gets the same ones back while the
+//!   server remembers it.
+//! - What waits is bounded: per session by its queues, per connection by flow control.
+#![forbid(unsafe_code)]
+
+mod attempt;
+mod carrier;
+mod client;
+mod http;
+mod mtu;
+mod pool;
+mod server;
+
+pub use carrier::{Counters, PathReport, Role};
+pub use client::{Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState};
+pub use pool::{Addresses, Exhausted, Pool, Secret};
+pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport};
+
+/// The request header by which a client asks the server to schedule its downlink as it does its
+/// uplink.
+pub(crate) const SCHEDULER_HEADER: &str = "mpvpn-scheduler";
+
+/// The response header in which the server names its networks, so that clients know who their
+/// neighbours are: comma-separated prefixes, as in `10.0.0.0/24, fd00::/64`.
+pub(crate) const NETWORKS_HEADER: &str = "mpvpn-networks";

@@ -1,0 +1,255 @@
+//! Addresses of the clients.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use mpvpn_types::Instant;
+
+/// Known to one client and the server; whoever shows it gets that client's addresses.
+pub type Secret = [u8; 16];
+
+/// The addresses of one session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    /// IPv4 address, unless the pool has none.
+    pub v4: Option<Ipv4Addr>,
+    /// IPv6 address, unless the pool has none.
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Addresses {
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
+    }
+
+    /// Whether `ip` is one of them.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        match ip {
+            IpAddr::V4(ip) => self.v4 == Some(ip),
+            IpAddr::V6(ip) => self.v6 == Some(ip),
+        }
+    }
+}
+
+/// No address is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("every address of the pool {0} is in use")]
+pub struct Exhausted(Ipv4Net);
+
+#[derive(Clone, Debug)]
+struct Lease {
+    addresses: Addresses,
+    user: String,
+    /// Set while no client uses it.
+    idle_since: Option<Instant>,
+}
+
+/// Gives addresses out, remembers whose they are, and takes the longest unused ones back when
+/// none is free.
+///
+/// The first address of each subnet is the server's own. A client's IPv6 address has the same
+/// offset in its subnet as its IPv4 address, so that people recognise it.
+#[derive(Debug)]
+pub struct Pool {
+    v4: Ipv4Net,
+    v6: Option<Ipv6Net>,
+    leases: BTreeMap<Secret, Lease>,
+    by_offset: BTreeMap<u32, Secret>,
+}
+
+impl Pool {
+    /// A pool of the two subnets.
+    pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>) -> Self {
+        Self {
+            v4: v4.trunc(),
+            v6: v6.map(|net| net.trunc()),
+            leases: BTreeMap::new(),
+            by_offset: BTreeMap::new(),
+        }
+    }
+
+    /// The server's own addresses.
+    pub fn own(&self) -> Addresses {
+        self.at(1)
+    }
+
+    /// Length of the IPv4 prefix.
+    pub fn v4_net(&self) -> Ipv4Net {
+        self.v4
+    }
+
+    /// The IPv6 subnet.
+    pub fn v6_net(&self) -> Option<Ipv6Net> {
+        self.v6
+    }
+
+    fn at(&self, offset: u32) -> Addresses {
+        Addresses {
+            v4: Some(Ipv4Addr::from(u32::from(self.v4.network()).wrapping_add(offset))),
+            v6: self.v6.map(|net| Ipv6Addr::from(u128::from(net.network()).wrapping_add(u128::from(offset)))),
+        }
+    }
+
+    /// The last offset that a client may have: before the broadcast address.
+    fn last(&self) -> u32 {
+        let v4 = u32::MAX >> self.v4.prefix_len();
+        let v6 = self.v6.map_or(u128::MAX, |net| u128::MAX >> net.prefix_len());
+        u32::try_from(v6).unwrap_or(u32::MAX).min(v4).saturating_sub(1)
+    }
+
+    /// Clients that fit.
+    pub fn capacity(&self) -> u32 {
+        self.last().saturating_sub(1)
+    }
+
+    fn offset_of(&self, ip: IpAddr) -> Option<u32> {
+        let offset = match ip {
+            IpAddr::V4(ip) => self.v4.contains(&ip).then(|| u32::from(ip) - u32::from(self.v4.network()))?,
+            IpAddr::V6(ip) => {
+                let net = self.v6.filter(|net| net.contains(&ip))?;
+                u32::try_from(u128::from(ip) - u128::from(net.network())).ok()?
+            }
+        };
+        (2..=self.last()).contains(&offset).then_some(offset)
+    }
+
+    /// The addresses that belong to `secret`, if `user` got them earlier.
+    pub fn resume(&mut self, secret: &Secret, user: &str) -> Option<Addresses> {
+        let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
+        lease.idle_since = None;
+        Some(lease.addresses)
+    }
+
+    /// New addresses for `user`, the preferred ones if they are free.
+    ///
+    /// # Errors
+    /// If every address is in use.
+    pub fn assign(
+        &mut self,
+        secret: Secret,
+        user: &str,
+        preferred: &[IpAddr],
+    ) -> Result<Addresses, Exhausted> {
+        let wish = preferred
+            .iter()
+            .filter_map(|ip| self.offset_of(*ip))
+            .find(|offset| !self.by_offset.contains_key(offset));
+        let offset = wish.or_else(|| self.free()).or_else(|| self.reclaim()).ok_or(Exhausted(self.v4))?;
+        let addresses = self.at(offset);
+        self.by_offset.insert(offset, secret);
+        self.leases.insert(secret, Lease { addresses, user: user.to_owned(), idle_since: None });
+        Ok(addresses)
+    }
+
+    /// The lowest offset that nobody has.
+    fn free(&self) -> Option<u32> {
+        let mut next = 2;
+        for taken in self.by_offset.keys() {
+            if *taken > next {
+                break;
+            }
+            next = taken + 1;
+        }
+        (next <= self.last()).then_some(next)
+    }
+
+    /// Takes the longest unused lease back.
+    fn reclaim(&mut self) -> Option<u32> {
+        let (secret, _) = self
+            .leases
+            .iter()
+            .filter_map(|(secret, lease)| lease.idle_since.map(|since| (*secret, since)))
+            .min_by_key(|(_, since)| *since)?;
+        let lease = self.leases.remove(&secret)?;
+        let offset = lease.addresses.iter().find_map(|ip| self.offset_of(ip))?;
+        self.by_offset.remove(&offset);
+        Some(offset)
+    }
+
+    /// The client has gone; its addresses stay reserved for it while others are free.
+    pub fn release(&mut self, now: Instant, secret: &Secret) {
+        if let Some(lease) = self.leases.get_mut(secret) {
+            lease.idle_since = Some(now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpvpn_types::Duration;
+
+    fn pool(v4: &str) -> Pool {
+        Pool::new(v4.parse().unwrap(), Some("fd00::/64".parse().unwrap()))
+    }
+
+    fn secret(n: u8) -> Secret {
+        [n; 16]
+    }
+
+    #[test]
+    fn the_first_address_is_the_servers() {
+        let mut pool = pool("10.0.0.0/24");
+        assert_eq!(pool.own().v4, Some("10.0.0.1".parse().unwrap()));
+        let first = pool.assign(secret(1), "a", &[]).unwrap();
+        assert_eq!(first.v4, Some("10.0.0.2".parse().unwrap()));
+        assert_eq!(first.v6, Some("fd00::2".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_client_that_returns_gets_its_addresses() {
+        let mut pool = pool("10.0.0.0/24");
+        let now = Instant::now();
+        let mine = pool.assign(secret(1), "alice", &[]).unwrap();
+        pool.release(now, &secret(1));
+        let other = pool.assign(secret(2), "bob", &[]).unwrap();
+        assert_ne!(mine, other);
+        assert_eq!(pool.resume(&secret(1), "alice"), Some(mine));
+        assert_eq!(pool.resume(&secret(1), "bob"), None, "a secret is of no use to another user");
+        assert_eq!(pool.resume(&secret(9), "alice"), None);
+    }
+
+    #[test]
+    fn a_wish_is_granted_only_if_the_address_is_free() {
+        let mut pool = pool("10.0.0.0/24");
+        let wish: IpAddr = "10.0.0.77".parse().unwrap();
+        let first = pool.assign(secret(1), "a", &[wish]).unwrap();
+        assert_eq!(first.v4.map(IpAddr::V4), Some(wish));
+        let second = pool.assign(secret(2), "a", &[wish]).unwrap();
+        assert_ne!(second.v4, first.v4);
+        for bad in ["10.0.0.1", "10.0.0.0", "10.0.0.255", "192.0.2.1"] {
+            let got = pool.assign(secret(3), "a", &[bad.parse().unwrap()]).unwrap();
+            assert_ne!(got.v4.map(IpAddr::V4), Some(bad.parse().unwrap()));
+        }
+    }
+
+    #[test]
+    fn a_full_pool_takes_unused_addresses_back_and_only_those() {
+        let mut pool = pool("10.0.0.0/29");
+        assert_eq!(pool.capacity(), 5);
+        for n in 0..5 {
+            pool.assign(secret(n), "a", &[]).unwrap();
+        }
+        assert!(pool.assign(secret(9), "a", &[]).is_err());
+        let now = Instant::now();
+        pool.release(now + Duration::from_secs(5), &secret(1));
+        pool.release(now, &secret(3));
+        let got = pool.assign(secret(9), "a", &[]).unwrap();
+        assert_eq!(got.v4, Some("10.0.0.5".parse().unwrap()), "the one unused for longest");
+        assert_eq!(pool.resume(&secret(3), "a"), None);
+    }
+
+    #[test]
+    fn a_large_subnet_holds_more_than_254_clients() {
+        let mut pool = pool("10.0.0.0/16");
+        let mut seen = std::collections::BTreeSet::new();
+        for n in 0..1000u128 {
+            let addresses = pool.assign(n.to_be_bytes(), "a", &[]).unwrap();
+            assert!(seen.insert(addresses.v4), "{addresses:?} given out twice");
+        }
+    }
+}

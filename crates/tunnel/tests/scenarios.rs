@@ -1,0 +1,241 @@
+//! Stories of a client and a server, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_packet::{build, ip};
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_tunnel::{ClientError, ClientState};
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, TOKEN, World};
+
+fn two_links() -> (World, usize) {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::MinRtt, &[(100, 12 * MS), (100, 12 * MS)]);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    (world, client)
+}
+
+fn states(world: &mut World, client: usize) -> Vec<PathState> {
+    let now = world.now;
+    world.machines[client].client.report(now).paths.iter().map(|path| path.state).collect()
+}
+
+#[test]
+fn a_tunnel_comes_up_with_both_families_and_carries_packets_both_ways() {
+    let (mut world, client) = two_links();
+    assert!(world.address(client, true).is_ipv4() && world.address(client, false).is_ipv6());
+    let (there, back) = (world.outward(client, b"ping"), world.inward(client, b"pong"));
+    world.client_sends(client, there.clone());
+    world.server_sends(back.clone());
+    world.run(50 * MS);
+    assert_eq!(world.at_server.iter().map(|(_, packet)| packet).collect::<Vec<_>>(), [&there]);
+    let received: Vec<_> = world.machines[client].received.iter().map(|(_, packet)| packet).collect();
+    assert_eq!(received, [&back]);
+    assert_eq!(states(&mut world, client), [PathState::Active; 2]);
+    let mtu = world.machines[client].mtu.expect("an MTU");
+    assert!((1420..=1440).contains(&mtu), "{mtu}");
+}
+
+#[test]
+fn a_first_link_without_internet_does_not_matter() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS), (100, 12 * MS)]);
+    let first = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    first.up.loss = 1.0;
+    first.down.loss = 1.0;
+    world.up(client);
+    let mtu = world.machines[client].mtu.unwrap();
+    assert!(mtu >= 1420, "the dead link holds the MTU down to {mtu}");
+    let first = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    first.up.loss = 0.0;
+    first.down.loss = 0.0;
+    world.run(Duration::from_secs(3));
+    assert_eq!(states(&mut world, client), [PathState::Active; 2]);
+}
+
+#[test]
+fn silent_loss_of_a_link_costs_less_than_a_tenth_of_a_second_and_it_comes_back() {
+    for (up, down) in [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] {
+        let (mut world, client) = two_links();
+        let (a, b) = world.chat(client, Duration::from_secs(3));
+        assert!(a.max(b) < 20 * MS, "{a:?} {b:?} without a cut");
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (up, down);
+        let (a, b) = world.chat(client, Duration::from_secs(2));
+        assert!(a.max(b) <= 130 * MS, "gaps of {a:?} and {b:?} with loss {up} up, {down} down");
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (0.0, 0.0);
+        let (a, b) = world.chat(client, Duration::from_secs(1));
+        assert!(a.max(b) < 30 * MS, "{a:?} {b:?} at the return");
+        assert_eq!(states(&mut world, client), [PathState::Active; 2], "loss {up} up, {down} down");
+        assert_eq!(world.machines[client].downs, 0);
+    }
+}
+
+#[test]
+fn carrier_loss_is_hardly_noticed_and_the_link_is_used_again() {
+    let (mut world, client) = two_links();
+    world.chat(client, Duration::from_secs(2));
+    let now = world.now;
+    let machine = &mut world.machines[client];
+    machine.client.link_down(now, LinkId(0));
+    let link = machine.links.get_mut(&LinkId(0)).unwrap();
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let (a, b) = world.chat(client, Duration::from_secs(2));
+    assert!(a.max(b) <= 60 * MS, "{a:?} {b:?}");
+    let now = world.now;
+    let machine = &mut world.machines[client];
+    let link = machine.links.get_mut(&LinkId(0)).unwrap();
+    (link.up.loss, link.down.loss) = (0.0, 0.0);
+    machine.client.link_up(now, LinkId(0), world::SERVER.parse().unwrap());
+    world.chat(client, Duration::from_secs(1));
+    assert_eq!(states(&mut world, client), [PathState::Active; 2]);
+}
+
+#[test]
+fn a_restarted_server_gives_the_same_addresses() {
+    let (mut world, client) = two_links();
+    let before = world.address(client, true);
+    world.chat(client, Duration::from_secs(1));
+    world.restart_server();
+    world.chat(client, Duration::from_secs(3));
+    let now = world.now;
+    assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
+    assert_eq!(world.address(client, true), before);
+    assert_eq!(world.machines[client].downs, 1);
+    let (a, b) = world.chat(client, Duration::from_secs(1));
+    assert!(a.max(b) < 50 * MS, "{a:?} {b:?}");
+}
+
+#[test]
+fn all_links_gone_for_a_minute_keep_the_addresses() {
+    let (mut world, client) = two_links();
+    let before = world.address(client, true);
+    for link in world.machines[client].links.values_mut() {
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+    }
+    world.run(Duration::from_secs(75));
+    for link in world.machines[client].links.values_mut() {
+        (link.up.loss, link.down.loss) = (0.0, 0.0);
+    }
+    world.chat(client, Duration::from_secs(6));
+    let now = world.now;
+    assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
+    assert_eq!(world.address(client, true), before);
+    let (a, b) = world.chat(client, Duration::from_secs(1));
+    assert!(a.max(b) < 50 * MS, "{a:?} {b:?}");
+}
+
+#[test]
+fn a_wrong_token_ends_the_client() {
+    let mut world = World::new();
+    let client = world.add("wrong", Scheduler::Auto, &[(100, 5 * MS)]);
+    world.run(Duration::from_secs(2));
+    assert_eq!(world.machines[client].fatal, Some(ClientError::Unauthorized(401)));
+    assert_eq!(world.server.sessions(), 0);
+}
+
+#[test]
+fn clients_get_addresses_of_their_own_and_cannot_use_each_others() {
+    let mut world = World::new();
+    let a = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);
+    let b = world.add(TOKEN, Scheduler::Auto, &[(100, 5 * MS)]);
+    world.up(a);
+    world.up(b);
+    assert_ne!(world.address(a, true), world.address(b, true));
+    assert_ne!(world.address(a, false), world.address(b, false));
+    let own = world.outward(a, b"mine");
+    world.client_sends(a, own.clone());
+    world.run(50 * MS);
+    assert_eq!(world.at_server.len(), 1);
+    // A client that forges addresses must get past its own check first: ask the server directly.
+    let forged = world.outward(b, b"forged");
+    world.client_sends(a, forged);
+    world.run(50 * MS);
+    assert_eq!(world.at_server.len(), 1, "a packet with a foreign source got through");
+}
+
+#[test]
+fn packets_that_are_too_big_are_answered() {
+    let (mut world, client) = two_links();
+    let from = SocketAddr::new(world.address(client, true), 4000);
+    let packet = build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[0; 1472]);
+    world.client_sends(client, packet);
+    world.run(50 * MS);
+    assert!(world.at_server.is_empty());
+    let answer = &world.machines[client].received[0].1;
+    let view = ip::parse(answer).unwrap();
+    assert_eq!((view.protocol(), answer[20], answer[21]), (1, 3, 4), "fragmentation needed");
+    assert_eq!(
+        usize::from(u16::from_be_bytes([answer[26], answer[27]])),
+        world.machines[client].mtu.unwrap()
+    );
+}
+
+#[test]
+fn failover_uses_the_second_link_only_when_the_first_is_lost() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Failover, &[(100, 30 * MS), (100, 5 * MS)]);
+    world.up(client);
+    world.run(Duration::from_secs(2));
+    world.chat(client, Duration::from_secs(2));
+    assert_eq!(states(&mut world, client).iter().filter(|s| **s == PathState::Standby).count(), 1);
+    let passed = |world: &World, id| {
+        let link = &world.machines[client].links[&LinkId(id)];
+        (link.up.passed, link.down.passed)
+    };
+    let (before, standby) = (passed(&world, 0), passed(&world, 1));
+    world.chat(client, Duration::from_secs(2));
+    let (after, standby_after) = (passed(&world, 0), passed(&world, 1));
+    assert!(after.0 - before.0 > 1000 && after.1 - before.1 > 1000, "the first link carries nothing");
+    let carried = (standby_after.0 - standby.0, standby_after.1 - standby.1);
+    assert!(carried.0 < 300 && carried.1 < 300, "standby carries data: {carried:?}");
+    let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let (a, b) = world.chat(client, Duration::from_secs(2));
+    assert!(a.max(b) <= 250 * MS, "{a:?} {b:?}");
+}
+
+#[test]
+fn junk_harms_nobody() {
+    let (mut world, client) = two_links();
+    let mut random = 88_172_645_463_325_252u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let server = "192.0.2.1".parse().unwrap();
+    for n in 0..10_000u64 {
+        let length = (next() % 1500) as usize;
+        let mut junk: Vec<u8> = (0..length).map(|_| next() as u8).collect();
+        if n % 2 == 0 && length > 20 {
+            // Looks like a first packet of QUIC version 1.
+            junk[..6].copy_from_slice(&[0xc3, 0, 0, 0, 1, 8]);
+        }
+        let from = SocketAddr::from(([203, 0, 113, n as u8], 1000));
+        let now = world.now;
+        world.server.handle_datagram(now, Some(server), from, 0, bytes::BytesMut::from(&junk[..]));
+        let peer = world::SERVER.parse().unwrap();
+        world.machines[client].client.handle_datagram(
+            now,
+            LinkId(0),
+            peer,
+            0,
+            bytes::BytesMut::from(&junk[..]),
+        );
+        if n % 100 == 0 {
+            world.run(MS);
+        }
+    }
+    let (a, b) = world.chat(client, Duration::from_secs(1));
+    assert!(a.max(b) < 30 * MS, "{a:?} {b:?}");
+    assert_eq!(world.machines[client].downs, 0);
+    assert_eq!(world.server.sessions(), 1);
+}

@@ -1,0 +1,422 @@
+//! A client and a server with a simulated network between them, and a clock that jumps.
+
+#![allow(clippy::disallowed_methods, dead_code)]
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use bytes::BytesMut;
+use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, TransportOptions};
+use mpvpn_tunnel::{
+    Assignment, Authenticate, Client, ClientConfig, ClientError, ClientEvent, ClientState, Server,
+    ServerConfig,
+};
+use mpvpn_types::{Duration, Instant, LinkId};
+
+pub const MS: Duration = Duration::from_millis(1);
+pub const TOKEN: &str = "a token that opens";
+pub const SERVER: &str = "192.0.2.1:443";
+
+/// A direction of a link.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    pub delay: Duration,
+    /// bit/s
+    pub rate: u64,
+    /// Longest queue.
+    pub queue: Duration,
+    /// Share of packets lost (0 to 1).
+    pub loss: f64,
+    /// Largest UDP payload that passes.
+    pub mtu: usize,
+    free_at: Option<Instant>,
+    flight: VecDeque<(Instant, Vec<u8>)>,
+    pub passed: u64,
+}
+
+impl Wire {
+    fn new(rate: u64, delay: Duration) -> Self {
+        Self {
+            delay,
+            rate,
+            queue: 60 * MS,
+            loss: 0.0,
+            mtu: 1472,
+            free_at: None,
+            flight: VecDeque::new(),
+            passed: 0,
+        }
+    }
+
+    fn push(&mut self, now: Instant, data: &[u8], random: &mut u64) {
+        if data.len() > self.mtu {
+            return;
+        }
+        let start = self.free_at.unwrap_or(now).max(now);
+        if start - now > self.queue {
+            return;
+        }
+        let time = Duration::from_nanos((data.len() as u64 + 28) * 8 * 1_000_000_000 / self.rate);
+        self.free_at = Some(start + time);
+        // xorshift, so that every run is the same.
+        *random ^= *random << 13;
+        *random ^= *random >> 7;
+        *random ^= *random << 17;
+        if (*random % 1_000_000) as f64 / 1e6 < self.loss {
+            return;
+        }
+        self.flight.push_back((start + time + self.delay, data.to_vec()));
+    }
+
+    fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.flight.front().filter(|(at, _)| *at <= now)?;
+        self.passed += 1;
+        self.flight.pop_front().map(|(_, data)| data)
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.flight.front().map(|(at, _)| *at)
+    }
+}
+
+pub struct Link {
+    pub up: Wire,
+    pub down: Wire,
+    pub address: SocketAddr,
+}
+
+pub struct Machine {
+    pub client: Client,
+    pub links: BTreeMap<LinkId, Link>,
+    pub received: Vec<(Instant, Vec<u8>)>,
+    pub assignment: Option<Assignment>,
+    pub mtu: Option<usize>,
+    pub downs: usize,
+    pub ups: usize,
+    pub fatal: Option<ClientError>,
+}
+
+pub struct World {
+    pub now: Instant,
+    pub server: Server,
+    pub machines: Vec<Machine>,
+    pub at_server: Vec<(Instant, Vec<u8>)>,
+    random: u64,
+    identity: Identity,
+    secrets: u8,
+}
+
+#[derive(Clone)]
+struct Identity {
+    cert: rustls::pki_types::CertificateDer<'static>,
+    key: Arc<rcgen::KeyPair>,
+}
+
+struct Tokens;
+
+impl Authenticate for Tokens {
+    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
+        match authorization {
+            Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
+            _ => Err("unknown token".to_owned()),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct AnyCertificate;
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        vec![rustls::SignatureScheme::ECDSA_NISTP256_SHA256]
+    }
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+fn options(seed: u8) -> TransportOptions {
+    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::default() }
+}
+
+fn new_server(identity: &Identity, first_secret: u8) -> Server {
+    let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.cert.clone()], key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"h3".to_vec()];
+    let options = TransportOptions { max_udp_payload: 65_000, ..options(1) };
+    let mut secret = first_secret;
+    Server::new(ServerConfig {
+        setup: ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap(),
+        subnet: "10.0.0.0/24".parse().unwrap(),
+        subnet6: Some("fd00::/64".parse().unwrap()),
+        routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+        auth: Box::new(Tokens),
+        max_clients: 200,
+        secrets: Box::new(move || {
+            secret = secret.wrapping_add(1);
+            [secret; 16]
+        }),
+    })
+    .unwrap()
+}
+
+impl World {
+    pub fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
+        let cert = params.self_signed(&key).unwrap().der().clone();
+        let identity = Identity { cert, key: Arc::new(key) };
+        Self {
+            now: Instant::now(),
+            server: new_server(&identity, 0),
+            machines: Vec::new(),
+            at_server: Vec::new(),
+            random: 0x2545_f491_4f6c_dd1d,
+            identity,
+            secrets: 0,
+        }
+    }
+
+    /// Adds a client with links of `rate` Mbit/s and a one-way delay, and switches them on.
+    pub fn add(&mut self, token: &str, scheduler: Scheduler, links: &[(u64, Duration)]) -> usize {
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyCertificate))
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![b"h3".to_vec()];
+        let number = self.machines.len() as u8;
+        let setup = ClientSetup::new(Arc::new(tls), &options(10 + number), &[100 + number; 32]).unwrap();
+        let config = ClientConfig {
+            setup,
+            server_name: "mpvpn".to_owned(),
+            authority: SERVER.to_owned(),
+            path: "/.well-known/masque/ip/*/*/".to_owned(),
+            token: Some(token.to_owned()),
+            scheduler,
+        };
+        let mut machine = Machine {
+            client: Client::new(self.now, config),
+            links: BTreeMap::new(),
+            received: Vec::new(),
+            assignment: None,
+            mtu: None,
+            downs: 0,
+            ups: 0,
+            fatal: None,
+        };
+        for (i, (rate, delay)) in links.iter().enumerate() {
+            let id = LinkId(i as u16);
+            let address = SocketAddr::from(([198, 51, 100 + number, i as u8 + 1], 5000));
+            let wire = Wire::new(rate * 1_000_000, *delay);
+            machine.links.insert(id, Link { up: wire.clone(), down: wire, address });
+            machine.client.link_up(self.now, id, SERVER.parse().unwrap());
+        }
+        self.machines.push(machine);
+        self.machines.len() - 1
+    }
+
+    /// The server dies and a new one with the same identity takes its place.
+    pub fn restart_server(&mut self) {
+        self.secrets = self.secrets.wrapping_add(64);
+        self.server = new_server(&self.identity, self.secrets);
+    }
+
+    fn next_time(&mut self) -> Option<Instant> {
+        let now = self.now;
+        let mut next = self.server.poll_timeout();
+        for machine in &mut self.machines {
+            let wires = machine.links.values().flat_map(|link| [link.up.next(), link.down.next()]);
+            let all = wires.flatten().chain(machine.client.poll_timeout(now));
+            next = next.into_iter().chain(all).min();
+        }
+        next
+    }
+
+    /// Lets `time` pass.
+    pub fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        loop {
+            self.exchange();
+            let next = self.next_time().unwrap_or(end).max(self.now + Duration::from_micros(20));
+            if next > end {
+                self.now = end;
+                return;
+            }
+            self.now = next;
+        }
+    }
+
+    fn exchange(&mut self) {
+        let now = self.now;
+        let server_address: SocketAddr = SERVER.parse().unwrap();
+        for machine in &mut self.machines {
+            for (id, link) in &mut machine.links {
+                while let Some(data) = link.up.pop(now) {
+                    let data = BytesMut::from(&data[..]);
+                    self.server.handle_datagram(now, Some(server_address.ip()), link.address, 0, data);
+                }
+                while let Some(data) = link.down.pop(now) {
+                    machine.client.handle_datagram(now, *id, server_address, 0, BytesMut::from(&data[..]));
+                }
+            }
+            machine.client.handle_batch(now);
+            if machine.client.poll_timeout(now).is_some_and(|at| at <= now) {
+                machine.client.handle_timeout(now);
+            }
+        }
+        self.server.handle_batch(now);
+        if self.server.poll_timeout().is_some_and(|at| at <= now) {
+            self.server.handle_timeout(now);
+        }
+        self.send(now);
+        self.deliver(now);
+    }
+
+    fn send(&mut self, now: Instant) {
+        let mut buf = Vec::new();
+        loop {
+            buf.clear();
+            let Some(transmit) = self.server.poll_transmit(now, &mut buf) else { break };
+            let links = self.machines.iter_mut().flat_map(|machine| machine.links.values_mut());
+            let Some(link) = links.into_iter().find(|link| link.address == transmit.remote) else { continue };
+            for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                link.down.push(now, datagram, &mut self.random);
+            }
+        }
+        for machine in &mut self.machines {
+            loop {
+                buf.clear();
+                let Some(transmit) = machine.client.poll_transmit(now, &mut buf) else { break };
+                let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
+                let link = machine.links.get_mut(&id).expect("a link that exists");
+                for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                    link.up.push(now, datagram, &mut self.random);
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self, now: Instant) {
+        while let Some(joined) = self.server.poll_tun() {
+            self.at_server.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+        }
+        while self.server.poll_event().is_some() {}
+        for machine in &mut self.machines {
+            while let Some(joined) = machine.client.poll_tun() {
+                machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+            }
+            while let Some(event) = machine.client.poll_event() {
+                match event {
+                    ClientEvent::Up(assignment) | ClientEvent::Changed(assignment) => {
+                        machine.assignment = Some(assignment);
+                        machine.ups += 1;
+                    }
+                    ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
+                    ClientEvent::Down(_) => machine.downs += 1,
+                    ClientEvent::Fatal(error) => machine.fatal = Some(error),
+                }
+            }
+        }
+    }
+
+    /// Runs until a client's tunnel is up.
+    pub fn up(&mut self, machine: usize) {
+        for _ in 0..200 {
+            self.run(50 * MS);
+            if self.machines[machine].client.report(self.now).state == ClientState::Up {
+                return;
+            }
+        }
+        panic!("client {machine} is not up after 10 s");
+    }
+
+    pub fn address(&self, machine: usize, v4: bool) -> IpAddr {
+        let assignment = self.machines[machine].assignment.as_ref().expect("addresses");
+        let net = assignment.addresses.iter().find(|net| net.addr().is_ipv4() == v4);
+        net.expect("an address of the family").addr()
+    }
+
+    /// A client's machine sends a packet into its TUN.
+    pub fn client_sends(&mut self, machine: usize, mut packet: Vec<u8>) {
+        self.machines[machine].client.handle_tun(self.now, VnetHdr::NONE, &mut packet);
+    }
+
+    /// The server's machine sends a packet into its TUN.
+    pub fn server_sends(&mut self, mut packet: Vec<u8>) {
+        self.server.handle_tun(self.now, VnetHdr::NONE, &mut packet);
+    }
+
+    /// A UDP packet from a client to somewhere behind the server.
+    pub fn outward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
+        let from = SocketAddr::new(self.address(machine, true), 4000);
+        build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(payload)
+    }
+
+    /// A UDP packet from behind the server to a client.
+    pub fn inward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
+        let to = SocketAddr::new(self.address(machine, true), 4000);
+        build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(payload)
+    }
+
+    /// Sends a packet each way every millisecond, and returns the longest time without an arrival
+    /// at the client and at the server.
+    pub fn chat(&mut self, machine: usize, time: Duration) -> (Duration, Duration) {
+        let end = self.now + time;
+        self.machines[machine].received.clear();
+        self.at_server.clear();
+        let start = self.now;
+        while self.now < end {
+            let (out, back) = (self.outward(machine, &[1; 100]), self.inward(machine, &[2; 100]));
+            self.client_sends(machine, out);
+            self.server_sends(back);
+            self.run(MS);
+        }
+        let gap = |arrivals: &[(Instant, Vec<u8>)]| {
+            let times = arrivals.iter().map(|(at, _)| *at).chain([end]);
+            times.fold((start, Duration::ZERO), |(last, longest), at| (at, longest.max(at - last))).1
+        };
+        (gap(&self.machines[machine].received), gap(&self.at_server))
+    }
+}

@@ -1,0 +1,122 @@
+use std::{fmt, str::FromStr, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// A data rate in bit/s.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct BitRate(u64);
+
+impl BitRate {
+    /// A rate of `n` bit/s.
+    pub const fn from_bps(n: u64) -> Self {
+        Self(n)
+    }
+
+    /// A rate of `n` bytes/s.
+    pub const fn from_bytes_per_second(n: u64) -> Self {
+        Self(n.saturating_mul(8))
+    }
+
+    /// The rate in bit/s.
+    pub const fn bps(self) -> u64 {
+        self.0
+    }
+
+    /// How long `bytes` take at this rate; [`Duration::MAX`] at rate 0.
+    pub fn time_for(self, bytes: u64) -> Duration {
+        if self.0 == 0 {
+            return Duration::MAX;
+        }
+        let ns = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(self.0);
+        Duration::from_nanos(u64::try_from(ns).unwrap_or(u64::MAX))
+    }
+
+    /// How many whole bytes fit into `time` at this rate.
+    pub fn bytes_in(self, time: Duration) -> u64 {
+        let bytes = u128::from(self.0) * time.as_nanos() / 8 / 1_000_000_000;
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, name) in [(1_000_000_000, "gbit"), (1_000_000, "mbit"), (1_000, "kbit")] {
+            if self.0 >= unit && self.0.is_multiple_of(unit) {
+                return write!(f, "{}{name}", self.0 / unit);
+            }
+        }
+        write!(f, "{}bit", self.0)
+    }
+}
+
+impl From<BitRate> for String {
+    fn from(rate: BitRate) -> Self {
+        rate.to_string()
+    }
+}
+
+impl TryFrom<String> for BitRate {
+    type Error = ParseBitRateError;
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+/// A text that is no data rate.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is not a rate: write a number with a unit, as in 100mbit, 1.5gbit or 500kbit")]
+pub struct ParseBitRateError(String);
+
+impl FromStr for BitRate {
+    type Err = ParseBitRateError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let error = || ParseBitRateError(text.to_owned());
+        let lower = text.trim().to_ascii_lowercase();
+        let split = lower.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(error)?;
+        let (number, unit) = lower.split_at(split);
+        let factor = match unit {
+            "bit" | "bps" => 1.0,
+            "k" | "kbit" | "kbps" => 1e3,
+            "m" | "mbit" | "mbps" => 1e6,
+            "g" | "gbit" | "gbps" => 1e9,
+            _ => return Err(error()),
+        };
+        let value: f64 = number.trim().parse().map_err(|_| error())?;
+        if !value.is_finite() || value < 0.0 || value * factor > 1e15 {
+            return Err(error());
+        }
+        Ok(Self((value * factor).round() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_as_people_write_them() {
+        assert_eq!("100mbit".parse(), Ok(BitRate::from_bps(100_000_000)));
+        assert_eq!("1.5 gbit".parse(), Ok(BitRate::from_bps(1_500_000_000)));
+        assert_eq!("64K".parse(), Ok(BitRate::from_bps(64_000)));
+        for bad in ["", "100", "mbit", "-1mbit", "1xbit", "1e99gbit"] {
+            assert!(bad.parse::<BitRate>().is_err(), "{bad} was taken for a rate");
+        }
+    }
+
+    #[test]
+    fn printing_and_reading_agree() {
+        for text in ["100mbit", "1500kbit", "7bit", "2gbit"] {
+            assert_eq!(text.parse::<BitRate>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn bytes_and_time_are_inverse() {
+        let rate = BitRate::from_bps(8_000_000);
+        assert_eq!(rate.time_for(1000), Duration::from_millis(1));
+        assert_eq!(rate.bytes_in(Duration::from_millis(1)), 1000);
+        assert_eq!(BitRate::default().time_for(1), Duration::MAX);
+    }
+}

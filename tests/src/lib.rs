@@ -1,0 +1,34 @@
+//! What the end-to-end tests and the rigs of `bench` share: a stage (namespaces, emulated links, `mpvpn` processes whose
+//! logs are kept), real traffic over it (ping, iperf3, curl), and the reading of what came of it.
+//!
+//! In: the release binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: assertions that fail with the
+//! ends of the logs. What always holds: one stage at a time on a machine, every wait is bounded, and when a stage is
+//! dropped its processes, devices and namespaces are gone, also after a panic.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
+
+pub mod cut;
+pub mod http;
+pub mod ping;
+pub mod random;
+pub mod rogue;
+pub mod stage;
+pub mod tcp;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Asks `probe` every 20 ms until it has an answer; panics with `what` and its last complaint after `limit`.
+pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        match probe() {
+            Ok(answer) => return answer,
+            Err(complaint) if Instant::now() > deadline => {
+                panic!("{what}: not within {limit:?}. Last: {complaint}")
+            }
+            Err(_) => thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}

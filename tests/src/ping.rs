@@ -1,0 +1,149 @@
+//! Real pings, and the longest silence between their answers.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::Child,
+    time::{Duration, SystemTime},
+};
+
+use crate::stage::{Place, Stage};
+
+/// A running `ping`; its answers go to a file.
+pub struct Ping {
+    child: Child,
+    answers: PathBuf,
+}
+
+/// One answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    /// When it came, seconds since 1970.
+    pub at: f64,
+    /// Round trip, ms.
+    pub rtt_ms: f64,
+}
+
+/// What came back.
+#[derive(Clone, Debug)]
+pub struct Pings {
+    /// In order of arrival.
+    pub answers: Vec<Answer>,
+    /// How many were sent.
+    pub sent: u64,
+}
+
+impl Ping {
+    /// One ping every 10 ms for `seconds`.
+    pub fn dense(stage: &Stage, from: Place, to: &str, seconds: u64) -> Self {
+        Self::start(stage, from, &["-i", "0.01", "-w", &seconds.to_string(), to])
+    }
+
+    /// The same through one interface.
+    pub fn dense_from(stage: &Stage, from: Place, interface: &str, to: &str, seconds: u64) -> Self {
+        Self::start(stage, from, &["-I", interface, "-i", "0.01", "-w", &seconds.to_string(), to])
+    }
+
+    fn start(stage: &Stage, from: Place, words: &[&str]) -> Self {
+        let answers = stage.file("ping", from);
+        let file = File::create(&answers).unwrap_or_else(|error| panic!("{}: {error}", answers.display()));
+        let mut command = stage.command(from, "ping");
+        command
+            .args(["-n", "-D"])
+            .args(words)
+            .stdout(file.try_clone().expect("a second handle"))
+            .stderr(file);
+        Self { child: command.spawn().expect("ping runs"), answers }
+    }
+
+    /// Waits for it to end.
+    pub fn finish(mut self) -> Pings {
+        self.child.wait().expect("our own child");
+        parse(&fs::read_to_string(&self.answers).expect("its own file"))
+    }
+}
+
+impl Drop for Ping {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `count` pings, 100 ms apart, waited for.
+pub fn ping(stage: &Stage, from: Place, to: &str, count: u32) -> Pings {
+    let limit = (count / 5 + 5).to_string();
+    Ping::start(stage, from, &["-i", "0.1", "-c", &count.to_string(), "-w", &limit, to]).finish()
+}
+
+/// Like [`ping`], and at least one must be answered.
+pub fn reaches(stage: &Stage, from: Place, to: &str) {
+    let pings = ping(stage, from, to, 5);
+    assert!(!pings.answers.is_empty(), "{from:?} does not reach {to}: 0 of {} pings answered", pings.sent);
+}
+
+impl Pings {
+    /// The longest time without an answer between two moments; silence up to the end of it counts.
+    pub fn longest_gap(&self, from: SystemTime, to: SystemTime) -> Duration {
+        let (from, to) = (unix(from), unix(to));
+        let inside = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));
+        let mut last = from;
+        let mut longest: f64 = 0.0;
+        for at in inside.chain([to]) {
+            longest = longest.max(at - last);
+            last = at;
+        }
+        Duration::from_secs_f64(longest)
+    }
+
+    /// Share of unanswered pings, percent.
+    pub fn loss_pct(&self) -> f64 {
+        100.0 * (1.0 - self.answers.len() as f64 / self.sent.max(1) as f64)
+    }
+
+    /// Median round trip, ms.
+    pub fn median_rtt_ms(&self) -> f64 {
+        let mut all: Vec<f64> = self.answers.iter().map(|answer| answer.rtt_ms).collect();
+        all.sort_by(f64::total_cmp);
+        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+}
+
+fn unix(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_secs_f64()
+}
+
+fn parse(text: &str) -> Pings {
+    let answers = text.lines().filter_map(answer).collect();
+    let sent = text.lines().find_map(|line| line.split_once(" packets transmitted")?.0.parse().ok());
+    Pings { answers, sent: sent.unwrap_or_else(|| panic!("ping printed no summary:\n{text}")) }
+}
+
+/// `[1700000000.123456] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.1 ms`
+fn answer(line: &str) -> Option<Answer> {
+    let (at, rest) = line.strip_prefix('[')?.split_once(']')?;
+    let rtt = rest.split_once("time=")?.1.split_once(" ms")?.0;
+    Some(Answer { at: at.parse().ok()?, rtt_ms: rtt.parse().ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_gap_counts_the_silence_at_both_ends() {
+        let text = "[100.5] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.5 ms\n\
+                    [100.6] 64 bytes from 10.0.0.1: icmp_seq=2 ttl=64 time=27.5 ms\n\
+                    [100.7] From 10.0.0.2 icmp_seq=3 Destination Host Unreachable\n\
+                    3 packets transmitted, 2 received, 33% packet loss, time 11ms\n";
+        let pings = parse(text);
+        let at = |seconds: f64| SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds);
+        let near = |gap: Duration, seconds: f64| (gap.as_secs_f64() - seconds).abs() < 1e-6;
+        assert_eq!((pings.answers.len(), pings.sent), (2, 3));
+        assert!(near(pings.longest_gap(at(100.4), at(100.65)), 0.1));
+        assert!(near(pings.longest_gap(at(100.4), at(101.6)), 1.0));
+        assert!(near(pings.longest_gap(at(100.0), at(100.6)), 0.5));
+        assert!((pings.median_rtt_ms() - 27.5).abs() < 1e-9);
+        assert!((pings.loss_pct() - 33.333).abs() < 0.01);
+    }
+}

@@ -1,0 +1,361 @@
+//! Peers that complete the handshake and then say what they like: HTTP/3 frames, capsules and datagrams, some of them
+//! right, most of them damaged. Their bytes are made here by hand, so that they share no mistake with what they test.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::{Bytes, BytesMut};
+use mpvpn_control::{config::Trust, identity::Identity, tls};
+use mpvpn_quic::{
+    ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, ServerSetup, TransportOptions,
+};
+use mpvpn_types::LinkId;
+
+use crate::{
+    random::Random,
+    stage::{Place, Stage},
+};
+
+/// How many pieces of each kind were said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Connections that were established.
+    pub connections: u64,
+    /// Frames and capsules.
+    pub frames: u64,
+    /// Datagrams.
+    pub datagrams: u64,
+}
+
+/// Connects `rounds` times to the server at `remote`, and misbehaves each time.
+pub fn client(stage: &Stage, remote: SocketAddr, rounds: u32, random: &mut Random) -> Said {
+    let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
+    let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
+        .expect("a QUIC configuration");
+    let mut said = Said::default();
+    for _ in 0..rounds {
+        let local = Local::link(LinkId(0));
+        let mut wire = Wire::new(stage, Place::Client, 0, Endpoint::client(&setup), Some(local));
+        let connect = wire.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
+        let id = connect.expect("a name and an address that can be connected to");
+        let mut speech = Speech::client();
+        let end = Instant::now() + Duration::from_millis(150);
+        while Instant::now() < end
+            && wire.turn(&mut |wire_id, connection, event| {
+                if wire_id == id {
+                    speech.hear(connection, event, random, &mut said);
+                }
+            })
+        {}
+        if !random.one_in(4)
+            && let Some(connection) = wire.endpoint.get(id)
+        {
+            connection.close(Instant::now(), random.bits() % 0x200, "enough");
+            wire.turn(&mut |_, _, _| ());
+        }
+    }
+    said
+}
+
+/// Serves at `port` of the server's host for some time, and misbehaves towards everybody who comes.
+pub fn server(stage: &Stage, port: u16, time: Duration, random: &mut Random) -> Said {
+    let identity = Identity::load(&stage.dir().join("server.crt"), &stage.dir().join("server.key"));
+    let tls = tls::server_config(&identity.expect("the stage's certificate"), &[b"h3"])
+        .expect("a TLS configuration");
+    let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
+        .expect("a QUIC configuration");
+    let mut wire = Wire::new(stage, Place::Server, port, Endpoint::server(&setup), None);
+    let (mut said, mut speeches) = (Said::default(), Vec::<(ConnectionId, Speech)>::new());
+    let end = Instant::now() + time;
+    while Instant::now() < end {
+        wire.turn(&mut |id, connection, event| {
+            if event == &Event::Connected {
+                speeches.retain(|(known, _)| *known != id);
+                speeches.push((id, Speech::server()));
+            }
+            if let Some((_, speech)) = speeches.iter_mut().find(|(known, _)| *known == id) {
+                speech.hear(connection, event, random, &mut said);
+            }
+        });
+    }
+    said
+}
+
+/// Sockets and clock around an endpoint.
+struct Wire {
+    socket: UdpSocket,
+    endpoint: Endpoint,
+    local: Option<Local>,
+    connections: Vec<ConnectionId>,
+    buffer: Vec<u8>,
+}
+
+impl Wire {
+    fn new(stage: &Stage, place: Place, port: u16, endpoint: Endpoint, local: Option<Local>) -> Self {
+        let socket = stage.inside(place, || UdpSocket::bind(("::", port))).expect("a free port");
+        socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket takes a time-out");
+        // A client has one connection, the first.
+        let connections = if local.is_some() { vec![ConnectionId(0)] } else { Vec::new() };
+        Self { socket, endpoint, local, connections, buffer: Vec::new() }
+    }
+
+    /// Receives what there is, tells it, sends what there is. `false`: no connection is left.
+    fn turn(&mut self, tell: &mut dyn FnMut(ConnectionId, &mut Connection, &Event)) -> bool {
+        let mut datagram = [0; 2048];
+        for _ in 0..64 {
+            let Ok((length, remote)) = self.socket.recv_from(&mut datagram) else { break };
+            let data = BytesMut::from(&datagram[..length]);
+            if let Handled::New(id) = self.endpoint.handle(Instant::now(), self.local, remote, 0, data) {
+                self.connections.push(id);
+            }
+        }
+        let mut open = Vec::new();
+        for id in std::mem::take(&mut self.connections) {
+            if self.serve(id, tell) {
+                open.push(id);
+            }
+        }
+        while let Some((transmit, data)) = self.endpoint.poll_stateless() {
+            let _ = self.socket.send_to(&data, transmit.remote);
+        }
+        self.connections = open;
+        !self.connections.is_empty()
+    }
+
+    fn serve(
+        &mut self,
+        id: ConnectionId,
+        tell: &mut dyn FnMut(ConnectionId, &mut Connection, &Event),
+    ) -> bool {
+        let Some(connection) = self.endpoint.get(id) else { return false };
+        let now = Instant::now();
+        if connection.poll_timeout().is_some_and(|at| at <= now) {
+            connection.handle_timeout(now);
+        }
+        while let Some(event) = connection.poll_event(now) {
+            tell(id, connection, &event);
+            if event == Event::Datagrams {
+                connection.receive_datagrams(drop);
+            }
+        }
+        self.buffer.clear();
+        while let Some(transmit) = connection.poll_transmit(now, &mut self.buffer) {
+            let _ = send(&self.socket, transmit.remote, &self.buffer, transmit.segment_size);
+            self.buffer.clear();
+        }
+        self.endpoint.settle(id)
+    }
+}
+
+fn send(socket: &UdpSocket, remote: SocketAddr, data: &[u8], segment: Option<usize>) -> io::Result<()> {
+    let size = segment.unwrap_or(data.len()).max(1);
+    data.chunks(size).try_for_each(|datagram| socket.send_to(datagram, remote).map(drop))
+}
+
+/// What a rogue says on one connection.
+struct Speech {
+    is_client: bool,
+    request: Option<u64>,
+}
+
+impl Speech {
+    fn client() -> Self {
+        Self { is_client: true, request: None }
+    }
+
+    fn server() -> Self {
+        Self { is_client: false, request: None }
+    }
+
+    fn hear(&mut self, connection: &mut Connection, event: &Event, random: &mut Random, said: &mut Said) {
+        match event {
+            Event::Connected => {
+                said.connections += 1;
+                self.preface(connection, random, said);
+                if self.is_client {
+                    self.ask(connection, random, said);
+                }
+            }
+            Event::StreamReadable(id) if !self.is_client && id % 4 == 0 && self.request.is_none() => {
+                self.request = Some(*id);
+                let mut answer = frame(HEADERS, &fields(&[(":status", "200"), ("capsule-protocol", "?1")]));
+                if random.one_in(3) {
+                    random.mutate(&mut answer);
+                }
+                connection.write(*id, answer.into());
+                said.frames += 1;
+                self.babble(connection, *id, random, said);
+            }
+            _ => {}
+        }
+        if let Some(id) = self.request {
+            self.babble(connection, id, random, said);
+            self.datagrams(connection, id, random, said);
+        }
+    }
+
+    /// The control stream, mostly right: otherwise everything ends there.
+    fn preface(&self, connection: &mut Connection, random: &mut Random, said: &mut Said) {
+        let settings = [&[0x08, 0x01, 0x33, 0x01, 0x01, 0x00, 0x07, 0x00][..]].concat();
+        let mut control = [vec![0x00], frame(SETTINGS, &settings)].concat();
+        if random.one_in(4) {
+            random.mutate(&mut control);
+        }
+        for bytes in [control, vec![0x02], vec![0x03], random.noise(40)] {
+            if let Ok(id) = connection.open_uni() {
+                connection.write(id, bytes.into());
+                said.frames += 1;
+            }
+        }
+    }
+
+    /// Requests: one as it should be, and some that should not.
+    fn ask(&mut self, connection: &mut Connection, random: &mut Random, said: &mut Said) {
+        for number in 0..6 {
+            let Ok(id) = connection.open_bi() else { return };
+            let protocol = *random.pick(&["connect-ip", "connect-ip", "connect-udp", "websocket"]);
+            let path = *random.pick(&[
+                "/.well-known/masque/ip/*/*/",
+                "/.well-known/masque/ip/*/*/",
+                "/.well-known/masque/ip/10.0.0.0%2F8/6/",
+                "/.well-known/masque/ip/%2F/999/",
+                "/",
+            ]);
+            let mut request = frame(
+                HEADERS,
+                &fields(&[
+                    (":method", "CONNECT"),
+                    (":protocol", protocol),
+                    (":scheme", "https"),
+                    (":authority", "mpvpn"),
+                    (":path", path),
+                    ("capsule-protocol", "?1"),
+                ]),
+            );
+            if number > 0 && random.one_in(2) {
+                random.mutate(&mut request);
+            }
+            connection.write(id, request.into());
+            said.frames += 1;
+            self.request.get_or_insert(id);
+            if random.one_in(4) {
+                connection.finish(id);
+            } else if random.one_in(4) {
+                connection.reset(id, random.bits() % 0x200);
+            }
+        }
+    }
+
+    /// Capsules in DATA frames, frames of other kinds, and noise.
+    fn babble(&self, connection: &mut Connection, id: u64, random: &mut Random, said: &mut Said) {
+        // What the peer does not read must not pile up here.
+        if connection.unsent(id) > 100_000 {
+            return;
+        }
+        for _ in 0..4 {
+            let unknown = random.bits() >> 2;
+            let kind = *random.pick(&[0x00, 0x01, 0x02, 0x03, 0x1ace_79ec, unknown]);
+            let bodies: [&[u8]; 5] = [
+                &[0, 4, 10, 0, 0, 9, 32],
+                &[1, 4, 0, 0, 0, 0, 32, 2, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 128],
+                &[4, 0, 0, 0, 0, 255, 255, 255, 255, 0],
+                &[4, 10, 0, 0, 9, 10, 0, 0, 1, 0],
+                &[],
+            ];
+            let mut body = random.pick(&bodies).to_vec();
+            if random.one_in(2) {
+                random.mutate(&mut body);
+            }
+            let mut bytes = frame(DATA, &frame(kind, &body));
+            match random.below(16) {
+                0 => random.mutate(&mut bytes),
+                1 => bytes = frame(random.bits() >> (2 + random.below(60)), &random.noise(300)),
+                2 => bytes = random.noise(200),
+                _ => {}
+            }
+            connection.write(id, bytes.into());
+            said.frames += 1;
+        }
+    }
+
+    /// HTTP datagrams: IP packets from addresses that are not ours, with lengths that are not true.
+    fn datagrams(&self, connection: &mut Connection, id: u64, random: &mut Random, said: &mut Said) {
+        let Some(path) = connection.paths().next() else { return };
+        for _ in 0..20 {
+            let mut packet = vec![0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1];
+            if random.one_in(3) {
+                packet = [&[0x60, 0, 0, 0, 0, 64, 58, 64][..], &random.noise(80)].concat();
+            }
+            packet.extend(random.noise(200));
+            random.mutate(&mut packet);
+            let mut datagram = varint(if random.one_in(4) { random.bits() >> 2 } else { id / 4 });
+            datagram.extend(varint(if random.one_in(4) { random.bits() >> 2 } else { 0 }));
+            datagram.extend(packet);
+            if random.one_in(10) {
+                datagram.truncate(random.below(3));
+            }
+            connection.queue(path, Bytes::from(datagram));
+            said.datagrams += 1;
+        }
+    }
+}
+
+/// RFC 9114 §11.2.1.
+const DATA: u64 = 0x00;
+const HEADERS: u64 = 0x01;
+const SETTINGS: u64 = 0x04;
+
+/// RFC 9000 §16, shortest form.
+fn varint(value: u64) -> Vec<u8> {
+    match value {
+        0..64 => vec![value as u8],
+        64..16_384 => (value as u16 | 0x4000).to_be_bytes().to_vec(),
+        16_384..1_073_741_824 => (value as u32 | 0x8000_0000).to_be_bytes().to_vec(),
+        _ => (value & (u64::MAX >> 2) | 0xc000_0000_0000_0000).to_be_bytes().to_vec(),
+    }
+}
+
+/// Frames (RFC 9114 §7.1) and capsules (RFC 9297 §3.2) look alike.
+fn frame(kind: u64, body: &[u8]) -> Vec<u8> {
+    [varint(kind), varint(body.len() as u64), body.to_vec()].concat()
+}
+
+/// A field section of literals without Huffman coding (RFC 9204 §4.5.6).
+fn fields(all: &[(&str, &str)]) -> Vec<u8> {
+    let mut section = vec![0, 0];
+    for (name, value) in all {
+        section.extend(prefixed(0x20, 3, name.len()));
+        section.extend(name.as_bytes());
+        section.extend(prefixed(0x00, 7, value.len()));
+        section.extend(value.as_bytes());
+    }
+    section
+}
+
+/// An integer with an N-bit prefix (RFC 7541 §5.1), below `2^N − 1 + 128`.
+fn prefixed(flags: u8, bits: u32, value: usize) -> Vec<u8> {
+    let most = (1 << bits) - 1;
+    if value < most { vec![flags | value as u8] } else { vec![flags | most as u8, (value - most) as u8] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_those_of_the_rfcs() {
+        // RFC 9000 §A.1.
+        assert_eq!(varint(37), [0x25]);
+        assert_eq!(varint(15_293), [0x7b, 0xbd]);
+        assert_eq!(varint(494_878_333), [0x9d, 0x7f, 0x3e, 0x7d]);
+        assert_eq!(varint(151_288_809_941_952_652), [0xc2, 0x19, 0x7c, 0x5e, 0xff, 0x14, 0xe8, 0x8c]);
+        // RFC 7541 §C.1.1 and the second byte beyond the prefix.
+        assert_eq!(prefixed(0, 5, 10), [10]);
+        assert_eq!(prefixed(0x20, 3, 9), [0x27, 2]);
+        assert_eq!(frame(SETTINGS, &[1, 0]), [4, 2, 1, 0]);
+    }
+}

@@ -1,0 +1,515 @@
+//! A lab to play on, and the `mpvpn` processes that play.
+
+use std::{
+    cell::Cell,
+    fs::{self, File},
+    io::Read,
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use mpvpn_lab::Direction;
+use mpvpn_lab::{Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace};
+use serde_json::Value;
+
+use crate::eventually;
+
+/// Where the server is reached, over every link.
+pub const SERVER: &str = "192.0.2.1:4433";
+/// The same over IPv6.
+pub const SERVER6: &str = "[2001:db8::1]:4433";
+/// The server inside the tunnel.
+pub const TUNNEL: &str = "10.0.0.1";
+/// A link that is neither fast nor slow: 100 Mbit/s, 12.5 ms each way, 60 ms of queue.
+pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
+/// How long a tunnel may take to come up before the test gives up.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// The hosts of a lab.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The client, with one interface a link: `eth1`, `eth2` …
+    Client,
+    /// The server.
+    Server,
+    /// A host behind the server that knows no way to the tunnel's addresses.
+    Inet,
+    /// A host in the LAN behind the client, where the stage has one.
+    Lan,
+    /// A second client with one unlimited link, where the stage has one.
+    Other,
+}
+
+/// A lab with a certificate in its directory.
+pub struct Stage {
+    lab: Lab,
+    started: Cell<u32>,
+    _alone: Alone,
+}
+
+impl Stage {
+    /// One emulated link for each specification.
+    pub fn new(links: &[&str]) -> Self {
+        Self::raise(Lab::builder().links(specs(links)))
+    }
+
+    /// Two links as in the figures the project is held to.
+    pub fn two_links() -> Self {
+        Self::new(&[LINK, LINK])
+    }
+
+    /// With a LAN behind the client.
+    pub fn with_lan(links: &[&str]) -> Self {
+        Self::raise(Lab::builder().links(specs(links)).lan(true))
+    }
+
+    /// Two links, and a second client.
+    pub fn two_clients() -> Self {
+        Self::raise(Lab::builder().links(specs(&[LINK, LINK])).other_client(true))
+    }
+
+    /// A plain veth pair for a link: no emulation, for speed.
+    pub fn unlimited() -> Self {
+        Self::raise(Lab::builder().link(LinkSpec::unlimited()))
+    }
+
+    fn raise(builder: Builder) -> Self {
+        let alone = Alone::wait();
+        let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));
+        let stage = Self { lab, started: Cell::new(0), _alone: alone };
+        stage.make_certificate("server");
+        stage
+    }
+
+    /// `NAME.crt` and `NAME.key` in the lab's directory, made the way the README says.
+    pub fn make_certificate(&self, name: &str) {
+        let (key, certificate) = (format!("{name}.key"), format!("{name}.crt"));
+        let output = Command::new("openssl")
+            .args(["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
+            .args(["-keyout", &key, "-out", &certificate, "-days", "365", "-nodes", "-subj", "/CN=mpvpn"])
+            .current_dir(self.dir())
+            .output()
+            .expect("openssl runs");
+        assert!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    /// A link, counted from 1 as its interface is.
+    pub fn link(&self, number: usize) -> Link<'_> {
+        Link(self.lab.link(number - 1).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    /// The lab's directory: certificates, logs, sockets. The processes of the stage start in it.
+    pub fn dir(&self) -> &Path {
+        self.lab.dir()
+    }
+
+    /// A name in that directory that nothing else has.
+    pub fn file(&self, kind: &str, place: Place) -> PathBuf {
+        let number = self.started.replace(self.started.get() + 1);
+        self.dir().join(format!("{number}-{place:?}.{kind}").to_lowercase())
+    }
+
+    fn namespace(&self, place: Place) -> &Namespace {
+        match place {
+            Place::Client => self.lab.client(),
+            Place::Server => self.lab.server(),
+            Place::Inet => self.lab.inet(),
+            Place::Lan => self.lab.lan().expect("a stage made with_lan"),
+            Place::Other => self.lab.other_client().expect("a stage of two_clients"),
+        }
+    }
+
+    /// Runs `task` in a thread inside the namespace. Sockets it returns stay there.
+    pub fn inside<T: Send>(&self, place: Place, task: impl FnOnce() -> T + Send) -> T {
+        self.namespace(place).enter(task).unwrap_or_else(|error| panic!("cannot enter {place:?}: {error}"))
+    }
+
+    /// A command to run there; it ends with the thread that starts it.
+    pub fn command(&self, place: Place, program: &str) -> Command {
+        let mut command = self.namespace(place).command(program);
+        command.current_dir(self.dir()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a short command there to its end, for at most `limit`.
+    pub fn attempt(&self, place: Place, limit: Duration, words: &[&str]) -> Output {
+        self.command(place, "timeout")
+            .args(["-k", "2", &limit.as_secs().max(1).to_string()])
+            .args(words)
+            .output()
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// The same, and it must succeed: its standard output.
+    pub fn run(&self, place: Place, words: &[&str]) -> String {
+        let output = self.attempt(place, Duration::from_secs(30), words);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(
+            output.status.success(),
+            "{words:?} at {place:?} ended with {}:\n{out}\n{err}",
+            output.status
+        );
+        out.into_owned()
+    }
+
+    /// Bytes that interface has received and sent.
+    pub fn counters(&self, place: Place, interface: &str) -> (u64, u64) {
+        let listing = self.run(place, &["ip", "-j", "-s", "link", "show", "dev", interface]);
+        let stats: Value = serde_json::from_str(&listing).expect("ip prints JSON");
+        let count = |way: &str| stats[0]["stats64"][way]["bytes"].as_u64().expect("a counter");
+        (count("rx"), count("tx"))
+    }
+
+    /// Starts the server of the README, and waits until it is up.
+    pub fn server(&self, more: &[&str]) -> Peer {
+        self.server_with("server", more)
+    }
+
+    /// The same with another certificate.
+    pub fn server_with(&self, certificate: &str, more: &[&str]) -> Peer {
+        let (cert, key) = (format!("{certificate}.crt"), format!("{certificate}.key"));
+        let mut words = vec!["server", "--listen", "0.0.0.0:4433", "--listen", "[::]:4433", "--cert", &cert];
+        words.extend(["--key", &key, "--subnet", "10.0.0.0/24"]);
+        if !more.contains(&"--auth") {
+            words.extend(["--auth", "none"]);
+        }
+        words.extend(more);
+        self.start(Place::Server, &words).up()
+    }
+
+    /// Starts a client over all links that checks no certificate, and waits until it is up.
+    pub fn client(&self, more: &[&str]) -> Peer {
+        self.start_client(more).up()
+    }
+
+    /// The same without waiting. `--server`, `--ca`, `--pin` and `--path` of `more` take the place of its own.
+    pub fn start_client(&self, more: &[&str]) -> Peer {
+        let links: Vec<String> = self.lab.links().iter().map(LinkHandle::client_device).collect();
+        let mut words = vec!["client"];
+        if !more.contains(&"--server") {
+            words.extend(["--server", SERVER]);
+        }
+        if !more.contains(&"--ca") && !more.contains(&"--pin") {
+            words.push("--insecure");
+        }
+        if !more.contains(&"--path") {
+            words.extend(links.iter().flat_map(|link| ["--path", link.as_str()]));
+        }
+        words.extend(more);
+        self.start(Place::Client, &words)
+    }
+
+    /// Starts `mpvpn` with these words and an API socket of its own.
+    pub fn start(&self, place: Place, words: &[&str]) -> Peer {
+        let socket = self.file("api", place);
+        let mut words = words.to_vec();
+        let path = socket.to_str().expect("an ASCII path");
+        words.extend(["--api-socket", path]);
+        self.start_as_is(place, &words, &socket)
+    }
+
+    /// Starts `mpvpn` with exactly these words; `socket` is where it will answer.
+    pub fn start_as_is(&self, place: Place, words: &[&str], socket: &Path) -> Peer {
+        let log = self.file("log", place);
+        let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+        let child = self
+            .command(place, binary().to_str().expect("an ASCII path"))
+            .args(words)
+            .stdout(output.try_clone().expect("a second handle"))
+            .stderr(output)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
+        Peer { words: words.join(" "), child, log, socket: socket.to_owned(), ended: None }
+    }
+
+    /// Runs `mpvpn` to its end, which must come soon.
+    pub fn mpvpn(&self, place: Place, words: &[&str]) -> Output {
+        let binary = binary();
+        let mut all = vec![binary.to_str().expect("an ASCII path")];
+        all.extend(words);
+        self.attempt(place, Duration::from_secs(20), &all)
+    }
+
+    /// Everything of a host's network that mpvpn may change, as text to compare.
+    pub fn network_state(&self, place: Place) -> String {
+        const LOOK: &str = "ip -o link | sed 's/^[0-9]*: //' | cut -d' ' -f1-5; ip -o addr | sed 's/^[0-9]*: //'; \
+            ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; nft list ruleset; \
+            grep -rs . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf | sort";
+        self.run(place, &["sh", "-c", LOOK])
+    }
+}
+
+/// The host behind the server.
+pub fn inet(family: Family) -> String {
+    match family {
+        Family::V4 => INET_V4.to_string(),
+        Family::V6 => INET_V6.to_string(),
+    }
+}
+
+/// The host behind the server, over IPv4.
+pub fn inet4() -> String {
+    inet(Family::V4)
+}
+
+fn specs(links: &[&str]) -> Vec<LinkSpec> {
+    links.iter().map(|text| text.parse().unwrap_or_else(|error| panic!("link {text}: {error}"))).collect()
+}
+
+/// A link of the stage, to be harmed and healed.
+#[derive(Clone, Copy)]
+pub struct Link<'a>(&'a LinkHandle);
+
+impl Link<'_> {
+    /// Pulls the client's cable.
+    pub fn cut(self) {
+        self.0.down().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Plugs it in again.
+    pub fn restore(self) {
+        self.0.up().unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Lets packets vanish; the carrier stays on.
+    pub fn silence(self, direction: Direction) {
+        self.0.loss(direction, 1.0).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    /// Lets them pass again.
+    pub fn heal(self) {
+        self.0.loss(Direction::Both, 0.0).unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// The binary under test.
+pub fn binary() -> PathBuf {
+    if let Some(path) = std::env::var_os("MPVPN_BIN") {
+        return path.into();
+    }
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target"),
+        PathBuf::from,
+    );
+    let path = target.join("release/mpvpn");
+    assert!(path.exists(), "no binary at {}: run ./dev build, or set MPVPN_BIN", path.display());
+    path
+}
+
+/// A running `mpvpn`, ended by its process id when dropped.
+pub struct Peer {
+    words: String,
+    child: Child,
+    log: PathBuf,
+    socket: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Peer {
+    /// Waits until it says that it is up.
+    pub fn up(mut self) -> Self {
+        self.wait_up(PATIENCE);
+        self
+    }
+
+    /// The same, for at most `limit`; how long it took.
+    pub fn wait_up(&mut self, limit: Duration) -> Duration {
+        let began = Instant::now();
+        loop {
+            if let Some(status) = self.poll_exit() {
+                panic!("`mpvpn {}` ended with {status} instead of coming up:\n{}", self.words, self.log());
+            }
+            let state = self.try_status().map(|status| status["state"].clone());
+            if state.as_ref().is_ok_and(|state| state == "up") {
+                return began.elapsed();
+            }
+            assert!(began.elapsed() < limit, "not up within {limit:?}: {state:?}\n{}", self.tail());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What `mpvpn status --json` prints about it.
+    pub fn status(&self) -> Value {
+        self.try_status().unwrap_or_else(|error| panic!("no status: {error}\n{}", self.tail()))
+    }
+
+    fn try_status(&self) -> Result<Value, String> {
+        let output = Command::new(binary())
+            .args(["status", "--json", "--api-socket"])
+            .arg(&self.socket)
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+    }
+
+    /// Waits until the status is as `wanted` wants it, which complains otherwise.
+    pub fn until(&self, limit: Duration, what: &str, wanted: impl Fn(&Value) -> Result<(), String>) -> Value {
+        eventually(limit, what, || {
+            let status = self.try_status()?;
+            wanted(&status).map(|()| status.clone()).map_err(|complaint| format!("{complaint}: {status:#}"))
+        })
+    }
+
+    /// Waits until the path over `link` is in `state`.
+    pub fn until_path(&self, link: &str, state: &str, limit: Duration) -> Value {
+        self.until(limit, &format!("{link} {state}"), |status| {
+            let found = path_of(status, link).map(|path| path["state"] == state);
+            if found == Some(true) { Ok(()) } else { Err(format!("no {state} path over {link}")) }
+        })
+    }
+
+    /// The first IPv4 or IPv6 address inside the tunnel, without its prefix length.
+    pub fn address(&self, family: Family) -> String {
+        let status = self.status();
+        let all = status["addresses"].as_array().expect("addresses is a list");
+        let mut texts = all.iter().filter_map(|address| address.as_str()?.split('/').next());
+        let found = texts.find(|text| text.contains(':') == (family == Family::V6));
+        found.unwrap_or_else(|| panic!("no {family:?} address in {all:?}")).to_owned()
+    }
+
+    /// Resident memory, bytes.
+    pub fn memory(&self) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let line =
+            text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a running process has VmRSS");
+        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") * 1024
+    }
+
+    /// Processor time used so far, user and system.
+    pub fn processor_time(&self) -> Duration {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let after_name = text.rsplit_once(')').expect("a name in parentheses").1;
+        let ticks = after_name.split_whitespace().skip(11).take(2);
+        // USER_HZ is 100 on every Linux that this runs on.
+        ticks.map(|field| Duration::from_millis(field.parse::<u64>().expect("ticks") * 10)).sum()
+    }
+
+    /// Ends it by SIGINT: its exit status.
+    pub fn interrupt(&mut self) -> ExitStatus {
+        self.signal(libc::SIGINT);
+        self.wait(Duration::from_secs(10))
+    }
+
+    /// Ends it by SIGTERM: its exit status.
+    pub fn terminate(&mut self) -> ExitStatus {
+        self.signal(libc::SIGTERM);
+        self.wait(Duration::from_secs(10))
+    }
+
+    /// Ends it by SIGKILL.
+    pub fn kill(&mut self) {
+        self.signal(libc::SIGKILL);
+        self.wait(Duration::from_secs(10));
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        assert!(self.ended.is_none(), "`mpvpn {}` has ended already:\n{}", self.words, self.log());
+        // SAFETY: plain system call; the child is not yet waited for, so its process id is still its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), signal) };
+    }
+
+    /// Waits for it to end by itself.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.poll_exit() {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "still running after {limit:?}\n{}", self.tail());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn poll_exit(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().expect("our own child");
+        }
+        self.ended
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.poll_exit().is_none()
+    }
+
+    /// All it has written so far.
+    pub fn log(&self) -> String {
+        let mut text = Vec::new();
+        File::open(&self.log).and_then(|mut file| file.read_to_end(&mut text)).expect("its own log");
+        String::from_utf8_lossy(&text).into_owned()
+    }
+
+    /// The end of that, with a heading.
+    fn tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines[lines.len().saturating_sub(40)..].join("\n");
+        format!("--- mpvpn {} (end of {})\n{end}", self.words, self.log.display())
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.tail());
+        }
+        // A graceful end first: also tests that end by failing should leave little behind.
+        if self.poll_exit().is_none() {
+            self.signal(libc::SIGINT);
+            let deadline = Instant::now() + Duration::from_secs(3);
+            while self.poll_exit().is_none() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(10));
+            }
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Address families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+/// The path over that link in a status.
+pub fn path_of<'a>(status: &'a Value, link: &str) -> Option<&'a Value> {
+    status["paths"].as_array()?.iter().find(|path| path["link"] == link)
+}
+
+/// Only one stage at a time: within this process by a mutex, on the machine by a lock file.
+pub struct Alone {
+    _file: File,
+    _here: MutexGuard<'static, ()>,
+}
+
+impl Alone {
+    /// Waits for its turn.
+    pub fn wait() -> Self {
+        static HERE: Mutex<()> = Mutex::new(());
+        let here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = std::env::temp_dir().join("mpvpn-tests.lock");
+        let file = File::create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        eventually(Duration::from_secs(600), "the machine to ourselves", || {
+            // SAFETY: plain system call on a descriptor that is open for as long as `file` lives.
+            match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+                0 => Ok(()),
+                _ => Err(format!("{} is held by another run", path.display())),
+            }
+        });
+        Self { _file: file, _here: here }
+    }
+}

@@ -1,0 +1,138 @@
+//! Garbage at the UDP ports and inside of connections, while somebody else's tunnel goes on.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    thread,
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    ping::ping,
+    random::Random,
+    rogue,
+    stage::{Peer, Place, Stage, TUNNEL, path_of},
+    tcp::{Sink, Way},
+};
+
+const DATAGRAMS: u64 = 10_000;
+const MEMORY: u64 = 16 << 20;
+
+fn socket(stage: &Stage, place: Place) -> UdpSocket {
+    let bound = stage.inside(place, || UdpSocket::bind("[::]:0"));
+    bound.expect("a free port")
+}
+
+/// The first datagrams of a real client, caught by a server that never answers.
+fn real_datagrams(stage: &Stage) -> Vec<Vec<u8>> {
+    let listener = stage.inside(Place::Server, || UdpSocket::bind("0.0.0.0:5555")).expect("a free port");
+    listener.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
+    let _client = stage.start_client(&["--server", "192.0.2.1:5555", "--tun-name", "lost0"]);
+    let mut buffer = [0; 2048];
+    let mut catch = || listener.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec());
+    let caught: Vec<Vec<u8>> = (0..4).map_while(|_| catch()).collect();
+    assert!(!caught.is_empty(), "the client sent nothing");
+    caught
+}
+
+/// Half of it noise of any length, half real datagrams with a few bytes changed, cut short or repeated.
+fn shower(stage: &Stage, from: Place, to: SocketAddr, real: &[Vec<u8>], random: &mut Random) {
+    let socket = socket(stage, from);
+    for number in 0..DATAGRAMS {
+        let mut datagram = if number % 2 == 0 { random.noise(1400) } else { random.pick(real).clone() };
+        random.mutate(&mut datagram);
+        // A full queue drops some: then the shower is a little thinner.
+        let _ = socket.send_to(&datagram, to);
+        if number % 50 == 0 {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Works as before, has not panicked and not grown.
+fn unimpressed(peer: &mut Peer, memory_before: u64) {
+    let log = peer.log();
+    assert!(peer.is_running() && !log.contains("panicked"), "{log}");
+    let grown = peer.memory().saturating_sub(memory_before);
+    assert!(grown < MEMORY, "grew by {grown} bytes");
+    assert!(log.lines().count() < 500, "{} lines of log", log.lines().count());
+}
+
+#[test]
+fn garbage_at_the_server_is_ignored() {
+    let stage = Stage::two_links();
+    let mut random = Random::new(0x5eed_0001);
+    let real = real_datagrams(&stage);
+    let mut server = stage.server(&[]);
+    let mut client = stage.client(&[]);
+    let (at_server, at_client) = (server.memory(), client.memory());
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    let load = sink.tcp(&stage, Place::Client, TUNNEL, 2, Way::Down, 6);
+    let port = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
+    shower(&stage, Place::Client, port, &real, &mut random);
+    shower(
+        &stage,
+        Place::Inet,
+        "[::ffff:198.51.100.1]:4433".parse().expect("an address"),
+        &real,
+        &mut random,
+    );
+    let report = load.finish();
+    assert!(report.megabits() > 10.0, "{:.0} Mbit/s for the one that behaves", report.megabits());
+    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    assert_eq!(pings.answers.len(), 20);
+    unimpressed(&mut server, at_server);
+    unimpressed(&mut client, at_client);
+    assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn garbage_at_the_client_is_ignored() {
+    let stage = Stage::two_links();
+    let real = real_datagrams(&stage);
+    let _server = stage.server(&[]);
+    let mut client = stage.client(&[]);
+    let memory = client.memory();
+    let status = client.until_path("eth1", "active", Duration::from_secs(5));
+    let local: SocketAddr = path_of(&status, "eth1").expect("a path")["local"]
+        .as_str()
+        .and_then(|text| text.parse().ok())
+        .expect("an address with a port");
+    let port = format!("[::ffff:{}]:{}", local.ip(), local.port()).parse().expect("an address");
+    shower(&stage, Place::Server, port, &real, &mut Random::new(0x5eed_0003));
+    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    assert_eq!(pings.answers.len(), 20);
+    unimpressed(&mut client, memory);
+}
+
+#[test]
+fn clients_that_talk_nonsense_are_survived_by_the_server() {
+    let stage = Stage::two_links();
+    let mut server = stage.server(&[]);
+    let client = stage.client(&[]);
+    let memory = server.memory();
+    let remote = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
+    let said = rogue::client(&stage, remote, 60, &mut Random::new(0x5eed_0004));
+    println!("{said:?}");
+    assert!(said.connections > 50 && said.frames > 1000 && said.datagrams > 1000, "{said:?}");
+    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    assert_eq!(pings.answers.len(), 20);
+    assert_eq!(client.status()["state"], "up");
+    unimpressed(&mut server, memory);
+}
+
+#[test]
+fn a_server_that_talks_nonsense_is_survived_by_the_client() {
+    let stage = Stage::two_links();
+    let mut victim =
+        stage.start_client(&["--server", "192.0.2.1:5556", "--tun-name", "lost0", "--routes", "none"]);
+    let said = rogue::server(&stage, 5556, Duration::from_secs(10), &mut Random::new(0x5eed_0005));
+    println!("{said:?}");
+    assert!(said.connections > 1 && said.frames > 50, "{said:?}");
+    // Giving up with a reason is allowed, falling over is not.
+    let log = victim.log();
+    assert!(!log.contains("panicked") && log.lines().count() < 1000, "{log}");
+    if victim.is_running() {
+        assert!(victim.memory() < 64 << 20, "{} bytes", victim.memory());
+        assert!(victim.interrupt().success(), "{}", victim.log());
+    }
+}

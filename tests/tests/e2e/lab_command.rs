@@ -1,0 +1,72 @@
+//! `mpvpn lab` builds the same stages from the command line.
+
+use std::{
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    eventually,
+    stage::{Alone, binary},
+};
+
+fn lab(words: &[&str]) -> Output {
+    let mut command = Command::new("timeout");
+    command.args(["-k", "2", "60"]).arg(binary()).arg("lab").args(words).stdin(Stdio::null());
+    command.output().expect("timeout runs")
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+fn namespaces() -> Vec<String> {
+    let output = Command::new("ip").args(["netns", "list"]).output().expect("ip runs");
+    let listing = String::from_utf8_lossy(&output.stdout);
+    listing.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_command_runs_in_a_lab_with_a_tunnel_and_its_exit_code_is_kept() {
+    let _alone = Alone::wait();
+    let before = namespaces();
+    let links = ["up", "--link", "100mbit,12ms", "--link", "50mbit,30ms,loss=1%", "--"];
+    let pinged =
+        lab(&[&links[..], &["sh", "-c", "ping -n -c 3 $MPVPN_SERVER && ping -n -c 3 $MPVPN_INET"]].concat());
+    assert!(pinged.status.success(), "{}", text(&pinged));
+    assert_eq!(text(&pinged).matches(" bytes from ").count(), 6, "{}", text(&pinged));
+    let failed = lab(&[&links[..], &["sh", "-c", "exit 7"]].concat());
+    assert_eq!(failed.status.code(), Some(7), "{}", text(&failed));
+    assert_eq!(namespaces(), before, "namespaces left behind");
+}
+
+#[test]
+fn links_change_while_the_lab_runs() {
+    let _alone = Alone::wait();
+    let words = ["lab", "up", "--name", "changing", "--link", "100mbit,12ms", "--link", "100mbit,12ms", "--"];
+    let mut running = Command::new("timeout")
+        .args(["-k", "2", "60"])
+        .arg(binary())
+        .args(words)
+        .args([
+            "sh",
+            "-c",
+            "while [ \"$(cat /sys/class/net/eth2/carrier)\" = 1 ]; do sleep 0.1; done; exit 3",
+        ])
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("timeout runs");
+    eventually(Duration::from_secs(20), "the lab takes orders", || {
+        let output = lab(&["link", "2", "down", "--lab", "changing"]);
+        if output.status.success() { Ok(()) } else { Err(text(&output)) }
+    });
+    let status = running.wait().expect("our own child");
+    assert_eq!(status.code(), Some(3), "the command saw the carrier go");
+}
+
+#[test]
+fn a_link_that_makes_no_sense_is_refused() {
+    let output = lab(&["up", "--link", "100mbit,fast", "--", "true"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("fast"), "{}", text(&output));
+}

@@ -1,0 +1,22 @@
+//! End to end: the release binary in network namespaces, real ping, iperf3 and curl. One file a story.
+//!
+//! Bounds are generous where a figure is not itself the promise: figures are the business of `./dev bench`.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
+
+mod bonding;
+mod cleanup;
+mod clients;
+mod configuration;
+mod credentials;
+mod cut;
+mod download;
+mod first_contact;
+mod hostile;
+mod lab_command;
+mod legacy;
+mod many_links;
+mod packet_sizes;
+mod restart;
+mod sharing;
+mod status;
+mod the_stage;

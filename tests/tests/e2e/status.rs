@@ -1,0 +1,206 @@
+//! `mpvpn status` tells at both ends what programs rely on.
+
+use mpvpn_tests::{
+    ping::reaches,
+    stage::{Peer, Place, Stage, TUNNEL},
+};
+use serde_json::Value;
+
+const NUMBER: &str = "number";
+const STRING: &str = "string";
+const LIST: &str = "list";
+const OBJECT: &str = "object";
+
+const PATH: &[(&str, &str)] = &[
+    ("id", STRING),
+    ("class", STRING),
+    ("link", STRING),
+    ("local", STRING),
+    ("remote", STRING),
+    ("state", STRING),
+    ("reason", STRING),
+    ("rtt_ms", NUMBER),
+    ("min_rtt_ms", NUMBER),
+    ("jitter_ms", NUMBER),
+    ("loss_pct", NUMBER),
+    ("cwnd_bytes", NUMBER),
+    ("in_flight_bytes", NUMBER),
+    ("rate_bps", NUMBER),
+    ("tx_bytes", NUMBER),
+    ("rx_bytes", NUMBER),
+    ("tx_packets", NUMBER),
+    ("rx_packets", NUMBER),
+    ("lost_packets", NUMBER),
+    ("mtu", NUMBER),
+];
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Number(_) => NUMBER,
+        Value::String(_) => STRING,
+        Value::Array(_) => LIST,
+        Value::Object(_) => OBJECT,
+        Value::Null | Value::Bool(_) => "something else",
+    }
+}
+
+fn has(object: &Value, what: &str, fields: &[(&str, &str)]) {
+    for (name, expected) in fields {
+        let found = object.get(*name).map_or("nothing", kind);
+        assert_eq!(found, *expected, "{what}.{name} in {object:#}");
+    }
+}
+
+/// Each of a non-empty list has these fields.
+fn all_have(status: &Value, list: &str, fields: &[(&str, &str)]) {
+    let items = status[list].as_array().unwrap_or_else(|| panic!("{list} is no list in {status:#}"));
+    assert!(!items.is_empty(), "no {list} in {status:#}");
+    items.iter().for_each(|item| has(item, list, fields));
+}
+
+fn common(peer: &Peer, role: &str) -> Value {
+    let status = peer.status();
+    has(
+        &status,
+        "status",
+        &[
+            ("role", STRING),
+            ("version", STRING),
+            ("state", STRING),
+            ("uptime_s", NUMBER),
+            ("addresses", LIST),
+            ("classes", LIST),
+            ("links", LIST),
+            ("paths", LIST),
+            ("flows", OBJECT),
+            ("clients", LIST),
+        ],
+    );
+    assert_eq!(status["role"], role);
+    has(&status["flows"], "flows", &[("stream", NUMBER), ("datagram", NUMBER), ("udp", NUMBER)]);
+    status
+}
+
+#[test]
+fn the_client_tells_its_session_links_and_paths() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = stage.client(&[]);
+    reaches(&stage, Place::Client, TUNNEL);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", std::time::Duration::from_secs(5));
+    }
+    let status = common(&client, "client");
+    has(&status["session"], "session", &[("server", STRING), ("user", STRING), ("resumed", NUMBER)]);
+    all_have(
+        &status,
+        "classes",
+        &[
+            ("name", STRING),
+            ("lane", STRING),
+            ("cc", STRING),
+            ("scheduler", STRING),
+            ("tx_bytes", NUMBER),
+            ("rx_bytes", NUMBER),
+            ("queue_ms", NUMBER),
+            ("drops", NUMBER),
+        ],
+    );
+    all_have(
+        &status,
+        "links",
+        &[
+            ("name", STRING),
+            ("state", STRING),
+            ("tier", STRING),
+            ("reason", STRING),
+            ("addresses", LIST),
+            ("tx_bytes", NUMBER),
+            ("rx_bytes", NUMBER),
+        ],
+    );
+    all_have(&status, "paths", PATH);
+    assert_eq!(status["session"]["server"], "192.0.2.1:4433");
+    let addresses = status["addresses"].as_array().expect("checked above");
+    assert!(addresses.iter().any(|address| address == "10.0.0.2/24"), "{addresses:?}");
+    assert!(addresses.len() >= 2, "one address a family: {addresses:?}");
+    let path = mpvpn_tests::stage::path_of(&status, "eth1").expect("a path over eth1");
+    assert_eq!(path["id"], "default/eth1/0");
+    assert_eq!(path["remote"], "192.0.2.1:4433");
+    let rtt = path["rtt_ms"].as_f64().expect("checked above");
+    assert!((20.0..60.0).contains(&rtt), "{rtt} ms over a link of 25 ms");
+}
+
+#[test]
+fn the_server_tells_its_clients() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    assert_eq!(common(&server, "server")["clients"].as_array().map(Vec::len), Some(0));
+    let _client = stage.client(&[]);
+    reaches(&stage, Place::Client, TUNNEL);
+    let status = common(&server, "server");
+    let session = &status["clients"][0];
+    has(
+        session,
+        "clients",
+        &[
+            ("user", STRING),
+            ("addresses", LIST),
+            ("connected_s", NUMBER),
+            ("tx_bytes", NUMBER),
+            ("rx_bytes", NUMBER),
+            ("paths", LIST),
+        ],
+    );
+    all_have(session, "paths", PATH);
+}
+
+#[test]
+fn a_person_can_read_it_too() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = stage.start_as_is(
+        Place::Client,
+        &[
+            "client",
+            "--server",
+            "192.0.2.1:4433",
+            "--insecure",
+            "--path",
+            "eth1",
+            "--api-socket",
+            "here.sock",
+        ],
+        &stage.dir().join("here.sock"),
+    );
+    let _client = client.up();
+    let output = stage.mpvpn(Place::Client, &["status", "--api-socket", "here.sock"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for word in ["eth1", "10.0.0.2", "192.0.2.1:4433", "active"] {
+        assert!(text.contains(word), "no {word:?} in:\n{text}");
+    }
+}
+
+#[test]
+fn asking_where_nobody_answers_is_a_failure_that_says_so() {
+    let stage = Stage::new(&["100mbit"]);
+    let output = stage.mpvpn(Place::Client, &["status", "--api-socket", "nobody.sock"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("nobody.sock"), "{said}");
+}
+
+#[test]
+fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
+    use std::os::unix::fs::PermissionsExt;
+    let stage = Stage::two_links();
+    let path = stage.dir().join("mine.sock");
+    let words = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
+    let more = ["--auth", "none", "--api-socket", "mine.sock"];
+    let mut server = stage.start_as_is(Place::Server, &[&words[..], &more].concat(), &path).up();
+    let mode = std::fs::metadata(&path).expect("the socket").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(server.interrupt().success());
+    assert!(!path.exists(), "the socket outlived its process");
+}
