@@ -39,7 +39,7 @@ pub fn client(stage: &Stage, remote: SocketAddr, rounds: u32, random: &mut Rando
     let mut said = Said::default();
     for _ in 0..rounds {
         let local = Local::link(LinkId(0));
-        let mut wire = Wire::new(stage, Place::Client, 0, Endpoint::client(&setup), Some(local));
+        let mut wire = Wire::new(stage, Place::Client, "[::]:0", Endpoint::client(&setup), Some(local));
         let connect = wire.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
         let id = connect.expect("a name and an address that can be connected to");
         let mut speech = Speech::client();
@@ -61,19 +61,19 @@ pub fn client(stage: &Stage, remote: SocketAddr, rounds: u32, random: &mut Rando
     said
 }
 
-/// Serves at `port` of the server's host for some time, and misbehaves towards everybody who comes.
-pub fn server(stage: &Stage, port: u16, time: Duration, random: &mut Random) -> Said {
+/// Serves at this address of the server's host for some time, and misbehaves towards everybody who comes.
+pub fn server(stage: &Stage, address: &str, time: Duration, random: &mut Random) -> Said {
     let identity = Identity::load(&stage.dir().join("server.crt"), &stage.dir().join("server.key"));
     let tls = tls::server_config(&identity.expect("the stage's certificate"), &[b"h3"])
         .expect("a TLS configuration");
     let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");
-    let mut wire = Wire::new(stage, Place::Server, port, Endpoint::server(&setup), None);
+    let mut wire = Wire::new(stage, Place::Server, address, Endpoint::server(&setup), None);
     let (mut said, mut speeches) = (Said::default(), Vec::<(ConnectionId, Speech)>::new());
     let end = Instant::now() + time;
     while Instant::now() < end {
         wire.turn(&mut |id, connection, event| {
-            if event == &Event::Connected {
+            if event == Some(&Event::Connected) {
                 speeches.retain(|(known, _)| *known != id);
                 speeches.push((id, Speech::server()));
             }
@@ -85,6 +85,9 @@ pub fn server(stage: &Stage, port: u16, time: Duration, random: &mut Random) -> 
     said
 }
 
+/// Hears every event of a connection, and in every turn `None`.
+type Listener<'a> = &'a mut dyn FnMut(ConnectionId, &mut Connection, Option<&Event>);
+
 /// Sockets and clock around an endpoint.
 struct Wire {
     socket: UdpSocket,
@@ -95,8 +98,8 @@ struct Wire {
 }
 
 impl Wire {
-    fn new(stage: &Stage, place: Place, port: u16, endpoint: Endpoint, local: Option<Local>) -> Self {
-        let socket = stage.inside(place, || UdpSocket::bind(("::", port))).expect("a free port");
+    fn new(stage: &Stage, place: Place, address: &str, endpoint: Endpoint, local: Option<Local>) -> Self {
+        let socket = stage.inside(place, || UdpSocket::bind(address)).expect("a free port");
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket takes a time-out");
         // A client has one connection, the first.
         let connections = if local.is_some() { vec![ConnectionId(0)] } else { Vec::new() };
@@ -104,7 +107,7 @@ impl Wire {
     }
 
     /// Receives what there is, tells it, sends what there is. `false`: no connection is left.
-    fn turn(&mut self, tell: &mut dyn FnMut(ConnectionId, &mut Connection, &Event)) -> bool {
+    fn turn(&mut self, tell: Listener<'_>) -> bool {
         let mut datagram = [0; 2048];
         for _ in 0..64 {
             let Ok((length, remote)) = self.socket.recv_from(&mut datagram) else { break };
@@ -126,22 +129,19 @@ impl Wire {
         !self.connections.is_empty()
     }
 
-    fn serve(
-        &mut self,
-        id: ConnectionId,
-        tell: &mut dyn FnMut(ConnectionId, &mut Connection, &Event),
-    ) -> bool {
+    fn serve(&mut self, id: ConnectionId, tell: Listener) -> bool {
         let Some(connection) = self.endpoint.get(id) else { return false };
         let now = Instant::now();
         if connection.poll_timeout().is_some_and(|at| at <= now) {
             connection.handle_timeout(now);
         }
         while let Some(event) = connection.poll_event(now) {
-            tell(id, connection, &event);
+            tell(id, connection, Some(&event));
             if event == Event::Datagrams {
                 connection.receive_datagrams(drop);
             }
         }
+        tell(id, connection, None);
         self.buffer.clear();
         while let Some(transmit) = connection.poll_transmit(now, &mut self.buffer) {
             let _ = send(&self.socket, transmit.remote, &self.buffer, transmit.segment_size);
@@ -160,27 +160,40 @@ fn send(socket: &UdpSocket, remote: SocketAddr, data: &[u8], segment: Option<usi
 struct Speech {
     is_client: bool,
     request: Option<u64>,
+    spoke: Instant,
+    times: u32,
 }
+
+/// Between two speeches.
+const PAUSE: Duration = Duration::from_millis(4);
+/// After so many speeches a server closes the connection, if nobody else has.
+const PATIENCE: u32 = 60;
 
 impl Speech {
     fn client() -> Self {
-        Self { is_client: true, request: None }
+        Self { is_client: true, request: None, spoke: Instant::now(), times: 0 }
     }
 
     fn server() -> Self {
-        Self { is_client: false, request: None }
+        Self { is_client: false, request: None, spoke: Instant::now(), times: 0 }
     }
 
-    fn hear(&mut self, connection: &mut Connection, event: &Event, random: &mut Random, said: &mut Said) {
+    fn hear(
+        &mut self,
+        connection: &mut Connection,
+        event: Option<&Event>,
+        random: &mut Random,
+        said: &mut Said,
+    ) {
         match event {
-            Event::Connected => {
+            Some(Event::Connected) => {
                 said.connections += 1;
                 self.preface(connection, random, said);
                 if self.is_client {
                     self.ask(connection, random, said);
                 }
             }
-            Event::StreamReadable(id) if !self.is_client && id % 4 == 0 && self.request.is_none() => {
+            Some(Event::StreamReadable(id)) if !self.is_client && id % 4 == 0 && self.request.is_none() => {
                 self.request = Some(*id);
                 let mut answer = frame(HEADERS, &fields(&[(":status", "200"), ("capsule-protocol", "?1")]));
                 if random.one_in(3) {
@@ -192,9 +205,15 @@ impl Speech {
             }
             _ => {}
         }
-        if let Some(id) = self.request {
-            self.babble(connection, id, random, said);
-            self.datagrams(connection, id, random, said);
+        let Some(id) = self.request.filter(|_| event.is_none() && self.spoke.elapsed() > PAUSE) else {
+            return;
+        };
+        self.spoke = Instant::now();
+        self.times += 1;
+        self.babble(connection, id, random, said);
+        self.datagrams(connection, id, random, said);
+        if !self.is_client && self.times == PATIENCE {
+            connection.close(Instant::now(), random.bits() % 0x200, "enough");
         }
     }
 

@@ -15,7 +15,6 @@ use mpvpn_os::{
     tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
     undo::{self, Interface},
 };
-use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, TransportOptions};
 use mpvpn_tunnel::{Assignment, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent};
@@ -27,15 +26,11 @@ use crate::{
     slow::{Message, Slow},
     status,
     turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{Sent, write_tun},
+    wire::{Sent, TUN_QUEUE, read_tun, write_tun},
 };
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
-/// Bytes in the queues above which the TUN is not read.
-const FULL: usize = 512 * 1024;
-/// Reads of the TUN a turn, so that what arrives meanwhile is not kept waiting.
-const TUN_READS: usize = 16;
 /// Receive calls a socket a turn.
 const SOCKET_READS: usize = 4;
 /// A name is resolved again after this time when that failed.
@@ -56,7 +51,11 @@ pub fn run(config: ClientConfig) -> Result<(), EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
     let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-    let tun = Tun::open(TunConfig { name: Some(config.tun_name.clone()), ..TunConfig::default() })?;
+    let tun = Tun::open(TunConfig {
+        name: Some(config.tun_name.clone()),
+        queue_packets: Some(TUN_QUEUE),
+        ..TunConfig::default()
+    })?;
     let slow = Slow::start(api, turns.wake.clone())?;
     let mut running = Running::new(config, &turns, Arc::new(tls), undo, tun, slow)?;
     let result = running.run(&mut turns);
@@ -84,7 +83,6 @@ struct Running {
     batch: RecvBatch,
     tun_buffer: Vec<u8>,
     out: Vec<u8>,
-    tun_paused: bool,
     resolve_at: Option<Instant>,
     look_at: Option<Instant>,
     assignment: Option<Assignment>,
@@ -136,7 +134,6 @@ impl Running {
             batch: RecvBatch::new(16),
             tun_buffer: vec![0; READ_BUFFER],
             out: Vec::with_capacity(64 << 10),
-            tun_paused: false,
             resolve_at: None,
             look_at: None,
             assignment: None,
@@ -237,24 +234,10 @@ impl Running {
     }
 
     fn read_tun(&mut self, now: Instant) {
-        for _ in 0..TUN_READS {
-            if self.client.is_full(FULL) {
-                return;
-            }
-            let length = match self.tun.read(&mut self.tun_buffer) {
-                Ok(length) => length,
-                Err(_) => return,
-            };
-            let Some((head, packet)) = self.tun_buffer[..length].split_at_mut_checked(VNET_HDR_LEN) else {
-                continue;
-            };
-            if let Some(hdr) = VnetHdr::parse(head) {
-                self.client.handle_tun(now, hdr, packet);
-            }
-        }
+        let client = &mut self.client;
+        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
     }
 
-    /// Sends what is to be sent, and lets the TUN be read only while there is room for more.
     fn transmit(&mut self, turns: &Turns, now: Instant) {
         loop {
             self.out.clear();
@@ -269,13 +252,6 @@ impl Running {
             }
         }
         self.write_tun();
-        let pause = self.client.is_full(FULL);
-        if pause != self.tun_paused {
-            let interest = if pause { Interest::Nothing } else { Interest::Read };
-            if turns.poller.modify(&self.tun, TUN, interest).is_ok() {
-                self.tun_paused = pause;
-            }
-        }
     }
 
     fn timers(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {

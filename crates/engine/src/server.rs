@@ -23,7 +23,6 @@ use mpvpn_os::{
     tunnel_net::{Nat, ServerNet, ServerNetConfig},
     undo::{self, Interface},
 };
-use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_quic::{Local, ServerSetup, Transmit, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Server, ServerConfig as TunnelConfig, ServerEvent};
 
@@ -33,13 +32,11 @@ use crate::{
     slow::{Message, Slow},
     status,
     turn::{SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{SOCKET_BUFFER, Wire, serves, write_tun},
+    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, read_tun, serves, write_tun},
 };
 
 /// The MTU of the TUN until a client has told what the paths carry (bytes).
 const FIRST_MTU: u32 = 1400;
-/// Reads of the TUN a turn.
-const TUN_READS: usize = 16;
 /// Receive calls a socket a turn.
 const SOCKET_READS: usize = 4;
 /// Messages a receive call.
@@ -61,6 +58,7 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     let tun = Tun::open(TunConfig {
         name: Some(config.tun_name.clone()),
         mtu: Some(FIRST_MTU),
+        queue_packets: Some(TUN_QUEUE),
         ..TunConfig::default()
     })?;
     let slow = Slow::start(api, turns.wake.clone())?;
@@ -254,15 +252,8 @@ impl Running {
     }
 
     fn read_tun(&mut self, now: Instant) {
-        for _ in 0..TUN_READS {
-            let Ok(length) = self.tun.read(&mut self.tun_buffer) else { return };
-            let Some((head, packet)) = self.tun_buffer[..length].split_at_mut_checked(VNET_HDR_LEN) else {
-                continue;
-            };
-            if let Some(hdr) = VnetHdr::parse(head) {
-                self.server.handle_tun(now, hdr, packet);
-            }
-        }
+        let server = &mut self.server;
+        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| server.handle_tun(now, hdr, packet));
     }
 
     fn transmit(&mut self, turns: &Turns, now: Instant) {

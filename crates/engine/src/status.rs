@@ -11,6 +11,7 @@ use mpvpn_control::{
     status::{Class, Client, Link, LinkState, Path, PathState, Role, Session, State, Status},
 };
 use mpvpn_path::PathState as Judged;
+use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClientReport, ClientState, PathReport, SessionReport};
 
 use crate::links::Links;
@@ -89,7 +90,7 @@ pub(crate) fn of_server(
     let mut class = Class {
         name: CLASS.to_owned(),
         lane: "datagram".to_owned(),
-        cc: "bbr".to_owned(),
+        cc: Cc::default().to_string(),
         scheduler: "auto".to_owned(),
         tx_bytes: 0,
         rx_bytes: 0,

@@ -11,7 +11,7 @@ use mpvpn_os::{
     poll::{Interest, Poller},
     udp::SendFailure,
 };
-use mpvpn_packet::Joined;
+use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr};
 use mpvpn_quic::Transmit;
 
 /// Sends that wait for a busy socket, at most: the congestion window bounds them long before.
@@ -19,6 +19,15 @@ const MAX_WAITING: usize = 256;
 
 /// Bytes that the kernel should hold for a socket in each direction.
 pub(crate) const SOCKET_BUFFER: usize = 8 << 20;
+
+/// Packets that wait in the kernel for us to read them. It is a plain FIFO, so it must be emptied at
+/// every turn; it only has to last while this process waits for a processor.
+pub(crate) const TUN_QUEUE: u32 = 1000;
+
+/// Bytes read from the TUN a turn, so that what arrives meanwhile is not kept waiting.
+const TUN_BYTES: usize = 1 << 20;
+/// Packets read from the TUN a turn.
+const TUN_READS: usize = 256;
 
 /// A socket that keeps what the kernel could not take.
 #[derive(Debug)]
@@ -101,6 +110,23 @@ fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Ou
         ecn: transmit.ecn,
         segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
         data: &data[..transmit.size],
+    }
+}
+
+/// Reads what waits in the TUN, whether there is room for it or not: what to drop is a choice of the
+/// queues, which know the flows.
+pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHdr, &mut [u8])) {
+    let mut bytes = 0;
+    for _ in 0..TUN_READS {
+        let Ok(length) = tun.read(buffer) else { return };
+        let Some((head, packet)) = buffer[..length].split_at_mut_checked(VNET_HDR_LEN) else { continue };
+        if let Some(hdr) = VnetHdr::parse(head) {
+            each(hdr, packet);
+        }
+        bytes += length;
+        if bytes >= TUN_BYTES {
+            return;
+        }
     }
 }
 

@@ -16,15 +16,12 @@ use std::{fmt, net::IpAddr};
 /// Path of the template that servers use unless configured otherwise (RFC 9484 §3).
 pub const DEFAULT_TEMPLATE: &str = "/.well-known/masque/ip/{target}/{ipproto}/";
 
-/// Variables of CONNECT-IP templates.
-const VARIABLES: &[&str] = &["target", "ipproto"];
-
 /// Checks `text`, an absolute URI template or the path of one, for CONNECT-IP.
 ///
 /// # Errors
 /// If RFC 9484 §3 forbids it.
 pub fn template(text: &str) -> Result<Template, TemplateError> {
-    Template::parse(text, VARIABLES)
+    Template::parse(text)
 }
 
 /// What a tunnel may reach (RFC 9484 §4.6).
@@ -51,7 +48,8 @@ impl Target {
         }
         if text.contains('/') {
             let net: IpNet = text.parse().ok()?;
-            // "the bits ... not covered by the prefix length MUST be set to 0".
+            // "the lower bits of the IP address that are not covered by the prefix length MUST all be set
+            // to 0" (RFC 9484 §4.6).
             return (net.network() == net.addr()).then_some(Self::Net(net));
         }
         is_host_name(text).then(|| Self::Host(text.to_ascii_lowercase()))

@@ -14,9 +14,8 @@ pub const MAX_PREFIX: usize = 16;
 /// Context ID of whole IP packets (RFC 9484 §6) and of UDP payloads (RFC 9298 §5).
 pub const CONTEXT_PAYLOAD: u64 = 0;
 
-/// Stream IDs count in fours, because only client-initiated bidirectional streams carry requests:
-/// "the largest legal QUIC stream ID value is 2^62-1, so the largest legal value of the Quarter
-/// Stream ID field is 2^60-1" (RFC 9297 §2.1).
+/// Stream IDs count in fours, because only client-initiated bidirectional streams carry requests: with
+/// stream IDs up to 2^62 − 1, the quarter stream ID goes up to 2^60 − 1 (RFC 9297 §2.1).
 const MAX_QUARTER_STREAM_ID: u64 = (1 << 60) - 1;
 
 /// What stands before each packet in a QUIC DATAGRAM frame: quarter stream ID and context ID.
@@ -46,8 +45,8 @@ pub struct HttpDatagram {
 /// Why a received QUIC DATAGRAM frame is no HTTP Datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatagramError {
-    /// "Receipt of a frame that is too short to allow parsing the Quarter Stream ID field MUST be
-    /// treated as an HTTP/3 connection error of type H3_DATAGRAM_ERROR" (RFC 9297 §2.1).
+    /// "Receipt of a QUIC DATAGRAM frame whose payload is too short to allow parsing the Quarter Stream ID
+    /// field MUST be treated as an HTTP/3 connection error of type H3_DATAGRAM_ERROR" (RFC 9297 §2.1).
     #[error("HTTP Datagram of {len} bytes ends inside the quarter stream ID")]
     NoStreamId {
         /// Bytes received.

@@ -287,7 +287,7 @@ impl Headers {
         }
     }
 
-    /// "The :scheme and :path pseudo-header fields are omitted" (RFC 9114 §4.4).
+    /// A plain CONNECT has `:authority`, and neither `:scheme` nor `:path` (RFC 9114 §4.4).
     fn validate_plain_connect(&self) -> Result<(), HeadersError> {
         for name in [":scheme", ":path"] {
             if self.value(name).is_some() {
@@ -315,12 +315,17 @@ impl Headers {
     }
 
     fn validate_authority(&self) -> Result<(), HeadersError> {
-        let Some(authority) = self.value(":authority") else { return Ok(()) };
-        if authority.contains(&b'@') {
-            return Err(HeadersError::UserInfo);
-        }
+        // "If these fields are present, they MUST NOT be empty. If both fields are present, they MUST contain
+        // the same value" (RFC 9114 §4.3.1).
+        let Some(authority) = self.value(":authority").or_else(|| self.value("host")) else { return Ok(()) };
         if self.values("host").any(|host| host != authority) {
             return Err(HeadersError::HostMismatch);
+        }
+        if authority.is_empty() {
+            return Err(HeadersError::MissingPseudo { name: ":authority" });
+        }
+        if authority.contains(&b'@') {
+            return Err(HeadersError::UserInfo);
         }
         Ok(())
     }
@@ -365,8 +370,7 @@ fn check_regular(field: &Field) -> Result<(), HeadersError> {
     if !is_token(&field.name) || field.name.iter().any(u8::is_ascii_uppercase) {
         return Err(HeadersError::Name { name: escape(&field.name) });
     }
-    // "The only exception to this is the TE header field, which ... MUST NOT contain any value other
-    // than 'trailers'" (RFC 9114 §4.2).
+    // The only exception is `te`, with no value but "trailers" (RFC 9114 §4.2).
     let bad_te = field.name == b"te"[..] && !field.value.eq_ignore_ascii_case(b"trailers");
     if bad_te || CONNECTION.contains(&&field.name[..]) {
         return Err(HeadersError::ConnectionSpecific { name: escape(&field.name) });
@@ -385,7 +389,7 @@ fn is_value_byte(byte: u8) -> bool {
     byte == b'\t' || (byte >= b' ' && byte != 0x7f)
 }
 
-/// Field values "do not include leading or trailing whitespace" (RFC 9110 §5.5).
+/// A field value neither starts nor ends with white space (RFC 9110 §5.5).
 fn is_padded(value: &[u8]) -> bool {
     let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
     is_space(value.first()) || is_space(value.last())
@@ -485,6 +489,8 @@ mod tests {
         assert_eq!(request_with(("host", "vpn.example")), Ok(()));
         let user = headers(&[(":method", "CONNECT"), (":authority", "user@host:443")]);
         assert_eq!(user.validate(Section::Request), Err(HeadersError::UserInfo));
+        let empty = headers(&[(":method", "GET"), (":scheme", "https"), (":path", "/"), ("host", "")]);
+        assert!(matches!(empty.validate(Section::Request), Err(HeadersError::MissingPseudo { .. })));
     }
 
     #[test]

@@ -73,8 +73,7 @@ impl Rejection {
 /// Tells requests apart.
 ///
 /// # Errors
-/// 501 for a `:protocol` nobody knows: "a server ... SHOULD respond to the request with a 501 (Not
-/// Implemented) status code" (RFC 9220 §3).
+/// 501 for a `:protocol` nobody knows (RFC 9220 §3).
 pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
     if headers.method() != Some("CONNECT") {
         return Ok(Kind::Plain);
@@ -95,8 +94,8 @@ pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
 pub enum CapsuleProtocol {
     /// `capsule-protocol: ?1`.
     Announced,
-    /// The field is absent, false or no Boolean Item: "MUST be treated as if the field were not present"
-    /// (RFC 9297 §3.4). Upgrade tokens that use capsules do so either way (RFC 9297 §3.2).
+    /// The field is absent, false or no Boolean Item: "any other value type MUST be handled as if the field
+    /// were not present" (RFC 9297 §3.4). Upgrade tokens that use capsules do so either way (RFC 9297 §3.2).
     Omitted,
 }
 

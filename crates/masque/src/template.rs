@@ -3,7 +3,7 @@
 //! In: a template such as `https://example.org/.well-known/masque/ip/{target}/{ipproto}/`, or only its
 //! path. Out: paths with the variables filled in (client), or the variables of a received path
 //! (server). Always holds: expressions stand in path or query only; `{a}`, `{a,b}`, `{?a,b}` and
-//! `{&a,b}` are all that is allowed; a variable ends at a character that no value contains, so that a
+//! `{&a,b}` are all that is allowed; variables may have any name; a variable ends at a character that no value contains, so that a
 //! path matches in one way only.
 
 use std::borrow::Cow;
@@ -29,9 +29,9 @@ struct Origin {
 enum Part {
     Literal(String),
     /// `{a,b}`: values with commas between them.
-    Simple(Vec<&'static str>),
+    Simple(Vec<String>),
     /// `{?a,b}` or `{&a,b}`: `name=value` pairs, the first after this character.
-    Query(char, Vec<&'static str>),
+    Query(char, Vec<String>),
 }
 
 /// Why a text is no template for a proxy.
@@ -62,37 +62,35 @@ pub enum TemplateError {
         /// The operator.
         operator: char,
     },
-    /// A variable that the protocol does not define, or a modifier of level 4.
-    #[error("template uses variable {name:?}, expected one of {known:?}")]
+    /// No name of a variable, or one with a modifier of level 4 (`{a:3}`, `{a*}`).
+    #[error("template uses {name:?} as the name of a variable")]
     Variable {
         /// What is there.
         name: String,
-        /// What may be there.
-        known: &'static [&'static str],
     },
     /// A variable twice.
     #[error("template uses variable {name:?} twice")]
     Repeated {
         /// Its name.
-        name: &'static str,
+        name: String,
     },
     /// Two expressions side by side, or a literal after one that a value could contain.
     #[error("variable {name:?} is followed by something that could be part of its value")]
     Ambiguous {
         /// Its name.
-        name: &'static str,
+        name: String,
     },
 }
 
 /// The variables found in a path, by name.
-pub type Variables = Vec<(&'static str, String)>;
+pub type Variables = Vec<(String, String)>;
 
 impl Template {
-    /// Checks `text`, an absolute template or the path part of one, whose variables are among `known`.
+    /// Checks `text`, an absolute template or the path part of one.
     ///
     /// # Errors
     /// If proxies must not use such a template.
-    pub fn parse(text: &str, known: &'static [&'static str]) -> Result<Self, TemplateError> {
+    pub fn parse(text: &str) -> Result<Self, TemplateError> {
         if text.len() > MAX_LEN {
             return Err(TemplateError::TooLong { len: text.len() });
         }
@@ -100,7 +98,7 @@ impl Template {
             return Err(TemplateError::Characters);
         }
         let (origin, path) = split_origin(text)?;
-        let parts = parse_parts(path, known)?;
+        let parts = parse_parts(path)?;
         check_names(&parts)?;
         check_borders(&parts)?;
         Ok(Self { origin, parts })
@@ -121,7 +119,7 @@ impl Template {
     /// Whether the template has variable `name`.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
-        self.parts.iter().any(|part| part.names().contains(&name))
+        self.parts.iter().any(|part| part.names().iter().any(|known| known == name))
     }
 
     /// The path (and query) with `values` in place of the variables; those without a value are empty.
@@ -168,7 +166,7 @@ impl Template {
 }
 
 impl Part {
-    fn names(&self) -> &[&'static str] {
+    fn names(&self) -> &[String] {
         match self {
             Self::Literal(_) => &[],
             Self::Simple(names) | Self::Query(_, names) => names,
@@ -195,7 +193,7 @@ fn split_origin(text: &str) -> Result<(Option<Origin>, &str), TemplateError> {
     Ok((Some(origin), path))
 }
 
-fn parse_parts(path: &str, known: &'static [&'static str]) -> Result<Vec<Part>, TemplateError> {
+fn parse_parts(path: &str) -> Result<Vec<Part>, TemplateError> {
     let mut parts = Vec::new();
     let mut rest = path;
     while !rest.is_empty() {
@@ -212,36 +210,43 @@ fn parse_parts(path: &str, known: &'static [&'static str]) -> Result<Vec<Part>, 
         }
         let Some(after) = after.strip_prefix('{') else { break };
         let (expression, after) = after.split_once('}').ok_or(TemplateError::Braces)?;
-        parts.push(parse_expression(expression, known)?);
+        parts.push(parse_expression(expression)?);
         rest = after;
     }
     Ok(parts)
 }
 
-fn parse_expression(expression: &str, known: &'static [&'static str]) -> Result<Part, TemplateError> {
+fn parse_expression(expression: &str) -> Result<Part, TemplateError> {
     let operator = expression.chars().next().ok_or(TemplateError::Braces)?;
     match operator {
-        '?' | '&' => Ok(Part::Query(operator, parse_names(&expression[1..], known)?)),
+        '?' | '&' => Ok(Part::Query(operator, parse_names(&expression[1..])?)),
         operator if operator.is_ascii_alphanumeric() || matches!(operator, '_' | '%') => {
-            Ok(Part::Simple(parse_names(expression, known)?))
+            Ok(Part::Simple(parse_names(expression)?))
         }
         operator => Err(TemplateError::Operator { operator }),
     }
 }
 
-fn parse_names(list: &str, known: &'static [&'static str]) -> Result<Vec<&'static str>, TemplateError> {
-    let find = |name: &str| {
-        let found = known.iter().find(|known| **known == name).copied();
-        found.ok_or_else(|| TemplateError::Variable { name: name.to_owned(), known })
+/// RFC 6570 §2.3: letters, digits, `_`, percent-escapes, and dots within.
+fn parse_names(list: &str) -> Result<Vec<String>, TemplateError> {
+    let is_name = |name: &str| {
+        name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.%".contains(&byte))
+            && !name.is_empty()
+            && !name.starts_with('.')
+            && !name.ends_with('.')
     };
-    list.split(',').map(find).collect()
+    let check = |name: &str| match is_name(name) {
+        true => Ok(name.to_owned()),
+        false => Err(TemplateError::Variable { name: name.to_owned() }),
+    };
+    list.split(',').map(check).collect()
 }
 
 fn check_names(parts: &[Part]) -> Result<(), TemplateError> {
     let names: Vec<_> = parts.iter().flat_map(Part::names).collect();
     let repeated = names.iter().enumerate().find(|(at, name)| names[..*at].contains(name));
     match repeated {
-        Some((_, name)) => Err(TemplateError::Repeated { name }),
+        Some((_, name)) => Err(TemplateError::Repeated { name: (*name).clone() }),
         None => Ok(()),
     }
 }
@@ -256,7 +261,7 @@ fn check_borders(parts: &[Part]) -> Result<(), TemplateError> {
             Part::Simple(_) => false,
         };
         if !is_clear {
-            return Err(TemplateError::Ambiguous { name });
+            return Err(TemplateError::Ambiguous { name: name.clone() });
         }
     }
     Ok(())
@@ -267,36 +272,31 @@ fn is_border(char: char) -> bool {
     matches!(char, '/' | '?' | '&' | '=' | '#' | ',' | ';')
 }
 
-fn match_simple<'p>(path: &'p str, names: &[&'static str], out: &mut Variables) -> Option<&'p str> {
+fn match_simple<'p>(path: &'p str, names: &[String], out: &mut Variables) -> Option<&'p str> {
     let mut rest = path;
     for (at, name) in names.iter().enumerate() {
         if at > 0 {
             rest = rest.strip_prefix(',')?;
         }
         let (value, after) = split_value(rest);
-        out.push((name, unescape(value)?));
+        out.push((name.clone(), unescape(value)?));
         rest = after;
     }
     Some(rest)
 }
 
 /// Pairs in any order; a pair that is missing leaves its variable undefined.
-fn match_query<'p>(
-    path: &'p str,
-    first: char,
-    names: &[&'static str],
-    out: &mut Variables,
-) -> Option<&'p str> {
+fn match_query<'p>(path: &'p str, first: char, names: &[String], out: &mut Variables) -> Option<&'p str> {
     let mut rest = path;
     let mut separator = first;
     while let Some(pair) = rest.strip_prefix(separator) {
         let Some((key, value)) = pair.split_once('=') else { break };
-        let Some(name) = names.iter().find(|name| **name == key) else { break };
+        let Some(name) = names.iter().find(|name| *name == key) else { break };
         if out.iter().any(|(known, _)| known == name) {
             return None;
         }
         let (value, after) = split_value(value);
-        out.push((name, unescape(value)?));
+        out.push((name.clone(), unescape(value)?));
         rest = after;
         separator = '&';
     }
@@ -347,14 +347,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const KNOWN: &[&str] = &["target", "ipproto"];
-
     fn parse(text: &str) -> Result<Template, TemplateError> {
-        Template::parse(text, KNOWN)
+        Template::parse(text)
     }
 
-    fn pairs(variables: Option<Variables>) -> Vec<(&'static str, String)> {
-        variables.unwrap()
+    fn owned(pairs: &[(&str, &str)]) -> Option<Variables> {
+        Some(pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
     }
 
     /// RFC 9484 §3, figure 1.
@@ -378,8 +376,7 @@ mod tests {
         for (template, path) in examples {
             let template = parse(template).unwrap();
             assert_eq!(template.expand(&values), path);
-            let wanted = values.map(|(name, value)| (name, value.to_owned()));
-            assert_eq!(pairs(template.matches(path)), wanted);
+            assert_eq!(template.matches(path), owned(&values));
         }
     }
 
@@ -403,9 +400,9 @@ mod tests {
     #[test]
     fn query_pairs_come_in_any_order_but_once() {
         let template = parse("/ip{?target,ipproto}").unwrap();
-        assert_eq!(pairs(template.matches("/ip?ipproto=6&target=a")).len(), 2);
-        assert_eq!(pairs(template.matches("/ip?ipproto=6")), [("ipproto", "6".to_owned())]);
-        assert_eq!(pairs(template.matches("/ip")), []);
+        assert_eq!(template.matches("/ip?ipproto=6&target=a"), owned(&[("ipproto", "6"), ("target", "a")]));
+        assert_eq!(template.matches("/ip?ipproto=6"), owned(&[("ipproto", "6")]));
+        assert_eq!(template.matches("/ip"), owned(&[]));
         assert_eq!(template.matches("/ip?target=a&target=b"), None);
         assert_eq!(template.matches("/ip?other=a"), None);
     }
@@ -428,12 +425,20 @@ mod tests {
         for text in ["/{target", "/target}", "/{}"] {
             assert_eq!(parse(text), Err(TemplateError::Braces), "{text}");
         }
-        for text in ["/{target:3}", "/{target*}", "/{target_host}", "/{target,}"] {
+        for text in ["/{target:3}", "/{target*}", "/{a..b.}", "/{target,}", "/{?}"] {
             assert!(matches!(parse(text), Err(TemplateError::Variable { .. })), "{text}");
         }
-        assert_eq!(parse("/{target}/{target}"), Err(TemplateError::Repeated { name: "target" }));
-        assert_eq!(parse("/{target}x"), Err(TemplateError::Ambiguous { name: "target" }));
-        assert_eq!(parse("/{target}{ipproto}"), Err(TemplateError::Ambiguous { name: "target" }));
+        assert_eq!(parse("/{target}/{target}"), Err(TemplateError::Repeated { name: "target".to_owned() }));
+        assert_eq!(parse("/{target}x"), Err(TemplateError::Ambiguous { name: "target".to_owned() }));
+        assert_eq!(parse("/{target}{ipproto}"), Err(TemplateError::Ambiguous { name: "target".to_owned() }));
+    }
+
+    /// RFC 9484 §3: a template "MAY contain other variables".
+    #[test]
+    fn other_variables_stay_empty() {
+        let template = parse("/{user}/{target}{?ipproto,debug}").unwrap();
+        assert_eq!(template.expand(&[("target", "*"), ("ipproto", "6")]), "//*?ipproto=6");
+        assert!(template.has("user") && !template.has("name"));
     }
 
     #[test]
@@ -450,16 +455,16 @@ mod tests {
             let text = ["/{target}/{ipproto}/", "/{target,ipproto}", "/ip{?target,ipproto}"][which];
             let template = parse(text).unwrap();
             let path = template.expand(&[("target", &target), ("ipproto", &ipproto)]);
-            let wanted = vec![("target", target), ("ipproto", ipproto)];
-            prop_assert_eq!(template.matches(&path), Some(wanted));
+            prop_assert_eq!(template.matches(&path), owned(&[("target", &target), ("ipproto", &ipproto)]));
         }
 
         #[test]
         fn no_text_makes_it_panic(text in "[/{}?&=%,a-z#+é]{0,30}", path in "[/?&=%,a-z0-9é]{0,40}") {
             for text in [&text[..], "/{target}/{ipproto}/", "/a{?target,ipproto}"] {
                 if let Ok(template) = parse(text) {
-                    template.matches(&path);
-                    template.expand(&[("target", &path)]);
+                    prop_assert!(template.expand(&[("target", &path)]).starts_with(['/', '?', '&']) || text.is_empty());
+                    let found = template.matches(&path).unwrap_or_default();
+                    prop_assert!(found.iter().all(|(name, _)| template.has(name)));
                 }
             }
         }

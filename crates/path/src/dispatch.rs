@@ -30,6 +30,19 @@ pub struct PathInfo {
     pub rtt: Duration,
     /// Estimated delivery rate in bytes/s; 0 if not known yet.
     pub rate: u64,
+    /// How busy it is.
+    pub load: Load,
+}
+
+/// How busy a path has been lately.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// It could carry more.
+    Spare,
+    /// Neither clearly.
+    Some,
+    /// Packets wait for it all the time.
+    Full,
 }
 
 /// Holds the packets of a session until a path has room for them.
@@ -80,6 +93,7 @@ impl Dispatcher {
     /// Tells which paths there are. Packets that waited for a path that may no longer be used
     /// move to another one.
     pub fn set_paths(&mut self, now: Instant, paths: &[PathInfo]) {
+        let before: Vec<PathId> = self.order().collect();
         self.eligible.clear();
         for state in [PathState::Active, PathState::Standby, PathState::Probing, PathState::Down] {
             if self.eligible.is_empty() {
@@ -95,7 +109,26 @@ impl Dispatcher {
                 self.eligible.sort_by_key(|path| (path.rtt, path.id));
             }
         }
+        if self.eligible.iter().any(|path| !before.contains(&path.id)) {
+            // Flows that were placed while this path was missing would leave it empty.
+            self.flows.clear();
+        }
         self.move_stranded(now);
+        if self.scheduler == Scheduler::Auto {
+            self.relieve();
+        }
+    }
+
+    /// Moves a flow from a path that is full to one that has room to spare.
+    fn relieve(&mut self) {
+        let Some(spare) = self.eligible.iter().find(|path| path.load == Load::Spare) else { return };
+        let to = spare.id;
+        let full = self.eligible.iter().filter(|path| path.load == Load::Full && path.id != to);
+        let crowded = full.max_by_key(|path| self.flows.on(path.id)).map(|path| path.id);
+        let Some(from) = crowded.filter(|from| self.flows.on(*from) > 1) else { return };
+        if let Some(flow) = self.flows.any_on(from) {
+            self.flows.put(flow, to);
+        }
     }
 
     fn move_stranded(&mut self, now: Instant) {
@@ -220,6 +253,7 @@ mod tests {
             state,
             rtt: Duration::from_millis(rtt_ms),
             rate: 10_000_000,
+            load: Load::Some,
         }
     }
 
@@ -286,6 +320,42 @@ mod tests {
             moved += 1;
         }
         assert_eq!((moved, dispatcher.bytes()), (4, 0));
+    }
+
+    #[test]
+    fn flows_spread_over_a_path_that_returns() {
+        let both = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &both[..1]);
+        for flow in 0..8 {
+            dispatcher.push(now, packet(flow, 0), Order::Needed);
+        }
+        while dispatcher.pop(now, PathId(0)).is_some() {}
+        dispatcher.set_paths(now, &both);
+        for flow in 0..8 {
+            dispatcher.push(now, packet(flow, 1), Order::Needed);
+        }
+        let on = |id| dispatcher.flows.on(PathId(id));
+        assert_eq!((on(0), on(1)), (4, 4));
+    }
+
+    #[test]
+    fn a_crowded_path_gives_flows_to_one_with_room() {
+        let mut paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        paths[1].rate = 2_500_000;
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        for flow in 0..10 {
+            dispatcher.push(now, packet(flow, 0), Order::Needed);
+        }
+        let on = |dispatcher: &Dispatcher| (dispatcher.flows.on(PathId(0)), dispatcher.flows.on(PathId(1)));
+        assert_eq!(on(&dispatcher), (8, 2));
+        (paths[0].load, paths[1].load) = (Load::Full, Load::Spare);
+        for _ in 0..3 {
+            dispatcher.set_paths(now, &paths);
+        }
+        assert_eq!(on(&dispatcher), (5, 5));
+        paths[1].load = Load::Full;
+        dispatcher.set_paths(now, &paths);
+        assert_eq!(on(&dispatcher), (5, 5), "two full paths have nothing to give");
     }
 
     #[test]

@@ -47,6 +47,17 @@ impl FlowTable {
         self.counts.iter().find(|(id, _)| *id == path).map_or(0, |(_, n)| *n)
     }
 
+    /// A flow that is on `path` and was used lately: any, but always the same for the same table.
+    #[allow(clippy::disallowed_methods, reason = "the least of all is the same in any order")]
+    pub(crate) fn any_on(&self, path: PathId) -> Option<u32> {
+        self.young.iter().filter(|(_, on)| **on == path).map(|(flow, _)| *flow).min()
+    }
+
+    /// Forgets every placement.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
     fn count(&mut self, path: PathId, by: i32) {
         match self.counts.iter_mut().find(|(id, _)| *id == path) {
             Some((_, n)) => *n = n.saturating_add_signed(by),

@@ -19,7 +19,7 @@ mod liveness;
 mod pacer;
 mod scheduler;
 
-pub use dispatch::{Dispatcher, Order, PathInfo};
+pub use dispatch::{Dispatcher, Load, Order, PathInfo};
 pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;
 pub use scheduler::{ParseSchedulerError, Scheduler};

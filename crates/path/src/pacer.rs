@@ -2,8 +2,11 @@ use mpvpn_types::{Duration, Instant};
 
 /// The least time between two bursts: shorter ones cost more wake-ups than they smooth.
 const BURST: Duration = Duration::from_micros(500);
+/// What a wake-up that comes late may send at once is what it missed, up to this time. Less, and a
+/// busy machine would fall behind the rate, which the congestion controller would take for the path's.
+const CATCH_UP: Duration = Duration::from_millis(5);
 /// No burst is larger than this, whatever the rate (bytes).
-const MAX_BURST: u64 = 512 * 1024;
+const MAX_BURST: u64 = 2 << 20;
 /// A burst may always hold this many packets.
 const MIN_PACKETS: u64 = 4;
 
@@ -20,7 +23,7 @@ pub struct Pacer {
 }
 
 impl Pacer {
-    /// A pacer that holds one burst back for nobody.
+    /// A pacer that may send its first packets at once.
     pub fn new(now: Instant, mtu: u16) -> Self {
         let mtu = u64::from(mtu);
         Self { tokens: (mtu * MIN_PACKETS) as i64, rate: None, mtu, last: now }
@@ -44,9 +47,12 @@ impl Pacer {
     }
 
     fn capacity(&self, rate: u64) -> i64 {
-        // Twice a burst, since a wake-up comes late as often as not.
-        let burst = (u128::from(rate) * BURST.as_nanos() * 2 / 1_000_000_000) as u64;
-        burst.clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
+        self.bytes_in(rate, CATCH_UP)
+    }
+
+    fn bytes_in(&self, rate: u64, time: Duration) -> i64 {
+        let bytes = (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64;
+        bytes.clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
     }
 
     /// Bytes that may leave now.
@@ -67,7 +73,7 @@ impl Pacer {
     /// When the next burst may leave; `None` if one may leave now.
     pub fn wake_at(&self, now: Instant) -> Option<Instant> {
         let rate = self.rate?.max(1);
-        let wanted = (self.capacity(rate) / 2).max(1);
+        let wanted = self.bytes_in(rate, BURST) / 2;
         if self.tokens > 0 {
             return None;
         }

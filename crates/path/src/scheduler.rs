@@ -3,8 +3,8 @@ use std::{fmt, str::FromStr};
 /// How the packets of a session are spread over its paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Scheduler {
-    /// Flows that need order stay on a path while that lives; all other packets take the path
-    /// with the least round-trip time that has room.
+    /// Flows that need order stay on a path while that lives; all other packets take the path on
+    /// which they arrive first.
     #[default]
     Auto,
     /// Every packet takes the path with the least round-trip time that has room.

@@ -117,6 +117,8 @@ struct Path {
     batch_bytes: u64,
     /// Waits for the pacer rather than for acknowledgements.
     paced: bool,
+    /// More waited for it than it could take.
+    limited: bool,
     seen: u64,
     loss: LossWindow,
     open: bool,
@@ -211,6 +213,7 @@ impl Connection {
             batch: Vec::new(),
             batch_bytes: 0,
             paced: false,
+            limited: false,
             seen: 0,
             loss: LossWindow::default(),
             open: id == PathId(0),
@@ -420,14 +423,30 @@ impl Connection {
         window.min(budget).saturating_sub(path.batch_bytes)
     }
 
+    /// When a packet that is queued for a path now would arrive, from now on: half a round trip after
+    /// what is in flight and queued before it has left at the path's rate.
+    pub fn arrival(&self, id: PathId) -> mpvpn_types::Duration {
+        let Some(path) = self.path(id) else { return mpvpn_types::Duration::MAX };
+        let ahead = path.gate.in_flight() + path.batch_bytes;
+        let nanos = u128::from(ahead) * 1_000_000_000 / u128::from(path.gate.delivery_rate().max(1));
+        let wait = mpvpn_types::Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+        (path.gate.min_rtt() / 2).saturating_add(wait)
+    }
+
     /// Says whether more waited for a path than it could take. Congestion controllers learn
     /// capacity only while that is so.
     pub fn set_limited(&mut self, id: PathId, limited: bool) {
         if let Some(path) = self.path_mut(id) {
+            path.limited = limited;
             path.gate.limited.store(limited, Relaxed);
             path.gate.window_limited.store(limited && !path.paced, Relaxed);
             path.paced &= limited;
         }
+    }
+
+    /// What was said last with [`Self::set_limited`].
+    pub fn is_limited(&self, id: PathId) -> bool {
+        self.path(id).is_some_and(|path| path.limited)
     }
 
     /// Queues a datagram for a path; returns the bytes of room that it takes.

@@ -21,6 +21,10 @@ use crate::Cc;
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
 
+/// Bytes that a new path may have in flight. Several connections share a tunnel from its first
+/// moment, each with an initial window of its own (RFC 6928); what leaves is paced.
+const INITIAL_WINDOW: u64 = 32 * 1200;
+
 /// What a gate and the loop know of each other.
 ///
 /// One thread uses it at a time; the atomics are there because controllers must be `Sync`.
@@ -39,7 +43,7 @@ pub(crate) struct Shared {
     window: AtomicU64,
     in_flight: AtomicU64,
     rate: AtomicU64,
-    bandwidth: AtomicU64,
+    delivered: AtomicU64,
     acked_sent: AtomicU64,
     rtt: AtomicU64,
     min_rtt: AtomicU64,
@@ -69,7 +73,7 @@ impl Shared {
             window: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             rate: AtomicU64::new(0),
-            bandwidth: AtomicU64::new(0),
+            delivered: AtomicU64::new(0),
             acked_sent: AtomicU64::new(0),
             rtt: AtomicU64::new(0),
             min_rtt: AtomicU64::new(0),
@@ -108,14 +112,9 @@ impl Shared {
         (rtt > 0).then(|| (u128::from(self.window()) * 1_250_000_000 / u128::from(rtt)) as u64)
     }
 
-    /// Estimated delivery rate (bytes/s), 0 if unknown.
+    /// Delivery rate (bytes/s) that the path has shown, 0 if it has not carried anything.
     pub(crate) fn delivery_rate(&self) -> u64 {
-        let bandwidth = self.bandwidth.load(Relaxed) / 8;
-        if bandwidth > 0 {
-            return bandwidth;
-        }
-        let rtt = u128::from(self.rtt.load(Relaxed).max(1));
-        (u128::from(self.window()) * 1_000_000_000 / rtt) as u64
+        self.delivered.load(Relaxed)
     }
 
     /// When the newest acknowledged packet was sent.
@@ -153,9 +152,48 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// What a path delivers, measured over windows of a round trip.
+///
+/// Controllers know windows; how much of a window was ever used, and so what a path is worth
+/// compared to another one, only acknowledgements tell.
+#[derive(Clone, Debug)]
+struct Delivery {
+    since: Instant,
+    acked: u64,
+    /// The path was never short of data in this window.
+    full: bool,
+    rate: u64,
+}
+
+impl Delivery {
+    /// Acknowledgements come in bunches: shorter windows would measure those.
+    const WINDOW: Duration = Duration::from_millis(40);
+
+    fn new(now: Instant) -> Self {
+        Self { since: now, acked: 0, full: true, rate: 0 }
+    }
+
+    /// Counts acknowledged bytes; returns the rate (bytes/s) when a window is complete.
+    fn on_ack(&mut self, now: Instant, bytes: u64, rtt: Duration, app_limited: bool) -> Option<u64> {
+        let time = now.saturating_duration_since(self.since);
+        if time < rtt.max(Self::WINDOW) {
+            self.acked += bytes;
+            self.full &= !app_limited;
+            return None;
+        }
+        let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
+        // A path that was full and delivered less has become slower; one that was not full may only
+        // have been asked for less.
+        self.rate = if self.full { (self.rate - self.rate / 8).max(sample) } else { self.rate.max(sample) };
+        *self = Self { since: now, acked: bytes, full: !app_limited, rate: self.rate };
+        Some(self.rate)
+    }
+}
+
 /// A controller behind a gate.
 pub(crate) struct Gate {
     inner: Box<dyn Controller>,
+    delivery: Delivery,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -178,7 +216,6 @@ impl Gate {
         let metrics = self.inner.metrics();
         self.shared.window.store(self.inner.window(), Relaxed);
         self.shared.rate.store(metrics.pacing_rate.unwrap_or(0), Relaxed);
-        self.shared.bandwidth.store(metrics.bandwidth_estimate.unwrap_or(0), Relaxed);
     }
 
     fn frozen(&self) -> bool {
@@ -213,6 +250,9 @@ impl Controller for Gate {
         self.remove_in_flight(bytes);
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
+        if let Some(rate) = self.delivery.on_ack(now, bytes, rtt.get(), app_limited) {
+            self.shared.delivered.store(rate, Relaxed);
+        }
         self.inner.on_ack(now, sent, bytes, pn, app_limited, rtt);
     }
 
@@ -229,6 +269,12 @@ impl Controller for Gate {
         }
         let app_limited = !self.shared.limited.load(Relaxed);
         self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
+        if app_limited {
+            // The library's BBR ends an application-limited phase with one call and starts the next
+            // with the following one: packets sent in between look as if the path were full at an
+            // idle tunnel's rate, and end its startup for good. The call changes nothing else twice.
+            self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
+        }
         self.publish();
     }
 
@@ -286,7 +332,11 @@ impl Controller for Gate {
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { inner: self.inner.clone_box(), shared: self.shared.clone() })
+        Box::new(Self {
+            inner: self.inner.clone_box(),
+            delivery: self.delivery.clone(),
+            shared: self.shared.clone(),
+        })
     }
 
     fn initial_window(&self) -> u64 {
@@ -304,10 +354,18 @@ pub(crate) struct GateFactory(pub(crate) Cc);
 impl ControllerFactory for GateFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = match self.0 {
-            Cc::Bbr => Arc::new(Bbr3Config::default()).build(now, current_mtu),
-            Cc::Cubic => Arc::new(CubicConfig::default()).build(now, current_mtu),
+            Cc::Bbr => {
+                let mut config = Bbr3Config::default();
+                config.initial_window(INITIAL_WINDOW);
+                Arc::new(config).build(now, current_mtu)
+            }
+            Cc::Cubic => {
+                let mut config = CubicConfig::default();
+                config.initial_window(INITIAL_WINDOW);
+                Arc::new(config).build(now, current_mtu)
+            }
         };
-        let gate = Gate { inner, shared: Arc::new(Shared::new(now)) };
+        let gate = Gate { inner, delivery: Delivery::new(now), shared: Arc::new(Shared::new(now)) };
         gate.publish();
         Box::new(gate)
     }
@@ -341,6 +399,22 @@ mod tests {
         controller.on_packet_sent(Instant::now(), 1200, 1);
         assert_eq!(controller.window(), 0);
         assert_eq!(shared.in_flight(), 2400);
+    }
+
+    #[test]
+    fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
+        let start = Instant::now();
+        let mut delivery = Delivery::new(start);
+        let ms = Duration::from_millis;
+        let mut run = |from: u64, to: u64, bytes: u64, app_limited| {
+            for at in from..to {
+                delivery.on_ack(start + ms(at), bytes, ms(20), app_limited);
+            }
+            delivery.rate
+        };
+        assert!((9_500_000..10_500_000).contains(&run(1, 1000, 10_000, false)));
+        assert!((9_500_000..10_500_000).contains(&run(1000, 5000, 100, true)));
+        assert!((4_500_000..5_500_000).contains(&run(5000, 7000, 5_000, false)));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use mpvpn_packet::{
     protocol, split,
 };
 use mpvpn_path::{
-    Change, Dispatcher, Liveness, LivenessConfig, Order, PathInfo, PathState, Reason, Scheduler,
+    Change, Dispatcher, Liveness, LivenessConfig, Load, Order, PathInfo, PathState, Reason, Scheduler,
 };
 use mpvpn_quic::{Connection, Local, PathStatus, PathView, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
@@ -21,10 +21,14 @@ use crate::mtu::MtuFollower;
 
 /// Measurements of paths are taken over into scheduling at this interval.
 const MEASURE: Duration = Duration::from_millis(20);
+/// Measurements in a row that make a path count as full, or as spare.
+const LASTING: i32 = 8;
 /// Losses that belong to the death of a path may be found this long after it is back.
 const THAW: Duration = Duration::from_millis(300);
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
 const PASS_BYTES: u64 = 256 * 1024;
+/// Bytes that a path is given before it is asked again which path is best.
+const TURN_BYTES: u64 = 12 * 1024;
 
 /// Which end of the tunnel this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +50,30 @@ struct Watched {
     thaw: Option<Instant>,
     told: PathStatus,
     state: PathState,
+    /// Measurements in a row in which packets waited for it (positive) or none did (negative).
+    load: i32,
+}
+
+impl Watched {
+    /// How busy the path is; moves on only when a measurement is due.
+    fn measure_load(&mut self, due: bool, limited: bool) -> Load {
+        if !due {
+            return Load::Some;
+        }
+        self.load = match limited {
+            true => self.load.max(0) + 1,
+            false => self.load.min(0) - 1,
+        };
+        match self.load {
+            load if load <= -LASTING => Load::Spare,
+            // Not again at once: what was moved needs time to show.
+            LASTING.. => {
+                self.load = LASTING / 2;
+                Load::Full
+            }
+            _ => Load::Some,
+        }
+    }
 }
 
 /// Counters of a tunnel (bytes and packets of inner IP).
@@ -91,7 +119,7 @@ impl Carrier {
         Self {
             role,
             prefix: datagram::prefix(stream, 0),
-            dispatcher: Dispatcher::new(scheduler, QueueConfig::default()),
+            dispatcher: Dispatcher::new(scheduler, queue()),
             paths: BTreeMap::new(),
             measured: None,
             changed: true,
@@ -113,6 +141,7 @@ impl Carrier {
             thaw: None,
             told: PathStatus::Available,
             state: PathState::Active,
+            load: 0,
         });
         self.changed = true;
     }
@@ -268,21 +297,48 @@ impl Carrier {
         }
         let Some(max) = connection.max_datagram() else { return false };
         let mut moved = false;
-        let order: Vec<PathId> = self.dispatcher.order().collect();
-        for id in order {
-            let room = connection.room(now, id);
-            let mut left = room.min(PASS_BYTES);
+        let mut open: Vec<(PathId, u64)> = Vec::with_capacity(self.paths.len());
+        for id in self.dispatcher.order() {
+            open.push((id, connection.room(now, id).min(PASS_BYTES)));
+        }
+        while let Some(at) = self.best(&open, connection) {
+            let (id, room) = open[at];
+            let mut left = room.min(self.turn(room));
+            let turn = left;
+            let mut dry = false;
             while left > 0 {
-                let Some(packet) = self.dispatcher.pop(now, id) else { break };
+                let Some(packet) = self.dispatcher.pop(now, id) else {
+                    dry = true;
+                    break;
+                };
                 if packet.data.len() > max {
                     continue;
                 }
                 left = left.saturating_sub(connection.queue(id, packet.data));
                 moved = true;
             }
-            connection.set_limited(id, room < PASS_BYTES && left == 0 && self.dispatcher.has_for(id));
+            open[at].1 = if dry { 0 } else { room - turn };
+        }
+        for (id, _) in open {
+            let room = connection.room(now, id);
+            connection.set_limited(id, room == 0 && self.dispatcher.has_for(id));
         }
         moved
+    }
+
+    /// The path whose turn it is, of those with room.
+    fn best(&self, open: &[(PathId, u64)], connection: &Connection) -> Option<usize> {
+        let mut with_room = open.iter().enumerate().filter(|(_, (_, room))| *room > 0);
+        if self.dispatcher.scheduler() == Scheduler::Auto {
+            return with_room.min_by_key(|(_, (id, _))| connection.arrival(*id)).map(|(at, _)| at);
+        }
+        with_room.next().map(|(at, _)| at)
+    }
+
+    /// Bytes that a path is given at a time: few where every turn goes to the path on which a packet
+    /// arrives first, all it can take where the order of the paths is fixed.
+    fn turn(&self, room: u64) -> u64 {
+        if self.dispatcher.scheduler() == Scheduler::Auto { TURN_BYTES } else { room }
     }
 
     /// The next UDP payload to send.
@@ -349,12 +405,14 @@ impl Carrier {
                 tracing::debug!(path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
                 path.state = state;
             }
+            let load = path.measure_load(due, connection.is_limited(*id));
             infos.push(PathInfo {
                 id: *id,
                 link: path.link,
                 state,
                 rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
                 rate: connection.rate(*id),
+                load,
             });
         }
         self.dispatcher.set_paths(now, &infos);
@@ -450,6 +508,17 @@ impl Gateway {
     /// The address of the family of `source`.
     pub(crate) fn for_source(self, source: IpAddr) -> Option<IpAddr> {
         if source.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
+/// The queues in front of the paths. A flow's own packets may wait longer than RFC 8289 proposes
+/// for a bottleneck: other flows do not wait with them, and a congestion window that is still growing
+/// or halved to measure a round trip (BBR, 200 ms) must not be answered with losses.
+fn queue() -> QueueConfig {
+    QueueConfig {
+        target: Duration::from_millis(25),
+        interval: Duration::from_millis(300),
+        ..QueueConfig::default()
     }
 }
 

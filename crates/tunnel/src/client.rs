@@ -687,9 +687,9 @@ impl Client {
         }
     }
 
-    /// Whether so much waits that the TUN should not be read.
-    pub fn is_full(&self, limit: usize) -> bool {
-        self.session.as_ref().is_some_and(|session| session.carrier.backlog() >= limit)
+    /// Bytes that wait for a path.
+    pub fn backlog(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.carrier.backlog())
     }
 
     /// The next packet for the TUN.

@@ -239,3 +239,23 @@ fn junk_harms_nobody() {
     assert_eq!(world.machines[client].downs, 0);
     assert_eq!(world.server.sessions(), 1);
 }
+
+#[test]
+fn a_tunnel_that_was_idle_fills_its_link_within_a_quarter_of_a_second() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::MinRtt, &[(100, 12 * MS)]);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    let mut carried = Vec::new();
+    for _ in 0..500 {
+        while world.machines[client].client.backlog() < 300_000 {
+            let packet = world.outward(client, &[0; 1300]);
+            world.client_sends(client, packet);
+        }
+        world.run(MS);
+        carried.push(world.machines[client].links[&LinkId(0)].up.passed);
+    }
+    // 100 Mbit/s are 900 packets of 1389 bytes in 100 ms.
+    let late = carried[499] - carried[250];
+    assert!(late > 2100, "{late} packets in 250 ms");
+}

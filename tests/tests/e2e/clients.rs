@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mpvpn_tests::{
     ping::{ping, reaches},
-    stage::{Family, Peer, Place, SERVER, Stage, TUNNEL},
+    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL},
     tcp::{Sink, Way},
 };
 
@@ -59,19 +59,29 @@ fn one_client_ending_badly_does_not_touch_the_other() {
 }
 
 #[test]
-fn a_client_that_comes_back_keeps_its_addresses() {
-    let stage = Stage::two_links();
-    let server = stage.server(&["--auth", "token", "--state-dir", "server-state"]);
-    let token = std::fs::read_to_string(stage.dir().join("server-state/client-token"))
-        .expect("a token of the first start");
-    let words = ["--token", token.trim()];
-    let mut first = stage.client(&words);
-    let addresses = first.status()["addresses"].clone();
-    assert!(first.interrupt().success());
-    server.until(Duration::from_secs(10), "the session ends", |status| {
-        let left = status["clients"].as_array().map_or(0, Vec::len);
-        if left == 0 { Ok(()) } else { Err(format!("{left} sessions")) }
-    });
-    let again = stage.client(&words);
-    assert_eq!(again.status()["addresses"], addresses);
+fn clients_that_reconnect_keep_their_addresses_whoever_comes_first() {
+    let stage = Stage::two_clients();
+    let mut server = stage.server(&[]);
+    let (first, second) = (stage.client(&[]), second_client(&stage, &[]));
+    let before = (first.status()["addresses"].clone(), second.status()["addresses"].clone());
+    server.kill();
+    // The first client cannot come back at once.
+    stage.link(1).silence(Direction::Both);
+    stage.link(2).silence(Direction::Both);
+    let server = stage.server(&[]);
+    let sessions = |wanted: usize| {
+        server.until(Duration::from_secs(30), "reconnected", |status| {
+            match status["clients"].as_array().map(Vec::len) {
+                Some(count) if count == wanted => Ok(()),
+                other => Err(format!("{other:?} sessions")),
+            }
+        });
+    };
+    sessions(1);
+    stage.link(1).heal();
+    stage.link(2).heal();
+    sessions(2);
+    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&stage, Place::Other, TUNNEL);
+    assert_eq!((first.status()["addresses"].clone(), second.status()["addresses"].clone()), before);
 }

@@ -1,8 +1,11 @@
 //! Bad usage and bad configuration: exit code 2 and a sentence that helps.
 
-use std::fs;
+use std::{fs, time::Duration};
 
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::{
+    eventually,
+    stage::{Place, Stage},
+};
 
 /// It must end with 2 and say all of this on stderr.
 fn rejected(stage: &Stage, words: &[&str], said: &[&str]) {
@@ -77,9 +80,9 @@ fn what_does_not_work_yet_says_so_and_is_not_offered() {
 #[test]
 fn a_link_that_does_not_exist_is_named() {
     let stage = Stage::new(&["100mbit"]);
-    let _server = stage.server(&[]);
-    let words = ["client", "--server", "192.0.2.1:4433", "--insecure", "--path", "wlan7"];
-    let output = stage.mpvpn(Place::Client, &words);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && stderr.contains("wlan7"), "{}: {stderr}", output.status);
+    let client = stage.start_client(&["--path", "wlan7"]);
+    eventually(Duration::from_secs(5), "a word about the link", || match client.log() {
+        log if log.contains("wlan7") => Ok(()),
+        log => Err(log),
+    });
 }

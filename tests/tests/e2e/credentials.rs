@@ -35,7 +35,7 @@ fn fingerprint(stage: &Stage, name: &str) -> String {
 fn a_wrong_token_gets_401_and_the_client_says_so() {
     let stage = Stage::two_links();
     let server = stage.server(&["--auth", "token", "--state-dir", "server-state"]);
-    let made_up = format!("mpv_{}", "A".repeat(43));
+    let made_up = format!("mpvpn_{}", "A".repeat(43));
     refused(stage.start_client(&["--token", &made_up]), &["401"]);
     refused(stage.start_client(&[]), &["401"]);
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(0));

@@ -125,7 +125,8 @@ fn a_server_that_talks_nonsense_is_survived_by_the_client() {
     let stage = Stage::two_links();
     let mut victim =
         stage.start_client(&["--server", "192.0.2.1:5556", "--tun-name", "lost0", "--routes", "none"]);
-    let said = rogue::server(&stage, 5556, Duration::from_secs(10), &mut Random::new(0x5eed_0005));
+    let said =
+        rogue::server(&stage, "192.0.2.1:5556", Duration::from_secs(10), &mut Random::new(0x5eed_0005));
     println!("{said:?}");
     assert!(said.connections > 1 && said.frames > 50, "{said:?}");
     // Giving up with a reason is allowed, falling over is not.

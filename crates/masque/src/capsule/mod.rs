@@ -68,7 +68,7 @@ impl AssignedAddress {
     /// Whether this refuses the request instead of assigning anything.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        is_unspecified_host(&self.net)
+        self.net.addr().is_unspecified() && self.net.prefix_len() == self.net.max_prefix_len()
     }
 }
 
@@ -77,7 +77,8 @@ impl AssignedAddress {
 pub struct RequestedAddress {
     /// Names this request; not zero and never used again on the stream.
     pub request_id: u64,
-    /// What is wanted; 0.0.0.0/32 or ::/128 where any address of the family will do.
+    /// What is wanted. An all-zero address means any address of the family; the prefix length is then
+    /// still the length that is wanted.
     pub net: IpNet,
 }
 
@@ -88,10 +89,11 @@ impl RequestedAddress {
         Self { request_id, net: family.unspecified() }
     }
 
-    /// Whether any address of the family will do (RFC 9484 §4.7.2).
+    /// Whether any address of the family will do: "If the IP address is all-zero (0.0.0.0 or ::), this
+    /// indicates that the sender ... does not have a preference for a specific address" (RFC 9484 §4.7.2).
     #[must_use]
     pub fn is_any(&self) -> bool {
-        is_unspecified_host(&self.net)
+        self.net.addr().is_unspecified()
     }
 }
 
@@ -122,8 +124,9 @@ impl Family {
 /// Why a request stream with capsules must be aborted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapsuleError {
-    /// "If the receive side of a stream carrying capsules is terminated cleanly and the last capsule
-    /// on the stream was truncated, this MUST be treated as malformed" (RFC 9297 §3.3).
+    /// "If the receive side of a stream carrying capsules is terminated cleanly ... and the last capsule
+    /// on the stream was truncated, this MUST be treated as if it were a malformed or incomplete message"
+    /// (RFC 9297 §3.3).
     #[error("the stream ended inside a capsule")]
     Truncated,
     /// The value is larger than this crate keeps.
@@ -160,7 +163,8 @@ pub enum CapsuleError {
         /// What came.
         len: u8,
     },
-    /// "any bits that are not covered by the prefix length MUST be set to 0" (RFC 9484 §4.7.1, §4.7.2).
+    /// "the lower bits of the IP Address field that are not covered by the prefix length MUST all be set
+    /// to 0" (RFC 9484 §4.7.1, §4.7.2).
     #[error("{net} has bits set after its prefix in a capsule of type {kind:#x}")]
     HostBits {
         /// Capsule type.
@@ -261,10 +265,6 @@ impl Capsule {
 /// that have the payload elsewhere.
 pub fn encode_datagram_header(len: usize, out: &mut BytesMut) {
     put_header(DATAGRAM, len, out);
-}
-
-fn is_unspecified_host(net: &IpNet) -> bool {
-    net.addr().is_unspecified() && net.prefix_len() == net.max_prefix_len()
 }
 
 fn put_header(kind: u64, len: usize, out: &mut BytesMut) -> &mut BytesMut {

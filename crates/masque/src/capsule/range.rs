@@ -107,7 +107,7 @@ impl IpRange {
         }
     }
 
-    /// "IP version, then IP protocol, then addresses" (RFC 9484 §4.7.3).
+    /// The order of ROUTE_ADVERTISEMENT: IP version, then protocol, then addresses.
     fn order(&self) -> (Family, u8, u128, u128) {
         (self.family(), self.protocol, to_bits(self.start), to_bits(self.end))
     }
@@ -153,8 +153,9 @@ pub fn routes_sorted(mut ranges: Vec<IpRange>) -> Vec<IpRange> {
 
 /// The first pair of `ranges` that breaks the rules of RFC 9484 §4.7.3, earlier entry first.
 ///
-/// "When the IP version and protocol are the same, the end of A MUST be before the start of B"; the
-/// version never falls, and within a version the protocol never falls.
+/// The IP version never falls, within a version the protocol never falls, and "if the IP Version and IP
+/// Protocol of A and B are both equal, the End IP Address of A MUST be strictly less than the Start IP
+/// Address of B".
 pub(super) fn order_violation(ranges: &[IpRange]) -> Option<(IpRange, IpRange)> {
     let mut pairs = ranges.iter().zip(ranges.iter().skip(1));
     let (before, after) = pairs.find(|(a, b)| {

@@ -61,6 +61,8 @@ fn refusals_are_all_zero_at_full_length() {
         assert_eq!(Family::of(refusal.net.addr()), family);
         assert!(RequestedAddress::any(3, family).is_any());
     }
+    let prefix = RequestedAddress { request_id: 3, net: "::/64".parse().unwrap() };
+    assert!(prefix.is_any(), "any prefix of that length");
     let default = AssignedAddress { request_id: 3, net: "0.0.0.0/0".parse().unwrap() };
     assert!(!default.is_refusal());
 }
@@ -269,6 +271,6 @@ proptest! {
                 bytes[at] = byte;
             }
         }
-        let _ = read_in_chunks(&bytes, chunk);
+        prop_assert_eq!(read_in_chunks(&bytes, chunk), read_in_chunks(&bytes, bytes.len().max(1)));
     }
 }

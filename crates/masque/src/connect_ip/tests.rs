@@ -81,7 +81,8 @@ fn targets_are_prefixes_names_or_everything() {
     }
 }
 
-/// RFC 9484 §4.6: "ipproto ... an integer between 0 and 255 inclusive, or the wildcard '*'".
+/// RFC 9484 §4.6: "ipproto" MUST represent a decimal integer between 0 and 255 inclusive or the wildcard
+/// value "*".
 #[test]
 fn protocols_are_numbers_up_to_255_or_everything() {
     assert_eq!(parse("*", "0").unwrap().ipproto, Some(0));
@@ -187,8 +188,11 @@ proptest! {
                                  value in prop::collection::vec(any::<u8>(), 0..40)) {
         let mut headers = ConnectIpRequest::new("a", path).headers();
         headers.push(name, value);
-        let _ = parse_request(&headers, &default_template());
-        let _ = check_response(&headers);
+        if let Err(rejection) = parse_request(&headers, &default_template()) {
+            prop_assert!((400..600).contains(&rejection.status), "{}", rejection);
+            prop_assert_eq!(rejection.headers().validate(Section::Response), Ok(()));
+        }
+        prop_assert!(check_response(&headers).is_err(), "a request is no response");
     }
 
     #[test]

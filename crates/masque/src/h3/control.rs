@@ -93,7 +93,7 @@ impl ControlStream {
             frame::DATA | frame::HEADERS | frame::PUSH_PROMISE => {
                 return unexpected("request frame on the control stream");
             }
-            // "A MAX_PUSH_ID frame ... receipt by a client MUST be treated as a connection error of type
+            // "A client MUST treat the receipt of a MAX_PUSH_ID frame as a connection error of type
             // H3_FRAME_UNEXPECTED" (RFC 9114 §7.2.7).
             frame::MAX_PUSH_ID if self.side == Side::Client => {
                 return unexpected("MAX_PUSH_ID from a server");
@@ -127,8 +127,8 @@ impl ControlStream {
     }
 
     fn go_away(&mut self, id: u64) -> Result<Option<Event>, H3Error> {
-        // "A client that receives a GOAWAY frame containing a stream ID of any other type MUST treat this
-        // as a connection error of type H3_ID_ERROR" (RFC 9114 §7.2.6).
+        // "A client MUST treat receipt of a GOAWAY frame containing a Stream ID of any other type as a
+        // connection error of type H3_ID_ERROR" (RFC 9114 §7.2.6).
         if self.side == Side::Client && !id.is_multiple_of(4) {
             return Err(H3Error::new(code::ID_ERROR, format!("GOAWAY for stream {id}, which is no request")));
         }

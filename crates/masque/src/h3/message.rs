@@ -209,7 +209,7 @@ impl Message {
     fn response(&mut self, stream: u64, headers: Headers) -> Result<Event, Failure> {
         let status = headers.status().unwrap_or_default();
         if (100..200).contains(&status) {
-            // RFC 9114 §4.5: "HTTP/3 does not support the HTTP Upgrade mechanism or the 101 status code".
+            // HTTP/3 has neither the Upgrade mechanism nor its status code 101 (RFC 9114 §4.5).
             if status == 101 {
                 return Err(malformed("status 101 does not exist in HTTP/3".to_owned()));
             }
@@ -220,17 +220,16 @@ impl Message {
             return Ok(Event::Informational { stream, headers });
         }
         self.phase = Phase::Content;
-        // All our requests are CONNECT: "A client MUST ignore any Content-Length ... fields received in a
-        // successful response to CONNECT" (RFC 9110 §9.3.6). A 304 has the length of what it leaves out.
+        // All our requests are CONNECT, whose successful responses have no content whatever their
+        // Content-Length says (RFC 9110 §9.3.6). A 304 has the length of what it leaves out.
         if !(200..300).contains(&status) && status != 304 {
             self.promised = content_length(&headers)?;
         }
         Ok(Event::Headers { stream, headers })
     }
 
-    /// "A request or response that is defined as having content when it contains a Content-Length header
-    /// field is malformed if the value ... does not equal the sum of the DATA frame lengths received"
-    /// (RFC 9114 §4.1.2).
+    /// A message is malformed "if the value of a Content-Length header field does not equal the sum of the
+    /// DATA frame lengths received" (RFC 9114 §4.1.2).
     fn count_content(&mut self, len: u64) -> Result<(), Failure> {
         let Some(promised) = &mut self.promised else { return Ok(()) };
         *promised = promised

@@ -270,8 +270,8 @@ impl H3 {
         self.control.settings.as_ref()
     }
 
-    /// Whether HTTP Datagrams may be sent: "An endpoint MUST NOT send ... until it has both sent and
-    /// received the SETTINGS_H3_DATAGRAM HTTP/3 setting with a value of 1" (RFC 9297 §2.1.1).
+    /// Whether HTTP Datagrams may be sent: "QUIC DATAGRAM frames MUST NOT be sent until the
+    /// SETTINGS_H3_DATAGRAM setting has been both sent and received with a value of 1" (RFC 9297 §2.1.1).
     #[must_use]
     pub fn datagrams_allowed(&self) -> bool {
         self.settings.datagrams == Datagrams::Enabled
@@ -384,8 +384,8 @@ impl Opened {
             (stream_type::PUSH, Side::Server) => {
                 return Err(H3Error::new(code::STREAM_CREATION_ERROR, "client opened a push stream"));
             }
-            // "A client MUST treat receipt of a push stream as a connection error of type H3_ID_ERROR when
-            // no MAX_PUSH_ID frame has been sent" (RFC 9114 §4.6).
+            // "A client MUST treat receipt of a push stream as a connection error of type H3_ID_ERROR ...
+            // when no MAX_PUSH_ID frame has been sent" (RFC 9114 §4.6).
             (stream_type::PUSH, Side::Client) => {
                 return Err(H3Error::new(code::ID_ERROR, "server opened a push stream, but none is allowed"));
             }

@@ -123,9 +123,8 @@ impl PeerSettings {
             MAX_FIELD_SECTION_SIZE => self.max_field_section_size = Some(value),
             QPACK_BLOCKED_STREAMS => self.qpack_blocked_streams = value,
             ENABLE_CONNECT_PROTOCOL => self.enable_connect_protocol = flag(id, value)?,
-            // "A receiver ... that receives the SETTINGS_H3_DATAGRAM setting with a value that is
-            // neither 0 nor 1 MUST terminate the connection with error H3_SETTINGS_ERROR" (RFC 9297
-            // §2.1.1).
+            // "If the SETTINGS_H3_DATAGRAM setting is received with a value that is neither 0 nor 1, the
+            // receiver MUST terminate the connection with error H3_SETTINGS_ERROR" (RFC 9297 §2.1.1).
             H3_DATAGRAM if flag(id, value)? => self.datagrams = Datagrams::Enabled,
             H3_DATAGRAM => self.datagrams = Datagrams::Disabled,
             // Reserved because HTTP/2 had them: "their receipt MUST be treated as a connection error of

@@ -127,9 +127,8 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// RFC 9204 §4.5.1: with no dynamic table the Required Insert Count is 0, and then a negative Base
-    /// ("a value of 1 [of Sign] ... is invalid if the value of Required Insert Count is less than or
-    /// equal to the value of Delta Base").
+    /// RFC 9204 §4.5.1: with no dynamic table the Required Insert Count is 0, and a Sign bit of 1 would make
+    /// the Base negative, which §4.5.1.2 forbids.
     fn section_prefix(&mut self) -> Result<(), QpackError> {
         if self.integer(8)? != 0 {
             return Err(QpackError::DynamicReference);
@@ -253,9 +252,8 @@ mod tests {
         assert_eq!(encode(&headers)[2] & 0b1111_0000, 0b0011_0000);
     }
 
-    /// RFC 9204 §2.2.3: "If the decoder encounters a reference ... to a dynamic table entry ... that has
-    /// an absolute index greater than or equal to the declared Required Insert Count, it MUST treat this
-    /// as a connection error of type QPACK_DECOMPRESSION_FAILED".
+    /// RFC 9204 §2.2.3 and §4.5.1.1: references that reach beyond the Required Insert Count, and counts that
+    /// the table cannot have, are QPACK_DECOMPRESSION_FAILED.
     #[test]
     fn every_kind_of_dynamic_reference_is_refused() {
         let sections: [&[u8]; 5] = [
