@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{QueueConfig, Queued};
-use mpvpn_masque::datagram::{self, DatagramPrefix};
+use mpvpn_masque::datagram::{self, DatagramError, DatagramPrefix};
 use mpvpn_packet::{
     FlowKey, SplitError, VnetHdr, icmp, ip,
     mss::{self, Checksum},
@@ -213,16 +213,19 @@ impl Carrier {
 
     /// Takes the payload of a received HTTP datagram apart; `None` if it is not an IP packet of
     /// this tunnel.
-    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Option<Bytes> {
+    ///
+    /// # Errors
+    /// If it is malformed, which the peer must be told (RFC 9297 §2.1).
+    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Result<Option<Bytes>, DatagramError> {
         let prefix = self.prefix.as_ref();
         if datagram.starts_with(prefix) {
-            return Some(datagram.slice(prefix.len()..));
+            return Ok(Some(datagram.slice(prefix.len()..)));
         }
         // The same numbers may be written in longer varints (RFC 9000 §16).
-        let parsed = datagram::parse(&datagram).ok()?;
-        let own = datagram::parse(prefix).ok()?;
+        let parsed = datagram::parse(&datagram)?;
+        let own = datagram::parse(prefix)?;
         let ours = parsed.stream_id == own.stream_id && parsed.context_id == own.context_id;
-        ours.then(|| datagram.slice(parsed.payload_at..))
+        Ok(ours.then(|| datagram.slice(parsed.payload_at..)))
     }
 
     /// Data arrived through the tunnel.

@@ -419,10 +419,15 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         let mut bytes = 0;
+        let mut malformed = None;
         let (carrier, joiner) = (&session.carrier, &mut self.joiner);
         let addresses = &session.addresses;
         connection.receive_datagrams(|datagram| {
-            let Some(packet) = carrier.open_datagram(datagram) else { return };
+            let packet = match carrier.open_datagram(datagram) {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return,
+                Err(error) => return malformed = Some(error),
+            };
             // What is not for this client was misrouted, or is an attempt to get past its firewall.
             let Some(dst) = ip::dst_of(&packet) else { return };
             if !addresses.iter().any(|assigned| assigned.net.contains(&dst)) {
@@ -431,6 +436,9 @@ impl Client {
             bytes += packet.len() as u64;
             joiner.push(clamp_received(packet, carrier.mtu()));
         });
+        if let Some(error) = malformed {
+            connection.close(now, error.code(), &error.to_string());
+        }
         if bytes > 0 {
             session.carrier.note_delivered(now, bytes);
             self.joiner.flush();
@@ -468,6 +476,7 @@ impl Client {
                         connection.reset(stream, code);
                         connection.stop(stream, code);
                     }
+                    session.http.forget(stream);
                 }
                 HttpEvent::GoAway { .. } => tracing::info!("the server is about to stop"),
                 _ => {}

@@ -37,6 +37,11 @@ impl Http {
         self.h3.poll()
     }
 
+    /// Drops what is known of a stream that was given up.
+    pub(crate) fn forget(&mut self, id: StreamId) {
+        self.h3.forget(id);
+    }
+
     /// Whether HTTP datagrams may be sent: both ends have said so (RFC 9297 §2.1.1).
     pub(crate) fn datagrams_allowed(&self) -> bool {
         self.h3.datagrams_allowed()

@@ -350,9 +350,14 @@ impl Server {
             return;
         };
         let mut bytes = 0;
+        let mut malformed = None;
         let (carrier, joiner, addresses) = (&tunnel.carrier, &mut self.joiner, tunnel.addresses);
         connection.receive_datagrams(|datagram| {
-            let Some(packet) = carrier.open_datagram(datagram) else { return };
+            let packet = match carrier.open_datagram(datagram) {
+                Ok(Some(packet)) => packet,
+                Ok(None) => return,
+                Err(error) => return malformed = Some(error),
+            };
             let (Some(src), Some(dst)) = (ip::src_of(&packet), ip::dst_of(&packet)) else { return };
             if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
                 return;
@@ -362,6 +367,9 @@ impl Server {
         });
         if bytes > 0 {
             tunnel.carrier.note_delivered(now, bytes);
+        }
+        if let Some(error) = malformed {
+            self.close_peer(now, id, error.code(), &error.to_string());
         }
     }
 
@@ -391,6 +399,9 @@ impl Server {
                     if let Some(connection) = self.endpoint.get(id) {
                         connection.reset(stream, code);
                         connection.stop(stream, code);
+                    }
+                    if let Some(http) = self.peers.get_mut(&id).and_then(|peer| peer.http.as_mut()) {
+                        http.forget(stream);
                     }
                     if peer_stream(&self.peers, id) == Some(stream) {
                         self.end_tunnel(now, id);
