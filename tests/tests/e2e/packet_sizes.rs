@@ -25,7 +25,7 @@ fn a_link_that_swallows_large_packets_carries_traffic() {
     let sink = Sink::start(&stage, Place::Server, 5201);
     for way in [Way::Up, Way::Down] {
         let report = sink.tcp(&stage, Place::Client, TUNNEL, 8, way, 4).finish();
-        assert!(report.megabits() > 110.0, "{way:?}: {:.0} Mbit/s", report.megabits());
+        assert!(report.megabits() > 60.0, "{way:?}: {:.0} Mbit/s", report.megabits());
     }
     let status = client.status();
     let mtu = mpvpn_tests::stage::path_of(&status, "eth1").and_then(|path| path["mtu"].as_u64());
