@@ -190,7 +190,7 @@ impl ClientConfig {
             paths: vec!["auto".into()],
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
-            cc: CongestionControl::Cubic,
+            cc: CongestionControl::Bbr,
             routes: Routes::All,
             share: Vec::new(),
             name: TUN_NAME.into(),

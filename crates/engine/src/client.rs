@@ -149,6 +149,9 @@ impl Running {
         }
         let now = Instant::now();
         self.rescan(turns, now)?;
+        for link in self.links.links.values().filter(|link| link.remote.is_none()) {
+            tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
+        }
         tracing::info!(server = %self.config.server, "connecting");
         let mut turn = Turn::new();
         loop {

@@ -199,11 +199,11 @@ impl Dispatcher {
             return None;
         }
         let Some(lane) = self.pinned.get_mut(&path) else { return self.shared.pop(now) };
-        if lane.turn > 0 || self.shared.is_empty() {
-            if let Some(packet) = lane.queue.pop(now) {
-                lane.turn = lane.turn.saturating_sub(packet.data.len());
-                return Some(packet);
-            }
+        if (lane.turn > 0 || self.shared.is_empty())
+            && let Some(packet) = lane.queue.pop(now)
+        {
+            lane.turn = lane.turn.saturating_sub(packet.data.len());
+            return Some(packet);
         }
         let packet = self.shared.pop(now);
         match &packet {

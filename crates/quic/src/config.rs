@@ -24,11 +24,10 @@ const DATAGRAM_BUFFER: usize = 16 << 20;
 /// The congestion controller inside the gate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cc {
-    /// BBR version 3 (draft-ietf-ccwg-bbr). Keeps queues short; loses speed where the inner flows do
-    /// not keep it busy all the time.
-    Bbr,
-    /// CUBIC (RFC 9438).
+    /// A model of the path in the shape of BBR: keeps it busy and its queue short.
     #[default]
+    Bbr,
+    /// CUBIC (RFC 9438): fills queues until they overflow.
     Cubic,
 }
 

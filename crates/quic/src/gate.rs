@@ -13,10 +13,13 @@ use std::{
 use mpvpn_types::{Duration, Instant};
 use noq_proto::{
     RttEstimator,
-    congestion::{Bbr3Config, Controller, ControllerFactory, ControllerMetrics, CubicConfig},
+    congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig},
 };
 
-use crate::Cc;
+use crate::{
+    Cc,
+    bbr::{Acked, Bbr, Delivery},
+};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
@@ -152,47 +155,15 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What a path delivers, measured over windows of a round trip.
-///
-/// Controllers know windows; how much of a window was ever used, and so what a path is worth
-/// compared to another one, only acknowledgements tell.
-#[derive(Clone, Debug)]
-struct Delivery {
-    since: Instant,
-    acked: u64,
-    /// The path was never short of data in this window.
-    full: bool,
-    rate: u64,
-}
-
-impl Delivery {
-    /// Acknowledgements come in bunches: shorter windows would measure those.
-    const WINDOW: Duration = Duration::from_millis(40);
-
-    fn new(now: Instant) -> Self {
-        Self { since: now, acked: 0, full: true, rate: 0 }
-    }
-
-    /// Counts acknowledged bytes; returns the rate (bytes/s) when a window is complete.
-    fn on_ack(&mut self, now: Instant, bytes: u64, rtt: Duration, app_limited: bool) -> Option<u64> {
-        let time = now.saturating_duration_since(self.since);
-        if time < rtt.max(Self::WINDOW) {
-            self.acked += bytes;
-            self.full &= !app_limited;
-            return None;
-        }
-        let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
-        // A path that was full and delivered less has become slower; one that was not full may only
-        // have been asked for less.
-        self.rate = if self.full { (self.rate - self.rate / 8).max(sample) } else { self.rate.max(sample) };
-        *self = Self { since: now, acked: bytes, full: !app_limited, rate: self.rate };
-        Some(self.rate)
-    }
+/// What decides how much a path may carry.
+enum Inner {
+    Bbr(Bbr),
+    Library(Box<dyn Controller>),
 }
 
 /// A controller behind a gate.
 pub(crate) struct Gate {
-    inner: Box<dyn Controller>,
+    inner: Inner,
     delivery: Delivery,
     pub(crate) shared: Arc<Shared>,
 }
@@ -213,26 +184,33 @@ impl Gate {
     }
 
     fn publish(&self) {
-        let metrics = self.inner.metrics();
-        self.shared.window.store(self.inner.window(), Relaxed);
-        self.shared.rate.store(metrics.pacing_rate.unwrap_or(0), Relaxed);
-    }
-
-    fn frozen(&self) -> bool {
-        self.shared.frozen.load(Relaxed)
+        let (window, pacing) = match &self.inner {
+            Inner::Bbr(bbr) => {
+                let rate = self.delivery.rate();
+                let rtt = Duration::from_nanos(self.shared.rtt.load(Relaxed));
+                (bbr.window(rate), bbr.pacing_rate(rate, rtt))
+            }
+            Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
+        };
+        self.shared.window.store(window, Relaxed);
+        self.shared.rate.store(pacing.unwrap_or(0), Relaxed);
     }
 }
 
 impl Controller for Gate {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
-        self.inner.on_sent(now, bytes, largest_pn);
+        if let Inner::Library(inner) = &mut self.inner {
+            inner.on_sent(now, bytes, largest_pn);
+        }
     }
 
     fn on_packet_sent(&mut self, now: Instant, bytes: u16, pn: u64) {
         let credit = self.shared.credit.load(Relaxed);
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
-        self.inner.on_packet_sent(now, bytes, pn);
+        if let Inner::Library(inner) = &mut self.inner {
+            inner.on_packet_sent(now, bytes, pn);
+        }
     }
 
     /// The library calls this whenever the gate is shut; what it means is said in `on_end_acks`.
@@ -250,10 +228,25 @@ impl Controller for Gate {
         self.remove_in_flight(bytes);
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
-        if let Some(rate) = self.delivery.on_ack(now, bytes, rtt.get(), app_limited) {
-            self.shared.delivered.store(rate, Relaxed);
+        // A path that is paced below its rate delivers less for no fault of its own.
+        let held_back = matches!(&self.inner, Inner::Bbr(bbr) if bbr.is_draining());
+        let sample = now.saturating_duration_since(sent);
+        let base = match &self.inner {
+            Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
+            Inner::Library(_) => rtt.min(),
+        };
+        let acked = Acked { bytes, rtt: sample, base, idle: app_limited || held_back };
+        let round = self.delivery.on_ack(now, acked);
+        self.shared.delivered.store(self.delivery.rate(), Relaxed);
+        match &mut self.inner {
+            Inner::Bbr(bbr) => {
+                bbr.on_rtt(now, sample);
+                if round {
+                    bbr.on_round(now, self.delivery.rate(), self.shared.in_flight(), app_limited);
+                }
+            }
+            Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
         }
-        self.inner.on_ack(now, sent, bytes, pn, app_limited, rtt);
     }
 
     fn on_end_acks(
@@ -264,16 +257,12 @@ impl Controller for Gate {
         largest_packet_num_acked: Option<u64>,
     ) {
         self.shared.in_flight.store(in_flight, Relaxed);
-        if self.shared.window_limited.load(Relaxed) {
-            self.inner.on_cwnd_limited();
-        }
-        let app_limited = !self.shared.limited.load(Relaxed);
-        self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
-        if app_limited {
-            // The library's BBR ends an application-limited phase with one call and starts the next
-            // with the following one: packets sent in between look as if the path were full at an
-            // idle tunnel's rate, and end its startup for good. The call changes nothing else twice.
-            self.inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
+        if let Inner::Library(inner) = &mut self.inner {
+            if self.shared.window_limited.load(Relaxed) {
+                inner.on_cwnd_limited();
+            }
+            let app_limited = !self.shared.limited.load(Relaxed);
+            inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
         }
         self.publish();
     }
@@ -287,8 +276,10 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
-        if !self.frozen() {
-            self.inner.on_congestion_event(
+        if let Inner::Library(inner) = &mut self.inner
+            && !self.shared.frozen.load(Relaxed)
+        {
+            inner.on_congestion_event(
                 now,
                 sent,
                 is_persistent_congestion,
@@ -302,23 +293,32 @@ impl Controller for Gate {
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, now: Instant) {
         self.remove_in_flight(lost_bytes.into());
-        if !self.frozen() {
-            self.inner.on_packet_lost(lost_bytes, pn, now);
+        if let Inner::Library(inner) = &mut self.inner
+            && !self.shared.frozen.load(Relaxed)
+        {
+            inner.on_packet_lost(lost_bytes, pn, now);
         }
     }
 
     fn on_spurious_congestion_event(&mut self) {
-        self.inner.on_spurious_congestion_event();
+        if let Inner::Library(inner) = &mut self.inner {
+            inner.on_spurious_congestion_event();
+        }
         self.publish();
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
-        self.inner.on_mtu_update(new_mtu);
+        match &mut self.inner {
+            Inner::Bbr(bbr) => bbr.on_mtu(new_mtu),
+            Inner::Library(inner) => inner.on_mtu_update(new_mtu),
+        }
         self.publish();
     }
 
     fn on_ack_frequency_update(&mut self, threshold: u64, max_ack_delay: Duration) {
-        self.inner.on_ack_frequency_update(threshold, max_ack_delay);
+        if let Inner::Library(inner) = &mut self.inner {
+            inner.on_ack_frequency_update(threshold, max_ack_delay);
+        }
     }
 
     fn window(&self) -> u64 {
@@ -333,14 +333,17 @@ impl Controller for Gate {
 
     fn clone_box(&self) -> Box<dyn Controller> {
         Box::new(Self {
-            inner: self.inner.clone_box(),
+            inner: match &self.inner {
+                Inner::Bbr(bbr) => Inner::Bbr(bbr.clone()),
+                Inner::Library(inner) => Inner::Library(inner.clone_box()),
+            },
             delivery: self.delivery.clone(),
             shared: self.shared.clone(),
         })
     }
 
     fn initial_window(&self) -> u64 {
-        self.inner.initial_window()
+        INITIAL_WINDOW
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -354,15 +357,11 @@ pub(crate) struct GateFactory(pub(crate) Cc);
 impl ControllerFactory for GateFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = match self.0 {
-            Cc::Bbr => {
-                let mut config = Bbr3Config::default();
-                config.initial_window(INITIAL_WINDOW);
-                Arc::new(config).build(now, current_mtu)
-            }
+            Cc::Bbr => Inner::Bbr(Bbr::new(INITIAL_WINDOW, current_mtu)),
             Cc::Cubic => {
                 let mut config = CubicConfig::default();
                 config.initial_window(INITIAL_WINDOW);
-                Arc::new(config).build(now, current_mtu)
+                Inner::Library(Arc::new(config).build(now, current_mtu))
             }
         };
         let gate = Gate { inner, delivery: Delivery::new(now), shared: Arc::new(Shared::new(now)) };
@@ -399,22 +398,6 @@ mod tests {
         controller.on_packet_sent(Instant::now(), 1200, 1);
         assert_eq!(controller.window(), 0);
         assert_eq!(shared.in_flight(), 2400);
-    }
-
-    #[test]
-    fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
-        let start = Instant::now();
-        let mut delivery = Delivery::new(start);
-        let ms = Duration::from_millis;
-        let mut run = |from: u64, to: u64, bytes: u64, app_limited| {
-            for at in from..to {
-                delivery.on_ack(start + ms(at), bytes, ms(20), app_limited);
-            }
-            delivery.rate
-        };
-        assert!((9_500_000..10_500_000).contains(&run(1, 1000, 10_000, false)));
-        assert!((9_500_000..10_500_000).contains(&run(1000, 5000, 100, true)));
-        assert!((4_500_000..5_500_000).contains(&run(5000, 7000, 5_000, false)));
     }
 
     #[test]

@@ -16,7 +16,10 @@
 //! - No more is in flight on a path than its inner controller allows, plus one control pass.
 //! - Path numbers are those of the wire.
 #![forbid(unsafe_code)]
+// Tests need a moment to count from.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod bbr;
 mod config;
 mod connection;
 mod endpoint;

@@ -45,10 +45,9 @@ impl Backoff {
         self.next = None;
     }
 
-    /// A connection is there.
+    /// The tunnel works.
     pub(crate) fn succeeded(&mut self) {
         self.failures = 0;
-        self.next = None;
     }
 }
 

@@ -521,6 +521,8 @@ fn queue() -> QueueConfig {
     QueueConfig {
         target: Duration::from_millis(25),
         interval: Duration::from_millis(300),
+        // Holds what a sender that does not slow down offers while the window is still growing.
+        limit_bytes: 3 << 20,
         ..QueueConfig::default()
     }
 }

@@ -332,7 +332,7 @@ impl Client {
         for other in others {
             self.close_connection(now, other.connection, "another link was quicker");
         }
-        self.backoff.succeeded();
+        self.backoff.trying();
         let Some(connection) = self.endpoint.get(id) else { return };
         let http = match Http::start(Side::Client, connection) {
             Ok(http) => http,
@@ -615,6 +615,7 @@ impl Client {
         let Some(mtu) = session.carrier.take_mtu() else { return };
         session.up = true;
         self.was_up = true;
+        self.backoff.succeeded();
         let Some(assignment) = self.current_assignment() else { return };
         self.assignment = Some(assignment.clone());
         self.events.push_back(ClientEvent::Mtu(mtu));
@@ -638,7 +639,7 @@ impl Client {
     }
 
     fn lost(&mut self, now: Instant, reason: &LostReason) {
-        let id = self.session.as_ref().map(|session| session.connection);
+        let (id, was_up) = self.session.as_ref().map_or((None, false), |s| (Some(s.connection), s.up));
         self.close_session(now, "lost");
         if let Some(id) = id {
             self.settle(id);
@@ -646,7 +647,7 @@ impl Client {
         self.events.push_back(ClientEvent::Down(reason.to_string()));
         if self.attempts.is_empty() {
             match reason {
-                LostReason::Reset | LostReason::TimedOut => self.backoff.now(now),
+                LostReason::Reset | LostReason::TimedOut if was_up => self.backoff.now(now),
                 _ => self.backoff.failed(now),
             }
         }

@@ -17,6 +17,8 @@
 //!   server remembers it.
 //! - What waits is bounded: per session by its queues, per connection by flow control.
 #![forbid(unsafe_code)]
+// Tests need a moment to count from.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod attempt;
 mod carrier;

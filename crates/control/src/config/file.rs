@@ -12,6 +12,12 @@ const LATER: &[&str] = &["lane", "metrics", "shards", "class", "classes", "links
 /// The file that was named, or the default one if it is there, or nothing.
 pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default: &Path) -> Result<T> {
     let path = match named {
+        Some(path) if !path.exists() => {
+            return Err(Error::Usage {
+                why: format!("--config names {}, which does not exist", path.display()),
+                next: "check the path".into(),
+            });
+        }
         Some(path) => path,
         None if default.exists() => default,
         None => return Ok(T::default()),

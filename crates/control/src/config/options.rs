@@ -137,7 +137,7 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub scheduler: Option<Scheduler>,
 
-    /// Congestion control of every path: bbr or cubic [default: cubic]
+    /// Congestion control of every path: bbr or cubic [default: bbr]
     #[arg(long, value_name = "bbr|cubic", value_parser = text::<CongestionControl>)]
     #[serde(deserialize_with = "one")]
     pub cc: Option<CongestionControl>,

@@ -165,7 +165,7 @@ words! {
     /// The congestion controller of every path.
     CongestionControl: "\"bbr\" or \"cubic\"",
     {
-        /// BBR, version 3.
+        /// A model of the path: keeps it busy and its queue short.
         Bbr = "bbr",
         /// CUBIC (RFC 9438).
         Cubic = "cubic",

@@ -60,6 +60,11 @@ fn prepare_device(name: &str) {
         ("ipv6", "accept_ra", "0"),
         // When the first of two addresses goes, the second stays.
         ("ipv4", "promote_secondaries", "1"),
+        // ICMP errors about what the tunnel cannot carry come from our own address.
+        ("ipv4", "accept_local", "1"),
+        ("ipv4", "rp_filter", "0"),
+        // Clients reach each other through us only: there is no better way to redirect to.
+        ("ipv4", "send_redirects", "0"),
     ];
     for (family, setting, value) in settings {
         let _ = sysctl::write(&sysctl::interface(family, name, setting), value);

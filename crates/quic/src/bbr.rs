@@ -1,0 +1,292 @@
+//! A model-based congestion controller in the shape of BBR (Cardwell et al., "BBR: Congestion-Based
+//! Congestion Control", ACM Queue 14(5), 2016; draft-cardwell-iccrg-bbr-congestion-control-00).
+//!
+//! In: acknowledgements, losses, and whether the sender had more to send. Out: a window and a pacing
+//! rate that keep a path busy without filling its queue.
+//!
+//! A tunnel is not a bulk sender: what it carries is itself clocked by the flows inside, comes in
+//! bursts and falls silent. So this differs from the paper where that matters:
+//! - The rate is what the path has shown ([`Delivery`]). It falls only while the path was full, never
+//!   because less was asked of it.
+//! - The round-trip time of an empty path is found while the rate is lowered after each probe; there
+//!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
+//! - Random loss alone changes nothing; a round that loses more than a tenth lowers the rate with
+//!   what was delivered, as in BBR version 2.
+
+use mpvpn_types::{Duration, Instant};
+
+/// Fills a pipe in the fewest rounds: 2/ln 2.
+const STARTUP_GAIN: f64 = 2.885;
+/// Pacing over the eight phases of a cycle, each a round trip long.
+const CYCLE: [f64; 8] = [1.25, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
+/// Window in units of the bandwidth-delay product.
+const WINDOW_GAIN: f64 = 2.0;
+/// Growth that shows that a pipe is not full yet, and rounds without it that show that it is.
+const FULL_GROWTH: f64 = 1.25;
+const FULL_ROUNDS: u32 = 3;
+/// A shortest round trip counts for this long.
+const MIN_RTT_AGE: Duration = Duration::from_secs(10);
+/// Least window, in packets.
+const MIN_PACKETS: u64 = 4;
+
+/// What a path delivers, measured over windows of a round trip.
+#[derive(Clone, Debug)]
+pub(crate) struct Delivery {
+    since: Instant,
+    /// When the newest acknowledgement came: all packets of one are counted in one window.
+    last: Instant,
+    acked: u64,
+    /// The path was never short of data in this window.
+    full: bool,
+    /// The shortest round trip of this window.
+    shortest: Duration,
+    rate: u64,
+}
+
+/// One acknowledged packet, as [`Delivery`] sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acked {
+    pub(crate) bytes: u64,
+    /// Its own round trip.
+    pub(crate) rtt: Duration,
+    /// The shortest round trip of the path, with its queue empty.
+    pub(crate) base: Duration,
+    /// The sender had nothing more to send, or did not send all that it could.
+    pub(crate) idle: bool,
+}
+
+impl Delivery {
+    /// Acknowledgements come in bunches: shorter windows would measure those.
+    const WINDOW: Duration = Duration::from_millis(20);
+    /// A round trip may be this much longer because the far end holds acknowledgements back (5 ms) or
+    /// waits for a processor.
+    const ACK_DELAY: Duration = Duration::from_millis(8);
+
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { since: now, last: now, acked: 0, full: true, shortest: Duration::MAX, rate: 0 }
+    }
+
+    /// The rate shown (bytes/s), 0 if the path has not carried anything.
+    pub(crate) fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Counts an acknowledged packet; returns true when a window is complete.
+    pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> bool {
+        let time = self.last.saturating_duration_since(self.since);
+        let complete = now > self.last && time >= acked.base.max(Self::WINDOW);
+        if complete {
+            let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
+            // A queue that was never empty in this window was fed as fast as the path could go.
+            let queued = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
+            // A path that was full and delivered less has become slower, or was overrated; one that was
+            // not full may only have been asked for less.
+            self.rate = match self.full || queued {
+                true => (self.rate - self.rate / 32).max(sample),
+                false => self.rate.max(sample),
+            };
+            *self = Self { since: self.last, rate: self.rate, ..Self::new(now) };
+        }
+        self.last = now;
+        self.acked += acked.bytes;
+        self.full &= !acked.idle;
+        self.shortest = self.shortest.min(acked.rtt);
+        complete
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Phase {
+    /// Doubling every round.
+    Startup { best: u64, rounds: u32 },
+    /// Letting go of what startup queued.
+    Drain,
+    /// Cycling around the rate.
+    Cruise { phase: usize, since: Instant },
+}
+
+/// The controller of one path.
+#[derive(Clone, Debug)]
+pub(crate) struct Bbr {
+    phase: Phase,
+    initial: u64,
+    mtu: u64,
+    min_rtt: Option<(Duration, Instant)>,
+    /// The shortest round trip since `min_rtt` was set, to take its place when that is too old.
+    next_min: Option<Duration>,
+}
+
+impl Bbr {
+    pub(crate) fn new(initial_window: u64, mtu: u16) -> Self {
+        Self {
+            phase: Phase::Startup { best: 0, rounds: 0 },
+            initial: initial_window,
+            mtu: mtu.into(),
+            min_rtt: None,
+            next_min: None,
+        }
+    }
+
+    pub(crate) fn on_mtu(&mut self, mtu: u16) {
+        self.mtu = mtu.into();
+    }
+
+    /// Takes a sample of the round-trip time.
+    pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
+        self.next_min = Some(self.next_min.map_or(rtt, |least| least.min(rtt)));
+        match self.min_rtt {
+            Some((least, at)) if rtt > least && now.saturating_duration_since(at) < MIN_RTT_AGE => {}
+            Some((least, _)) if rtt > least => {
+                self.min_rtt = self.next_min.take().map(|next| (next, now));
+            }
+            _ => {
+                self.min_rtt = Some((rtt, now));
+                self.next_min = None;
+            }
+        }
+    }
+
+    /// A window of [`Delivery`] is complete: about a round has passed.
+    pub(crate) fn on_round(&mut self, now: Instant, rate: u64, in_flight: u64, app_limited: bool) {
+        match &mut self.phase {
+            Phase::Startup { best, rounds } => {
+                if rate as f64 >= *best as f64 * FULL_GROWTH {
+                    (*best, *rounds) = (rate, 0);
+                } else if !app_limited {
+                    *rounds += 1;
+                    if *rounds >= FULL_ROUNDS {
+                        self.phase = Phase::Drain;
+                    }
+                }
+            }
+            Phase::Drain => {
+                if in_flight <= self.product(rate) {
+                    self.phase = Phase::Cruise { phase: 2, since: now };
+                }
+            }
+            Phase::Cruise { .. } => {}
+        }
+        self.advance(now, rate, in_flight);
+    }
+
+    /// The shortest round trip, with the queue empty.
+    pub(crate) fn base_rtt(&self) -> Option<Duration> {
+        self.min_rtt.map(|(rtt, _)| rtt)
+    }
+
+    /// Whether less is sent than the path can carry, or was a round trip ago.
+    pub(crate) fn is_draining(&self) -> bool {
+        matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
+    }
+
+    fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
+        let product = self.product(rate);
+        let round =
+            self.min_rtt.map_or(Duration::from_millis(100), |(rtt, _)| rtt).max(Duration::from_millis(10));
+        let Phase::Cruise { phase, since } = &mut self.phase else { return };
+        let elapsed = now.saturating_duration_since(*since);
+        // The queue that a probe built is drained for as long as it is there, but no longer than it
+        // took to build.
+        let done = match *phase {
+            1 => in_flight <= product || elapsed >= round * 2,
+            _ => elapsed >= round,
+        };
+        if done {
+            (*phase, *since) = ((*phase + 1) % CYCLE.len(), now);
+        }
+    }
+
+    /// Bytes that fill the path without a queue.
+    fn product(&self, rate: u64) -> u64 {
+        let rtt = self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
+        (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64
+    }
+
+    /// Bytes that may be in flight.
+    pub(crate) fn window(&self, rate: u64) -> u64 {
+        let gain = match self.phase {
+            Phase::Startup { .. } => STARTUP_GAIN,
+            Phase::Drain | Phase::Cruise { .. } => WINDOW_GAIN,
+        };
+        // Acknowledgements are held back for up to 10 packets or 5 ms at the far end.
+        let held = 10 * self.mtu + rate / 200;
+        let window = (self.product(rate) as f64 * gain) as u64 + held;
+        let least = match self.phase {
+            Phase::Startup { .. } => self.initial,
+            Phase::Drain | Phase::Cruise { .. } => MIN_PACKETS * self.mtu,
+        };
+        window.max(least)
+    }
+
+    /// Bytes a second to send; `None` while there is nothing to base it on.
+    pub(crate) fn pacing_rate(&self, rate: u64, rtt: Duration) -> Option<u64> {
+        let gain = match self.phase {
+            Phase::Startup { .. } => STARTUP_GAIN,
+            Phase::Drain => 1.0 / STARTUP_GAIN,
+            Phase::Cruise { phase, .. } => CYCLE[phase],
+        };
+        if matches!(self.phase, Phase::Startup { .. }) {
+            // Before the first measurement: the initial window, in a round trip.
+            let first = (u128::from(self.initial) * 1_000_000_000 / rtt.as_nanos().max(1)) as u64;
+            return (!rtt.is_zero()).then(|| ((rate as f64 * gain) as u64).max(first));
+        }
+        Some((rate as f64 * gain) as u64).map(|paced| paced.max(self.mtu))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
+        let start = Instant::now();
+        let mut delivery = Delivery::new(start);
+        let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
+            for at in from..to {
+                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle };
+                // Two packets an acknowledgement.
+                delivery.on_ack(start + at * MS, acked);
+                delivery.on_ack(start + at * MS, acked);
+            }
+            delivery.rate
+        };
+        assert!((9_900_000..10_100_000).contains(&run(1, 1000, 5_000, false, 20)));
+        assert!((9_900_000..10_100_000).contains(&run(1000, 5000, 50, true, 20)));
+        assert!((4_900_000..5_100_000).contains(&run(5000, 7000, 2_500, false, 20)));
+        assert!((4_900_000..5_100_000).contains(&run(7000, 8000, 1_000, true, 20)));
+        assert!((1_900_000..2_100_000).contains(&run(8000, 10_000, 1_000, true, 50)), "a standing queue");
+    }
+
+    #[test]
+    fn startup_ends_when_the_rate_stops_growing_and_not_because_little_is_asked() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.on_rtt(now, 25 * MS);
+        for _ in 0..20 {
+            bbr.on_round(now, 100_000, 3_000, true);
+        }
+        assert!(matches!(bbr.phase, Phase::Startup { .. }), "{:?}", bbr.phase);
+        for rate in [1_000_000, 3_000_000, 9_000_000, 12_500_000, 12_500_000, 12_500_000, 12_500_000] {
+            bbr.on_round(now, rate, 900_000, false);
+        }
+        assert_eq!(bbr.phase, Phase::Drain);
+        bbr.on_round(now, 12_500_000, 300_000, false);
+        assert!(matches!(bbr.phase, Phase::Cruise { .. }));
+        let product = 312_500;
+        assert!((2 * product..3 * product).contains(&bbr.window(12_500_000)));
+    }
+
+    #[test]
+    fn an_old_shortest_round_trip_gives_way() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.on_rtt(now, 25 * MS);
+        for ms in 0..30_000 {
+            bbr.on_rtt(now + ms * MS, 60 * MS);
+        }
+        assert_eq!(bbr.min_rtt.map(|(rtt, _)| rtt), Some(60 * MS));
+    }
+}
