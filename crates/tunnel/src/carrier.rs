@@ -243,7 +243,7 @@ impl Carrier {
         packet: &mut [u8],
         gateway: Gateway,
     ) -> Option<Vec<u8>> {
-        let Some(mtu) = self.mtu.limit() else { return None };
+        let mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
         let order = order_of(&view);
