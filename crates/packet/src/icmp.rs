@@ -60,11 +60,6 @@ pub fn unreachable(original: &[u8], reason: Unreachable, from: IpAddr) -> Option
     error(original, from, &Message { v4: (3, v4), v6: (1, v6), word: 0, answers_multicast: false })
 }
 
-/// "Time exceeded in transit": IPv4 type 11, IPv6 type 3.
-pub fn time_exceeded(original: &[u8], from: IpAddr) -> Option<Vec<u8>> {
-    error(original, from, &Message { v4: (11, 0), v6: (3, 0), word: 0, answers_multicast: false })
-}
-
 fn error(original: &[u8], from: IpAddr, message: &Message) -> Option<Vec<u8>> {
     let packet = ip::parse(original).ok()?;
     if !may_answer(&packet, message) {
@@ -200,18 +195,16 @@ mod tests {
             assert!(checks_out(&error));
             assert_eq!(error[40..42], [1, code6]);
         }
-        assert_eq!(time_exceeded(&Packet::v4().tcp(b""), V4).unwrap()[20..22], [11, 0]);
-        assert_eq!(time_exceeded(&Packet::v6().tcp(b""), V6).unwrap()[40..42], [3, 0]);
     }
 
     #[test]
     fn errors_are_never_answered_with_errors() {
         for (packet, from) in [(Packet::v4().tcp(b""), V4), (Packet::v6().tcp(b""), V6)] {
-            let error = time_exceeded(&packet, from).unwrap();
-            assert_eq!(time_exceeded(&error, from), None);
+            let error = unreachable(&packet, Unreachable::NoRoute, from).unwrap();
+            assert_eq!(unreachable(&error, Unreachable::NoRoute, from), None);
         }
-        assert!(time_exceeded(&Packet::v4().echo(1, 1, b""), V4).is_some());
-        assert!(time_exceeded(&Packet::v6().echo(1, 1, b""), V6).is_some());
+        assert!(unreachable(&Packet::v4().echo(1, 1, b""), Unreachable::NoRoute, V4).is_some());
+        assert!(unreachable(&Packet::v6().echo(1, 1, b""), Unreachable::NoRoute, V6).is_some());
     }
 
     #[test]
@@ -240,15 +233,15 @@ mod tests {
     fn only_the_first_fragment_is_answered() {
         let mut fragment = Packet { dont_fragment: false, ..Packet::v4() }.udp(&[0; 64]);
         fragment[6] = 0x20;
-        assert!(time_exceeded(&fragment, V4).is_some());
+        assert!(unreachable(&fragment, Unreachable::NoRoute, V4).is_some());
         fragment[7] = 2;
-        assert_eq!(time_exceeded(&fragment, V4), None);
+        assert_eq!(unreachable(&fragment, Unreachable::NoRoute, V4), None);
     }
 
     #[test]
     fn families_are_not_mixed_and_garbage_is_not_answered() {
-        assert_eq!(time_exceeded(&Packet::v4().tcp(b""), V6), None);
-        assert_eq!(time_exceeded(&Packet::v6().tcp(b""), V4), None);
-        assert_eq!(time_exceeded(&[0x45; 10], V4), None);
+        assert_eq!(unreachable(&Packet::v4().tcp(b""), Unreachable::NoRoute, V6), None);
+        assert_eq!(unreachable(&Packet::v6().tcp(b""), Unreachable::NoRoute, V4), None);
+        assert_eq!(unreachable(&[0x45; 10], Unreachable::NoRoute, V4), None);
     }
 }

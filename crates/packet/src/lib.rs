@@ -2,7 +2,7 @@
 //!
 //! In come packets as the kernel or the network gives them: single IP packets, or the 64 KiB super-packets of
 //! a TUN device with virtio headers. Out go views of their headers ([`ip`], [`flow`]), packets that fit an
-//! MTU ([`split`]), super-packets for the kernel ([`join`]), corrected headers ([`mss`], [`hop`]) and ICMP
+//! MTU ([`split`]), super-packets for the kernel ([`join`]), corrected headers ([`mss`]) and ICMP
 //! errors about packets that could not be carried ([`icmp`]).
 //!
 //! What always holds:
@@ -18,7 +18,6 @@ pub mod build;
 pub mod checksum;
 pub mod flow;
 mod fragment;
-pub mod hop;
 pub mod icmp;
 pub mod ip;
 pub mod join;
