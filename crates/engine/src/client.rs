@@ -26,7 +26,7 @@ use crate::{
     slow::{Message, Slow},
     status,
     turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{Sent, TUN_QUEUE, read_tun, write_tun},
+    wire::{Sent, TUN_QUEUE, datagrams, read_tun, take_back, write_tun},
 };
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
@@ -211,13 +211,10 @@ impl Running {
                     return;
                 }
             };
-            for mut received in self.batch.drain() {
-                while received.data.len() > received.segment {
-                    let datagram = received.data.split_to(received.segment);
-                    self.client.handle_datagram(now, id, received.remote, received.ecn, datagram);
-                }
-                self.client.handle_datagram(now, id, received.remote, received.ecn, received.data);
-            }
+            let client = &mut self.client;
+            datagrams(&mut self.batch, |got| {
+                client.handle_datagram(now, id, got.remote, got.ecn, got.data);
+            });
             self.client.handle_batch(now);
             while let Some(joined) = self.client.poll_tun() {
                 write_tun(&self.tun, &joined);
@@ -384,20 +381,10 @@ impl Running {
             let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
             let link = transmit.local.and_then(Local::as_link).and_then(|id| self.links.links.get_mut(&id));
             if let Some(wire) = link.and_then(|link| link.wire.as_mut()) {
-                let _ = wire.socket.send(&mpvpn_os::Outgoing {
-                    to: transmit.remote,
-                    from: None,
-                    ecn: None,
-                    segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
-                    data: &self.out[..transmit.size],
-                });
+                wire.send_last(&transmit, &self.out, None);
             }
         }
-        let mut errors = self.undo.undo_all();
-        for error in &errors {
-            tracing::warn!(%error, "could not take back a change");
-        }
-        errors.pop().map_or(Ok(()), |error| Err(error.into()))
+        take_back(&mut self.undo)
     }
 }
 

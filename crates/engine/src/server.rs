@@ -32,7 +32,7 @@ use crate::{
     slow::{Message, Slow},
     status,
     turn::{SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, read_tun, serves, write_tun},
+    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, datagrams, read_tun, serves, take_back, write_tun},
 };
 
 /// The MTU of the TUN until a client has told what the paths carry (bytes).
@@ -228,14 +228,10 @@ impl Running {
                     return;
                 }
             };
-            for mut received in self.batch.drain() {
-                let (local, remote, ecn) = (received.local_ip, received.remote, received.ecn);
-                while received.data.len() > received.segment {
-                    let datagram = received.data.split_to(received.segment);
-                    self.server.handle_datagram(now, local, remote, ecn, datagram);
-                }
-                self.server.handle_datagram(now, local, remote, ecn, received.data);
-            }
+            let server = &mut self.server;
+            datagrams(&mut self.batch, |got| {
+                server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
+            });
             self.server.handle_batch(now);
             self.write_tun();
             if count < BATCH {
@@ -315,20 +311,10 @@ impl Running {
             let local = transmit.local.map(Local::ip);
             let socket = self.sockets.iter().find(|socket| serves(socket.bound, local, transmit.remote));
             if let Some(socket) = socket {
-                let _ = socket.wire.socket.send(&mpvpn_os::Outgoing {
-                    to: transmit.remote,
-                    from: source_of(&transmit),
-                    ecn: None,
-                    segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
-                    data: &self.out[..transmit.size],
-                });
+                socket.wire.send_last(&transmit, &self.out, source_of(&transmit));
             }
         }
-        let mut errors = self.undo.undo_all();
-        for error in &errors {
-            tracing::warn!(%error, "could not take back a change");
-        }
-        errors.pop().map_or(Ok(()), |error| Err(error.into()))
+        take_back(&mut self.undo)
     }
 }
 

@@ -6,13 +6,16 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use bytes::BytesMut;
 use mpvpn_os::{
-    Outgoing, Tun, UdpSocket,
+    Outgoing, RecvBatch, Tun, UdpSocket, Undo,
     poll::{Interest, Poller},
     udp::SendFailure,
 };
 use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr};
 use mpvpn_quic::Transmit;
+
+use crate::EngineError;
 
 /// Sends that wait for a busy socket, at most: the congestion window bounds them long before.
 const MAX_WAITING: usize = 256;
@@ -85,6 +88,12 @@ impl Wire {
         }
     }
 
+    /// Sends without keeping anything for later: this process is about to end.
+    pub(crate) fn send_last(&self, transmit: &Transmit, data: &[u8], from: Option<IpAddr>) {
+        // The far end finds out by itself if this is lost.
+        let _ = self.socket.send(&outgoing(transmit, data, from));
+    }
+
     fn keep(&mut self, transmit: &Transmit, data: &[u8]) {
         if self.waiting.len() < MAX_WAITING {
             self.waiting.push_back((*transmit, data.to_vec()));
@@ -111,6 +120,34 @@ fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Ou
         segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
         data: &data[..transmit.size],
     }
+}
+
+/// One received datagram: who sent it, to which of our addresses, its ECN bits, its bytes.
+pub(crate) struct Datagram {
+    pub(crate) remote: SocketAddr,
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) ecn: u8,
+    pub(crate) data: BytesMut,
+}
+
+/// Takes the datagrams of a batch apart, those that the kernel joined (GRO) too.
+pub(crate) fn datagrams(batch: &mut RecvBatch, mut each: impl FnMut(Datagram)) {
+    for mut received in batch.drain() {
+        let (remote, local, ecn) = (received.remote, received.local_ip, received.ecn);
+        while received.data.len() > received.segment {
+            each(Datagram { remote, local, ecn, data: received.data.split_to(received.segment) });
+        }
+        each(Datagram { remote, local, ecn, data: received.data });
+    }
+}
+
+/// Takes back what was changed on the machine.
+pub(crate) fn take_back(undo: &mut Undo) -> Result<(), EngineError> {
+    let mut errors = undo.undo_all();
+    for error in &errors {
+        tracing::warn!(%error, "could not take back a change");
+    }
+    errors.pop().map_or(Ok(()), |error| Err(error.into()))
 }
 
 /// Reads what waits in the TUN, whether there is room for it or not: what to drop is a choice of the

@@ -1,5 +1,7 @@
 //! The client of a tunnel.
 
+mod dialogue;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
@@ -8,9 +10,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleReader, Family, IpRange, RequestedAddress},
-    connect_ip::{self, ConnectIpRequest, ResponseError},
-    h3::{self, Event as HttpEvent, Side},
+    capsule::{AssignedAddress, CapsuleReader, IpRange},
+    h3::{self, Side},
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
 use mpvpn_path::Scheduler;
@@ -21,7 +22,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use crate::{
-    Counters, NETWORKS_HEADER, PathReport, SCHEDULER_HEADER,
+    Counters, PathReport,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Gateway, Role},
     http::Http,
@@ -443,183 +444,6 @@ impl Client {
             session.carrier.note_delivered(now, bytes);
             self.joiner.flush();
         }
-    }
-
-    fn drive_http(&mut self, now: Instant) {
-        loop {
-            let Some(session) = &mut self.session else { return };
-            let Some(event) = session.http.poll() else { break };
-            match event {
-                HttpEvent::Settings(settings) => {
-                    if !settings.enable_connect_protocol {
-                        return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
-                    }
-                    if !session.http.datagrams_allowed() {
-                        return self.fail(now, ClientError::Unsupported("HTTP datagrams (RFC 9297)"));
-                    }
-                    self.request(now);
-                }
-                HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
-                    self.response(now, &headers);
-                }
-                HttpEvent::Data { stream, data } if Some(stream) == session.request => {
-                    self.capsules(now, &data);
-                }
-                HttpEvent::Finished { stream } | HttpEvent::Reset { stream, .. }
-                    if Some(stream) == session.request =>
-                {
-                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
-                }
-                HttpEvent::StreamError { stream, code, reason } => {
-                    tracing::warn!(stream, code, %reason, "the server sent a malformed message");
-                    if let Some(connection) = self.endpoint.get(session.connection) {
-                        connection.reset(stream, code);
-                        connection.stop(stream, code);
-                    }
-                    session.http.forget(stream);
-                }
-                HttpEvent::GoAway { .. } => tracing::info!("the server is about to stop"),
-                _ => {}
-            }
-        }
-        self.check_up(now);
-    }
-
-    fn request(&mut self, now: Instant) {
-        let wishes = self.wishes();
-        let Some(session) = &mut self.session else { return };
-        if session.request.is_some() {
-            return;
-        }
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        let Ok(stream) = connection.open_bi() else { return };
-        let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
-        request.authorization = self.config.token.as_ref().map(|token| format!("Bearer {token}"));
-        request.session = self.secret.clone();
-        request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
-        let headers = request.headers();
-        connection.write(stream, h3::encode_headers(&headers));
-        let mut capsule = BytesMut::new();
-        Capsule::AddressRequest(wishes).encode(&mut capsule);
-        connection.write(stream, h3::encode_data(&capsule));
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        session.request = Some(stream);
-        let mut carrier = Carrier::new(now, Role::Client, stream, self.config.scheduler);
-        for path in connection.paths().collect::<Vec<_>>() {
-            carrier.path_opened(now, connection, path);
-        }
-        session.carrier = carrier;
-    }
-
-    /// The addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference").
-    fn wishes(&self) -> Vec<RequestedAddress> {
-        let known = self.assignment.as_ref().map(|assignment| assignment.addresses.as_slice());
-        let wish = |request_id, family| {
-            let before = known.unwrap_or_default().iter().find(|net| Family::of(net.addr()) == family);
-            before.map_or(RequestedAddress::any(request_id, family), |net| RequestedAddress {
-                request_id,
-                net: IpNet::from(net.addr()),
-            })
-        };
-        vec![wish(1, Family::V4), wish(2, Family::V6)]
-    }
-
-    fn response(&mut self, now: Instant, headers: &mpvpn_masque::headers::Headers) {
-        let error = match connect_ip::check_response(headers) {
-            Ok(accepted) => {
-                let Some(session) = &mut self.session else { return };
-                session.accepted = true;
-                let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
-                session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
-                if accepted.session.is_some() {
-                    self.resumed += u32::from(accepted.session == self.secret);
-                    self.secret = accepted.session;
-                }
-                return;
-            }
-            Err(error) => error,
-        };
-        match error {
-            ResponseError::Busy { .. } => {
-                self.lost(now, &LostReason::Closed { code: 0, reason: error.to_string() });
-            }
-            ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
-            other => self.fail(now, ClientError::Refused(other.to_string())),
-        }
-    }
-
-    fn capsules(&mut self, now: Instant, data: &[u8]) {
-        let Some(session) = &mut self.session else { return };
-        session.capsules.push(data);
-        let mut problem = None;
-        loop {
-            match session.capsules.next() {
-                Ok(None) => break,
-                Ok(Some(Capsule::AddressAssign(assigned))) => {
-                    // Two capsules, one a family, is how some servers send what belongs together.
-                    let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
-                    let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
-                    if !session.up {
-                        let kept =
-                            session.addresses.extract_if(.., |old| !families(old.net.addr().is_ipv4()));
-                        session.addresses = kept.chain(fresh.iter().copied()).collect();
-                    } else {
-                        session.addresses = fresh;
-                    }
-                }
-                Ok(Some(Capsule::RouteAdvertisement(routes))) => session.routes = routes,
-                Ok(Some(_)) => {}
-                Err(error) => {
-                    problem = Some(error.to_string());
-                    break;
-                }
-            }
-        }
-        if let Some(problem) = problem {
-            let reason = format!("the server sent a malformed capsule: {problem}");
-            if let Some(connection) = self.endpoint.get(session.connection) {
-                connection.close(now, h3::code::MESSAGE_ERROR, &reason);
-            }
-            self.lost(now, &LostReason::Transport(reason));
-            return;
-        }
-        if self.session.as_ref().is_some_and(|session| session.up) {
-            let assignment = self.current_assignment();
-            if assignment != self.assignment
-                && let Some(assignment) = assignment
-            {
-                self.assignment = Some(assignment.clone());
-                self.events.push_back(ClientEvent::Changed(assignment));
-            }
-        }
-    }
-
-    fn current_assignment(&self) -> Option<Assignment> {
-        let session = self.session.as_ref()?;
-        // A host address with the length of the network that it is in: the kernel then knows the
-        // neighbours.
-        let in_network = |net: IpNet| {
-            let network = session.networks.iter().find(|network| network.contains(&net.addr()));
-            network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
-        };
-        let addresses = session.addresses.iter().map(|entry| in_network(entry.net)).collect();
-        Some(Assignment { addresses, routes: session.routes.clone() })
-    }
-
-    fn check_up(&mut self, _now: Instant) {
-        let Some(session) = &mut self.session else { return };
-        if session.up || !session.accepted || session.addresses.is_empty() {
-            return;
-        }
-        let Some(mtu) = session.carrier.take_mtu() else { return };
-        session.up = true;
-        self.was_up = true;
-        self.backoff.succeeded();
-        let Some(assignment) = self.current_assignment() else { return };
-        self.assignment = Some(assignment.clone());
-        self.events.push_back(ClientEvent::Mtu(mtu));
-        self.events.push_back(ClientEvent::Up(assignment));
     }
 
     fn close_connection(&mut self, now: Instant, id: ConnectionId, reason: &str) {
