@@ -100,8 +100,12 @@ fn a_mistake_in_the_configuration_is_shown_with_code_2() {
 #[test]
 fn a_configuration_that_does_not_exist_has_code_2() {
     let output = mpvpn(&["server", "--config", "/nonexistent/server.toml"]);
-    assert_eq!(code(&output), 1);
-    assert!(stderr(&output).contains("--config names /nonexistent/server.toml, which does not exist"), "{}", stderr(&output));
+    assert_eq!(code(&output), 2);
+    assert!(
+        stderr(&output).contains("--config names /nonexistent/server.toml, which does not exist"),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
