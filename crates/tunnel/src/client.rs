@@ -437,12 +437,13 @@ impl Client {
             bytes += packet.len() as u64;
             joiner.push(clamp_received(packet, carrier.mtu()));
         });
-        if let Some(error) = malformed {
-            connection.close(now, error.code(), &error.to_string());
-        }
         if bytes > 0 {
             session.carrier.note_delivered(now, bytes);
             self.joiner.flush();
+        }
+        if let Some(error) = malformed {
+            connection.close(now, error.code(), &error.to_string());
+            self.lost(now, &LostReason::Transport(format!("the server sent a malformed datagram: {error}")));
         }
     }
 
