@@ -117,8 +117,6 @@ struct Path {
     batch_bytes: u64,
     /// Waits for the pacer rather than for acknowledgements.
     paced: bool,
-    /// More waited for it than it could take.
-    limited: bool,
     seen: u64,
     loss: LossWindow,
     open: bool,
@@ -213,7 +211,6 @@ impl Connection {
             batch: Vec::new(),
             batch_bytes: 0,
             paced: false,
-            limited: false,
             seen: 0,
             loss: LossWindow::default(),
             open: id == PathId(0),
@@ -437,7 +434,6 @@ impl Connection {
     /// capacity only while that is so.
     pub fn set_limited(&mut self, id: PathId, limited: bool) {
         if let Some(path) = self.path_mut(id) {
-            path.limited = limited;
             path.gate.limited.store(limited, Relaxed);
             path.gate.window_limited.store(limited && !path.paced, Relaxed);
             path.paced &= limited;
@@ -446,7 +442,7 @@ impl Connection {
 
     /// What was said last with [`Self::set_limited`].
     pub fn is_limited(&self, id: PathId) -> bool {
-        self.path(id).is_some_and(|path| path.limited)
+        self.path(id).is_some_and(|path| path.gate.limited.load(Relaxed))
     }
 
     /// Queues a datagram for a path; returns the bytes of room that it takes.

@@ -226,16 +226,6 @@ impl Endpoint {
             }
         }
     }
-
-    /// Connections that are open or closing.
-    pub fn len(&self) -> usize {
-        self.connections.iter().flatten().count()
-    }
-
-    /// Whether there is no connection.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
 }
 
 #[cfg(test)]

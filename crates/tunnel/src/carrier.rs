@@ -516,7 +516,7 @@ impl Gateway {
 
 /// The queues in front of the paths. A flow's own packets may wait longer than RFC 8289 proposes
 /// for a bottleneck: other flows do not wait with them, and a congestion window that is still growing
-/// or halved to measure a round trip (BBR, 200 ms) must not be answered with losses.
+/// must not be answered with losses.
 fn queue() -> QueueConfig {
     QueueConfig {
         target: Duration::from_millis(25),

@@ -479,7 +479,6 @@ impl Client {
     }
 
     fn fail(&mut self, now: Instant, error: ClientError) {
-        self.ended = true;
         self.close(now, "giving up");
         self.events.push_back(ClientEvent::Fatal(error));
     }

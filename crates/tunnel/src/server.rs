@@ -133,7 +133,6 @@ pub struct Server {
     events: VecDeque<ServerEvent>,
     mtu: usize,
     mtu_checked: Option<Instant>,
-    ended: bool,
 }
 
 impl Server {
@@ -158,7 +157,6 @@ impl Server {
             events: VecDeque::new(),
             mtu: 0,
             mtu_checked: None,
-            ended: false,
         })
     }
 
@@ -738,7 +736,6 @@ impl Server {
 
     /// Ends all sessions; what [`Self::poll_transmit`] still gives tells the clients.
     pub fn close(&mut self, now: Instant, reason: &str) {
-        self.ended = true;
         for id in self.peers.keys().copied().collect::<Vec<_>>() {
             self.close_peer(now, id, h3::code::NO_ERROR, reason);
         }
