@@ -152,7 +152,7 @@ impl FqCodel {
         self.bytes -= queued.data.len();
         self.packets -= 1;
         self.sojourn = now.saturating_sub(at);
-        self.release_if_empty();
+        self.reset_if_empty();
         Some(queued)
     }
 
@@ -202,16 +202,24 @@ impl FqCodel {
         self.packets = 0;
         self.bytes = 0;
         self.ready = None;
-        self.release_if_empty();
+        self.reset_if_empty();
     }
 
     /// Deficit round robin over the flows (RFC 8290 section 4.2). The packet stays counted.
+    /// Gives back the memory that an empty queue keeps for the packets to come; for when none are expected.
+    pub fn rest(&mut self) {
+        if self.packets == 0 {
+            self.flows.rest();
+            self.store.rest();
+        }
+    }
+
     fn dequeue(&mut self, now: u64) -> Option<Ready> {
         loop {
             let from_new = !self.new_flows.is_empty();
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             let Some(slot) = list.front() else {
-                self.release_if_empty();
+                self.reset_if_empty();
                 return None;
             };
             if self.flows.get_mut(slot).deficit <= 0 {
@@ -266,7 +274,7 @@ impl FqCodel {
             self.drop_from_head(slot);
         }
         let dropped = before - self.bytes;
-        self.release_if_empty();
+        self.reset_if_empty();
         dropped
     }
 
@@ -288,18 +296,17 @@ impl FqCodel {
         }
     }
 
-    /// Gives memory back when nothing waits. Flows that are still listed are empty then, and would be
-    /// removed by the next turns.
-    fn release_if_empty(&mut self) {
+    /// Forgets flows when nothing waits: those still listed are empty then, and would be removed by the
+    /// next turns.
+    fn reset_if_empty(&mut self) {
         if self.packets > 0 {
             return;
         }
         self.flows.remove_all(&mut self.new_flows);
         self.flows.remove_all(&mut self.old_flows);
-        self.store.release();
+        self.store.clear();
     }
 
-    /// Flow hashes may be weak in some of their bits: they are mixed, then scaled to the buckets.
     fn bucket(&self, flow: u32) -> u32 {
         let mixed = flow.wrapping_mul(0x9E37_79B1);
         ((u64::from(mixed) * u64::from(self.buckets)) >> 32) as u32

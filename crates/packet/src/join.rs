@@ -26,6 +26,8 @@ const OPEN_GROUPS: usize = 16;
 const MAX_DATAGRAMS: u16 = 64;
 /// Bounds the buffers of one `writev` far below `IOV_MAX`, whatever sizes the sender chooses.
 const MAX_SEGMENTS: u16 = 256;
+/// Parts of a [`Joined`], at most: its headers, and a payload a segment.
+pub const MAX_PARTS: usize = MAX_SEGMENTS as usize + 1;
 /// Virtio header, IPv6 header and the longest TCP header.
 const MAX_HEAD: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
 /// Part lists kept for reuse.
@@ -68,11 +70,10 @@ impl Joined {
         VnetHdr::parse(&self.head).unwrap_or_default()
     }
 
-    /// Appends the parts for `writev`, at most 258.
-    pub fn io_slices<'a>(&'a self, out: &mut Vec<IoSlice<'a>>) {
-        out.reserve(2 + self.rest.len());
-        out.push(IoSlice::new(&self.head));
-        out.extend(std::iter::once(&self.first).chain(&self.rest).map(|part| IoSlice::new(part)));
+    /// The parts for `writev`, at most [`MAX_PARTS`].
+    pub fn io_slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
+        let parts = std::iter::once(&self.first).chain(&self.rest);
+        std::iter::once(IoSlice::new(&self.head)).chain(parts.map(|part| IoSlice::new(part)))
     }
 
     /// All bytes in one piece, virtio header included; copies.

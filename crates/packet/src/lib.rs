@@ -13,6 +13,7 @@
 //! - Nothing here keeps time, opens files or sockets, or starts threads.
 #![forbid(unsafe_code)]
 
+mod arena;
 #[doc(hidden)]
 pub mod build;
 pub mod checksum;
@@ -25,6 +26,7 @@ pub mod mss;
 pub mod split;
 pub mod vnet;
 
+pub use arena::Arena;
 pub use flow::FlowKey;
 pub use ip::{IpPacket, ParseError};
 pub use join::{Joined, Joiner};

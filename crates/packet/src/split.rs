@@ -17,6 +17,9 @@ use crate::{be16, be32, checksum, protocol, put16, put32, tcp_flags};
 const TCP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
+/// Bytes of IPv6 and TCP headers with timestamps, rounded up.
+const TYPICAL_HEADERS: usize = 80;
+
 /// The smallest TCP segment that is cut: Linux never asks for less (`TCP_MIN_GSO_SIZE`), and smaller ones
 /// would make one read into thousands of packets.
 const MIN_SEGMENT: usize = 8;
@@ -70,6 +73,16 @@ pub enum SplitError {
         /// Length of the packet in bytes.
         len: usize,
     },
+}
+
+/// Bytes that [`split`] appends for a read of `len` bytes, at most in all usual cases: a larger appetite only
+/// costs a larger buffer.
+pub fn bound(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize) -> usize {
+    let size = match hdr.gso() {
+        Some(Gso::None) | None => mtu,
+        Some(_) => usize::from(hdr.gso_size).min(mtu.saturating_sub(TYPICAL_HEADERS)),
+    };
+    len + (len / size.max(TYPICAL_HEADERS) + 1) * (prefix + TYPICAL_HEADERS)
 }
 
 /// Appends to `out` the packets of one TUN read, each of at most `mtu` bytes and with `prefix` in front of

@@ -229,6 +229,14 @@ impl Dispatcher {
         self.shared.is_empty() && self.pinned.values().all(|lane| lane.queue.is_empty())
     }
 
+    /// Gives back the memory that empty queues keep for the packets to come; for when none are expected.
+    pub fn rest(&mut self) {
+        self.shared.rest();
+        for lane in self.pinned.values_mut() {
+            lane.queue.rest();
+        }
+    }
+
     /// Packets that the queues dropped, since the start.
     pub fn drops(&self) -> u64 {
         self.shared.drops() + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()

@@ -107,7 +107,8 @@ impl Flows {
         self.by_bucket.remove(&bucket);
         self.remember(bucket, memory);
         if self.by_bucket.is_empty() {
-            self.release();
+            self.slots.clear();
+            self.free = NIL;
         }
     }
 
@@ -166,14 +167,14 @@ impl Flows {
         }
     }
 
-    fn release(&mut self) {
-        self.slots.clear();
-        self.slots.shrink_to(KEPT);
-        self.free = NIL;
-        self.by_bucket.shrink_to(KEPT);
+    /// Gives memory back if there are no flows.
+    pub(super) fn rest(&mut self) {
+        if self.by_bucket.is_empty() {
+            self.slots.shrink_to(KEPT);
+            self.by_bucket.shrink_to(KEPT);
+        }
     }
 
-    /// The flows of a list, in order.
     #[cfg(test)]
     pub(super) fn listed(&self, list: &List) -> Vec<u32> {
         let mut slots = Vec::new();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 const NIL: u32 = u32::MAX;
 /// Packets that a store can hold at most.
 pub(super) const MOST_PACKETS: usize = NIL as usize - 1;
-/// Slots that an empty store keeps.
+/// Slots that a store keeps at rest.
 const KEPT: usize = 16;
 /// Slots after growing for the first time: a 64 KiB read from the TUN device, cut into packets.
 const FIRST_GROWTH: usize = 64;
@@ -80,11 +80,15 @@ impl Store {
         Some(packet)
     }
 
-    /// Forgets all packets and gives the memory back; every `Fifo` must be thrown away with them.
-    pub(super) fn release(&mut self) {
+    /// Forgets all packets; every `Fifo` must be thrown away with them.
+    pub(super) fn clear(&mut self) {
         self.slots.clear();
-        self.slots.shrink_to(KEPT);
         self.free = NIL;
+    }
+
+    /// Gives the memory of an empty store back.
+    pub(super) fn rest(&mut self) {
+        self.slots.shrink_to(KEPT);
     }
 
     /// Bytes of the slab.

@@ -239,7 +239,7 @@ fn what_was_peeked_is_popped_whatever_is_pushed_in_between() {
 }
 
 #[test]
-fn an_idle_queue_is_small_also_after_a_storm() {
+fn a_queue_at_rest_is_small_also_after_a_storm() {
     let mut now = start();
     let mut queue = queue();
     assert!(queue.memory() < 2048, "new: {} bytes", queue.memory());
@@ -253,10 +253,12 @@ fn an_idle_queue_is_small_also_after_a_storm() {
     while queue.pop(now).is_some() {
         now += MS / 100;
     }
+    queue.rest();
     assert!(queue.memory() < 2048, "popped empty: {} bytes", queue.memory());
     storm(&mut queue, now);
     queue.peek(now);
     queue.clear();
+    queue.rest();
     assert!(queue.memory() < 2048, "cleared: {} bytes", queue.memory());
     assert_eq!((queue.packets(), queue.bytes(), queue.pop(now)), (0, 0, None));
 }
@@ -346,6 +348,7 @@ proptest! {
                 prop_assert_eq!(queue.bytes() as i64, bytes);
             }
             if queue.is_empty() {
+                queue.rest();
                 prop_assert!(queue.memory() < 2048);
             }
         }

@@ -46,8 +46,7 @@ fn segments_in_order_become_the_packet_the_sender_would_have_handed_over() {
         assert_eq!(joined[0].vnet(), hdr);
         assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], whole);
         assert_eq!(joined[0].len(), VNET_HDR_LEN + whole.len());
-        let mut slices = Vec::new();
-        joined[0].io_slices(&mut slices);
+        let slices: Vec<_> = joined[0].io_slices().collect();
         assert_eq!(slices.len(), 11);
         let written: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
         assert_eq!(written, joined[0].to_vec());
