@@ -8,13 +8,20 @@
 
 pub mod cut;
 pub mod http;
+pub mod iperf;
 pub mod ping;
+pub mod quiet;
 pub mod random;
 pub mod rogue;
 pub mod stage;
+pub mod stall;
+pub mod system;
 pub mod tcp;
+pub mod tun_copy;
+pub mod usage;
 
 use std::{
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -31,4 +38,10 @@ pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Res
             Err(_) => thread::sleep(Duration::from_millis(20)),
         }
     }
+}
+
+/// Cargo's target directory, where binaries are and reports go.
+pub fn target_dir() -> PathBuf {
+    let inside = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target");
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(inside, PathBuf::from)
 }

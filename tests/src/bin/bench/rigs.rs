@@ -1,13 +1,6 @@
-//! The rigs: figures of the release build in emulated networks, each beside the bar it must meet.
-//!
-//! `bench [RIG]... [--load SECONDS]` runs all rigs, or those named; `bench --list` names them. The table goes to
-//! stdout, the report to `target/bench/report.md` and `target/bench/report.json`. Exit code 1: a bar was missed.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
+//! The rigs of mpvpn alone.
 
 use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::ExitCode,
     thread,
     time::{Duration, Instant},
 };
@@ -19,86 +12,14 @@ use mpvpn_tests::{
     stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet},
     tcp::{Sink, Way},
 };
-use serde_json::json;
 
-/// A measured value and what is asked of it.
-struct Figure {
-    rig: &'static str,
-    name: String,
-    value: f64,
-    unit: &'static str,
-    bar: Bar,
-}
+use crate::{
+    figure::{Bar, figure},
+    options::Options,
+    report::Outcome,
+};
 
-#[derive(Clone, Copy)]
-enum Bar {
-    AtLeast(f64),
-    AtMost(f64),
-    /// Of interest, not judged.
-    None,
-}
-
-type Rig = fn(&Options) -> Vec<Figure>;
-
-const RIGS: [(&str, &str, Rig); 6] = [
-    ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", bonding),
-    ("cut", "the same, link 1 dies under load and comes back", cut),
-    ("latency", "plain veth: what the tunnel adds to a ping", latency),
-    ("speed", "plain veth: one TCP flow, processor time of each end", speed),
-    ("download", "the two links: 100 MB by curl through NAT, also across a cut", download),
-    ("memory", "resident memory, idle and under load", memory),
-];
-
-struct Options {
-    rigs: Vec<String>,
-    load: Duration,
-}
-
-fn main() -> ExitCode {
-    let options = match options(std::env::args().skip(1)) {
-        Ok(Some(options)) => options,
-        Ok(None) => return ExitCode::SUCCESS,
-        Err(complaint) => {
-            eprintln!("bench: {complaint}\n  next: bench --list names the rigs");
-            return ExitCode::from(2);
-        }
-    };
-    let mut figures = Vec::new();
-    for (name, about, rig) in RIGS {
-        if options.rigs.is_empty() || options.rigs.iter().any(|wanted| wanted == name) {
-            eprintln!("{name}: {about}");
-            figures.extend(rig(&options));
-        }
-    }
-    let table = table(&figures);
-    print!("{table}");
-    if let Err(error) = write_report(&table, &figures) {
-        eprintln!("bench: the report cannot be written: {error}");
-        return ExitCode::FAILURE;
-    }
-    if figures.iter().all(Figure::is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-fn options(mut words: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
-    let mut options = Options { rigs: Vec::new(), load: Duration::from_secs(60) };
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--list" => {
-                RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
-                return Ok(None);
-            }
-            "--load" => {
-                let seconds = words.next().and_then(|text| text.parse().ok());
-                options.load = Duration::from_secs(seconds.ok_or("--load takes a number of seconds")?);
-            }
-            name if RIGS.iter().any(|(known, ..)| *known == name) => options.rigs.push(word),
-            _ => return Err(format!("there is no rig {word}")),
-        }
-    }
-    Ok(Some(options))
-}
-
-fn bonding(_: &Options) -> Vec<Figure> {
+pub(crate) fn bonding(_: &Options) -> Outcome {
     let stage = Stage::two_links();
     let (_server, client) = pair(&stage);
     await_both(&client);
@@ -124,10 +45,10 @@ fn bonding(_: &Options) -> Vec<Figure> {
             Bar::None,
         ));
     }
-    figures
+    figures.into()
 }
 
-fn cut(_: &Options) -> Vec<Figure> {
+pub(crate) fn cut(_: &Options) -> Outcome {
     let mut figures = Vec::new();
     for (death, way, longest) in [
         (Death::Carrier, Way::Up, 100.0),
@@ -150,10 +71,10 @@ fn cut(_: &Options) -> Vec<Figure> {
             Bar::AtMost(2000.0),
         ));
     }
-    figures
+    figures.into()
 }
 
-fn latency(_: &Options) -> Vec<Figure> {
+pub(crate) fn latency(_: &Options) -> Outcome {
     let stage = Stage::unlimited();
     let (_server, _client) = pair(&stage);
     let outside = SERVER.trim_end_matches(":4433");
@@ -167,9 +88,10 @@ fn latency(_: &Options) -> Vec<Figure> {
         .collect();
     added.sort_by(f64::total_cmp);
     vec![figure("latency", "added round trip, median of 3".to_owned(), added[1], "ms", Bar::AtMost(0.3))]
+        .into()
 }
 
-fn speed(_: &Options) -> Vec<Figure> {
+pub(crate) fn speed(_: &Options) -> Outcome {
     let stage = Stage::unlimited();
     let (server, client) = pair(&stage);
     let sink = Sink::start(&stage, Place::Server, 5201);
@@ -190,10 +112,10 @@ fn speed(_: &Options) -> Vec<Figure> {
         figures.push(figure("speed", format!("client {way:?}"), at_client, "CPU-s/GB", Bar::None));
         figures.push(figure("speed", format!("server {way:?}"), at_server, "CPU-s/GB", Bar::None));
     }
-    figures
+    figures.into()
 }
 
-fn download(_: &Options) -> Vec<Figure> {
+pub(crate) fn download(_: &Options) -> Outcome {
     let mut figures = Vec::new();
     for family in [Family::V4, Family::V6] {
         for across in [false, true] {
@@ -215,10 +137,10 @@ fn download(_: &Options) -> Vec<Figure> {
             figures.push(figure("download", name, began.elapsed().as_secs_f64(), "s", Bar::None));
         }
     }
-    figures
+    figures.into()
 }
 
-fn memory(options: &Options) -> Vec<Figure> {
+pub(crate) fn memory(options: &Options) -> Outcome {
     let stage = Stage::two_links();
     let (server, client) = pair(&stage);
     await_both(&client);
@@ -242,7 +164,7 @@ fn memory(options: &Options) -> Vec<Figure> {
     }
     let pings = ping(&stage, Place::Client, TUNNEL, 10);
     assert_eq!(pings.answers.len(), 10, "the tunnel is idle again");
-    figures
+    figures.into()
 }
 
 fn pair(stage: &Stage) -> (Peer, Peer) {
@@ -255,87 +177,10 @@ fn await_both(client: &Peer) {
     }
 }
 
-fn figure(rig: &'static str, name: String, value: f64, unit: &'static str, bar: Bar) -> Figure {
-    let figure = Figure { rig, name, value, unit, bar };
-    eprintln!("  {}: {:.2} {}", figure.name, figure.value, figure.unit);
-    figure
-}
-
 fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
 fn megabytes(peer: &Peer) -> f64 {
     peer.memory() as f64 / 1e6
-}
-
-impl Figure {
-    fn is_good(&self) -> bool {
-        match self.bar {
-            Bar::AtLeast(bar) => self.value >= bar,
-            Bar::AtMost(bar) => self.value <= bar,
-            Bar::None => true,
-        }
-    }
-
-    fn bar(&self) -> String {
-        match self.bar {
-            Bar::AtLeast(bar) => format!("≥ {bar}"),
-            Bar::AtMost(bar) => format!("≤ {bar}"),
-            Bar::None => String::new(),
-        }
-    }
-
-    fn verdict(&self) -> &'static str {
-        match (self.bar, self.is_good()) {
-            (Bar::None, _) => "",
-            (_, true) => "ok",
-            (_, false) => "missed",
-        }
-    }
-}
-
-fn table(figures: &[Figure]) -> String {
-    let mut text = String::from("| rig | figure | measured | unit | bar | |\n|---|---|---:|---|---|---|\n");
-    for figure in figures {
-        let (bar, verdict) = (figure.bar(), figure.verdict());
-        text += &format!(
-            "| {} | {} | {:.2} | {} | {bar} | {verdict} |\n",
-            figure.rig, figure.name, figure.value, figure.unit
-        );
-    }
-    text
-}
-
-fn write_report(table: &str, figures: &[Figure]) -> std::io::Result<()> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let directory = target.join("bench");
-    fs::create_dir_all(&directory)?;
-    let machine = machine();
-    let markdown = format!("# mpvpn, measured\n\n{machine}\n\n{table}");
-    write(&directory.join("report.md"), &markdown)?;
-    let list: Vec<_> = figures
-        .iter()
-        .map(|figure| {
-            json!({ "rig": figure.rig, "name": figure.name, "value": figure.value, "unit": figure.unit,
-                    "bar": figure.bar(), "ok": figure.is_good() })
-        })
-        .collect();
-    write(&directory.join("report.json"), &format!("{:#}\n", json!({ "machine": machine, "figures": list })))
-}
-
-fn write(path: &Path, text: &str) -> std::io::Result<()> {
-    fs::write(path, text)?;
-    eprintln!("wrote {}", path.display());
-    Ok(())
-}
-
-/// Processor, cores and kernel, as the kernel tells them.
-fn machine() -> String {
-    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown processor");
-    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let cores = thread::available_parallelism().map_or(0, usize::from);
-    format!("{}, {cores} cores, Linux {}", model.trim_start_matches(['\t', ' ', ':']), kernel.trim())
 }

@@ -1,0 +1,81 @@
+//! The rigs: figures of the release build in emulated networks, each beside the bar it must meet.
+//!
+//! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` names them and the options. The table goes
+//! to stdout; report, raw figures and plots go to `target/bench/`. Exit code 1: a bar was missed.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
+
+mod figure;
+mod options;
+mod peers;
+mod plot;
+mod report;
+mod rigs;
+
+use std::process::ExitCode;
+
+use mpvpn_tests::tun_copy;
+
+use crate::{
+    figure::{Figure, table},
+    options::Options,
+    report::Outcome,
+};
+
+/// A name, what it is about, and what runs it.
+type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
+
+const RIGS: [Rig; 7] = [
+    ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
+    ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
+    ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
+    ("speed", "plain veth: one TCP flow, processor time of each end", rigs::speed),
+    ("download", "the two links: 100 MB by curl through NAT, also across a cut", rigs::download),
+    ("memory", "resident memory, idle and under load", rigs::memory),
+    (
+        "peers",
+        "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
+        peers::run,
+    ),
+];
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [tun_copy::WORD, ..] = words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        return end_of(tun_copy::run(&words[1..]), 1);
+    }
+    let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
+        Ok(options) if options.list => {
+            RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
+            print!("{}", options::HELP);
+            return ExitCode::SUCCESS;
+        }
+        Ok(options) => options,
+        Err(complaint) => {
+            let complaint = format!("{complaint}\n  next: bench --list names the rigs and the options");
+            return end_of(Err(complaint), 2);
+        }
+    };
+    let mut outcomes = Vec::new();
+    for (name, about, rig) in RIGS {
+        if options.rigs.is_empty() || options.rigs.iter().any(|wanted| wanted == name) {
+            eprintln!("{name}: {about}");
+            outcomes.push((name, rig(&options)));
+        }
+    }
+    let figures: Vec<&Figure> = outcomes.iter().flat_map(|(_, outcome)| &outcome.figures).collect();
+    print!("{}", table(&figures));
+    if let Err(error) = report::write(&words, &outcomes) {
+        return end_of(Err(format!("the report cannot be written: {error}")), 1);
+    }
+    if figures.iter().all(|figure| figure.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn end_of(result: Result<(), String>, code: u8) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(complaint) => {
+            eprintln!("bench: {complaint}");
+            ExitCode::from(code)
+        }
+    }
+}

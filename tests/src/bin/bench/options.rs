@@ -1,0 +1,118 @@
+//! The command line.
+
+use std::time::Duration;
+
+use mpvpn_tests::system::System;
+
+use crate::peers::Setting;
+
+/// What `--list` says after the rigs.
+pub(crate) const HELP: &str = "
+--rounds N        of `peers`: how often every system has its turn (5)
+--seconds N       of `peers`: how long a TCP or UDP run takes (2)
+--tries N         of `peers`: how often a run is tried that something else on the machine disturbs (3)
+--systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
+--settings A,B    of `peers`: only these: veth, plain, gigabit, slow
+--load N          of `memory`: seconds of load (60)
+";
+
+/// What was asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Options {
+    /// Only name the rigs.
+    pub(crate) list: bool,
+    /// The rigs to run; none means all.
+    pub(crate) rigs: Vec<String>,
+    /// Load of the memory rig.
+    pub(crate) load: Duration,
+    /// Rounds of the peers rig.
+    pub(crate) rounds: u32,
+    /// Seconds of one run of the peers rig.
+    pub(crate) seconds: u32,
+    /// How often a disturbed run of the peers rig is tried.
+    pub(crate) tries: u32,
+    /// Systems of the peers rig.
+    pub(crate) systems: Vec<System>,
+    /// Settings of the peers rig.
+    pub(crate) settings: Vec<Setting>,
+}
+
+impl Options {
+    pub(crate) fn parse(words: &[String], rigs: &[&str]) -> Result<Self, String> {
+        let mut options = Self {
+            list: false,
+            rigs: Vec::new(),
+            load: Duration::from_secs(60),
+            rounds: 5,
+            seconds: 2,
+            tries: 3,
+            systems: System::ALL.to_vec(),
+            settings: Setting::ALL.to_vec(),
+        };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let mut number = || {
+                let number =
+                    words.next().and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0);
+                number.ok_or(format!("{word} takes a whole number above 0"))
+            };
+            match word.as_str() {
+                "--list" => options.list = true,
+                "--load" => options.load = Duration::from_secs(number()?.into()),
+                "--rounds" => options.rounds = number()?,
+                "--seconds" => options.seconds = number()?,
+                "--tries" => options.tries = number()?,
+                "--systems" => options.systems = chosen(words.next(), &System::ALL, System::name)?,
+                "--settings" => options.settings = chosen(words.next(), &Setting::ALL, Setting::name)?,
+                name if rigs.contains(&name) => options.rigs.push(word.clone()),
+                _ => return Err(format!("there is no rig and no option {word}")),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Those of `all` that a list names, in the order of `all`.
+fn chosen<T: Copy>(list: Option<&String>, all: &[T], name: fn(T) -> &'static str) -> Result<Vec<T>, String> {
+    let known: Vec<&str> = all.iter().map(|item| name(*item)).collect();
+    let wanted: Vec<&str> = list.map(|list| list.split(',').collect()).unwrap_or_default();
+    match wanted.iter().find(|word| !known.contains(word)) {
+        Some(stranger) => Err(format!("there is no {stranger}: {}", known.join(", "))),
+        None if wanted.is_empty() => Err(format!("name some of {}", known.join(", "))),
+        None => Ok(all.iter().copied().filter(|item| wanted.contains(&name(*item))).collect()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Options::parse(&words, &["speed", "peers"])
+    }
+
+    #[test]
+    fn rigs_and_options_come_in_any_order() {
+        let options = parse("--rounds 1 peers --systems wireguard-go,mpvpn --seconds 3 speed").expect("fine");
+        assert_eq!((options.rounds, options.seconds), (1, 3));
+        assert_eq!(options.rigs, ["peers", "speed"]);
+        assert_eq!(options.systems, [System::Mpvpn, System::WireguardGo]);
+        assert_eq!(options.settings, Setting::ALL);
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        for line in [
+            "--rounds",
+            "--rounds 0",
+            "--rounds x",
+            "nothing",
+            "--systems",
+            "--systems raw,x",
+            "--settings lan",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

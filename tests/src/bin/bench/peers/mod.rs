@@ -1,0 +1,92 @@
+//! mpvpn beside other VPNs, on the same links, in turn.
+//!
+//! In each round every system has its turn on every link: it is started, checked to carry packets, measured and
+//! stopped. Who begins changes from round to round. What is judged are medians, and medians of the ratios of each round.
+
+mod judge;
+mod notebook;
+mod pace;
+mod setting;
+mod turn;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
+};
+
+use mpvpn_tests::system::System;
+
+pub(crate) use self::setting::Setting;
+use self::{
+    notebook::{Notebook, Turn},
+    turn::{Paces, Session},
+};
+use crate::{options::Options, report::Outcome};
+
+/// Rounds with everything. In later ones only what is compared by its rate is measured again: that varies most.
+const FULL_ROUNDS: u32 = 3;
+/// How many values in a row stay disturbed until repeating is given up: then it is the machine.
+const HOPELESS: usize = 24;
+
+/// What is known of a system before it runs: its version, or why it is not here.
+type Versions = Vec<(System, Result<String, String>)>;
+
+pub(crate) fn run(options: &Options) -> Outcome {
+    let versions: Versions = options.systems.iter().map(|system| (*system, system.version())).collect();
+    for (system, version) in &versions {
+        match version {
+            Ok(version) => eprintln!("  {}: {version}", system.name()),
+            Err(why) => eprintln!("  {}: not here: {why}", system.name()),
+        }
+    }
+    let here: Vec<System> =
+        versions.iter().filter(|(_, version)| version.is_ok()).map(|(system, _)| *system).collect();
+    let mut notes = Notebook::default();
+    let mut paces = Paces::new();
+    for round in 1..=options.rounds {
+        let is_full = round <= FULL_ROUNDS;
+        // The emulated link is for pings only.
+        for &setting in options.settings.iter().filter(|setting| is_full || **setting != Setting::Slow) {
+            eprintln!("  round {round} of {}, {}: {}", options.rounds, setting.name(), setting.about());
+            let stage = setting.stage();
+            for system in in_turn(&here, round).into_iter().filter(|system| is_full || !system.is_reference())
+            {
+                let turn = Turn { round, setting, system };
+                let tries = if notes.is_hopeless(HOPELESS) { 1 } else { options.tries };
+                let session = Session {
+                    turn,
+                    stage: &stage,
+                    seconds: options.seconds,
+                    tries,
+                    is_full,
+                    notes: &mut notes,
+                    paces: &mut paces,
+                };
+                let began = Instant::now();
+                // One system that fails is a figure that is missing, not the end of the others.
+                match catch_unwind(AssertUnwindSafe(|| session.run())) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(why)) => notes.fail(turn, why),
+                    Err(panic) => notes.fail(turn, text_of(&*panic)),
+                }
+                eprintln!("    {:<13} took {} s", system.name(), began.elapsed().as_secs());
+            }
+        }
+    }
+    judge::outcome(options, &versions, &notes)
+}
+
+/// The systems, each round beginning with another.
+fn in_turn(systems: &[System], round: u32) -> Vec<System> {
+    let mut systems = systems.to_vec();
+    if !systems.is_empty() {
+        let first = round as usize % systems.len();
+        systems.rotate_left(first);
+    }
+    systems
+}
+
+fn text_of(panic: &dyn std::any::Any) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
+}

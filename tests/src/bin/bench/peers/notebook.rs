@@ -1,0 +1,313 @@
+//! What was measured, sample by sample, and the middle of it.
+
+use std::collections::BTreeMap;
+
+use mpvpn_tests::{quiet::Disturbance, system::System};
+use serde_json::{Value, json};
+
+use super::Setting;
+
+/// Something that can be measured of a system in a setting.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Measure {
+    pub(crate) key: &'static str,
+    pub(crate) title: &'static str,
+    pub(crate) unit: &'static str,
+}
+
+const fn measure(key: &'static str, title: &'static str, unit: &'static str) -> Measure {
+    Measure { key, title, unit }
+}
+
+/// All of them, in the order of the tables.
+pub(crate) const MEASURES: [Measure; 35] = [
+    measure("tcp1_up", "1 TCP flow up", "Mbit/s"),
+    measure("tcp1_down", "1 TCP flow down", "Mbit/s"),
+    measure("tcp8_up", "8 TCP flows up", "Mbit/s"),
+    measure("tcp8_down", "8 TCP flows down", "Mbit/s"),
+    measure("frame", "mean frame on the link, 1 TCP flow up", "bytes"),
+    measure("tcp1_up_cpu_client", "client's processor time, 1 flow up", "CPU-s/GB"),
+    measure("tcp1_up_cpu_server", "server's processor time, 1 flow up", "CPU-s/GB"),
+    measure("tcp1_down_cpu_client", "client's processor time, 1 flow down", "CPU-s/GB"),
+    measure("tcp1_down_cpu_server", "server's processor time, 1 flow down", "CPU-s/GB"),
+    measure("tcp8_up_cpu_client", "client's processor time, 8 flows up", "CPU-s/GB"),
+    measure("tcp8_up_cpu_server", "server's processor time, 8 flows up", "CPU-s/GB"),
+    measure("tcp8_down_cpu_client", "client's processor time, 8 flows down", "CPU-s/GB"),
+    measure("tcp8_down_cpu_server", "server's processor time, 8 flows down", "CPU-s/GB"),
+    measure("udp64", "UDP of 64 bytes up, < 1 % loss", "kpps"),
+    measure("udp512", "UDP of 512 bytes up, < 1 % loss", "kpps"),
+    measure("udp1200", "UDP of 1200 bytes up, < 1 % loss", "kpps"),
+    measure("rss_client", "client's peak memory, 8 flows", "MB"),
+    measure("rss_server", "server's peak memory, 8 flows", "MB"),
+    measure("rss_stalled_client", "client's peak memory, 32 readers that stopped", "MB"),
+    measure("rss_stalled_server", "server's peak memory, 32 readers that stopped", "MB"),
+    measure("direct_median", "idle link, ping past the tunnel, median", "ms"),
+    measure("idle_mean", "ping, idle, added, mean", "ms"),
+    measure("idle_median", "ping, idle, added, median", "ms"),
+    measure("idle_p99", "ping, idle, added, p99", "ms"),
+    measure("idle_lost", "pings unanswered, idle", "%"),
+    measure("load_up_rate", "8 flows up meanwhile", "Mbit/s"),
+    measure("load_up_mean", "ping, 8 flows up, over the idle link, mean", "ms"),
+    measure("load_up_median", "ping, 8 flows up, over the idle link, median", "ms"),
+    measure("load_up_p99", "ping, 8 flows up, over the idle link, p99", "ms"),
+    measure("load_up_lost", "pings unanswered, 8 flows up", "%"),
+    measure("load_down_rate", "8 flows down meanwhile", "Mbit/s"),
+    measure("load_down_mean", "ping, 8 flows down, over the idle link, mean", "ms"),
+    measure("load_down_median", "ping, 8 flows down, over the idle link, median", "ms"),
+    measure("load_down_p99", "ping, 8 flows down, over the idle link, p99", "ms"),
+    measure("load_down_lost", "pings unanswered, 8 flows down", "%"),
+];
+
+/// The measure of that key.
+pub(crate) fn known(key: &str) -> &'static Measure {
+    MEASURES.iter().find(|measure| measure.key == key).unwrap_or_else(|| panic!("no measure {key}"))
+}
+
+/// Whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Turn {
+    pub(crate) round: u32,
+    pub(crate) setting: Setting,
+    pub(crate) system: System,
+}
+
+/// One value, and under what conditions it came about.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    turn: Turn,
+    key: &'static str,
+    value: f64,
+    disturbance: Disturbance,
+    tries: u32,
+    details: Value,
+}
+
+/// All samples of a run.
+#[derive(Default)]
+pub(crate) struct Notebook {
+    samples: Vec<Sample>,
+    failures: Vec<(Turn, String)>,
+}
+
+impl Notebook {
+    /// Notes a value and how it came about.
+    pub(crate) fn note(&mut self, turn: Turn, key: &str, value: f64, conditions: &Conditions) {
+        let measure = known(key);
+        eprintln!(
+            "    {:<13} {}: {value:.2} {}{}",
+            turn.system.name(),
+            measure.title,
+            measure.unit,
+            conditions.mark()
+        );
+        self.samples.push(Sample {
+            turn,
+            key: measure.key,
+            value,
+            disturbance: conditions.disturbance.clone(),
+            tries: conditions.tries,
+            details: conditions.details.clone(),
+        });
+    }
+
+    /// Notes that something did not work.
+    pub(crate) fn fail(&mut self, turn: Turn, why: String) {
+        eprintln!("    {:<13} failed: {why}", turn.system.name());
+        self.failures.push((turn, why));
+    }
+
+    pub(crate) fn failures(&self) -> &[(Turn, String)] {
+        &self.failures
+    }
+
+    /// The value of that round.
+    fn value(&self, round: u32, setting: Setting, system: System, key: &str) -> Option<f64> {
+        let turn = Turn { round, setting, system };
+        self.samples.iter().find(|sample| sample.turn == turn && sample.key == key).map(|sample| sample.value)
+    }
+
+    /// The values of all rounds.
+    pub(crate) fn values(&self, setting: Setting, system: System, key: &str) -> Vec<f64> {
+        self.samples
+            .iter()
+            .filter(|sample| (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key))
+            .map(|sample| sample.value)
+            .collect()
+    }
+
+    pub(crate) fn median(&self, setting: Setting, system: System, key: &str) -> Option<f64> {
+        median(self.values(setting, system, key))
+    }
+
+    /// The median of the ratios of each round: what drifts from round to round is not in it.
+    pub(crate) fn ratio(&self, setting: Setting, of: System, to: System, key: &str) -> Option<f64> {
+        let last = self.samples.iter().map(|sample| sample.turn.round).max()?;
+        let ratios = (1..=last).filter_map(|round| {
+            Some(self.value(round, setting, of, key)? / self.value(round, setting, to, key)?)
+        });
+        median(ratios.filter(|ratio| ratio.is_finite()).collect())
+    }
+
+    /// Whether something else used the machine while one of these was measured, however often it was tried.
+    pub(crate) fn is_disturbed(&self, setting: Setting, system: System, key: &str) -> bool {
+        self.samples.iter().any(|sample| {
+            (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key)
+                && sample.disturbance.is_too_much()
+        })
+    }
+
+    /// Whether the sender of the traffic was the limit in any of these.
+    pub(crate) fn is_sender_bound(&self, setting: Setting, system: System, key: &str) -> bool {
+        self.samples.iter().any(|sample| {
+            (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key)
+                && sample.details["sender_bound"] == true
+        })
+    }
+
+    /// Whether the last `count` values that can be disturbed all are.
+    pub(crate) fn is_hopeless(&self, count: usize) -> bool {
+        let exposed = self.samples.iter().rev().filter(|sample| known(sample.key).unit != "MB");
+        exposed.clone().take(count).filter(|sample| sample.disturbance.is_too_much()).count() == count
+    }
+
+    /// Samples in all, those repeated, and those that stayed disturbed.
+    pub(crate) fn counts(&self) -> (usize, usize, usize) {
+        let repeated = self.samples.iter().filter(|sample| sample.tries > 1).count();
+        let disturbed = self.samples.iter().filter(|sample| sample.disturbance.is_too_much()).count();
+        (self.samples.len(), repeated, disturbed)
+    }
+
+    /// Everything, for programs.
+    pub(crate) fn json(&self) -> Value {
+        let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
+        let mut keys: BTreeMap<(Setting, System, &str), Vec<f64>> = BTreeMap::new();
+        for sample in &self.samples {
+            keys.entry((sample.turn.setting, sample.turn.system, sample.key)).or_default().push(sample.value);
+        }
+        let medians: Vec<Value> = keys
+            .into_iter()
+            .map(|((setting, system, key), values)| {
+                json!({ "setting": setting.name(), "system": system.name(), "measure": key,
+                        "unit": known(key).unit, "runs": values.len(), "median": median(values) })
+            })
+            .collect();
+        let failures: Vec<Value> = self
+            .failures
+            .iter()
+            .map(|(turn, why)| {
+                json!({ "round": turn.round, "setting": turn.setting.name(), "system": turn.system.name(), "why": why })
+            })
+            .collect();
+        json!({ "medians": medians, "runs": samples, "failures": failures })
+    }
+}
+
+impl Sample {
+    fn json(&self) -> Value {
+        json!({ "round": self.turn.round, "setting": self.turn.setting.name(), "system": self.turn.system.name(),
+                "measure": self.key, "value": self.value, "unit": known(self.key).unit, "tries": self.tries,
+                "foreign_cores": self.disturbance.foreign, "stolen_cores": self.disturbance.stolen,
+                "disturbed": self.disturbance.is_too_much(), "by": self.disturbance.worst,
+                "details": self.details })
+    }
+}
+
+/// How a value came about.
+#[derive(Clone, Debug)]
+pub(crate) struct Conditions {
+    pub(crate) disturbance: Disturbance,
+    pub(crate) tries: u32,
+    pub(crate) details: Value,
+}
+
+impl Conditions {
+    fn mark(&self) -> String {
+        if self.disturbance.is_too_much() {
+            format!("  (disturbed: {})", self.disturbance)
+        } else {
+            String::new()
+        }
+    }
+}
+
+/// The middle value, or the mean of the two middle ones.
+pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.retain(|value| !value.is_nan());
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+/// The value that so many percent are not above.
+pub(crate) fn percentile(mut values: Vec<f64>, percent: f64) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let rank = (values.len() as f64 * percent / 100.0).ceil() as usize;
+    values.get(rank.max(1) - 1).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_middle_and_the_tail_of_values() {
+        assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(vec![4.0, f64::NAN, 2.0]), Some(3.0));
+        assert_eq!(median(Vec::new()), None);
+        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
+        assert_eq!(percentile(hundred.clone(), 99.0), Some(99.0));
+        assert_eq!(percentile(hundred, 100.0), Some(100.0));
+        assert_eq!(percentile(vec![7.0], 99.0), Some(7.0));
+        assert_eq!(percentile(Vec::new(), 99.0), None);
+    }
+
+    #[test]
+    fn every_measure_has_a_key_of_its_own() {
+        for measure in &MEASURES {
+            assert_eq!(known(measure.key), measure);
+        }
+    }
+
+    #[test]
+    fn ratios_are_those_of_the_same_round() {
+        let mut notes = Notebook::default();
+        let fine = Conditions { disturbance: Disturbance::default(), tries: 1, details: Value::Null };
+        // The machine was half as fast in round 2; in round 3 the other failed.
+        for (round, system, value) in [
+            (1, System::Mpvpn, 6.0),
+            (1, System::WireguardGo, 2.0),
+            (2, System::Mpvpn, 3.0),
+            (2, System::WireguardGo, 1.0),
+            (3, System::Mpvpn, 6.0),
+        ] {
+            notes.note(Turn { round, setting: Setting::Veth, system }, "tcp1_up", value, &fine);
+        }
+        let ratio = notes.ratio(Setting::Veth, System::Mpvpn, System::WireguardGo, "tcp1_up");
+        assert_eq!(ratio, Some(3.0));
+        assert_eq!(notes.median(Setting::Veth, System::Mpvpn, "tcp1_up"), Some(6.0));
+        assert_eq!(notes.ratio(Setting::Plain, System::Mpvpn, System::WireguardGo, "tcp1_up"), None);
+        assert_eq!(notes.json()["medians"][0]["runs"], 3);
+    }
+
+    #[test]
+    fn a_machine_that_is_always_busy_is_known_as_such() {
+        let mut notes = Notebook::default();
+        let turn = Turn { round: 1, setting: Setting::Veth, system: System::Mpvpn };
+        let mut note = |key, foreign| {
+            let disturbance = Disturbance { foreign, ..Disturbance::default() };
+            notes.note(turn, key, 1.0, &Conditions { disturbance, tries: 3, details: Value::Null });
+            notes.is_hopeless(3)
+        };
+        assert!(
+            !note("tcp1_up", 0.0)
+                && !note("tcp1_down", 1.0)
+                && !note("tcp8_up", 1.0)
+                && !note("rss_client", 0.0)
+        );
+        assert!(note("tcp8_down", 1.0) && !note("tcp1_up", 0.0));
+    }
+}

@@ -1,0 +1,174 @@
+//! The search for the highest packet rate that gets through.
+//!
+//! In: probes, each at an offered rate. Out: the best rate received among probes that lost less than 1 %. The first
+//! search of a system doubles and halves in short probes and confirms what it found; later ones start from there.
+
+use serde_json::{Value, json};
+
+/// Loss that is still fine, percent.
+const FINE: f64 = 1.0;
+/// Where a first search starts, datagrams a second.
+const START: f64 = 60_000.0;
+/// Below this a system carries nothing worth a search.
+const LEAST: f64 = 500.0;
+/// By which a later search goes up and down.
+const STEP: f64 = 1.07;
+/// A sender that gets away less than this share of what it was asked for is itself the limit.
+const KEEPS_UP: f64 = 0.93;
+
+/// What came of one probe.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Probe {
+    /// Asked of the sender, datagrams a second.
+    pub(crate) offered: f64,
+    /// What it sent; `None` when there was no result.
+    pub(crate) sent: Option<f64>,
+    pub(crate) loss_pct: f64,
+}
+
+/// How long a probe is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Length {
+    Short,
+    Full,
+}
+
+/// The result of a search.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Found {
+    /// Received, datagrams a second.
+    pub(crate) rate: f64,
+    /// Whether iperf3 could not send more.
+    pub(crate) sender_bound: bool,
+    pub(crate) probes: Vec<Probe>,
+}
+
+impl Probe {
+    fn is_fine(&self) -> bool {
+        self.sent.is_some() && self.loss_pct < FINE
+    }
+
+    fn received(&self) -> f64 {
+        self.sent.unwrap_or(0.0) * (1.0 - self.loss_pct / 100.0)
+    }
+
+    fn is_sender_bound(&self) -> bool {
+        self.sent.is_some_and(|sent| sent < self.offered * KEEPS_UP)
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({ "offered": self.offered, "sent": self.sent, "loss_pct": self.loss_pct })
+    }
+}
+
+/// Searches; `known` is what an earlier search found.
+pub(crate) fn search(known: Option<f64>, mut probe: impl FnMut(f64, Length) -> Probe) -> Option<Found> {
+    let mut probes = Vec::new();
+    let mut try_at = |rate: f64, length| {
+        let probe = probe(rate, length);
+        probes.push(probe.clone());
+        probe
+    };
+    let rate = match known {
+        Some(rate) => rate,
+        None => bracket(&mut try_at)?,
+    };
+    let best = climb(rate, known.is_some(), &mut try_at)?;
+    let rate = best.received();
+    let at_best = |probe: &&Probe| probe.is_fine() && probe.received() >= rate * KEEPS_UP;
+    let sender_bound = probes.iter().filter(at_best).any(Probe::is_sender_bound);
+    Some(Found { rate, sender_bound, probes })
+}
+
+/// Short probes until good and bad are within a tenth: the highest rate that was fine.
+fn bracket(try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<f64> {
+    let (mut low, mut high, mut rate) = (0.0_f64, f64::INFINITY, START);
+    for _ in 0..12 {
+        let probe = try_at(rate, Length::Short);
+        if probe.is_fine() {
+            low = low.max(probe.received());
+            if probe.is_sender_bound() {
+                break;
+            }
+        } else {
+            high = high.min(rate);
+        }
+        if high < low * 1.1 || high < LEAST {
+            break;
+        }
+        rate = match (low > 0.0, high.is_finite()) {
+            (_, false) => rate * 2.0,
+            (false, true) => rate / 2.0,
+            (true, true) => (low * high).sqrt(),
+        };
+    }
+    (low > 0.0).then_some(low)
+}
+
+/// Full probes: down in growing steps until one is fine, or up while they are.
+fn climb(start: f64, upward: bool, try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<Probe> {
+    let mut rate = start;
+    let mut best: Option<Probe> = None;
+    for tries in 1..=6 {
+        let probe = try_at(rate, Length::Full);
+        match (probe.is_fine(), &best) {
+            (true, _) => {
+                let done = !upward || probe.is_sender_bound() || rate < start;
+                best = Some(probe);
+                if done {
+                    break;
+                }
+                rate *= STEP;
+            }
+            (false, Some(_)) => break,
+            (false, None) => rate /= STEP.powi(tries),
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A system that carries so much, and a sender that sends so much.
+    fn link(capacity: f64, sender: f64) -> impl FnMut(f64, Length) -> Probe {
+        move |offered, _| {
+            let sent = offered.min(sender);
+            Probe { offered, sent: Some(sent), loss_pct: 100.0 * (1.0 - capacity / sent).max(0.0) }
+        }
+    }
+
+    #[test]
+    fn a_first_search_ends_near_the_limit() {
+        for capacity in [3_000.0, 19_000.0, 70_000.0, 130_000.0, 500_000.0] {
+            let found = search(None, link(capacity, 1e9)).expect("something");
+            assert!((0.9 * capacity..=capacity).contains(&found.rate), "{capacity}: {found:?}");
+            assert!(found.probes.len() <= 14 && !found.sender_bound, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_later_search_follows_changes_both_ways() {
+        for (known, capacity) in [(100_000.0, 111_000.0), (100_000.0, 90_000.0), (100_000.0, 101_000.0)] {
+            let found = search(Some(known), link(capacity, 1e9)).expect("something");
+            assert!((0.9 * capacity..=capacity * 1.01).contains(&found.rate), "{capacity}: {found:?}");
+            assert!(found.probes.len() <= 4);
+        }
+    }
+
+    #[test]
+    fn a_slow_sender_is_told_from_a_slow_system() {
+        let found = search(None, link(1e9, 150_000.0)).expect("something");
+        assert!(found.sender_bound && (found.rate - 150_000.0).abs() < 1.0, "{found:?}");
+        let again = search(Some(150_000.0), link(1e9, 150_000.0)).expect("something");
+        assert!(again.sender_bound && again.probes.len() <= 3, "{again:?}");
+    }
+
+    #[test]
+    fn what_carries_nothing_has_no_rate() {
+        let dead = |offered, _| Probe { offered, sent: None, loss_pct: 0.0 };
+        assert_eq!(search(None, dead), None);
+        assert_eq!(search(Some(10_000.0), dead), None);
+    }
+}

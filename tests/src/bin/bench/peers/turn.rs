@@ -1,0 +1,230 @@
+//! What is measured of one system on one link.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
+
+use mpvpn_tests::{
+    iperf::{Arrived, Target, Traffic},
+    ping::{Ping, Pings},
+    quiet::{Watched, undisturbed},
+    stage::{Place, Stage},
+    stall::stall,
+    system::{System, Tunnel},
+    tcp::Way,
+    usage::{forget_peak, peak_memory, processor_time},
+};
+use serde_json::{Value, json};
+
+use super::{
+    Setting,
+    notebook::{Conditions, Notebook, Turn, median, percentile},
+    pace::{Found, Length, Probe, search},
+    setting::frames,
+};
+
+const PORT: u16 = 5201;
+/// Connections whose readers stop, half of them in either direction.
+const STALLED: usize = 32;
+
+/// What searches found so far, datagrams a second.
+pub(super) type Paces = BTreeMap<(Setting, System, u32), f64>;
+
+/// A system on its link, and where its figures go.
+pub(super) struct Session<'a> {
+    pub(super) turn: Turn,
+    pub(super) stage: &'a Stage,
+    pub(super) seconds: u32,
+    /// How often a disturbed run is tried.
+    pub(super) tries: u32,
+    /// Whether pings, memory and small datagrams are measured, too.
+    pub(super) is_full: bool,
+    pub(super) notes: &'a mut Notebook,
+    pub(super) paces: &'a mut Paces,
+}
+
+impl Session<'_> {
+    /// Starts the system, measures, and stops it.
+    pub(super) fn run(mut self) -> Result<(), String> {
+        let tunnel = self.turn.system.start(self.stage)?;
+        if self.turn.setting == Setting::Slow {
+            return self.under_load(&tunnel);
+        }
+        let everything = self.is_full && self.turn.setting == Setting::Veth;
+        if everything {
+            self.idle(&tunnel)?;
+        }
+        let address = tunnel.address().to_string();
+        let mut target = Target::new(self.stage, &address, PORT);
+        for (flows, way) in [(1, Way::Up), (1, Way::Down), (8, Way::Up), (8, Way::Down)] {
+            self.tcp(&tunnel, &mut target, flows, way)?;
+        }
+        if everything {
+            self.memory(&tunnel, "rss");
+        }
+        if everything && tunnel.server().is_some() {
+            self.stalled(&tunnel)?;
+        }
+        let sizes: &[u32] = if everything { &[64, 512, 1200] } else { &[1200] };
+        sizes.iter().try_for_each(|size| self.udp(&mut target, *size))
+    }
+
+    fn note(&mut self, key: &str, value: f64, conditions: &Conditions) {
+        self.notes.note(self.turn, key, value, conditions);
+    }
+
+    fn tcp(&mut self, tunnel: &Tunnel, target: &mut Target<'_>, flows: u32, way: Way) -> Result<(), String> {
+        let ends = [tunnel.client(), tunnel.server()];
+        let spent = || ends.map(|end| end.and_then(processor_time));
+        let (stage, seconds) = (self.stage, self.seconds);
+        let watched = undisturbed(self.tries, || {
+            let (before, crossed) = (spent(), frames(stage));
+            let arrived = target.run(Traffic::Tcp { flows }, way, seconds)?;
+            let (after, now) = (spent(), frames(stage));
+            Ok::<_, String>((arrived, before, after, (now.1 - crossed.1) / (now.0 - crossed.0)))
+        });
+        let (result, conditions) = split(watched, Value::Null);
+        let (arrived, before, after, frame) = result?;
+        if (flows, way) == (1, Way::Up) {
+            self.note("frame", frame, &conditions);
+            self.turn.setting.check_frames(frame)?;
+        }
+        let key = format!("tcp{flows}_{}", name(way));
+        self.note(&key, arrived.rate / 1e6, &conditions);
+        for (end, (before, after)) in ["client", "server"].iter().zip(before.into_iter().zip(after)) {
+            if let (Some(before), Some(after)) = (before, after) {
+                let cost = (after - before).as_secs_f64() / (arrived.bytes / 1e9);
+                self.note(&format!("{key}_cpu_{end}"), cost, &conditions);
+            }
+        }
+        Ok(())
+    }
+
+    fn udp(&mut self, target: &mut Target<'_>, size: u32) -> Result<(), String> {
+        let place = (self.turn.setting, self.turn.system, size);
+        let (known, seconds) = (self.paces.get(&place).copied(), self.seconds);
+        // A search has many probes: they are not repeated as often.
+        let tries = self.tries.min(2);
+        let watched = undisturbed(1, || {
+            search(known, |rate, length| {
+                let seconds = if length == Length::Short { 1 } else { seconds };
+                let probe = undisturbed(tries, || target.run(Traffic::Udp { size, rate }, Way::Up, seconds));
+                let arrived = probe.value.ok();
+                let loss_pct = arrived.map_or(0.0, |arrived: Arrived| arrived.loss_pct);
+                Probe { offered: rate, sent: arrived.map(|arrived| arrived.sent), loss_pct }
+            })
+        });
+        let probes = |found: &Found| found.probes.iter().map(Probe::json).collect::<Vec<_>>();
+        let details = watched.value.as_ref().map_or(
+            Value::Null,
+            |found| json!({ "probes": probes(found), "sender_bound": found.sender_bound }),
+        );
+        let (found, conditions) = split(watched, details);
+        let found = found
+            .ok_or_else(|| format!("no rate of UDP datagrams of {size} bytes passes with < 1 % loss"))?;
+        self.paces.insert(place, found.rate);
+        self.note(&format!("udp{size}"), found.rate / 1e3, &conditions);
+        Ok(())
+    }
+
+    /// Pings of an idle tunnel, beside those past it.
+    fn idle(&mut self, tunnel: &Tunnel) -> Result<(), String> {
+        let (stage, seconds, address) = (self.stage, u64::from(self.seconds), tunnel.address().to_string());
+        let watched = undisturbed(self.tries, || {
+            let direct = direct(stage, seconds);
+            (direct, Ping::dense(stage, Place::Client, &address, seconds).finish())
+        });
+        let ((direct, through), conditions) = split(watched, Value::Null);
+        let base = median(times(&direct)).ok_or("no ping past the tunnel was answered")?;
+        self.note("direct_median", base, &conditions);
+        self.pings("idle", &through, base, &conditions)
+    }
+
+    fn pings(&mut self, what: &str, pings: &Pings, base: f64, conditions: &Conditions) -> Result<(), String> {
+        let times = times(pings);
+        let mean = times.iter().sum::<f64>() / times.len() as f64;
+        let middle = median(times.clone()).ok_or_else(|| format!("no ping was answered: {what}"))?;
+        let high = percentile(times, 99.0).unwrap_or(f64::NAN);
+        self.note(&format!("{what}_mean"), mean - base, conditions);
+        self.note(&format!("{what}_median"), middle - base, conditions);
+        self.note(&format!("{what}_p99"), high - base, conditions);
+        // Those of the last moments are still under way when ping ends; it sends one every 10 ms.
+        let under_way = (high / 10.0).ceil();
+        let missing = (pings.sent as f64 - pings.answers.len() as f64 - under_way).max(0.0);
+        self.note(&format!("{what}_lost"), 100.0 * missing / pings.sent.max(1) as f64, conditions);
+        Ok(())
+    }
+
+    /// Pings while 8 flows fill the link.
+    fn under_load(&mut self, tunnel: &Tunnel) -> Result<(), String> {
+        const RAMP: Duration = Duration::from_secs(1);
+        let (stage, seconds, address) = (self.stage, self.seconds.max(3), tunnel.address().to_string());
+        let watched = undisturbed(self.tries, || direct(stage, 2));
+        let (direct, conditions) = split(watched, Value::Null);
+        let base = median(times(&direct)).ok_or("no ping past the tunnel was answered")?;
+        self.note("direct_median", base, &conditions);
+        for way in [Way::Up, Way::Down] {
+            let mut target = Target::new(stage, &address, PORT);
+            target.listen();
+            let watched = undisturbed(self.tries, || {
+                let began = SystemTime::now();
+                let pings = Ping::dense(stage, Place::Client, &address, u64::from(seconds) + 1);
+                let arrived = target.run(Traffic::Tcp { flows: 8 }, way, seconds + 2);
+                let mut pings = pings.finish();
+                let all = pings.answers.len() as u64;
+                let from =
+                    (began + RAMP).duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+                pings.answers.retain(|answer| answer.at >= from);
+                // Those before count neither as answered nor as sent.
+                pings.sent -= all - pings.answers.len() as u64;
+                (arrived, pings)
+            });
+            let ((arrived, pings), conditions) = split(watched, Value::Null);
+            let what = format!("load_{}", name(way));
+            self.note(&format!("{what}_rate"), arrived?.rate / 1e6, &conditions);
+            self.pings(&what, &pings, base, &conditions)?;
+        }
+        Ok(())
+    }
+
+    fn memory(&mut self, tunnel: &Tunnel, key: &str) {
+        let calm = Conditions { disturbance: Default::default(), tries: 1, details: Value::Null };
+        for (end, process) in [("client", tunnel.client()), ("server", tunnel.server())] {
+            if let Some(bytes) = process.and_then(peak_memory) {
+                self.note(&format!("{key}_{end}"), bytes as f64 / 1e6, &calm);
+            }
+        }
+    }
+
+    fn stalled(&mut self, tunnel: &Tunnel) -> Result<(), String> {
+        [tunnel.client(), tunnel.server()].into_iter().flatten().for_each(|process| {
+            // Where the kernel has no such thing, the peak of the flows before counts too.
+            let _ = forget_peak(process);
+        });
+        let time = Duration::from_secs(u64::from(self.seconds) + 1);
+        stall(self.stage, tunnel.address().into(), STALLED, time)?;
+        self.memory(tunnel, "rss_stalled");
+        Ok(())
+    }
+}
+
+fn split<T>(watched: Watched<T>, details: Value) -> (T, Conditions) {
+    (watched.value, Conditions { disturbance: watched.disturbance, tries: watched.tries, details })
+}
+
+fn name(way: Way) -> &'static str {
+    match way {
+        Way::Up => "up",
+        Way::Down => "down",
+    }
+}
+
+/// Pings of the server's end of the link, past any tunnel.
+fn direct(stage: &Stage, seconds: u64) -> Pings {
+    Ping::dense_from(stage, Place::Client, "eth1", "10.101.0.1", seconds).finish()
+}
+
+fn times(pings: &Pings) -> Vec<f64> {
+    pings.answers.iter().map(|answer| answer.rtt_ms).collect()
+}

@@ -1,0 +1,84 @@
+//! What is kept of a run: a report to read, all raw figures, and plots.
+
+use std::{fs, io, path::Path, process::Command, thread};
+
+use mpvpn_tests::target_dir;
+use serde_json::{Value, json};
+
+use crate::figure::{Figure, table};
+
+/// What a rig found.
+#[derive(Default)]
+pub(crate) struct Outcome {
+    pub(crate) figures: Vec<Figure>,
+    /// A chapter of the report.
+    pub(crate) chapter: String,
+    /// Everything measured.
+    pub(crate) raw: Value,
+    /// File names and contents.
+    pub(crate) plots: Vec<(String, String)>,
+}
+
+impl From<Vec<Figure>> for Outcome {
+    fn from(figures: Vec<Figure>) -> Self {
+        Self { figures, ..Self::default() }
+    }
+}
+
+/// Writes everything to `target/bench/`.
+pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Result<()> {
+    let directory = target_dir().join("bench");
+    fs::create_dir_all(&directory)?;
+    let (machine, date) = (machine(), date());
+    let command = format!("bench {}", words.join(" "));
+    let figures: Vec<&Figure> = outcomes.iter().flat_map(|(_, outcome)| &outcome.figures).collect();
+    let mut report =
+        format!("# mpvpn, measured\n\n{machine}; {date}; `{}`\n\n{}", command.trim(), table(&figures));
+    for (_, outcome) in outcomes {
+        report += &outcome.chapter;
+        for (name, picture) in &outcome.plots {
+            report += &format!("\n![{name}]({name})\n");
+            put(&directory.join(name), picture)?;
+        }
+    }
+    put(&directory.join("report.md"), &report)?;
+    let list: Vec<Value> = figures
+        .iter()
+        .map(|figure| {
+            json!({ "rig": figure.rig, "name": figure.name, "value": figure.value, "unit": figure.unit,
+                    "bar": figure.bar(), "ok": figure.is_good() })
+        })
+        .collect();
+    let raw: serde_json::Map<String, Value> = outcomes
+        .iter()
+        .filter(|(_, outcome)| !outcome.raw.is_null())
+        .map(|(name, outcome)| ((*name).to_owned(), outcome.raw.clone()))
+        .collect();
+    let all =
+        json!({ "machine": machine, "date": date, "command": command.trim(), "figures": list, "raw": raw });
+    put(&directory.join("report.json"), &format!("{all:#}\n"))
+}
+
+fn put(path: &Path, text: &str) -> io::Result<()> {
+    fs::write(path, text)?;
+    eprintln!("wrote {}", path.display());
+    Ok(())
+}
+
+/// Processor, cores and kernel, as the kernel tells them.
+fn machine() -> String {
+    let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown processor");
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let cores = thread::available_parallelism().map_or(0, usize::from);
+    format!("{}, {cores} cores, Linux {}", model.trim_start_matches(['\t', ' ', ':']), kernel.trim())
+}
+
+fn date() -> String {
+    let output = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
+    output.map_or_else(
+        |_| "no date".to_owned(),
+        |output| String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+    )
+}

@@ -1,0 +1,89 @@
+//! TCP readers that stop reading, while their writers go on.
+//!
+//! In: a stage with a way from the client to `address`, how many flows, how long. Out: how much the writers could push
+//! towards readers that took only the first bytes. Whatever lies between must not grow by what is not read.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::stage::{Place, Stage};
+
+/// What a reader takes before it stops, bytes.
+const TAKEN: usize = 256 << 10;
+/// What a writer hands over at once, bytes.
+const PIECE: usize = 64 << 10;
+/// How often a writer that cannot go on looks at the time.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Opens `flows` connections from the client to `address`, half of them with data up and half with data down, and holds
+/// them for `time` with readers that have stopped. Returns the bytes that writers got rid of.
+pub fn stall(stage: &Stage, address: IpAddr, flows: usize, time: Duration) -> Result<u64, String> {
+    let listener = stage
+        .inside(Place::Server, || TcpListener::bind((address, 0)))
+        .map_err(|error| format!("no listener at {address}: {error}"))?;
+    let target = listener.local_addr().map_err(|error| error.to_string())?;
+    let deadline = Instant::now() + time;
+    let mut pushed = 0;
+    thread::scope(|scope| {
+        let mut tasks = Vec::new();
+        for number in 0..flows {
+            let (near, far) = connect(stage, &listener, target)?;
+            let (writer, reader) = if number % 2 == 0 { (near, far) } else { (far, near) };
+            tasks.push(scope.spawn(move || write_until(writer, deadline)));
+            tasks.push(scope.spawn(move || stop_reading(reader, deadline)));
+        }
+        for task in tasks {
+            let result = task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            pushed += result.map_err(|error| format!("a stalled flow broke: {error}"))?;
+        }
+        Ok(pushed)
+    })
+}
+
+fn connect(
+    stage: &Stage,
+    listener: &TcpListener,
+    target: SocketAddr,
+) -> Result<(TcpStream, TcpStream), String> {
+    let limit = Duration::from_secs(3);
+    let near = stage
+        .inside(Place::Client, || TcpStream::connect_timeout(&target, limit))
+        .map_err(|error| format!("cannot connect to {target}: {error}"))?;
+    let (far, _) = listener.accept().map_err(|error| format!("cannot accept at {target}: {error}"))?;
+    Ok((near, far))
+}
+
+/// How many bytes it could hand over.
+fn write_until(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64> {
+    stream.set_write_timeout(Some(LOOK))?;
+    let piece = vec![0x55; PIECE];
+    let mut written = 0;
+    while Instant::now() < deadline {
+        match stream.write(&piece) {
+            Ok(count) => written += count as u64,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(written)
+}
+
+fn stop_reading(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64> {
+    stream.set_read_timeout(Some(LOOK))?;
+    let (mut taken, mut buffer) = (0, vec![0; PIECE]);
+    while taken < TAKEN && Instant::now() < deadline {
+        match stream.read(&mut buffer) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => taken += count,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    // The writer looks at the time before this side closes.
+    thread::sleep(deadline.saturating_duration_since(Instant::now()) + 2 * LOOK);
+    Ok(0)
+}

@@ -1,0 +1,235 @@
+//! The systems that are compared: mpvpn, its peers, and what none of them can exceed.
+//!
+//! In: a stage with one link, and the binaries that `./dev bench` installs. Out: a running tunnel whose server is
+//! reached at an address inside it, checked to carry packets through its own device. What always holds: everything a
+//! system started is gone when it is dropped, and what cannot run here says why.
+
+mod boringtun;
+mod daemon;
+mod kernel_wireguard;
+mod mpvpn;
+mod openvpn;
+mod wireguard;
+mod wireguard_go;
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    path::PathBuf,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+pub use daemon::Daemon;
+
+use crate::stage::{Place, Stage, binary};
+
+/// How long a system may take to carry its first packet.
+const PATIENCE: Duration = Duration::from_secs(15);
+/// The server on its end of the link, where the peers listen.
+const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 101, 0, 1);
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum System {
+    /// The link itself, without a tunnel.
+    Raw,
+    /// Packets copied between TUN and UDP and nothing else: see [`crate::tun_copy`].
+    TunCopy,
+    /// This project.
+    Mpvpn,
+    /// WireGuard in Go, from the module `golang.zx2c4.com/wireguard`.
+    WireguardGo,
+    /// OpenVPN from Debian.
+    Openvpn,
+    /// WireGuard in Rust, from crates.io.
+    Boringtun,
+    /// WireGuard in the kernel.
+    KernelWireguard,
+}
+
+/// What a system consists of once it is set up.
+pub(crate) struct Parts {
+    server: Option<Daemon>,
+    client: Option<Daemon>,
+    /// The server inside the tunnel.
+    address: Ipv4Addr,
+    /// The client's tunnel device.
+    device: &'static str,
+}
+
+impl Parts {
+    pub(crate) fn new(server: Daemon, client: Daemon, address: Ipv4Addr, device: &'static str) -> Self {
+        Self { server: Some(server), client: Some(client), address, device }
+    }
+}
+
+/// A system that carries packets.
+pub struct Tunnel {
+    parts: Parts,
+    system: System,
+}
+
+impl System {
+    /// All of them, the nearest neighbours of mpvpn beside it.
+    pub const ALL: [Self; 7] = [
+        Self::Raw,
+        Self::TunCopy,
+        Self::Mpvpn,
+        Self::WireguardGo,
+        Self::Openvpn,
+        Self::Boringtun,
+        Self::KernelWireguard,
+    ];
+
+    /// As it is called on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::TunCopy => "tun-copy",
+            Self::Mpvpn => "mpvpn",
+            Self::WireguardGo => "wireguard-go",
+            Self::Openvpn => "openvpn",
+            Self::Boringtun => "boringtun",
+            Self::KernelWireguard => "kernel-wireguard",
+        }
+    }
+
+    /// Whether it is there for comparison only: a bound, and no VPN.
+    pub fn is_reference(self) -> bool {
+        matches!(self, Self::Raw | Self::TunCopy)
+    }
+
+    /// How it is set up, for reports.
+    pub fn settings(self) -> &'static str {
+        match self {
+            Self::Raw => "no tunnel: the bare link",
+            Self::TunCopy => {
+                "TUN and UDP with all offloads, packets split and joined as mpvpn does, no cryptography"
+            }
+            Self::Mpvpn => "defaults, --auth none, --insecure",
+            Self::WireguardGo => wireguard_go::SETTINGS,
+            Self::Openvpn => openvpn::SETTINGS,
+            Self::Boringtun => boringtun::SETTINGS,
+            Self::KernelWireguard => kernel_wireguard::SETTINGS,
+        }
+    }
+
+    /// Its version, or why it cannot run here.
+    pub fn version(self) -> Result<String, String> {
+        match self {
+            Self::Raw | Self::TunCopy => {
+                let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+                Ok(format!("Linux {}", kernel.trim()))
+            }
+            Self::Mpvpn => first_line(Command::new(binary()).arg("--version")),
+            Self::WireguardGo | Self::Boringtun => {
+                tool("wg")?;
+                installed(self.name()).map(|(_, version)| version)
+            }
+            Self::Openvpn => {
+                tool("openvpn")?;
+                // OpenVPN ends with status 1 after having told its version.
+                first_line(Command::new("openvpn").arg("--version"))
+            }
+            Self::KernelWireguard => {
+                tool("wg")?;
+                kernel_wireguard::version()
+            }
+        }
+    }
+
+    /// Starts it between the client and the server of a stage whose first link it uses, and waits for a ping.
+    pub fn start(self, stage: &Stage) -> Result<Tunnel, String> {
+        let parts = match self {
+            Self::Raw => Parts { server: None, client: None, address: OUTSIDE, device: "eth1" },
+            Self::TunCopy => crate::tun_copy::start(stage)?,
+            Self::Mpvpn => mpvpn::start(stage)?,
+            Self::WireguardGo => wireguard_go::start(stage)?,
+            Self::Openvpn => openvpn::start(stage)?,
+            Self::Boringtun => boringtun::start(stage)?,
+            Self::KernelWireguard => kernel_wireguard::start(stage)?,
+        };
+        let mut tunnel = Tunnel { parts, system: self };
+        tunnel.await_packets(stage)?;
+        Ok(tunnel)
+    }
+}
+
+impl Tunnel {
+    /// The server inside the tunnel.
+    pub fn address(&self) -> Ipv4Addr {
+        self.parts.address
+    }
+
+    /// The process at the server, if there is one.
+    pub fn server(&self) -> Option<u32> {
+        self.parts.server.as_ref().map(Daemon::id)
+    }
+
+    /// The process at the client, if there is one.
+    pub fn client(&self) -> Option<u32> {
+        self.parts.client.as_ref().map(Daemon::id)
+    }
+
+    fn await_packets(&mut self, stage: &Stage) -> Result<(), String> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            for daemon in [&mut self.parts.server, &mut self.parts.client].into_iter().flatten() {
+                daemon.check()?;
+            }
+            let Err(complaint) = self.carries_packets(stage) else { return Ok(()) };
+            if Instant::now() > deadline {
+                let tails = [&self.parts.server, &self.parts.client].into_iter().flatten().map(Daemon::tail);
+                let tails = tails.collect::<Vec<_>>().join("\n");
+                return Err(format!(
+                    "{} not ready within {PATIENCE:?}: {complaint}\n{tails}",
+                    self.system.name()
+                ));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The server answers to its tunnel address on the bare link, too: only the route tells that the tunnel is used.
+    fn carries_packets(&self, stage: &Stage) -> Result<(), String> {
+        let (target, limit) = (self.parts.address.to_string(), Duration::from_secs(2));
+        let route = stage.run(Place::Client, &["ip", "route", "get", &target]);
+        if !route.contains(&format!("dev {} ", self.parts.device)) {
+            return Err(format!("its packets would go elsewhere: {}", route.trim()));
+        }
+        let ping = stage.attempt(Place::Client, limit, &["ping", "-n", "-c", "1", "-W", "0.2", &target]);
+        if ping.status.success() { Ok(()) } else { Err(format!("no ping to {target} is answered")) }
+    }
+}
+
+/// Where `./dev bench` puts a peer, and what version it put there; or why it did not.
+fn installed(name: &str) -> Result<(PathBuf, String), String> {
+    let peers = crate::target_dir().join("bench/peers");
+    let (program, version) = (peers.join(name), peers.join(format!("{name}.version")));
+    if let (true, Ok(version)) = (program.exists(), fs::read_to_string(version)) {
+        return Ok((program, version.trim().to_owned()));
+    }
+    let why = fs::read_to_string(peers.join(format!("{name}.why")));
+    Err(why.map_or_else(|_| "./dev bench has not installed it".to_owned(), |text| text.trim().to_owned()))
+}
+
+/// Whether that program of the system is there.
+fn tool(name: &str) -> Result<(), String> {
+    let found = Command::new("sh").args(["-c", &format!("command -v {name}")]).output();
+    match found {
+        Ok(output) if output.status.success() => Ok(()),
+        _ => {
+            let why = fs::read_to_string(crate::target_dir().join(format!("bench/peers/{name}.why")));
+            Err(why.map_or_else(|_| format!("there is no {name}"), |text| text.trim().to_owned()))
+        }
+    }
+}
+
+fn first_line(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().next().map(str::to_owned).ok_or_else(|| format!("{name} does not tell its version"))
+}

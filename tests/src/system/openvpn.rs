@@ -1,0 +1,96 @@
+//! OpenVPN between two hosts: TLS with pinned certificates, AES-256-GCM over UDP.
+
+use std::{net::Ipv4Addr, process::Command};
+
+use super::{Daemon, OUTSIDE, Parts};
+use crate::stage::{Place, Stage};
+
+pub(super) const SETTINGS: &str = "point to point, TLS with pinned certificates, AES-256-GCM, UDP, --fast-io, \
+    socket buffers 4 MB, TUN queue 1000, default MTU and mssfix";
+
+/// Of the certificates, the server's is made by every stage.
+const CLIENT: &str = "client";
+const PORT: &str = "1194";
+const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
+
+pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
+    stage.make_certificate(CLIENT);
+    let prints = [fingerprint(stage, "server")?, fingerprint(stage, CLIENT)?];
+    let outside = OUTSIDE.to_string();
+    let run = |place, own: &str, print: &str, words: &[&str]| {
+        let mut command = stage.command(place, "openvpn");
+        command.args([
+            "--dev-type",
+            "tun",
+            "--proto",
+            "udp",
+            "--fast-io",
+            "--verb",
+            "2",
+            "--txqueuelen",
+            "1000",
+        ]);
+        command.args(["--cipher", "AES-256-GCM", "--data-ciphers", "AES-256-GCM"]);
+        command.args(["--sndbuf", "4194304", "--rcvbuf", "4194304"]);
+        command.args([
+            "--cert",
+            &format!("{own}.crt"),
+            "--key",
+            &format!("{own}.key"),
+            "--peer-fingerprint",
+            print,
+        ]);
+        command.args(words);
+        Daemon::start(stage, place, command)
+    };
+    let [at_server, at_client] = ADDRESSES;
+    let server = run(
+        Place::Server,
+        "server",
+        &prints[1],
+        &[
+            "--dev",
+            "ovs",
+            "--local",
+            &outside,
+            "--lport",
+            PORT,
+            "--tls-server",
+            "--dh",
+            "none",
+            "--ifconfig",
+            at_server,
+            at_client,
+        ],
+    )?;
+    let client = run(
+        Place::Client,
+        CLIENT,
+        &prints[0],
+        &[
+            "--dev",
+            "ovc",
+            "--nobind",
+            "--remote",
+            &outside,
+            PORT,
+            "--tls-client",
+            "--ifconfig",
+            at_client,
+            at_server,
+        ],
+    )?;
+    let address = Ipv4Addr::new(10, 78, 0, 1);
+    Ok(Parts::new(server, client, address, "ovc"))
+}
+
+/// SHA-256 of a certificate, as OpenVPN wants it: pairs of hexadecimal digits with colons.
+fn fingerprint(stage: &Stage, name: &str) -> Result<String, String> {
+    let mut command = Command::new("openssl");
+    command.args(["x509", "-noout", "-fingerprint", "-sha256", "-in", &format!("{name}.crt")]);
+    let output = command.current_dir(stage.dir()).output().map_err(|error| format!("openssl: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let print = text.split_once('=').map(|(_, print)| print.trim().to_owned());
+    print
+        .ok_or_else(|| format!("openssl printed no fingerprint: {}", String::from_utf8_lossy(&output.stderr)))
+}

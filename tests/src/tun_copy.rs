@@ -1,0 +1,193 @@
+//! Packets between a TUN device and a UDP socket, and nothing else: what the kernel alone costs a tunnel.
+//!
+//! In: a device's name and two addresses. Out: every packet of the device in one datagram to the other end, and back.
+//! Reads of 64 KiB are split and received packets are joined by the code that mpvpn uses, one thread an end; there is
+//! no cryptography, no acknowledgement and no queue. It runs as a process of its own, so that it can be charged like
+//! any other system.
+
+use std::{
+    io::{self, IoSlice},
+    net::{Ipv4Addr, SocketAddr},
+    ops::Range,
+};
+
+use bytes::{Buf, BytesMut};
+use mpvpn_os::{
+    Outgoing, RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket,
+    poll::{Events, Interest, Poller},
+    tun::{READ_BUFFER, VNET_HEADER},
+    udp::{MAX_SEGMENTS, MAX_TRAIN, SendFailure},
+};
+use mpvpn_packet::{Joiner, VnetHdr, split::split};
+
+use crate::{
+    stage::{Place, Stage},
+    system::{Daemon, Parts},
+};
+
+/// The word by which a binary that uses this crate is asked to be an end: `PROGRAM tun-copy DEVICE LOCAL REMOTE`.
+pub const WORD: &str = "tun-copy";
+
+/// What fits a datagram on Ethernet: 1500 less the headers of IPv4 and UDP.
+const MTU: u32 = 1472;
+const PORT: u16 = 5600;
+const BUFFER: usize = 4 << 20;
+/// Device, address on the link and address inside, of server and client.
+const ENDS: [(Place, &str, Ipv4Addr, &str); 2] = [
+    (Place::Server, "copys", Ipv4Addr::new(10, 101, 0, 1), "10.79.0.1/24"),
+    (Place::Client, "copyc", Ipv4Addr::new(10, 101, 0, 2), "10.79.0.2/24"),
+];
+
+/// Starts both ends as processes of this binary.
+pub(crate) fn start(stage: &Stage) -> Result<Parts, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+    let program = program.to_str().ok_or("this program's own path is not UTF-8")?;
+    let start = |own: usize| {
+        let ((place, device, local, inside), (_, _, remote, _)) = (ENDS[own], ENDS[1 - own]);
+        let mut command = stage.command(place, program);
+        command.args([WORD, device, &format!("{local}:{PORT}"), &format!("{remote}:{PORT}")]);
+        let daemon = Daemon::start(stage, place, command)?;
+        crate::eventually(std::time::Duration::from_secs(5), "a TUN device", || {
+            let ready = stage.attempt(
+                place,
+                std::time::Duration::from_secs(2),
+                &["sh", "-c", &format!("ip address add {inside} dev {device} && ip link set {device} up")],
+            );
+            if ready.status.success() { Ok(()) } else { Err(daemon.tail()) }
+        });
+        Ok::<_, String>(daemon)
+    };
+    let (server, client) = (start(0)?, start(1)?);
+    Ok(Parts::new(server, client, Ipv4Addr::new(10, 79, 0, 1), ENDS[1].1))
+}
+
+/// Is one end, for ever: DEVICE LOCAL REMOTE.
+pub fn run(words: &[String]) -> Result<(), String> {
+    let [device, local, remote] = words else {
+        return Err(format!("{WORD} takes a device, the own address and the other end's, ADDRESS:PORT each"));
+    };
+    let address = |text: &str| text.parse::<SocketAddr>().map_err(|error| format!("{text}: {error}"));
+    let (local, remote) = (address(local)?, address(remote)?);
+    let tun = Tun::open(TunConfig { name: Some(device.clone()), mtu: Some(MTU), ..TunConfig::default() });
+    let tun = tun.map_err(|error| error.to_string())?;
+    let options =
+        UdpOptions { recv_buffer: Some(BUFFER), send_buffer: Some(BUFFER), ..UdpOptions::new(local) };
+    let udp = UdpSocket::bind(&options).map_err(|error| error.to_string())?;
+    let mut copier = Copier::new(tun, udp, remote).map_err(|error| format!("epoll: {error}"))?;
+    copier.copy().map_err(|error| format!("{WORD}: {error}"))
+}
+
+struct Copier {
+    tun: Tun,
+    udp: UdpSocket,
+    remote: SocketAddr,
+    ready: Poller,
+    room: Poller,
+    batch: RecvBatch,
+    joiner: Joiner,
+    read: Vec<u8>,
+    out: BytesMut,
+    ranges: Vec<Range<usize>>,
+}
+
+impl Copier {
+    /// Reads in one go before the other direction has its turn.
+    const READS: usize = 16;
+
+    fn new(tun: Tun, udp: UdpSocket, remote: SocketAddr) -> io::Result<Self> {
+        let (ready, room) = (Poller::new()?, Poller::new()?);
+        ready.add(&tun, 0, Interest::Read)?;
+        ready.add(&udp, 1, Interest::Read)?;
+        room.add(&udp, 0, Interest::Write)?;
+        Ok(Self {
+            tun,
+            udp,
+            remote,
+            ready,
+            room,
+            batch: RecvBatch::new(32),
+            joiner: Joiner::new(),
+            read: vec![0; READ_BUFFER],
+            out: BytesMut::new(),
+            ranges: Vec::new(),
+        })
+    }
+
+    fn copy(&mut self) -> io::Result<()> {
+        let mut events = Events::with_capacity(2);
+        loop {
+            self.ready.wait(&mut events, None)?;
+            for event in events.iter().collect::<Vec<_>>() {
+                if event.token == 0 { self.fetch()? } else { self.deliver()? }
+            }
+        }
+    }
+
+    fn fetch(&mut self) -> io::Result<()> {
+        for _ in 0..Self::READS {
+            let length = match self.tun.read(&mut self.read) {
+                Ok(length) => length,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let Some(header) = VnetHdr::parse(&self.read[..length]) else { continue };
+            self.out.clear();
+            self.ranges.clear();
+            let packet = &self.read[VNET_HEADER..length];
+            // What cannot be split is nothing that a measurement sends.
+            if split(header, packet, MTU as usize, &[], &mut self.out, &mut self.ranges).is_ok() {
+                self.send()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The packets of one read as trains of equal ones.
+    fn send(&self) -> io::Result<()> {
+        let mut rest = self.ranges.as_slice();
+        while let Some(first) = rest.first() {
+            let size = first.len();
+            let most = (MAX_TRAIN / size).min(MAX_SEGMENTS);
+            let equal = rest.iter().take(most).take_while(|range| range.len() == size).count();
+            // The last of a train may be shorter.
+            let count = match rest.get(equal) {
+                Some(last) if equal < most && last.len() < size => equal + 1,
+                _ => equal,
+            };
+            let data = &self.out[first.start..rest[count - 1].end];
+            let segment = u16::try_from(size).ok();
+            let train = Outgoing { to: self.remote, from: None, ecn: None, segment, data };
+            rest = &rest[count..];
+            while let Err(error) = self.udp.send(&train) {
+                match SendFailure::of(&error) {
+                    SendFailure::Busy => self.await_room()?,
+                    _ => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn await_room(&self) -> io::Result<()> {
+        self.room.wait(&mut Events::with_capacity(1), None).map(drop)
+    }
+
+    fn deliver(&mut self) -> io::Result<()> {
+        self.udp.recv_batch(&mut self.batch)?;
+        for mut received in self.batch.drain() {
+            let mut data = received.data.split().freeze();
+            while data.has_remaining() {
+                self.joiner.push(data.split_to(received.segment.clamp(1, data.len())));
+            }
+        }
+        self.joiner.flush();
+        while let Some(joined) = self.joiner.pop() {
+            let pieces: Vec<IoSlice<'_>> = joined.io_slices().collect();
+            // A device that is not up yet refuses what comes.
+            let _ = self.tun.write_vectored(&pieces);
+            drop(pieces);
+            self.joiner.recycle(joined);
+        }
+        Ok(())
+    }
+}

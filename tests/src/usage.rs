@@ -1,0 +1,51 @@
+//! What a process used, as the kernel counts it.
+//!
+//! In: a process id. Out: processor time and memory of all its threads; `None` when there is no such process.
+
+use std::{fs, time::Duration};
+
+/// Length of a tick of `/proc`: USER_HZ is 100 on every Linux that this runs on.
+pub(crate) const TICK: Duration = Duration::from_millis(10);
+
+/// Processor time used so far, user and system. Softirqs that ran in its context are in it.
+pub fn processor_time(pid: u32) -> Option<Duration> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (_, after_name) = text.rsplit_once(')')?;
+    let ticks = after_name.split_whitespace().skip(11).take(2);
+    ticks.map(|field| Some(TICK * field.parse::<u32>().ok()?)).sum()
+}
+
+/// The most resident memory it has had since its start or the last [`forget_peak`], bytes.
+pub fn peak_memory(pid: u32) -> Option<u64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().trim_end_matches(" kB").parse::<u64>().ok()? * 1024)
+}
+
+/// Lets the peak start again from what is resident now (proc(5), `clear_refs`).
+pub fn forget_peak(pid: u32) -> Option<()> {
+    fs::write(format!("/proc/{pid}/clear_refs"), "5").ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_works_uses_time_and_memory() {
+        let me = std::process::id();
+        let before = processor_time(me).expect("this process");
+        let mut sum = 0_u64;
+        while processor_time(me).expect("this process") < before + 2 * TICK {
+            sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(1));
+        }
+        assert!(peak_memory(me).expect("this process") > 100_000);
+    }
+
+    #[test]
+    fn a_process_that_is_not_there_uses_nothing() {
+        // Process ids end below 2^22.
+        assert_eq!(processor_time(1 << 30), None);
+        assert_eq!(peak_memory(1 << 30), None);
+    }
+}
