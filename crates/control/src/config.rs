@@ -6,6 +6,7 @@
 
 mod file;
 mod options;
+mod shards;
 mod values;
 
 use std::{
@@ -16,6 +17,7 @@ use std::{
 use ipnet::{Ipv4Net, Ipv6Net};
 
 pub use options::{ClientOptions, ServerOptions};
+pub use shards::Shards;
 pub use values::{
     AuthMode, CongestionControl, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, is_link_name,
 };
@@ -59,6 +61,8 @@ pub struct ServerConfig {
     pub nat: Nat,
     /// Sessions at once, at most; never more than `subnet` has addresses.
     pub max_clients: u32,
+    /// Threads that carry packets.
+    pub shards: Shards,
     /// The instance's name.
     pub name: String,
     /// Unix socket of the local API.
@@ -99,6 +103,8 @@ pub struct ClientConfig {
     pub routes: Routes,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
     pub share: Vec<String>,
+    /// Threads that carry packets, each with a connection of its own.
+    pub shards: Shards,
     /// The instance's name.
     pub name: String,
     /// Unix socket of the local API.
@@ -131,6 +137,7 @@ impl Default for ServerConfig {
             state_dir: STATE_DIR.into(),
             nat: Nat::On,
             max_clients: 253,
+            shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Server, TUN_NAME),
             log_level: LogLevel::Info,
@@ -165,6 +172,7 @@ impl ServerConfig {
             listen,
             cert: cert_files(options.cert, options.key)?,
             max_clients: max_clients(options.max_clients, subnet)?,
+            shards: options.shards.unwrap_or(default.shards),
             subnet,
             subnet6: options.subnet6.map_or(default.subnet6, |given| given.0),
             tun_name,
@@ -193,6 +201,7 @@ impl ClientConfig {
             cc: CongestionControl::Bbr,
             routes: Routes::All,
             share: Vec::new(),
+            shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Client, TUN_NAME),
             log_level: LogLevel::Info,
@@ -238,6 +247,7 @@ impl ClientConfig {
             cc: options.cc.unwrap_or(default.cc),
             routes: options.routes.unwrap_or(default.routes),
             share: share.iter().map(ToString::to_string).collect(),
+            shards: options.shards.unwrap_or(default.shards),
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
             tun_name,
             name,

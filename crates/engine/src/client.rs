@@ -1,42 +1,50 @@
 //! A running client.
+//!
+//! Its first shard is the main thread: it makes the session, and has the signals, the local API and
+//! what is changed on the machine. The others, if any, are threads with a connection, sockets and a
+//! queue of the TUN of their own, and join the session.
 
-use std::{net::SocketAddr, path::Path, sync::Arc, time::Instant};
+mod member;
+mod plane;
+
+use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     api,
     config::{ClientConfig, CongestionControl, Routes, Scheduler as SchedulerOption},
+    status::Status,
     tls::{self, RefusalSlot},
 };
 use mpvpn_os::{
-    RecvBatch, Tun, TunConfig, Undo,
-    poll::Interest,
-    privilege,
-    tun::READ_BUFFER,
+    Tun, TunConfig, Undo, privilege,
     tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
     undo::{self, Interface},
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, ClientSetup, Local, TransportOptions};
-use mpvpn_tunnel::{Assignment, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent};
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
+use mpvpn_tunnel::{Assignment, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member};
+use mpvpn_types::Duration;
+use tokio::sync::oneshot;
 
 use crate::{
     EngineError,
-    links::{LinkChange, Links},
+    crew::Crew,
+    exchange::{Inbox, exchange},
+    links::Links,
     slow::{Message, Slow},
     status,
-    turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{Sent, TUN_QUEUE, datagrams, read_tun, take_back, write_tun},
+    turn::{SIGNAL, Turn, Turns},
+    wire::{TUN_QUEUE, take_back},
 };
+use member::{Joiner, Word};
+use plane::Plane;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
-/// Receive calls a socket a turn.
-const SOCKET_READS: usize = 4;
 /// A name is resolved again after this time when that failed.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(2);
-/// The links are looked at anew this long after news that may not be complete.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// A shard that has not reported after this time is left out of the status.
+const REPORT: Duration = Duration::from_millis(500);
 
 /// Keeps a tunnel up until told to stop.
 ///
@@ -51,13 +59,17 @@ pub fn run(config: ClientConfig) -> Result<(), EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
     let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-    let tun = Tun::open(TunConfig {
-        name: Some(config.tun_name.clone()),
-        queue_packets: Some(TUN_QUEUE),
-        ..TunConfig::default()
-    })?;
+    let queues = Tun::open_queues(
+        TunConfig {
+            name: Some(config.tun_name.clone()),
+            queue_packets: Some(TUN_QUEUE),
+            ..TunConfig::default()
+        },
+        // Flows of one client share links that no thread has to itself: one is right for most.
+        config.shards.count(1),
+    )?;
     let slow = Slow::start(api, turns.wake.clone())?;
-    let mut running = Running::new(config, &turns, Arc::new(tls), undo, tun, slow)?;
+    let mut running = Running::new(config, &turns, Arc::new(tls), undo, queues, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();
     match result {
@@ -69,24 +81,76 @@ pub fn run(config: ClientConfig) -> Result<(), EngineError> {
     }
 }
 
+/// What all shards are made of.
+struct Parts {
+    config: ClientConfig,
+    mark: u32,
+    tunnel: TunnelConfig,
+    /// The low bits of the first connection IDs of the first shard; the next ones follow.
+    steer: u8,
+}
+
+impl Parts {
+    /// The configuration of the connection of a shard. With several, each goes to another shard of the
+    /// server, if that has several too.
+    fn tunnel(&self, shard: u8, shards: u8) -> TunnelConfig {
+        let mut tunnel = self.tunnel.clone();
+        if shards > 1 {
+            tunnel.setup = tunnel.setup.steered(self.steer + shard);
+        }
+        tunnel
+    }
+
+    fn links(&self, tun: &Tun, turns: &Turns) -> Result<Links, EngineError> {
+        Links::new(&self.config.paths, tun.name(), self.mark, &turns.poller)
+    }
+
+    /// The shards beside the first.
+    fn crew(&self, turns: &Turns, queues: Vec<Tun>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
+        let (first, inbox) = exchange(turns.wake.clone());
+        let mut crew = Crew::new(first.clone(), || Word::Ended);
+        let shards = queues.len() as u8 + 1;
+        for (shard, tun) in (1..).zip(queues) {
+            let Some(member) = Member::new(shard) else { break };
+            let mut turns = Turns::without_signals()?;
+            let links = self.links(&tun, &turns)?;
+            let client = Client::member(Instant::now(), self.tunnel(shard, shards), member);
+            let plane = Plane::new(client, links, tun, &turns)?;
+            let (outbox, inbox) = exchange(turns.wake.clone());
+            let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
+            crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
+        }
+        Ok((crew, inbox))
+    }
+}
+
+/// Somebody asks for the status, and the shards have been asked.
+struct Asking {
+    round: u64,
+    replies: Vec<oneshot::Sender<Status>>,
+    reports: Vec<Status>,
+    until: Instant,
+}
+
+/// The main thread.
 struct Running {
     config: ClientConfig,
-    client: Client,
-    links: Links,
+    plane: Plane,
+    crew: Crew<Word>,
+    inbox: Inbox<Word>,
+    /// Members that carry packets, and the largest they can (bytes).
+    carrying: BTreeMap<Member, usize>,
     net: ClientNet,
     net_config: ClientNetConfig,
     share: Option<ShareNet>,
     undo: Undo,
-    tun: Tun,
     slow: Slow,
-    started: Instant,
-    batch: RecvBatch,
-    tun_buffer: Vec<u8>,
-    out: Vec<u8>,
     resolve_at: Option<Instant>,
-    look_at: Option<Instant>,
     assignment: Option<Assignment>,
+    up: bool,
     mtu: u32,
+    rounds: u64,
+    asking: Option<Asking>,
 }
 
 impl Running {
@@ -95,9 +159,11 @@ impl Running {
         turns: &Turns,
         tls: Arc<rustls::ClientConfig>,
         undo: Undo,
-        tun: Tun,
+        mut queues: Vec<Tun>,
         slow: Slow,
     ) -> Result<Self, EngineError> {
+        let shards = queues.len() as u8;
+        let tun = queues.remove(0);
         let net_config =
             ClientNetConfig::new(Interface { name: tun.name().to_owned(), index: tun.ifindex() });
         let mut links = Links::new(&config.paths, tun.name(), net_config.mark, &turns.poller)?;
@@ -107,202 +173,136 @@ impl Running {
         };
         let options =
             TransportOptions { cc, max_udp_payload: links.max_payload(), ..TransportOptions::default() };
-        let setup = ClientSetup::new(tls, &options, &random::<32>()?)?;
-        let token = config.bearer()?.map(|token| token.reveal().to_owned());
-        let client = Client::new(
-            Instant::now(),
-            TunnelConfig {
-                setup,
+        let [spread] = random::<1>()?;
+        let parts = Parts {
+            mark: net_config.mark,
+            tunnel: TunnelConfig {
+                setup: ClientSetup::new(tls, &options, &random::<32>()?)?,
                 server_name: config.server.host.clone(),
                 authority: config.server.to_string(),
                 path: PATH.to_owned(),
-                token,
+                token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
             },
-        );
-        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+            steer: spread % (MAX_SHARDS - shards + 1),
+            config,
+        };
+        let mut client = Client::new(Instant::now(), parts.tunnel(0, shards));
+        if shards > 1 {
+            client.allow_members();
+        }
+        let (crew, inbox) = parts.crew(turns, queues)?;
         Ok(Self {
             net: ClientNet::new(net_config.clone())?,
             net_config,
-            client,
-            links,
+            plane: Plane::new(client, links, tun, turns)?,
+            crew,
+            inbox,
+            carrying: BTreeMap::new(),
             share: None,
             undo,
-            tun,
             slow,
-            started: Instant::now(),
-            batch: RecvBatch::new(16),
-            tun_buffer: vec![0; READ_BUFFER],
-            out: Vec::with_capacity(64 << 10),
             resolve_at: None,
-            look_at: None,
             assignment: None,
+            up: false,
             mtu: 1280,
-            config,
+            rounds: 0,
+            asking: None,
+            config: parts.config,
         })
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
-        match self.config.server.ip() {
-            Some(ip) => self.links.set_remotes(vec![SocketAddr::new(ip, self.config.server.port)]),
-            None => self.slow.resolve(&self.config.server),
-        }
         let now = Instant::now();
-        self.rescan(turns, now)?;
-        for link in self.links.links.values().filter(|link| link.remote.is_none()) {
+        match self.config.server.ip() {
+            Some(ip) => {
+                self.set_remotes(turns, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
+            }
+            None => {
+                self.slow.resolve(&self.config.server);
+                self.set_remotes(turns, now, Vec::new())?;
+            }
+        }
+        for link in self.plane.links.links.values().filter(|link| link.remote.is_none()) {
             tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
         }
         tracing::info!(server = %self.config.server, "connecting");
         let mut turn = Turn::new();
         loop {
-            self.transmit(turns, turn.now);
+            self.plane.transmit(turns, turn.now);
             self.apply_events(turns, turn.now)?;
-            let deadline = [self.client.poll_timeout(turn.now), self.resolve_at, self.look_at];
+            let asking = self.asking.as_ref().map(|asking| asking.until);
+            let deadline = [self.plane.poll_timeout(turn.now), self.resolve_at, asking];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
-            let now = turn.now;
-            if turn.overslept {
-                self.client.forgive(now);
+            let (net, undo) = (&mut self.net, &mut self.undo);
+            self.plane.take(turns, &turn, &mut |name| prepare(net, undo, name))?;
+            if turn.ready.iter().any(|event| event.token == SIGNAL)
+                && let Some(signal) = turns.signal()
+            {
+                tracing::info!(?signal, "ending");
+                return Ok(());
             }
-            let mut tun_ready = false;
-            for event in &turn.ready {
-                match event.token {
-                    TUN => tun_ready = true,
-                    WAKE => self.messages(turns, now)?,
-                    SIGNAL => {
-                        if let Some(signal) = turns.signal() {
-                            tracing::info!(?signal, "ending");
-                            return Ok(());
-                        }
+            if self.words(turns)? {
+                // The reason comes out when the threads are joined.
+                return Ok(());
+            }
+            self.messages(turns, turn.now)?;
+            self.answer(turn.now);
+            if self.resolve_at.is_some_and(|at| at <= turn.now) {
+                self.resolve_at = None;
+                self.slow.resolve(&self.config.server);
+            }
+        }
+    }
+
+    fn set_remotes(
+        &mut self,
+        turns: &Turns,
+        now: Instant,
+        remotes: Vec<SocketAddr>,
+    ) -> Result<(), EngineError> {
+        self.crew.tell(|| Word::Remotes(remotes.clone()));
+        let (net, undo) = (&mut self.net, &mut self.undo);
+        self.plane.set_remotes(turns, now, remotes, &mut |name| prepare(net, undo, name))
+    }
+
+    /// What the other shards say; whether one of them has ended.
+    fn words(&mut self, turns: &Turns) -> Result<bool, EngineError> {
+        let mut ended = false;
+        while let Some(word) = self.inbox.word() {
+            match word {
+                Word::Carries(member, mtu) => {
+                    match mtu {
+                        Some(mtu) => self.carrying.insert(member, mtu),
+                        None => self.carrying.remove(&member),
+                    };
+                    tracing::info!(shard = member.number(), carries = mtu.is_some(), "another connection");
+                    self.attach(turns)?;
+                    self.configure()?;
+                }
+                Word::Reported(round, report) => {
+                    if let Some(asking) = self.asking.as_mut().filter(|asking| asking.round == round) {
+                        asking.reports.push(*report);
                     }
-                    MONITOR => {
-                        if self.links.news() {
-                            self.rescan(turns, now)?;
-                            self.look_at = Some(now + LOOK_AGAIN);
-                        }
-                    }
-                    token => self.socket(turns, now, token, event.readable, event.writable),
                 }
-            }
-            self.client.handle_batch(now);
-            self.write_tun();
-            if tun_ready {
-                self.read_tun(now);
-            }
-            self.timers(turns, now)?;
-        }
-    }
-
-    fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
-        let Ok(number) = u16::try_from(token.wrapping_sub(SOCKETS)) else { return };
-        let id = LinkId(number);
-        let Some(wire) = self.links.links.get_mut(&id).and_then(|link| link.wire.as_mut()) else { return };
-        if writable {
-            wire.flush(&turns.poller, token, |_| None);
-        }
-        if !readable {
-            return;
-        }
-        for _ in 0..SOCKET_READS {
-            let count = match wire.socket.recv_batch(&mut self.batch) {
-                Ok(0) => return,
-                Ok(count) => count,
-                Err(error) => {
-                    tracing::debug!(%error, link = number, "cannot receive");
-                    return;
-                }
-            };
-            let client = &mut self.client;
-            datagrams(&mut self.batch, |got| {
-                client.handle_datagram(now, id, got.remote, got.ecn, got.data);
-            });
-            self.client.handle_batch(now);
-            while let Some(joined) = self.client.poll_tun() {
-                write_tun(&self.tun, &joined);
-                self.client.recycle(joined);
-            }
-            if count < 16 {
-                return;
+                Word::Ended => ended = true,
+                Word::Remotes(_) | Word::Join(_) | Word::Report(_) | Word::End => {}
             }
         }
+        Ok(ended)
     }
 
-    fn write_tun(&mut self) {
-        while let Some(joined) = self.client.poll_tun() {
-            write_tun(&self.tun, &joined);
-            self.client.recycle(joined);
-        }
-    }
-
-    fn read_tun(&mut self, now: Instant) {
-        let client = &mut self.client;
-        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
-    }
-
-    fn transmit(&mut self, turns: &Turns, now: Instant) {
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
-            let Some(id) = transmit.local.and_then(Local::as_link) else { continue };
-            let Some(link) = self.links.links.get_mut(&id) else { continue };
-            let Some(wire) = &mut link.wire else { continue };
-            let token = SOCKETS + u64::from(id.0);
-            if wire.send(&turns.poller, token, &transmit, &self.out, None) == Sent::LinkDown {
-                // The news will say why; if there is none, look.
-                self.look_at.get_or_insert(now + LOOK_AGAIN);
-            }
-        }
-        self.write_tun();
-    }
-
-    fn timers(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        if self.client.poll_timeout(now).is_some_and(|at| at <= now) {
-            self.client.handle_timeout(now);
-        }
-        if self.resolve_at.is_some_and(|at| at <= now) {
-            self.resolve_at = None;
-            self.slow.resolve(&self.config.server);
-        }
-        if self.look_at.is_some_and(|at| at <= now) {
-            self.look_at = None;
-            self.rescan(turns, now)?;
-        }
-        Ok(())
-    }
-
-    fn rescan(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        for change in self.links.rescan(&turns.poller)? {
-            match change {
-                LinkChange::Up(id, remote) => {
-                    let name = &self.links.links[&id].name;
-                    tracing::info!(link = %name, "link up");
-                    if let Err(error) = self.net.prepare_link(&mut self.undo, name) {
-                        tracing::warn!(link = %name, %error, "cannot prepare a link");
-                    }
-                    self.client.link_up(now, id, remote);
-                }
-                LinkChange::Down(id) => {
-                    let link = &self.links.links[&id];
-                    tracing::info!(link = %link.name, reason = link.reason, "link down");
-                    self.client.link_down(now, id);
-                }
-            }
-        }
-        Ok(())
+    /// While this shard has no connection and another has, all flows go there.
+    fn attach(&mut self, turns: &Turns) -> Result<(), EngineError> {
+        self.plane.attach(turns, self.up || self.carrying.is_empty())
     }
 
     fn messages(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        turns.wake.drain();
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Status(reply) => {
-                    let report = self.client.report(now);
-                    let uptime = now.saturating_duration_since(self.started);
-                    // Who asked may be gone.
-                    let _ = reply.send(status::of_client(&self.config, &self.links, &report, uptime));
-                }
+                Message::Status(reply) => self.ask(now, reply),
                 Message::Resolved(Ok(addresses)) if !addresses.is_empty() => {
-                    self.links.set_remotes(addresses);
-                    self.rescan(turns, now)?;
+                    self.set_remotes(turns, now, addresses)?;
                 }
                 Message::Resolved(result) => {
                     let reason = result.err().unwrap_or_else(|| "no address".to_owned());
@@ -314,8 +314,37 @@ impl Running {
         Ok(())
     }
 
+    fn ask(&mut self, now: Instant, reply: oneshot::Sender<Status>) {
+        if let Some(asking) = &mut self.asking {
+            asking.replies.push(reply);
+            return;
+        }
+        self.rounds += 1;
+        let round = self.rounds;
+        self.crew.tell(|| Word::Report(round));
+        let replies = vec![reply];
+        self.asking = Some(Asking { round, replies, reports: Vec::new(), until: now + REPORT });
+    }
+
+    /// Answers who asked for the status, once every shard has reported.
+    fn answer(&mut self, now: Instant) {
+        let all = self.crew.len();
+        let Some(asking) = self.asking.take_if(|asking| asking.reports.len() >= all || now >= asking.until)
+        else {
+            return;
+        };
+        let mut status = self.plane.status(now, &self.config, Member::HOME);
+        for report in asking.reports {
+            status::add_member(&mut status, report);
+        }
+        for reply in asking.replies {
+            // Who asked may be gone.
+            let _ = reply.send(status.clone());
+        }
+    }
+
     fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        while let Some(event) = self.client.poll_event() {
+        while let Some(event) = self.plane.client.poll_event() {
             match event {
                 ClientEvent::Mtu(mtu) => {
                     self.mtu = mtu as u32;
@@ -325,6 +354,8 @@ impl Running {
                 ClientEvent::Up(assignment) => {
                     tracing::info!(addresses = ?assignment.addresses, "tunnel up");
                     self.assignment = Some(assignment);
+                    self.up = true;
+                    self.attach(turns)?;
                     self.configure()?;
                     self.share()?;
                 }
@@ -333,14 +364,17 @@ impl Running {
                     self.assignment = Some(assignment);
                     self.configure()?;
                 }
+                ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
                 ClientEvent::Down(reason) => {
                     tracing::warn!(reason, "connection lost, connecting again");
+                    self.up = false;
+                    self.attach(turns)?;
                     if self.config.server.ip().is_none() {
                         self.slow.resolve(&self.config.server);
                     }
                 }
                 ClientEvent::Fatal(error) => {
-                    self.transmit(turns, now);
+                    self.plane.transmit(turns, now);
                     return Err(error.into());
                 }
             }
@@ -357,7 +391,9 @@ impl Running {
                 assignment.routes.iter().flat_map(|range| range.to_nets()).collect(),
             ),
         };
-        let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu: self.mtu };
+        // Any packet may meet any shard.
+        let mtu = self.carrying.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32));
+        let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
         Ok(())
     }
@@ -374,17 +410,16 @@ impl Running {
 
     /// Says good-bye to the server and takes back what was changed.
     fn end(mut self) -> Result<(), EngineError> {
-        let now = Instant::now();
-        self.client.close(now, "the client ends");
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
-            let link = transmit.local.and_then(Local::as_link).and_then(|id| self.links.links.get_mut(&id));
-            if let Some(wire) = link.and_then(|link| link.wire.as_mut()) {
-                wire.send_last(&transmit, &self.out, None);
-            }
-        }
-        take_back(&mut self.undo)
+        let crew = self.crew.end(|| Word::End);
+        self.plane.end();
+        take_back(&mut self.undo).and(crew)
+    }
+}
+
+fn prepare(net: &mut ClientNet, undo: &mut Undo, name: &str) {
+    tracing::info!(link = %name, "link up");
+    if let Err(error) = net.prepare_link(undo, name) {
+        tracing::warn!(link = %name, %error, "cannot prepare a link");
     }
 }
 

@@ -5,8 +5,9 @@
 //! no sense.
 //!
 //! Always holds:
-//! - One thread moves packets and owns everything on their way; nothing there blocks, locks or
-//!   allocates by the packet. A second thread does what is slow: the local API, name resolution.
+//! - A thread that moves packets owns everything on their way; nothing there blocks, locks or
+//!   allocates by the packet. There is one of them a shard. One more thread does what is slow: the
+//!   local API, name resolution.
 //! - The clock is read once a turn of the loop.
 //! - What was changed on the machine is taken back however the loop ends; what a killed process
 //!   left behind is taken back by the next start.
@@ -15,8 +16,11 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod client;
+mod crew;
 mod error;
+mod exchange;
 mod links;
+mod moderation;
 pub mod server;
 mod slow;
 mod status;

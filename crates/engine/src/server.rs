@@ -1,10 +1,14 @@
 //! A running server.
+//!
+//! Its shards are threads that share nothing on the way of a packet. The first is the main thread,
+//! which also has the signals, the local API and what is changed on the machine.
+
+mod plane;
 
 use std::{
-    net::{IpAddr, SocketAddr},
     path::Path,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -13,34 +17,35 @@ use mpvpn_control::{
     auth::Authenticator,
     config::{Nat as NatOption, ServerConfig},
     credentials::{Credentials, first_start_message, guess_address},
+    status::Status,
     tls,
 };
 use mpvpn_os::{
-    RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket, Undo,
-    poll::Interest,
-    privilege,
-    tun::READ_BUFFER,
+    Tun, TunConfig, UdpOptions, Undo, privilege,
     tunnel_net::{Nat, ServerNet, ServerNetConfig},
+    udp::bind_group,
     undo::{self, Interface},
 };
-use mpvpn_quic::{Local, ServerSetup, Transmit, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Server, ServerConfig as TunnelConfig, ServerEvent};
+use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
+use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig as TunnelConfig};
+use tokio::sync::oneshot;
 
 use crate::{
     EngineError,
     client::random,
+    crew::Crew,
+    exchange::exchange,
     slow::{Message, Slow},
     status,
-    turn::{SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, datagrams, read_tun, serves, take_back, write_tun},
+    turn::{SIGNAL, Turn, Turns},
+    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, take_back},
 };
+use plane::{Listening, Plane, ShardReport, Word};
 
 /// The MTU of the TUN until a client has told what the paths carry (bytes).
 const FIRST_MTU: u32 = 1400;
-/// Receive calls a socket a turn.
-const SOCKET_READS: usize = 4;
-/// Messages a receive call.
-const BATCH: usize = 16;
+/// A shard that has not reported after this time is left out of the status.
+const REPORT: Duration = Duration::from_millis(500);
 
 /// Serves until told to stop.
 ///
@@ -53,48 +58,106 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     let mut turns = Turns::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
-    let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-    let sockets = listen(&config, &turns)?;
-    let tun = Tun::open(TunConfig {
-        name: Some(config.tun_name.clone()),
-        mtu: Some(FIRST_MTU),
-        queue_packets: Some(TUN_QUEUE),
-        ..TunConfig::default()
-    })?;
+    let mut undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
+    let shards = config.shards.count(cores());
+    let mut sockets = listen(&config, shards)?;
+    let mut queues = Tun::open_queues(
+        TunConfig {
+            name: Some(config.tun_name.clone()),
+            mtu: Some(FIRST_MTU),
+            queue_packets: Some(TUN_QUEUE),
+            ..TunConfig::default()
+        },
+        shards,
+    )?;
     let slow = Slow::start(api, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
-    let mut running = Running::new(config, &turns, credentials, undo, sockets, tun, slow)?;
-    for socket in &running.sockets {
-        tracing::info!(address = %socket.bound, "listening");
+    let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
+    let setup = setup(&credentials)?;
+    let net = net_up(&config, &mut undo, &queues[0])?;
+    // Checked once here, so that a broken generator is an error at the start.
+    random::<16>()?;
+
+    let mut all_turns = vec![];
+    for _ in 1..shards {
+        all_turns.push(Turns::without_signals()?);
+    }
+    let wakes = std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone());
+    let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
+    let mut planes = Vec::new();
+    let places = Shard::all(shards).zip(sockets.drain(..).zip(queues.drain(..))).zip(inboxes);
+    for ((shard, (sockets, tun)), inbox) in places {
+        let users = credentials.authenticator.clone();
+        let tunnel = tunnel_config(&config, setup.clone(), users);
+        let server = Server::shard(tunnel, registry.clone(), shard)?;
+        let turns = match shard.index() {
+            0 => &turns,
+            index => &all_turns[usize::from(index) - 1],
+        };
+        planes.push(Plane::new(shard, server, sockets, tun, inbox, outboxes.clone(), turns)?);
+    }
+    let first = planes.remove(0);
+    for socket in &first.sockets {
+        tracing::info!(address = %socket.bound, shards, "listening");
+    }
+    let mut crew = Crew::new(outboxes[0].clone(), || Word::Ended);
+    let others = planes.into_iter().zip(all_turns).zip(outboxes.iter().skip(1));
+    for ((plane, mut turns), outbox) in others {
+        crew.start(format!("shard {}", plane.number()), outbox.clone(), move || plane.run(&mut turns))?;
     }
     println!("{message}");
+    let mut running = Running::new(config, first, crew, registry, net, undo, slow);
     let result = running.run(&mut turns);
     let end = running.end();
     result.and(end)
 }
 
-struct Listening {
-    bound: SocketAddr,
-    wire: Wire,
+/// Processors that this process may use.
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn listen(config: &ServerConfig, turns: &Turns) -> Result<Vec<Listening>, EngineError> {
-    let mut sockets: Vec<Listening> = Vec::new();
-    let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
+/// The sockets of each shard, one an address.
+fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, EngineError> {
+    let mut all: Vec<Vec<Listening>> = (0..shards).map(|_| Vec::new()).collect();
+    let v4 = config.listen.iter().any(std::net::SocketAddr::is_ipv4);
     for address in &config.listen {
-        let socket = UdpSocket::bind(&UdpOptions {
+        let options = UdpOptions {
             v6only: v4,
             recv_buffer: Some(SOCKET_BUFFER),
             send_buffer: Some(SOCKET_BUFFER),
             ..UdpOptions::new(*address)
-        })?;
-        let token = SOCKETS + sockets.len() as u64;
-        turns.poller.add(&socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
-        let bound = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
-        sockets.push(Listening { bound, wire: Wire::new(socket) });
+        };
+        for (sockets, socket) in all.iter_mut().zip(bind_group(&options, shards)?) {
+            let bound = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
+            sockets.push(Listening { bound, wire: Wire::new(socket) });
+        }
     }
-    Ok(sockets)
+    Ok(all)
+}
+
+fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
+    let tls = Arc::new(tls::server_config(&credentials.identity, &[b"h3"])?);
+    // A server does not know its clients' links: each client says what it can take.
+    let options = TransportOptions { max_udp_payload: 65_000, ..TransportOptions::default() };
+    let secret: [u8; 32] = credentials.identity.derive_secret("quic connections");
+    Ok(ServerSetup::new(tls, &options, &secret)?)
+}
+
+fn net_up(config: &ServerConfig, undo: &mut Undo, tun: &Tun) -> Result<ServerNet, EngineError> {
+    let nat = match config.nat {
+        NatOption::On => Nat::Masquerade,
+        NatOption::Off => Nat::None,
+    };
+    let v6 = config.subnet6.map(IpNet::V6);
+    let net = ServerNetConfig {
+        tun: Interface { name: tun.name().to_owned(), index: tun.ifindex() },
+        subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
+        mtu: FIRST_MTU,
+        nat,
+    };
+    Ok(ServerNet::up(undo, &net)?)
 }
 
 struct Users(Authenticator);
@@ -105,220 +168,147 @@ impl Authenticate for Users {
     }
 }
 
+fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator) -> TunnelConfig {
+    TunnelConfig {
+        setup,
+        subnet: config.subnet,
+        subnet6: config.subnet6,
+        routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
+        auth: Box::new(Users(users)),
+        max_clients: config.max_clients as usize,
+        secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
+    }
+}
+
+/// Somebody asks for the status, and the shards have been asked.
+struct Asking {
+    round: u64,
+    replies: Vec<oneshot::Sender<Status>>,
+    reports: Vec<ShardReport>,
+    until: Instant,
+}
+
+/// The main thread.
 struct Running {
     config: ServerConfig,
-    server: Server,
+    plane: Plane,
+    crew: Crew<Word>,
+    registry: Registry,
     net: ServerNet,
     undo: Undo,
-    sockets: Vec<Listening>,
-    tun: Tun,
     slow: Slow,
     started: Instant,
-    batch: RecvBatch,
-    tun_buffer: Vec<u8>,
-    out: Vec<u8>,
+    rounds: u64,
+    asking: Option<Asking>,
 }
 
 impl Running {
     fn new(
         config: ServerConfig,
-        turns: &Turns,
-        credentials: Credentials,
-        mut undo: Undo,
-        sockets: Vec<Listening>,
-        tun: Tun,
+        plane: Plane,
+        crew: Crew<Word>,
+        registry: Registry,
+        net: ServerNet,
+        undo: Undo,
         slow: Slow,
-    ) -> Result<Self, EngineError> {
-        let identity = &credentials.identity;
-        let tls = Arc::new(tls::server_config(identity, &[b"h3"])?);
-        // A server does not know its clients' links: each client says what it can take.
-        let options = TransportOptions { max_udp_payload: 65_000, ..TransportOptions::default() };
-        let secret: [u8; 32] = identity.derive_secret("quic connections");
-        let setup = ServerSetup::new(tls, &options, &secret)?;
-        let v6 = config.subnet6.map(IpNet::V6);
-        let nat = match config.nat {
-            NatOption::On => Nat::Masquerade,
-            NatOption::Off => Nat::None,
-        };
-        let net = ServerNet::up(
-            &mut undo,
-            &ServerNetConfig {
-                tun: Interface { name: tun.name().to_owned(), index: tun.ifindex() },
-                subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
-                mtu: FIRST_MTU,
-                nat,
-            },
-        )?;
-        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
-        // Checked once here, so that a broken generator is an error at the start.
-        random::<16>()?;
-        let server = Server::new(TunnelConfig {
-            setup,
-            subnet: config.subnet,
-            subnet6: config.subnet6,
-            routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
-            auth: Box::new(Users(credentials.authenticator)),
-            max_clients: config.max_clients as usize,
-            secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
-        })?;
-        Ok(Self {
-            config,
-            server,
-            net,
-            undo,
-            sockets,
-            tun,
-            slow,
-            started: Instant::now(),
-            batch: RecvBatch::new(BATCH),
-            tun_buffer: vec![0; READ_BUFFER],
-            out: Vec::with_capacity(64 << 10),
-        })
+    ) -> Self {
+        let started = Instant::now();
+        Self { config, plane, crew, registry, net, undo, slow, started, rounds: 0, asking: None }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
         let mut turn = Turn::new();
         loop {
-            self.transmit(turns, turn.now);
-            self.apply_events();
-            turns.next(self.server.poll_timeout(), &mut turn)?;
-            let now = turn.now;
-            if turn.overslept {
-                self.server.forgive(now);
+            self.plane.transmit(turns, turn.now);
+            if self.plane.events().is_some() {
+                self.follow_mtu();
             }
-            let mut tun_ready = false;
-            for event in &turn.ready {
-                match event.token {
-                    TUN => tun_ready = true,
-                    WAKE => self.messages(turns, now),
-                    SIGNAL => {
-                        if let Some(signal) = turns.signal() {
-                            tracing::info!(?signal, "ending");
-                            return Ok(());
-                        }
+            let asking = self.asking.as_ref().map(|asking| asking.until);
+            turns.next(self.plane.poll_timeout().into_iter().chain(asking).min(), &mut turn)?;
+            self.plane.take(turns, &turn);
+            if turn.ready.iter().any(|event| event.token == SIGNAL)
+                && let Some(signal) = turns.signal()
+            {
+                tracing::info!(?signal, "ending");
+                return Ok(());
+            }
+            if self.words(turn.now) {
+                // The reason comes out when the threads are joined.
+                return Ok(());
+            }
+            self.messages(turn.now);
+            self.answer(turn.now);
+        }
+    }
+
+    /// What the other shards say; whether one of them has ended.
+    fn words(&mut self, now: Instant) -> bool {
+        let mut ended = false;
+        while let Some(word) = self.plane.word(now) {
+            match word {
+                Word::Mtu => self.follow_mtu(),
+                Word::Reported(round, report) => {
+                    if let Some(asking) = self.asking.as_mut().filter(|asking| asking.round == round) {
+                        asking.reports.push(report);
                     }
-                    token => self.socket(turns, now, token, event.readable, event.writable),
                 }
-            }
-            if tun_ready {
-                self.read_tun(now);
-            }
-            if self.server.poll_timeout().is_some_and(|at| at <= now) {
-                self.server.handle_timeout(now);
+                Word::Ended => ended = true,
+                Word::Replaced(_) | Word::Report(_) | Word::End => {}
             }
         }
+        ended
     }
 
-    fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
-        let Ok(number) = usize::try_from(token.wrapping_sub(SOCKETS)) else { return };
-        let Some(listening) = self.sockets.get_mut(number) else { return };
-        if writable {
-            listening.wire.flush(&turns.poller, token, source_of);
-        }
-        if !readable {
-            return;
-        }
-        for _ in 0..SOCKET_READS {
-            let Some(listening) = self.sockets.get_mut(number) else { return };
-            let count = match listening.wire.socket.recv_batch(&mut self.batch) {
-                Ok(0) => return,
-                Ok(count) => count,
-                Err(error) => {
-                    tracing::debug!(%error, "cannot receive");
-                    return;
-                }
-            };
-            let server = &mut self.server;
-            datagrams(&mut self.batch, |got| {
-                server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
-            });
-            self.server.handle_batch(now);
-            self.write_tun();
-            if count < BATCH {
-                return;
-            }
-        }
-    }
-
-    fn write_tun(&mut self) {
-        while let Some(joined) = self.server.poll_tun() {
-            write_tun(&self.tun, &joined);
-            self.server.recycle(joined);
-        }
-    }
-
-    fn read_tun(&mut self, now: Instant) {
-        let server = &mut self.server;
-        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| server.handle_tun(now, hdr, packet));
-    }
-
-    fn transmit(&mut self, turns: &Turns, now: Instant) {
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { break };
-            let local = transmit.local.map(Local::ip);
-            let Some(number) =
-                self.sockets.iter().position(|socket| serves(socket.bound, local, transmit.remote))
-            else {
-                continue;
-            };
-            let token = SOCKETS + number as u64;
-            let wire = &mut self.sockets[number].wire;
-            wire.send(&turns.poller, token, &transmit, &self.out, source_of(&transmit));
-        }
-        self.write_tun();
-    }
-
-    fn messages(&mut self, turns: &Turns, now: Instant) {
-        turns.wake.drain();
+    fn messages(&mut self, now: Instant) {
         while let Some(message) = self.slow.next() {
             match message {
                 Message::Status(reply) => {
-                    let report = self.server.report(now);
-                    let listen: Vec<_> = self.sockets.iter().map(|socket| socket.bound).collect();
-                    let status = status::of_server(
-                        &self.config,
-                        self.net.addresses(),
-                        &listen,
-                        &report,
-                        now,
-                        self.started,
-                    );
-                    // Who asked may be gone.
-                    let _ = reply.send(status);
+                    if let Some(asking) = &mut self.asking {
+                        asking.replies.push(reply);
+                        continue;
+                    }
+                    self.rounds += 1;
+                    let round = self.rounds;
+                    self.crew.tell(|| Word::Report(round));
+                    let reports = vec![self.plane.report(now)];
+                    self.asking = Some(Asking { round, replies: vec![reply], reports, until: now + REPORT });
                 }
                 Message::Resolved(_) => {}
             }
         }
     }
 
-    fn apply_events(&mut self) {
-        while let Some(ServerEvent::Mtu(mtu)) = self.server.poll_event() {
-            match self.net.set_mtu(mtu as u32) {
-                Ok(()) => tracing::info!(mtu, "tunnel MTU"),
-                Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
-            }
+    /// Answers who asked for the status, once every shard has reported.
+    fn answer(&mut self, now: Instant) {
+        let all = self.crew.len() + 1;
+        let Some(asking) = self.asking.take_if(|asking| asking.reports.len() >= all || now >= asking.until)
+        else {
+            return;
+        };
+        let listen: Vec<_> = self.plane.sockets.iter().map(|socket| socket.bound).collect();
+        let lost = asking.reports.iter().map(|report| report.lost).sum();
+        let sessions: Vec<_> = asking.reports.into_iter().flat_map(|report| report.sessions).collect();
+        let addresses = self.net.addresses();
+        let mut status = status::of_server(&self.config, addresses, &listen, &sessions, now, self.started);
+        status::count_lost(&mut status, lost);
+        for reply in asking.replies {
+            // Who asked may be gone.
+            let _ = reply.send(status.clone());
+        }
+    }
+
+    fn follow_mtu(&mut self) {
+        let Some(mtu) = self.registry.mtu() else { return };
+        match self.net.set_mtu(mtu as u32) {
+            Ok(()) => tracing::info!(mtu, "tunnel MTU"),
+            Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
         }
     }
 
     /// Says good-bye to the clients and takes back what was changed.
     fn end(mut self) -> Result<(), EngineError> {
-        let now = Instant::now();
-        self.server.close(now, "the server ends");
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { break };
-            let local = transmit.local.map(Local::ip);
-            let socket = self.sockets.iter().find(|socket| serves(socket.bound, local, transmit.remote));
-            if let Some(socket) = socket {
-                socket.wire.send_last(&transmit, &self.out, source_of(&transmit));
-            }
-        }
-        take_back(&mut self.undo)
+        self.plane.end();
+        let crew = self.crew.end(|| Word::End);
+        take_back(&mut self.undo).and(crew)
     }
-}
-
-/// The address that an answer must come from: the one that was asked.
-fn source_of(transmit: &Transmit) -> Option<IpAddr> {
-    transmit.local.map(Local::ip)
 }

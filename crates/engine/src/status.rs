@@ -1,6 +1,7 @@
 //! Status output from what the tunnel reports.
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
@@ -12,7 +13,8 @@ use mpvpn_control::{
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{ClientReport, ClientState, PathReport, SessionReport};
+use mpvpn_tunnel::{ClientReport, ClientState, Member, PathReport, SessionReport};
+use mpvpn_types::SessionId;
 
 use crate::links::Links;
 
@@ -25,6 +27,7 @@ pub(crate) fn of_client(
     links: &Links,
     report: &ClientReport,
     uptime: Duration,
+    member: Member,
 ) -> Status {
     let mut status = Status::new(Role::Client);
     status.state = match (report.state, &report.assignment) {
@@ -55,7 +58,7 @@ pub(crate) fn of_client(
         let remote = path.view.remote;
         let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
         let ip = own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-        status.paths.push(path_of(path, &link.name, SocketAddr::new(ip, port)));
+        status.paths.push(path_of(path, &link.name, SocketAddr::new(ip, port), member));
     }
     for link in links.links.values() {
         let own = status.paths.iter().filter(|path| path.link == link.name);
@@ -72,6 +75,23 @@ pub(crate) fn of_client(
         });
     }
     status
+}
+
+/// Adds what another shard of a client told.
+pub(crate) fn add_member(status: &mut Status, member: Status) {
+    for (class, other) in status.classes.iter_mut().zip(member.classes) {
+        class.tx_bytes += other.tx_bytes;
+        class.rx_bytes += other.rx_bytes;
+        class.drops += other.drops;
+        class.queue_ms = class.queue_ms.max(other.queue_ms);
+    }
+    for other in member.links {
+        if let Some(link) = status.links.iter_mut().find(|link| link.name == other.name) {
+            link.tx_bytes += other.tx_bytes;
+            link.rx_bytes += other.rx_bytes;
+        }
+    }
+    status.paths.extend(member.paths);
 }
 
 /// What a server tells about itself.
@@ -97,42 +117,56 @@ pub(crate) fn of_server(
         queue_ms: 0.0,
         drops: 0,
     };
+    let mut sessions: BTreeMap<SessionId, Client> = BTreeMap::new();
+    let port = listen.first().map_or(0, SocketAddr::port);
+    let prefix = |ip: IpAddr| match ip {
+        IpAddr::V4(_) => IpNet::new(ip, config.subnet.prefix_len()),
+        IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
+    };
     for report in reports {
         class.tx_bytes += report.counters.tx_bytes;
         class.rx_bytes += report.counters.rx_bytes;
         class.drops += report.drops;
         class.queue_ms = class.queue_ms.max(millis(report.sojourn));
-        let port = listen.first().map_or(0, SocketAddr::port);
-        let paths: Vec<Path> = report
-            .paths
-            .iter()
-            .map(|path| {
-                let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
-                path_of(path, "", SocketAddr::new(ip, port))
-            })
-            .collect();
-        let prefix = |ip: IpAddr| match ip {
-            IpAddr::V4(_) => IpNet::new(ip, config.subnet.prefix_len()),
-            IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
-        };
-        status.clients.push(Client {
+        let client = sessions.entry(report.session).or_insert_with(|| Client {
             user: report.user.clone(),
-            addresses: report.addresses.iter().filter_map(|ip| prefix(ip).ok()).collect(),
-            connected_s: now.saturating_duration_since(report.since).as_secs_f64(),
-            tx_bytes: report.counters.tx_bytes,
-            rx_bytes: report.counters.rx_bytes,
-            paths,
+            addresses: Vec::new(),
+            connected_s: 0.0,
+            tx_bytes: 0,
+            rx_bytes: 0,
+            paths: Vec::new(),
         });
+        if client.addresses.is_empty() {
+            client.addresses = report.addresses.iter().filter_map(|ip| prefix(ip).ok()).collect();
+        }
+        let connected = now.saturating_duration_since(report.since).as_secs_f64();
+        client.connected_s = client.connected_s.max(connected);
+        client.tx_bytes += report.counters.tx_bytes;
+        client.rx_bytes += report.counters.rx_bytes;
+        for path in &report.paths {
+            let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
+            client.paths.push(path_of(path, "", SocketAddr::new(ip, port), report.member));
+        }
     }
+    status.clients = sessions.into_values().collect();
     status.classes = vec![class];
     status
 }
 
-fn path_of(report: &PathReport, link: &str, local: SocketAddr) -> Path {
+/// Adds packets that were lost between threads to those that were dropped.
+pub(crate) fn count_lost(status: &mut Status, lost: u64) {
+    if let Some(class) = status.classes.first_mut() {
+        class.drops += lost;
+    }
+}
+
+fn path_of(report: &PathReport, link: &str, local: SocketAddr, member: Member) -> Path {
     let view = &report.view;
     let name = if link.is_empty() { "path" } else { link };
+    // Each connection of a session counts its paths from 0.
+    let member = if member == Member::HOME { String::new() } else { format!("@{}", member.number()) };
     Path {
-        id: format!("{CLASS}/{name}/{}", view.id.0),
+        id: format!("{CLASS}/{name}/{}{member}", view.id.0),
         class: CLASS.to_owned(),
         link: link.to_owned(),
         local,

@@ -1,15 +1,18 @@
 //! What the loops of client and server have in common: what to wait for, and noticing that this
 //! process did not run.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
-use mpvpn_os::poll::{Event, Events, Interest, Poller, Signal, Signals, Wake};
+use mpvpn_os::poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time};
 
-use crate::EngineError;
+use crate::{EngineError, moderation::Moderation};
 
 /// The TUN device.
 pub(crate) const TUN: u64 = 0;
-/// The slow thread has a message.
+/// Another thread has a message.
 pub(crate) const WAKE: u64 = 1;
 /// A signal arrived.
 pub(crate) const SIGNAL: u64 = 2;
@@ -28,9 +31,11 @@ const LONGEST: Duration = Duration::from_secs(5);
 pub(crate) struct Turns {
     pub(crate) poller: Poller,
     events: Events,
-    signals: Signals,
+    /// Only the main thread has them.
+    signals: Option<Signals>,
     pub(crate) wake: Wake,
     before: Instant,
+    moderation: Moderation,
 }
 
 /// What a turn starts with.
@@ -42,28 +47,46 @@ pub(crate) struct Turn {
 }
 
 impl Turns {
-    /// To be called before any thread is started, so that all of them leave signals to this one.
+    /// For the main thread. To be called before any other is started, so that all of them leave
+    /// signals to this one.
     pub(crate) fn new() -> Result<Self, EngineError> {
+        wake_in_time();
         let signals = Signals::new(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])
             .map_err(EngineError::io("take over signals"))?;
+        let mut turns = Self::without_signals()?;
+        turns.poller.add(&signals, SIGNAL, Interest::Read).map_err(EngineError::io("watch a descriptor"))?;
+        turns.signals = Some(signals);
+        Ok(turns)
+    }
+
+    /// For another thread; may be made before that is started.
+    pub(crate) fn without_signals() -> Result<Self, EngineError> {
         let wake = Wake::new().map_err(EngineError::io("make an eventfd"))?;
         let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
-        let add = EngineError::io("watch a descriptor");
-        poller
-            .add(&signals, SIGNAL, Interest::Read)
-            .and_then(|()| poller.add(&wake, WAKE, Interest::Read))
-            .map_err(add)?;
-        Ok(Self { poller, events: Events::with_capacity(64), signals, wake, before: Instant::now() })
+        poller.add(&wake, WAKE, Interest::Read).map_err(EngineError::io("watch a descriptor"))?;
+        Ok(Self {
+            poller,
+            events: Events::with_capacity(64),
+            signals: None,
+            wake,
+            before: Instant::now(),
+            moderation: Moderation::default(),
+        })
     }
 
     /// Waits for something to do, at most until `deadline`.
     pub(crate) fn next(&mut self, deadline: Option<Instant>, turn: &mut Turn) -> Result<(), EngineError> {
-        let start = Instant::now();
+        let mut start = Instant::now();
         let worked = start.saturating_duration_since(self.before);
+        if let Some(rest) = self.moderation.rest(start) {
+            thread::sleep(rest);
+            start = Instant::now();
+        }
         let wait = deadline.map_or(LONGEST, |at| at.saturating_duration_since(start).min(LONGEST));
         self.poller.wait(&mut self.events, Some(wait)).map_err(EngineError::io("wait for events"))?;
         turn.now = Instant::now();
         let waited = turn.now.saturating_duration_since(start);
+        self.moderation.turn(start, turn.now);
         turn.overslept = worked > OVERSLEPT || waited > wait + OVERSLEPT;
         turn.ready.clear();
         turn.ready.extend(self.events.iter());
@@ -73,7 +96,7 @@ impl Turns {
 
     /// The signal that ends the process, if one arrived.
     pub(crate) fn signal(&self) -> Option<Signal> {
-        self.signals.next().ok().flatten()
+        self.signals.as_ref()?.next().ok().flatten()
     }
 }
 

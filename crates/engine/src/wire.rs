@@ -6,13 +6,14 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use arrayvec::ArrayVec;
 use bytes::BytesMut;
 use mpvpn_os::{
     Outgoing, RecvBatch, Tun, UdpSocket, Undo,
     poll::{Interest, Poller},
     udp::SendFailure,
 };
-use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr};
+use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, join::MAX_PARTS};
 use mpvpn_quic::Transmit;
 
 use crate::EngineError;
@@ -29,8 +30,9 @@ pub(crate) const TUN_QUEUE: u32 = 1000;
 
 /// Bytes read from the TUN a turn, so that what arrives meanwhile is not kept waiting.
 const TUN_BYTES: usize = 1 << 20;
-/// Packets read from the TUN a turn.
-const TUN_READS: usize = 256;
+/// Packets read from the TUN a turn. What is read together arrives together: a longer train of datagrams
+/// would overflow the buffer of the socket at its end, which holds about 90 by default.
+const TUN_READS: usize = 64;
 
 /// A socket that keeps what the kernel could not take.
 #[derive(Debug)]
@@ -169,8 +171,7 @@ pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHd
 
 /// Writes one packet to the TUN. What the kernel refuses is lost, as on any link.
 pub(crate) fn write_tun(tun: &Tun, joined: &Joined) {
-    let mut pieces: Vec<IoSlice<'_>> = Vec::with_capacity(64);
-    joined.io_slices(&mut pieces);
+    let pieces: ArrayVec<IoSlice<'_>, MAX_PARTS> = joined.io_slices().collect();
     if let Err(error) = tun.write_vectored(&pieces)
         && error.kind() != io::ErrorKind::WouldBlock
     {

@@ -145,7 +145,6 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 const LATER_OPTIONS: &[(&str, &str)] = &[
     ("--lane", "every flow is carried as datagrams"),
     ("--metrics", "`mpvpn status --json` gives the figures"),
-    ("--shards", "one thread carries all packets"),
     ("--fec", "lost packets are repaired by the connections inside the tunnel"),
     ("--class", "all packets are of one class"),
     ("--socks", "`mpvpn client` makes a TUN device"),

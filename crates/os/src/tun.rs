@@ -107,6 +107,46 @@ impl Tun {
         Ok(Self { fd, name, index, offload })
     }
 
+    /// Makes the device with `count` queues (at least one), each for a thread of its own.
+    ///
+    /// With several, the kernel hands a packet to the queue through which packets of the same flow
+    /// came in the other direction last, if any did in the last 3 s, else to one that a hash of the
+    /// flow chooses. Packets that nobody reads from an attached queue are lost.
+    pub fn open_queues(config: TunConfig, count: u8) -> Result<Vec<Self>, OsError> {
+        if count <= 1 {
+            return Ok(vec![Self::open(config)?]);
+        }
+        // The kernel would add our queues to those of another process.
+        if let Some(name) = config.name.as_deref().filter(|name| exists(name))
+            && let Some(holder) = holder_of(name)
+        {
+            return Err(OsError::NameInUse { name: name.to_owned(), holder });
+        }
+        let first = Self::open(TunConfig { queues: Queues::Multi, ..config })?;
+        let more =
+            TunConfig { name: Some(first.name.clone()), queues: Queues::Multi, ..TunConfig::default() };
+        let mut queues = vec![first];
+        while queues.len() < usize::from(count) {
+            queues.push(Self::open(more.clone())?);
+        }
+        Ok(queues)
+    }
+
+    /// Lets the kernel use this queue of several, or not. While it does not, nothing can be read or
+    /// written here, and polling reports an error all the time.
+    pub fn set_attached(&self, attached: bool) -> Result<(), OsError> {
+        // SAFETY: an all-zero ifreq is valid: an empty name and no flags.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        let flags = if attached { libc::IFF_ATTACH_QUEUE } else { libc::IFF_DETACH_QUEUE };
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
+        // SAFETY: TUNSETQUEUE reads one ifreq, which outlives the call.
+        let code = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETQUEUE as _, &raw const request) };
+        if code < 0 {
+            return Err(OsError::kernel("set a queue of", &self.name, io::Error::last_os_error()));
+        }
+        Ok(())
+    }
+
     /// The device's name at the time it was opened.
     pub fn name(&self) -> &str {
         &self.name

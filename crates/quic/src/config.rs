@@ -3,12 +3,15 @@ use std::{fmt, str::FromStr, sync::Arc};
 use aws_lc_rs::hmac;
 use mpvpn_types::Duration;
 use noq_proto::{
-    AckFrequencyConfig, EndpointConfig, HashedConnectionIdGenerator, MtuDiscoveryConfig, TransportConfig,
-    VarInt,
+    AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 
-use crate::gate::GateFactory;
+use crate::{
+    Shard,
+    cid::{ShardCids, first_cid},
+    gate::GateFactory,
+};
 
 /// Bytes that a 1-RTT packet and its DATAGRAM frame put around a payload, at most: flags,
 /// connection ID, packet number, AEAD tag, frame type and length.
@@ -17,6 +20,12 @@ pub(crate) const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
 /// The UDP payload that every path is trusted with before it was probed (bytes). With the framing
 /// above it leaves room for the 1280 bytes that IPv6 asks of a link (RFC 8200 §5).
 const INITIAL_MTU: u16 = 1320;
+
+/// Paths that a connection may have at first. Each path that is allowed costs either end five connection
+/// IDs and 2 KB, whether it is opened or not. More are allowed when most of them are in use.
+pub(crate) const FIRST_PATHS: u32 = 4;
+/// Paths that a connection may have at last.
+pub(crate) const MAX_PATHS: u32 = 32;
 
 /// Room for datagrams that one pass hands to the library (bytes).
 const DATAGRAM_BUFFER: usize = 16 << 20;
@@ -72,8 +81,6 @@ pub struct TransportOptions {
     pub max_udp_payload: u16,
     /// A connection on which nothing arrives for this long is given up.
     pub idle_timeout: Duration,
-    /// Paths that may be open at once.
-    pub max_paths: u32,
     /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
     pub rng_seed: Option<[u8; 32]>,
 }
@@ -84,7 +91,6 @@ impl Default for TransportOptions {
             cc: Cc::default(),
             max_udp_payload: 1472,
             idle_timeout: Duration::from_secs(60),
-            max_paths: 32,
             rng_seed: None,
         }
     }
@@ -107,7 +113,7 @@ impl TransportOptions {
             // Liveness is ours (mpvpn-path): the library would give up healthy paths.
             .default_path_max_idle_timeout(None)
             .default_path_keep_alive_interval(None)
-            .max_concurrent_multipath_paths(self.max_paths)
+            .max_concurrent_multipath_paths(FIRST_PATHS)
             .max_concurrent_bidi_streams(VarInt::from_u32(16))
             .max_concurrent_uni_streams(VarInt::from_u32(16))
             .stream_receive_window(VarInt::from_u32(256 << 10))
@@ -120,9 +126,7 @@ impl TransportOptions {
 
     pub(crate) fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
         let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)));
-        let key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"connection id");
-        let key = key.as_ref().first_chunk().copied().map_or(0, u64::from_le_bytes);
-        config.cid_generator(Arc::new(move || Box::new(HashedConnectionIdGenerator::from_key(key))));
+        set_cids(&mut config, Shard::ONLY, cid_key(secret));
         config.rng_seed(self.rng_seed);
         let largest = self.max_udp_payload.clamp(1200, 65_527);
         if config.max_udp_payload_size(largest).is_err() {
@@ -130,6 +134,15 @@ impl TransportOptions {
         }
         config
     }
+}
+
+fn cid_key(secret: &[u8]) -> u64 {
+    let key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), b"connection id");
+    key.as_ref().first_chunk().copied().map_or(0, u64::from_le_bytes)
+}
+
+fn set_cids(config: &mut EndpointConfig, shard: Shard, key: u64) {
+    config.cid_generator(Arc::new(move || Box::new(ShardCids::new(shard, key))));
 }
 
 /// TLS and transport of a client.
@@ -154,6 +167,14 @@ impl ClientSetup {
         config.transport_config(options.transport());
         Ok(Self { config, endpoint: Arc::new(options.endpoint(secret)) })
     }
+
+    /// The same for connections that go to one shard of the server: the one with the number
+    /// `value` (0 to 15) modulo its shards.
+    #[must_use]
+    pub fn steered(mut self, value: u8) -> Self {
+        self.config.initial_dst_cid_provider(Arc::new(move || first_cid(value)));
+        self
+    }
 }
 
 /// TLS and transport of a server.
@@ -161,6 +182,8 @@ impl ClientSetup {
 pub struct ServerSetup {
     pub(crate) config: Arc<noq_proto::ServerConfig>,
     pub(crate) endpoint: Arc<EndpointConfig>,
+    pub(crate) shard: Shard,
+    cid_key: u64,
 }
 
 impl ServerSetup {
@@ -177,6 +200,19 @@ impl ServerSetup {
         let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
         config.transport_config(options.transport());
-        Ok(Self { config: Arc::new(config), endpoint: Arc::new(options.endpoint(secret)) })
+        Ok(Self {
+            config: Arc::new(config),
+            endpoint: Arc::new(options.endpoint(secret)),
+            shard: Shard::ONLY,
+            cid_key: cid_key(secret),
+        })
+    }
+
+    /// The same for one of several shards, whose connection IDs name it.
+    #[must_use]
+    pub fn for_shard(&self, shard: Shard) -> Self {
+        let mut endpoint = EndpointConfig::clone(&self.endpoint);
+        set_cids(&mut endpoint, shard, self.cid_key);
+        Self { endpoint: Arc::new(endpoint), shard, ..self.clone() }
     }
 }

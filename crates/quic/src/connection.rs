@@ -1,7 +1,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddr,
-    num::NonZeroUsize,
+    num::{NonZeroU32, NonZeroUsize},
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
@@ -15,7 +15,7 @@ use noq_proto::{
 
 use crate::{
     ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
-    config::DATAGRAM_OVERHEAD,
+    config::{DATAGRAM_OVERHEAD, FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
     streams::{from_noq, to_noq},
     view::LossWindow,
@@ -26,6 +26,8 @@ const CONTROL_PACKETS: u64 = 4;
 /// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
 const MAX_SEGMENTS: usize = 64;
 const MAX_BATCH: usize = 65_000;
+/// Paths that are allowed beyond those in use, so that one that is opened need not wait.
+const SPARE_PATHS: u32 = 2;
 /// Datagrams that are taken from the library at a time.
 const RECEIVE_BATCH: usize = 64;
 
@@ -140,7 +142,8 @@ pub struct Connection {
     paths: Vec<Path>,
     events: VecDeque<Event>,
     writes: BTreeMap<StreamId, Writes>,
-    received: Vec<Bytes>,
+    /// How many there may be.
+    allowed_paths: u32,
     pass: Pass,
     connected: bool,
 }
@@ -163,10 +166,11 @@ impl Connection {
             id,
             home,
             origin: now,
-            paths: Vec::new(),
+            // Most clients have one link.
+            paths: Vec::with_capacity(1),
             events: VecDeque::new(),
             writes: BTreeMap::new(),
-            received: vec![Bytes::new(); RECEIVE_BATCH],
+            allowed_paths: FIRST_PATHS,
             pass: Pass::Idle,
             connected: false,
         };
@@ -216,6 +220,19 @@ impl Connection {
             open: id == PathId(0),
         });
         self.paths.sort_by_key(|path| path.id);
+        self.allow_more_paths(now);
+    }
+
+    /// Allows the peer and this end to open more paths when few more than those in use are allowed.
+    fn allow_more_paths(&mut self, now: Instant) {
+        if self.paths.len() as u32 + SPARE_PATHS <= self.allowed_paths || self.allowed_paths >= MAX_PATHS {
+            return;
+        }
+        self.allowed_paths = (2 * self.allowed_paths).min(MAX_PATHS);
+        if let Some(count) = NonZeroU32::new(self.allowed_paths) {
+            // Refused without multipath, where there are no more paths.
+            let _ = self.inner.set_max_concurrent_paths(now, count);
+        }
     }
 
     fn path(&self, id: PathId) -> Option<&Path> {
@@ -454,6 +471,11 @@ impl Connection {
         cost
     }
 
+    /// Whether datagrams that are queued now would be the next to leave.
+    pub fn is_between_passes(&self) -> bool {
+        self.pass == Pass::Idle
+    }
+
     /// The next UDP payload to send, written to the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         while let Some(event) = self.inner.poll() {
@@ -556,12 +578,13 @@ impl Connection {
 
     /// Takes received datagrams, in the order of their arrival.
     pub fn receive_datagrams(&mut self, mut each: impl FnMut(Bytes)) {
+        let mut received = [const { Bytes::new() }; RECEIVE_BATCH];
         loop {
-            let count = self.inner.datagrams().recv_many(&mut self.received);
-            for datagram in &mut self.received[..count] {
+            let count = self.inner.datagrams().recv_many(&mut received);
+            for datagram in &mut received[..count] {
                 each(std::mem::take(datagram));
             }
-            if count < self.received.len() {
+            if count < received.len() {
                 return;
             }
         }

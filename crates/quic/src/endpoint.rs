@@ -9,7 +9,8 @@ use noq_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint, FourTuple, Incomi
 
 use crate::{ClientSetup, Connection, ServerSetup, Transmit};
 
-/// Handshakes under way above which a client must prove its address first (RFC 9000 §8.1.2).
+/// Handshakes under way, in all shards together, above which a client must prove its address first
+/// (RFC 9000 §8.1.2).
 const RETRY_ABOVE: usize = 256;
 /// Answers without a connection that wait to be sent, at most.
 const MAX_STATELESS: usize = 64;
@@ -69,8 +70,10 @@ pub enum Handled {
 #[derive(Debug)]
 pub struct Endpoint {
     inner: noq_proto::Endpoint,
-    connections: Vec<Option<Connection>>,
+    /// Each in a place of its own, so that the memory of those that have ended is given back.
+    connections: Vec<Option<Box<Connection>>>,
     handshaking: usize,
+    retry_above: usize,
     stateless: VecDeque<(Transmit, Vec<u8>)>,
     scratch: Vec<u8>,
 }
@@ -78,20 +81,22 @@ pub struct Endpoint {
 impl Endpoint {
     /// An endpoint that opens connections.
     pub fn client(setup: &ClientSetup) -> Self {
-        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), None, true))
+        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), None, true), RETRY_ABOVE)
     }
 
     /// An endpoint that accepts connections.
     pub fn server(setup: &ServerSetup) -> Self {
         let config = Some(setup.config.clone());
-        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), config, true))
+        let retry_above = RETRY_ABOVE / usize::from(setup.shard.count());
+        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), config, true), retry_above)
     }
 
-    fn new(inner: noq_proto::Endpoint) -> Self {
+    fn new(inner: noq_proto::Endpoint, retry_above: usize) -> Self {
         Self {
             inner,
             connections: Vec::new(),
             handshaking: 0,
+            retry_above,
             stateless: VecDeque::new(),
             scratch: Vec::new(),
         }
@@ -124,7 +129,7 @@ impl Endpoint {
             self.connections.resize_with(handle.0 + 1, || None);
         }
         let id = ConnectionId(handle.0);
-        self.connections[handle.0] = Some(Connection::new(now, id, inner, home));
+        self.connections[handle.0] = Some(Box::new(Connection::new(now, id, inner, home)));
         id
     }
 
@@ -158,7 +163,7 @@ impl Endpoint {
     }
 
     fn accept(&mut self, now: Instant, local: Option<Local>, incoming: Incoming) -> Handled {
-        if self.handshaking >= RETRY_ABOVE && incoming.may_retry() {
+        if self.handshaking >= self.retry_above && incoming.may_retry() {
             if let Ok(transmit) = self.inner.retry(incoming, &mut self.scratch) {
                 self.answer(local, &transmit);
             }
@@ -200,7 +205,7 @@ impl Endpoint {
 
     /// A connection.
     pub fn get(&mut self, id: ConnectionId) -> Option<&mut Connection> {
-        self.connections.get_mut(id.0)?.as_mut()
+        self.connections.get_mut(id.0)?.as_deref_mut()
     }
 
     /// Says that a handshake has ended, well or badly.

@@ -20,6 +20,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod bbr;
+mod cid;
 mod config;
 mod connection;
 mod endpoint;
@@ -27,6 +28,7 @@ mod gate;
 mod streams;
 mod view;
 
+pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{Cc, ClientSetup, ServerSetup, SetupError, TransportOptions};
 pub use connection::{Connection, Event, LostReason};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};

@@ -3,11 +3,11 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use mpvpn_class::{QueueConfig, Queued};
 use mpvpn_masque::datagram::{self, DatagramError, DatagramPrefix};
 use mpvpn_packet::{
-    FlowKey, SplitError, VnetHdr, icmp, ip,
+    Arena, FlowKey, SplitError, VnetHdr, icmp, ip,
     mss::{self, Checksum},
     protocol, split,
 };
@@ -25,6 +25,8 @@ const MEASURE: Duration = Duration::from_millis(20);
 const LASTING: i32 = 8;
 /// Losses that belong to the death of a path may be found this long after it is back.
 const THAW: Duration = Duration::from_millis(300);
+/// A tunnel that had nothing to send for this time gives its memory for packets back.
+const REST: Duration = Duration::from_secs(1);
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
 const PASS_BYTES: u64 = 256 * 1024;
 /// Bytes that a path is given before it is asked again which path is best.
@@ -108,7 +110,9 @@ pub(crate) struct Carrier {
     measured: Option<Instant>,
     changed: bool,
     mtu: MtuFollower,
-    arena: BytesMut,
+    arena: Arena,
+    /// When memory for packets was last in use, until it has been given back.
+    busy: Option<Instant>,
     ranges: Vec<std::ops::Range<usize>>,
     pub(crate) counters: Counters,
 }
@@ -124,7 +128,8 @@ impl Carrier {
             measured: None,
             changed: true,
             mtu: MtuFollower::new(now),
-            arena: BytesMut::new(),
+            arena: Arena::new(),
+            busy: None,
             ranges: Vec::new(),
             counters: Counters::default(),
         }
@@ -254,7 +259,8 @@ impl Carrier {
         }
         self.ranges.clear();
         let prefix = self.prefix.as_ref();
-        let mut split = split::split(hdr, packet, mtu, prefix, &mut self.arena, &mut self.ranges);
+        let room = self.arena.room(split::bound(hdr, packet.len(), mtu, prefix.len()));
+        let mut split = split::split(hdr, packet, mtu, prefix, room, &mut self.ranges);
         if let Err(SplitError::TooBig { len, .. }) = split
             && flow.protocol == protocol::TCP
             && len <= self.mtu.announced()
@@ -262,7 +268,8 @@ impl Carrier {
             // The limit is lower than what was promised while a path is still being probed.
             self.ranges.clear();
             let hdr = as_super_packet(packet);
-            split = split::split(hdr, packet, mtu, prefix, &mut self.arena, &mut self.ranges);
+            let room = self.arena.room(split::bound(hdr, packet.len(), mtu, prefix.len()));
+            split = split::split(hdr, packet, mtu, prefix, room, &mut self.ranges);
         }
         match split {
             Ok(()) => {}
@@ -274,7 +281,7 @@ impl Carrier {
                 return None;
             }
         }
-        let whole = self.arena.split().freeze();
+        let whole = self.arena.take();
         let hash = flow.hash32();
         for range in &self.ranges {
             let data = whole.slice(range.clone());
@@ -282,6 +289,7 @@ impl Carrier {
             self.dispatcher.push(now, Queued { data, flow: hash }, order);
         }
         self.note_traffic(now);
+        self.busy = Some(now);
         None
     }
 
@@ -353,10 +361,11 @@ impl Carrier {
     ) -> Option<Transmit> {
         self.refresh(now, connection);
         loop {
+            let moved = connection.is_between_passes() && self.assign(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {
                 return Some(transmit);
             }
-            if !self.assign(now, connection) {
+            if !moved && !self.assign(now, connection) {
                 return None;
             }
         }
@@ -451,6 +460,11 @@ impl Carrier {
                 tracing::info!(path = id.0, link = path.link.0, state, reason = %path.liveness.reason(), "path changed");
             }
         }
+        if self.busy.is_some_and(|at| now >= at + REST) && self.dispatcher.is_empty() {
+            self.busy = None;
+            self.arena.release();
+            self.dispatcher.rest();
+        }
         self.mtu.tick(now);
     }
 
@@ -459,7 +473,8 @@ impl Carrier {
         let beats = self.paths.values().filter_map(|path| path.liveness.poll_timeout(now)).min();
         let pacer = if self.dispatcher.is_empty() { None } else { connection.pacer_timeout(now) };
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
-        [beats, pacer, thaw, self.mtu.poll_timeout()].into_iter().flatten().min()
+        let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
+        [beats, pacer, thaw, rest, self.mtu.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The MTU that the tunnel promises (bytes), once it is known well enough.

@@ -1,6 +1,7 @@
 //! The client of a tunnel.
 
 mod dialogue;
+mod member;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -27,6 +28,7 @@ use crate::{
     carrier::{Carrier, Gateway, Role},
     http::Http,
 };
+use member::Part;
 
 /// With every path silent for this long while data waits, a new connection is tried beside the old one.
 const REVIVE: Duration = Duration::from_secs(2);
@@ -68,6 +70,8 @@ pub enum ClientEvent {
     Changed(Assignment),
     /// Packets up to this size (bytes) can be carried.
     Mtu(usize),
+    /// Other clients may now join this session as its members, with this secret ([`Client::join`]).
+    Members(Vec<u8>),
     /// The connection is lost; the client tries to make a new one by itself.
     Down(String),
     /// Going on makes no sense.
@@ -156,6 +160,7 @@ pub struct Client {
     session: Option<Session>,
     /// Connections that are closing; they still have packets to send.
     closing: Vec<ConnectionId>,
+    part: Part,
     secret: Option<Vec<u8>>,
     assignment: Option<Assignment>,
     resumed: u32,
@@ -179,6 +184,7 @@ impl Client {
             backoff: Backoff::new(now),
             session: None,
             closing: Vec::new(),
+            part: Part::Only,
             secret: None,
             assignment: None,
             resumed: 0,
@@ -235,7 +241,7 @@ impl Client {
     }
 
     fn try_link(&mut self, now: Instant, id: LinkId) {
-        if self.ended || self.attempts.iter().any(|attempt| attempt.link == id) {
+        if !self.may_connect() || self.attempts.iter().any(|attempt| attempt.link == id) {
             return;
         }
         let Some(link) = self.links.get(&id).filter(|link| link.up) else { return };
@@ -274,6 +280,7 @@ impl Client {
         if is_answer(link, &data) {
             if let Some(link) = self.links.get_mut(&link).filter(|link| link.remote == remote) {
                 link.probe.answer();
+                self.open_paths(now);
             }
             return;
         }
@@ -479,6 +486,10 @@ impl Client {
     }
 
     fn fail(&mut self, now: Instant, error: ClientError) {
+        if self.part.is_member() {
+            // Whether going on makes sense is for the home to say.
+            return self.lost(now, &LostReason::Transport(error.to_string()));
+        }
         self.close(now, "giving up");
         self.events.push_back(ClientEvent::Fatal(error));
     }
@@ -581,7 +592,7 @@ impl Client {
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let mut next = if self.ended { None } else { self.backoff.next };
+        let mut next = if self.may_connect() { self.backoff.next } else { None };
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -616,7 +627,7 @@ impl Client {
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
-        if !self.ended && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
+        if self.may_connect() && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
             self.backoff.trying();
             self.try_all_links(now);
             self.attempts_over(now);

@@ -26,16 +26,22 @@ mod client;
 mod http;
 mod mtu;
 mod pool;
+mod registry;
 mod server;
 
 pub use carrier::{Counters, PathReport, Role};
 pub use client::{Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState};
 pub use pool::{Addresses, Exhausted, Pool, Secret};
-pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport};
+pub use registry::{Member, Registry, Seat};
+pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
 
 /// The request header by which a client asks the server to schedule its downlink as it does its
 /// uplink.
 pub(crate) const SCHEDULER_HEADER: &str = "mpvpn-scheduler";
+
+/// The request header that says which of several connections of a session this is, as a number (an
+/// Integer of RFC 9651); a server that knows the field repeats it in its response.
+pub(crate) const MEMBER_HEADER: &str = "mpvpn-member";
 
 /// The response header in which the server names its networks, so that clients know who their
 /// neighbours are: comma-separated prefixes, as in `10.0.0.0/24, fd00::/64`.

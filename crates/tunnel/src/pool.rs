@@ -1,7 +1,7 @@
 //! Addresses of the clients.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -10,6 +10,9 @@ use mpvpn_types::Instant;
 
 /// Known to one client and the server; whoever shows it gets that client's addresses.
 pub type Secret = [u8; 16];
+
+/// Offset in the subnet of the first address for clients: after the network's and the server's own.
+const FIRST_CLIENT: u32 = 2;
 
 /// The addresses of one session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -59,6 +62,10 @@ pub struct Pool {
     v6: Option<Ipv6Net>,
     leases: BTreeMap<Secret, Lease>,
     by_offset: BTreeMap<u32, Secret>,
+    /// Every offset below is leased: a lease ends only when its offset is given to somebody else.
+    unused_from: u32,
+    /// Leases that no client uses, longest unused first.
+    idle: BTreeSet<(Instant, Secret)>,
 }
 
 impl Pool {
@@ -69,6 +76,8 @@ impl Pool {
             v6: v6.map(|net| net.trunc()),
             leases: BTreeMap::new(),
             by_offset: BTreeMap::new(),
+            unused_from: FIRST_CLIENT,
+            idle: BTreeSet::new(),
         }
     }
 
@@ -114,14 +123,21 @@ impl Pool {
                 u32::try_from(u128::from(ip) - u128::from(net.network())).ok()?
             }
         };
-        (2..=self.last()).contains(&offset).then_some(offset)
+        (FIRST_CLIENT..=self.last()).contains(&offset).then_some(offset)
     }
 
     /// The addresses that belong to `secret`, if `user` got them earlier.
     pub fn resume(&mut self, secret: &Secret, user: &str) -> Option<Addresses> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
-        lease.idle_since = None;
+        if let Some(since) = lease.idle_since.take() {
+            self.idle.remove(&(since, *secret));
+        }
         Some(lease.addresses)
+    }
+
+    /// The addresses that belong to `secret`.
+    pub(crate) fn addresses(&self, secret: &Secret) -> Option<Addresses> {
+        self.leases.get(secret).map(|lease| lease.addresses)
     }
 
     /// New addresses for `user`, the preferred ones if they are free.
@@ -146,24 +162,16 @@ impl Pool {
     }
 
     /// The lowest offset that nobody has.
-    fn free(&self) -> Option<u32> {
-        let mut next = 2;
-        for taken in self.by_offset.keys() {
-            if *taken > next {
-                break;
-            }
-            next = taken + 1;
+    fn free(&mut self) -> Option<u32> {
+        while self.by_offset.contains_key(&self.unused_from) {
+            self.unused_from += 1;
         }
-        (next <= self.last()).then_some(next)
+        (self.unused_from <= self.last()).then_some(self.unused_from)
     }
 
     /// Takes the longest unused lease back.
     fn reclaim(&mut self) -> Option<u32> {
-        let (secret, _) = self
-            .leases
-            .iter()
-            .filter_map(|(secret, lease)| lease.idle_since.map(|since| (*secret, since)))
-            .min_by_key(|(_, since)| *since)?;
+        let (_, secret) = self.idle.pop_first()?;
         let lease = self.leases.remove(&secret)?;
         let offset = lease.addresses.iter().find_map(|ip| self.offset_of(ip))?;
         self.by_offset.remove(&offset);
@@ -172,9 +180,11 @@ impl Pool {
 
     /// The client has gone; its addresses stay reserved for it while others are free.
     pub fn release(&mut self, now: Instant, secret: &Secret) {
-        if let Some(lease) = self.leases.get_mut(secret) {
-            lease.idle_since = Some(now);
+        let Some(lease) = self.leases.get_mut(secret) else { return };
+        if let Some(since) = lease.idle_since.replace(now) {
+            self.idle.remove(&(since, *secret));
         }
+        self.idle.insert((now, *secret));
     }
 }
 
@@ -246,10 +256,37 @@ mod tests {
     #[test]
     fn a_large_subnet_holds_more_than_254_clients() {
         let mut pool = pool("10.0.0.0/16");
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         for n in 0..1000u128 {
             let addresses = pool.assign(n.to_be_bytes(), "a", &[]).unwrap();
             assert!(seen.insert(addresses.v4), "{addresses:?} given out twice");
         }
+    }
+
+    #[test]
+    fn addresses_that_were_wished_for_are_passed_over() {
+        let mut pool = pool("10.0.0.0/29");
+        for (n, wish) in [(1, "10.0.0.3"), (2, "10.0.0.2")] {
+            pool.assign(secret(n), "a", &[wish.parse().unwrap()]).unwrap();
+        }
+        let rest: Vec<_> = (3..6).map(|n| pool.assign(secret(n), "a", &[]).unwrap().v4.unwrap()).collect();
+        assert_eq!(rest, ["10.0.0.4", "10.0.0.5", "10.0.0.6"].map(|ip| ip.parse::<Ipv4Addr>().unwrap()));
+        assert!(pool.assign(secret(6), "a", &[]).is_err());
+    }
+
+    #[test]
+    fn a_client_that_came_back_does_not_lose_its_addresses() {
+        let mut pool = pool("10.0.0.0/30");
+        let now = Instant::now();
+        let mine = pool.assign(secret(1), "a", &[]).unwrap();
+        for _ in 0..3 {
+            pool.release(now, &secret(1));
+            assert_eq!(pool.resume(&secret(1), "a"), Some(mine));
+        }
+        assert!(pool.assign(secret(2), "a", &[]).is_err(), "an address in use was given away");
+        pool.release(now, &secret(1));
+        pool.release(now + Duration::from_secs(1), &secret(1));
+        assert_eq!(pool.assign(secret(2), "a", &[]).unwrap(), mine);
+        assert!(pool.assign(secret(3), "a", &[]).is_err());
     }
 }

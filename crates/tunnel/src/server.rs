@@ -1,4 +1,7 @@
-//! The server of a tunnel.
+//! The server of a tunnel, or one shard of it.
+
+mod dialogue;
+mod peers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -8,36 +11,32 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, routes_sorted},
+    capsule::CapsuleReader,
     connect_ip,
-    h3::{self, Event as HttpEvent, Side},
-    headers::Headers,
-    request::Rejection,
+    h3::{self, Side},
     template::{Template, TemplateError},
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip};
-use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    Connection, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup,
+    Connection, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup, Shard,
     StreamId, Transmit,
 };
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Counters, NETWORKS_HEADER, PathReport, Pool, SCHEDULER_HEADER, Secret,
-    carrier::{Carrier, Gateway, Role},
+    Addresses, Counters, Member, PathReport, Registry, Seat, Secret,
+    carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
 };
+
+use peers::Peers;
 
 /// A connection that has not asked for a tunnel after this time is closed.
 const REQUEST: Duration = Duration::from_secs(15);
 /// A client that asks for no address gets one after this time.
 const UNASKED: Duration = Duration::from_millis(30);
-
-/// The MTU of the TUN follows the clients at this interval.
-const MTU_CHECK: Duration = Duration::from_millis(100);
 
 /// Decides who may use the server.
 pub trait Authenticate: Send {
@@ -69,13 +68,29 @@ pub struct ServerConfig {
 /// Something that the edge must act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ServerEvent {
-    /// The largest packet that some client can take (bytes) has changed.
+    /// The largest packet that some client of any shard can take (bytes) has changed.
     Mtu(usize),
+    /// A tunnel of another shard was replaced: [`Server::close_replaced`] is to be called there.
+    Replaced(Seat),
 }
 
-/// Figures of one session for status output.
+/// What became of a packet that was read from the TUN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Taken {
+    /// It is on its way to a client, or answered, or dropped.
+    Here,
+    /// It is for a client of the shard with this number, for [`Server::handle_handed`] there.
+    By(u8),
+}
+
+/// Figures of one connection of a session for status output.
 #[derive(Clone, Debug)]
 pub struct SessionReport {
+    /// Its number; a session with several connections has a report for each, with the same number.
+    pub session: SessionId,
+    /// Which of its connections this is.
+    pub member: Member,
     /// Whose it is.
     pub user: String,
     /// Its addresses.
@@ -98,7 +113,7 @@ struct Peer {
     http: Option<Http>,
     handshaking: bool,
     since: Instant,
-    tunnel: Option<Tunnel>,
+    tunnel: Option<Box<Tunnel>>,
     /// Its place in the queue of timers.
     armed: Option<Instant>,
     dirty: bool,
@@ -110,11 +125,19 @@ struct Peer {
 struct Tunnel {
     stream: StreamId,
     user: String,
+    session: SessionId,
     secret: Secret,
+    member: Member,
+    serial: u64,
     addresses: Option<Addresses>,
     since: Instant,
     capsules: CapsuleReader,
     carrier: Carrier,
+    /// Whether packets for the client may go down here. A connection that joined a session must have
+    /// brought some up first: then its thread at the client is ready.
+    serves: bool,
+    /// What it counts for among the MTUs of the clients.
+    counted_mtu: Option<usize>,
 }
 
 /// A server: gives addresses to clients and moves packets between them and a TUN.
@@ -122,47 +145,70 @@ pub struct Server {
     config: ServerConfig,
     template: Template,
     endpoint: Endpoint,
-    pool: Pool,
-    peers: BTreeMap<ConnectionId, Peer>,
+    shard: Shard,
+    registry: Registry,
+    /// The server's own addresses, and the networks that clients' addresses are from.
+    own: Addresses,
+    networks: (Ipv4Net, Option<Ipv6Net>),
+    peers: Peers,
+    /// The connection of this shard that reaches an address.
     by_ip: FxHashMap<IpAddr, ConnectionId>,
-    by_secret: BTreeMap<Secret, ConnectionId>,
+    by_member: BTreeMap<(Secret, Member), ConnectionId>,
     timers: BTreeSet<(Instant, ConnectionId)>,
     dirty: Vec<ConnectionId>,
     waiting: VecDeque<ConnectionId>,
     joiner: Joiner,
     events: VecDeque<ServerEvent>,
-    mtu: usize,
-    mtu_checked: Option<Instant>,
+    /// How many clients of this shard can take packets of a size (bytes).
+    mtus: BTreeMap<usize, u32>,
+    /// The largest of them, as the registry knows it.
+    mtu: Option<usize>,
+    /// Silence until then proves nothing; each session learns it before it is judged.
+    forgiven: Option<Instant>,
 }
 
 impl Server {
-    /// A server without clients.
+    /// A server without clients and without other shards.
     ///
     /// # Errors
     /// If the URI template is malformed.
     pub fn new(config: ServerConfig) -> Result<Self, TemplateError> {
+        let registry = Registry::new(config.subnet, config.subnet6, config.max_clients);
+        Self::shard(config, registry, Shard::ONLY)
+    }
+
+    /// One of several that share a registry, which alone knows the subnets and how many clients may
+    /// come. What arrives must be steered by connection ID ([`mpvpn_quic::shard_of`]).
+    ///
+    /// # Errors
+    /// If the URI template is malformed.
+    pub fn shard(config: ServerConfig, registry: Registry, shard: Shard) -> Result<Self, TemplateError> {
         let template = connect_ip::template(connect_ip::DEFAULT_TEMPLATE)?;
         Ok(Self {
-            endpoint: Endpoint::server(&config.setup),
-            pool: Pool::new(config.subnet, config.subnet6),
+            endpoint: Endpoint::server(&config.setup.for_shard(shard)),
             template,
             config,
-            peers: BTreeMap::new(),
+            shard,
+            own: registry.own(),
+            networks: registry.networks(),
+            registry,
+            peers: Peers::default(),
             by_ip: FxHashMap::default(),
-            by_secret: BTreeMap::new(),
+            by_member: BTreeMap::new(),
             timers: BTreeSet::new(),
             dirty: Vec::new(),
             waiting: VecDeque::new(),
             joiner: Joiner::new(),
             events: VecDeque::new(),
-            mtu: 0,
-            mtu_checked: None,
+            mtus: BTreeMap::new(),
+            mtu: None,
+            forgiven: None,
         })
     }
 
     /// The server's own addresses in the tunnel.
     pub fn own(&self) -> Addresses {
-        self.pool.own()
+        self.own
     }
 
     /// Takes a UDP payload that arrived at `local`.
@@ -194,7 +240,7 @@ impl Server {
     }
 
     fn mark_dirty(&mut self, id: ConnectionId) {
-        if let Some(peer) = self.peers.get_mut(&id)
+        if let Some(peer) = self.peers.get_mut(id)
             && !peer.dirty
         {
             peer.dirty = true;
@@ -203,7 +249,7 @@ impl Server {
     }
 
     fn mark_waiting(&mut self, id: ConnectionId) {
-        if let Some(peer) = self.peers.get_mut(&id)
+        if let Some(peer) = self.peers.get_mut(id)
             && !peer.waiting
         {
             peer.waiting = true;
@@ -215,7 +261,7 @@ impl Server {
     pub fn handle_batch(&mut self, now: Instant) {
         let mut dirty = std::mem::take(&mut self.dirty);
         for id in dirty.drain(..) {
-            if let Some(peer) = self.peers.get_mut(&id) {
+            if let Some(peer) = self.peers.get_mut(id) {
                 peer.dirty = false;
                 self.drive(now, id);
             }
@@ -224,7 +270,7 @@ impl Server {
     }
 
     fn drive(&mut self, now: Instant, id: ConnectionId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
         if let Some(tunnel) = &mut peer.tunnel {
             tunnel.carrier.note_received(now, connection);
@@ -293,7 +339,7 @@ impl Server {
     }
 
     fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
-        if let Some(tunnel) = self.peers.get(&id).and_then(|peer| peer.tunnel.as_ref()) {
+        if let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) {
             tracing::info!(user = %tunnel.user, address = ?tunnel.addresses.and_then(|a| a.v4), %reason, "client gone");
         } else {
             tracing::debug!(%reason, "connection lost");
@@ -307,30 +353,62 @@ impl Server {
             tracing::debug!(code, reason, "closing a connection");
             connection.close(now, code, reason);
         }
-        if self.peers.get_mut(&id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
+        if self.peers.get_mut(id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
             self.endpoint.handshake_over();
         }
         self.end_tunnel(now, id);
         self.after(now, id);
     }
 
-    /// Takes a session's addresses out of use.
-    fn end_tunnel(&mut self, now: Instant, id: ConnectionId) {
-        let Some(tunnel) = self.peers.get_mut(&id).and_then(|peer| peer.tunnel.take()) else { return };
-        for ip in tunnel.addresses.iter().flat_map(Addresses::iter) {
-            if self.by_ip.get(&ip) == Some(&id) {
-                self.by_ip.remove(&ip);
-            }
+    /// A later connection of the same member has taken this one's place.
+    fn replace(&mut self, now: Instant, seat: Seat) {
+        if seat.shard == self.shard.index() {
+            self.close_replaced(now, seat);
+        } else {
+            self.events.push_back(ServerEvent::Replaced(seat));
         }
-        if self.by_secret.get(&tunnel.secret) == Some(&id) {
-            self.by_secret.remove(&tunnel.secret);
-            self.pool.release(now, &tunnel.secret);
+    }
+
+    /// Closes the connection of a tunnel of this shard, if it is still there.
+    pub fn close_replaced(&mut self, now: Instant, seat: Seat) {
+        let tunnel = self.peers.get(seat.connection).and_then(|peer| peer.tunnel.as_ref());
+        if tunnel.is_some_and(|tunnel| tunnel.serial == seat.serial) {
+            self.close_peer(now, seat.connection, h3::code::NO_ERROR, "the client came back");
+        }
+    }
+
+    /// Takes a tunnel out of use, and with the session's last one its addresses.
+    fn end_tunnel(&mut self, now: Instant, id: ConnectionId) {
+        let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.take()) else { return };
+        let key = (tunnel.secret, tunnel.member);
+        if self.by_member.get(&key) == Some(&id) {
+            self.by_member.remove(&key);
+        }
+        self.serve(&tunnel.secret, tunnel.addresses.unwrap_or_default());
+        self.count_mtu(tunnel.counted_mtu, None);
+        self.registry.leave(now, &tunnel.secret, tunnel.member, tunnel.serial);
+    }
+
+    /// Lets what goes to the addresses of a session go down the connection of its first member here.
+    fn serve(&mut self, secret: &Secret, addresses: Addresses) {
+        let own = self.by_member.range((*secret, Member::HOME)..);
+        let mut own = own.take_while(|((other, _), _)| other == secret).map(|(_, id)| *id);
+        let serves = |id: &ConnectionId| {
+            let tunnel = self.peers.get(*id).and_then(|peer| peer.tunnel.as_ref());
+            tunnel.is_some_and(|tunnel| tunnel.serves)
+        };
+        let first = own.find(serves);
+        for ip in addresses.iter() {
+            match first {
+                Some(id) => self.by_ip.insert(ip, id),
+                None => self.by_ip.remove(&ip),
+            };
         }
     }
 
     fn forget(&mut self, now: Instant, id: ConnectionId) {
         self.end_tunnel(now, id);
-        let Some(peer) = self.peers.remove(&id) else { return };
+        let Some(peer) = self.peers.remove(id) else { return };
         if let Some(at) = peer.armed {
             self.timers.remove(&(at, id));
         }
@@ -340,7 +418,7 @@ impl Server {
     }
 
     fn receive(&mut self, now: Instant, id: ConnectionId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let Some(tunnel) = &mut peer.tunnel else {
             // Datagrams before the request was granted: drop them (RFC 9297 §2).
@@ -363,241 +441,61 @@ impl Server {
             bytes += packet.len() as u64;
             joiner.push(clamp_received(packet, carrier.mtu()));
         });
+        let mut starts_to_serve = None;
         if bytes > 0 {
             tunnel.carrier.note_delivered(now, bytes);
+            if !std::mem::replace(&mut tunnel.serves, true) {
+                starts_to_serve = Some((tunnel.secret, tunnel.addresses));
+            }
+        }
+        if let Some((secret, addresses)) = starts_to_serve {
+            self.serve(&secret, addresses.unwrap_or_default());
         }
         if let Some(error) = malformed {
             self.close_peer(now, id, error.code(), &error.to_string());
         }
     }
 
-    fn drive_http(&mut self, now: Instant, id: ConnectionId) {
-        loop {
-            let Some(peer) = self.peers.get_mut(&id) else { return };
-            let Some(event) = peer.http.as_mut().and_then(Http::poll) else { return };
-            let on_tunnel = |stream| peer.tunnel.as_ref().is_some_and(|tunnel| tunnel.stream == stream);
-            match event {
-                HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
-                    self.request(now, id, stream, &headers);
-                }
-                HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
-                HttpEvent::Finished { stream } if on_tunnel(stream) => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.finish(stream);
-                    }
-                    self.end_tunnel(now, id);
-                }
-                HttpEvent::Reset { stream, .. } if on_tunnel(stream) => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, h3::code::REQUEST_CANCELLED);
-                    }
-                    self.end_tunnel(now, id);
-                }
-                HttpEvent::StreamError { stream, code, .. } => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, code);
-                        connection.stop(stream, code);
-                    }
-                    if let Some(http) = self.peers.get_mut(&id).and_then(|peer| peer.http.as_mut()) {
-                        http.forget(stream);
-                    }
-                    if peer_stream(&self.peers, id) == Some(stream) {
-                        self.end_tunnel(now, id);
-                    }
-                }
-                _ => {}
-            }
-        }
-    }
-
-    fn request(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
-        let refusal = match self.admit(now, id, stream, headers) {
-            Ok(()) => return,
-            Err(refusal) => refusal,
-        };
-        let Some(connection) = self.endpoint.get(id) else { return };
-        tracing::info!(status = refusal.status, reason = %refusal.reason, "request refused");
-        connection.write(stream, h3::encode_headers(&refusal.headers()));
-        connection.finish(stream);
-        connection.stop(stream, h3::code::NO_ERROR);
-    }
-
-    fn admit(
-        &mut self,
-        now: Instant,
-        id: ConnectionId,
-        stream: StreamId,
-        headers: &Headers,
-    ) -> Result<(), Rejection> {
-        let reject = |status, reason: &'static str| Rejection::new(status, reason);
-        let request = connect_ip::parse_request(headers, &self.template)?;
-        let user = self.config.auth.authenticate(request.authorization.as_deref());
-        let user = user.map_err(Rejection::unauthorized)?;
-        let allowed = self.peers.get(&id).and_then(|peer| peer.http.as_ref());
-        if !allowed.is_some_and(Http::datagrams_allowed) {
-            return Err(reject(400, "the client has not switched HTTP datagrams on"));
-        }
-        if peer_stream(&self.peers, id).is_some() {
-            return Err(reject(409, "this connection has a tunnel already"));
-        }
-        let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
-        let resumed = shown.and_then(|secret| Some((secret, self.pool.resume(&secret, &user)?)));
-        if resumed.is_none() && self.by_secret.len() >= self.config.max_clients {
-            return Err(reject(503, "the server is full"));
-        }
-        let secret = match resumed {
-            Some((secret, _)) => {
-                if let Some(old) = self.by_secret.get(&secret).copied() {
-                    self.close_peer(now, old, h3::code::NO_ERROR, "the client came back");
-                    // What the old connection gave back is in use again.
-                    self.pool.resume(&secret, &user);
-                }
-                secret
-            }
-            None => (self.config.secrets)(),
-        };
-        let scheduler = headers.text(SCHEDULER_HEADER).and_then(|name| name.parse::<Scheduler>().ok());
-        let mut routes = BytesMut::new();
-        self.route_capsule().encode(&mut routes);
-        let Some(connection) = self.endpoint.get(id) else {
-            return Err(reject(500, "the connection is gone"));
-        };
-        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler.unwrap_or_default());
-        for path in connection.paths().collect::<Vec<PathId>>() {
-            carrier.path_opened(now, connection, path);
-        }
-        let mut answer = connect_ip::accept(Some(&secret));
-        let nets = [Some(IpNet::V4(self.pool.v4_net())), self.pool.v6_net().map(IpNet::V6)];
-        let nets: Vec<String> = nets.iter().flatten().map(IpNet::to_string).collect();
-        answer.push(NETWORKS_HEADER, nets.join(", "));
-        connection.write(stream, h3::encode_headers(&answer));
-        connection.write(stream, h3::encode_data(&routes));
-        self.by_secret.insert(secret, id);
-        let addresses = resumed.map(|(_, addresses)| addresses);
-        let tunnel = Tunnel {
-            stream,
-            user,
-            secret,
-            addresses: None,
-            since: now,
-            capsules: CapsuleReader::new(),
-            carrier,
-        };
-        if let Some(peer) = self.peers.get_mut(&id) {
-            peer.tunnel = Some(tunnel);
-        }
-        if let Some(addresses) = addresses {
-            self.grant(id, addresses, &[]);
-        }
-        Ok(())
-    }
-
-    fn route_capsule(&self) -> Capsule {
-        let family = |net: &&IpNet| match net {
-            IpNet::V4(_) => true,
-            IpNet::V6(_) => self.pool.v6_net().is_some(),
-        };
-        let ranges = self.config.routes.iter().filter(family).map(|net| IpRange::from_net(*net, 0));
-        Capsule::RouteAdvertisement(routes_sorted(ranges.collect()))
-    }
-
-    /// Gives a session its addresses and tells the client, answering the requests of `asked`.
-    fn grant(&mut self, id: ConnectionId, addresses: Addresses, asked: &[(u64, IpNet)]) {
-        let Some(tunnel) = self.peers.get_mut(&id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-        if tunnel.addresses.is_none() {
-            tracing::info!(user = %tunnel.user, v4 = ?addresses.v4, v6 = ?addresses.v6, "client connected");
-        }
-        tunnel.addresses = Some(addresses);
-        for ip in addresses.iter() {
-            self.by_ip.insert(ip, id);
-        }
-        let mut entries = Vec::new();
-        for ip in addresses.iter() {
-            let request = asked.iter().find(|(_, net)| net.addr().is_ipv4() == ip.is_ipv4());
-            entries.push(AssignedAddress {
-                request_id: request.map_or(0, |(request, _)| *request),
-                net: IpNet::from(ip),
-            });
-        }
-        // A request beyond one address a family is answered with a refusal (RFC 9484 §4.7.2).
-        for (request_id, net) in asked {
-            if !entries.iter().any(|entry| entry.request_id == *request_id) {
-                let none: IpAddr = if net.addr().is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
-                entries.push(AssignedAddress { request_id: *request_id, net: IpNet::from(none) });
-            }
-        }
-        let mut capsule = BytesMut::new();
-        Capsule::AddressAssign(entries).encode(&mut capsule);
-        if let Some(connection) = self.endpoint.get(id) {
-            connection.write(tunnel.stream, h3::encode_data(&capsule));
-        }
-    }
-
-    fn capsules(&mut self, now: Instant, id: ConnectionId, data: &[u8]) {
-        let Some(tunnel) = self.peers.get_mut(&id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-        tunnel.capsules.push(data);
-        loop {
-            let Some(tunnel) = self.peers.get_mut(&id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-            match tunnel.capsules.next() {
-                Ok(None) => return,
-                Ok(Some(Capsule::AddressRequest(requests))) => {
-                    let asked: Vec<_> =
-                        requests.iter().map(|request| (request.request_id, request.net)).collect();
-                    self.address(now, id, &asked);
-                }
-                // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
-                Ok(Some(_)) => {}
-                Err(error) => {
-                    tracing::info!(%error, "a client sent a malformed capsule");
-                    let stream = tunnel.stream;
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, h3::code::MESSAGE_ERROR);
-                        connection.stop(stream, h3::code::MESSAGE_ERROR);
-                    }
-                    return self.end_tunnel(now, id);
-                }
-            }
-        }
-    }
-
-    fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {
-        let Some(tunnel) = self.peers.get(&id).and_then(|peer| peer.tunnel.as_ref()) else { return };
-        let addresses = match tunnel.addresses {
-            Some(addresses) => addresses,
-            None => {
-                let wishes: Vec<_> = asked.iter().map(|(_, net)| net.addr()).collect();
-                let user = tunnel.user.clone();
-                match self.pool.assign(tunnel.secret, &user, &wishes) {
-                    Ok(addresses) => addresses,
-                    Err(error) => {
-                        tracing::warn!(%error, "a client got no address");
-                        return self.close_peer(now, id, h3::code::INTERNAL_ERROR, "no address is free");
-                    }
-                }
-            }
-        };
-        self.grant(id, addresses, asked);
-    }
-
     /// Takes what was read from the TUN. Answers for it come out of [`Self::poll_tun`].
-    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
-        let Ok(view) = ip::parse(packet) else { return };
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> Taken {
+        let Ok(view) = ip::parse(packet) else { return Taken::Here };
         let (src, dst) = (view.src(), view.dst());
-        let own = self.pool.own();
-        let gateway = Gateway { v4: own.v4.map(IpAddr::V4), v6: own.v6.map(IpAddr::V6) };
-        let Some(id) = self.by_ip.get(&dst).copied() else {
-            if !is_link_local(dst) && !is_link_local(src) {
-                let from = gateway.for_source(src);
-                let error = from
-                    .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::AddressUnreachable, from));
-                self.answer(error);
-            }
-            return;
+        if self.deliver(now, hdr, packet, dst) || is_link_local(dst) || is_link_local(src) {
+            return Taken::Here;
+        }
+        if self.shard.count() > 1
+            && let Some(shard) = self.registry.shard_of(dst)
+        {
+            // Just leaving this one: nobody can reach it now.
+            return if shard == self.shard.index() { Taken::Here } else { Taken::By(shard) };
+        }
+        let from = self.gateway().for_source(src);
+        let error =
+            from.and_then(|from| icmp::unreachable(packet, icmp::Unreachable::AddressUnreachable, from));
+        self.answer(error);
+        Taken::Here
+    }
+
+    /// Takes a packet that another shard read and could not carry. Returns whether this one can.
+    pub fn handle_handed(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
+        ip::dst_of(packet).is_some_and(|dst| self.deliver(now, hdr, packet, dst))
+    }
+
+    /// Queues a packet for the client that has `dst`, if one of this shard has.
+    fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], dst: IpAddr) -> bool {
+        let Some(id) = self.by_ip.get(&dst).copied() else { return false };
+        let gateway = self.gateway();
+        let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else {
+            return false;
         };
-        let Some(tunnel) = self.peers.get_mut(&id).and_then(|peer| peer.tunnel.as_mut()) else { return };
         let answer = tunnel.carrier.send(now, hdr, packet, gateway);
         self.answer(answer);
         self.mark_waiting(id);
+        true
+    }
+
+    fn gateway(&self) -> Gateway {
+        Gateway { v4: self.own.v4.map(IpAddr::V4), v6: self.own.v6.map(IpAddr::V6) }
     }
 
     fn answer(&mut self, packet: Option<Vec<u8>>) {
@@ -632,7 +530,7 @@ impl Server {
             return Some(transmit);
         }
         while let Some(id) = self.waiting.front().copied() {
-            if let Some(peer) = self.peers.get_mut(&id)
+            if let Some(peer) = self.peers.get_mut(id)
                 && let Some(connection) = self.endpoint.get(id)
             {
                 let transmit = match &mut peer.tunnel {
@@ -658,27 +556,27 @@ impl Server {
 
     /// Notes when the connection wants to be looked at again.
     fn arm(&mut self, now: Instant, id: ConnectionId) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
+        let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
-        let own = match &peer.tunnel {
+        let (mut counted, mut mtu) = (None, None);
+        let own = match &mut peer.tunnel {
             Some(tunnel) => {
                 let unasked = tunnel.addresses.is_none().then_some(tunnel.since + UNASKED);
+                mtu = Some(tunnel.carrier.mtu());
+                counted = std::mem::replace(&mut tunnel.counted_mtu, mtu);
                 let carrier = tunnel.carrier.poll_timeout(now, connection);
                 carrier.into_iter().chain(unasked).min()
             }
             None => Some(peer.since + REQUEST).filter(|at| *at > now),
         };
         let next = own.into_iter().chain(connection.poll_timeout()).min();
-        if next == peer.armed {
-            return;
+        if next != peer.armed {
+            if let Some(at) = std::mem::replace(&mut peer.armed, next) {
+                self.timers.remove(&(at, id));
+            }
+            self.timers.extend(next.map(|at| (at, id)));
         }
-        if let Some(at) = peer.armed.take() {
-            self.timers.remove(&(at, id));
-        }
-        if let Some(at) = next {
-            self.timers.insert((at, id));
-            peer.armed = Some(at);
-        }
+        self.count_mtu(counted, mtu);
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
@@ -692,12 +590,15 @@ impl Server {
             && at <= now
         {
             self.timers.pop_first();
-            let Some(peer) = self.peers.get_mut(&id) else { continue };
+            let Some(peer) = self.peers.get_mut(id) else { continue };
             peer.armed = None;
             let Some(connection) = self.endpoint.get(id) else { continue };
             connection.handle_timeout(now);
             match &mut peer.tunnel {
                 Some(tunnel) => {
+                    if let Some(at) = self.forgiven {
+                        tunnel.carrier.forgive(at);
+                    }
                     tunnel.carrier.handle_timeout(now, connection);
                     let late = now.saturating_duration_since(tunnel.since) >= UNASKED;
                     if tunnel.addresses.is_none() && late {
@@ -711,48 +612,53 @@ impl Server {
             }
             self.drive(now, id);
         }
-        self.follow_mtu(now);
     }
 
-    fn follow_mtu(&mut self, now: Instant) {
-        if self.mtu_checked.is_some_and(|at| now.saturating_duration_since(at) < MTU_CHECK) {
+    /// Counts what a client can take, instead of what it could before.
+    fn count_mtu(&mut self, before: Option<usize>, after: Option<usize>) {
+        if before == after {
             return;
         }
-        self.mtu_checked = Some(now);
-        let tunnels = self.peers.values().filter_map(|peer| peer.tunnel.as_ref());
-        let mtu = tunnels.map(|tunnel| tunnel.carrier.mtu()).max().unwrap_or(0);
-        if mtu != 0 && mtu != self.mtu {
+        if let Some(count) = before.and_then(|before| self.mtus.get_mut(&before)) {
+            *count -= 1;
+        }
+        self.mtus.retain(|_, count| *count > 0);
+        if let Some(after) = after {
+            *self.mtus.entry(after).or_default() += 1;
+        }
+        let mtu = self.mtus.last_key_value().map(|(mtu, _)| *mtu);
+        if mtu != self.mtu {
             self.mtu = mtu;
-            self.events.push_back(ServerEvent::Mtu(mtu));
+            self.events.extend(self.registry.set_mtu(self.shard.index(), mtu).map(ServerEvent::Mtu));
         }
     }
 
     /// This end did not run for a while: silence until now proves nothing.
     pub fn forgive(&mut self, now: Instant) {
-        for tunnel in self.peers.values_mut().filter_map(|peer| peer.tunnel.as_mut()) {
-            tunnel.carrier.forgive(now);
-        }
+        self.forgiven = Some(now);
     }
 
     /// Ends all sessions; what [`Self::poll_transmit`] still gives tells the clients.
     pub fn close(&mut self, now: Instant, reason: &str) {
-        for id in self.peers.keys().copied().collect::<Vec<_>>() {
+        for id in self.peers.ids() {
             self.close_peer(now, id, h3::code::NO_ERROR, reason);
         }
     }
 
-    /// Sessions now.
+    /// Sessions now, of all shards.
     pub fn sessions(&self) -> usize {
-        self.by_secret.len()
+        self.registry.sessions()
     }
 
     /// Figures for status output.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
         let mut reports = Vec::new();
-        for (id, peer) in &mut self.peers {
+        for (id, peer) in self.peers.iter_mut() {
             let Some(tunnel) = &peer.tunnel else { continue };
-            let Some(connection): Option<&mut Connection> = self.endpoint.get(*id) else { continue };
+            let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
             reports.push(SessionReport {
+                session: tunnel.session,
+                member: tunnel.member,
                 user: tunnel.user.clone(),
                 addresses: tunnel.addresses.unwrap_or_default(),
                 since: tunnel.since,
@@ -764,8 +670,4 @@ impl Server {
         }
         reports
     }
-}
-
-fn peer_stream(peers: &BTreeMap<ConnectionId, Peer>, id: ConnectionId) -> Option<StreamId> {
-    Some(peers.get(&id)?.tunnel.as_ref()?.stream)
 }

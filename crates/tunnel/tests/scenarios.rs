@@ -137,7 +137,7 @@ fn a_wrong_token_ends_the_client() {
     let client = world.add("wrong", Scheduler::Auto, &[(100, 5 * MS)]);
     world.run(Duration::from_secs(2));
     assert_eq!(world.machines[client].fatal, Some(ClientError::Unauthorized(401)));
-    assert_eq!(world.server.sessions(), 0);
+    assert_eq!(world.servers[0].sessions(), 0);
 }
 
 #[test]
@@ -221,7 +221,7 @@ fn junk_harms_nobody() {
         }
         let from = SocketAddr::from(([203, 0, 113, n as u8], 1000));
         let now = world.now;
-        world.server.handle_datagram(now, Some(server), from, 0, bytes::BytesMut::from(&junk[..]));
+        world.servers[0].handle_datagram(now, Some(server), from, 0, bytes::BytesMut::from(&junk[..]));
         let peer = world::SERVER.parse().unwrap();
         world.machines[client].client.handle_datagram(
             now,
@@ -237,7 +237,7 @@ fn junk_harms_nobody() {
     let (a, b) = world.chat(client, Duration::from_secs(1));
     assert!(a.max(b) < 30 * MS, "{a:?} {b:?}");
     assert_eq!(world.machines[client].downs, 0);
-    assert_eq!(world.server.sessions(), 1);
+    assert_eq!(world.servers[0].sessions(), 1);
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod legacy;
 mod many_links;
 mod packet_sizes;
 mod restart;
+mod shards;
 mod sharing;
 mod status;
 mod the_stage;

@@ -8,9 +8,12 @@ use clap::Args;
 use ipnet::Ipv4Net;
 use serde::Deserialize;
 
-use super::values::{
-    AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
-    many, one, text,
+use super::{
+    shards::{Shards, one_or_number},
+    values::{
+        AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share,
+        Subnet6, many, one, text,
+    },
 };
 use crate::{auth::Token, identity::Fingerprint};
 
@@ -71,6 +74,11 @@ pub struct ServerOptions {
     /// Clients at once, at most [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
+
+    /// Threads that carry packets: a number up to 16, or auto, one a processor [default: auto]
+    #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
+    #[serde(deserialize_with = "one_or_number")]
+    pub shards: Option<Shards>,
 
     /// Name of this server among the mpvpn processes of this machine [default: that of the TUN]
     #[arg(long, value_name = "NAME", value_parser = instance)]
@@ -153,6 +161,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "many")]
     pub share: Vec<Share>,
 
+    /// Threads that carry packets, each with a connection of its own: a number up to 16, or auto, which
+    /// is one [default: auto]
+    #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
+    #[serde(deserialize_with = "one_or_number")]
+    pub shards: Option<Shards>,
+
     /// Name of this client among the mpvpn processes of this machine [default: that of the TUN]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
@@ -184,6 +198,7 @@ impl ServerOptions {
             state_dir: self.state_dir.or(below.state_dir),
             nat: self.nat.or(below.nat),
             max_clients: self.max_clients.or(below.max_clients),
+            shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),
             log_level: self.log_level.or(below.log_level),
@@ -214,6 +229,7 @@ impl ClientOptions {
             cc: self.cc.or(below.cc),
             routes: self.routes.or(below.routes),
             share: list_over(self.share, below.share),
+            shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),
             log_level: self.log_level.or(below.log_level),

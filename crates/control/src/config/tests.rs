@@ -30,6 +30,7 @@ fn every_key_of_a_server_arrives() {
         state-dir = "/tmp/state"
         nat = "off"
         max-clients = 100
+        shards = 4
         name = "edge"
         api-socket = "/tmp/edge.sock"
         log-level = "debug"
@@ -49,6 +50,7 @@ fn every_key_of_a_server_arrives() {
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
             max_clients: 100,
+            shards: Shards::Count(4),
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
             log_level: LogLevel::Debug,
@@ -70,6 +72,7 @@ fn every_key_of_a_client_arrives() {
         cc = "cubic"
         routes = "advertised"
         share = ["lan0", "192.168.1.0/24"]
+        shards = "2"
         name = "home"
         api-socket = "/tmp/home.sock"
         log-level = "warn"
@@ -89,6 +92,7 @@ fn every_key_of_a_client_arrives() {
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
+            shards: Shards::Count(2),
             name: "home".into(),
             api_socket: "/tmp/home.sock".into(),
             log_level: LogLevel::Warn,
@@ -136,8 +140,13 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "lane = 'stream'",
             "server.toml, line 1, column 1: `lane` is not available in this version yet; available are: \
-             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, name, \
-             api-socket, log-level\n 1 | lane = 'stream'\n   | ^^^^",
+             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, shards, \
+             name, api-socket, log-level\n 1 | lane = 'stream'\n   | ^^^^",
+        ),
+        (
+            "shards = 17",
+            "server.toml, line 1, column 10: `17` is not auto and no number from 1 to 16\n \
+             1 | shards = 17\n   |          ^^",
         ),
         (
             "nat = false",
@@ -342,7 +351,7 @@ proptest! {
 
     #[test]
     fn any_value_of_any_key_is_taken_or_refused(
-        key in "(listen|subnet6?|tun-name|name|cert|auth|nat|log-level|max-clients)",
+        key in "(listen|subnet6?|tun-name|name|cert|auth|nat|log-level|max-clients|shards)",
         value in "['\"\\[]?[ -~é]{0,30}['\"\\]]?",
     ) {
         let _ = server(&format!("{key} = {value}\n"));

@@ -99,7 +99,7 @@ fn what_does_not_work_yet_says_so() {
         assert!(text.contains("is not available in this version yet"), "{text}");
         assert!(text.contains("available are: server, client, status, lab"), "{text}");
     }
-    for option in ["--metrics=127.0.0.1:9100", "--shards 2"] {
+    for option in ["--metrics=127.0.0.1:9100", "--fec 1"] {
         let text = refused(&format!("mpvpn server {option}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
     }
@@ -110,9 +110,7 @@ fn what_does_not_work_yet_is_absent_from_the_help() {
     for command in ["server", "client", "status"] {
         let mut root = Cli::command();
         let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
-        for absent in
-            ["--lane", "mtls", "balanced", "weighted", "redundant", "--metrics", "--shards", "reload"]
-        {
+        for absent in ["--lane", "mtls", "balanced", "weighted", "redundant", "--metrics", "reload"] {
             assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
         }
     }

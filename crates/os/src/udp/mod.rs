@@ -10,6 +10,7 @@ mod address;
 mod control;
 mod receive;
 mod send;
+mod steer;
 
 use std::{
     io,
@@ -21,6 +22,7 @@ use address::{Family, RawAddress};
 pub use receive::{Received, RecvBatch};
 use send::Sender;
 pub use send::{MAX_SEGMENTS, MAX_TRAIN, Outgoing, SendFailure};
+pub use steer::bind_group;
 
 use crate::error::OsError;
 

@@ -71,6 +71,7 @@ impl Client {
         request.authorization = self.config.token.as_ref().map(|token| format!("Bearer {token}"));
         request.session = self.secret.clone();
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
+        request.extra.extend(self.part.header());
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
@@ -106,6 +107,10 @@ impl Client {
                 session.accepted = true;
                 let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
+                if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
+                    let reason = "the server takes no second connection of a session".to_owned();
+                    return self.lost(now, &LostReason::Transport(reason));
+                }
                 if accepted.session.is_some() {
                     self.resumed += u32::from(accepted.session == self.secret);
                     self.secret = accepted.session;
@@ -194,5 +199,10 @@ impl Client {
         self.assignment = Some(assignment.clone());
         self.events.push_back(ClientEvent::Mtu(mtu));
         self.events.push_back(ClientEvent::Up(assignment));
+        if self.part.has_members()
+            && let Some(secret) = &self.secret
+        {
+            self.events.push_back(ClientEvent::Members(secret.clone()));
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! A client and a server with a simulated network between them, and a clock that jumps.
+//! Clients and a server, of one shard or several, with a simulated network between them, and a clock
+//! that jumps.
 
 #![allow(clippy::disallowed_methods, dead_code)]
 
@@ -11,10 +12,10 @@ use std::{
 use bytes::BytesMut;
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, TransportOptions};
+use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Authenticate, Client, ClientConfig, ClientError, ClientEvent, ClientState, Server,
-    ServerConfig,
+    Assignment, Authenticate, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member, Registry,
+    Server, ServerConfig, ServerEvent, Taken,
 };
 use mpvpn_types::{Duration, Instant, LinkId};
 
@@ -99,11 +100,18 @@ pub struct Machine {
     pub downs: usize,
     pub ups: usize,
     pub fatal: Option<ClientError>,
+    /// The secret that members may join with.
+    pub members: Option<Vec<u8>>,
+    /// The machine whose session this one joins.
+    pub home: Option<usize>,
 }
 
 pub struct World {
     pub now: Instant,
-    pub server: Server,
+    /// The shards of the server.
+    pub servers: Vec<Server>,
+    /// Packets that one shard read and another one carried.
+    pub handed: usize,
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
     random: u64,
@@ -174,7 +182,7 @@ fn options(seed: u8) -> TransportOptions {
     TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::default() }
 }
 
-fn new_server(identity: &Identity, first_secret: u8) -> Server {
+fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -184,31 +192,43 @@ fn new_server(identity: &Identity, first_secret: u8) -> Server {
         .unwrap();
     tls.alpn_protocols = vec![b"h3".to_vec()];
     let options = TransportOptions { max_udp_payload: 65_000, ..options(1) };
-    let mut secret = first_secret;
-    Server::new(ServerConfig {
-        setup: ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap(),
-        subnet: "10.0.0.0/24".parse().unwrap(),
-        subnet6: Some("fd00::/64".parse().unwrap()),
-        routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
-        auth: Box::new(Tokens),
-        max_clients: 200,
-        secrets: Box::new(move || {
-            secret = secret.wrapping_add(1);
-            [secret; 16]
-        }),
-    })
-    .unwrap()
+    let setup = ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap();
+    let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
+    let registry = Registry::new(subnet, subnet6, 200);
+    let server = |shard: Shard| {
+        let mut secret = first_secret.wrapping_add(16 * shard.index());
+        let config = ServerConfig {
+            setup: setup.clone(),
+            subnet,
+            subnet6,
+            routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+            auth: Box::new(Tokens),
+            max_clients: 200,
+            secrets: Box::new(move || {
+                secret = secret.wrapping_add(1);
+                [secret; 16]
+            }),
+        };
+        Server::shard(config, registry.clone(), shard).unwrap()
+    };
+    Shard::all(shards).map(server).collect()
 }
 
 impl World {
     pub fn new() -> Self {
+        Self::with_shards(1)
+    }
+
+    /// A server of several shards; the client with number n goes to shard n modulo `shards`.
+    pub fn with_shards(shards: u8) -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
         let cert = params.self_signed(&key).unwrap().der().clone();
         let identity = Identity { cert, key: Arc::new(key) };
         Self {
             now: Instant::now(),
-            server: new_server(&identity, 0),
+            servers: new_servers(&identity, 0, shards),
+            handed: 0,
             machines: Vec::new(),
             at_server: Vec::new(),
             random: 0x2545_f491_4f6c_dd1d,
@@ -219,6 +239,21 @@ impl World {
 
     /// Adds a client with links of `rate` Mbit/s and a one-way delay, and switches them on.
     pub fn add(&mut self, token: &str, scheduler: Scheduler, links: &[(u64, Duration)]) -> usize {
+        self.add_as(None, token, scheduler, links)
+    }
+
+    /// Adds a client that joins the session of another one, as member `number`.
+    pub fn add_member(&mut self, home: usize, number: u8, links: &[(u64, Duration)]) -> usize {
+        self.add_as(Some((home, Member::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
+    }
+
+    fn add_as(
+        &mut self,
+        member: Option<(usize, Member)>,
+        token: &str,
+        scheduler: Scheduler,
+        links: &[(u64, Duration)],
+    ) -> usize {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -228,6 +263,7 @@ impl World {
         tls.alpn_protocols = vec![b"h3".to_vec()];
         let number = self.machines.len() as u8;
         let setup = ClientSetup::new(Arc::new(tls), &options(10 + number), &[100 + number; 32]).unwrap();
+        let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         let config = ClientConfig {
             setup,
             server_name: "mpvpn".to_owned(),
@@ -236,8 +272,15 @@ impl World {
             token: Some(token.to_owned()),
             scheduler,
         };
+        let mut client = match member {
+            None => Client::new(self.now, config),
+            Some((_, member)) => Client::member(self.now, config, member),
+        };
+        if member.is_none() {
+            client.allow_members();
+        }
         let mut machine = Machine {
-            client: Client::new(self.now, config),
+            client,
             links: BTreeMap::new(),
             received: Vec::new(),
             assignment: None,
@@ -245,6 +288,8 @@ impl World {
             downs: 0,
             ups: 0,
             fatal: None,
+            members: None,
+            home: member.map(|(home, _)| home),
         };
         for (i, (rate, delay)) in links.iter().enumerate() {
             let id = LinkId(i as u16);
@@ -260,12 +305,12 @@ impl World {
     /// The server dies and a new one with the same identity takes its place.
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
-        self.server = new_server(&self.identity, self.secrets);
+        self.servers = new_servers(&self.identity, self.secrets, self.servers.len() as u8);
     }
 
     fn next_time(&mut self) -> Option<Instant> {
         let now = self.now;
-        let mut next = self.server.poll_timeout();
+        let mut next = self.servers.iter().filter_map(Server::poll_timeout).min();
         for machine in &mut self.machines {
             let wires = machine.links.values().flat_map(|link| [link.up.next(), link.down.next()]);
             let all = wires.flatten().chain(machine.client.poll_timeout(now));
@@ -295,7 +340,9 @@ impl World {
             for (id, link) in &mut machine.links {
                 while let Some(data) = link.up.pop(now) {
                     let data = BytesMut::from(&data[..]);
-                    self.server.handle_datagram(now, Some(server_address.ip()), link.address, 0, data);
+                    let shard = usize::from(shard_of(&data, self.servers.len() as u8));
+                    let local = Some(server_address.ip());
+                    self.servers[shard].handle_datagram(now, local, link.address, 0, data);
                 }
                 while let Some(data) = link.down.pop(now) {
                     machine.client.handle_datagram(now, *id, server_address, 0, BytesMut::from(&data[..]));
@@ -306,24 +353,21 @@ impl World {
                 machine.client.handle_timeout(now);
             }
         }
-        self.server.handle_batch(now);
-        if self.server.poll_timeout().is_some_and(|at| at <= now) {
-            self.server.handle_timeout(now);
+        for server in &mut self.servers {
+            server.handle_batch(now);
+            if server.poll_timeout().is_some_and(|at| at <= now) {
+                server.handle_timeout(now);
+            }
         }
         self.send(now);
         self.deliver(now);
+        self.join(now);
     }
 
     fn send(&mut self, now: Instant) {
         let mut buf = Vec::new();
-        loop {
-            buf.clear();
-            let Some(transmit) = self.server.poll_transmit(now, &mut buf) else { break };
-            let links = self.machines.iter_mut().flat_map(|machine| machine.links.values_mut());
-            let Some(link) = links.into_iter().find(|link| link.address == transmit.remote) else { continue };
-            for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                link.down.push(now, datagram, &mut self.random);
-            }
+        for server in &mut self.servers {
+            Self::send_from(server, &mut self.machines, &mut self.random, now, &mut buf);
         }
         for machine in &mut self.machines {
             loop {
@@ -338,11 +382,39 @@ impl World {
         }
     }
 
-    fn deliver(&mut self, now: Instant) {
-        while let Some(joined) = self.server.poll_tun() {
-            self.at_server.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+    fn send_from(
+        server: &mut Server,
+        machines: &mut [Machine],
+        random: &mut u64,
+        now: Instant,
+        buf: &mut Vec<u8>,
+    ) {
+        loop {
+            buf.clear();
+            let Some(transmit) = server.poll_transmit(now, buf) else { return };
+            let mut links = machines.iter_mut().flat_map(|machine| machine.links.values_mut());
+            let Some(link) = links.find(|link| link.address == transmit.remote) else { continue };
+            for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                link.down.push(now, datagram, random);
+            }
         }
-        while self.server.poll_event().is_some() {}
+    }
+
+    fn deliver(&mut self, now: Instant) {
+        let mut replaced = Vec::new();
+        for server in &mut self.servers {
+            while let Some(joined) = server.poll_tun() {
+                self.at_server.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+            }
+            while let Some(event) = server.poll_event() {
+                if let ServerEvent::Replaced(seat) = event {
+                    replaced.push(seat);
+                }
+            }
+        }
+        for seat in replaced {
+            self.servers[usize::from(seat.shard)].close_replaced(now, seat);
+        }
         for machine in &mut self.machines {
             while let Some(joined) = machine.client.poll_tun() {
                 machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
@@ -356,7 +428,17 @@ impl World {
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
                     ClientEvent::Down(_) => machine.downs += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
+                    ClientEvent::Members(secret) => machine.members = Some(secret),
                 }
+            }
+        }
+    }
+
+    fn join(&mut self, now: Instant) {
+        for at in 0..self.machines.len() {
+            let home = self.machines[at].home;
+            if let Some(secret) = home.and_then(|home| self.machines[home].members.clone()) {
+                self.machines[at].client.join(now, secret);
             }
         }
     }
@@ -384,8 +466,17 @@ impl World {
     }
 
     /// The server's machine sends a packet into its TUN.
-    pub fn server_sends(&mut self, mut packet: Vec<u8>) {
-        self.server.handle_tun(self.now, VnetHdr::NONE, &mut packet);
+    pub fn server_sends(&mut self, packet: Vec<u8>) {
+        self.server_sends_through(0, packet);
+    }
+
+    /// The same, where the kernel chooses the queue of a shard.
+    pub fn server_sends_through(&mut self, queue: usize, mut packet: Vec<u8>) {
+        let taken = self.servers[queue].handle_tun(self.now, VnetHdr::NONE, &mut packet);
+        if let Taken::By(shard) = taken {
+            let other = &mut self.servers[usize::from(shard)];
+            self.handed += usize::from(other.handle_handed(self.now, VnetHdr::NONE, &mut packet));
+        }
     }
 
     /// A UDP packet from a client to somewhere behind the server.

@@ -1,0 +1,239 @@
+//! The data plane of one shard of a client: its links with their sockets, its queue of the TUN, its
+//! connection.
+
+use std::{net::SocketAddr, time::Instant};
+
+use mpvpn_control::{config::ClientConfig, status::Status};
+use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
+use mpvpn_quic::Local;
+use mpvpn_tunnel::{Client, Member};
+use mpvpn_types::{Duration, LinkId};
+
+use crate::{
+    EngineError,
+    links::{LinkChange, Links},
+    status,
+    turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
+    wire::{Sent, datagrams, read_tun, write_tun},
+};
+
+/// Receive calls a socket a turn.
+const SOCKET_READS: usize = 4;
+/// Messages a receive call.
+const BATCH: usize = 16;
+/// The links are looked at anew this long after news that may not be complete.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+
+/// One shard.
+pub(super) struct Plane {
+    pub(super) client: Client,
+    pub(super) links: Links,
+    tun: Tun,
+    attached: bool,
+    started: Instant,
+    batch: RecvBatch,
+    tun_buffer: Vec<u8>,
+    out: Vec<u8>,
+    look_at: Option<Instant>,
+}
+
+impl Plane {
+    /// Starts to watch the queue of the TUN, which must be attached.
+    pub(super) fn new(client: Client, links: Links, tun: Tun, turns: &Turns) -> Result<Self, EngineError> {
+        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        Ok(Self {
+            client,
+            links,
+            tun,
+            attached: true,
+            started: Instant::now(),
+            batch: RecvBatch::new(BATCH),
+            tun_buffer: vec![0; READ_BUFFER],
+            out: Vec::with_capacity(64 << 10),
+            look_at: None,
+        })
+    }
+
+    /// Lets the kernel put packets into this shard's queue, or into those of the others only.
+    pub(super) fn attach(&mut self, turns: &Turns, attached: bool) -> Result<(), EngineError> {
+        if self.attached == attached {
+            return Ok(());
+        }
+        if attached {
+            self.tun.set_attached(true)?;
+            turns.poller.add(&self.tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        } else {
+            // A queue that is not attached reports an error all the time.
+            turns.poller.remove(&self.tun).map_err(EngineError::io("stop watching the TUN"))?;
+            self.tun.set_attached(false)?;
+        }
+        self.attached = attached;
+        Ok(())
+    }
+
+    /// When [`Self::take`] wants to be called.
+    pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+        self.client.poll_timeout(now).into_iter().chain(self.look_at).min()
+    }
+
+    /// Handles what has become ready, and time that has passed. `prepare` is called with the name of
+    /// each link before its first use.
+    pub(super) fn take(
+        &mut self,
+        turns: &Turns,
+        turn: &Turn,
+        prepare: &mut dyn FnMut(&str),
+    ) -> Result<(), EngineError> {
+        let now = turn.now;
+        if turn.overslept {
+            self.client.forgive(now);
+        }
+        let mut tun_ready = false;
+        for event in &turn.ready {
+            match event.token {
+                TUN => tun_ready = true,
+                WAKE => _ = turns.wake.drain(),
+                SIGNAL => {}
+                MONITOR => {
+                    if self.links.news() {
+                        self.rescan(turns, now, prepare)?;
+                        self.look_at = Some(now + LOOK_AGAIN);
+                    }
+                }
+                token => self.socket(turns, now, token, event.readable, event.writable),
+            }
+        }
+        self.client.handle_batch(now);
+        self.write_tun();
+        if tun_ready {
+            self.read_tun(now);
+        }
+        if self.client.poll_timeout(now).is_some_and(|at| at <= now) {
+            self.client.handle_timeout(now);
+        }
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.look_at = None;
+            self.rescan(turns, now, prepare)?;
+        }
+        Ok(())
+    }
+
+    fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
+        let Ok(number) = u16::try_from(token.wrapping_sub(SOCKETS)) else { return };
+        let id = LinkId(number);
+        let Some(wire) = self.links.links.get_mut(&id).and_then(|link| link.wire.as_mut()) else { return };
+        if writable {
+            wire.flush(&turns.poller, token, |_| None);
+        }
+        if !readable {
+            return;
+        }
+        for _ in 0..SOCKET_READS {
+            let count = match wire.socket.recv_batch(&mut self.batch) {
+                Ok(0) => return,
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::debug!(%error, link = number, "cannot receive");
+                    return;
+                }
+            };
+            let client = &mut self.client;
+            datagrams(&mut self.batch, |got| {
+                client.handle_datagram(now, id, got.remote, got.ecn, got.data);
+            });
+            self.client.handle_batch(now);
+            while let Some(joined) = self.client.poll_tun() {
+                write_tun(&self.tun, &joined);
+                self.client.recycle(joined);
+            }
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn write_tun(&mut self) {
+        while let Some(joined) = self.client.poll_tun() {
+            write_tun(&self.tun, &joined);
+            self.client.recycle(joined);
+        }
+    }
+
+    fn read_tun(&mut self, now: Instant) {
+        let client = &mut self.client;
+        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
+    }
+
+    /// Sends what is to be sent.
+    pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
+        loop {
+            self.out.clear();
+            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
+            let Some(id) = transmit.local.and_then(Local::as_link) else { continue };
+            let Some(link) = self.links.links.get_mut(&id) else { continue };
+            let Some(wire) = &mut link.wire else { continue };
+            let token = SOCKETS + u64::from(id.0);
+            if wire.send(&turns.poller, token, &transmit, &self.out, None) == Sent::LinkDown {
+                // The news will say why; if there is none, look.
+                self.look_at.get_or_insert(now + LOOK_AGAIN);
+            }
+        }
+        self.write_tun();
+    }
+
+    /// The server's addresses have become known, or others.
+    pub(super) fn set_remotes(
+        &mut self,
+        turns: &Turns,
+        now: Instant,
+        remotes: Vec<SocketAddr>,
+        prepare: &mut dyn FnMut(&str),
+    ) -> Result<(), EngineError> {
+        self.links.set_remotes(remotes);
+        self.rescan(turns, now, prepare)
+    }
+
+    /// Looks at the interfaces anew.
+    pub(super) fn rescan(
+        &mut self,
+        turns: &Turns,
+        now: Instant,
+        prepare: &mut dyn FnMut(&str),
+    ) -> Result<(), EngineError> {
+        for change in self.links.rescan(&turns.poller)? {
+            match change {
+                LinkChange::Up(id, remote) => {
+                    prepare(&self.links.links[&id].name);
+                    self.client.link_up(now, id, remote);
+                }
+                LinkChange::Down(id) => {
+                    let link = &self.links.links[&id];
+                    tracing::info!(link = %link.name, reason = link.reason, "link down");
+                    self.client.link_down(now, id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What this shard's connection does.
+    pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
+        let report = self.client.report(now);
+        let uptime = now.saturating_duration_since(self.started);
+        status::of_client(config, &self.links, &report, uptime, member)
+    }
+
+    /// Says good-bye to the server.
+    pub(super) fn end(&mut self) {
+        let now = Instant::now();
+        self.client.close(now, "the client ends");
+        loop {
+            self.out.clear();
+            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
+            let link = transmit.local.and_then(Local::as_link).and_then(|id| self.links.links.get_mut(&id));
+            if let Some(wire) = link.and_then(|link| link.wire.as_mut()) {
+                wire.send_last(&transmit, &self.out, None);
+            }
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! The data plane of one shard of a server: its sockets, its queue of the TUN, its clients.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
+use mpvpn_quic::{Local, Shard, Transmit};
+use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
+
+use crate::{
+    EngineError,
+    exchange::{Inbox, Outbox},
+    turn::{SOCKETS, TUN, Turn, Turns, WAKE},
+    wire::{Wire, datagrams, read_tun, serves, write_tun},
+};
+
+/// Receive calls a socket a turn.
+const SOCKET_READS: usize = 4;
+/// Messages a receive call.
+const BATCH: usize = 16;
+
+/// A socket, and the address that it serves.
+pub(super) struct Listening {
+    pub(super) bound: SocketAddr,
+    pub(super) wire: Wire,
+}
+
+/// What shards say to each other.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// A tunnel of the receiver was replaced.
+    Replaced(Seat),
+    /// To the first shard: the MTU of the clients has changed.
+    Mtu,
+    /// From the first shard: report, and name this round.
+    Report(u64),
+    /// To the first shard: the report.
+    Reported(u64, ShardReport),
+    /// From the first shard: say good-bye to the clients and end.
+    End,
+    /// To the first shard: this thread has ended.
+    Ended,
+}
+
+/// What a shard tells about itself.
+#[derive(Debug, Default)]
+pub(super) struct ShardReport {
+    /// Its connections.
+    pub(super) sessions: Vec<SessionReport>,
+    /// Packets for clients of other shards, or handed over by others, that were lost.
+    pub(super) lost: u64,
+}
+
+/// One shard.
+pub(super) struct Plane {
+    shard: Shard,
+    server: Server,
+    pub(super) sockets: Vec<Listening>,
+    tun: Tun,
+    inbox: Inbox<Word>,
+    /// All shards, in order.
+    peers: Vec<Outbox<Word>>,
+    /// Shards that were handed packets in this turn.
+    handed: Vec<bool>,
+    lost: u64,
+    batch: RecvBatch,
+    tun_buffer: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl Plane {
+    /// Starts to watch the sockets and the queue of the TUN.
+    pub(super) fn new(
+        shard: Shard,
+        server: Server,
+        sockets: Vec<Listening>,
+        tun: Tun,
+        inbox: Inbox<Word>,
+        peers: Vec<Outbox<Word>>,
+        turns: &Turns,
+    ) -> Result<Self, EngineError> {
+        for (token, listening) in (SOCKETS..).zip(&sockets) {
+            let socket = &listening.wire.socket;
+            turns.poller.add(socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
+        }
+        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        Ok(Self {
+            shard,
+            server,
+            sockets,
+            tun,
+            inbox,
+            handed: vec![false; peers.len()],
+            peers,
+            lost: 0,
+            batch: RecvBatch::new(BATCH),
+            tun_buffer: vec![0; READ_BUFFER],
+            out: Vec::with_capacity(64 << 10),
+        })
+    }
+
+    /// Runs until the first shard says that it is over.
+    pub(super) fn run(mut self, turns: &mut Turns) -> Result<(), EngineError> {
+        let mut turn = Turn::new();
+        loop {
+            self.transmit(turns, turn.now);
+            if self.events().is_some() {
+                self.peers[0].tell(Word::Mtu);
+            }
+            turns.next(self.poll_timeout(), &mut turn)?;
+            self.take(turns, &turn);
+            while let Some(word) = self.word(turn.now) {
+                match word {
+                    Word::Report(round) => {
+                        let report = self.report(turn.now);
+                        self.peers[0].tell(Word::Reported(round, report));
+                    }
+                    Word::End => {
+                        self.end();
+                        return Ok(());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// When [`Self::take`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout()
+    }
+
+    /// Handles what has become ready, and time that has passed.
+    pub(super) fn take(&mut self, turns: &Turns, turn: &Turn) {
+        let now = turn.now;
+        if turn.overslept {
+            self.server.forgive(now);
+        }
+        let mut tun_ready = false;
+        for event in &turn.ready {
+            match event.token {
+                TUN => tun_ready = true,
+                WAKE => {
+                    turns.wake.drain();
+                    self.parcels(now);
+                }
+                token => self.socket(turns, now, token, event.readable, event.writable),
+            }
+        }
+        if tun_ready {
+            self.read_tun(now);
+        }
+        if self.server.poll_timeout().is_some_and(|at| at <= now) {
+            self.server.handle_timeout(now);
+        }
+    }
+
+    /// The next word that is not about this shard's own sessions.
+    pub(super) fn word(&mut self, now: Instant) -> Option<Word> {
+        loop {
+            match self.inbox.word()? {
+                Word::Replaced(seat) => self.server.close_replaced(now, seat),
+                word => return Some(word),
+            }
+        }
+    }
+
+    /// Tells other shards what concerns them; returns the MTU of the clients if it has changed.
+    pub(super) fn events(&mut self) -> Option<usize> {
+        let mut changed = None;
+        while let Some(event) = self.server.poll_event() {
+            match event {
+                ServerEvent::Mtu(mtu) => changed = Some(mtu),
+                ServerEvent::Replaced(seat) => {
+                    if let Some(peer) = self.peers.get(usize::from(seat.shard)) {
+                        peer.tell(Word::Replaced(seat));
+                    }
+                }
+            }
+        }
+        changed
+    }
+
+    fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
+        let Ok(number) = usize::try_from(token.wrapping_sub(SOCKETS)) else { return };
+        let Some(listening) = self.sockets.get_mut(number) else { return };
+        if writable {
+            listening.wire.flush(&turns.poller, token, source_of);
+        }
+        if !readable {
+            return;
+        }
+        for _ in 0..SOCKET_READS {
+            let Some(listening) = self.sockets.get_mut(number) else { return };
+            let count = match listening.wire.socket.recv_batch(&mut self.batch) {
+                Ok(0) => return,
+                Ok(count) => count,
+                Err(error) => {
+                    tracing::debug!(%error, "cannot receive");
+                    return;
+                }
+            };
+            let server = &mut self.server;
+            datagrams(&mut self.batch, |got| {
+                server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
+            });
+            self.server.handle_batch(now);
+            self.write_tun();
+            if count < BATCH {
+                return;
+            }
+        }
+    }
+
+    fn write_tun(&mut self) {
+        while let Some(joined) = self.server.poll_tun() {
+            write_tun(&self.tun, &joined);
+            self.server.recycle(joined);
+        }
+    }
+
+    fn read_tun(&mut self, now: Instant) {
+        let (server, peers, handed) = (&mut self.server, &self.peers, &mut self.handed);
+        let lost = &mut self.lost;
+        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| {
+            let Taken::By(shard) = server.handle_tun(now, hdr, packet) else { return };
+            let shard = usize::from(shard);
+            if peers.get(shard).is_some_and(|peer| peer.hand(hdr, packet)) {
+                handed[shard] = true;
+            } else {
+                *lost += 1;
+            }
+        });
+        for (peer, handed) in self.peers.iter().zip(&mut self.handed) {
+            if std::mem::take(handed) {
+                peer.wake();
+            }
+        }
+    }
+
+    /// Packets that other shards read.
+    fn parcels(&mut self, now: Instant) {
+        while let Some(mut parcel) = self.inbox.parcel() {
+            if !self.server.handle_handed(now, parcel.hdr, &mut parcel.packet) {
+                self.lost += 1;
+            }
+        }
+    }
+
+    /// Sends what is to be sent.
+    pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
+        loop {
+            self.out.clear();
+            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { break };
+            let local = transmit.local.map(Local::ip);
+            let Some(number) =
+                self.sockets.iter().position(|socket| serves(socket.bound, local, transmit.remote))
+            else {
+                continue;
+            };
+            let token = SOCKETS + number as u64;
+            let wire = &mut self.sockets[number].wire;
+            wire.send(&turns.poller, token, &transmit, &self.out, source_of(&transmit));
+        }
+        self.write_tun();
+    }
+
+    /// Figures for status output.
+    pub(super) fn report(&mut self, now: Instant) -> ShardReport {
+        ShardReport { sessions: self.server.report(now), lost: self.lost }
+    }
+
+    /// Its number.
+    pub(super) fn number(&self) -> u8 {
+        self.shard.index()
+    }
+
+    /// Says good-bye to the clients.
+    pub(super) fn end(&mut self) {
+        let now = Instant::now();
+        self.server.close(now, "the server ends");
+        loop {
+            self.out.clear();
+            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { break };
+            let local = transmit.local.map(Local::ip);
+            let socket = self.sockets.iter().find(|socket| serves(socket.bound, local, transmit.remote));
+            if let Some(socket) = socket {
+                socket.wire.send_last(&transmit, &self.out, source_of(&transmit));
+            }
+        }
+    }
+}
+
+/// The address that an answer must come from: the one that was asked.
+fn source_of(transmit: &Transmit) -> Option<IpAddr> {
+    transmit.local.map(Local::ip)
+}

@@ -1,0 +1,176 @@
+//! Connection IDs that say which thread of a server owns the connection.
+//!
+//! In: which shard this is, of how many. Out: connection IDs, and the shard that a received UDP
+//! payload belongs to. Always holds: the low four bits of the first byte, modulo the number of shards,
+//! are the shard's number; everything else looks random. So sockets that share a port can be steered
+//! by one byte, whatever addresses a connection's paths have.
+
+use noq_proto::{
+    ConnectionId, ConnectionIdGenerator, HashedConnectionIdGenerator, InvalidCid, RandomConnectionIdGenerator,
+};
+
+/// Shards of one endpoint, at most: as many as four bits tell apart.
+pub const MAX_SHARDS: u8 = 16;
+
+/// The bits of a connection ID's first byte that name a shard.
+const MASK: u8 = MAX_SHARDS - 1;
+/// Bytes of the connection ID that a client makes up for a server (RFC 9000 §7.2 asks for 8 or more).
+const FIRST_LEN: usize = 20;
+
+/// One of the threads that share the work of a server or a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Shard {
+    index: u8,
+    count: u8,
+}
+
+impl Shard {
+    /// The only one.
+    pub const ONLY: Self = Self { index: 0, count: 1 };
+
+    /// All of `count` shards; `count` is brought into the range from 1 to [`MAX_SHARDS`].
+    pub fn all(count: u8) -> impl ExactSizeIterator<Item = Self> {
+        let count = count.clamp(1, MAX_SHARDS);
+        (0..count).map(move |index| Self { index, count })
+    }
+
+    /// Its number, from 0.
+    pub fn index(self) -> u8 {
+        self.index
+    }
+
+    /// How many there are.
+    pub fn count(self) -> u8 {
+        self.count
+    }
+
+    fn owns(self, first_byte: u8) -> bool {
+        (first_byte & MASK) % self.count == self.index
+    }
+}
+
+/// The number of the shard, of `shards`, that a UDP payload is for; anything for what is no QUIC.
+pub fn shard_of(payload: &[u8], shards: u8) -> u8 {
+    // The destination connection ID follows the first byte, or, in long headers, the version and
+    // the ID's length (RFC 9000 §17).
+    let at = if payload.first().is_some_and(|flags| flags & 0x80 != 0) { 6 } else { 1 };
+    payload.get(at).map_or(0, |byte| (byte & MASK) % shards.max(1))
+}
+
+/// Makes the connection IDs of one shard.
+///
+/// Those of another shard count as nobody's: a packet that was steered wrongly is dropped instead of
+/// being answered with a stateless reset, which would end a living connection.
+pub(crate) struct ShardCids {
+    shard: Shard,
+    inner: HashedConnectionIdGenerator,
+}
+
+impl ShardCids {
+    /// IDs made with the same `key` are recognised after a restart.
+    pub(crate) fn new(shard: Shard, key: u64) -> Self {
+        Self { shard, inner: HashedConnectionIdGenerator::from_key(key) }
+    }
+}
+
+impl ConnectionIdGenerator for ShardCids {
+    fn generate_cid(&mut self) -> ConnectionId {
+        loop {
+            let id = self.inner.generate_cid();
+            if self.shard.owns(id[0]) {
+                return id;
+            }
+        }
+    }
+
+    fn validate(&self, id: ConnectionId) -> Result<(), InvalidCid> {
+        if !id.first().is_some_and(|byte| self.shard.owns(*byte)) {
+            return Err(InvalidCid);
+        }
+        self.inner.validate(id)
+    }
+
+    fn cid_len(&self) -> usize {
+        self.inner.cid_len()
+    }
+
+    fn cid_lifetime(&self) -> Option<mpvpn_types::Duration> {
+        self.inner.cid_lifetime()
+    }
+}
+
+/// A random connection ID for a server, with `value` in the low four bits of its first byte.
+pub(crate) fn first_cid(value: u8) -> ConnectionId {
+    let mut bytes = [0; FIRST_LEN];
+    bytes.copy_from_slice(&RandomConnectionIdGenerator::new(FIRST_LEN).generate_cid());
+    bytes[0] = bytes[0] & !MASK | value & MASK;
+    ConnectionId::new(&bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn short(id: &[u8]) -> Vec<u8> {
+        [&[0x40], id, &[0; 20]].concat()
+    }
+
+    fn long(id: &[u8]) -> Vec<u8> {
+        [&[0xc0, 0, 0, 0, 1, id.len() as u8], id, &[0; 20]].concat()
+    }
+
+    #[test]
+    fn the_ids_of_a_shard_lead_to_it_and_only_it_takes_them_for_its_own() {
+        for count in 1..=MAX_SHARDS {
+            for shard in Shard::all(count) {
+                let mut ids = ShardCids::new(shard, 7);
+                for _ in 0..50 {
+                    let id = ids.generate_cid();
+                    assert_eq!(shard_of(&short(&id), count), shard.index());
+                    assert_eq!(shard_of(&long(&id), count), shard.index());
+                    for other in Shard::all(count) {
+                        let valid = ShardCids::new(other, 7).validate(id).is_ok();
+                        assert_eq!(valid, other == shard, "{shard:?} {other:?}");
+                    }
+                    assert!(ShardCids::new(shard, 8).validate(id).is_err(), "another server's");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn ids_are_as_random_as_they_may_be() {
+        let [_, second] = [0, 1].map(|index| Shard::all(2).nth(index).unwrap());
+        let mut ids = ShardCids::new(second, 7);
+        let firsts: std::collections::BTreeSet<u8> = (0..5000).map(|_| ids.generate_cid()[0]).collect();
+        assert_eq!(firsts.len(), 128, "half of the values of a byte");
+    }
+
+    #[test]
+    fn a_restart_with_another_number_of_shards_recognises_old_ids() {
+        let id = ShardCids::new(Shard::ONLY, 7).generate_cid();
+        for count in 1..=MAX_SHARDS {
+            let at = shard_of(&short(&id), count);
+            let shard = Shard::all(count).nth(usize::from(at)).unwrap();
+            assert!(ShardCids::new(shard, 7).validate(id).is_ok(), "{count} shards");
+        }
+    }
+
+    #[test]
+    fn a_client_chooses_the_shard_of_its_first_packet() {
+        for value in 0..MAX_SHARDS {
+            let (one, other) = (first_cid(value), first_cid(value));
+            assert_ne!(one[..], other[..]);
+            assert_eq!(shard_of(&long(&one), 16), value);
+            assert_eq!(shard_of(&long(&one), 2), value % 2);
+        }
+    }
+
+    #[test]
+    fn what_is_too_short_goes_somewhere() {
+        for length in 0..7 {
+            assert_eq!(shard_of(&[0xff; 7][..length], 4), 0, "{length} bytes");
+        }
+        assert_eq!(shard_of(&[0x40], 4), 0);
+    }
+}

@@ -1,0 +1,85 @@
+//! Several connections of one session, each driven by a [`Client`] of its own: the home makes the
+//! session, the members join it.
+
+use mpvpn_masque::headers::Headers;
+use mpvpn_types::Instant;
+
+use super::{Client, ClientConfig};
+use crate::{MEMBER_HEADER, Member};
+
+/// What a client is in its session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// It has the only connection.
+    Only,
+    /// It makes the session; `agreed`: the server lets others join.
+    Home { agreed: bool },
+    /// It joins.
+    Member(Member),
+}
+
+impl Part {
+    pub(super) fn is_member(self) -> bool {
+        matches!(self, Self::Member(_))
+    }
+
+    pub(super) fn has_members(self) -> bool {
+        self == Self::Home { agreed: true }
+    }
+
+    /// What the request says about it.
+    pub(super) fn header(self) -> Option<(String, String)> {
+        let member = match self {
+            Self::Only => return None,
+            Self::Home { .. } => Member::HOME,
+            Self::Member(member) => member,
+        };
+        Some((MEMBER_HEADER.to_owned(), member.number().to_string()))
+    }
+
+    /// Takes the response. A member must have got what it asked for; a home does without.
+    pub(super) fn agreed(&mut self, headers: &Headers, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
+        let echo = headers.text(MEMBER_HEADER).and_then(|text| text.trim().parse().ok());
+        match self {
+            Self::Only => true,
+            Self::Home { agreed } => {
+                *agreed = echo == Some(Member::HOME.number());
+                true
+            }
+            Self::Member(member) => echo == Some(member.number()) && got.is_some() && got == asked,
+        }
+    }
+}
+
+impl Client {
+    /// Asks the server to let others join: [`super::ClientEvent::Members`] says when they may. To be
+    /// called before the first link is up.
+    pub fn allow_members(&mut self) {
+        self.part = Part::Home { agreed: false };
+    }
+
+    /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures
+    /// are never fatal: it tries again.
+    pub fn member(now: Instant, config: ClientConfig, member: Member) -> Self {
+        Self { part: Part::Member(member), ..Self::new(now, config) }
+    }
+
+    /// Joins the session with this secret, and leaves any other. Nothing happens to a client that is no
+    /// member, or belongs to this session already.
+    pub fn join(&mut self, now: Instant, secret: Vec<u8>) {
+        if !self.part.is_member() || self.secret.as_ref() == Some(&secret) {
+            return;
+        }
+        self.secret = Some(secret);
+        self.close_session(now, "the session is another one");
+        for attempt in std::mem::take(&mut self.attempts) {
+            self.close_connection(now, attempt.connection, "the session is another one");
+        }
+        self.assignment = None;
+        self.backoff.now(now);
+    }
+
+    pub(super) fn may_connect(&self) -> bool {
+        !self.ended && (!self.part.is_member() || self.secret.is_some())
+    }
+}

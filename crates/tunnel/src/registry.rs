@@ -1,0 +1,329 @@
+//! What the shards of a server must agree on: who has which addresses, and which shard serves whom.
+//!
+//! In: connections that are granted a tunnel, and their ends. Out: sessions with their addresses, and
+//! the shard that can reach an address. Always holds: it is asked when a session comes, goes or
+//! changes, and for packets whose session has no connection on the shard that read them; never for
+//! other packets.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use mpvpn_quic::ConnectionId;
+use mpvpn_types::{Instant, SessionId};
+use rustc_hash::FxHashMap;
+
+use crate::{Addresses, Exhausted, Pool, Secret};
+
+/// The number of a connection within its session: a client that spreads its work over several
+/// threads has a connection of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member(u8);
+
+impl Member {
+    /// The connection that makes the session, and the only one of most clients.
+    pub const HOME: Self = Self(0);
+    /// Connections of one session, at most.
+    pub const MAX: u8 = mpvpn_quic::MAX_SHARDS;
+
+    /// The member with this number, if there can be one.
+    pub fn new(number: u8) -> Option<Self> {
+        (number < Self::MAX).then_some(Self(number))
+    }
+
+    /// Its number, from 0.
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// A tunnel of a member, at the shard that has its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seat {
+    /// The number of the shard.
+    pub shard: u8,
+    /// The connection at that shard.
+    pub connection: ConnectionId,
+    /// Tells this tunnel from a later one of the same connection number.
+    pub serial: u64,
+}
+
+/// Why a tunnel is not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Denial {
+    /// As many sessions as are allowed.
+    Full,
+    /// A member of a session that nobody knows.
+    UnknownSession,
+}
+
+/// What a connection is given when it enters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Entry {
+    pub(crate) session: SessionId,
+    pub(crate) secret: Secret,
+    /// The addresses, if they are known already.
+    pub(crate) addresses: Option<Addresses>,
+    pub(crate) serial: u64,
+    /// The earlier tunnel of the same member, to be closed.
+    pub(crate) replaced: Option<Seat>,
+}
+
+/// Who enters.
+pub(crate) struct Visitor<'a> {
+    pub(crate) user: &'a str,
+    pub(crate) shown: Option<Secret>,
+    pub(crate) member: Member,
+    pub(crate) shard: u8,
+    pub(crate) connection: ConnectionId,
+}
+
+#[derive(Debug)]
+struct Session {
+    id: SessionId,
+    members: BTreeMap<Member, Seat>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    pool: Pool,
+    sessions: BTreeMap<Secret, Session>,
+    by_ip: FxHashMap<IpAddr, Secret>,
+    max_sessions: usize,
+    last_session: u32,
+    last_serial: u64,
+    /// What each shard's clients can take, if it has any (bytes).
+    mtus: BTreeMap<u8, usize>,
+}
+
+/// The sessions of a server. Clones are the same one.
+#[derive(Clone, Debug)]
+pub struct Registry(Arc<Mutex<Inner>>);
+
+impl Registry {
+    /// No sessions, and addresses from these subnets for at most `max_sessions`.
+    pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>, max_sessions: usize) -> Self {
+        Self(Arc::new(Mutex::new(Inner {
+            pool: Pool::new(v4, v6),
+            sessions: BTreeMap::new(),
+            by_ip: FxHashMap::default(),
+            max_sessions,
+            last_session: 0,
+            last_serial: 0,
+            mtus: BTreeMap::new(),
+        })))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing here panics half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sessions now.
+    pub fn sessions(&self) -> usize {
+        self.lock().sessions.len()
+    }
+
+    /// The largest packet that some client can take (bytes), if there is a client.
+    pub fn mtu(&self) -> Option<usize> {
+        self.lock().mtus.values().max().copied()
+    }
+
+    /// Notes what the clients of a shard can take, and returns the same for all.
+    pub(crate) fn set_mtu(&self, shard: u8, mtu: Option<usize>) -> Option<usize> {
+        let mut inner = self.lock();
+        match mtu {
+            Some(mtu) => inner.mtus.insert(shard, mtu),
+            None => inner.mtus.remove(&shard),
+        };
+        inner.mtus.values().max().copied()
+    }
+
+    /// The server's own addresses.
+    pub(crate) fn own(&self) -> Addresses {
+        self.lock().pool.own()
+    }
+
+    /// The networks that addresses are given from.
+    pub(crate) fn networks(&self) -> (Ipv4Net, Option<Ipv6Net>) {
+        let inner = self.lock();
+        (inner.pool.v4_net(), inner.pool.v6_net())
+    }
+
+    /// A shard with a connection of the session that has this address.
+    pub(crate) fn shard_of(&self, ip: IpAddr) -> Option<u8> {
+        let inner = self.lock();
+        let session = inner.sessions.get(inner.by_ip.get(&ip)?)?;
+        session.members.values().next().map(|seat| seat.shard)
+    }
+
+    /// Grants a tunnel to a connection: of the session whose secret it shows, or of a new one with
+    /// the secret that `fresh` makes.
+    pub(crate) fn enter(
+        &self,
+        visitor: &Visitor<'_>,
+        fresh: impl FnOnce() -> Secret,
+    ) -> Result<Entry, Denial> {
+        let inner = &mut *self.lock();
+        let known =
+            visitor.shown.and_then(|secret| Some((secret, inner.pool.resume(&secret, visitor.user)?)));
+        if known.is_none() && visitor.member != Member::HOME {
+            return Err(Denial::UnknownSession);
+        }
+        if known.is_none() && inner.sessions.len() >= inner.max_sessions {
+            return Err(Denial::Full);
+        }
+        let (secret, addresses) = match known {
+            Some((secret, addresses)) => (secret, Some(addresses)),
+            None => (fresh(), None),
+        };
+        inner.last_serial += 1;
+        let serial = inner.last_serial;
+        let last_session = &mut inner.last_session;
+        let session = inner.sessions.entry(secret).or_insert_with(|| {
+            *last_session = last_session.wrapping_add(1);
+            Session { id: SessionId(*last_session), members: BTreeMap::new() }
+        });
+        let seat = Seat { shard: visitor.shard, connection: visitor.connection, serial };
+        let replaced = session.members.insert(visitor.member, seat);
+        let id = session.id;
+        for ip in addresses.iter().flat_map(Addresses::iter) {
+            inner.by_ip.insert(ip, secret);
+        }
+        Ok(Entry { session: id, secret, addresses, serial, replaced })
+    }
+
+    /// Gives a session that has none its addresses.
+    pub(crate) fn assign(
+        &self,
+        secret: Secret,
+        user: &str,
+        wishes: &[IpAddr],
+    ) -> Result<Addresses, Exhausted> {
+        let inner = &mut *self.lock();
+        let addresses = inner.pool.assign(secret, user, wishes)?;
+        for ip in addresses.iter() {
+            inner.by_ip.insert(ip, secret);
+        }
+        Ok(addresses)
+    }
+
+    /// A tunnel has ended. The session ends with its last one; its addresses stay reserved while
+    /// others are free.
+    pub(crate) fn leave(&self, now: Instant, secret: &Secret, member: Member, serial: u64) {
+        let inner = &mut *self.lock();
+        let Some(session) = inner.sessions.get_mut(secret) else { return };
+        if session.members.get(&member).is_none_or(|seat| seat.serial != serial) {
+            return;
+        }
+        session.members.remove(&member);
+        if !session.members.is_empty() {
+            return;
+        }
+        inner.sessions.remove(secret);
+        for ip in inner.pool.addresses(secret).iter().flat_map(Addresses::iter) {
+            inner.by_ip.remove(&ip);
+        }
+        inner.pool.release(now, secret);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn registry() -> Registry {
+        Registry::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()), 3)
+    }
+
+    fn visitor(shown: Option<Secret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
+        let member = Member::new(member).unwrap();
+        Visitor { user: "alice", shown, member, shard, connection: ConnectionId(connection) }
+    }
+
+    /// A session with addresses whose home is connection 1 of shard 0.
+    fn home(registry: &Registry, secret: Secret) -> (Entry, Addresses) {
+        let entry = registry.enter(&visitor(None, 0, 0, 1), || secret).unwrap();
+        let addresses = registry.assign(secret, "alice", &[]).unwrap();
+        (entry, addresses)
+    }
+
+    #[test]
+    fn a_member_joins_without_taking_the_others_place() {
+        let registry = registry();
+        let (first, addresses) = home(&registry, [1; 16]);
+        let joined = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || panic!("no new session")).unwrap();
+        assert_eq!((joined.session, joined.addresses), (first.session, Some(addresses)));
+        assert_eq!(joined.replaced, None);
+        assert_eq!(registry.sessions(), 1);
+        assert_eq!(registry.shard_of(addresses.v4.unwrap().into()), Some(0));
+    }
+
+    #[test]
+    fn a_later_connection_of_a_member_replaces_the_earlier_one_and_only_that() {
+        let registry = registry();
+        let (first, addresses) = home(&registry, [1; 16]);
+        let one = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
+        let two = registry.enter(&visitor(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
+        let replaced = Seat { shard: 1, connection: ConnectionId(7), serial: one.serial };
+        assert_eq!(two.replaced, Some(replaced));
+        // The end of the replaced one must not end its successor.
+        registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), one.serial);
+        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
+        assert_eq!(registry.sessions(), 1);
+        assert_eq!(registry.shard_of(addresses.v6.unwrap().into()), Some(0));
+        registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), two.serial);
+        assert_eq!(registry.sessions(), 0);
+    }
+
+    #[test]
+    fn a_session_lives_until_its_last_member_leaves() {
+        let registry = registry();
+        let (first, addresses) = home(&registry, [1; 16]);
+        let ip = addresses.v4.unwrap().into();
+        let other = registry.enter(&visitor(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
+        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
+        assert_eq!((registry.sessions(), registry.shard_of(ip)), (1, Some(2)));
+        registry.leave(Instant::now(), &[1; 16], Member::new(3).unwrap(), other.serial);
+        assert_eq!((registry.sessions(), registry.shard_of(ip)), (0, None));
+        let back = registry.enter(&visitor(Some([1; 16]), 0, 1, 2), || unreachable!()).unwrap();
+        assert_eq!(back.addresses, Some(addresses));
+        assert_ne!(back.session, first.session);
+        assert_eq!(registry.shard_of(ip), Some(1));
+    }
+
+    #[test]
+    fn members_of_unknown_sessions_and_of_others_are_denied() {
+        let registry = registry();
+        home(&registry, [1; 16]);
+        let stranger = visitor(Some([9; 16]), 1, 0, 5);
+        assert_eq!(registry.enter(&stranger, || unreachable!()).unwrap_err(), Denial::UnknownSession);
+        let bob = Visitor { user: "bob", ..visitor(Some([1; 16]), 1, 0, 5) };
+        assert_eq!(registry.enter(&bob, || unreachable!()).unwrap_err(), Denial::UnknownSession);
+        let bob = Visitor { member: Member::HOME, ..bob };
+        assert_eq!(registry.enter(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
+    }
+
+    #[test]
+    fn members_do_not_count_as_sessions() {
+        let registry = registry();
+        for n in 1..=3 {
+            home(&registry, [n; 16]);
+            registry.enter(&visitor(Some([n; 16]), 1, 1, 7), || unreachable!()).unwrap();
+        }
+        assert_eq!(registry.enter(&visitor(None, 0, 0, 1), || [4; 16]).unwrap_err(), Denial::Full);
+        assert!(registry.enter(&visitor(Some([1; 16]), 2, 1, 8), || unreachable!()).is_ok());
+    }
+
+    #[test]
+    fn the_mtu_is_the_largest_of_all_shards_with_clients() {
+        let registry = registry();
+        assert_eq!(registry.mtu(), None);
+        assert_eq!(registry.set_mtu(0, Some(1280)), Some(1280));
+        assert_eq!(registry.set_mtu(1, Some(1400)), Some(1400));
+        assert_eq!(registry.set_mtu(1, None), Some(1280));
+    }
+}

@@ -1,0 +1,254 @@
+//! What a server answers on the request stream: whether a tunnel is granted, addresses and routes.
+
+use std::net::IpAddr;
+
+use bytes::BytesMut;
+use ipnet::IpNet;
+use mpvpn_masque::{
+    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, routes_sorted},
+    connect_ip,
+    h3::{self, Event as HttpEvent},
+    headers::Headers,
+    request::Rejection,
+};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_types::{Instant, PathId};
+
+use super::{Server, Tunnel};
+use crate::{
+    Addresses, MEMBER_HEADER, Member, NETWORKS_HEADER, SCHEDULER_HEADER, Secret,
+    carrier::{Carrier, Role},
+    http::Http,
+    registry::{Denial, Visitor},
+};
+
+impl Server {
+    pub(super) fn drive_http(&mut self, now: Instant, id: ConnectionId) {
+        loop {
+            let Some(peer) = self.peers.get_mut(id) else { return };
+            let Some(event) = peer.http.as_mut().and_then(Http::poll) else { return };
+            let on_tunnel = |stream| peer.tunnel.as_ref().is_some_and(|tunnel| tunnel.stream == stream);
+            match event {
+                HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
+                    self.request(now, id, stream, &headers);
+                }
+                HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
+                HttpEvent::Finished { stream } if on_tunnel(stream) => {
+                    if let Some(connection) = self.endpoint.get(id) {
+                        connection.finish(stream);
+                    }
+                    self.end_tunnel(now, id);
+                }
+                HttpEvent::Reset { stream, .. } if on_tunnel(stream) => {
+                    if let Some(connection) = self.endpoint.get(id) {
+                        connection.reset(stream, h3::code::REQUEST_CANCELLED);
+                    }
+                    self.end_tunnel(now, id);
+                }
+                HttpEvent::StreamError { stream, code, .. } => {
+                    if let Some(connection) = self.endpoint.get(id) {
+                        connection.reset(stream, code);
+                        connection.stop(stream, code);
+                    }
+                    if let Some(http) = self.peers.get_mut(id).and_then(|peer| peer.http.as_mut()) {
+                        http.forget(stream);
+                    }
+                    if self.stream_of(id) == Some(stream) {
+                        self.end_tunnel(now, id);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn request(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+        let refusal = match self.admit(now, id, stream, headers) {
+            Ok(()) => return,
+            Err(refusal) => refusal,
+        };
+        let Some(connection) = self.endpoint.get(id) else { return };
+        tracing::info!(status = refusal.status, reason = %refusal.reason, "request refused");
+        connection.write(stream, h3::encode_headers(&refusal.headers()));
+        connection.finish(stream);
+        connection.stop(stream, h3::code::NO_ERROR);
+    }
+
+    fn admit(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        stream: StreamId,
+        headers: &Headers,
+    ) -> Result<(), Rejection> {
+        let reject = |status, reason: &'static str| Rejection::new(status, reason);
+        let request = connect_ip::parse_request(headers, &self.template)?;
+        let user = self.config.auth.authenticate(request.authorization.as_deref());
+        let user = user.map_err(Rejection::unauthorized)?;
+        let allowed = self.peers.get(id).and_then(|peer| peer.http.as_ref());
+        if !allowed.is_some_and(Http::datagrams_allowed) {
+            return Err(reject(400, "the client has not switched HTTP datagrams on"));
+        }
+        if self.stream_of(id).is_some() {
+            return Err(reject(409, "this connection has a tunnel already"));
+        }
+        let Some(member) = member_of(headers) else {
+            return Err(reject(400, "mpvpn-member is no number from 0 to 15"));
+        };
+        let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
+        let visitor = Visitor { user: &user, shown, member, shard: self.shard.index(), connection: id };
+        let entry =
+            self.registry.enter(&visitor, || (self.config.secrets)()).map_err(|denial| match denial {
+                Denial::Full => reject(503, "the server is full"),
+                Denial::UnknownSession => reject(409, "no such session to be a member of"),
+            })?;
+        if let Some(seat) = entry.replaced {
+            self.replace(now, seat);
+        }
+        let scheduler = headers.text(SCHEDULER_HEADER).and_then(|name| name.parse::<Scheduler>().ok());
+        let mut routes = BytesMut::new();
+        self.route_capsule().encode(&mut routes);
+        let Some(connection) = self.endpoint.get(id) else {
+            self.registry.leave(now, &entry.secret, member, entry.serial);
+            return Err(reject(500, "the connection is gone"));
+        };
+        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler.unwrap_or_default());
+        for path in connection.paths().collect::<Vec<PathId>>() {
+            carrier.path_opened(now, connection, path);
+        }
+        let mut answer = connect_ip::accept(Some(&entry.secret));
+        let (v4, v6) = self.networks;
+        let nets: Vec<String> =
+            std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
+        answer.push(NETWORKS_HEADER, nets.join(", "));
+        if headers.value(MEMBER_HEADER).is_some() {
+            answer.push(MEMBER_HEADER, member.number().to_string());
+        }
+        connection.write(stream, h3::encode_headers(&answer));
+        connection.write(stream, h3::encode_data(&routes));
+        self.by_member.insert((entry.secret, member), id);
+        let tunnel = Tunnel {
+            stream,
+            user,
+            session: entry.session,
+            secret: entry.secret,
+            member,
+            serial: entry.serial,
+            addresses: None,
+            since: now,
+            capsules: CapsuleReader::new(),
+            carrier,
+            serves: member == Member::HOME,
+            counted_mtu: None,
+        };
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.tunnel = Some(Box::new(tunnel));
+        }
+        if let Some(addresses) = entry.addresses {
+            self.grant(id, addresses, &[]);
+        }
+        Ok(())
+    }
+
+    fn route_capsule(&self) -> Capsule {
+        let family = |net: &&IpNet| match net {
+            IpNet::V4(_) => true,
+            IpNet::V6(_) => self.networks.1.is_some(),
+        };
+        let ranges = self.config.routes.iter().filter(family).map(|net| IpRange::from_net(*net, 0));
+        Capsule::RouteAdvertisement(routes_sorted(ranges.collect()))
+    }
+
+    /// Gives a session its addresses and tells the client, answering the requests of `asked`.
+    fn grant(&mut self, id: ConnectionId, addresses: Addresses, asked: &[(u64, IpNet)]) {
+        let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
+        if tunnel.addresses.is_none() {
+            tracing::info!(user = %tunnel.user, v4 = ?addresses.v4, v6 = ?addresses.v6, "client connected");
+        }
+        tunnel.addresses = Some(addresses);
+        let (stream, secret) = (tunnel.stream, tunnel.secret);
+        self.serve(&secret, addresses);
+        let mut entries = Vec::new();
+        for ip in addresses.iter() {
+            let request = asked.iter().find(|(_, net)| net.addr().is_ipv4() == ip.is_ipv4());
+            entries.push(AssignedAddress {
+                request_id: request.map_or(0, |(request, _)| *request),
+                net: IpNet::from(ip),
+            });
+        }
+        // A request beyond one address a family is answered with a refusal (RFC 9484 §4.7.2).
+        for (request_id, net) in asked {
+            if !entries.iter().any(|entry| entry.request_id == *request_id) {
+                let none: IpAddr = if net.addr().is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+                entries.push(AssignedAddress { request_id: *request_id, net: IpNet::from(none) });
+            }
+        }
+        let mut capsule = BytesMut::new();
+        Capsule::AddressAssign(entries).encode(&mut capsule);
+        if let Some(connection) = self.endpoint.get(id) {
+            connection.write(stream, h3::encode_data(&capsule));
+        }
+    }
+
+    fn capsules(&mut self, now: Instant, id: ConnectionId, data: &[u8]) {
+        let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
+        tunnel.capsules.push(data);
+        loop {
+            let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
+            match tunnel.capsules.next() {
+                Ok(None) => return,
+                Ok(Some(Capsule::AddressRequest(requests))) => {
+                    let asked: Vec<_> =
+                        requests.iter().map(|request| (request.request_id, request.net)).collect();
+                    self.address(now, id, &asked);
+                }
+                // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
+                Ok(Some(_)) => {}
+                Err(error) => {
+                    tracing::info!(%error, "a client sent a malformed capsule");
+                    let stream = tunnel.stream;
+                    if let Some(connection) = self.endpoint.get(id) {
+                        connection.reset(stream, h3::code::MESSAGE_ERROR);
+                        connection.stop(stream, h3::code::MESSAGE_ERROR);
+                    }
+                    return self.end_tunnel(now, id);
+                }
+            }
+        }
+    }
+
+    pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {
+        let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) else { return };
+        let addresses = match tunnel.addresses {
+            Some(addresses) => addresses,
+            None => {
+                let wishes: Vec<_> = asked.iter().map(|(_, net)| net.addr()).collect();
+                let user = tunnel.user.clone();
+                match self.registry.assign(tunnel.secret, &user, &wishes) {
+                    Ok(addresses) => addresses,
+                    Err(error) => {
+                        tracing::warn!(%error, "a client got no address");
+                        return self.close_peer(now, id, h3::code::INTERNAL_ERROR, "no address is free");
+                    }
+                }
+            }
+        };
+        self.grant(id, addresses, asked);
+    }
+
+    fn stream_of(&self, id: ConnectionId) -> Option<StreamId> {
+        Some(self.peers.get(id)?.tunnel.as_ref()?.stream)
+    }
+}
+
+/// Which member of its session a connection is; `None` if it cannot be understood. Here a field that
+/// does not parse must not count as absent: the connection would take the place of the home.
+fn member_of(headers: &Headers) -> Option<Member> {
+    if headers.value(MEMBER_HEADER).is_none() {
+        return Some(Member::HOME);
+    }
+    let text = std::str::from_utf8(headers.single(MEMBER_HEADER)?).ok()?;
+    let bare = text.split(';').next().unwrap_or_default().trim_matches(' ');
+    Member::new(bare.parse().ok()?)
+}

@@ -1,0 +1,96 @@
+//! What many links, many clients and long silence do to a tunnel, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, TOKEN, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn active(world: &mut World, client: usize) -> usize {
+    let now = world.now;
+    let paths = world.machines[client].client.report(now).paths;
+    paths.iter().filter(|path| path.state == PathState::Active).count()
+}
+
+/// Datagrams that all links of all clients have delivered, up and down.
+fn delivered(world: &World) -> (u64, u64) {
+    let links = world.machines.iter().flat_map(|machine| machine.links.values());
+    links.fold((0, 0), |(up, down), link| (up + link.up.passed, down + link.down.passed))
+}
+
+#[test]
+fn every_link_of_a_client_with_twelve_gets_a_path() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS); 12]);
+    world.up(client);
+    world.run(2 * SECOND);
+    assert_eq!(active(&mut world, client), 12);
+}
+
+#[test]
+fn links_that_are_plugged_in_one_by_one_get_paths_at_once() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS); 9]);
+    for link in 1..9 {
+        let now = world.now;
+        world.machines[client].client.link_down(now, LinkId(link));
+    }
+    world.up(client);
+    world.run(SECOND);
+    assert_eq!(active(&mut world, client), 1);
+    for link in 1..9 {
+        let now = world.now;
+        world.machines[client].client.link_up(now, LinkId(link), world::SERVER.parse().unwrap());
+        world.run(200 * MS);
+        assert_eq!(active(&mut world, client), usize::from(link) + 1);
+    }
+}
+
+#[test]
+fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
+    let mut world = World::new();
+    for _ in 0..20 {
+        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+        world.up(client);
+    }
+    world.run(30 * SECOND);
+    let before = delivered(&world);
+    world.run(120 * SECOND);
+    let after = delivered(&world);
+    // A heartbeat of either end in 15 s, and an acknowledgement of each.
+    let most = 20 * 2 * (120 / 15 + 1);
+    assert!(after.0 - before.0 <= most && after.1 - before.1 <= most, "{before:?}, then {after:?}");
+    assert!(after.0 - before.0 >= 20 * (120 / 15), "{before:?}, then {after:?}");
+}
+
+/// A busy client, both ends of which stand still for half a second. Whether the server then takes its path
+/// for dead.
+fn stands_still(forgive: bool) -> bool {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
+    world.up(client);
+    world.chat(client, SECOND);
+    // Nothing may arrive afterwards that proves the opposite.
+    let link = world.machines[client].links.get_mut(&LinkId(0)).expect("its link");
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    world.run(20 * MS);
+    world.now += 500 * MS;
+    let now = world.now;
+    if forgive {
+        world.servers[0].forgive(now);
+        world.machines[client].client.forgive(now);
+    }
+    world.run(5 * MS);
+    let report = world.servers[0].report(world.now);
+    report[0].paths.iter().any(|path| path.state == PathState::Down)
+}
+
+#[test]
+fn an_end_that_stood_still_does_not_take_its_own_silence_for_that_of_a_path() {
+    assert!(stands_still(false), "half a second of silence is death");
+    assert!(!stands_still(true), "but not if this end did not listen");
+}

@@ -1,0 +1,204 @@
+//! Stories of a server of two shards, and of sessions with several connections, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::IpAddr;
+
+use mpvpn_path::Scheduler;
+use mpvpn_tunnel::ClientState;
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, TOKEN, World};
+
+const LINK: [(u64, Duration); 1] = [(100, Duration::from_millis(10))];
+
+/// A home at the first shard and a member at the second, both up.
+fn home_and_member() -> (World, usize, usize) {
+    let mut world = World::with_shards(2);
+    let home = world.add(TOKEN, Scheduler::Auto, &LINK);
+    let member = world.add_member(home, 1, &LINK);
+    world.up(home);
+    world.up(member);
+    (world, home, member)
+}
+
+fn state(world: &mut World, machine: usize) -> ClientState {
+    let now = world.now;
+    world.machines[machine].client.report(now).state
+}
+
+/// Connections of each shard.
+fn connections(world: &mut World) -> Vec<usize> {
+    let now = world.now;
+    world.servers.iter_mut().map(|server| server.report(now).len()).collect()
+}
+
+fn silence(world: &mut World, machine: usize, loss: f64) {
+    for link in world.machines[machine].links.values_mut() {
+        (link.up.loss, link.down.loss) = (loss, loss);
+    }
+}
+
+/// Packets that a machine receives of 20 sent to it through each queue of the server's TUN.
+fn received(world: &mut World, machines: &[usize], to: usize) -> Vec<usize> {
+    for machine in machines {
+        world.machines[*machine].received.clear();
+    }
+    for n in 0..20 {
+        for queue in 0..world.servers.len() {
+            let packet = world.inward(to, &[n; 100]);
+            world.server_sends_through(queue, packet);
+            // One at a time: packets that arrive together are joined.
+            world.run(3 * MS);
+        }
+    }
+    world.run(100 * MS);
+    machines.iter().map(|machine| world.machines[*machine].received.len()).collect()
+}
+
+#[test]
+fn clients_of_different_shards_are_reached_through_any_queue() {
+    let mut world = World::with_shards(2);
+    let a = world.add(TOKEN, Scheduler::Auto, &LINK);
+    let b = world.add(TOKEN, Scheduler::Auto, &LINK);
+    world.up(a);
+    world.up(b);
+    assert_eq!(connections(&mut world), [1, 1]);
+    assert_eq!(world.servers[0].sessions(), 2);
+    assert_ne!(world.address(a, true), world.address(b, true));
+    assert_eq!(received(&mut world, &[a, b], a), [40, 0]);
+    assert_eq!(received(&mut world, &[a, b], b), [0, 40]);
+    assert_eq!(world.handed, 40, "half of the packets came to the wrong shard");
+    // Nobody has this address: the sender is told, and nothing is handed to anybody.
+    let to = "10.0.0.99:4000".parse().unwrap();
+    let packet = mpvpn_packet::build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"x");
+    world.at_server.clear();
+    world.server_sends_through(1, packet);
+    world.run(MS);
+    assert_eq!((world.handed, world.at_server.len()), (40, 1));
+}
+
+#[test]
+fn a_member_joins_the_session_and_its_flows_come_back_its_way() {
+    let (mut world, home, member) = home_and_member();
+    assert_eq!(connections(&mut world), [1, 1]);
+    assert_eq!(world.servers[0].sessions(), 1);
+    for v4 in [true, false] {
+        assert_eq!(world.address(home, v4), world.address(member, v4));
+    }
+    // Nothing has come up through the member yet: its thread may not be ready.
+    assert_eq!(received(&mut world, &[home, member], home), [40, 0]);
+    let packet = world.outward(member, b"up");
+    world.at_server.clear();
+    world.client_sends(member, packet.clone());
+    world.run(50 * MS);
+    assert_eq!(world.at_server.iter().map(|(_, packet)| packet).collect::<Vec<_>>(), [&packet]);
+    // From now on each queue is served by its own shard.
+    assert_eq!(received(&mut world, &[home, member], home), [20, 20]);
+}
+
+#[test]
+fn a_member_that_dies_takes_nothing_with_it_and_comes_back() {
+    let (mut world, home, member) = home_and_member();
+    let packet = world.outward(member, b"up");
+    world.client_sends(member, packet);
+    world.run(50 * MS);
+    silence(&mut world, member, 1.0);
+    let (a, b) = world.chat(home, Duration::from_secs(2));
+    assert!(a.max(b) < 50 * MS, "{a:?} {b:?}");
+    world.run(Duration::from_secs(70));
+    assert_eq!(connections(&mut world), [1, 0]);
+    assert_eq!(received(&mut world, &[home, member], home), [40, 0]);
+    silence(&mut world, member, 0.0);
+    world.run(Duration::from_secs(6));
+    assert_eq!(state(&mut world, member), ClientState::Up);
+    assert_eq!(connections(&mut world), [1, 1]);
+    assert_eq!(world.machines[home].downs, 0);
+}
+
+#[test]
+fn the_session_outlives_its_home_and_takes_it_back() {
+    let (mut world, home, member) = home_and_member();
+    let before = world.address(home, true);
+    world.chat(member, Duration::from_secs(1));
+    silence(&mut world, home, 1.0);
+    // The kernel of the server gives the member's queue what the member's flows get.
+    world.run(Duration::from_secs(75));
+    assert_eq!(connections(&mut world), [0, 1]);
+    assert_eq!(received(&mut world, &[home, member], member), [0, 40]);
+    silence(&mut world, home, 0.0);
+    world.run(Duration::from_secs(6));
+    assert_eq!(state(&mut world, home), ClientState::Up);
+    assert_eq!(world.address(home, true), before);
+    assert_eq!((connections(&mut world), world.servers[0].sessions()), (vec![1, 1], 1));
+    assert_eq!(world.machines[member].downs, 0, "the member lost its connection");
+}
+
+#[test]
+fn after_a_restart_of_the_server_the_members_follow_their_home() {
+    let (mut world, home, member) = home_and_member();
+    let before = world.machines[home].members.clone();
+    let address = world.address(home, true);
+    world.chat(member, Duration::from_secs(1));
+    world.restart_server();
+    for _ in 0..100 {
+        let (out, other) = (world.outward(home, b"x"), world.outward(member, b"y"));
+        world.client_sends(home, out);
+        world.client_sends(member, other);
+        world.run(100 * MS);
+    }
+    assert_ne!(world.machines[home].members, before, "a new server makes a new secret");
+    for machine in [home, member] {
+        assert_eq!(state(&mut world, machine), ClientState::Up);
+        assert_eq!(world.address(machine, true), address);
+    }
+    assert_eq!((connections(&mut world), world.servers[0].sessions()), (vec![1, 1], 1));
+}
+
+#[test]
+fn a_later_connection_of_a_member_replaces_one_of_another_shard() {
+    let (mut world, home, old) = home_and_member();
+    silence(&mut world, old, 1.0);
+    // The third client goes to the first shard.
+    let new = world.add_member(home, 1, &LINK);
+    world.up(new);
+    world.run(100 * MS);
+    assert_eq!(connections(&mut world), [2, 0]);
+    assert_eq!(received(&mut world, &[home], home), [40]);
+}
+
+#[test]
+fn a_member_without_its_home_s_secret_gets_nothing() {
+    let mut world = World::with_shards(2);
+    let home = world.add(TOKEN, Scheduler::Auto, &LINK);
+    world.up(home);
+    let stranger = world.add_member(home, 1, &LINK);
+    world.machines[stranger].home = None;
+    let now = world.now;
+    world.machines[stranger].client.join(now, vec![99; 16]);
+    world.run(Duration::from_secs(10));
+    let machine = &world.machines[stranger];
+    assert!(machine.downs >= 2 && machine.assignment.is_none(), "{} refusals", machine.downs);
+    assert_eq!(machine.fatal, None, "the member does not decide about the end");
+    assert_eq!(world.servers[0].sessions(), 1);
+}
+
+#[test]
+fn two_members_at_one_shard_share_it() {
+    let mut world = World::new();
+    let home = world.add(TOKEN, Scheduler::Auto, &LINK);
+    let member = world.add_member(home, 1, &LINK);
+    world.up(home);
+    world.up(member);
+    let packet = world.outward(member, b"up");
+    world.client_sends(member, packet);
+    assert_eq!(received(&mut world, &[home, member], home), [20, 0]);
+    let now = world.now;
+    let home_address: IpAddr = world.address(home, true);
+    world.machines[home].client.close(now, "gone");
+    world.run(Duration::from_secs(1));
+    assert_eq!(received(&mut world, &[home, member], member), [0, 20]);
+    assert_eq!(world.address(member, true), home_address);
+    assert_eq!(world.machines[member].links[&LinkId(0)].up.loss, 0.0);
+}

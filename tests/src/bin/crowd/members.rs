@@ -1,0 +1,267 @@
+//! Many clients in one thread.
+//!
+//! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
+//! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] behind a UDP socket of its own:
+//! it shakes hands, gets addresses, sends heartbeats and probes the MTU; there is only no TUN behind it. Always holds:
+//! every client does a full handshake, because none of them knows the TLS tickets of another.
+
+use std::{
+    collections::BTreeSet,
+    io::ErrorKind,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use mpvpn_control::{config::Trust, tls};
+use mpvpn_os::poll::{Events, Interest, Poller};
+use mpvpn_quic::{ClientSetup, TransportOptions};
+use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tunnel::{Client, ClientConfig, ClientEvent};
+use mpvpn_types::LinkId;
+
+/// A client's only link.
+const LINK: LinkId = LinkId(0);
+/// The longest wait for something to happen: the wish to leave is seen after it.
+const NAP: Duration = Duration::from_millis(20);
+/// Silence after which those who took leave have said all they had to.
+const FAREWELL: Duration = Duration::from_millis(300);
+
+/// The clients, as who started them sees them. They leave when this is dropped.
+pub(crate) struct Crowd {
+    news: Arc<News>,
+    thread: Option<JoinHandle<()>>,
+    began: Instant,
+}
+
+#[derive(Default)]
+struct News {
+    up: AtomicUsize,
+    lost: AtomicUsize,
+    leave: AtomicBool,
+}
+
+impl Crowd {
+    /// Lets `count` clients at `place` connect to `server`, at most `at_once` at a time.
+    pub(crate) fn start(
+        stage: &Stage,
+        place: Place,
+        server: SocketAddr,
+        count: usize,
+        at_once: usize,
+    ) -> Self {
+        let sockets = stage.inside(place, || (0..count).map(|_| socket(server)).collect::<Vec<_>>());
+        let news = Arc::new(News::default());
+        let theirs = news.clone();
+        let began = Instant::now();
+        let thread = thread::Builder::new().name("crowd".into());
+        let thread = thread.spawn(move || Members::new(sockets, server, theirs).live(at_once));
+        Self { news, thread: Some(thread.expect("a thread")), began }
+    }
+
+    /// Waits until `count` clients are up: how long that took from the start.
+    pub(crate) fn wait_up(&self, count: usize, limit: Duration) -> Duration {
+        while self.news.up.load(Relaxed) < count {
+            assert!(
+                self.began.elapsed() < limit && self.thread.as_ref().is_some_and(|it| !it.is_finished()),
+                "{} of {count} clients are up after {:?}",
+                self.news.up.load(Relaxed),
+                self.began.elapsed()
+            );
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.began.elapsed()
+    }
+
+    /// Clients that were up and lost their connection, counted as often as they did.
+    pub(crate) fn lost(&self) -> usize {
+        self.news.lost.load(Relaxed)
+    }
+
+    /// All say good-bye.
+    pub(crate) fn leave(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.news.leave.store(true, Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // Its panic has been printed, and who waits for its clients has noticed.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Crowd {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn socket(server: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind("0.0.0.0:0");
+    let socket = socket.unwrap_or_else(|error| panic!("a socket for each client: {error} (see ulimit -n)"));
+    socket.connect(server).expect("a way to the server");
+    socket.set_nonblocking(true).expect("a socket that does not block");
+    socket
+}
+
+struct Member {
+    client: Client,
+    socket: UdpSocket,
+    /// Its place in the queue of timers.
+    armed: Option<Instant>,
+    up: bool,
+}
+
+struct Members {
+    all: Vec<Member>,
+    server: SocketAddr,
+    news: Arc<News>,
+    poller: Poller,
+    timers: BTreeSet<(Instant, usize)>,
+    /// Those from here on have not been told to connect.
+    started: usize,
+    out: Vec<u8>,
+    /// When a client last had something to say or to hear.
+    stirred: Instant,
+}
+
+impl Members {
+    fn new(sockets: Vec<UdpSocket>, server: SocketAddr, news: Arc<News>) -> Self {
+        let now = Instant::now();
+        let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
+        let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"crowd");
+        let setup = setup.expect("a QUIC configuration");
+        let poller = Poller::new().expect("an epoll instance");
+        let mut all = Vec::with_capacity(sockets.len());
+        for (number, socket) in sockets.into_iter().enumerate() {
+            poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
+            let config = ClientConfig {
+                setup: setup.clone(),
+                // Tickets are kept by name: a name of its own keeps every client from using another's.
+                server_name: format!("client-{number}.example"),
+                authority: server.to_string(),
+                path: "/.well-known/masque/ip/*/*/".to_owned(),
+                token: None,
+                scheduler: Default::default(),
+            };
+            all.push(Member { client: Client::new(now, config), socket, armed: None, up: false });
+        }
+        Self {
+            all,
+            server,
+            news,
+            poller,
+            timers: BTreeSet::new(),
+            started: 0,
+            out: Vec::with_capacity(64 << 10),
+            stirred: now,
+        }
+    }
+
+    /// Connects them all and keeps them alive until they shall leave.
+    fn live(mut self, at_once: usize) {
+        let mut events = Events::with_capacity(1024);
+        while !self.news.leave.load(Relaxed) {
+            let now = Instant::now();
+            while self.started < self.all.len() && self.started - self.news.up.load(Relaxed) < at_once {
+                self.all[self.started].client.link_up(now, LINK, self.server);
+                self.started += 1;
+                self.drive(now, self.started - 1);
+            }
+            self.turn(&mut events);
+        }
+        let now = Instant::now();
+        for number in 0..self.started {
+            self.all[number].client.close(now, "the crowd leaves");
+            self.drive(now, number);
+        }
+        while self.stirred.elapsed() < FAREWELL {
+            self.turn(&mut events);
+        }
+    }
+
+    /// Waits for datagrams or a timer, and serves those whose they are.
+    fn turn(&mut self, events: &mut Events) {
+        let now = Instant::now();
+        let next = self.timers.first().map_or(NAP, |(at, _)| at.saturating_duration_since(now).min(NAP));
+        self.poller.wait(events, Some(next)).expect("epoll");
+        let now = Instant::now();
+        for event in events.iter() {
+            let number = event.token as usize;
+            self.receive(now, number);
+            self.drive(now, number);
+        }
+        while let Some((at, number)) = self.timers.first().copied()
+            && at <= now
+        {
+            self.timers.pop_first();
+            self.all[number].armed = None;
+            self.all[number].client.handle_timeout(now);
+            self.drive(now, number);
+        }
+    }
+
+    fn receive(&mut self, now: Instant, number: usize) {
+        let mut datagram = [0; 2048];
+        let member = &mut self.all[number];
+        loop {
+            match member.socket.recv(&mut datagram) {
+                Ok(length) => {
+                    let data = BytesMut::from(&datagram[..length]);
+                    member.client.handle_datagram(now, LINK, self.server, 0, data);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // An ICMP error of something sent earlier; the client has timers for that.
+                Err(_) => {}
+            }
+            self.stirred = now;
+        }
+        member.client.handle_batch(now);
+    }
+
+    /// Sends what a client has to say, takes its news, and notes when it wants to be looked at again.
+    fn drive(&mut self, now: Instant, number: usize) {
+        let member = &mut self.all[number];
+        loop {
+            self.out.clear();
+            let Some(transmit) = member.client.poll_transmit(now, &mut self.out) else { break };
+            for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                // What does not fit the socket now is a lost packet, as on any link.
+                let _ = member.socket.send(datagram);
+            }
+            self.stirred = now;
+        }
+        while member.client.poll_tun().is_some() {}
+        while let Some(event) = member.client.poll_event() {
+            match event {
+                ClientEvent::Up(_) if !std::mem::replace(&mut member.up, true) => {
+                    self.news.up.fetch_add(1, Relaxed);
+                }
+                ClientEvent::Down(_) if std::mem::take(&mut member.up) => {
+                    self.news.up.fetch_sub(1, Relaxed);
+                    self.news.lost.fetch_add(1, Relaxed);
+                }
+                ClientEvent::Fatal(error) => panic!("client {number}: {error}"),
+                _ => {}
+            }
+        }
+        let next = member.client.poll_timeout(now);
+        if next == member.armed {
+            return;
+        }
+        if let Some(at) = member.armed.take() {
+            self.timers.remove(&(at, number));
+        }
+        if let Some(at) = next {
+            self.timers.insert((at, number));
+        }
+        member.armed = next;
+    }
+}
