@@ -91,13 +91,11 @@ struct Parts {
 }
 
 impl Parts {
-    /// The configuration of the connection of a shard. With several, each goes to another shard of the
-    /// server, if that has several too.
-    fn tunnel(&self, shard: u8, shards: u8) -> TunnelConfig {
+    /// The configuration of the connection of a shard. Each goes to another shard of the server, if
+    /// that has several, and to the same one over all links and when it is made anew.
+    fn tunnel(&self, shard: u8) -> TunnelConfig {
         let mut tunnel = self.tunnel.clone();
-        if shards > 1 {
-            tunnel.setup = tunnel.setup.steered(self.steer + shard);
-        }
+        tunnel.setup = tunnel.setup.steered(self.steer + shard);
         tunnel
     }
 
@@ -109,12 +107,11 @@ impl Parts {
     fn crew(&self, turns: &Turns, queues: Vec<Tun>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
         let (first, inbox) = exchange(turns.wake.clone());
         let mut crew = Crew::new(first.clone(), || Word::Ended);
-        let shards = queues.len() as u8 + 1;
         for (shard, tun) in (1..).zip(queues) {
             let Some(member) = Member::new(shard) else { break };
             let mut turns = Turns::without_signals()?;
             let links = self.links(&tun, &turns)?;
-            let client = Client::member(Instant::now(), self.tunnel(shard, shards), member);
+            let client = Client::member(Instant::now(), self.tunnel(shard), member);
             let plane = Plane::new(client, links, tun, &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
@@ -187,7 +184,7 @@ impl Running {
             steer: spread % (MAX_SHARDS - shards + 1),
             config,
         };
-        let mut client = Client::new(Instant::now(), parts.tunnel(0, shards));
+        let mut client = Client::new(Instant::now(), parts.tunnel(0));
         if shards > 1 {
             client.allow_members();
         }

@@ -60,8 +60,8 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     let api = api::Server::bind(&config.api_socket)?;
     let mut undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
     let shards = config.shards.count(cores());
-    let mut sockets = listen(&config, shards)?;
-    let mut queues = Tun::open_queues(
+    let sockets = listen(&config, shards)?;
+    let queues = Tun::open_queues(
         TunConfig {
             name: Some(config.tun_name.clone()),
             mtu: Some(FIRST_MTU),
@@ -85,9 +85,9 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     }
     let wakes = std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone());
     let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
+    let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let mut planes = Vec::new();
-    let places = Shard::all(shards).zip(sockets.drain(..).zip(queues.drain(..))).zip(inboxes);
-    for ((shard, (sockets, tun)), inbox) in places {
+    for ((shard, sockets), inbox) in Shard::all(shards).zip(sockets).zip(inboxes) {
         let users = credentials.authenticator.clone();
         let tunnel = tunnel_config(&config, setup.clone(), users);
         let server = Server::shard(tunnel, registry.clone(), shard)?;
@@ -95,7 +95,7 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
             0 => &turns,
             index => &all_turns[usize::from(index) - 1],
         };
-        planes.push(Plane::new(shard, server, sockets, tun, inbox, outboxes.clone(), turns)?);
+        planes.push(Plane::new(shard, server, sockets, queues.clone(), inbox, outboxes.clone(), turns)?);
     }
     let first = planes.remove(0);
     for socket in &first.sockets {

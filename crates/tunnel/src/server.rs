@@ -211,6 +211,17 @@ impl Server {
         self.own
     }
 
+    /// Whether both addresses are of clients: such packets leave the TUN and come back through it.
+    pub fn are_clients(&self, src: IpAddr, dst: IpAddr) -> bool {
+        let (v4, v6) = self.networks;
+        let is_client = |ip: IpAddr| match ip {
+            _ if self.own.contains(ip) => false,
+            IpAddr::V4(ip) => v4.contains(&ip),
+            IpAddr::V6(ip) => v6.is_some_and(|net| net.contains(&ip)),
+        };
+        is_client(src) && is_client(dst)
+    }
+
     /// Takes a UDP payload that arrived at `local`.
     pub fn handle_datagram(
         &mut self,

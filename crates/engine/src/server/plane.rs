@@ -2,10 +2,12 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Instant,
 };
 
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
+use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
 use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
 
@@ -58,7 +60,8 @@ pub(super) struct Plane {
     shard: Shard,
     server: Server,
     pub(super) sockets: Vec<Listening>,
-    tun: Tun,
+    /// The queues of the TUN, one a shard, in order.
+    queues: Vec<Arc<Tun>>,
     inbox: Inbox<Word>,
     /// All shards, in order.
     peers: Vec<Outbox<Word>>,
@@ -76,7 +79,7 @@ impl Plane {
         shard: Shard,
         server: Server,
         sockets: Vec<Listening>,
-        tun: Tun,
+        queues: Vec<Arc<Tun>>,
         inbox: Inbox<Word>,
         peers: Vec<Outbox<Word>>,
         turns: &Turns,
@@ -85,12 +88,13 @@ impl Plane {
             let socket = &listening.wire.socket;
             turns.poller.add(socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
         }
-        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        let own = &queues[usize::from(shard.index())];
+        turns.poller.add(own, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
         Ok(Self {
             shard,
             server,
             sockets,
-            tun,
+            queues,
             inbox,
             handed: vec![false; peers.len()],
             peers,
@@ -216,15 +220,41 @@ impl Plane {
 
     fn write_tun(&mut self) {
         while let Some(joined) = self.server.poll_tun() {
-            write_tun(&self.tun, &joined);
+            write_tun(&self.queues[self.queue_for(&joined)], &joined);
             self.server.recycle(joined);
+        }
+    }
+
+    /// The queue through which a packet goes to the kernel: this shard's own, where its answers are
+    /// wanted. A packet from client to client comes back itself, and the kernel reads the answers of
+    /// the other client, who may be another shard's, as a wish about the same flow. So both ends write
+    /// through one queue; else the flow's packets would come back through two, out of order.
+    fn queue_for(&self, joined: &Joined) -> usize {
+        let own = usize::from(self.shard.index());
+        if self.queues.len() == 1 {
+            return own;
+        }
+        let mut parts = joined.io_slices();
+        let Some(head) = parts.next() else { return own };
+        let next = parts.next();
+        // The headers of joined packets stand behind the virtio header, those of others in the next part.
+        let packet = match head.get(VNET_HDR_LEN..) {
+            Some(packet) if !packet.is_empty() => packet,
+            _ => next.as_deref().unwrap_or_default(),
+        };
+        match (ip::src_of(packet), ip::dst_of(packet)) {
+            (Some(src), Some(dst)) if self.server.are_clients(src, dst) => {
+                (last_byte(src) + last_byte(dst)) % self.queues.len()
+            }
+            _ => own,
         }
     }
 
     fn read_tun(&mut self, now: Instant) {
         let (server, peers, handed) = (&mut self.server, &self.peers, &mut self.handed);
         let lost = &mut self.lost;
-        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| {
+        let tun = &self.queues[usize::from(self.shard.index())];
+        read_tun(tun, &mut self.tun_buffer, |hdr, packet| {
             let Taken::By(shard) = server.handle_tun(now, hdr, packet) else { return };
             let shard = usize::from(shard);
             if peers.get(shard).is_some_and(|peer| peer.hand(hdr, packet)) {
@@ -296,4 +326,11 @@ impl Plane {
 /// The address that an answer must come from: the one that was asked.
 fn source_of(transmit: &Transmit) -> Option<IpAddr> {
     transmit.local.map(Local::ip)
+}
+
+fn last_byte(ip: IpAddr) -> usize {
+    match ip {
+        IpAddr::V4(ip) => usize::from(ip.octets()[3]),
+        IpAddr::V6(ip) => usize::from(ip.octets()[15]),
+    }
 }

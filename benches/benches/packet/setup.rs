@@ -1,0 +1,113 @@
+//! Packets as a TUN device and the network give them.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use bytes::{Bytes, BytesMut};
+use mpvpn_masque::datagram;
+use mpvpn_packet::{
+    FlowKey, Joiner, VNET_HDR_LEN, VnetHdr,
+    build::{Packet, Tcp},
+    ip, split,
+};
+
+/// MTU of the tunnel (bytes): what is left of 1500 on Ethernet.
+pub(crate) const MTU: usize = 1420;
+/// Payload of a TCP segment that fills [`MTU`], timestamps included (bytes).
+const MSS: usize = MTU - 20 - 32;
+/// NOP, NOP, timestamps (RFC 7323), as every Linux sends them.
+const TIMESTAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2];
+
+/// One read from a TUN device, and where its packets go.
+pub(crate) struct Read {
+    hdr: VnetHdr,
+    packet: Vec<u8>,
+    arena: BytesMut,
+    ranges: Vec<std::ops::Range<usize>>,
+}
+
+impl Read {
+    fn new((hdr, packet): (VnetHdr, Vec<u8>)) -> Self {
+        let (arena, ranges) = (BytesMut::with_capacity(128 << 10), Vec::with_capacity(64));
+        Self { hdr, packet, arena, ranges }
+    }
+
+    /// A super-packet of TCP over IPv4, as long as they get.
+    pub(crate) fn tcp4() -> Self {
+        Self::new(Packet::v4().tcp_super(&segment(0), &payload(46 * MSS), MSS as u16))
+    }
+
+    /// The same over IPv6.
+    pub(crate) fn tcp6() -> Self {
+        Self::new(Packet::v6().tcp_super(&segment(0), &payload(46 * (MSS - 20)), (MSS - 20) as u16))
+    }
+
+    /// 46 UDP datagrams in one.
+    pub(crate) fn udp4() -> Self {
+        Self::new(Packet::v4().udp_super(&payload(46 * 1392), 1392))
+    }
+
+    /// A packet that is complete already, of `len` bytes of payload.
+    pub(crate) fn single(len: usize) -> Self {
+        Self::new((VnetHdr::NONE, Packet::v4().udp(&payload(len))))
+    }
+
+    /// Cuts it; returns how many packets came out.
+    pub(crate) fn split(&mut self) -> usize {
+        let prefix = datagram::prefix(0, datagram::CONTEXT_PAYLOAD);
+        split::split(self.hdr, &self.packet, MTU, prefix.as_ref(), &mut self.arena, &mut self.ranges)
+            .expect("a packet that can be cut");
+        self.ranges.len()
+    }
+}
+
+/// `count` consecutive full TCP segments of each of `flows` flows, taking turns.
+pub(crate) fn segments(flows: u16, count: u32) -> Vec<Bytes> {
+    let body = payload(MSS);
+    let rounds = (0..count).flat_map(|n| (0..flows).map(move |flow| (flow, n)));
+    let packet = |(flow, n)| Bytes::from(of_flow(flow).tcp_with(&segment(n * MSS as u32), &body));
+    rounds.map(packet).collect()
+}
+
+/// A joiner that has worked before, and what it is to join.
+pub(crate) fn to_join(flows: u16, count: u32) -> (Joiner, Vec<Bytes>) {
+    let (joiner, _) = join(Joiner::new(), segments(flows, count));
+    (joiner, segments(flows, count))
+}
+
+/// Joins `packets` and counts what comes out.
+pub(crate) fn join(mut joiner: Joiner, packets: Vec<Bytes>) -> (Joiner, usize) {
+    for packet in packets {
+        joiner.push(packet);
+    }
+    joiner.flush();
+    let mut count = 0;
+    while let Some(joined) = joiner.pop() {
+        count += 1;
+        joiner.recycle(joined);
+    }
+    (joiner, count)
+}
+
+/// The hash of a packet's flow, from its bytes.
+pub(crate) fn flow_hash(packet: &[u8]) -> u32 {
+    FlowKey::of(&ip::parse(packet).expect("an IP packet")).hash32()
+}
+
+/// A virtio header as a TUN device writes it.
+pub(crate) fn vnet_header() -> [u8; VNET_HDR_LEN] {
+    Read::tcp4().hdr.to_bytes()
+}
+
+/// Bytes that are not all the same.
+pub(crate) fn payload(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 7 % 251) as u8).collect()
+}
+
+fn of_flow(flow: u16) -> Packet {
+    let from = SocketAddr::from((Ipv4Addr::new(10, 1, 0, 1), 10_000 + flow));
+    Packet::between(from, SocketAddr::from((Ipv4Addr::new(10, 2, 0, 2), 443)))
+}
+
+fn segment(seq: u32) -> Tcp {
+    Tcp { seq, options: TIMESTAMPS.to_vec(), ..Tcp::default() }
+}

@@ -1,0 +1,55 @@
+//! Where packets wait, and who says which one leaves: 100 packets each time.
+#![allow(clippy::disallowed_types)] // Edge: what the macros make opens files.
+#![allow(missing_docs, unused_qualifications, reason = "what the macros of gungraun make")]
+#![allow(clippy::disallowed_methods, reason = "a benchmark needs a moment to count from")]
+
+mod setup;
+
+use std::hint::black_box;
+
+use gungraun::{library_benchmark, library_benchmark_group, main};
+use mpvpn_path::{Order, Scheduler};
+
+use setup::{Busy, Dispatch};
+
+// Packets of flows that have others waiting already.
+#[library_benchmark]
+#[bench::flows_1(Busy::new(1))]
+#[bench::flows_100(Busy::new(100))]
+#[bench::flows_10000(Busy::new(10_000))]
+fn class_push(mut queue: Busy) -> (usize, Busy) {
+    (black_box(&mut queue).push(), queue)
+}
+
+// The next packets of a queue in which 10 200 wait.
+#[library_benchmark]
+#[bench::flows_1(Busy::new(1))]
+#[bench::flows_100(Busy::new(100))]
+#[bench::flows_10000(Busy::new(10_000))]
+fn class_pop(mut queue: Busy) -> (usize, Busy) {
+    (black_box(&mut queue).pop(), queue)
+}
+
+// Packets that come into a queue at its limit.
+#[library_benchmark]
+#[bench::flows_1(Busy::full(1))]
+#[bench::flows_100(Busy::full(100))]
+#[bench::flows_10000(Busy::full(10_000))]
+fn class_push_when_full(mut queue: Busy) -> (usize, Busy) {
+    (black_box(&mut queue).push(), queue)
+}
+
+// Into the dispatcher and out again.
+#[library_benchmark]
+#[bench::auto_ordered_2_paths_flows_1(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 1))]
+#[bench::auto_ordered_2_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 100))]
+#[bench::auto_ordered_2_paths_flows_10000(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 10_000))]
+#[bench::auto_ordered_8_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Needed, 8, 100))]
+#[bench::auto_free_2_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Free, 2, 100))]
+#[bench::minrtt_2_paths_flows_100(Dispatch::new(Scheduler::MinRtt, Order::Needed, 2, 100))]
+fn dispatch(mut dispatch: Dispatch) -> (usize, Dispatch) {
+    (black_box(&mut dispatch).pass(), dispatch)
+}
+
+library_benchmark_group!(name = queue, benchmarks = [class_push, class_pop, class_push_when_full, dispatch]);
+main!(library_benchmark_groups = queue);

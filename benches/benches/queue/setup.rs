@@ -1,0 +1,117 @@
+//! Queues and dispatchers with many flows in them.
+
+use bytes::Bytes;
+use mpvpn_class::{FqCodel, QueueConfig, Queued};
+use mpvpn_path::{Dispatcher, Load, Order, PathInfo, PathState, Scheduler};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
+
+/// Packets that are moved while instructions are counted.
+const BATCH: usize = 100;
+/// Length of every packet (bytes).
+const LEN: usize = 1400;
+/// Packets that wait before counting starts: all flows have one, and a batch cannot empty the queue.
+const WAITING: usize = 10_000 + 2 * BATCH;
+
+/// A queue in which packets wait, and packets that are about to come.
+pub(crate) struct Busy {
+    now: Instant,
+    queue: FqCodel,
+    next: Vec<Queued>,
+}
+
+impl Busy {
+    /// `flows` flows share the waiting packets. As many buckets that no two of them share one.
+    pub(crate) fn new(flows: u32) -> Self {
+        let config = QueueConfig {
+            limit_bytes: 1 << 30,
+            limit_packets: 1 << 20,
+            flows: 1 << 30,
+            // Nothing is to be dropped here.
+            target: Duration::from_secs(3600),
+            ..QueueConfig::default()
+        };
+        Self::filled(config, flows)
+    }
+
+    /// The same with the limits of a tunnel: each packet that comes in pushes another one out.
+    pub(crate) fn full(flows: u32) -> Self {
+        Self::filled(QueueConfig::default(), flows)
+    }
+
+    fn filled(config: QueueConfig, flows: u32) -> Self {
+        let now = Instant::now();
+        let mut queue = FqCodel::new(config);
+        for n in 0..WAITING as u32 {
+            queue.push(now, packet(n % flows));
+        }
+        let next = (0..BATCH as u32).map(|n| packet(n * 97 % flows)).collect();
+        Self { now, queue, next }
+    }
+
+    /// Puts a batch in; returns the bytes that were dropped for it.
+    pub(crate) fn push(&mut self) -> usize {
+        let (now, queue) = (self.now, &mut self.queue);
+        self.next.drain(..).map(|packet| queue.push(now, packet)).sum()
+    }
+
+    /// Takes a batch out; returns its bytes.
+    pub(crate) fn pop(&mut self) -> usize {
+        (0..BATCH).map(|_| self.queue.pop(self.now).map_or(0, |packet| packet.data.len())).sum()
+    }
+}
+
+/// A dispatcher in which packets wait, and packets that are about to come.
+pub(crate) struct Dispatch {
+    now: Instant,
+    dispatcher: Dispatcher,
+    paths: u32,
+    order: Order,
+    next: Vec<Queued>,
+}
+
+impl Dispatch {
+    /// `flows` flows over `paths` paths.
+    pub(crate) fn new(scheduler: Scheduler, order: Order, paths: u32, flows: u32) -> Self {
+        let now = Instant::now();
+        let mut dispatcher = Dispatcher::new(scheduler, QueueConfig::default());
+        let infos: Vec<PathInfo> = (0..paths).map(path).collect();
+        dispatcher.set_paths(now, &infos);
+        // The flow table knows all of them; few packets wait, as in a tunnel that keeps up.
+        for flow in 0..flows {
+            dispatcher.push(now, packet(flow), order);
+            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id))));
+        }
+        let next = (0..BATCH as u32).map(|n| packet(flows - 1 - n * 37 % flows.min(4000))).collect();
+        Self { now, dispatcher, paths, order, next }
+    }
+
+    /// Puts a batch in and takes it out again, path after path; returns the packets that left.
+    pub(crate) fn pass(&mut self) -> usize {
+        for packet in self.next.drain(..) {
+            self.dispatcher.push(self.now, packet, self.order);
+        }
+        let mut count = 0;
+        for id in (0..self.paths).map(PathId) {
+            while self.dispatcher.pop(self.now, id).is_some() {
+                count += 1;
+            }
+        }
+        count
+    }
+}
+
+fn path(id: u32) -> PathInfo {
+    PathInfo {
+        id: PathId(id),
+        link: LinkId(id as u16),
+        state: PathState::Active,
+        rtt: Duration::from_millis(u64::from(10 + id)),
+        rate: 10_000_000,
+        load: Load::Some,
+    }
+}
+
+fn packet(flow: u32) -> Queued {
+    static DATA: [u8; LEN] = [0; LEN];
+    Queued { data: Bytes::from_static(&DATA), flow: flow.wrapping_mul(0x85eb_ca6b) }
+}
