@@ -59,7 +59,7 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
     let mut undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-    let shards = config.shards.count(cores());
+    let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
     let queues = Tun::open_queues(
         TunConfig {
@@ -113,9 +113,13 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
     result.and(end)
 }
 
-/// Processors that this process may use.
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// Threads that `auto` means: one a processor that this process may use. With two, both are busy already: with
+/// the traffic's own programs and the kernel.
+fn auto_shards() -> usize {
+    match std::thread::available_parallelism().map_or(1, usize::from) {
+        1 | 2 => 1,
+        cores => cores,
+    }
 }
 
 /// The sockets of each shard, one an address.

@@ -75,7 +75,7 @@ pub struct ServerOptions {
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
 
-    /// Threads that carry packets: a number up to 16, or auto, one a processor [default: auto]
+    /// Threads that carry packets: a number up to 16, or auto: one a processor if there are more than two [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
     #[serde(deserialize_with = "one_or_number")]
     pub shards: Option<Shards>,
