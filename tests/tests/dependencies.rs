@@ -69,6 +69,7 @@ fn licence_expressions_are_read_as_spdx_means_them() {
         ("MIT", true),
         ("GPL-3.0", false),
         ("GPL-3.0 OR MIT", true),
+        ("GPL-3.0 or MIT", true),
         ("GPL-3.0/MIT", true),
         ("GPL-3.0 AND MIT", false),
         ("ISC AND (GPL-3.0 OR MIT)", true),
@@ -139,9 +140,10 @@ fn strings(list: &toml::Value) -> impl Iterator<Item = String> {
     list.as_array().expect("a list of strings").iter().map(|item| item.as_str().expect("a string").to_owned())
 }
 
-/// SPDX: AND binds tighter than OR; `A/B` is how crates of old wrote `A OR B`.
+/// SPDX: AND binds tighter than OR; `A/B` and `A or B` are how some crates write `A OR B`.
 fn licence_is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
-    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let spaced =
+        expression.replace('/', " OR ").replace(" or ", " OR ").replace('(', " ( ").replace(')', " ) ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
     let mut rest = tokens.as_slice();
     any_of(&mut rest, allowed).is_some_and(|verdict| verdict && rest.is_empty())
