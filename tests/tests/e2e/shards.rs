@@ -78,7 +78,11 @@ fn a_link_that_is_lost_is_lost_for_all_connections_and_hardly_noticed() {
         let outcome = survive(&stage, &client, death, Way::Down);
         println!("{death:?}: {outcome:?}");
         assert!(outcome.gap <= Duration::from_millis(600), "{:?} without an answer", outcome.gap);
+        // A path that was lost is tried again while data moves.
+        let load = Sink::start(&stage, Place::Server, 5301);
+        let traffic = load.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 8);
         both_up(&client, 2);
+        traffic.finish();
     }
 }
 
