@@ -65,7 +65,7 @@ pub fn compared(before: &Counts, after: &Counts, threshold: f64) -> (String, Vec
         let change = match (old, new) {
             (Some(old), Some(new)) => {
                 let percent = percent(old, new);
-                if percent > threshold && new > old + SLACK {
+                if new as f64 * 100.0 > old as f64 * (100.0 + threshold) && new > old + SLACK {
                     worse.push(name.clone());
                 }
                 format!("{percent:+.1} %")
