@@ -8,7 +8,7 @@ mod setup;
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use mpvpn_path::{Order, Scheduler};
+use mpvpn_path::{Scheduler};
 
 use setup::{Busy, Dispatch};
 
@@ -41,12 +41,12 @@ fn class_push_when_full(mut queue: Busy) -> (usize, Busy) {
 
 // Into the dispatcher and out again.
 #[library_benchmark]
-#[bench::auto_ordered_2_paths_flows_1(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 1))]
-#[bench::auto_ordered_2_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 100))]
-#[bench::auto_ordered_2_paths_flows_10000(Dispatch::new(Scheduler::Auto, Order::Needed, 2, 10_000))]
-#[bench::auto_ordered_8_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Needed, 8, 100))]
-#[bench::auto_free_2_paths_flows_100(Dispatch::new(Scheduler::Auto, Order::Free, 2, 100))]
-#[bench::minrtt_2_paths_flows_100(Dispatch::new(Scheduler::MinRtt, Order::Needed, 2, 100))]
+#[bench::auto_ordered_2_paths_flows_1(Dispatch::new(Scheduler::Auto, true, 2, 1))]
+#[bench::auto_ordered_2_paths_flows_100(Dispatch::new(Scheduler::Auto, true, 2, 100))]
+#[bench::auto_ordered_2_paths_flows_10000(Dispatch::new(Scheduler::Auto, true, 2, 10_000))]
+#[bench::auto_ordered_8_paths_flows_100(Dispatch::new(Scheduler::Auto, true, 8, 100))]
+#[bench::auto_free_2_paths_flows_100(Dispatch::new(Scheduler::Auto, false, 2, 100))]
+#[bench::minrtt_2_paths_flows_100(Dispatch::new(Scheduler::MinRtt, true, 2, 100))]
 fn dispatch(mut dispatch: Dispatch) -> (usize, Dispatch) {
     (black_box(&mut dispatch).pass(), dispatch)
 }

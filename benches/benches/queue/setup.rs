@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_class::{FqCodel, QueueConfig, Queued};
-use mpvpn_path::{Dispatcher, Load, Order, PathInfo, PathState, Scheduler};
+use mpvpn_path::{Dispatcher, Load, PathInfo, PathState, Scheduler};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 /// Packets that are moved while instructions are counted.
@@ -65,34 +65,34 @@ pub(crate) struct Dispatch {
     now: Instant,
     dispatcher: Dispatcher,
     paths: u32,
-    order: Order,
     next: Vec<Queued>,
 }
 
 impl Dispatch {
     /// `flows` flows over `paths` paths.
-    pub(crate) fn new(scheduler: Scheduler, order: Order, paths: u32, flows: u32) -> Self {
+    pub(crate) fn new(scheduler: Scheduler, ordered: bool, paths: u32, flows: u32) -> Self {
         let now = Instant::now();
         let mut dispatcher = Dispatcher::new(scheduler, QueueConfig::default());
         let infos: Vec<PathInfo> = (0..paths).map(path).collect();
         dispatcher.set_paths(now, &infos);
         // The flow table knows all of them; few packets wait, as in a tunnel that keeps up.
         for flow in 0..flows {
-            dispatcher.push(now, packet(flow), order);
-            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id))));
+            dispatcher.push(now, Queued { ordered, ..packet(flow) });
+            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), true)));
         }
-        let next = (0..BATCH as u32).map(|n| packet(flows - 1 - n * 37 % flows.min(4000))).collect();
-        Self { now, dispatcher, paths, order, next }
+        let next = (0..BATCH as u32).map(|n| flows - 1 - n * 37 % flows.min(4000));
+        let next = next.map(|flow| Queued { ordered, ..packet(flow) }).collect();
+        Self { now, dispatcher, paths, next }
     }
 
     /// Puts a batch in and takes it out again, path after path; returns the packets that left.
     pub(crate) fn pass(&mut self) -> usize {
         for packet in self.next.drain(..) {
-            self.dispatcher.push(self.now, packet, self.order);
+            self.dispatcher.push(self.now, packet);
         }
         let mut count = 0;
         for id in (0..self.paths).map(PathId) {
-            while self.dispatcher.pop(self.now, id).is_some() {
+            while self.dispatcher.pop(self.now, id, true).is_some() {
                 count += 1;
             }
         }
@@ -113,5 +113,5 @@ fn path(id: u32) -> PathInfo {
 
 fn packet(flow: u32) -> Queued {
     static DATA: [u8; LEN] = [0; LEN];
-    Queued { data: Bytes::from_static(&DATA), flow: flow.wrapping_mul(0x85eb_ca6b) }
+    Queued { data: Bytes::from_static(&DATA), flow: flow.wrapping_mul(0x85eb_ca6b), ordered: false }
 }

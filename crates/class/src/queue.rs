@@ -29,6 +29,8 @@ pub struct Queued {
     /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that nobody
     /// can aim at the queue of someone else.
     pub flow: u32,
+    /// Overtaking another packet of its flow would cost the flow speed. The queue only carries it along.
+    pub ordered: bool,
 }
 
 /// What an [`FqCodel`] may hold and how long packets may wait in it.
@@ -134,7 +136,7 @@ impl FqCodel {
         };
         self.bytes += packet.data.len();
         self.packets += 1;
-        let packet = Packet { data: packet.data, flow: packet.flow, at };
+        let packet = Packet { data: packet.data, flow: packet.flow, ordered: packet.ordered, at };
         self.store.push(&mut self.flows.get_mut(slot).fifo, packet);
         if self.bytes <= self.limit_bytes && self.packets <= self.limit_packets {
             return 0;
@@ -145,15 +147,28 @@ impl FqCodel {
     /// Takes the next packet out.
     pub fn pop(&mut self, now: Instant) -> Option<Queued> {
         let now = self.ns(now);
-        let Ready { queued, at } = match self.ready.take() {
+        let ready = match self.ready.take() {
             Some(ready) => ready,
-            None => self.dequeue(now)?,
+            None => self.dequeue(now, true)?,
         };
+        Some(self.hand_out(now, ready))
+    }
+
+    /// Takes the next packet out of a flow that has waited for a turn before: one of a flow that sends
+    /// little stays for the next [`Self::pop`].
+    pub fn pop_standing(&mut self, now: Instant) -> Option<Queued> {
+        let now = self.ns(now);
+        let ready = self.dequeue(now, false)?;
+        Some(self.hand_out(now, ready))
+    }
+
+    fn hand_out(&mut self, now: u64, ready: Ready) -> Queued {
+        let Ready { queued, at } = ready;
         self.bytes -= queued.data.len();
         self.packets -= 1;
         self.sojourn = now.saturating_sub(at);
         self.reset_if_empty();
-        Some(queued)
+        queued
     }
 
     /// The packet that the next [`pop`](Self::pop) returns, whatever is pushed until then. Drops what
@@ -161,7 +176,7 @@ impl FqCodel {
     pub fn peek(&mut self, now: Instant) -> Option<&Queued> {
         if self.ready.is_none() {
             let now = self.ns(now);
-            self.ready = self.dequeue(now);
+            self.ready = self.dequeue(now, true);
         }
         self.ready.as_ref().map(|ready| &ready.queued)
     }
@@ -205,7 +220,6 @@ impl FqCodel {
         self.reset_if_empty();
     }
 
-    /// Deficit round robin over the flows (RFC 8290 section 4.2). The packet stays counted.
     /// Gives back the memory that an empty queue keeps for the packets to come; for when none are expected.
     pub fn rest(&mut self) {
         if self.packets == 0 {
@@ -214,9 +228,11 @@ impl FqCodel {
         }
     }
 
-    fn dequeue(&mut self, now: u64) -> Option<Ready> {
+    /// Deficit round robin over the flows (RFC 8290 section 4.2), also over those that have just become
+    /// active if `new`. The packet stays counted.
+    fn dequeue(&mut self, now: u64, new: bool) -> Option<Ready> {
         loop {
-            let from_new = !self.new_flows.is_empty();
+            let from_new = new && !self.new_flows.is_empty();
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             let Some(slot) = list.front() else {
                 self.reset_if_empty();
@@ -250,7 +266,7 @@ impl FqCodel {
             match flow.codel.judge(&self.law, now, waited, flow.fifo.bytes) {
                 Verdict::Send => {
                     flow.deficit -= as_deficit(packet.data.len().max(1));
-                    let queued = Queued { data: packet.data, flow: packet.flow };
+                    let queued = Queued { data: packet.data, flow: packet.flow, ordered: packet.ordered };
                     return Some(Ready { queued, at: packet.at });
                 }
                 Verdict::Drop => {

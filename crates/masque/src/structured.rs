@@ -1,5 +1,5 @@
-//! The few structured field values (RFC 9651) that MASQUE needs: an Item that is a Boolean or a Byte
-//! Sequence.
+//! The few structured field values (RFC 9651) that MASQUE needs: an Item that is a Boolean, an Integer or
+//! a Byte Sequence.
 //!
 //! In: the value of one field line. Out: what it says, or nothing: a value that does not parse is ignored
 //! as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar and
@@ -28,6 +28,20 @@ pub fn boolean(value: &[u8]) -> Option<bool> {
     };
     only_parameters(rest)?;
     Some(bare)
+}
+
+/// An Item that is an Integer and not negative.
+#[must_use]
+pub fn integer(value: &[u8]) -> Option<u64> {
+    let value = trim(value);
+    let digits = value.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let (bare, rest) = value.split_at(digits);
+    // "The range of Integers" has 15 digits (RFC 9651 §3.3.1).
+    if digits > 15 {
+        return None;
+    }
+    only_parameters(rest)?;
+    std::str::from_utf8(bare).ok()?.parse().ok()
 }
 
 /// An Item that is a Byte Sequence (`:base64:`) of at most `max` bytes.
@@ -142,6 +156,16 @@ fn trim(input: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn integers_are_read_with_their_parameters_ignored() {
+        for (text, value) in [("2", Some(2)), (" 15;a=1", Some(15)), ("999999999999999", Some(999_999_999_999_999))] {
+            assert_eq!(integer(text.as_bytes()), value, "{text}");
+        }
+        for text in ["", "-1", "1.5", "2 3", "x", "1234567890123456"] {
+            assert_eq!(integer(text.as_bytes()), None, "{text}");
+        }
+    }
 
     #[test]
     fn booleans_with_any_parameters_are_read() {

@@ -8,15 +8,6 @@ use crate::{PathState, Scheduler, flows::FlowTable};
 /// Bytes that one queue gives before the other of a path has its turn.
 const TURN: usize = 64 * 1024;
 
-/// Whether the packets of a flow must stay in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// Reordering would cost the flow speed, as it does TCP.
-    Needed,
-    /// Every packet stands for itself, or is too small and rare to be overtaken.
-    Free,
-}
-
 /// What the dispatcher knows about a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathInfo {
@@ -56,6 +47,10 @@ pub struct Dispatcher {
     shared: FqCodel,
     pinned: BTreeMap<PathId, Lane>,
     flows: FlowTable,
+    /// The far end restores the order of packets.
+    numbered: bool,
+    /// Packets dropped in queues of paths that are gone.
+    pinned_drops: u64,
     /// The paths that may be used now, best first.
     eligible: Vec<PathInfo>,
 }
@@ -76,6 +71,8 @@ impl Dispatcher {
             config,
             pinned: BTreeMap::new(),
             flows: FlowTable::default(),
+            numbered: false,
+            pinned_drops: 0,
             eligible: Vec::new(),
         }
     }
@@ -88,6 +85,15 @@ impl Dispatcher {
     /// Changes the scheduler for packets still to come.
     pub fn set_scheduler(&mut self, scheduler: Scheduler) {
         self.scheduler = scheduler;
+    }
+
+    /// Says whether the far end restores the order of packets, so that a flow may take several paths.
+    pub fn set_numbered(&mut self, now: Instant, numbered: bool) {
+        if self.numbered != numbered {
+            self.numbered = numbered;
+            let pinned = self.pinned.keys().copied().collect();
+            self.move_packets_of(now, pinned);
+        }
     }
 
     /// Tells which paths there are. Packets that waited for a path that may no longer be used
@@ -105,7 +111,7 @@ impl Dispatcher {
                 self.eligible.sort_by_key(|path| (path.link, path.id));
                 self.eligible.truncate(1);
             }
-            Scheduler::Auto | Scheduler::MinRtt | Scheduler::Flow => {
+            _ => {
                 self.eligible.sort_by_key(|path| (path.rtt, path.id));
             }
         }
@@ -114,7 +120,7 @@ impl Dispatcher {
             self.flows.clear();
         }
         self.move_stranded(now);
-        if self.scheduler == Scheduler::Auto {
+        if self.scheduler == Scheduler::Auto && !self.numbered {
             self.relieve();
         }
     }
@@ -135,11 +141,16 @@ impl Dispatcher {
         if self.eligible.is_empty() {
             return;
         }
-        let stranded: Vec<PathId> = self.pinned.keys().copied().filter(|id| !self.is_eligible(*id)).collect();
-        for id in stranded {
+        let stranded = self.pinned.keys().copied().filter(|id| !self.is_eligible(*id)).collect();
+        self.move_packets_of(now, stranded);
+    }
+
+    fn move_packets_of(&mut self, now: Instant, paths: Vec<PathId>) {
+        for id in paths {
             let Some(mut lane) = self.pinned.remove(&id) else { continue };
+            self.pinned_drops += lane.queue.drops();
             while let Some(packet) = lane.queue.pop(now) {
-                self.push(now, packet, Order::Needed);
+                self.push(now, packet);
             }
         }
     }
@@ -154,10 +165,11 @@ impl Dispatcher {
     }
 
     /// Takes a packet in; returns the bytes that were dropped to make room.
-    pub fn push(&mut self, now: Instant, packet: Queued, order: Order) -> usize {
-        let pin = match (self.scheduler, order) {
-            (Scheduler::Flow, _) | (Scheduler::Auto, Order::Needed) => true,
-            (Scheduler::Auto, Order::Free) | (Scheduler::MinRtt | Scheduler::Failover, _) => false,
+    pub fn push(&mut self, now: Instant, packet: Queued) -> usize {
+        let pin = match self.scheduler {
+            Scheduler::Flow => true,
+            Scheduler::Auto => packet.ordered && !self.numbered,
+            _ => false,
         };
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
             Some(path) => {
@@ -193,12 +205,15 @@ impl Dispatcher {
         self.eligible.iter().map(|path| path.rate).max().unwrap_or(0).max(4) / 4
     }
 
-    /// The packet that `path` should carry next.
-    pub fn pop(&mut self, now: Instant, path: PathId) -> Option<Queued> {
+    /// The packet that `path` should carry next. Packets of flows that send little are left for the best
+    /// path, if this is another one.
+    pub fn pop(&mut self, now: Instant, path: PathId, best: bool) -> Option<Queued> {
         if !self.is_eligible(path) {
             return None;
         }
-        let Some(lane) = self.pinned.get_mut(&path) else { return self.shared.pop(now) };
+        let Some(lane) = self.pinned.get_mut(&path) else {
+            return if best { self.shared.pop(now) } else { self.shared.pop_standing(now) };
+        };
         if (lane.turn > 0 || self.shared.is_empty())
             && let Some(packet) = lane.queue.pop(now)
         {
@@ -239,7 +254,7 @@ impl Dispatcher {
 
     /// Packets that the queues dropped, since the start.
     pub fn drops(&self) -> u64 {
-        self.shared.drops() + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
+        self.pinned_drops + self.shared.drops() + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
     }
 
     /// How long the packet that left last had waited, in the queue where that was longest.
@@ -254,6 +269,9 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
+    const ORDERED: bool = true;
+    const FREE: bool = false;
+
     fn path(id: u32, rtt_ms: u64, state: PathState) -> PathInfo {
         PathInfo {
             id: PathId(id),
@@ -265,8 +283,8 @@ mod tests {
         }
     }
 
-    fn packet(flow: u32, n: u8) -> Queued {
-        Queued { data: Bytes::from(vec![n; 1000]), flow }
+    fn packet(flow: u32, n: u8, ordered: bool) -> Queued {
+        Queued { data: Bytes::from(vec![n; 1000]), flow, ordered }
     }
 
     fn dispatcher(scheduler: Scheduler, paths: &[PathInfo]) -> (Dispatcher, Instant) {
@@ -289,9 +307,9 @@ mod tests {
             [path(0, 50, PathState::Down), path(1, 80, PathState::Active), path(2, 5, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Failover, &paths);
         assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
-        dispatcher.push(now, packet(1, 1), Order::Needed);
-        assert!(dispatcher.pop(now, PathId(2)).is_none());
-        assert!(dispatcher.pop(now, PathId(1)).is_some());
+        dispatcher.push(now, packet(1, 1, ORDERED));
+        assert!(dispatcher.pop(now, PathId(2), true).is_none());
+        assert!(dispatcher.pop(now, PathId(1), true).is_some());
     }
 
     #[test]
@@ -300,12 +318,12 @@ mod tests {
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         for flow in 0..8 {
             for n in 0..5 {
-                dispatcher.push(now, packet(flow, n), Order::Needed);
+                dispatcher.push(now, packet(flow, n, ORDERED));
             }
         }
         for id in [PathId(0), PathId(1)] {
             let mut seen = BTreeMap::<u32, u8>::new();
-            while let Some(packet) = dispatcher.pop(now, id) {
+            while let Some(packet) = dispatcher.pop(now, id, true) {
                 let next = seen.entry(packet.flow).or_default();
                 assert_eq!(packet.data[0], *next, "flow {} out of order", packet.flow);
                 *next += 1;
@@ -320,11 +338,11 @@ mod tests {
         let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Flow, &paths);
         for flow in 0..4 {
-            dispatcher.push(now, packet(flow, 0), Order::Needed);
+            dispatcher.push(now, packet(flow, 0, ORDERED));
         }
         dispatcher.set_paths(now, &[path(0, 20, PathState::Down), path(1, 30, PathState::Active)]);
         let mut moved = 0;
-        while dispatcher.pop(now, PathId(1)).is_some() {
+        while dispatcher.pop(now, PathId(1), true).is_some() {
             moved += 1;
         }
         assert_eq!((moved, dispatcher.bytes()), (4, 0));
@@ -335,12 +353,12 @@ mod tests {
         let both = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &both[..1]);
         for flow in 0..8 {
-            dispatcher.push(now, packet(flow, 0), Order::Needed);
+            dispatcher.push(now, packet(flow, 0, ORDERED));
         }
-        while dispatcher.pop(now, PathId(0)).is_some() {}
+        while dispatcher.pop(now, PathId(0), true).is_some() {}
         dispatcher.set_paths(now, &both);
         for flow in 0..8 {
-            dispatcher.push(now, packet(flow, 1), Order::Needed);
+            dispatcher.push(now, packet(flow, 1, ORDERED));
         }
         let on = |id| dispatcher.flows.on(PathId(id));
         assert_eq!((on(0), on(1)), (4, 4));
@@ -352,7 +370,7 @@ mod tests {
         paths[1].rate = 2_500_000;
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         for flow in 0..10 {
-            dispatcher.push(now, packet(flow, 0), Order::Needed);
+            dispatcher.push(now, packet(flow, 0, ORDERED));
         }
         let on = |dispatcher: &Dispatcher| (dispatcher.flows.on(PathId(0)), dispatcher.flows.on(PathId(1)));
         assert_eq!(on(&dispatcher), (8, 2));
@@ -386,21 +404,48 @@ mod tests {
     fn pinned_and_free_packets_share_a_path() {
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &[path(0, 20, PathState::Active)]);
         for n in 0..200 {
-            dispatcher.push(now, packet(1, n), Order::Needed);
-            dispatcher.push(now, packet(2, n), Order::Free);
+            dispatcher.push(now, packet(1, n, ORDERED));
+            dispatcher.push(now, packet(2, n, FREE));
         }
         let first: Vec<u32> =
-            std::iter::from_fn(|| dispatcher.pop(now, PathId(0))).take(200).map(|p| p.flow).collect();
+            std::iter::from_fn(|| dispatcher.pop(now, PathId(0), true)).take(200).map(|p| p.flow).collect();
         let free = first.iter().filter(|flow| **flow == 2).count();
         assert!((60..=140).contains(&free), "{free} of the first 200 are free packets");
+    }
+
+    #[test]
+    fn a_flow_takes_every_path_where_the_far_end_restores_order() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        for n in 0..10 {
+            dispatcher.push(now, packet(1, n, ORDERED));
+        }
+        dispatcher.set_numbered(now, true);
+        let first: Vec<u8> = [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, true).unwrap().data[0]).into();
+        assert_eq!(first, [0, 1]);
+    }
+
+    #[test]
+    fn a_flow_that_sends_little_waits_for_the_best_path() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        for n in 0..50 {
+            dispatcher.push(now, packet(1, n, FREE));
+        }
+        for _ in 0..4 {
+            dispatcher.pop(now, PathId(0), true).unwrap();
+        }
+        dispatcher.push(now, packet(2, 0, FREE));
+        assert_eq!(dispatcher.pop(now, PathId(1), false).unwrap().flow, 1);
+        assert_eq!(dispatcher.pop(now, PathId(0), true).unwrap().flow, 2);
     }
 
     #[test]
     fn packets_wait_for_the_first_path() {
         let now = Instant::now();
         let mut dispatcher = Dispatcher::new(Scheduler::Auto, QueueConfig::default());
-        dispatcher.push(now, packet(1, 1), Order::Needed);
+        dispatcher.push(now, packet(1, 1, ORDERED));
         dispatcher.set_paths(now, &[path(0, 10, PathState::Active)]);
-        assert!(dispatcher.pop(now, PathId(0)).is_some());
+        assert!(dispatcher.pop(now, PathId(0), true).is_some());
     }
 }

@@ -9,19 +9,22 @@
 //!   travel on other paths too ([`Liveness`]).
 //! - While any path is left, packets have somewhere to go: if every path looks dead, all of them
 //!   are tried ([`Dispatcher`]).
-//! - The packets of one flow that needs order leave on one path, in the order they came.
+//! - Where the far end does not restore order, the packets of one flow that needs it leave on one path,
+//!   in the order they came.
 //! - Time is an argument. Nothing here reads a clock, sleeps or touches a socket.
 #![forbid(unsafe_code)]
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod choice;
 mod dispatch;
 mod flows;
 mod liveness;
 mod pacer;
 mod scheduler;
 
-pub use dispatch::{Dispatcher, Load, Order, PathInfo};
+pub use choice::{Choice, Offer, Pick, first_to_arrive};
+pub use dispatch::{Dispatcher, Load, PathInfo};
 pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;
 pub use scheduler::{ParseSchedulerError, Scheduler};

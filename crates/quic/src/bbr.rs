@@ -12,7 +12,8 @@
 //!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
 //! - A probe that finds more is repeated at once: a rate that was measured while this machine was
 //!   busy elsewhere is put right in a few round trips.
-//! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so.
+//! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so. Losses
+//!   that come however little is sent are made up for ([`RandomLoss`](crate::random_loss::RandomLoss)).
 
 use mpvpn_types::{Duration, Instant};
 
@@ -184,6 +185,11 @@ impl Bbr {
     /// Whether less is sent than the path can carry, or was a round trip ago.
     pub(crate) fn is_draining(&self) -> bool {
         matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
+    }
+
+    /// Whether more is sent than the path is known to carry.
+    pub(crate) fn is_probing(&self) -> bool {
+        matches!(self.phase, Phase::Startup { .. } | Phase::Cruise { phase: 0, .. })
     }
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {

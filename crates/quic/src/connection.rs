@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_path::Pacer;
+use mpvpn_path::{Offer, Pacer};
 use mpvpn_types::{Instant, PathId};
 use noq_proto::{
     ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
@@ -17,6 +17,7 @@ use crate::{
     ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
     config::{DATAGRAM_OVERHEAD, FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
+    ledger::Tracked,
     streams::{from_noq, to_noq},
     view::LossWindow,
 };
@@ -115,6 +116,8 @@ struct Path {
     pacer: Pacer,
     /// Datagrams that the next data pass sends here.
     batch: Vec<Bytes>,
+    /// Which of them are followed, by their place, and since when and how often sent before.
+    followed: Vec<(usize, Instant, u8)>,
     /// Their size with framing.
     batch_bytes: u64,
     /// Waits for the pacer rather than for acknowledgements.
@@ -213,6 +216,7 @@ impl Connection {
             gate,
             pacer: Pacer::new(now, 1200),
             batch: Vec::new(),
+            followed: Vec::new(),
             batch_bytes: 0,
             paced: false,
             seen: 0,
@@ -437,14 +441,20 @@ impl Connection {
         window.min(budget).saturating_sub(path.batch_bytes)
     }
 
-    /// When a packet that is queued for a path now would arrive, from now on: half a round trip after
-    /// what is in flight and queued before it has left at the path's rate.
-    pub fn arrival(&self, id: PathId) -> mpvpn_types::Duration {
-        let Some(path) = self.path(id) else { return mpvpn_types::Duration::MAX };
-        let ahead = path.gate.in_flight() + path.batch_bytes;
-        let nanos = u128::from(ahead) * 1_000_000_000 / u128::from(path.gate.delivery_rate().max(1));
-        let wait = mpvpn_types::Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-        (path.gate.min_rtt() / 2).saturating_add(wait)
+    /// What a path can do for packets that are queued now; it takes at most `most` bytes.
+    pub fn offer(&mut self, now: Instant, id: PathId, most: u64) -> Offer {
+        let room = self.room(now, id).min(most);
+        let Some(path) = self.path(id) else {
+            return Offer { id, room: 0, delay: mpvpn_types::Duration::MAX, ahead: 0, rate: 0, weight: 1 };
+        };
+        Offer {
+            id,
+            room,
+            delay: path.gate.min_rtt() / 2,
+            ahead: path.gate.in_flight() + path.batch_bytes,
+            rate: path.gate.rate(),
+            weight: 1,
+        }
     }
 
     /// Says whether more waited for a path than it could take. Congestion controllers learn
@@ -469,6 +479,30 @@ impl Connection {
         path.batch_bytes += cost;
         path.batch.push(datagram);
         cost
+    }
+
+    /// The same for a datagram whose loss is told by [`Self::drain_lost`].
+    pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
+        let Some(path) = self.path_mut(id) else { return 0 };
+        path.followed.push((path.batch.len(), datagram.born, datagram.tries));
+        self.queue(id, datagram.data)
+    }
+
+    /// Calls `each` for every tracked datagram that was lost since the last call, and the path on which
+    /// it was.
+    pub fn drain_lost(&mut self, mut each: impl FnMut(PathId, Tracked)) {
+        for path in &self.paths {
+            let lost = path.gate.fates().filter(|ledger| ledger.has_lost()).map(|mut all| all.take_lost());
+            for datagram in lost.into_iter().flatten() {
+                each(path.id, datagram);
+            }
+        }
+    }
+
+    /// Takes the tracked datagrams of a path that were neither acknowledged nor lost, because the path is
+    /// dead: those that were sent first come first.
+    pub fn take_unacked(&mut self, id: PathId) -> Vec<Tracked> {
+        self.path(id).and_then(|path| path.gate.fates()).map_or(Vec::new(), |mut all| all.take_unacked())
     }
 
     /// Whether datagrams that are queued now would be the next to leave.
@@ -517,8 +551,21 @@ impl Connection {
             }
             let bytes = std::mem::take(&mut path.batch_bytes);
             path.pacer.spend(bytes);
+            if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
+                let mut followed = path.followed.drain(..).peekable();
+                for (at, data) in path.batch.iter().enumerate() {
+                    let known = followed.next_if(|(place, ..)| *place == at);
+                    let tracked = known.map(|(_, born, tries)| Tracked { data: data.clone(), born, tries });
+                    ledger.queue(data.len(), tracked);
+                }
+            }
             let sent = self.inner.datagrams().send_many(&path.batch, false);
             path.batch.clear();
+            if sent.is_err()
+                && let Some(mut ledger) = path.gate.fates()
+            {
+                ledger.clear_queued();
+            }
             match sent {
                 Ok(_) => {
                     // Room for the acknowledgements that ride along.

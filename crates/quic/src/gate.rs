@@ -5,7 +5,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -19,6 +19,8 @@ use noq_proto::{
 use crate::{
     Cc,
     bbr::{Acked, Bbr, Delivery},
+    ledger::Ledger,
+    random_loss::RandomLoss,
 };
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
@@ -51,6 +53,9 @@ pub(crate) struct Shared {
     rtt: AtomicU64,
     min_rtt: AtomicU64,
     jitter: AtomicU64,
+    /// Something is in the ledger.
+    follows: AtomicBool,
+    ledger: Mutex<Ledger>,
 }
 
 impl fmt::Debug for Shared {
@@ -81,7 +86,21 @@ impl Shared {
             rtt: AtomicU64::new(0),
             min_rtt: AtomicU64::new(0),
             jitter: AtomicU64::new(0),
+            follows: AtomicBool::new(false),
+            ledger: Mutex::new(Ledger::default()),
         }
+    }
+
+    /// The fates of datagrams, to write new ones down.
+    pub(crate) fn follow(&self) -> MutexGuard<'_, Ledger> {
+        self.follows.store(true, Relaxed);
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fates of datagrams, if any are followed.
+    pub(crate) fn fates(&self) -> Option<MutexGuard<'_, Ledger>> {
+        let follows = self.follows.load(Relaxed);
+        follows.then(|| self.ledger.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Sets the credit (bytes).
@@ -118,6 +137,15 @@ impl Shared {
     /// Delivery rate (bytes/s) that the path has shown, 0 if it has not carried anything.
     pub(crate) fn delivery_rate(&self) -> u64 {
         self.delivered.load(Relaxed)
+    }
+
+    /// Rate to reckon with (bytes/s): what was shown, else what the window allows, 0 if neither is known.
+    pub(crate) fn rate(&self) -> u64 {
+        match (self.delivery_rate(), self.rtt.load(Relaxed)) {
+            (0, 0) => 0,
+            (0, rtt) => (u128::from(self.window()) * 1_000_000_000 / u128::from(rtt)) as u64,
+            (rate, _) => rate,
+        }
     }
 
     /// When the newest acknowledged packet was sent.
@@ -165,6 +193,7 @@ enum Inner {
 pub(crate) struct Gate {
     inner: Inner,
     delivery: Delivery,
+    random: RandomLoss,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -186,7 +215,8 @@ impl Gate {
     fn publish(&self) {
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
-                let rate = self.delivery.rate();
+                // What is lost anyway takes its share of the rate.
+                let rate = (self.delivery.rate() as f64 / (1.0 - self.random.share())) as u64;
                 let rtt = Duration::from_nanos(self.shared.rtt.load(Relaxed));
                 (bbr.window(rate), bbr.pacing_rate(rate, rtt))
             }
@@ -208,8 +238,12 @@ impl Controller for Gate {
         let credit = self.shared.credit.load(Relaxed);
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
-        if let Inner::Library(inner) = &mut self.inner {
-            inner.on_packet_sent(now, bytes, pn);
+        if let Some(mut ledger) = self.shared.fates() {
+            ledger.on_sent(pn, bytes.into());
+        }
+        match &mut self.inner {
+            Inner::Bbr(bbr) => self.random.on_sent(pn, bbr.is_probing()),
+            Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
         }
     }
 
@@ -226,6 +260,13 @@ impl Controller for Gate {
         rtt: &RttEstimator,
     ) {
         self.remove_in_flight(bytes);
+        if let Some(mut ledger) = self.shared.fates() {
+            ledger.on_acked(pn);
+            if ledger.is_empty() {
+                self.shared.follows.store(ledger.has_lost(), Relaxed);
+            }
+        }
+        self.random.on_fate(pn, false);
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
         // A path that is paced below its rate delivers less for no fault of its own.
@@ -293,6 +334,12 @@ impl Controller for Gate {
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, now: Instant) {
         self.remove_in_flight(lost_bytes.into());
+        if let Some(mut ledger) = self.shared.fates() {
+            ledger.on_lost(pn);
+        }
+        if !self.shared.frozen.load(Relaxed) {
+            self.random.on_fate(pn, true);
+        }
         if let Inner::Library(inner) = &mut self.inner
             && !self.shared.frozen.load(Relaxed)
         {
@@ -338,6 +385,7 @@ impl Controller for Gate {
                 Inner::Library(inner) => Inner::Library(inner.clone_box()),
             },
             delivery: self.delivery.clone(),
+            random: self.random.clone(),
             shared: self.shared.clone(),
         })
     }
@@ -364,7 +412,12 @@ impl ControllerFactory for GateFactory {
                 Inner::Library(Arc::new(config).build(now, current_mtu))
             }
         };
-        let gate = Gate { inner, delivery: Delivery::new(now), shared: Arc::new(Shared::new(now)) };
+        let gate = Gate {
+            inner,
+            delivery: Delivery::new(now),
+            random: RandomLoss::default(),
+            shared: Arc::new(Shared::new(now)),
+        };
         gate.publish();
         Box::new(gate)
     }

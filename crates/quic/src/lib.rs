@@ -14,6 +14,7 @@
 //! Always holds:
 //! - A datagram leaves on the path that it was queued for, and on no other.
 //! - No more is in flight on a path than its inner controller allows, plus one control pass.
+//! - What became of a datagram is known where somebody asked for it (`ledger.rs`).
 //! - Path numbers are those of the wire.
 #![forbid(unsafe_code)]
 // Tests need a moment to count from.
@@ -25,6 +26,8 @@ mod config;
 mod connection;
 mod endpoint;
 mod gate;
+mod ledger;
+mod random_loss;
 mod streams;
 mod view;
 
@@ -32,6 +35,7 @@ pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{Cc, ClientSetup, ServerSetup, SetupError, TransportOptions};
 pub use connection::{Connection, Event, LostReason};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
+pub use ledger::Tracked;
 pub use streams::{Read, StreamError, StreamId};
 pub use view::PathView;
 

@@ -1,10 +1,13 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 
+mod sequence;
+
 use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::Bytes;
 use mpvpn_class::{QueueConfig, Queued};
+use mpvpn_lane::Label;
 use mpvpn_masque::datagram::{self, DatagramError, DatagramPrefix};
 use mpvpn_packet::{
     Arena, FlowKey, SplitError, VnetHdr, icmp, ip,
@@ -12,12 +15,14 @@ use mpvpn_packet::{
     protocol, split,
 };
 use mpvpn_path::{
-    Change, Dispatcher, Liveness, LivenessConfig, Load, Order, PathInfo, PathState, Reason, Scheduler,
+    Change, Choice, Dispatcher, Liveness, LivenessConfig, Load, Offer, PathInfo, PathState, Reason, Scheduler,
 };
-use mpvpn_quic::{Connection, Local, PathStatus, PathView, Transmit};
+use mpvpn_quic::{Connection, Local, PathStatus, PathView, Tracked, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::mtu::MtuFollower;
+pub use sequence::LaneCounters;
+use sequence::Sequencer;
 
 /// Measurements of paths are taken over into scheduling at this interval.
 const MEASURE: Duration = Duration::from_millis(20);
@@ -106,6 +111,11 @@ pub(crate) struct Carrier {
     role: Role,
     prefix: DatagramPrefix,
     dispatcher: Dispatcher,
+    choice: Choice,
+    /// What the paths in use can take; kept for its memory.
+    offers: Vec<Offer>,
+    /// Where both ends know how to number packets.
+    sequencer: Option<Box<Sequencer>>,
     paths: BTreeMap<PathId, Watched>,
     measured: Option<Instant>,
     changed: bool,
@@ -124,6 +134,9 @@ impl Carrier {
             role,
             prefix: datagram::prefix(stream, 0),
             dispatcher: Dispatcher::new(scheduler, queue()),
+            choice: Choice::new(),
+            offers: Vec::new(),
+            sequencer: None,
             paths: BTreeMap::new(),
             measured: None,
             changed: true,
@@ -133,6 +146,13 @@ impl Carrier {
             ranges: Vec::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// The peer knows numbered packets, in this context of the request stream.
+    pub(crate) fn number_packets(&mut self, stream: u64, context: u64) {
+        self.sequencer = Some(Box::new(Sequencer::new(stream, context)));
+        self.measured = None;
+        self.changed = true;
     }
 
     /// A path can carry data.
@@ -221,16 +241,37 @@ impl Carrier {
     ///
     /// # Errors
     /// If it is malformed, which the peer must be told (RFC 9297 §2.1).
-    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Result<Option<Bytes>, DatagramError> {
+    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Result<Option<Arrived>, DatagramError> {
         let prefix = self.prefix.as_ref();
         if datagram.starts_with(prefix) {
-            return Ok(Some(datagram.slice(prefix.len()..)));
+            return Ok(Some(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
+        }
+        if let Some(sequencer) = &self.sequencer
+            && datagram.starts_with(sequencer.prefix().as_ref())
+        {
+            let opened = sequencer.open(datagram);
+            return Ok(opened.map(|(label, packet)| Arrived { label: Some(label), packet }));
         }
         // The same numbers may be written in longer varints (RFC 9000 §16).
         let parsed = datagram::parse(&datagram)?;
         let own = datagram::parse(prefix)?;
         let ours = parsed.stream_id == own.stream_id && parsed.context_id == own.context_id;
-        Ok(ours.then(|| datagram.slice(parsed.payload_at..)))
+        Ok(ours.then(|| Arrived { label: None, packet: datagram.slice(parsed.payload_at..) }))
+    }
+
+    /// Hands out a packet that arrived, and those that waited for it.
+    pub(crate) fn put_in_order(&mut self, now: Instant, arrived: Arrived, mut out: impl FnMut(Bytes)) {
+        match (&mut self.sequencer, arrived.label) {
+            (Some(sequencer), Some(label)) => sequencer.reorder().push(now, label, arrived.packet, out),
+            _ => out(arrived.packet),
+        }
+    }
+
+    /// Hands out packets that have waited long enough for others.
+    pub(crate) fn release(&mut self, now: Instant, out: impl FnMut(Bytes)) {
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.reorder().handle_timeout(now, out);
+        }
     }
 
     /// Data arrived through the tunnel.
@@ -251,7 +292,7 @@ impl Carrier {
         let mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
-        let order = order_of(&view);
+        let ordered = needs_order(&view);
         let gateway = gateway.for_source(view.src());
         if view.protocol() == protocol::TCP {
             let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
@@ -286,7 +327,7 @@ impl Carrier {
         for range in &self.ranges {
             let data = whole.slice(range.clone());
             self.counters.tx_bytes += (data.len() - prefix.len()) as u64;
-            self.dispatcher.push(now, Queued { data, flow: hash }, order);
+            self.dispatcher.push(now, Queued { data, flow: hash, ordered });
         }
         self.note_traffic(now);
         self.busy = Some(now);
@@ -300,56 +341,97 @@ impl Carrier {
 
     /// Moves packets from the queues to paths that have room. Returns whether any moved.
     fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
-        if self.dispatcher.is_empty() {
+        let mut repairing = false;
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.collect(now, connection);
+            repairing = sequencer.has_repairs();
+        }
+        if self.dispatcher.is_empty() && !repairing {
             for id in self.paths.keys() {
                 connection.set_limited(*id, false);
             }
             return false;
         }
         let Some(max) = connection.max_datagram() else { return false };
-        let mut moved = false;
-        let mut open: Vec<(PathId, u64)> = Vec::with_capacity(self.paths.len());
+        let mut offers = std::mem::take(&mut self.offers);
+        offers.clear();
         for id in self.dispatcher.order() {
-            open.push((id, connection.room(now, id).min(PASS_BYTES)));
+            offers.push(connection.offer(now, id, PASS_BYTES));
         }
-        while let Some(at) = self.best(&open, connection) {
-            let (id, room) = open[at];
-            let mut left = room.min(self.turn(room));
-            let turn = left;
+        let mut moved = repairing && self.repair(connection, &mut offers);
+        let scheduler = self.dispatcher.scheduler();
+        while let Some(pick) = self.choice.pick(scheduler, &offers, self.dispatcher.bytes() as u64) {
+            let offer = &mut offers[pick.at];
+            let mut left = offer.room.min(turn(scheduler, offer.room));
+            let (id, turn) = (offer.id, left);
             let mut dry = false;
             while left > 0 {
-                let Some(packet) = self.dispatcher.pop(now, id) else {
+                let Some(packet) = self.dispatcher.pop(now, id, pick.best) else {
                     dry = true;
                     break;
                 };
-                if packet.data.len() > max {
-                    continue;
-                }
-                left = left.saturating_sub(connection.queue(id, packet.data));
-                moved = true;
+                let took = self.carry(now, connection, packet, id, max, &mut offers);
+                left = left.saturating_sub(took);
+                moved |= took > 0;
             }
-            open[at].1 = if dry { 0 } else { room - turn };
+            let offer = &mut offers[pick.at];
+            self.choice.charge(scheduler, offer, turn - left);
+            offer.take(turn - left);
+            if dry {
+                offer.room = 0;
+                // What is left is for the best path, or there is nothing left.
+                if pick.best {
+                    break;
+                }
+            }
         }
-        for (id, _) in open {
-            let room = connection.room(now, id);
-            connection.set_limited(id, room == 0 && self.dispatcher.has_for(id));
+        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
+        for offer in &offers {
+            let room = connection.room(now, offer.id);
+            connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
         }
+        self.offers = offers;
         moved
     }
 
-    /// The path whose turn it is, of those with room.
-    fn best(&self, open: &[(PathId, u64)], connection: &Connection) -> Option<usize> {
-        let mut with_room = open.iter().enumerate().filter(|(_, (_, room))| *room > 0);
-        if self.dispatcher.scheduler() == Scheduler::Auto {
-            return with_room.min_by_key(|(_, (id, _))| connection.arrival(*id)).map(|(at, _)| at);
+    /// Queues a packet for a path, and under `redundant` its copies for the others; returns the bytes that
+    /// it takes there.
+    fn carry(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        packet: Queued,
+        id: PathId,
+        max: usize,
+        offers: &mut [Offer],
+    ) -> u64 {
+        let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on()) else {
+            // A limit that has just fallen.
+            return if packet.data.len() > max { 0 } else { connection.queue(id, packet.data) };
+        };
+        let data = sequencer.label(now, &packet, &self.prefix);
+        if data.len() > max {
+            return 0;
         }
-        with_room.next().map(|(at, _)| at)
+        if self.dispatcher.scheduler() == Scheduler::Redundant {
+            for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
+                offer.take(connection.queue(offer.id, data.clone()));
+                sequencer.count_copy();
+            }
+        }
+        connection.queue_tracked(id, Tracked { data, born: now, tries: 0 })
     }
 
-    /// Bytes that a path is given at a time: few where every turn goes to the path on which a packet
-    /// arrives first, all it can take where the order of the paths is fixed.
-    fn turn(&self, room: u64) -> u64 {
-        if self.dispatcher.scheduler() == Scheduler::Auto { TURN_BYTES } else { room }
+    /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
+    fn repair(&mut self, connection: &mut Connection, offers: &mut [Offer]) -> bool {
+        let Some(sequencer) = &mut self.sequencer else { return false };
+        let mut moved = false;
+        while let Some(at) = mpvpn_path::first_to_arrive(offers) {
+            let Some(datagram) = sequencer.next_repair() else { break };
+            offers[at].take(connection.queue_tracked(offers[at].id, datagram));
+            moved = true;
+        }
+        moved
     }
 
     /// The next UDP payload to send.
@@ -379,15 +461,19 @@ impl Carrier {
         }
         if due {
             self.measured = Some(now);
-            let limit = connection.max_datagram().map(|max| max.saturating_sub(self.prefix.as_ref().len()));
+            let label = self.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(&self.prefix));
+            let around = self.prefix.as_ref().len() + label;
+            let limit = connection.max_datagram().map(|max| max.saturating_sub(around));
             self.mtu.update(now, limit);
         }
         self.changed = false;
         self.choose_spares();
         let mut infos = Vec::with_capacity(self.paths.len());
+        let mut views = Vec::with_capacity(self.paths.len());
         for (id, path) in &mut self.paths {
             if due && let Some(view) = connection.view(now, *id) {
                 path.liveness.on_measured(view.rtt, view.jitter, view.loss);
+                views.push(view);
             }
             let heard = path
                 .refused
@@ -416,6 +502,11 @@ impl Carrier {
             if state != path.state {
                 tracing::debug!(path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
                 path.state = state;
+                if state == PathState::Down
+                    && let Some(sequencer) = &mut self.sequencer
+                {
+                    sequencer.rescue(now, connection, *id);
+                }
             }
             let load = path.measure_load(due, connection.is_limited(*id));
             infos.push(PathInfo {
@@ -428,6 +519,12 @@ impl Carrier {
             });
         }
         self.dispatcher.set_paths(now, &infos);
+        if due && let Some(sequencer) = &mut self.sequencer {
+            let used: Vec<PathId> = self.dispatcher.order().collect();
+            views.retain(|view| used.contains(&view.id));
+            sequencer.measure(now, used.len() > 1 && self.dispatcher.scheduler() != Scheduler::Flow, &views);
+            self.dispatcher.set_numbered(now, sequencer.is_on());
+        }
     }
 
     /// Under failover a client keeps every working path but the first for later.
@@ -464,6 +561,9 @@ impl Carrier {
             self.busy = None;
             self.arena.release();
             self.dispatcher.rest();
+            if let Some(sequencer) = &mut self.sequencer {
+                sequencer.rest();
+            }
         }
         self.mtu.tick(now);
     }
@@ -471,10 +571,13 @@ impl Carrier {
     /// When [`Self::handle_timeout`] or [`Self::poll_transmit`] has something to do again.
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
         let beats = self.paths.values().filter_map(|path| path.liveness.poll_timeout(now)).min();
-        let pacer = if self.dispatcher.is_empty() { None } else { connection.pacer_timeout(now) };
+        let repairing = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
+        let waits = repairing || !self.dispatcher.is_empty();
+        let pacer = if waits { connection.pacer_timeout(now) } else { None };
+        let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
         let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
-        [beats, pacer, thaw, rest, self.mtu.poll_timeout()].into_iter().flatten().min()
+        [beats, pacer, order, thaw, rest, self.mtu.poll_timeout()].into_iter().flatten().min()
     }
 
     /// The MTU that the tunnel promises (bytes), once it is known well enough.
@@ -507,6 +610,11 @@ impl Carrier {
     /// Packets dropped in the queues.
     pub(crate) fn drops(&self) -> u64 {
         self.dispatcher.drops()
+    }
+
+    /// What became of numbered packets.
+    pub(crate) fn lane(&self) -> LaneCounters {
+        self.sequencer.as_ref().map_or(LaneCounters::default(), |sequencer| sequencer.counters())
     }
 
     /// How long packets wait in the queues.
@@ -542,12 +650,40 @@ fn queue() -> QueueConfig {
     }
 }
 
-/// Whether reordering hurts the flow of a packet.
-fn order_of(packet: &ip::IpPacket<'_>) -> Order {
-    match packet.protocol() {
-        protocol::UDP | protocol::ICMP | protocol::ICMPV6 if packet.has_transport_header() => Order::Free,
-        _ => Order::Needed,
+/// Bytes that a path is given at a time: all it can take where the order of the paths is fixed, few where
+/// every turn goes to the path that is best then.
+fn turn(scheduler: Scheduler, room: u64) -> u64 {
+    match scheduler {
+        Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => room,
+        _ => TURN_BYTES,
     }
+}
+
+/// Whether overtaking hurts the flow of a packet.
+fn needs_order(packet: &ip::IpPacket<'_>) -> bool {
+    if !packet.has_transport_header() {
+        return true;
+    }
+    match packet.protocol() {
+        protocol::UDP | protocol::ICMP | protocol::ICMPV6 => false,
+        // An acknowledgement that is overtaken is only worth nothing.
+        protocol::TCP => !is_pure_ack(packet.transport()),
+        _ => true,
+    }
+}
+
+/// Whether a TCP segment carries no data and no flag but ACK (RFC 9293 §3.1).
+fn is_pure_ack(segment: &[u8]) -> bool {
+    const OTHER_FLAGS: u8 = 0b111;
+    let (Some(offset), Some(flags)) = (segment.get(12), segment.get(13)) else { return false };
+    usize::from(offset >> 4) * 4 == segment.len() && flags & OTHER_FLAGS == 0
+}
+
+/// An IP packet that came through the tunnel.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    label: Option<Label>,
+    pub(crate) packet: Bytes,
 }
 
 /// The virtio header under which a single TCP packet is cut into smaller ones.

@@ -23,7 +23,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use crate::{
-    Counters, PathReport,
+    Counters, LaneCounters, PathReport,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Gateway, Role},
     http::Http,
@@ -119,6 +119,8 @@ pub struct ClientReport {
     pub drops: u64,
     /// How long packets wait.
     pub sojourn: Duration,
+    /// What became of numbered packets.
+    pub lane: LaneCounters,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).
@@ -428,21 +430,22 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         let mut bytes = 0;
         let mut malformed = None;
-        let (carrier, joiner) = (&session.carrier, &mut self.joiner);
+        let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
         let addresses = &session.addresses;
         connection.receive_datagrams(|datagram| {
-            let packet = match carrier.open_datagram(datagram) {
-                Ok(Some(packet)) => packet,
+            let arrived = match carrier.open_datagram(datagram) {
+                Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => return malformed = Some(error),
             };
             // What is not for this client was misrouted, or is an attempt to get past its firewall.
-            let Some(dst) = ip::dst_of(&packet) else { return };
+            let Some(dst) = ip::dst_of(&arrived.packet) else { return };
             if !addresses.iter().any(|assigned| assigned.net.contains(&dst)) {
                 return;
             }
-            bytes += packet.len() as u64;
-            joiner.push(clamp_received(packet, carrier.mtu()));
+            bytes += arrived.packet.len() as u64;
+            let mtu = carrier.mtu();
+            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
         if bytes > 0 {
             session.carrier.note_delivered(now, bytes);
@@ -644,6 +647,9 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         connection.handle_timeout(now);
         session.carrier.handle_timeout(now, connection);
+        let (mtu, joiner) = (session.carrier.mtu(), &mut self.joiner);
+        session.carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+        joiner.flush();
         if !session.accepted && now.saturating_duration_since(session.since) >= ANSWER {
             self.lost(now, &LostReason::TimedOut);
             return;
@@ -730,6 +736,7 @@ impl Client {
             counters: self.before,
             drops: self.drops_before,
             sojourn: Duration::ZERO,
+            lane: LaneCounters::default(),
             paths: Vec::new(),
             mtu: 0,
         };
@@ -742,6 +749,7 @@ impl Client {
         report.counters.rx_bytes += session.carrier.counters.rx_bytes;
         report.drops += session.carrier.drops();
         report.sojourn = session.carrier.sojourn();
+        report.lane = session.carrier.lane();
         report.paths = session.carrier.report(now, connection);
         report.mtu = session.carrier.mtu();
         report

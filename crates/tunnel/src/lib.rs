@@ -29,7 +29,7 @@ mod pool;
 mod registry;
 mod server;
 
-pub use carrier::{Counters, PathReport, Role};
+pub use carrier::{Counters, LaneCounters, PathReport, Role};
 pub use client::{Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState};
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
@@ -42,6 +42,13 @@ pub(crate) const SCHEDULER_HEADER: &str = "mpvpn-scheduler";
 /// The request header that says which of several connections of a session this is, as a number (an
 /// Integer of RFC 9651); a server that knows the field repeats it in its response.
 pub(crate) const MEMBER_HEADER: &str = "mpvpn-member";
+
+/// The request header in which a client offers numbered packets: the context ID for them, an Integer of
+/// RFC 9651. A server that knows the field repeats it in its response.
+pub(crate) const ORDER_HEADER: &str = "mpvpn-order";
+
+/// The context ID that our client offers; clients allocate even ones (RFC 9484 §6), and 0 is taken.
+pub(crate) const ORDER_CONTEXT: u64 = 2;
 
 /// The response header in which the server names its networks, so that clients know who their
 /// neighbours are: comma-separated prefixes, as in `10.0.0.0/24, fd00::/64`.

@@ -25,7 +25,7 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Counters, Member, PathReport, Registry, Seat, Secret,
+    Addresses, Counters, LaneCounters, Member, PathReport, Registry, Seat, Secret,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -103,6 +103,8 @@ pub struct SessionReport {
     pub drops: u64,
     /// How long packets wait in its queues.
     pub sojourn: Duration,
+    /// What became of numbered packets.
+    pub lane: LaneCounters,
     /// Its paths.
     pub paths: Vec<PathReport>,
 }
@@ -438,19 +440,20 @@ impl Server {
         };
         let mut bytes = 0;
         let mut malformed = None;
-        let (carrier, joiner, addresses) = (&tunnel.carrier, &mut self.joiner, tunnel.addresses);
+        let (carrier, joiner, addresses) = (&mut tunnel.carrier, &mut self.joiner, tunnel.addresses);
         connection.receive_datagrams(|datagram| {
-            let packet = match carrier.open_datagram(datagram) {
-                Ok(Some(packet)) => packet,
+            let arrived = match carrier.open_datagram(datagram) {
+                Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => return malformed = Some(error),
             };
-            let (Some(src), Some(dst)) = (ip::src_of(&packet), ip::dst_of(&packet)) else { return };
+            let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else { return };
             if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
                 return;
             }
-            bytes += packet.len() as u64;
-            joiner.push(clamp_received(packet, carrier.mtu()));
+            bytes += arrived.packet.len() as u64;
+            let mtu = carrier.mtu();
+            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
         let mut starts_to_serve = None;
         if bytes > 0 {
@@ -611,6 +614,8 @@ impl Server {
                         tunnel.carrier.forgive(at);
                     }
                     tunnel.carrier.handle_timeout(now, connection);
+                    let (mtu, joiner) = (tunnel.carrier.mtu(), &mut self.joiner);
+                    tunnel.carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
                     let late = now.saturating_duration_since(tunnel.since) >= UNASKED;
                     if tunnel.addresses.is_none() && late {
                         self.address(now, id, &[]);
@@ -676,6 +681,7 @@ impl Server {
                 counters: tunnel.carrier.counters,
                 drops: tunnel.carrier.drops(),
                 sojourn: tunnel.carrier.sojourn(),
+                lane: tunnel.carrier.lane(),
                 paths: tunnel.carrier.report(now, connection),
             });
         }

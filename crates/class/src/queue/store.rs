@@ -17,6 +17,7 @@ const FIRST_GROWTH: usize = 64;
 pub(super) struct Packet {
     pub(super) data: Bytes,
     pub(super) flow: u32,
+    pub(super) ordered: bool,
     /// When it was pushed, in ns.
     pub(super) at: u64,
 }

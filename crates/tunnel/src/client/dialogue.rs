@@ -8,13 +8,14 @@ use mpvpn_masque::{
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
+    structured,
 };
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
 use super::{Assignment, Client, ClientError, ClientEvent};
 use crate::{
-    NETWORKS_HEADER, SCHEDULER_HEADER,
+    NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, SCHEDULER_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -71,6 +72,7 @@ impl Client {
         request.authorization = self.config.token.as_ref().map(|token| format!("Bearer {token}"));
         request.session = self.secret.clone();
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
+        request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
         request.extra.extend(self.part.header());
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
@@ -106,6 +108,11 @@ impl Client {
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
                 let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
+                if headers.single(ORDER_HEADER).and_then(structured::integer) == Some(ORDER_CONTEXT)
+                    && let Some(stream) = session.request
+                {
+                    session.carrier.number_packets(stream, ORDER_CONTEXT);
+                }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
                     let reason = "the server takes no second connection of a session".to_owned();

@@ -10,6 +10,7 @@ use mpvpn_masque::{
     h3::{self, Event as HttpEvent},
     headers::Headers,
     request::Rejection,
+    structured,
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ConnectionId, StreamId};
@@ -17,7 +18,7 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, MEMBER_HEADER, Member, NETWORKS_HEADER, SCHEDULER_HEADER, Secret,
+    Addresses, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, SCHEDULER_HEADER, Secret,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -124,6 +125,10 @@ impl Server {
         answer.push(NETWORKS_HEADER, nets.join(", "));
         if headers.value(MEMBER_HEADER).is_some() {
             answer.push(MEMBER_HEADER, member.number().to_string());
+        }
+        if let Some(context) = order_context(headers) {
+            carrier.number_packets(stream, context);
+            answer.push(ORDER_HEADER, context.to_string());
         }
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
@@ -248,7 +253,12 @@ fn member_of(headers: &Headers) -> Option<Member> {
     if headers.value(MEMBER_HEADER).is_none() {
         return Some(Member::HOME);
     }
-    let text = std::str::from_utf8(headers.single(MEMBER_HEADER)?).ok()?;
-    let bare = text.split(';').next().unwrap_or_default().trim_matches(' ');
-    Member::new(bare.parse().ok()?)
+    let number = structured::integer(headers.single(MEMBER_HEADER)?)?;
+    Member::new(u8::try_from(number).ok()?)
+}
+
+/// The context of numbered packets that the client offers: one of its own, and not that of plain ones.
+fn order_context(headers: &Headers) -> Option<u64> {
+    let context = structured::integer(headers.single(ORDER_HEADER)?)?;
+    (context > 0 && context.is_multiple_of(2)).then_some(context)
 }

@@ -1,0 +1,23 @@
+//! The datagram lane: how the packets of a flow that travel over several paths come out in order, once.
+//!
+//! In: packets about to be sent, each with the hash of its flow; packets that arrived, each with its
+//! [`Label`]; the time. Out: the label to send with a packet, and arrived packets in the order in which
+//! they may be delivered.
+//!
+//! Always holds:
+//! - a packet is delivered at most once, and exactly once if it arrives within the last few thousand of
+//!   its flow;
+//! - a packet that is in order is never held, and none longer than its sender asked for;
+//! - a packet that comes too late for its place is delivered all the same;
+//! - memory is bounded, whatever the peer sends.
+#![forbid(unsafe_code)]
+// Tests need a moment to count from.
+#![cfg_attr(test, allow(clippy::disallowed_methods))]
+
+mod label;
+mod number;
+mod reorder;
+
+pub use label::{BUCKETS, Label, TooShort};
+pub use number::Numbers;
+pub use reorder::{Reorder, ReorderStats};

@@ -1,0 +1,54 @@
+use crate::label::{BUCKETS, MODULUS};
+
+/// The next number of every sequence, at the sender.
+#[derive(Debug, Default)]
+pub struct Numbers {
+    /// Empty until the first packet is numbered: most tunnels of a server are idle.
+    next: Vec<u32>,
+}
+
+impl Numbers {
+    /// All sequences start at 0.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The sequence of a flow with this hash.
+    #[inline]
+    pub fn bucket(flow: u32) -> u16 {
+        // The upper bits, well mixed: the lower ones may have chosen a queue already.
+        (flow.wrapping_mul(0x9E37_79B1) >> (32 - BUCKETS.trailing_zeros())) as u16
+    }
+
+    /// The number of the next packet of a sequence.
+    #[inline]
+    pub fn take(&mut self, bucket: u16) -> u32 {
+        if self.next.is_empty() {
+            self.next = vec![0; BUCKETS as usize];
+        }
+        let Some(next) = self.next.get_mut(usize::from(bucket)) else { return 0 };
+        let number = *next;
+        *next = (number + 1) % MODULUS;
+        number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_sequence_counts_for_itself_and_wraps() {
+        let mut numbers = Numbers::new();
+        assert_eq!((numbers.take(7), numbers.take(7), numbers.take(8)), (0, 1, 0));
+        numbers.next[7] = MODULUS - 1;
+        assert_eq!((numbers.take(7), numbers.take(7)), (MODULUS - 1, 0));
+    }
+
+    #[test]
+    fn flows_are_spread_over_all_sequences() {
+        let used: std::collections::BTreeSet<u16> = (0..100_000).map(Numbers::bucket).collect();
+        assert!(used.len() > 4000, "{}", used.len());
+        assert!(used.iter().all(|bucket| u32::from(*bucket) < BUCKETS));
+    }
+}

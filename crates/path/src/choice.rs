@@ -1,0 +1,232 @@
+use mpvpn_types::{Duration, PathId};
+
+use crate::Scheduler;
+
+/// A path that arrives later than the best one by more than this is not worth its order: what comes over
+/// the best path in between would have to be held for it.
+const MOST_APART: Duration = Duration::from_millis(60);
+/// Estimates of arrival are not better than this.
+const NOISE: Duration = Duration::from_millis(1);
+/// Nobody may save up more than this (seconds of a path's rate) while others carry everything.
+const MOST_SAVED: f64 = 0.05;
+
+/// What a path can do for the next packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Which path.
+    pub id: PathId,
+    /// Bytes that it may take now.
+    pub room: u64,
+    /// Time from here to the far end with the path's queue empty.
+    pub delay: Duration,
+    /// Bytes sent and not acknowledged, or queued for the path.
+    pub ahead: u64,
+    /// Estimated rate in bytes/s; 0 if nothing is known.
+    pub rate: u64,
+    /// Share of the work that it shall have under [`Scheduler::Weighted`].
+    pub weight: u32,
+}
+
+impl Offer {
+    /// When `bytes` that are sent now, behind what is on the path already, would have arrived.
+    fn arrival(&self, bytes: u64) -> Duration {
+        // What is only under way, there or as an acknowledgement back, is nobody's hindrance.
+        let under_way = (u128::from(self.rate) * self.delay.as_nanos() * 2 / 1_000_000_000) as u64;
+        let queue = self.ahead.saturating_sub(under_way) + bytes;
+        let nanos = u128::from(queue) * 1_000_000_000 / u128::from(self.rate.max(1));
+        self.delay.saturating_add(Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)))
+    }
+
+    /// The path was given `bytes` bytes.
+    pub fn take(&mut self, bytes: u64) {
+        self.room = self.room.saturating_sub(bytes);
+        self.ahead += bytes;
+    }
+}
+
+/// What [`Choice::pick`] found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pick {
+    /// The place of the path in the offers.
+    pub at: usize,
+    /// Nothing would arrive earlier on another path, whether that has room or not.
+    pub best: bool,
+}
+
+/// Decides which path carries the next packets.
+#[derive(Debug, Default)]
+pub struct Choice {
+    /// Work done by each path, in seconds of its rate or in bytes a unit of weight.
+    work: Vec<(PathId, f64)>,
+}
+
+impl Choice {
+    /// Nothing has been sent yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to
+    /// wait. `offers` are in the order of preference of the scheduler.
+    pub fn pick(&mut self, scheduler: Scheduler, offers: &[Offer], backlog: u64) -> Option<Pick> {
+        let at = match scheduler {
+            Scheduler::Auto | Scheduler::Redundant => return earliest(offers, backlog),
+            Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => {
+                offers.iter().position(|offer| offer.room > 0)
+            }
+            Scheduler::Balanced | Scheduler::Weighted => self.least_worked(scheduler, offers),
+        };
+        at.map(|at| Pick { at, best: true })
+    }
+
+    /// A path was given `bytes` bytes.
+    pub fn charge(&mut self, scheduler: Scheduler, offer: &Offer, bytes: u64) {
+        let done = bytes as f64 / share(scheduler, offer);
+        match self.work.iter_mut().find(|(id, _)| *id == offer.id) {
+            Some((_, work)) => *work += done,
+            None => self.work.push((offer.id, done)),
+        }
+    }
+
+    /// The path with room that has done the least for its share. One that could not do its share for a
+    /// while does not make up for it.
+    fn least_worked(&mut self, scheduler: Scheduler, offers: &[Offer]) -> Option<usize> {
+        self.work.retain(|(id, _)| offers.iter().any(|offer| offer.id == *id));
+        let most = self.work.iter().map(|(_, work)| *work).fold(0.0, f64::max);
+        for offer in offers {
+            // In bytes a unit of weight, the same time is as many bytes as the rate carries.
+            let saved = match scheduler {
+                Scheduler::Weighted => MOST_SAVED * offer.rate as f64 / share(scheduler, offer),
+                _ => MOST_SAVED,
+            };
+            match self.work.iter_mut().find(|(id, _)| *id == offer.id) {
+                Some((_, work)) => *work = work.max(most - saved),
+                None => self.work.push((offer.id, most)),
+            }
+        }
+        let work = |id: PathId| self.work.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work);
+        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
+        with_room.min_by(|(_, a), (_, b)| work(a.id).total_cmp(&work(b.id))).map(|(at, _)| at)
+    }
+}
+
+/// What the work of a path is divided by.
+fn share(scheduler: Scheduler, offer: &Offer) -> f64 {
+    match scheduler {
+        Scheduler::Weighted => f64::from(offer.weight.max(1)),
+        _ => offer.rate.max(1) as f64,
+    }
+}
+
+/// The path on which the next packet arrives first; another one only if what waits would arrive later if
+/// it waited for that (as in ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous
+/// Paths", CoNEXT 2017).
+fn earliest(offers: &[Offer], backlog: u64) -> Option<Pick> {
+    let best = offers.iter().min_by_key(|offer| offer.arrival(0))?;
+    let at = first_to_arrive(offers)?;
+    if offers[at].id == best.id {
+        return Some(Pick { at, best: true });
+    }
+    let arrival = offers[at].arrival(0);
+    let worth = arrival <= best.arrival(backlog) + NOISE && arrival <= best.arrival(0) + MOST_APART;
+    worth.then_some(Pick { at, best: false })
+}
+
+/// The place of the path on which a packet that is sent now arrives first, of those with room.
+pub fn first_to_arrive(offers: &[Offer]) -> Option<usize> {
+    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
+    with_room.min_by_key(|(_, offer)| offer.arrival(0)).map(|(at, _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(id: u32, delay_ms: u64, mbit: u64, room: u64) -> Offer {
+        Offer {
+            id: PathId(id),
+            room,
+            delay: Duration::from_millis(delay_ms),
+            ahead: 0,
+            rate: mbit * 125_000,
+            weight: 1,
+        }
+    }
+
+    /// Sends some packets each millisecond, for a second, on paths that have room for what their rate
+    /// carries; shares of what was sent.
+    fn run(scheduler: Scheduler, mut offers: Vec<Offer>, packets: u32) -> Vec<f64> {
+        let mut choice = Choice::new();
+        let mut sent = vec![0u64; offers.len()];
+        for _ in 0..1000 {
+            for offer in &mut offers {
+                offer.room = (offer.room + offer.rate / 1000).min(offer.rate / 200);
+            }
+            for _ in 0..packets {
+                let Some(Pick { at, .. }) = choice.pick(scheduler, &offers, 1 << 20) else { break };
+                offers[at].room = offers[at].room.saturating_sub(1400);
+                sent[at] += 1400;
+                choice.charge(scheduler, &offers[at], 1400);
+            }
+        }
+        let all: u64 = sent.iter().sum();
+        sent.iter().map(|bytes| *bytes as f64 / all as f64).collect()
+    }
+
+    #[test]
+    fn auto_takes_the_path_on_which_a_packet_arrives_first() {
+        let mut choice = Choice::new();
+        let mut offers = [offer(0, 20, 100, 9000), offer(1, 5, 10, 9000)];
+        assert_eq!(choice.pick(Scheduler::Auto, &offers, 1400), Some(Pick { at: 1, best: true }));
+        offers[1].ahead = 40_000;
+        assert_eq!(choice.pick(Scheduler::Auto, &offers, 1400), Some(Pick { at: 0, best: true }));
+    }
+
+    #[test]
+    fn auto_spills_over_only_when_that_is_quicker_than_waiting() {
+        let mut choice = Choice::new();
+        let offers = [offer(0, 5, 100, 0), offer(1, 15, 80, 9000)];
+        assert_eq!(choice.pick(Scheduler::Auto, &offers, 14_000), None);
+        // 10 ms of the first path's rate.
+        assert_eq!(choice.pick(Scheduler::Auto, &offers, 125_000), Some(Pick { at: 1, best: false }));
+    }
+
+    #[test]
+    fn auto_leaves_a_path_alone_that_is_much_slower() {
+        let mut choice = Choice::new();
+        let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
+        assert_eq!(choice.pick(Scheduler::Auto, &offers, 100 << 20), None);
+        assert_eq!(choice.pick(Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
+    }
+
+    #[test]
+    fn balanced_shares_by_capacity() {
+        let shares = run(Scheduler::Balanced, vec![offer(0, 5, 30, 0), offer(1, 90, 10, 0)], 2);
+        assert!((0.72..0.78).contains(&shares[0]), "{shares:?}");
+    }
+
+    #[test]
+    fn weighted_shares_by_weight() {
+        let mut offers = vec![offer(0, 5, 50, 0), offer(1, 5, 50, 0)];
+        offers[0].weight = 4;
+        let shares = run(Scheduler::Weighted, offers, 4);
+        assert!((0.75..0.85).contains(&shares[0]), "{shares:?}");
+    }
+
+    #[test]
+    fn a_path_that_had_no_room_does_not_make_up_for_it() {
+        let mut choice = Choice::new();
+        let mut offers = [offer(0, 5, 10, 9000), offer(1, 5, 10, 0)];
+        for _ in 0..10_000 {
+            let at = choice.pick(Scheduler::Balanced, &offers, 1400).unwrap().at;
+            choice.charge(Scheduler::Balanced, &offers[at], 1400);
+        }
+        offers[1].room = 9000;
+        let mut run = 0;
+        while choice.pick(Scheduler::Balanced, &offers, 1400).unwrap().at == 1 {
+            choice.charge(Scheduler::Balanced, &offers[1], 1400);
+            run += 1;
+        }
+        assert!(run <= 46, "{run} packets in a row are more than 50 ms of the rate");
+    }
+}

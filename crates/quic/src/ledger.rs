@@ -1,0 +1,169 @@
+//! What became of the datagrams of a path.
+//!
+//! The library tells its congestion controller the number of every packet that is sent, acknowledged or
+//! lost, but not what was in it. What was follows from the order and the sizes: a packet takes datagrams
+//! in the order in which they were queued, as many as fit, and each whole.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use mpvpn_types::Instant;
+
+/// Bytes around the frames of a 1-RTT packet at least: flags, connection ID, packet number, AEAD tag.
+const AROUND: usize = 1 + 8 + 1 + 16;
+
+/// A datagram whose loss matters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tracked {
+    /// The datagram.
+    pub data: Bytes,
+    /// When it was sent for the first time.
+    pub born: Instant,
+    /// How often it has been sent again.
+    pub tries: u8,
+}
+
+#[derive(Debug)]
+struct Sent {
+    packet: u64,
+    /// `None` once its fate is known, or if nobody cares.
+    datagram: Option<Tracked>,
+}
+
+/// The datagrams of one path that are on their way.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// Handed to the library and not yet in a packet: size of the frame, and what to follow.
+    queued: VecDeque<(usize, Option<Tracked>)>,
+    /// In packets, by number.
+    sent: VecDeque<Sent>,
+    lost: Vec<Tracked>,
+}
+
+impl Ledger {
+    /// A datagram of `len` bytes is the next that the library was given.
+    pub(crate) fn queue(&mut self, len: usize, datagram: Option<Tracked>) {
+        let length_field = if len < 64 { 1 } else { 2 };
+        self.queued.push_back((1 + length_field + len, datagram));
+    }
+
+    /// The library threw away what it had not sent.
+    pub(crate) fn clear_queued(&mut self) {
+        self.queued.clear();
+    }
+
+    /// A packet of `bytes` bytes has left.
+    pub(crate) fn on_sent(&mut self, packet: u64, bytes: usize) {
+        let mut room = bytes.saturating_sub(AROUND);
+        while let Some((frame, datagram)) = self.queued.pop_front_if(|(frame, _)| *frame <= room) {
+            room -= frame;
+            if datagram.is_some() {
+                self.sent.push_back(Sent { packet, datagram });
+            }
+        }
+    }
+
+    /// A packet was acknowledged.
+    pub(crate) fn on_acked(&mut self, packet: u64) {
+        self.settle(packet, |_| {});
+    }
+
+    /// A packet was lost.
+    pub(crate) fn on_lost(&mut self, packet: u64) {
+        let mut lost = std::mem::take(&mut self.lost);
+        self.settle(packet, |datagram| lost.push(datagram));
+        self.lost = lost;
+    }
+
+    fn settle(&mut self, packet: u64, mut each: impl FnMut(Tracked)) {
+        let first = self.sent.partition_point(|sent| sent.packet < packet);
+        for sent in self.sent.iter_mut().skip(first).take_while(|sent| sent.packet == packet) {
+            if let Some(datagram) = sent.datagram.take() {
+                each(datagram);
+            }
+        }
+        while self.sent.pop_front_if(|sent| sent.datagram.is_none()).is_some() {}
+    }
+
+    /// Whether losses wait to be taken.
+    pub(crate) fn has_lost(&self) -> bool {
+        !self.lost.is_empty()
+    }
+
+    /// Takes the datagrams that were lost.
+    pub(crate) fn take_lost(&mut self) -> Vec<Tracked> {
+        std::mem::take(&mut self.lost)
+    }
+
+    /// Takes all that has been sent and whose fate is not known: the path is dead.
+    pub(crate) fn take_unacked(&mut self) -> Vec<Tracked> {
+        let mut all = self.take_lost();
+        all.extend(std::mem::take(&mut self.sent).into_iter().filter_map(|sent| sent.datagram));
+        all
+    }
+
+    /// Whether nothing is followed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queued.is_empty() && self.sent.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tracked(len: usize) -> Tracked {
+        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0 }
+    }
+
+    fn ledger(lens: &[usize]) -> Ledger {
+        let mut ledger = Ledger::default();
+        for len in lens {
+            ledger.queue(*len, Some(tracked(*len)));
+        }
+        ledger
+    }
+
+    fn lens(datagrams: &[Tracked]) -> Vec<usize> {
+        datagrams.iter().map(|datagram| datagram.data.len()).collect()
+    }
+
+    #[test]
+    fn a_lost_packet_gives_back_what_was_in_it() {
+        let mut ledger = ledger(&[1400, 1400, 50, 60, 1400]);
+        ledger.on_sent(10, 1432);
+        ledger.on_sent(11, 1432);
+        // Two small ones with an acknowledgement of 40 bytes; the large one did not fit behind them.
+        ledger.on_sent(12, 26 + 40 + 52 + 62);
+        ledger.on_sent(14, 1432);
+        ledger.on_acked(10);
+        ledger.on_lost(12);
+        assert_eq!(lens(&ledger.take_lost()), [50, 60]);
+        ledger.on_acked(14);
+        ledger.on_acked(11);
+        assert!(ledger.is_empty());
+    }
+
+    #[test]
+    fn packets_without_datagrams_are_nobodys_loss() {
+        let mut ledger = ledger(&[1400]);
+        ledger.on_sent(1, 60);
+        ledger.on_sent(2, 1432);
+        ledger.on_lost(1);
+        assert!(!ledger.has_lost());
+        ledger.on_lost(2);
+        ledger.on_acked(2);
+        assert_eq!(lens(&ledger.take_lost()), [1400]);
+    }
+
+    #[test]
+    fn what_is_not_followed_keeps_its_place() {
+        let mut ledger = Ledger::default();
+        ledger.queue(1400, None);
+        ledger.queue(1300, Some(tracked(1300)));
+        ledger.on_sent(1, 1432);
+        ledger.on_sent(2, 1332);
+        assert_eq!(lens(&ledger.take_unacked()), [1300]);
+        assert!(ledger.is_empty());
+    }
+}

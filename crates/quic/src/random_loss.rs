@@ -1,0 +1,97 @@
+//! How much a path loses however little is sent on it.
+
+/// Packets that an estimate is made of at least.
+const ENOUGH: u32 = 60;
+/// Older packets count half when this many are known.
+const MANY: u32 = 600;
+/// Losses up to this share may come from sending a little more than the path carries: they are a sign of
+/// congestion, and a path without queues would be overrated if they were made up for.
+const CONGESTION: f64 = 0.04;
+/// No more than this is made up for.
+const MOST: f64 = 0.6;
+/// Spans that are remembered: packets of the span before last are settled.
+const SPANS: usize = 4;
+
+/// The losses among packets that were sent at about the rate of the path, not above it.
+///
+/// A queue that overflows loses packets while too many are sent; a bad radio link loses them always.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RandomLoss {
+    /// Packet numbers that were sent at the path's rate: first, and one behind the last.
+    spans: [(u64, u64); SPANS],
+    newest: usize,
+    /// The newest span is not over.
+    open: bool,
+    acked: u32,
+    lost: u32,
+}
+
+impl RandomLoss {
+    /// A packet is sent; `probing`: faster than the path is known to be.
+    pub(crate) fn on_sent(&mut self, packet: u64, probing: bool) {
+        if probing {
+            self.open = false;
+        } else if self.open {
+            self.spans[self.newest].1 = packet + 1;
+        } else {
+            self.newest = (self.newest + 1) % SPANS;
+            self.spans[self.newest] = (packet, packet + 1);
+            self.open = true;
+        }
+    }
+
+    /// A packet was acknowledged or lost.
+    pub(crate) fn on_fate(&mut self, packet: u64, lost: bool) {
+        if !self.spans.iter().any(|(first, end)| (*first..*end).contains(&packet)) {
+            return;
+        }
+        if lost {
+            self.lost += 1;
+        } else {
+            self.acked += 1;
+        }
+        if self.acked + self.lost >= MANY {
+            (self.acked, self.lost) = (self.acked / 2, self.lost / 2);
+        }
+    }
+
+    /// The share of packets (0 to 1) that is lost for no fault of the sender.
+    pub(crate) fn share(&self) -> f64 {
+        let all = self.acked + self.lost;
+        if all < ENOUGH {
+            return 0.0;
+        }
+        (f64::from(self.lost) / f64::from(all) - CONGESTION).clamp(0.0, MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_of_a_probe_do_not_count() {
+        let mut loss = RandomLoss::default();
+        for packet in 0..2000u64 {
+            let probing = packet % 400 < 50;
+            loss.on_sent(packet, probing);
+            loss.on_fate(packet, probing && packet % 2 == 0);
+        }
+        assert_eq!(loss.share(), 0.0);
+    }
+
+    #[test]
+    fn a_path_that_loses_a_third_is_known_for_it() {
+        let mut loss = RandomLoss::default();
+        for packet in 0..3000u64 {
+            loss.on_sent(packet, packet % 400 < 50);
+            loss.on_fate(packet, packet % 3 == 0);
+        }
+        assert!((0.27..0.31).contains(&loss.share()), "{}", loss.share());
+        for packet in 3000..6000u64 {
+            loss.on_sent(packet, false);
+            loss.on_fate(packet, false);
+        }
+        assert_eq!(loss.share(), 0.0, "and not for ever");
+    }
+}

@@ -1,0 +1,250 @@
+//! What lets a flow take several paths: its packets are numbered, what is lost is sent again over another
+//! path, and the far end restores the order.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+use mpvpn_class::Queued;
+use mpvpn_lane::{Label, Numbers, Reorder, ReorderStats};
+use mpvpn_masque::datagram::{self, DatagramPrefix};
+use mpvpn_packet::Arena;
+use mpvpn_quic::{Connection, PathView, Tracked};
+use mpvpn_types::{Duration, Instant, PathId};
+
+/// A packet is sent again this often at most.
+const MOST_TRIES: u8 = 8;
+/// A packet that is older than this is of no use to anyone.
+const MOST_AGE: Duration = Duration::from_millis(600);
+/// Bytes that wait to be sent again at most; more only if a fast path dies.
+const MOST_REPAIRS: usize = 8 << 20;
+/// Packets are numbered for this long after a path lost some, also if only one path is left.
+const LOSSY_FOR: Duration = Duration::from_secs(30);
+/// The share of packets (0 to 1) whose loss is worth repair.
+const LOSSY: f64 = 0.003;
+/// A packet whose repairs fail is one in so many: ln(1e-4).
+const LN_UNREPAIRED: f64 = -9.2;
+/// What a repair takes beyond a round trip: acknowledgements are held back for 5 ms, and processors busy.
+const REPAIR_TIME: Duration = Duration::from_millis(8);
+/// What a packet may come late for no reason.
+const SLACK: Duration = Duration::from_millis(4);
+/// The most that can be asked of the far end.
+const MOST_PATIENCE: Duration = Duration::from_millis(500);
+/// Flows that do not need order get it all the same above this rate (bytes in 100 ms, twice): those are
+/// downloads over QUIC, not calls.
+const BULK: u32 = 200_000;
+const METER_STEP: Duration = Duration::from_millis(100);
+
+/// Counters of repair and order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounters {
+    /// Packets sent again because they were lost.
+    pub repairs: u64,
+    /// Copies sent beside the first one.
+    pub copies: u64,
+    /// What became of the packets that arrived.
+    pub arrived: ReorderStats,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequencer {
+    prefix: DatagramPrefix,
+    numbers: Numbers,
+    meter: Meter,
+    /// Packets are numbered now.
+    on: bool,
+    lossy: Option<Instant>,
+    patience: Duration,
+    repairs: VecDeque<Tracked>,
+    repair_bytes: usize,
+    reorder: Reorder,
+    arena: Arena,
+    counters: LaneCounters,
+}
+
+impl Sequencer {
+    pub(super) fn new(stream: u64, context: u64) -> Self {
+        Self {
+            prefix: datagram::prefix(stream, context),
+            numbers: Numbers::new(),
+            meter: Meter::default(),
+            on: false,
+            lossy: None,
+            patience: Duration::ZERO,
+            repairs: VecDeque::new(),
+            repair_bytes: 0,
+            reorder: Reorder::new(),
+            arena: Arena::new(),
+            counters: LaneCounters::default(),
+        }
+    }
+
+    /// Bytes that a numbered datagram has beyond a plain one.
+    pub(super) fn overhead(&self, plain: &DatagramPrefix) -> usize {
+        (self.prefix.as_ref().len() + Label::LEN).saturating_sub(plain.as_ref().len())
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// Takes over what was measured about the paths in use, of which `several` may carry one flow.
+    pub(super) fn measure(&mut self, now: Instant, several: bool, views: &[PathView]) {
+        let loss = views.iter().map(|view| view.loss).fold(0.0, f64::max);
+        if loss >= LOSSY {
+            self.lossy = Some(now);
+        }
+        let lossy = self.lossy.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
+        self.on = several || lossy;
+        if !self.on {
+            return;
+        }
+        let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
+        let quickest = views.iter().map(|view| view.min_rtt).min().unwrap_or_default();
+        let rounds = match loss {
+            // Without any loss one is still expected now and then.
+            ..0.001 => 1,
+            loss => (LN_UNREPAIRED / loss.min(0.6).ln()).ceil() as u32,
+        };
+        let repair = (slowest + REPAIR_TIME) * rounds.clamp(1, u32::from(MOST_TRIES));
+        self.patience = (slowest.saturating_sub(quickest) + SLACK + repair).min(MOST_PATIENCE);
+    }
+
+    /// The datagram of a packet that has waited behind the prefix `plain`.
+    pub(super) fn label(&mut self, now: Instant, packet: &Queued, plain: &DatagramPrefix) -> Bytes {
+        let bucket = Numbers::bucket(packet.flow);
+        let label = Label {
+            bucket,
+            ordered: packet.ordered || self.meter.is_bulk(now, bucket, packet.data.len()),
+            patience: self.patience,
+            number: self.numbers.take(bucket),
+        };
+        let payload = &packet.data[plain.as_ref().len()..];
+        let prefix = self.prefix.as_ref();
+        let room = self.arena.room(prefix.len() + Label::LEN + payload.len());
+        room.extend_from_slice(prefix);
+        room.extend_from_slice(&label.encode());
+        room.extend_from_slice(payload);
+        self.arena.take()
+    }
+
+    /// Takes what was lost on the paths of `connection`.
+    pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
+        connection.drain_lost(|_, lost| self.keep(now, lost));
+    }
+
+    /// Takes all that is on its way on a path that is dead.
+    pub(super) fn rescue(&mut self, now: Instant, connection: &mut Connection, id: PathId) {
+        for datagram in connection.take_unacked(id) {
+            self.keep(now, datagram);
+        }
+    }
+
+    fn keep(&mut self, now: Instant, lost: Tracked) {
+        let old = now.saturating_duration_since(lost.born) > MOST_AGE;
+        if old || lost.tries >= MOST_TRIES || self.repair_bytes > MOST_REPAIRS {
+            return;
+        }
+        self.repair_bytes += lost.data.len();
+        self.repairs.push_back(Tracked { tries: lost.tries + 1, ..lost });
+    }
+
+    pub(super) fn has_repairs(&self) -> bool {
+        !self.repairs.is_empty()
+    }
+
+    /// The next datagram to send again.
+    pub(super) fn next_repair(&mut self) -> Option<Tracked> {
+        let next = self.repairs.pop_front()?;
+        self.repair_bytes -= next.data.len();
+        self.counters.repairs += 1;
+        Some(next)
+    }
+
+    pub(super) fn count_copy(&mut self) {
+        self.counters.copies += 1;
+    }
+
+    /// The label and the packet of a numbered datagram.
+    pub(super) fn open(&self, mut datagram: Bytes) -> Option<(Label, Bytes)> {
+        datagram.advance(self.prefix.as_ref().len());
+        let label = Label::decode(&datagram).ok()?;
+        datagram.advance(Label::LEN);
+        Some((label, datagram))
+    }
+
+    pub(super) fn prefix(&self) -> &DatagramPrefix {
+        &self.prefix
+    }
+
+    pub(super) fn reorder(&mut self) -> &mut Reorder {
+        &mut self.reorder
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.reorder.poll_timeout()
+    }
+
+    pub(super) fn counters(&self) -> LaneCounters {
+        LaneCounters { arrived: self.reorder.stats(), ..self.counters }
+    }
+
+    /// Gives back memory that is not in use.
+    pub(super) fn rest(&mut self) {
+        self.arena.release();
+        self.reorder.rest();
+        self.meter = Meter::default();
+    }
+}
+
+/// How much each sequence of numbers carried lately.
+#[derive(Debug, Default)]
+struct Meter {
+    origin: Option<Instant>,
+    sequences: Vec<Metered>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Metered {
+    /// The step of 100 ms in which a packet came last.
+    last: u32,
+    /// Bytes, halved each step.
+    sum: u32,
+    bulk: bool,
+}
+
+impl Meter {
+    fn is_bulk(&mut self, now: Instant, bucket: u16, bytes: usize) -> bool {
+        if self.sequences.is_empty() {
+            self.sequences = vec![Metered::default(); mpvpn_lane::BUCKETS as usize];
+        }
+        let origin = *self.origin.get_or_insert(now);
+        let step = (now.saturating_duration_since(origin).as_millis() / METER_STEP.as_millis()) as u32;
+        let Some(metered) = self.sequences.get_mut(usize::from(bucket)) else { return false };
+        if step != metered.last {
+            metered.sum = metered.sum.checked_shr(step.saturating_sub(metered.last)).unwrap_or(0);
+            metered.last = step;
+            metered.bulk &= metered.sum > BULK / 4;
+        }
+        metered.sum = metered.sum.saturating_add(bytes as u32);
+        metered.bulk |= metered.sum > BULK;
+        metered.bulk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_download_is_told_from_a_call() {
+        let start = Instant::now();
+        let mut meter = Meter::default();
+        let mut bulk = |bucket, interval_ms, bytes| {
+            let packets = (0..2000u64).map(|n| start + Duration::from_millis(n * interval_ms));
+            packets.map(|at| meter.is_bulk(at, bucket, bytes)).filter(|bulk| *bulk).count()
+        };
+        assert_eq!(bulk(1, 20, 200), 0, "50 packets/s of 200 bytes");
+        assert_eq!(bulk(2, 2, 1200), 0, "4.8 Mbit/s");
+        assert!(bulk(3, 1, 1400) > 1500, "11 Mbit/s");
+    }
+}
