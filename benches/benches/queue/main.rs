@@ -8,7 +8,7 @@ mod setup;
 use std::hint::black_box;
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use mpvpn_path::{Scheduler};
+use mpvpn_path::Scheduler;
 
 use setup::{Busy, Dispatch};
 

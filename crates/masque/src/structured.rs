@@ -159,7 +159,9 @@ mod tests {
 
     #[test]
     fn integers_are_read_with_their_parameters_ignored() {
-        for (text, value) in [("2", Some(2)), (" 15;a=1", Some(15)), ("999999999999999", Some(999_999_999_999_999))] {
+        for (text, value) in
+            [("2", Some(2)), (" 15;a=1", Some(15)), ("999999999999999", Some(999_999_999_999_999))]
+        {
             assert_eq!(integer(text.as_bytes()), value, "{text}");
         }
         for text in ["", "-1", "1.5", "2 3", "x", "1234567890123456"] {

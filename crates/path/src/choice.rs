@@ -104,7 +104,8 @@ impl Choice {
                 None => self.work.push((offer.id, most)),
             }
         }
-        let work = |id: PathId| self.work.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work);
+        let work =
+            |id: PathId| self.work.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work);
         let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
         with_room.min_by(|(_, a), (_, b)| work(a.id).total_cmp(&work(b.id))).map(|(at, _)| at)
     }

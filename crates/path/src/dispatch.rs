@@ -254,7 +254,9 @@ impl Dispatcher {
 
     /// Packets that the queues dropped, since the start.
     pub fn drops(&self) -> u64 {
-        self.pinned_drops + self.shared.drops() + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
+        self.pinned_drops
+            + self.shared.drops()
+            + self.pinned.values().map(|lane| lane.queue.drops()).sum::<u64>()
     }
 
     /// How long the packet that left last had waited, in the queue where that was longest.
@@ -421,7 +423,8 @@ mod tests {
             dispatcher.push(now, packet(1, n, ORDERED));
         }
         dispatcher.set_numbered(now, true);
-        let first: Vec<u8> = [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, true).unwrap().data[0]).into();
+        let first: Vec<u8> =
+            [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, true).unwrap().data[0]).into();
         assert_eq!(first, [0, 1]);
     }
 

@@ -447,7 +447,9 @@ impl Server {
                 Ok(None) => return,
                 Err(error) => return malformed = Some(error),
             };
-            let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else { return };
+            let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else {
+                return;
+            };
             if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
                 return;
             }
