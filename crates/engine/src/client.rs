@@ -424,6 +424,9 @@ fn scheduler_of(option: SchedulerOption) -> Scheduler {
     match option {
         SchedulerOption::Auto => Scheduler::Auto,
         SchedulerOption::MinRtt => Scheduler::MinRtt,
+        SchedulerOption::Balanced => Scheduler::Balanced,
+        SchedulerOption::Weighted => Scheduler::Weighted,
+        SchedulerOption::Redundant => Scheduler::Redundant,
         SchedulerOption::Flow => Scheduler::Flow,
         SchedulerOption::Failover => Scheduler::Failover,
     }

@@ -83,15 +83,15 @@ fn bad_usage_goes_to_stderr_with_code_2() {
 fn a_mistake_in_the_configuration_is_shown_with_code_2() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("client.toml");
-    std::fs::write(&file, "server = \"a\"\nscheduler = \"balanced\"\n").unwrap();
+    std::fs::write(&file, "server = \"a\"\nscheduler = \"fastest\"\n").unwrap();
     let output = mpvpn(&["client", "--config", file.to_str().unwrap()]);
     assert_eq!(code(&output), 2);
     assert_eq!(
         stderr(&output),
         format!(
-            "mpvpn: cannot start the client: {0}, line 2, column 13: `balanced` is not available in this version \
-             yet; available are: auto, minrtt, flow, failover\n 2 | scheduler = \"balanced\"\n   |             \
-             ^^^^^^^^^^\n  next: correct {0} and start again\n",
+            "mpvpn: cannot start the client: {0}, line 2, column 13: `fastest` is none of: auto, minrtt, \
+             balanced, weighted, redundant, flow, failover\n 2 | scheduler = \"fastest\"\n   |             \
+             ^^^^^^^^^\n  next: correct {0} and start again\n",
             file.display()
         )
     );

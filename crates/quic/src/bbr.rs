@@ -10,6 +10,8 @@
 //!   because less was asked of it.
 //! - The round-trip time of an empty path is found while the rate is lowered after each probe; there
 //!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
+//! - The shortest round trip is not taken for that of an empty path: where delay varies and packets do not
+//!   overtake each other, a lone packet is quicker than any in a stream.
 //! - A probe that finds more is repeated at once: a rate that was measured while this machine was
 //!   busy elsewhere is put right in a few round trips.
 //! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so. Losses
@@ -32,6 +34,11 @@ const FULL_ROUNDS: u32 = 3;
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
+/// Drained round trips that are remembered; the shortest of them counts.
+const DRAINS: usize = 4;
+/// A drained round trip is not believed to be longer than the shortest by more than this: it may hold a
+/// queue of somebody else.
+const MOST_VARIATION: Duration = Duration::from_millis(60);
 /// Least window, in packets.
 const MIN_PACKETS: u64 = 4;
 
@@ -122,6 +129,12 @@ pub(crate) struct Bbr {
     min_rtt: Option<(Duration, Instant)>,
     /// The shortest round trip since `min_rtt` was set, to take its place when that is too old.
     next_min: Option<Duration>,
+    /// Round trips of packets that were sent while the queue was drained, the shortest of each drain.
+    drains: [Option<Duration>; DRAINS],
+    newest: usize,
+    /// The last drain: when it began, and when it was over.
+    drained: Option<(Instant, Option<Instant>)>,
+    smoothed: Duration,
 }
 
 impl Bbr {
@@ -132,6 +145,10 @@ impl Bbr {
             mtu: mtu.into(),
             min_rtt: None,
             next_min: None,
+            drains: [None; DRAINS],
+            newest: 0,
+            drained: None,
+            smoothed: Duration::ZERO,
         }
     }
 
@@ -141,6 +158,15 @@ impl Bbr {
 
     /// Takes a sample of the round-trip time.
     pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
+        self.smoothed = if self.smoothed.is_zero() { rtt } else { (self.smoothed * 7 + rtt) / 8 };
+        if let Some((from, until)) = self.drained
+            && let Some(sent) = now.checked_sub(rtt)
+            && sent >= from
+            && until.is_none_or(|until| sent <= until)
+        {
+            let least = &mut self.drains[self.newest];
+            *least = Some(least.map_or(rtt, |least| least.min(rtt)));
+        }
         self.next_min = Some(self.next_min.map_or(rtt, |least| least.min(rtt)));
         match self.min_rtt {
             Some((least, at)) if rtt > least && now.saturating_duration_since(at) < MIN_RTT_AGE => {}
@@ -177,9 +203,14 @@ impl Bbr {
         self.advance(now, rate, in_flight);
     }
 
-    /// The shortest round trip, with the queue empty.
+    /// The round trip of a packet in a stream, with the queue empty.
     pub(crate) fn base_rtt(&self) -> Option<Duration> {
-        self.min_rtt.map(|(rtt, _)| rtt)
+        let (least, _) = self.min_rtt?;
+        let drained = match self.phase {
+            Phase::Startup { .. } => Some(self.smoothed),
+            Phase::Drain | Phase::Cruise { .. } => self.drains.iter().flatten().min().copied(),
+        };
+        Some(drained.unwrap_or(least).clamp(least, least + MOST_VARIATION))
     }
 
     /// Whether less is sent than the path can carry, or was a round trip ago.
@@ -194,8 +225,7 @@ impl Bbr {
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
         let product = self.product(rate);
-        let round =
-            self.min_rtt.map_or(Duration::from_millis(100), |(rtt, _)| rtt).max(Duration::from_millis(10));
+        let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
         let Phase::Cruise { phase, since, before } = &mut self.phase else { return };
         let elapsed = now.saturating_duration_since(*since);
         // The queue that a probe built is drained for as long as it is there, but no longer than it
@@ -211,14 +241,24 @@ impl Bbr {
         let found = *phase == 1 && rate as f64 > *before as f64 * FOUND;
         *phase = if found { 0 } else { (*phase + 1) % CYCLE.len() };
         *since = now;
-        if *phase == 0 {
-            *before = rate;
+        match *phase {
+            0 => *before = rate,
+            1 => {
+                self.newest = (self.newest + 1) % DRAINS;
+                self.drains[self.newest] = None;
+                self.drained = Some((now, None));
+            }
+            _ => {
+                if let Some((_, until)) = &mut self.drained {
+                    until.get_or_insert(now);
+                }
+            }
         }
     }
 
     /// Bytes that fill the path without a queue.
     fn product(&self, rate: u64) -> u64 {
-        let rtt = self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
+        let rtt = self.base_rtt().unwrap_or_default();
         (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64
     }
 

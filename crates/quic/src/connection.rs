@@ -450,7 +450,7 @@ impl Connection {
         Offer {
             id,
             room,
-            delay: path.gate.min_rtt() / 2,
+            delay: path.gate.base_rtt() / 2,
             ahead: path.gate.in_flight() + path.batch_bytes,
             rate: path.gate.rate(),
             weight: 1,

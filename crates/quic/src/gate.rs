@@ -53,6 +53,7 @@ pub(crate) struct Shared {
     rtt: AtomicU64,
     min_rtt: AtomicU64,
     jitter: AtomicU64,
+    base_rtt: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
@@ -86,6 +87,7 @@ impl Shared {
             rtt: AtomicU64::new(0),
             min_rtt: AtomicU64::new(0),
             jitter: AtomicU64::new(0),
+            base_rtt: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
         }
@@ -158,6 +160,11 @@ impl Shared {
         Duration::from_nanos(self.jitter.load(Relaxed))
     }
 
+    /// The round-trip time of a packet in a stream, with the path's queue empty.
+    pub(crate) fn base_rtt(&self) -> Duration {
+        Duration::from_nanos(self.base_rtt.load(Relaxed))
+    }
+
     /// The least round-trip time seen.
     pub(crate) fn min_rtt(&self) -> Duration {
         Duration::from_nanos(self.min_rtt.load(Relaxed))
@@ -213,6 +220,11 @@ impl Gate {
     }
 
     fn publish(&self) {
+        let base = match &self.inner {
+            Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
+            Inner::Library(_) => self.shared.min_rtt(),
+        };
+        self.shared.base_rtt.store(nanos(base), Relaxed);
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
                 // What is lost anyway takes its share of the rate.

@@ -139,8 +139,9 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub tun_name: Option<String>,
 
-    /// How packets are spread over the paths: auto, minrtt, flow (a flow stays on its path) or
-    /// failover (one path at a time) [default: auto]
+    /// How packets are spread over the paths: auto, minrtt, balanced (by what they
+    /// carry), weighted (by the weights of the links), redundant (every packet on all), flow (a flow stays
+    /// on its path) or failover (one path at a time) [default: auto]
     #[arg(long, value_name = "NAME", value_parser = text::<Scheduler>)]
     #[serde(deserialize_with = "one")]
     pub scheduler: Option<Scheduler>,

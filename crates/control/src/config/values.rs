@@ -147,18 +147,24 @@ words! {
 
 words! {
     /// How packets are spread over the paths.
-    Scheduler: "\"auto\", \"minrtt\", \"flow\" or \"failover\"",
+    Scheduler: "\"auto\", \"minrtt\", \"balanced\", \"weighted\", \"redundant\", \"flow\" or \"failover\"",
     {
-        /// The best of the others.
+        /// The path on which a packet arrives first.
         Auto = "auto",
         /// The path with the lowest RTT that has room.
         MinRtt = "minrtt",
+        /// Shares in proportion to what the paths carry.
+        Balanced = "balanced",
+        /// Shares in proportion to the weights of the links.
+        Weighted = "weighted",
+        /// Every packet on all paths.
+        Redundant = "redundant",
         /// A flow stays on its path while that is alive.
         Flow = "flow",
         /// One path at a time; the next when it dies.
         Failover = "failover",
     }
-    later { "balanced", "weighted", "redundant" }
+    later {}
 }
 
 words! {

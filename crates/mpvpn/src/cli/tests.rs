@@ -88,12 +88,6 @@ fn what_does_not_work_yet_says_so() {
         "mpvpn: bad usage: --auth <none|token>: `mtls` is not available in this version yet; available are: \
          none, token\n  next: see `mpvpn --help` and `mpvpn COMMAND --help`"
     );
-    for scheduler in ["balanced", "weighted", "redundant"] {
-        let text = refused(&format!("mpvpn client --server a --insecure --scheduler {scheduler}"));
-        assert!(
-            text.contains("not available in this version yet; available are: auto, minrtt, flow, failover")
-        );
-    }
     for command in ["top", "check", "ping 10.0.0.1", "user list", "config reload"] {
         let text = refused(&format!("mpvpn {command}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
@@ -110,7 +104,7 @@ fn what_does_not_work_yet_is_absent_from_the_help() {
     for command in ["server", "client", "status"] {
         let mut root = Cli::command();
         let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
-        for absent in ["--lane", "mtls", "balanced", "weighted", "redundant", "--metrics", "reload"] {
+        for absent in ["--lane", "mtls", "--metrics", "reload"] {
             assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
         }
     }
