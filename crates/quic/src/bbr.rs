@@ -34,9 +34,11 @@ const FULL_ROUNDS: u32 = 3;
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
-/// Drained round trips that are remembered; the shortest of them counts.
-const DRAINS: usize = 4;
-/// A drained round trip is not believed to be longer than the shortest by more than this: it may hold a
+/// Windows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
+const WINDOWS: usize = 16;
+/// A path that was not in use for this long is a different one.
+const STALE: Duration = Duration::from_secs(2);
+/// The base is not believed to be longer than the shortest round trip by more than this: it may hold a
 /// queue of somebody else.
 const MOST_VARIATION: Duration = Duration::from_millis(60);
 /// Least window, in packets.
@@ -54,6 +56,15 @@ pub(crate) struct Delivery {
     /// The shortest round trip of this window.
     shortest: Duration,
     rate: u64,
+}
+
+/// What [`Delivery`] found in a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Window {
+    /// Bytes/s that were delivered.
+    pub(crate) rate: u64,
+    /// The shortest round trip.
+    pub(crate) shortest: Duration,
 }
 
 /// One acknowledged packet, as [`Delivery`] sees it.
@@ -84,11 +95,11 @@ impl Delivery {
         self.rate
     }
 
-    /// Counts an acknowledged packet; returns true when a window is complete.
-    pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> bool {
+    /// Counts an acknowledged packet; returns the window that is complete.
+    pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> Option<Window> {
         let time = self.last.saturating_duration_since(self.since);
-        let complete = now > self.last && time >= acked.base.max(Self::WINDOW);
-        if complete {
+        let mut complete = None;
+        if now > self.last && time >= acked.base.max(Self::WINDOW) {
             let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
             // A queue that was never empty in this window was fed as fast as the path could go; but if
             // little was sent, it is the queue of the way back.
@@ -100,6 +111,7 @@ impl Delivery {
                 true => (self.rate - self.rate / 32).max(sample),
                 false => self.rate.max(sample),
             };
+            complete = Some(Window { rate: sample, shortest: self.shortest });
             *self = Self { since: self.last, rate: self.rate, ..Self::new(now) };
         }
         self.last = now;
@@ -129,11 +141,11 @@ pub(crate) struct Bbr {
     min_rtt: Option<(Duration, Instant)>,
     /// The shortest round trip since `min_rtt` was set, to take its place when that is too old.
     next_min: Option<Duration>,
-    /// Round trips of packets that were sent while the queue was drained, the shortest of each drain.
-    drains: [Option<Duration>; DRAINS],
+    /// The shortest round trip of each of the last windows in which the path was in use.
+    windows: [Duration; WINDOWS],
     newest: usize,
-    /// The last drain: when it began, and when it was over.
-    drained: Option<(Instant, Option<Instant>)>,
+    /// When the newest of them ended.
+    used: Option<Instant>,
     smoothed: Duration,
 }
 
@@ -145,9 +157,9 @@ impl Bbr {
             mtu: mtu.into(),
             min_rtt: None,
             next_min: None,
-            drains: [None; DRAINS],
+            windows: [Duration::MAX; WINDOWS],
             newest: 0,
-            drained: None,
+            used: None,
             smoothed: Duration::ZERO,
         }
     }
@@ -159,14 +171,6 @@ impl Bbr {
     /// Takes a sample of the round-trip time.
     pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
         self.smoothed = if self.smoothed.is_zero() { rtt } else { (self.smoothed * 7 + rtt) / 8 };
-        if let Some((from, until)) = self.drained
-            && let Some(sent) = now.checked_sub(rtt)
-            && sent >= from
-            && until.is_none_or(|until| sent <= until)
-        {
-            let least = &mut self.drains[self.newest];
-            *least = Some(least.map_or(rtt, |least| least.min(rtt)));
-        }
         self.next_min = Some(self.next_min.map_or(rtt, |least| least.min(rtt)));
         match self.min_rtt {
             Some((least, at)) if rtt > least && now.saturating_duration_since(at) < MIN_RTT_AGE => {}
@@ -181,7 +185,22 @@ impl Bbr {
     }
 
     /// A window of [`Delivery`] is complete: about a round has passed.
-    pub(crate) fn on_round(&mut self, now: Instant, rate: u64, in_flight: u64, app_limited: bool) {
+    pub(crate) fn on_round(
+        &mut self,
+        now: Instant,
+        window: Window,
+        rate: u64,
+        in_flight: u64,
+        app_limited: bool,
+    ) {
+        if window.rate >= rate / 2 {
+            if self.used.is_some_and(|at| now.saturating_duration_since(at) > STALE) {
+                self.windows = [Duration::MAX; WINDOWS];
+            }
+            self.used = Some(now);
+            self.newest = (self.newest + 1) % WINDOWS;
+            self.windows[self.newest] = window.shortest;
+        }
         match &mut self.phase {
             Phase::Startup { best, rounds } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
@@ -206,11 +225,11 @@ impl Bbr {
     /// The round trip of a packet in a stream, with the queue empty.
     pub(crate) fn base_rtt(&self) -> Option<Duration> {
         let (least, _) = self.min_rtt?;
-        let drained = match self.phase {
+        let stream = match self.phase {
             Phase::Startup { .. } => Some(self.smoothed),
-            Phase::Drain | Phase::Cruise { .. } => self.drains.iter().flatten().min().copied(),
+            Phase::Drain | Phase::Cruise { .. } => self.windows.iter().min().copied(),
         };
-        Some(drained.unwrap_or(least).clamp(least, least + MOST_VARIATION))
+        Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, least + MOST_VARIATION))
     }
 
     /// Whether less is sent than the path can carry, or was a round trip ago.
@@ -241,18 +260,8 @@ impl Bbr {
         let found = *phase == 1 && rate as f64 > *before as f64 * FOUND;
         *phase = if found { 0 } else { (*phase + 1) % CYCLE.len() };
         *since = now;
-        match *phase {
-            0 => *before = rate,
-            1 => {
-                self.newest = (self.newest + 1) % DRAINS;
-                self.drains[self.newest] = None;
-                self.drained = Some((now, None));
-            }
-            _ => {
-                if let Some((_, until)) = &mut self.drained {
-                    until.get_or_insert(now);
-                }
-            }
+        if *phase == 0 {
+            *before = rate;
         }
     }
 
@@ -300,6 +309,10 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    fn window(rate: u64) -> Window {
+        Window { rate, shortest: 25 * MS }
+    }
+
     #[test]
     fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
         let start = Instant::now();
@@ -326,14 +339,14 @@ mod tests {
         let mut bbr = Bbr::new(38_400, 1472);
         bbr.on_rtt(now, 25 * MS);
         for _ in 0..20 {
-            bbr.on_round(now, 100_000, 3_000, true);
+            bbr.on_round(now, window(100_000), 100_000, 3_000, true);
         }
         assert!(matches!(bbr.phase, Phase::Startup { .. }), "{:?}", bbr.phase);
         for rate in [1_000_000, 3_000_000, 9_000_000, 12_500_000, 12_500_000, 12_500_000, 12_500_000] {
-            bbr.on_round(now, rate, 900_000, false);
+            bbr.on_round(now, window(rate), rate, 900_000, false);
         }
         assert_eq!(bbr.phase, Phase::Drain);
-        bbr.on_round(now, 12_500_000, 300_000, false);
+        bbr.on_round(now, window(12_500_000), 12_500_000, 300_000, false);
         assert!(matches!(bbr.phase, Phase::Cruise { .. }));
         let product = 312_500;
         assert!((2 * product..3 * product).contains(&bbr.window(12_500_000)));
@@ -352,7 +365,7 @@ mod tests {
             // What is paced now is delivered in the next round.
             let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
             rate = rate.max(f64::min(capacity, paced as f64) as u64);
-            bbr.on_round(now + rounds * 26 * MS, rate, 0, false);
+            bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0, false);
             assert!(rounds < 12, "{rate} after {rounds} rounds");
         }
     }
@@ -366,5 +379,21 @@ mod tests {
             bbr.on_rtt(now + ms * MS, 60 * MS);
         }
         assert_eq!(bbr.min_rtt.map(|(rtt, _)| rtt), Some(60 * MS));
+    }
+
+    #[test]
+    fn the_base_is_what_a_stream_sees_where_delay_varies() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0 };
+        bbr.on_rtt(now, 14 * MS);
+        assert_eq!(bbr.base_rtt(), Some(14 * MS));
+        for n in 0..40 {
+            let shortest = if n % 8 == 0 { 40 * MS } else { 55 * MS };
+            bbr.on_round(now, Window { rate: 10_000_000, shortest }, 10_000_000, 0, false);
+        }
+        assert_eq!(bbr.base_rtt(), Some(40 * MS));
+        bbr.on_round(now + 5000 * MS, Window { rate: 10_000_000, shortest: 20 * MS }, 10_000_000, 0, false);
+        assert_eq!(bbr.base_rtt(), Some(20 * MS), "not what it was before a pause");
     }
 }

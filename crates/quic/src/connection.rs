@@ -395,6 +395,7 @@ impl Connection {
             remote: tuple.remote(),
             rtt: stats.rtt,
             min_rtt: path.gate.min_rtt(),
+            base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.loss.share(),
             window: path.gate.window(),

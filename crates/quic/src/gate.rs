@@ -289,13 +289,14 @@ impl Controller for Gate {
             Inner::Library(_) => rtt.min(),
         };
         let acked = Acked { bytes, rtt: sample, base, idle: app_limited || held_back };
-        let round = self.delivery.on_ack(now, acked);
+        let window = self.delivery.on_ack(now, acked);
         self.shared.delivered.store(self.delivery.rate(), Relaxed);
         match &mut self.inner {
             Inner::Bbr(bbr) => {
                 bbr.on_rtt(now, sample);
-                if round {
-                    bbr.on_round(now, self.delivery.rate(), self.shared.in_flight(), app_limited);
+                if let Some(window) = window {
+                    let rate = self.delivery.rate();
+                    bbr.on_round(now, window, rate, self.shared.in_flight(), app_limited);
                 }
             }
             Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),

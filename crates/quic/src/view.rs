@@ -17,6 +17,8 @@ pub struct PathView {
     pub rtt: Duration,
     /// The least round-trip time seen.
     pub min_rtt: Duration,
+    /// The round-trip time of a packet in a stream, with the path's queue empty.
+    pub base_rtt: Duration,
     /// Variation of the round-trip time.
     pub jitter: Duration,
     /// Share of the packets sent in the last 10 s that were lost (0 to 1).

@@ -642,8 +642,8 @@ impl Gateway {
 /// must not be answered with losses.
 fn queue() -> QueueConfig {
     QueueConfig {
-        target: Duration::from_millis(25),
-        interval: Duration::from_millis(300),
+        target: Duration::from_millis(50),
+        interval: Duration::from_millis(500),
         // Holds what a sender that does not slow down offers while the window is still growing.
         limit_bytes: 3 << 20,
         ..QueueConfig::default()
