@@ -213,7 +213,7 @@ impl Bbr {
                 }
             }
             Phase::Drain => {
-                if in_flight <= self.product(rate) {
+                if in_flight <= self.product(rate) + self.held(rate) {
                     self.phase = Phase::Cruise { phase: 2, since: now, before: rate };
                 }
             }
@@ -243,14 +243,14 @@ impl Bbr {
     }
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
-        let product = self.product(rate);
+        let drained = self.product(rate) + self.held(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
         let Phase::Cruise { phase, since, before } = &mut self.phase else { return };
         let elapsed = now.saturating_duration_since(*since);
         // The queue that a probe built is drained for as long as it is there, but no longer than it
         // took to build.
         let done = match *phase {
-            1 => in_flight <= product || elapsed >= round * 2,
+            1 => in_flight <= drained || elapsed >= round * 2,
             _ => elapsed >= round,
         };
         if !done {
@@ -271,15 +271,19 @@ impl Bbr {
         (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64
     }
 
+    /// Bytes that have arrived and count as in flight: acknowledgements are held back for up to 10 packets
+    /// or 5 ms at the far end.
+    fn held(&self, rate: u64) -> u64 {
+        10 * self.mtu + rate / 200
+    }
+
     /// Bytes that may be in flight.
     pub(crate) fn window(&self, rate: u64) -> u64 {
         let gain = match self.phase {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain | Phase::Cruise { .. } => WINDOW_GAIN,
         };
-        // Acknowledgements are held back for up to 10 packets or 5 ms at the far end.
-        let held = 10 * self.mtu + rate / 200;
-        let window = (self.product(rate) as f64 * gain) as u64 + held;
+        let window = (self.product(rate) as f64 * gain) as u64 + self.held(rate);
         let least = match self.phase {
             Phase::Startup { .. } => self.initial,
             Phase::Drain | Phase::Cruise { .. } => MIN_PACKETS * self.mtu,
@@ -379,6 +383,16 @@ mod tests {
             bbr.on_rtt(now + ms * MS, 60 * MS);
         }
         assert_eq!(bbr.min_rtt.map(|(rtt, _)| rtt), Some(60 * MS));
+    }
+
+    #[test]
+    fn the_drain_ends_on_a_path_shorter_than_its_acknowledgements_take() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.phase = Phase::Drain;
+        bbr.on_rtt(now, MS / 5);
+        bbr.on_round(now, window(12_500_000), 12_500_000, 14_720, false);
+        assert!(matches!(bbr.phase, Phase::Cruise { .. }));
     }
 
     #[test]
