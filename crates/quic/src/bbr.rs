@@ -51,6 +51,10 @@ pub(crate) struct Delivery {
     /// When the newest acknowledgement came: all packets of one are counted in one window.
     last: Instant,
     acked: u64,
+    lost: u64,
+    /// When the newest packet acknowledged in this window and in the one before was sent.
+    sent: Instant,
+    sent_before: Instant,
     /// The path was never short of data in this window.
     full: bool,
     /// The shortest round trip of this window.
@@ -73,6 +77,8 @@ pub(crate) struct Acked {
     pub(crate) bytes: u64,
     /// Its own round trip.
     pub(crate) rtt: Duration,
+    /// The share of packets (0 to 1) that the path loses anyway.
+    pub(crate) random_loss: f64,
     /// The shortest round trip of the path, with its queue empty.
     pub(crate) base: Duration,
     /// The sender had nothing more to send, or did not send all that it could.
@@ -85,9 +91,21 @@ impl Delivery {
     /// A round trip may be this much longer because the far end holds acknowledgements back (5 ms) or
     /// waits for a processor.
     const ACK_DELAY: Duration = Duration::from_millis(8);
+    /// Losses beyond what the path loses anyway, from which on too much is sent.
+    const CONGESTION: f64 = 0.05;
 
     pub(crate) fn new(now: Instant) -> Self {
-        Self { since: now, last: now, acked: 0, full: true, shortest: Duration::MAX, rate: 0 }
+        Self {
+            since: now,
+            last: now,
+            acked: 0,
+            lost: 0,
+            sent: now,
+            sent_before: now,
+            full: true,
+            shortest: Duration::MAX,
+            rate: 0,
+        }
     }
 
     /// The rate shown (bytes/s), 0 if the path has not carried anything.
@@ -95,12 +113,22 @@ impl Delivery {
         self.rate
     }
 
+    /// Counts a lost packet.
+    pub(crate) fn on_lost(&mut self, bytes: u64) {
+        self.lost += bytes;
+    }
+
     /// Counts an acknowledged packet; returns the window that is complete.
     pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> Option<Window> {
         let time = self.last.saturating_duration_since(self.since);
         let mut complete = None;
         if now > self.last && time >= acked.base.max(Self::WINDOW) {
+            // Acknowledgements that were held up and come all at once say nothing: no more was delivered
+            // in a time than was sent in it.
+            let time = time.max(self.sent.saturating_duration_since(self.sent_before));
             let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
+            let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
+            let overflows = lost > acked.random_loss + Self::CONGESTION;
             // A queue that was never empty in this window was fed as fast as the path could go; but if
             // little was sent, it is the queue of the way back.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
@@ -108,14 +136,17 @@ impl Delivery {
             // A path that was full and delivered less has become slower, or was overrated; one that was
             // not full may only have been asked for less.
             self.rate = match self.full || queued {
+                _ if overflows => (self.rate - self.rate / 16).max(sample),
                 true => (self.rate - self.rate / 32).max(sample),
                 false => self.rate.max(sample),
             };
             complete = Some(Window { rate: sample, shortest: self.shortest });
-            *self = Self { since: self.last, rate: self.rate, ..Self::new(now) };
+            let (rate, sent) = (self.rate, self.sent);
+            *self = Self { since: self.last, rate, sent, sent_before: sent, ..Self::new(now) };
         }
         self.last = now;
         self.acked += acked.bytes;
+        self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
         self.full &= !acked.idle;
         self.shortest = self.shortest.min(acked.rtt);
         complete
@@ -237,9 +268,9 @@ impl Bbr {
         matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
     }
 
-    /// Whether more is sent than the path is known to carry.
-    pub(crate) fn is_probing(&self) -> bool {
-        matches!(self.phase, Phase::Startup { .. } | Phase::Cruise { phase: 0, .. })
+    /// Whether less is sent than the path is known to carry.
+    pub(crate) fn is_below(&self) -> bool {
+        matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1, .. })
     }
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
@@ -323,7 +354,7 @@ mod tests {
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle };
+                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0 };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -335,6 +366,41 @@ mod tests {
         assert!((4_900_000..5_100_000).contains(&run(5000, 7000, 2_500, false, 20)));
         assert!((3_900_000..4_100_000).contains(&run(7000, 9000, 2_000, true, 50)), "a standing queue");
         assert!((3_800_000..4_100_000).contains(&run(9000, 11_000, 100, true, 50)), "that of the way back");
+    }
+
+    #[test]
+    fn acknowledgements_in_a_bunch_are_no_higher_rate() {
+        let start = Instant::now();
+        let mut delivery = Delivery::new(start);
+        // 10 MB/s sent evenly; what was held up for 60 ms is acknowledged within 20.
+        for at in 1..2000u32 {
+            let arrival = 20 + at + if at % 60 < 40 { 40 - at % 60 } else { 0 };
+            let acked = Acked {
+                bytes: 10_000,
+                rtt: (arrival - at) * MS,
+                base: 20 * MS,
+                idle: true,
+                random_loss: 0.0,
+            };
+            delivery.on_ack(start + arrival * MS, acked);
+        }
+        assert!((9_500_000..12_000_000).contains(&delivery.rate()), "{}", delivery.rate());
+    }
+
+    #[test]
+    fn losses_beyond_the_usual_lower_the_rate_also_if_less_was_asked() {
+        let start = Instant::now();
+        let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
+        let mut run = |from: u32, random_loss| {
+            for at in from..from + 1000 {
+                let acked = Acked { bytes: 8_000, rtt: 20 * MS, base: 20 * MS, idle: true, random_loss };
+                delivery.on_ack(start + at * MS, acked);
+                delivery.on_lost(1_000);
+            }
+            delivery.rate
+        };
+        assert_eq!(run(1, 0.1), 10_000_000);
+        assert!(run(1001, 0.0) < 8_500_000);
     }
 
     #[test]

@@ -254,7 +254,7 @@ impl Controller for Gate {
             ledger.on_sent(pn, bytes.into());
         }
         match &mut self.inner {
-            Inner::Bbr(bbr) => self.random.on_sent(pn, bbr.is_probing()),
+            Inner::Bbr(bbr) => self.random.on_sent(pn, bbr.is_below()),
             Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
         }
     }
@@ -288,7 +288,8 @@ impl Controller for Gate {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
             Inner::Library(_) => rtt.min(),
         };
-        let acked = Acked { bytes, rtt: sample, base, idle: app_limited || held_back };
+        let random_loss = self.random.share();
+        let acked = Acked { bytes, rtt: sample, base, idle: app_limited || held_back, random_loss };
         let window = self.delivery.on_ack(now, acked);
         self.shared.delivered.store(self.delivery.rate(), Relaxed);
         match &mut self.inner {
@@ -352,6 +353,7 @@ impl Controller for Gate {
         }
         if !self.shared.frozen.load(Relaxed) {
             self.random.on_fate(pn, true);
+            self.delivery.on_lost(lost_bytes.into());
         }
         if let Inner::Library(inner) = &mut self.inner
             && !self.shared.frozen.load(Relaxed)
