@@ -154,6 +154,11 @@ impl LinkHandle {
         }
     }
 
+    /// Whether its cable is pulled.
+    pub fn is_down(&self) -> Result<bool, LabError> {
+        self.with(|wire| wire.is_pulled())
+    }
+
     /// What both directions did so far. On a veth pair: what the client's device counted, bytes of frames.
     pub fn stats(&self) -> Result<LinkStats, LabError> {
         match &self.kind {
