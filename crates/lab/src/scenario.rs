@@ -49,9 +49,6 @@ pub struct Scenario {
     pub links: Vec<LinkSpec>,
     /// Numbers of inner TCP flows, each a run of its own.
     pub flows: Vec<u32>,
-    /// Whether one inner QUIC flow is a run, too.
-    #[serde(default)]
-    pub quic: bool,
     /// Which ways the data goes, each a run of its own.
     #[serde(default = "downwards", deserialize_with = "directions")]
     pub directions: Vec<Direction>,
@@ -133,8 +130,6 @@ pub struct Bars {
     /// Smallest goodput of the simulated run, as a share. Its TCP is a coarse model, so it is less than `min_share`.
     #[serde(default)]
     pub sim_min_share: Vec<f64>,
-    /// Smallest goodput of one inner QUIC flow, as a share.
-    pub min_quic_share: Option<f64>,
     /// Smallest goodput while no link is harmed, Mbit/s.
     pub min_mbit: Option<f64>,
     /// Smallest goodput over the best link alone, Mbit/s.

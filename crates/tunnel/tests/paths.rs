@@ -21,6 +21,9 @@ use world::{MS, SERVER, TOKEN, World, tcp::Flow};
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);
 
+/// How long goodput is counted where nothing happens to the links.
+const TIME: Duration = Duration::from_secs(5);
+
 /// What came of a run.
 #[derive(Debug)]
 struct Found {
@@ -130,13 +133,11 @@ fn hold(name: &str) {
     if scenario.client.scheduler.as_deref().is_some_and(|name| name.parse::<Scheduler>().is_err()) {
         panic!("{name}: there is no such scheduler");
     }
-    let seconds: f64 =
-        std::env::var("MPVPN_SIM_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(4.0);
-    let time = if scenario.event.is_empty() { seconds } else { f64::from(scenario.seconds) };
+    let time = if scenario.event.is_empty() { TIME } else { Duration::from_secs(scenario.seconds.into()) };
     let mut missed = Vec::new();
     for &way in &scenario.directions {
         for (index, &flows) in scenario.flows.iter().enumerate().filter(|(_, flows)| **flows <= 4) {
-            let found = play(&scenario, flows, way, Duration::from_secs_f64(time));
+            let found = play(&scenario, flows, way, time);
             let share = found.mbit * 1e6 / scenario.whole(way).bps() as f64;
             let row = format!(
                 "{name}, {flows} TCP {way:?}: {:.1} Mbit/s, share {share:.2}, gap {:?}",
