@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     io::{Read, Write},
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -52,7 +52,7 @@ impl Watch {
     }
 }
 
-fn watch(socket: &PathBuf, way: Direction, stop: &AtomicBool) -> Curves {
+fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
     let key = if way == Direction::Up { "tx_bytes" } else { "rx_bytes" };
     let began = Instant::now();
     let mut curves = Curves { began: Some(SystemTime::now()), ..Curves::default() };
