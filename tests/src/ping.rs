@@ -22,6 +22,8 @@ pub struct Answer {
     pub at: f64,
     /// Round trip, ms.
     pub rtt_ms: f64,
+    /// Which ping it answers, counted from 1.
+    pub number: u64,
 }
 
 /// What came back.
@@ -37,6 +39,12 @@ impl Ping {
     /// One ping every 10 ms for `seconds`.
     pub fn dense(stage: &Stage, from: Place, to: &str, seconds: u64) -> Self {
         Self::start(stage, from, &["-i", "0.01", "-w", &seconds.to_string(), to])
+    }
+
+    /// One ping every `every` for `seconds`.
+    pub fn every(stage: &Stage, from: Place, every: Duration, to: &str, seconds: u32) -> Self {
+        let interval = every.as_secs_f64().to_string();
+        Self::start(stage, from, &["-i", &interval, "-w", &seconds.to_string(), to])
     }
 
     /// The same through one interface.
@@ -96,6 +104,12 @@ impl Pings {
         Duration::from_secs_f64(longest)
     }
 
+    /// How many pings were not answered, of those up to the last that was.
+    pub fn missing(&self) -> u64 {
+        let last = self.answers.iter().map(|answer| answer.number).max().unwrap_or(self.sent);
+        last.saturating_sub(self.answers.len() as u64)
+    }
+
     /// Share of unanswered pings, percent.
     pub fn loss_pct(&self) -> f64 {
         100.0 * (1.0 - self.answers.len() as f64 / self.sent.max(1) as f64)
@@ -121,9 +135,14 @@ fn parse(text: &str) -> Pings {
 
 /// `[1700000000.123456] 64 bytes from 10.0.0.1: icmp_seq=1 ttl=64 time=25.1 ms`
 fn answer(line: &str) -> Option<Answer> {
+    // A second answer to the same ping is no answer to another one.
+    if line.contains("(DUP!)") {
+        return None;
+    }
     let (at, rest) = line.strip_prefix('[')?.split_once(']')?;
     let rtt = rest.split_once("time=")?.1.split_once(" ms")?.0;
-    Some(Answer { at: at.parse().ok()?, rtt_ms: rtt.parse().ok()? })
+    let number = rest.split_once("icmp_seq=")?.1.split_once(' ')?.0;
+    Some(Answer { at: at.parse().ok()?, rtt_ms: rtt.parse().ok()?, number: number.parse().ok()? })
 }
 
 #[cfg(test)]
@@ -143,6 +162,7 @@ mod tests {
         assert!(near(pings.longest_gap(at(100.4), at(100.65)), 0.1));
         assert!(near(pings.longest_gap(at(100.4), at(101.6)), 1.0));
         assert!(near(pings.longest_gap(at(100.0), at(100.6)), 0.5));
+        assert_eq!(pings.missing(), 0, "nobody knows of the third whether it was lost or the end came first");
         assert!((pings.median_rtt_ms() - 27.5).abs() < 1e-9);
         assert!((pings.loss_pct() - 33.333).abs() < 0.01);
     }

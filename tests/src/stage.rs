@@ -57,6 +57,11 @@ impl Stage {
         Self::raise(Lab::builder().links(specs(links)))
     }
 
+    /// One link for each description.
+    pub fn of(links: &[LinkSpec]) -> Self {
+        Self::raise(Lab::builder().links(links.iter().cloned()))
+    }
+
     /// Two links as in the figures the project is held to.
     pub fn two_links() -> Self {
         Self::new(&[LINK, LINK])
@@ -265,6 +270,11 @@ fn specs(links: &[&str]) -> Vec<LinkSpec> {
 pub struct Link<'a>(&'a LinkHandle);
 
 impl Link<'_> {
+    /// The link itself, to be watched and changed in every way.
+    pub fn handle(&self) -> &LinkHandle {
+        self.0
+    }
+
     /// Pulls the client's cable.
     pub fn cut(self) {
         self.0.down().unwrap_or_else(|error| panic!("{error}"));
@@ -364,6 +374,11 @@ impl Peer {
             let found = path_of(status, link).map(|path| path["state"] == state);
             if found == Some(true) { Ok(()) } else { Err(format!("no {state} path over {link}")) }
         })
+    }
+
+    /// Where its API answers.
+    pub fn socket(&self) -> &Path {
+        &self.socket
     }
 
     /// The first IPv4 or IPv6 address inside the tunnel, without its prefix length.

@@ -110,6 +110,11 @@ impl Wire {
         self.client.set_carrier(Carrier::On)
     }
 
+    /// Whether the client's cable is pulled.
+    pub(crate) fn is_pulled(&self) -> bool {
+        self.up.is_cut()
+    }
+
     /// Counters of both directions (up, down).
     pub(crate) fn stats(&self) -> crate::LinkStats {
         crate::LinkStats { up: self.up.counters(), down: self.down.counters() }

@@ -63,6 +63,14 @@ pub enum LabError {
     /// A running lab refused a request.
     #[error("the lab says: {0}")]
     Refused(String),
+    /// A file of `crates/lab/scenarios` is not as it must be.
+    #[error("the scenario {name} cannot be used: {why}")]
+    Scenario {
+        /// Which one.
+        name: &'static str,
+        /// What is wrong.
+        why: String,
+    },
     /// The `mpvpn` binary was not found.
     #[error("the mpvpn binary is not at any of {0:?}: build it, or name it with MPVPN_BIN")]
     NoBinary(Vec<PathBuf>),

@@ -10,6 +10,7 @@
 //!
 //! * [`emulation`] decides what happens to a packet and when; it has neither clock nor socket.
 //! * [`Lab`] builds and removes namespaces, devices and processes; [`LinkHandle`] changes links meanwhile.
+//! * [`scenario`] has the settings in which the tunnel is measured and tested, as data.
 //! * [`vpn`] runs the `mpvpn` binary in a lab, [`cli`] is `mpvpn lab`, and `demo` is `mpvpn lab demo`.
 //!
 //! Always holds: links do not reorder; everything that a lab made is gone when its [`Lab`] is dropped, and
@@ -27,8 +28,10 @@ mod lab;
 mod leftovers;
 mod link;
 mod namespace;
+pub mod plot;
 mod process;
 mod requirements;
+pub mod scenario;
 mod signals;
 mod spec;
 mod tap;

@@ -69,11 +69,23 @@ impl History {
 
     /// Bytes delivered to the client from `from` to `to`, to the grain of the history.
     pub fn down_between(&self, from: Instant, to: Instant) -> u64 {
-        let step = |at: Instant| {
-            let since = at.saturating_duration_since(self.start).as_nanos();
-            usize::try_from(since / HISTORY_STEP.as_nanos()).unwrap_or(usize::MAX).min(self.down.len())
+        self.between(Direction::Down, from, to)
+    }
+
+    /// Bytes delivered in a direction from `from` to `to`, to the grain of the history.
+    pub fn between(&self, direction: Direction, from: Instant, to: Instant) -> u64 {
+        let sum = |bytes: &[u64]| {
+            let step = |at: Instant| {
+                let since = at.saturating_duration_since(self.start).as_nanos();
+                usize::try_from(since / HISTORY_STEP.as_nanos()).unwrap_or(usize::MAX).min(bytes.len())
+            };
+            bytes[step(from).min(step(to))..step(to)].iter().sum::<u64>()
         };
-        self.down[step(from).min(step(to))..step(to)].iter().sum()
+        match direction {
+            Direction::Up => sum(&self.up),
+            Direction::Down => sum(&self.down),
+            Direction::Both => sum(&self.up) + sum(&self.down),
+        }
     }
 }
 
@@ -152,6 +164,11 @@ impl LinkHandle {
             }
             Kind::Veth => self.server.ip(&format!("link set {} up\n", self.server_device())),
         }
+    }
+
+    /// Whether its cable is pulled.
+    pub fn is_down(&self) -> Result<bool, LabError> {
+        self.with(|wire| wire.is_pulled())
     }
 
     /// What both directions did so far. On a veth pair: what the client's device counted, bytes of frames.

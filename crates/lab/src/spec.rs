@@ -131,6 +131,20 @@ impl LinkSpec {
         [self.up.mtu, self.down.mtu].into_iter().flatten().max().unwrap_or(0).max(1500)
     }
 
+    /// The settings of one direction; of `both`, those up.
+    pub fn towards(&self, direction: Direction) -> &Params {
+        if direction == Direction::Down { &self.down } else { &self.up }
+    }
+
+    /// Changes settings, written as in a description: `loss=10%,delay.up=30ms`.
+    pub fn change(&mut self, settings: &str) -> Result<(), ParseSpecError> {
+        for word in settings.split(',').map(str::trim) {
+            let (key, value) = word.split_once('=').ok_or_else(|| ParseSpecError::Word(word.to_owned()))?;
+            self.apply(key.trim(), value.trim())?;
+        }
+        Ok(())
+    }
+
     fn apply(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         if key == "count" {
             self.count = match value {

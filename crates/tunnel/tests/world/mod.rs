@@ -3,13 +3,16 @@
 
 #![allow(clippy::disallowed_methods, dead_code)]
 
+pub mod tcp;
+
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::BTreeMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use bytes::BytesMut;
+use mpvpn_lab::{ByteCount, LinkSpec, Params, emulation::Channel};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
@@ -17,71 +20,56 @@ use mpvpn_tunnel::{
     Assignment, Authenticate, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member, Registry,
     Server, ServerConfig, ServerEvent, Taken,
 };
-use mpvpn_types::{Duration, Instant, LinkId};
+use mpvpn_types::{BitRate, Duration, Instant, LinkId};
 
+/// IPv4 and UDP, bytes.
+const HEADERS: u32 = 28;
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 pub const SERVER: &str = "192.0.2.1:443";
 
 /// A direction of a link.
-#[derive(Clone, Debug)]
 pub struct Wire {
-    pub delay: Duration,
-    /// bit/s
-    pub rate: u64,
-    /// Longest queue.
-    pub queue: Duration,
     /// Share of packets lost (0 to 1).
     pub loss: f64,
-    /// Largest UDP payload that passes.
-    pub mtu: usize,
-    free_at: Option<Instant>,
-    flight: VecDeque<(Instant, Vec<u8>)>,
     pub passed: u64,
+    channel: Channel<Vec<u8>>,
 }
 
 impl Wire {
-    fn new(rate: u64, delay: Duration) -> Self {
-        Self {
-            delay,
-            rate,
-            queue: 60 * MS,
-            loss: 0.0,
-            mtu: 1472,
-            free_at: None,
-            flight: VecDeque::new(),
-            passed: 0,
-        }
+    fn new(params: &Params, count: ByteCount, seed: u64, now: Instant) -> Self {
+        Self { loss: params.loss, passed: 0, channel: Channel::new(params.clone(), count, seed, now) }
     }
 
-    fn push(&mut self, now: Instant, data: &[u8], random: &mut u64) {
-        if data.len() > self.mtu {
-            return;
-        }
-        let start = self.free_at.unwrap_or(now).max(now);
-        if start - now > self.queue {
-            return;
-        }
-        let time = Duration::from_nanos((data.len() as u64 + 28) * 8 * 1_000_000_000 / self.rate);
-        self.free_at = Some(start + time);
-        // xorshift, so that every run is the same.
-        *random ^= *random << 13;
-        *random ^= *random >> 7;
-        *random ^= *random << 17;
-        if (*random % 1_000_000) as f64 / 1e6 < self.loss {
-            return;
-        }
-        self.flight.push_back((start + time + self.delay, data.to_vec()));
+    /// Changes everything at once.
+    pub fn change(&mut self, now: Instant, params: &Params) {
+        self.loss = params.loss;
+        self.channel.change(now, |own| *own = params.clone());
+    }
+
+    fn push(&mut self, now: Instant, data: &[u8], headers: u32) {
+        self.follow(now);
+        self.channel.push(now, data.len() as u32 + headers, data.to_vec());
+        drop(self.channel.discarded());
     }
 
     fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
-        self.flight.front().filter(|(at, _)| *at <= now)?;
-        self.passed += 1;
-        self.flight.pop_front().map(|(_, data)| data)
+        self.follow(now);
+        let data = self.channel.pop(now);
+        drop(self.channel.discarded());
+        self.passed += u64::from(data.is_some());
+        data
+    }
+
+    fn follow(&mut self, now: Instant) {
+        let loss = self.loss;
+        if self.channel.params().loss != loss {
+            self.channel.change(now, |params| params.loss = loss);
+        }
     }
 
     fn next(&self) -> Option<Instant> {
-        self.flight.front().map(|(at, _)| *at)
+        self.channel.next_wake()
     }
 }
 
@@ -114,7 +102,6 @@ pub struct World {
     pub handed: usize,
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
-    random: u64,
     identity: Identity,
     secrets: u8,
 }
@@ -231,7 +218,6 @@ impl World {
             handed: 0,
             machines: Vec::new(),
             at_server: Vec::new(),
-            random: 0x2545_f491_4f6c_dd1d,
             identity,
             secrets: 0,
         }
@@ -254,6 +240,23 @@ impl World {
         scheduler: Scheduler,
         links: &[(u64, Duration)],
     ) -> usize {
+        let spec = |(rate, delay): &(u64, Duration)| {
+            let rate = Some(BitRate::from_bps(rate * 1_000_000));
+            let params = Params { rate, delay: *delay, mtu: Some(1500), ..Params::default() };
+            LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
+        };
+        self.add_over(member, token, scheduler, Cc::Bbr, &links.iter().map(spec).collect::<Vec<_>>())
+    }
+
+    /// Adds a client over links as they are described.
+    pub fn add_over(
+        &mut self,
+        member: Option<(usize, Member)>,
+        token: &str,
+        scheduler: Scheduler,
+        cc: Cc,
+        links: &[LinkSpec],
+    ) -> usize {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -262,7 +265,12 @@ impl World {
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"h3".to_vec()];
         let number = self.machines.len() as u8;
-        let setup = ClientSetup::new(Arc::new(tls), &options(10 + number), &[100 + number; 32]).unwrap();
+        let setup = ClientSetup::new(
+            Arc::new(tls),
+            &TransportOptions { cc, ..options(10 + number) },
+            &[100 + number; 32],
+        )
+        .unwrap();
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         let config = ClientConfig {
             setup,
@@ -291,11 +299,13 @@ impl World {
             members: None,
             home: member.map(|(home, _)| home),
         };
-        for (i, (rate, delay)) in links.iter().enumerate() {
+        for (i, spec) in links.iter().enumerate() {
             let id = LinkId(i as u16);
             let address = SocketAddr::from(([198, 51, 100 + number, i as u8 + 1], 5000));
-            let wire = Wire::new(rate * 1_000_000, *delay);
-            machine.links.insert(id, Link { up: wire.clone(), down: wire, address });
+            let seed = u64::from(number) * 1000 + i as u64 * 2;
+            let up = Wire::new(&spec.up, spec.count, seed, self.now);
+            let down = Wire::new(&spec.down, spec.count, seed + 1, self.now);
+            machine.links.insert(id, Link { up, down, address });
             machine.client.link_up(self.now, id, SERVER.parse().unwrap());
         }
         self.machines.push(machine);
@@ -367,7 +377,7 @@ impl World {
     fn send(&mut self, now: Instant) {
         let mut buf = Vec::new();
         for server in &mut self.servers {
-            Self::send_from(server, &mut self.machines, &mut self.random, now, &mut buf);
+            Self::send_from(server, &mut self.machines, now, &mut buf);
         }
         for machine in &mut self.machines {
             loop {
@@ -376,26 +386,20 @@ impl World {
                 let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
                 let link = machine.links.get_mut(&id).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                    link.up.push(now, datagram, &mut self.random);
+                    link.up.push(now, datagram, HEADERS);
                 }
             }
         }
     }
 
-    fn send_from(
-        server: &mut Server,
-        machines: &mut [Machine],
-        random: &mut u64,
-        now: Instant,
-        buf: &mut Vec<u8>,
-    ) {
+    fn send_from(server: &mut Server, machines: &mut [Machine], now: Instant, buf: &mut Vec<u8>) {
         loop {
             buf.clear();
             let Some(transmit) = server.poll_transmit(now, buf) else { return };
             let mut links = machines.iter_mut().flat_map(|machine| machine.links.values_mut());
             let Some(link) = links.find(|link| link.address == transmit.remote) else { continue };
             for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                link.down.push(now, datagram, random);
+                link.down.push(now, datagram, HEADERS);
             }
         }
     }

@@ -6,6 +6,7 @@
 
 mod figure;
 mod options;
+mod paths;
 mod peers;
 mod plot;
 mod report;
@@ -13,6 +14,7 @@ mod rigs;
 
 use std::process::ExitCode;
 
+use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::tun_copy;
 
 use crate::{
@@ -24,13 +26,14 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 7] = [
+const RIGS: [Rig; 8] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
     ("speed", "plain veth: one TCP flow, processor time of each end", rigs::speed),
     ("download", "the two links: 100 MB by curl through NAT, also across a cut", rigs::download),
     ("memory", "resident memory, idle and under load", rigs::memory),
+    ("paths", "scenarios: what paths of all kinds give together, and what a lost one costs", paths::run),
     (
         "peers",
         "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
             RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
+            println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
             print!("{}", options::HELP);
             return ExitCode::SUCCESS;
         }

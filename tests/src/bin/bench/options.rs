@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
 
 use crate::peers::Setting;
@@ -13,6 +14,9 @@ pub(crate) const HELP: &str = "
 --tries N         of `peers`: how often a run is tried that something else on the machine disturbs (3)
 --systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
+SCENARIO...       of `paths`: only these (--list names them)
+--quick           of `paths`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts
+--cuts N          of `paths`: how often a link is cut (as the scenario says: 10 or 20)
 --load N          of `memory`: seconds of load (60)
 ";
 
@@ -23,6 +27,12 @@ pub(crate) struct Options {
     pub(crate) list: bool,
     /// The rigs to run; none means all.
     pub(crate) rigs: Vec<String>,
+    /// Scenarios of the paths rig; none means all.
+    pub(crate) scenarios: Vec<String>,
+    /// Whether the paths rig is to be short.
+    pub(crate) quick: bool,
+    /// How often the paths rig repeats events, where not as the scenario says.
+    pub(crate) cuts: Option<u32>,
     /// Load of the memory rig.
     pub(crate) load: Duration,
     /// Rounds of the peers rig.
@@ -42,6 +52,9 @@ impl Options {
         let mut options = Self {
             list: false,
             rigs: Vec::new(),
+            scenarios: Vec::new(),
+            quick: false,
+            cuts: None,
             load: Duration::from_secs(60),
             rounds: 5,
             seconds: 2,
@@ -64,9 +77,15 @@ impl Options {
                 "--tries" => options.tries = number()?,
                 "--systems" => options.systems = chosen(words.next(), &System::ALL, System::name)?,
                 "--settings" => options.settings = chosen(words.next(), &Setting::ALL, Setting::name)?,
+                "--quick" => options.quick = true,
+                "--cuts" => options.cuts = Some(number()?),
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
+                name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
                 _ => return Err(format!("there is no rig and no option {word}")),
             }
+        }
+        if options.rigs.is_empty() && !options.scenarios.is_empty() {
+            options.rigs.push("paths".to_owned());
         }
         Ok(options)
     }
@@ -99,6 +118,11 @@ mod tests {
         assert_eq!(options.rigs, ["peers", "speed"]);
         assert_eq!(options.systems, [System::Mpvpn, System::WireguardGo]);
         assert_eq!(options.settings, Setting::ALL);
+        let options = parse("lossy --quick --cuts 3 equal").expect("fine");
+        assert_eq!(
+            (options.scenarios, options.quick, options.cuts),
+            (vec!["lossy".to_owned(), "equal".to_owned()], true, Some(3))
+        );
     }
 
     #[test]

@@ -60,6 +60,7 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
 }
 
 fn put(path: &Path, text: &str) -> io::Result<()> {
+    path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)?;
     eprintln!("wrote {}", path.display());
     Ok(())

@@ -1,0 +1,177 @@
+//! The scenarios of the lab in simulated time: the same links, the same events, a model of TCP for the load.
+//!
+//! The bars are `sim_min_share` and `sim_max_gap_ms` of each scenario: the model is coarser than a kernel's TCP, so
+//! they are wider than those of `./dev bench paths`.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_lab::{
+    Direction,
+    scenario::{Change, Scenario},
+};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, SERVER, TOKEN, World, tcp::Flow};
+
+/// What TCP needs to find its rate is not counted.
+const START_UP: Duration = Duration::from_secs(2);
+
+/// How long goodput is counted where nothing happens to the links.
+const TIME: Duration = Duration::from_secs(5);
+
+/// What came of a run.
+#[derive(Debug)]
+struct Found {
+    mbit: f64,
+    gap: Duration,
+}
+
+fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Found {
+    let mut world = World::new();
+    let scheduler =
+        scenario.client.scheduler.as_deref().map_or(Scheduler::Auto, |name| name.parse().unwrap());
+    let cc = scenario
+        .client
+        .cc
+        .as_deref()
+        .map_or(Cc::Bbr, |name| if name == "cubic" { Cc::Cubic } else { Cc::Bbr });
+    let client = world.add_over(None, TOKEN, scheduler, cc, &scenario.links);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    let mtu = world.machines[client].mtu.expect("an MTU");
+    let near = world.address(client, true);
+    let mut all: Vec<Flow> = (0..flows as u16)
+        .map(|number| {
+            let (near, far) =
+                (SocketAddr::new(near, 40_000 + number), SocketAddr::from(([203, 0, 113, 9], 5201)));
+            if way == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
+        })
+        .collect();
+    let start = world.now + START_UP;
+    let (mut counted, mut last, mut gap) = (None, None, Duration::ZERO);
+    let mut events = scenario.event.iter().peekable();
+    while world.now < start + time {
+        while let Some(event) = events.next_if(|event| world.now >= start + event.at()) {
+            harm(&mut world, client, scenario, event.link - 1, &event.change);
+        }
+        let moved = exchange(&mut world, client, &mut all, way);
+        if world.now >= start {
+            counted.get_or_insert_with(|| all.iter().map(Flow::delivered).sum::<u64>());
+            if moved {
+                gap = gap.max(world.now - last.replace(world.now).unwrap_or(world.now));
+            }
+        }
+        world.run(MS);
+    }
+    let bytes = all.iter().map(Flow::delivered).sum::<u64>() - counted.unwrap_or(0);
+    let gap = gap.max(world.now - last.unwrap_or(start));
+    Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), gap }
+}
+
+/// Hands over what arrived, and sends what is to be sent; whether data arrived.
+fn exchange(world: &mut World, client: usize, flows: &mut [Flow], way: Direction) -> bool {
+    let now = world.now;
+    let at_client = std::mem::take(&mut world.machines[client].received);
+    let at_server = std::mem::take(&mut world.at_server);
+    let mut moved = false;
+    for (_, packet) in at_client.into_iter().chain(at_server) {
+        let Some((flow, data)) =
+            flows.iter_mut().find_map(|flow| flow.is_mine(&packet).map(|data| (flow, data)))
+        else {
+            continue;
+        };
+        if !data {
+            flow.acknowledged(now, &packet);
+        } else if let Some(answer) = flow.receive(&packet) {
+            moved = true;
+            match way {
+                Direction::Up => world.server_sends(answer),
+                _ => world.client_sends(client, answer),
+            }
+        }
+    }
+    for flow in flows {
+        for packet in flow.send(now) {
+            match way {
+                Direction::Up => world.client_sends(client, packet),
+                _ => world.server_sends(packet),
+            }
+        }
+    }
+    moved
+}
+
+fn harm(world: &mut World, client: usize, scenario: &Scenario, index: usize, change: &Change) {
+    let (now, id) = (world.now, LinkId(index as u16));
+    let mut spec = scenario.links[index].clone();
+    let machine = &mut world.machines[client];
+    match change {
+        Change::Cut => {
+            machine.client.link_down(now, id);
+            (spec.up.loss, spec.down.loss) = (1.0, 1.0);
+        }
+        Change::Silent(direction) => {
+            spec.up.loss = if *direction == Direction::Down { spec.up.loss } else { 1.0 };
+            spec.down.loss = if *direction == Direction::Up { spec.down.loss } else { 1.0 };
+        }
+        Change::Restore => machine.client.link_up(now, id, SERVER.parse().unwrap()),
+        Change::Set(settings) => spec.change(settings).unwrap(),
+    }
+    let link = machine.links.get_mut(&id).expect("a link that exists");
+    link.up.change(now, &spec.up);
+    link.down.change(now, &spec.down);
+}
+
+/// Plays a scenario in every direction and with every number of flows up to 4, and holds it to its bars.
+fn hold(name: &str) {
+    let scenario = Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
+    if scenario.client.scheduler.as_deref().is_some_and(|name| name.parse::<Scheduler>().is_err()) {
+        panic!("{name}: there is no such scheduler");
+    }
+    let time = if scenario.event.is_empty() { TIME } else { Duration::from_secs(scenario.seconds.into()) };
+    let mut missed = Vec::new();
+    for &way in &scenario.directions {
+        for (index, &flows) in scenario.flows.iter().enumerate().filter(|(_, flows)| **flows <= 4) {
+            let found = play(&scenario, flows, way, time);
+            let share = found.mbit * 1e6 / scenario.whole(way).bps() as f64;
+            let row = format!(
+                "{name}, {flows} TCP {way:?}: {:.1} Mbit/s, share {share:.2}, gap {:?}",
+                found.mbit, found.gap
+            );
+            println!("{row}");
+            let least = scenario.bars.sim_min_share.get(index).copied().unwrap_or(0.0);
+            let most = scenario.bars.sim_max_gap_ms.unwrap_or(f64::INFINITY);
+            if share < least || found.gap.as_secs_f64() * 1e3 > most {
+                missed.push(format!("{row}; asked: at least {least}, at most {most} ms"));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+macro_rules! scenarios {
+    ($($name:ident)*) => {
+        $(#[test] fn $name() { hold(stringify!($name)); })*
+
+        #[test]
+        fn every_scenario_is_played() {
+            let played = [$(stringify!($name)),*];
+            let missing: Vec<_> =
+                Scenario::names().filter(|name| !played.contains(name)).collect();
+            assert!(missing.is_empty(), "not played: {missing:?}");
+        }
+    };
+}
+
+scenarios! {
+    two_100 two_100_far fast_slow two_10
+    equal asym_bw jitter asym_jitter lossy dual_lte
+    wifi_lte lte_leo high_orbit lte_geo wifi_leo dual_leo
+    loss_10 loss_30
+    cut_carrier cut_silent redundant_cut
+}

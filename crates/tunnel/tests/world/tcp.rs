@@ -1,0 +1,348 @@
+//! A model of one TCP flow through a tunnel: real segments and acknowledgements, with SACK, as Linux would send them
+//! in outline. Cubic (RFC 9438) without HyStart; loss is what RACK (RFC 8985) takes for it, with a tolerance for
+//! reordering that grows when segments were sent again for nothing; a retransmission timer of at least 200 ms.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use mpvpn_packet::{
+    build::{Packet, Tcp},
+    ip, tcp_flags,
+};
+use mpvpn_types::{Duration, Instant};
+
+/// Bytes of IPv4 and TCP headers with the options of a data segment.
+const HEADERS: usize = 52;
+/// Segments in flight that a receive window of 6 MB allows.
+const MOST: f64 = 4000.0;
+const MIN_RTO: Duration = Duration::from_millis(200);
+/// The timestamp option that nearly all TCP carries, padded.
+const TIMESTAMPS: [u8; 12] = [1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 1];
+
+/// A segment in flight, or one that was lost and is not sent again yet.
+#[derive(Clone, Copy)]
+struct Sent {
+    at: Instant,
+    sacked: bool,
+    lost: bool,
+    again: bool,
+}
+
+/// Both ends of a flow. Segments are counted from 0; all are as long as the tunnel's MTU allows.
+pub struct Flow {
+    there: Packet,
+    back: Packet,
+    payload: Vec<u8>,
+    // The sender.
+    cwnd: f64,
+    ssthresh: f64,
+    /// Cubic's window before the last loss, and when that was.
+    w_max: f64,
+    epoch: Option<Instant>,
+    next: u64,
+    una: u64,
+    sent: BTreeMap<u64, Sent>,
+    srtt: Option<Duration>,
+    rttvar: Duration,
+    min_rtt: Duration,
+    /// When the newest segment that arrived was sent, and how long it was under way there and back.
+    rack: Option<(Instant, Duration)>,
+    /// The tolerance in quarters of the least RTT; 0 until reordering was seen.
+    tolerance: u32,
+    /// While the segments before this one are repaired.
+    recovery: Option<u64>,
+    /// Segments sent again in this recovery of which nobody knows yet that they were needed, and the window before.
+    undo: (u64, f64, f64),
+    timer: Option<Instant>,
+    backoff: u32,
+    // The receiver.
+    expected: u64,
+    early: BTreeMap<u64, ()>,
+}
+
+impl Flow {
+    /// A flow from `from` to `to`, in packets of at most `mtu` bytes.
+    pub fn new(from: SocketAddr, to: SocketAddr, mtu: usize) -> Self {
+        Self {
+            there: Packet::between(from, to),
+            back: Packet::between(to, from),
+            payload: vec![0x5a; mtu - HEADERS],
+            cwnd: 10.0,
+            ssthresh: MOST,
+            w_max: 0.0,
+            epoch: None,
+            next: 0,
+            una: 0,
+            sent: BTreeMap::new(),
+            srtt: None,
+            rttvar: Duration::ZERO,
+            min_rtt: Duration::MAX,
+            rack: None,
+            tolerance: 0,
+            recovery: None,
+            undo: (0, 0.0, 0.0),
+            timer: None,
+            backoff: 0,
+            expected: 0,
+            early: BTreeMap::new(),
+        }
+    }
+
+    /// Bytes that the receiver could hand to its application so far.
+    pub fn delivered(&self) -> u64 {
+        self.expected * self.payload.len() as u64
+    }
+
+    /// Whether that packet goes to the receiver of this flow (`Some(true)`) or to its sender (`Some(false)`).
+    pub fn is_mine(&self, packet: &[u8]) -> Option<bool> {
+        let ports = ip::parse(packet).ok()?.ports()?;
+        match ports {
+            _ if ports == (self.there.src.port(), self.there.dst.port()) => Some(true),
+            _ if ports == (self.back.src.port(), self.back.dst.port()) => Some(false),
+            _ => None,
+        }
+    }
+
+    /// What the sender sends now.
+    pub fn send(&mut self, now: Instant) -> Vec<Vec<u8>> {
+        if self.timer.is_some_and(|at| at <= now) {
+            self.time_out(now);
+        }
+        self.find_losses(now);
+        let mut packets = Vec::new();
+        let mut pipe = self.sent.values().filter(|sent| !sent.sacked && !sent.lost).count() as f64;
+        let lost: Vec<u64> =
+            self.sent.iter().filter(|(_, sent)| sent.lost).map(|(number, _)| *number).collect();
+        let room = (self.cwnd.min(MOST) - pipe).max(0.0) as usize;
+        for number in lost.into_iter().take(room) {
+            self.sent.insert(number, Sent { at: now, sacked: false, lost: false, again: true });
+            self.undo.0 += 1;
+            packets.push(self.segment(number));
+            pipe += 1.0;
+        }
+        while pipe + 1.0 <= self.cwnd && (self.next - self.una) as f64 <= MOST {
+            self.sent.insert(self.next, Sent { at: now, sacked: false, lost: false, again: false });
+            packets.push(self.segment(self.next));
+            self.next += 1;
+            pipe += 1.0;
+        }
+        if !packets.is_empty() && self.timer.is_none() {
+            self.timer = Some(now + self.rto());
+        }
+        packets
+    }
+
+    /// The receiver gets a packet, which may be several segments joined: its answer.
+    pub fn receive(&mut self, packet: &[u8]) -> Option<Vec<u8>> {
+        let (tcp, payload) = transport(packet)?;
+        let size = self.payload.len() as u64;
+        let sequence = u64::from(u32::from_be_bytes(tcp[4..8].try_into().ok()?));
+        // Sequence numbers wrap: the nearest one to what is expected is meant.
+        let expected = self.expected * size;
+        let ahead = i64::from(sequence.wrapping_sub(expected) as u32 as i32);
+        let first = expected.checked_add_signed(ahead)? / size;
+        let mut duplicate = None;
+        for number in first..first + (payload as u64).div_ceil(size) {
+            if number < self.expected || self.early.insert(number, ()).is_some() {
+                duplicate = Some(number);
+            }
+        }
+        while self.early.remove(&self.expected).is_some() {
+            self.expected += 1;
+        }
+        Some(self.acknowledge(first, duplicate))
+    }
+
+    /// An acknowledgement with up to three blocks: what came twice (RFC 2883), what came last, what else is early.
+    fn acknowledge(&self, newest: u64, duplicate: Option<u64>) -> Vec<u8> {
+        let mut blocks: Vec<(u64, u64)> = duplicate.map(|number| (number, number + 1)).into_iter().collect();
+        let mut early: Vec<(u64, u64)> = Vec::new();
+        for number in self.early.keys() {
+            match early.last_mut() {
+                Some(last) if last.1 == *number => last.1 += 1,
+                _ => early.push((*number, number + 1)),
+            }
+        }
+        let with_newest = early.iter().position(|block| (block.0..block.1).contains(&newest));
+        blocks.extend(with_newest.map(|at| early.remove(at)));
+        blocks.extend(early.into_iter().rev());
+        blocks.truncate(3);
+        let mut options = Vec::new();
+        if !blocks.is_empty() {
+            options.extend([1, 1, 5, 2 + 8 * blocks.len() as u8]);
+            for (from, to) in blocks {
+                options.extend(self.number(from).to_be_bytes());
+                options.extend(self.number(to).to_be_bytes());
+            }
+        }
+        let tcp =
+            Tcp { seq: 1, ack: self.number(self.expected), flags: tcp_flags::ACK, window: 0xffff, options };
+        self.back.tcp_with(&tcp, &[])
+    }
+
+    /// The sender gets an acknowledgement.
+    pub fn acknowledged(&mut self, now: Instant, packet: &[u8]) {
+        let Some((tcp, _)) = transport(packet) else { return };
+        let ack = self.number_of(&tcp[8..12]);
+        let (mut arrived, mut newest) = (0, None::<Sent>);
+        let mut arrive = |sent: &Sent| {
+            arrived += 1;
+            newest = newest.filter(|newest| newest.at >= sent.at).or(Some(*sent));
+        };
+        let highest = self.sent.iter().rev().find(|(_, sent)| sent.sacked).map(|(number, _)| *number);
+        let mut reordered = false;
+        let rest = self.sent.split_off(&ack.max(self.una));
+        for (number, sent) in std::mem::replace(&mut self.sent, rest) {
+            if !sent.sacked {
+                reordered |= !sent.again && !sent.lost && highest.is_some_and(|highest| highest > number);
+                arrive(&sent);
+            }
+        }
+        let options = tcp.get(20..).unwrap_or_default();
+        if options.len() > 4 && options[2] == 5 {
+            for block in options[4..].chunks_exact(8) {
+                let (from, to) = (self.number_of(&block[..4]), self.number_of(&block[4..]));
+                if to <= ack {
+                    self.sent_for_nothing();
+                    continue;
+                }
+                for (number, sent) in self.sent.range_mut(from..to).filter(|(_, sent)| !sent.sacked) {
+                    reordered |=
+                        !sent.again && !sent.lost && highest.is_some_and(|highest| highest > *number);
+                    arrive(sent);
+                    (sent.sacked, sent.lost) = (true, false);
+                }
+            }
+        }
+        self.tolerance = self.tolerance.max(u32::from(reordered));
+        if let Some(newest) = newest {
+            if !newest.again {
+                self.measure(now - newest.at);
+            }
+            if self.rack.is_none_or(|rack| rack.0 <= newest.at) {
+                self.rack = Some((newest.at, now - newest.at));
+            }
+        }
+        if ack > self.una {
+            self.una = ack;
+            self.backoff = 0;
+            self.timer = (!self.sent.is_empty()).then(|| now + self.rto());
+        }
+        if self.recovery.is_some_and(|end| self.una >= end) {
+            self.recovery = None;
+        }
+        if self.recovery.is_none() {
+            self.grow(now, f64::from(arrived));
+        }
+    }
+
+    /// What was sent again had arrived already: wait longer next time, and take the reduction back if all was so.
+    fn sent_for_nothing(&mut self) {
+        self.tolerance = (self.tolerance + 1).min(64);
+        if self.undo.0 > 0 {
+            self.undo.0 -= 1;
+            if self.undo.0 == 0 {
+                (self.cwnd, self.ssthresh) = (self.cwnd.max(self.undo.1), self.ssthresh.max(self.undo.2));
+                self.recovery = None;
+            }
+        }
+    }
+
+    fn measure(&mut self, rtt: Duration) {
+        self.min_rtt = self.min_rtt.min(rtt);
+        let srtt = self.srtt.unwrap_or(rtt);
+        self.rttvar = if self.srtt.is_none() { rtt / 2 } else { (self.rttvar * 3 + rtt.abs_diff(srtt)) / 4 };
+        self.srtt = Some((srtt * 7 + rtt) / 8);
+    }
+
+    fn grow(&mut self, now: Instant, arrived: f64) {
+        if self.cwnd < self.ssthresh {
+            self.cwnd = (self.cwnd + arrived).min(MOST);
+            return;
+        }
+        let since = now - *self.epoch.get_or_insert(now);
+        let rtt = self.srtt.unwrap_or_default();
+        let k = (self.w_max.max(self.cwnd) * 0.3 / 0.4).cbrt();
+        let cubic = 0.4 * ((since + rtt).as_secs_f64() - k).powi(3) + self.w_max.max(self.cwnd);
+        // As fast as Reno at least (RFC 9438, section 4.3).
+        let reno = 0.53 / self.cwnd;
+        let gain = ((cubic - self.cwnd) / self.cwnd).clamp(reno, 0.5);
+        self.cwnd = (self.cwnd + gain * arrived).min(MOST);
+    }
+
+    /// RFC 8985, section 6.2: lost is what was sent well before something that has arrived.
+    fn find_losses(&mut self, now: Instant) {
+        let (Some((rack, rtt)), Some(srtt)) = (self.rack, self.srtt) else { return };
+        let sacked = self.sent.values().filter(|sent| sent.sacked).count();
+        // Without any reordering so far, three later arrivals are enough (RFC 8985, section 6.2, step 4).
+        let quick = self.tolerance == 0 && (sacked >= 3 || self.recovery.is_some());
+        let wait = if quick { Duration::ZERO } else { (self.min_rtt / 4 * self.tolerance.max(1)).min(srtt) };
+        let mut found = false;
+        for sent in self.sent.values_mut().filter(|sent| !sent.sacked && !sent.lost) {
+            if sent.at < rack && now >= sent.at + rtt + wait {
+                sent.lost = true;
+                found = true;
+            }
+        }
+        if found && self.recovery.is_none() {
+            self.reduce(0.7);
+            self.recovery = Some(self.next);
+        }
+    }
+
+    fn reduce(&mut self, factor: f64) {
+        self.undo = (0, self.cwnd, self.ssthresh);
+        self.w_max = self.cwnd;
+        self.epoch = None;
+        self.ssthresh = (self.cwnd * factor).max(2.0);
+        self.cwnd = self.ssthresh;
+    }
+
+    fn time_out(&mut self, now: Instant) {
+        self.timer = None;
+        if self.sent.is_empty() {
+            return;
+        }
+        self.reduce(0.7);
+        self.cwnd = 1.0;
+        self.recovery = Some(self.next);
+        self.sent.values_mut().filter(|sent| !sent.sacked).for_each(|sent| sent.lost = true);
+        self.backoff = (self.backoff + 1).min(8);
+        self.timer = Some(now + self.rto());
+    }
+
+    fn rto(&self) -> Duration {
+        let base = self.srtt.map_or(Duration::from_secs(1), |srtt| (srtt + self.rttvar * 4).max(MIN_RTO));
+        (base * 2u32.pow(self.backoff)).min(Duration::from_secs(60))
+    }
+
+    fn segment(&self, number: u64) -> Vec<u8> {
+        let tcp = Tcp {
+            seq: self.number(number),
+            ack: 1,
+            flags: tcp_flags::ACK,
+            window: 512,
+            options: TIMESTAMPS.to_vec(),
+        };
+        self.there.tcp_with(&tcp, &self.payload)
+    }
+
+    fn number(&self, segment: u64) -> u32 {
+        (segment * self.payload.len() as u64) as u32
+    }
+
+    /// The segment that a sequence number means: the one next to what is not acknowledged.
+    fn number_of(&self, bytes: &[u8]) -> u64 {
+        let (size, sequence) =
+            (self.payload.len() as u64, u32::from_be_bytes(bytes.try_into().expect("4 bytes")));
+        let base = self.una * size;
+        let ahead = i64::from(sequence.wrapping_sub(base as u32) as i32);
+        base.saturating_add_signed(ahead) / size
+    }
+}
+
+/// The TCP header of a packet with its options, and the length of its payload.
+fn transport(packet: &[u8]) -> Option<(&[u8], usize)> {
+    let segment = ip::parse(packet).ok()?.transport();
+    let header = usize::from(segment.get(12)? >> 4) * 4;
+    Some((segment.get(..header)?, segment.len() - header))
+}

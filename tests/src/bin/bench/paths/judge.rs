@@ -1,0 +1,168 @@
+//! What was found beside what is asked, as figures, a table and raw values.
+
+use mpvpn_lab::{
+    Direction,
+    scenario::{Bars, Scenario, ShareOf},
+};
+use serde_json::{Value, json};
+
+use super::{
+    load::START_UP,
+    play::{Harm, Measured, Row, median},
+};
+use crate::figure::{Bar, Figure, figure};
+
+/// What the table begins with.
+pub(crate) const HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
+    kernel MPTCP | bytes sent ÷ payload | longest gap, ms | bars |\n|---|---|---|---:|---:|---:|---:|---:|---:|---:|---|\n";
+
+/// Every bar that is asked of a row.
+pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
+    let bars = &scenario.bars;
+    let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.way);
+    let mut all = Vec::new();
+    let mut ask = |name: &str, value: f64, unit, bar| {
+        all.push(figure("paths", format!("{what}: {name}"), value, unit, bar));
+    };
+    let mbit = row.mbit().unwrap_or(f64::NAN);
+    if let Some(least) = bars.min_share.get(row.index) {
+        let whole = scenario.whole(row.way).bps() as f64 / 1e6;
+        let of = if bars.share_of == ShareOf::Sum {
+            "share of (1 − loss) × sum"
+        } else {
+            "share of the ceiling"
+        };
+        ask(of, 100.0 * mbit / whole, "%", Bar::AtLeast(100.0 * least));
+    }
+    if let Some(least) = bars.min_mbit {
+        ask("goodput", row.unharmed(scenario), "Mbit/s", Bar::AtLeast(least));
+    }
+    let single = row.best_single().map_or(f64::NAN, |single| single.1);
+    if bars.not_below_best_single && scenario.links.len() > 1 {
+        ask("part of the best link alone", 100.0 * mbit / single, "%", Bar::AtLeast(100.0));
+    }
+    if let Some(least) = bars.min_single_mbit {
+        ask("best link alone", single, "Mbit/s", Bar::AtLeast(least));
+    }
+    harm_figures(bars, row, &mut ask);
+    if all.is_empty() {
+        all.push(figure("paths", format!("{what}: goodput"), mbit, "Mbit/s", Bar::None));
+    }
+    all
+}
+
+fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, f64, &'static str, Bar)) {
+    let harms: Vec<&Harm> = row.runs.iter().flat_map(|run| &run.harms).collect();
+    let gaps: Vec<f64> = harms.iter().map(|harm| harm.gap.as_secs_f64() * 1e3).collect();
+    if let Some(most) = bars.max_gap_ms {
+        ask(&format!("gap, median of {}", gaps.len()), median(gaps.clone()), "ms", Bar::AtMost(most));
+    }
+    if let Some(most) = bars.max_worst_gap_ms {
+        let worst = gaps.iter().copied().reduce(f64::max).unwrap_or(f64::NAN);
+        ask(&format!("gap, worst of {}", gaps.len()), worst, "ms", Bar::AtMost(most));
+    }
+    if let Some(most) = bars.max_lost_pings {
+        let lost: Option<u64> = row.runs.iter().map(|run| run.lost_pings).sum();
+        ask("lost pings", lost.map_or(f64::NAN, |lost| lost as f64), "", Bar::AtMost(most as f64));
+    }
+    if let Some(most) = bars.max_back_s {
+        let back = |harm: &&Harm| harm.back.map_or(f64::INFINITY, |back| back.as_secs_f64());
+        let worst = harms.iter().map(back).reduce(f64::max).unwrap_or(f64::NAN);
+        ask("back at 80 %", worst, "s", Bar::AtMost(most));
+    }
+    if !harms.is_empty() {
+        let broken = row.runs.iter().filter(|run| run.arrived.is_err()).count();
+        ask("runs that broke", broken as f64, "", Bar::AtMost(0.0));
+    }
+}
+
+impl Row {
+    /// Goodput before the first harm, Mbit/s; of the whole run where there is none.
+    fn unharmed(&self, scenario: &Scenario) -> f64 {
+        let Some((from, _)) = scenario.harms().first().copied() else {
+            return self.mbit().unwrap_or(f64::NAN);
+        };
+        // The clocks of iperf3 and of the events differ by the time in which connections are made.
+        let end = (f64::from(START_UP) + from.as_secs_f64() - 0.3) * 10.0;
+        let before = |run: &Measured| {
+            let steps = run.arrived.as_ref().ok()?.steps.get(START_UP as usize * 10..end as usize)?;
+            Some(steps.iter().sum::<f64>() / steps.len() as f64)
+        };
+        median(self.runs.iter().map(|run| before(run).unwrap_or(f64::NAN)).collect())
+    }
+
+    /// Bytes of IP packets on the links for each byte of payload.
+    fn sent_per_payload(&self) -> f64 {
+        let of_run = |run: &Measured| Some(run.sent / run.arrived.as_ref().ok()?.bytes);
+        median(self.runs.iter().filter_map(of_run).collect())
+    }
+
+    /// The longest time in which nothing came: of pings around harms, else of TCP.
+    fn gap_ms(&self) -> f64 {
+        let of_run = |run: &Measured| {
+            let harms = run.harms.iter().map(|harm| harm.gap);
+            let stall = run.arrived.as_ref().ok().map(|arrived| arrived.stall());
+            harms.max().or(stall).map_or(f64::NAN, |gap| gap.as_secs_f64() * 1e3)
+        };
+        self.runs.iter().map(of_run).fold(0.0, f64::max)
+    }
+}
+
+/// The row of the table.
+pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String {
+    let mbit = row.mbit();
+    let share =
+        |whole: f64| mbit.as_ref().map_or(String::new(), |mbit| format!("{:.0}", 100e6 * mbit / whole));
+    let single =
+        row.best_single().map_or(String::new(), |(number, rate)| format!("{rate:.1} (link {number})"));
+    let mptcp = match &row.mptcp {
+        None => String::new(),
+        Some(Ok(rate)) => format!("{rate:.1}"),
+        Some(Err(why)) => why.clone(),
+    };
+    let missed: Vec<String> = figures
+        .iter()
+        .filter(|figure| !figure.is_good())
+        .map(|figure| {
+            let name = figure.name.rsplit(": ").next().unwrap_or_default();
+            format!("{name} {:.1} {}, asked {}", figure.value, figure.unit, figure.bar())
+        })
+        .collect();
+    let verdict = if missed.is_empty() { "ok".to_owned() } else { format!("missed: {}", missed.join("; ")) };
+    format!(
+        "| {} | {} | {:?} | {} | {} | {} | {single} | {mptcp} | {:.2} | {:.0} | {verdict} |\n",
+        scenario.name,
+        row.load.name(),
+        row.way,
+        mbit.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1}")),
+        share(scenario.sum(row.way).bps() as f64),
+        share(scenario.ceiling(row.way).bps() as f64),
+        row.sent_per_payload(),
+        row.gap_ms(),
+    )
+}
+
+/// Everything of the row.
+pub(crate) fn raw(row: &Row) -> Value {
+    let runs = row.runs.iter().map(|run| {
+        let harms = run.harms.iter().map(
+            |harm| json!({ "gap_ms": harm.gap.as_secs_f64() * 1e3, "back_s": harm.back.map(|back| back.as_secs_f64()) }),
+        );
+        let arrived = run.arrived.as_ref();
+        json!({
+            "mbit": arrived.ok().map(|arrived| arrived.mbit), "error": arrived.err(),
+            "steps_100ms_mbit": arrived.ok().map(|arrived| &arrived.steps),
+            "stall_ms": arrived.ok().map(|arrived| arrived.stall().as_millis() as u64),
+            "sent_bytes": run.sent, "lost_pings": run.lost_pings, "harms": harms.collect::<Vec<_>>(),
+        })
+    });
+    let singles = row.singles.iter().map(
+        |(number, rate)| json!({ "link": number, "mbit": rate.as_ref().ok(), "error": rate.as_ref().err() }),
+    );
+    let mptcp =
+        row.mptcp.as_ref().map(|found| json!({ "mbit": found.as_ref().ok(), "error": found.as_ref().err() }));
+    json!({
+        "load": row.load.name(), "way": if row.way == Direction::Up { "up" } else { "down" },
+        "runs": runs.collect::<Vec<_>>(), "alone": singles.collect::<Vec<_>>(), "mptcp": mptcp,
+    })
+}

@@ -1,0 +1,201 @@
+//! One run of traffic: iperf3 with Cubic as inner TCP, over whatever lies between client and server.
+
+use std::{
+    fs::{self, File},
+    process::Child,
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use mpvpn_lab::Direction;
+use mpvpn_tests::stage::{Place, Stage};
+use serde_json::Value;
+
+/// What TCP needs to find its rate is not counted, in seconds.
+pub(crate) const START_UP: u32 = 2;
+/// The step of the goodput over time.
+pub(crate) const STEP: Duration = Duration::from_millis(100);
+/// Every run names it, for both ends: what the machine has by default differs.
+const INNER_CC: &str = "cubic";
+/// Where iperf3 listens.
+const PORT: &str = "5201";
+
+/// What is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Load {
+    /// So many TCP flows.
+    Tcp(u32),
+}
+
+impl Load {
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Tcp(flows) => format!("{flows} TCP"),
+        }
+    }
+}
+
+/// How the kernel makes the connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Tcp,
+    /// Through `mptcpize`.
+    Mptcp,
+}
+
+/// What arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrived {
+    /// Goodput at the receiver after the start-up, Mbit/s.
+    pub(crate) mbit: f64,
+    /// The same in each [`STEP`], from the beginning.
+    pub(crate) steps: Vec<f64>,
+    /// Payload of the whole run, start-up included, bytes.
+    pub(crate) bytes: f64,
+    /// When iperf3 was started.
+    pub(crate) started: SystemTime,
+}
+
+impl Arrived {
+    /// The longest time in which nothing arrived after the start-up, to the grain of the steps.
+    pub(crate) fn stall(&self) -> Duration {
+        let silent = |part: &&[f64]| part.iter().all(|mbit| *mbit < 0.01);
+        let counted = self.steps.get(START_UP as usize * 10..).unwrap_or_default();
+        let groups = counted.chunk_by(|a, b| (*a < 0.01) == (*b < 0.01)).filter(silent);
+        STEP * groups.map(<[f64]>::len).max().unwrap_or(0) as u32
+    }
+}
+
+/// An iperf3 server; ended when dropped.
+pub(crate) struct Sink(Child);
+
+impl Sink {
+    /// Listens on every address of the server.
+    pub(crate) fn start(stage: &Stage, kind: Kind) -> Result<Self, String> {
+        let mut command = match kind {
+            Kind::Tcp => stage.command(Place::Server, "iperf3"),
+            Kind::Mptcp => {
+                let mut command = stage.command(Place::Server, "mptcpize");
+                command.args(["run", "iperf3"]);
+                command
+            }
+        };
+        let log =
+            File::create(stage.file("iperf-server", Place::Server)).map_err(|error| error.to_string())?;
+        let child = command.args(["-s", "-p", PORT]).stdout(log).spawn();
+        let sink = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
+        for _ in 0..100 {
+            thread::sleep(Duration::from_millis(20));
+            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{PORT}")]).is_empty() {
+                return Ok(sink);
+            }
+        }
+        Err("iperf3 does not listen after 2 s".to_owned())
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A running iperf3 client; ended when dropped.
+pub(crate) struct Run {
+    child: Child,
+    report: std::path::PathBuf,
+    started: SystemTime,
+}
+
+impl Run {
+    /// Starts TCP flows between the client and the sink at `address`, for some seconds after the start-up.
+    pub(crate) fn start(
+        stage: &Stage,
+        kind: Kind,
+        address: &str,
+        flows: u32,
+        way: Direction,
+        seconds: u32,
+    ) -> Result<Self, String> {
+        let report = stage.file("iperf", Place::Client);
+        let file = File::create(&report).map_err(|error| format!("{}: {error}", report.display()))?;
+        let limit = (seconds + START_UP + 10).to_string();
+        let mut command = stage.command(Place::Client, "timeout");
+        command.args(["-k", "2", &limit]);
+        if kind == Kind::Mptcp {
+            command.args(["mptcpize", "run"]);
+        }
+        command.args([
+            "iperf3",
+            "-J",
+            "--connect-timeout",
+            "5000",
+            "-c",
+            address,
+            "-p",
+            PORT,
+            "-C",
+            INNER_CC,
+        ]);
+        command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string(), "-i", "0.1"]);
+        command.args(["-P", &flows.to_string()]);
+        if way == Direction::Down {
+            command.arg("-R");
+        }
+        let started = SystemTime::now();
+        let child = command.stdout(file).spawn().map_err(|error| format!("iperf3: {error}"))?;
+        Ok(Self { child, report, started })
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(mut self) -> Result<Arrived, String> {
+        let status = self.child.wait().map_err(|error| error.to_string())?;
+        // The server says farewell a moment after the client: the next run would find it busy.
+        thread::sleep(Duration::from_millis(100));
+        let text = fs::read_to_string(&self.report).unwrap_or_default();
+        let all: Value =
+            serde_json::from_str(&text).map_err(|_| format!("iperf3 ended with {status} and no result"))?;
+        if let Some(error) = all["error"].as_str() {
+            return Err(format!("iperf3: {error}"));
+        }
+        read(&all, self.started).ok_or_else(|| format!("iperf3 ended with {status} and half a result"))
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn read(all: &Value, started: SystemTime) -> Option<Arrived> {
+    let intervals = all["intervals"].as_array()?;
+    let sums = || intervals.iter().map(|interval| &interval["sum"]);
+    Some(Arrived {
+        mbit: all["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e6,
+        steps: sums().filter_map(|sum| sum["bits_per_second"].as_f64()).map(|rate| rate / 1e6).collect(),
+        bytes: sums().filter_map(|sum| sum["bytes"].as_f64()).sum(),
+        started,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_receiver_counts_and_stalls_are_found() {
+        let sum = |mbit: f64| json!({ "sum": { "bits_per_second": mbit * 1e6, "bytes": mbit * 1e5 / 8.0 } });
+        let mut intervals = vec![sum(0.0); 20];
+        intervals.extend([5.0, 0.0, 5.0, 0.0, 0.0, 0.0, 5.0].map(sum));
+        let all = json!({ "intervals": intervals, "end": { "sum_received": { "bits_per_second": 7e6 } } });
+        let arrived = read(&all, SystemTime::now()).expect("a result");
+        assert_eq!((arrived.mbit, arrived.stall()), (7.0, Duration::from_millis(300)));
+        assert!((arrived.bytes - 1.5e6 / 8.0).abs() < 1.0);
+        assert!(read(&json!({}), SystemTime::now()).is_none());
+    }
+}

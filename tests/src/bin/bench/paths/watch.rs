@@ -1,0 +1,105 @@
+//! What the paths carry over time, as the client says itself.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant, SystemTime},
+};
+
+use mpvpn_lab::Direction;
+use serde_json::Value;
+
+/// How often the client is asked.
+const EVERY: Duration = Duration::from_millis(100);
+/// How long it may take to answer.
+const LIMIT: Duration = Duration::from_secs(2);
+
+/// The rates of the paths of a run.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Curves {
+    /// The middles of the steps, seconds since the watch began.
+    pub(crate) times: Vec<f64>,
+    /// For each path, by its ID, Mbit/s in each step.
+    pub(crate) paths: BTreeMap<String, Vec<f64>>,
+    /// When the watch began.
+    pub(crate) began: Option<SystemTime>,
+}
+
+/// A watch that goes on until it is asked for what it saw.
+pub(crate) struct Watch {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Curves>,
+}
+
+impl Watch {
+    /// Watches the client whose API is at `socket`; `way` says which bytes count.
+    pub(crate) fn start(socket: &Path, way: Direction) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (socket, seen) = (socket.to_owned(), Arc::clone(&stop));
+        Self { stop, thread: thread::spawn(move || watch(&socket, way, &seen)) }
+    }
+
+    pub(crate) fn finish(self) -> Curves {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_default()
+    }
+}
+
+fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
+    let key = if way == Direction::Up { "tx_bytes" } else { "rx_bytes" };
+    let began = Instant::now();
+    let mut curves = Curves { began: Some(SystemTime::now()), ..Curves::default() };
+    let mut before: BTreeMap<String, u64> = BTreeMap::new();
+    let mut looked = began;
+    while !stop.load(Ordering::Relaxed) {
+        let due = looked + EVERY;
+        // A client that does not answer in time leaves a longer step, not a wrong one.
+        if let Ok(status) = status(socket) {
+            let now = Instant::now();
+            let passed = (now - looked).as_secs_f64().max(1e-3);
+            let mut bytes = BTreeMap::new();
+            for path in status["paths"].as_array().into_iter().flatten() {
+                let id = path["id"].as_str().unwrap_or_default().to_owned();
+                bytes.insert(id, path[key].as_u64().unwrap_or(0));
+            }
+            if !curves.times.is_empty() || !before.is_empty() {
+                curves.times.push((looked - began).as_secs_f64() + passed / 2.0);
+                let steps = curves.times.len();
+                for (id, bytes) in &bytes {
+                    // A path that came anew has carried nothing before.
+                    let more = bytes.saturating_sub(before.get(id).copied().unwrap_or(0));
+                    let curve = curves.paths.entry(id.clone()).or_default();
+                    curve.resize(steps - 1, 0.0);
+                    curve.push(more as f64 * 8e-6 / passed);
+                }
+            }
+            (before, looked) = (bytes, now);
+        }
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+    }
+    let steps = curves.times.len();
+    curves.paths.values_mut().for_each(|curve| curve.resize(steps, 0.0));
+    curves
+}
+
+/// What `GET /v1/status` answers; a process for each question would disturb what is measured.
+pub(crate) fn status(socket: &Path) -> Result<Value, String> {
+    let text = (|| {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(LIMIT))?;
+        stream.write_all(b"GET /v1/status HTTP/1.1\r\nHost: mpvpn\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text)?;
+        Ok::<_, std::io::Error>(text)
+    })();
+    let text = text.map_err(|error| format!("{}: {error}", socket.display()))?;
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    serde_json::from_str(body).map_err(|error| format!("{}: no status: {error}", socket.display()))
+}
