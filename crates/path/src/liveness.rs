@@ -239,6 +239,11 @@ impl Liveness {
         self.heard = self.heard.max(now);
     }
 
+    /// The next heartbeat is due at once.
+    pub fn beat_now(&mut self) {
+        self.beat = None;
+    }
+
     /// No data is meant to move here from now on: heartbeats become rare at once.
     pub fn rest(&mut self) {
         self.moved = None;

@@ -1,9 +1,9 @@
 //! The LINK capsule: what a client wants of the link under one of its paths.
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{BufMut, BytesMut};
 use mpvpn_types::{BitRate, PathId, Tier};
 
-use super::{CapsuleError, LINK, put_header};
+use super::{CapsuleError, LINK, put_header, reader::Fields};
 use crate::varint;
 
 const METERED: u8 = 0x01;
@@ -41,18 +41,12 @@ impl LinkNotice {
     }
 
     /// Bits and bytes that a later version may add are ignored.
-    pub(super) fn parse(mut value: &[u8]) -> Result<Self, CapsuleError> {
-        let truncated = CapsuleError::TruncatedEntry { kind: LINK };
-        let mut number = |value: &mut &[u8]| {
-            let (number, len) = varint::decode(value).ok_or(truncated.clone())?;
-            value.advance(len);
-            Ok(number)
-        };
-        let path = number(&mut value)?;
+    pub(super) fn parse(value: &[u8]) -> Result<Self, CapsuleError> {
+        let mut fields = Fields { kind: LINK, left: value };
+        let path = fields.varint()?;
         let path = u32::try_from(path).map_err(|_| CapsuleError::LinkField { field: "path", value: path })?;
-        let (flags, rest) = value.split_first().ok_or(CapsuleError::TruncatedEntry { kind: LINK })?;
-        value = rest;
-        let kbps = number(&mut value)?;
+        let flags = fields.byte()?;
+        let kbps = fields.varint()?;
         if kbps > MAX_KBPS {
             return Err(CapsuleError::LinkField { field: "cap", value: kbps });
         }

@@ -194,19 +194,19 @@ enum Version {
 }
 
 /// Reads the fields of one capsule's value.
-struct Fields<'a> {
-    kind: u64,
-    left: &'a [u8],
+pub(super) struct Fields<'a> {
+    pub(super) kind: u64,
+    pub(super) left: &'a [u8],
 }
 
 impl Fields<'_> {
-    fn varint(&mut self) -> Result<u64, CapsuleError> {
+    pub(super) fn varint(&mut self) -> Result<u64, CapsuleError> {
         let (value, len) = varint::decode(self.left).ok_or(self.truncated())?;
         self.left.advance(len);
         Ok(value)
     }
 
-    fn byte(&mut self) -> Result<u8, CapsuleError> {
+    pub(super) fn byte(&mut self) -> Result<u8, CapsuleError> {
         let [byte] = self.array()?;
         Ok(byte)
     }

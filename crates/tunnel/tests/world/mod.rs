@@ -38,6 +38,8 @@ pub struct Wire {
     free_at: Option<Instant>,
     flight: VecDeque<(Instant, Vec<u8>)>,
     pub passed: u64,
+    /// Bytes of IP packets that passed.
+    pub carried: u64,
 }
 
 impl Wire {
@@ -51,6 +53,7 @@ impl Wire {
             free_at: None,
             flight: VecDeque::new(),
             passed: 0,
+            carried: 0,
         }
     }
 
@@ -76,8 +79,10 @@ impl Wire {
 
     fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.flight.front().filter(|(at, _)| *at <= now)?;
+        let (_, data) = self.flight.pop_front()?;
         self.passed += 1;
-        self.flight.pop_front().map(|(_, data)| data)
+        self.carried += data.len() as u64 + 28;
+        Some(data)
     }
 
     fn next(&self) -> Option<Instant> {
