@@ -6,7 +6,7 @@ use clap::Args;
 use mpvpn_types::{BitRate, ByteSize, Tier};
 use serde::{
     Deserialize, Serialize, Serializer,
-    de::{Deserializer, Error as _, SeqAccess, Visitor},
+    de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
 use super::values::{Text, is_link_name, one, text};
@@ -306,9 +306,21 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>
         type Value = LinkConfig;
 
         fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<LinkConfig, D::Error> {
-            let link = LinkConfig::deserialize(from)?;
+            from.deserialize_map(self)
+        }
+    }
+
+    impl<'de> Visitor<'de> for Next<'_> {
+        type Value = LinkConfig;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table with the head [[link]]")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<LinkConfig, A::Error> {
+            let link = LinkConfig::deserialize(MapAccessDeserializer::new(fields))?;
             match self.0.iter().any(|other| other.name == link.name) {
-                true => Err(D::Error::custom(format!(
+                true => Err(A::Error::custom(format!(
                     "there are two [[link]] with the name `{}`: the second would never count",
                     link.name
                 ))),
