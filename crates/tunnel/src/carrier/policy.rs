@@ -34,7 +34,8 @@ impl Watched {
 
     /// What the far end said about it has not been answered by signs of life since.
     pub(super) fn is_unheard(&self, id: PathId, connection: &Connection) -> bool {
-        let heard = |since| connection.acked_sent(id).is_some_and(|acked| acked > since);
+        // What is sent in the same turn is sent after it was read.
+        let heard = |since| connection.acked_sent(id).is_some_and(|acked| acked >= since);
         self.refused.is_some_and(|since| !heard(since))
     }
 }
