@@ -107,7 +107,9 @@ impl Stage {
         let (client, server) = (self.lab.client().name(), self.lab.server().name());
         let far = format!("{name}-far");
         let status = Command::new("ip")
-            .args(["link", "add", name, "netns", client, "type", "veth", "peer", "name", &far, "netns", server])
+            .args([
+                "link", "add", name, "netns", client, "type", "veth", "peer", "name", &far, "netns", server,
+            ])
             .status()
             .expect("ip runs");
         assert!(status.success(), "no interface {name}");
@@ -116,7 +118,10 @@ impl Stage {
             self.run(place, &["ip", "link", "set", device, "up"]);
         }
         let way = format!("10.{net}.0.1");
-        self.run(Place::Client, &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"]);
+        self.run(
+            Place::Client,
+            &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"],
+        );
     }
 
     /// Takes it away again.

@@ -5,12 +5,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+use mpvpn_control::config::{LinkConfig, is_match};
 use mpvpn_os::{
     UdpOptions, UdpSocket,
     netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
     poll::{Interest, Poller},
 };
-use mpvpn_control::config::{LinkConfig, is_match};
 use mpvpn_types::LinkId;
 
 use crate::{

@@ -27,12 +27,7 @@ pub(crate) struct Policies {
 
 impl Policies {
     pub(crate) fn new(configured: &[LinkConfig]) -> Self {
-        Self {
-            configured: configured.to_vec(),
-            changed: BTreeMap::new(),
-            spent: BTreeMap::new(),
-            shares: 1,
-        }
+        Self { configured: configured.to_vec(), changed: BTreeMap::new(), spent: BTreeMap::new(), shares: 1 }
     }
 
     /// What was said about a link, now or in the configuration.

@@ -194,7 +194,10 @@ mod tests {
             [Place::Active, Place::Active, Place::BetterWorks, Place::Never]
         );
         paths[1].works = false;
-        assert_eq!(once(&paths, Scheduler::Auto), [Place::Active, Place::Active, Place::Active, Place::Never]);
+        assert_eq!(
+            once(&paths, Scheduler::Auto),
+            [Place::Active, Place::Active, Place::Active, Place::Never]
+        );
         paths[2].works = false;
         let places = once(&paths, Scheduler::Auto);
         assert_eq!(places[3], Place::Never, "never means never");

@@ -73,8 +73,11 @@ fn flood(world: &mut World, client: usize, way: Way, mbps: f64, time: Duration) 
 fn states(world: &mut World, client: usize) -> Vec<(u16, PathState, String)> {
     let now = world.now;
     let report = world.machines[client].client.report(now);
-    let mut states: Vec<_> =
-        report.paths.into_iter().map(|path| (path.link.expect("a link").0, path.state, path.reason)).collect();
+    let mut states: Vec<_> = report
+        .paths
+        .into_iter()
+        .map(|path| (path.link.expect("a link").0, path.state, path.reason))
+        .collect();
     states.sort_by_key(|(link, ..)| *link);
     states
 }
@@ -126,6 +129,8 @@ fn backup_is_used_only_while_nothing_better_works() {
             let rates = flood(&mut world, client, way, 40.0, 3 * SECOND);
             assert!(rates[1] < QUIET, "{way:?}: {rates:?} with a primary that is full, but works");
         }
+        // Queues that the load left make round trips long, and patience with them.
+        world.chat(client, 3 * SECOND);
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (1.0, 1.0);
         let (a, b) = world.chat(client, 3 * SECOND);
@@ -280,8 +285,11 @@ fn failover_goes_through_the_tiers() {
     let used = |world: &mut World| {
         world.chat(client, SECOND);
         let states = states(world, client);
-        let active: Vec<_> =
-            states.iter().filter(|(_, state, _)| *state == PathState::Active).map(|(link, ..)| *link).collect();
+        let active: Vec<_> = states
+            .iter()
+            .filter(|(_, state, _)| *state == PathState::Active)
+            .map(|(link, ..)| *link)
+            .collect();
         active
     };
     assert_eq!(used(&mut world), [1]);

@@ -57,10 +57,8 @@ fn up() -> Source {
             let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
         }
         Question::Link { name, change, reply } if name == "wwan0" => {
-            let _ = reply.send(Ok(Link {
-                tier: change.tier.unwrap_or_default().to_string(),
-                ..Link::new(&name)
-            }));
+            let _ = reply
+                .send(Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }));
         }
         Question::Link { name, reply, .. } => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
@@ -89,11 +87,15 @@ fn a_link_is_changed_over_the_socket() {
     assert!(error.is_usage() && error.to_string().contains("known are wwan0"), "{error}");
     for (body, code) in [("{}", "200"), ("{\"tier\":\"best\"}", "400"), ("nonsense", "400")] {
         let length = body.len();
-        let request = format!("POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}");
+        let request =
+            format!("POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}");
         let answer = raw(&path, request.as_bytes());
         assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{body}: {answer}");
     }
-    let long = format!("POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n{}", " ".repeat(9000));
+    let long = format!(
+        "POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n{}",
+        " ".repeat(9000)
+    );
     assert!(raw(&path, long.as_bytes()).starts_with("HTTP/1.1 400"));
     let get = raw(&path, b"GET /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(get.starts_with("HTTP/1.1 405") && get.contains("POST"), "{get}");

@@ -151,8 +151,7 @@ impl Text for BitRate {
     const EXPECTED: &'static str = "a rate in quotes, as in \"20mbit\"";
 
     fn read(text: &str) -> Result<Self, String> {
-        let rate: Self =
-            text.parse().map_err(|error: mpvpn_types::ParseBitRateError| error.to_string())?;
+        let rate: Self = text.parse().map_err(|error: mpvpn_types::ParseBitRateError| error.to_string())?;
         match rate {
             rate if rate < SLOWEST => Err(format!("{rate} is too little: expected at least {SLOWEST}")),
             rate if rate > FASTEST => Err(format!("{rate} is too much: expected at most {FASTEST}")),
@@ -165,8 +164,7 @@ impl Text for ByteSize {
     const EXPECTED: &'static str = "an amount of data in quotes, as in \"50GB\"";
 
     fn read(text: &str) -> Result<Self, String> {
-        let size: Self =
-            text.parse().map_err(|error: mpvpn_types::ParseByteSizeError| error.to_string())?;
+        let size: Self = text.parse().map_err(|error: mpvpn_types::ParseByteSizeError| error.to_string())?;
         match size < SMALLEST_QUOTA {
             true => Err(format!("{size} is too little: expected at least {SMALLEST_QUOTA}")),
             false => Ok(size),
@@ -362,12 +360,18 @@ mod tests {
 
     #[test]
     fn patterns_stand_for_names() {
-        for (pattern, name) in
-            [("wwan*", "wwan0"), ("wwan*", "wwan"), ("*", "eth0"), ("e*h?", "eth1"), ("eth0", "eth0"), ("*0*", "a0b0")]
-        {
+        for (pattern, name) in [
+            ("wwan*", "wwan0"),
+            ("wwan*", "wwan"),
+            ("*", "eth0"),
+            ("e*h?", "eth1"),
+            ("eth0", "eth0"),
+            ("*0*", "a0b0"),
+        ] {
             assert!(is_match(pattern, name), "{pattern} {name}");
         }
-        for (pattern, name) in [("wwan*", "wlan0"), ("eth?", "eth10"), ("eth?", "eth"), ("eth0", "eth01"), ("*0", "eth1")]
+        for (pattern, name) in
+            [("wwan*", "wlan0"), ("eth?", "eth10"), ("eth?", "eth"), ("eth0", "eth01"), ("*0", "eth1")]
         {
             assert!(!is_match(pattern, name), "{pattern} {name}");
         }
@@ -375,9 +379,16 @@ mod tests {
 
     #[test]
     fn names_of_dscp_are_those_of_the_registry() {
-        for (name, value) in
-            [("ef", 46), ("EF", 46), ("cs0", 0), ("cs1", 8), ("cs7", 56), ("af11", 10), ("af43", 38), ("le", 1)]
-        {
+        for (name, value) in [
+            ("ef", 46),
+            ("EF", 46),
+            ("cs0", 0),
+            ("cs1", 8),
+            ("cs7", 56),
+            ("af11", 10),
+            ("af43", 38),
+            ("le", 1),
+        ] {
             assert_eq!(dscp_named(name), Some(value), "{name}");
         }
         for bad in ["", "cs8", "cs", "af44", "af01", "af1", "best", "cs10"] {

@@ -134,7 +134,11 @@ fn mistakes_about_links_are_told_where_they_are() {
     for (text, line, said) in [
         ("[[link]]\ntier = 'backup'\n", 3, "missing field `name`"),
         ("[[link]]\nname = 'eth0'\ntire = 'backup'\n", 5, "unknown key `tire`"),
-        ("[[link]]\nname = 'eth0'\ntier = 'best'\n", 5, "`best` is none of: primary, overflow, backup, never"),
+        (
+            "[[link]]\nname = 'eth0'\ntier = 'best'\n",
+            5,
+            "`best` is none of: primary, overflow, backup, never",
+        ),
         ("[[link]]\nname = 'eth0'\nmetered = 'yes'\n", 5, "invalid type"),
         ("[[link]]\nname = 'eth0'\nup = '1kbit'\n", 5, "1kbit is too little: expected at least 64kbit"),
         ("[[link]]\nname = 'eth0'\ndown = 20\n", 5, "expected a rate in quotes"),

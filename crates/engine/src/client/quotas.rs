@@ -156,7 +156,11 @@ mod tests {
         let now = Instant::now();
         let start = || {
             let meters = Meters::default();
-            (Quotas::load(now, home.path(), "a", meters.clone()).unwrap(), Policies::new(&[link.clone()]), meters)
+            (
+                Quotas::load(now, home.path(), "a", meters.clone()).unwrap(),
+                Policies::new(&[link.clone()]),
+                meters,
+            )
         };
         let (mut quotas, mut policies, meters) = start();
         meters.of("wwan0").count(700_000, 0, true);
