@@ -105,6 +105,7 @@ fn a_link_carries_no_more_than_its_caps() {
     // What TCP gets of it is 8 % less for headers, and the queue that it fills at first comes later.
     for (way, cap) in [(Way::Up, 8.0), (Way::Down, 12.0)] {
         let rate = rate(way);
+        println!("{way:?}: {rate:.2} Mbit/s of payload at a cap of {cap}");
         assert!((cap * 0.78..cap).contains(&rate), "{way:?}: {rate} Mbit/s of payload at a cap of {cap}");
     }
     let status = client.status();
@@ -113,6 +114,23 @@ fn a_link_carries_no_more_than_its_caps() {
     set(&stage, &client, &["eth1", "--down", "none"]);
     let rate = rate(Way::Down);
     assert!(rate > 24.0, "{rate} Mbit/s without a cap");
+}
+
+#[test]
+fn shards_share_the_caps_of_a_link() {
+    let stage = Stage::new(&[LINK]);
+    let _server = stage.server(&["--shards", "2"]);
+    let client = client(&stage, "[[link]]\nname = \"eth1\"\ndown = \"12mbit\"\n", &["--shards", "2"]);
+    client.until(SOON, "two connections", |status| match status["paths"].as_array().map_or(0, Vec::len) {
+        2 => Ok(()),
+        other => Err(format!("{other} paths")),
+    });
+    let mut target = Target::new(&stage, TUNNEL, 5201);
+    let arrived = target.run(Traffic::Tcp { flows: 16 }, Way::Down, 5).expect("iperf3 runs");
+    let rate = arrived.rate / 1e6;
+    println!("{rate:.2} Mbit/s of payload over two connections");
+    // Flows may be spread unevenly over the shards, and a share that is not used is not given away.
+    assert!((4.0..12.0).contains(&rate), "{rate} Mbit/s of payload at a cap of 12");
 }
 
 #[test]

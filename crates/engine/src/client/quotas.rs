@@ -158,7 +158,7 @@ mod tests {
             let meters = Meters::default();
             (
                 Quotas::load(now, home.path(), "a", meters.clone()).unwrap(),
-                Policies::new(&[link.clone()]),
+                Policies::new(std::slice::from_ref(&link)),
                 meters,
             )
         };
