@@ -107,6 +107,33 @@ impl Stage {
         Link(self.lab.link(number - 1).unwrap_or_else(|error| panic!("{error}")))
     }
 
+    /// Gives the client one more interface with a default route, a plain veth pair to the server.
+    pub fn plug(&self, name: &str, net: u8) {
+        let (client, server) = (self.lab.client().name(), self.lab.server().name());
+        let far = format!("{name}-far");
+        let status = Command::new("ip")
+            .args([
+                "link", "add", name, "netns", client, "type", "veth", "peer", "name", &far, "netns", server,
+            ])
+            .status()
+            .expect("ip runs");
+        assert!(status.success(), "no interface {name}");
+        for (place, device, host) in [(Place::Server, far.as_str(), 1), (Place::Client, name, 2)] {
+            self.run(place, &["ip", "address", "add", &format!("10.{net}.0.{host}/24"), "dev", device]);
+            self.run(place, &["ip", "link", "set", device, "up"]);
+        }
+        let way = format!("10.{net}.0.1");
+        self.run(
+            Place::Client,
+            &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"],
+        );
+    }
+
+    /// Takes it away again.
+    pub fn unplug(&self, name: &str) {
+        self.run(Place::Client, &["ip", "link", "delete", name]);
+    }
+
     /// The lab's directory: certificates, logs, sockets. The processes of the stage start in it.
     pub fn dir(&self) -> &Path {
         self.lab.dir()
@@ -342,6 +369,11 @@ impl Peer {
         }
     }
 
+    /// Where its local API is.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// What `mpvpn status --json` prints about it.
     pub fn status(&self) -> Value {
         self.try_status().unwrap_or_else(|error| panic!("no status: {error}\n{}", self.tail()))
@@ -374,11 +406,6 @@ impl Peer {
             let found = path_of(status, link).map(|path| path["state"] == state);
             if found == Some(true) { Ok(()) } else { Err(format!("no {state} path over {link}")) }
         })
-    }
-
-    /// Where its API answers.
-    pub fn socket(&self) -> &Path {
-        &self.socket
     }
 
     /// The first IPv4 or IPv6 address inside the tunnel, without its prefix length.

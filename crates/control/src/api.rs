@@ -1,7 +1,8 @@
 //! The local API: HTTP/1.1 on a unix socket that only its owner can open.
 //!
 //! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](crate::status::Status)
-//! in JSON. Always holds: a socket in use is never taken away from a live process; what waits, is read
+//! in JSON; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
+//! and answers with the [`Link`](crate::status::Link). Always holds: a socket in use is never taken away from a live process; what waits, is read
 //! or is answered is bounded in size and time; the socket's file is gone when the server is.
 
 mod client;
@@ -13,8 +14,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use client::{fetch_status, list_sockets};
-pub use server::{Server, StatusSource};
+pub use client::{change_link, fetch_status, list_sockets};
+pub use server::{Question, Server, Source};
 
 use crate::status::Role;
 

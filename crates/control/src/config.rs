@@ -5,6 +5,7 @@
 //! checked. The command line wins over the file, the file over the defaults.
 
 mod file;
+mod links;
 mod options;
 mod shards;
 mod values;
@@ -16,6 +17,7 @@ use std::{
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
 pub use shards::Shards;
 pub use values::{
@@ -30,7 +32,8 @@ pub use crate::status::Role;
 pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
 /// Where a client looks for its configuration unless `--config` names another file.
 pub const CLIENT_FILE: &str = "/etc/mpvpn/client.toml";
-/// Where a server keeps its certificate, its users and the first client's token.
+/// Where a server keeps its certificate, its users and the first client's token, and a client what it has
+/// used of its quotas.
 pub const STATE_DIR: &str = "/var/lib/mpvpn";
 /// The name of the TUN device unless `--tun-name` gives another.
 pub const TUN_NAME: &str = "mpvpn0";
@@ -91,8 +94,12 @@ pub struct ClientConfig {
     pub token: Option<Token>,
     /// The file with the bearer token: see [`ClientConfig::bearer`].
     pub token_file: Option<PathBuf>,
-    /// Interfaces to use, each once, or the one word `auto`.
+    /// Interfaces to use, or patterns of their names, each once, or the one word `auto`.
     pub paths: Vec<String>,
+    /// How links are used; the first whose name fits counts.
+    pub links: Vec<LinkConfig>,
+    /// Folder for what has to survive a restart: how much of the quotas is used.
+    pub state_dir: PathBuf,
     /// Name of the TUN device.
     pub tun_name: String,
     /// How packets are spread over the paths.
@@ -196,6 +203,8 @@ impl ClientConfig {
             token: None,
             token_file: None,
             paths: vec!["auto".into()],
+            links: Vec::new(),
+            state_dir: STATE_DIR.into(),
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
             cc: CongestionControl::Bbr,
@@ -243,6 +252,8 @@ impl ClientConfig {
             token: options.token,
             token_file: options.token_file,
             paths: paths(options.path, &tun_name)?,
+            links: options.link,
+            state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),
             routes: options.routes.unwrap_or(default.routes),

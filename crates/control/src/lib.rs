@@ -23,6 +23,7 @@ pub mod identity;
 pub mod log;
 pub mod status;
 pub mod tls;
+pub mod usage;
 
 pub use error::Error;
 

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize, Serializer};
 
-pub use render::render;
+pub use render::{render, render_links};
 
 /// Everything about one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -141,9 +141,9 @@ pub struct Link {
     pub name: String,
     /// Whether it can be used.
     pub state: LinkState,
-    /// When it is used: `primary` or `backup`.
+    /// When it is used: `primary`, `overflow`, `backup` or `never`.
     pub tier: String,
-    /// Why it is down, or nothing.
+    /// Why it is in its state, or nothing.
     pub reason: String,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
@@ -151,16 +151,67 @@ pub struct Link {
     pub tx_bytes: u64,
     /// Bytes received.
     pub rx_bytes: u64,
+    /// Whether every byte costs; left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub metered: bool,
+    /// What we send there at most, in bit/s; left out without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub up_cap_bps: Option<u64>,
+    /// What the server is asked to send there at most, in bit/s; left out without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub down_cap_bps: Option<u64>,
+    /// What it may carry in a month, in bytes of IP packets; left out without a limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_bytes: Option<u64>,
+    /// What it has carried of that since the month began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_used_bytes: Option<u64>,
+}
+
+impl Link {
+    /// A link of which nothing is known.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            state: LinkState::Down,
+            tier: "primary".into(),
+            reason: String::new(),
+            addresses: Vec::new(),
+            tx_bytes: 0,
+            rx_bytes: 0,
+            metered: false,
+            up_cap_bps: None,
+            down_cap_bps: None,
+            quota_bytes: None,
+            quota_used_bytes: None,
+        }
+    }
 }
 
 /// Whether a link can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// It has carrier and an address.
+    /// It can be used.
     Up,
-    /// It has not.
+    /// It works, and waits until it is needed.
+    Standby,
+    /// It cannot be used, or nothing arrives on it.
     Down,
+    /// It is not to be used.
+    Never,
+}
+
+impl LinkState {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Standby => "standby",
+            Self::Down => "down",
+            Self::Never => "never",
+        }
+    }
 }
 
 /// One QUIC path.

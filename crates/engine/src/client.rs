@@ -6,13 +6,14 @@
 
 mod member;
 mod plane;
+mod quotas;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Instant};
 
 use mpvpn_control::{
-    api,
-    config::{ClientConfig, CongestionControl, Routes, Scheduler as SchedulerOption},
-    status::Status,
+    api::{self, Question},
+    config::{ClientConfig, CongestionControl, LinkChange, Routes, Scheduler as SchedulerOption},
+    status::{Link, Status},
     tls::{self, RefusalSlot},
 };
 use mpvpn_os::{
@@ -31,6 +32,7 @@ use crate::{
     crew::Crew,
     exchange::{Inbox, exchange},
     links::Links,
+    policies::{Meters, Policies},
     slow::{Message, Slow},
     status,
     turn::{SIGNAL, Turn, Turns},
@@ -38,6 +40,7 @@ use crate::{
 };
 use member::{Joiner, Word};
 use plane::Plane;
+use quotas::Quotas;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
@@ -86,6 +89,7 @@ struct Parts {
     config: ClientConfig,
     mark: u32,
     tunnel: TunnelConfig,
+    meters: Meters,
     /// The low bits of the first connection IDs of the first shard; the next ones follow.
     steer: u8,
 }
@@ -100,7 +104,8 @@ impl Parts {
     }
 
     fn links(&self, tun: &Tun, turns: &Turns) -> Result<Links, EngineError> {
-        Links::new(&self.config.paths, tun.name(), self.mark, &turns.poller)
+        let ClientConfig { paths, links, .. } = &self.config;
+        Links::new(paths, links, &self.meters, tun.name(), self.mark, &turns.poller)
     }
 
     /// The shards beside the first.
@@ -112,7 +117,7 @@ impl Parts {
             let mut turns = Turns::without_signals()?;
             let links = self.links(&tun, &turns)?;
             let client = Client::member(Instant::now(), self.tunnel(shard), member);
-            let plane = Plane::new(client, links, tun, &turns)?;
+            let plane = Plane::new(client, links, Policies::new(&self.config.links), tun, &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -142,6 +147,7 @@ struct Running {
     share: Option<ShareNet>,
     undo: Undo,
     slow: Slow,
+    quotas: Quotas,
     resolve_at: Option<Instant>,
     assignment: Option<Assignment>,
     up: bool,
@@ -163,7 +169,11 @@ impl Running {
         let tun = queues.remove(0);
         let net_config =
             ClientNetConfig::new(Interface { name: tun.name().to_owned(), index: tun.ifindex() });
-        let mut links = Links::new(&config.paths, tun.name(), net_config.mark, &turns.poller)?;
+        let meters = Meters::default();
+        let mut links =
+            Links::new(&config.paths, &config.links, &meters, tun.name(), net_config.mark, &turns.poller)?;
+        let quotas = Quotas::load(Instant::now(), &config.state_dir, &config.name, meters.clone())?;
+        let policies = Policies::new(&config.links);
         let cc = match config.cc {
             CongestionControl::Bbr => Cc::Bbr,
             CongestionControl::Cubic => Cc::Cubic,
@@ -181,6 +191,7 @@ impl Running {
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
             },
+            meters,
             steer: spread % (MAX_SHARDS - shards + 1),
             config,
         };
@@ -192,7 +203,8 @@ impl Running {
         Ok(Self {
             net: ClientNet::new(net_config.clone())?,
             net_config,
-            plane: Plane::new(client, links, tun, turns)?,
+            plane: Plane::new(client, links, policies, tun, turns)?,
+            quotas,
             crew,
             inbox,
             carrying: BTreeMap::new(),
@@ -229,7 +241,8 @@ impl Running {
             self.plane.transmit(turns, turn.now);
             self.apply_events(turns, turn.now)?;
             let asking = self.asking.as_ref().map(|asking| asking.until);
-            let deadline = [self.plane.poll_timeout(turn.now), self.resolve_at, asking];
+            let quotas = Some(self.quotas.poll_timeout());
+            let deadline = [self.plane.poll_timeout(turn.now), self.resolve_at, asking, quotas];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
             let (net, undo) = (&mut self.net, &mut self.undo);
             self.plane.take(turns, &turn, &mut |name| prepare(net, undo, name))?;
@@ -244,6 +257,9 @@ impl Running {
                 return Ok(());
             }
             self.messages(turns, turn.now)?;
+            if turn.now >= self.quotas.poll_timeout() {
+                self.look_at_quotas(turn.now);
+            }
             self.answer(turn.now);
             if self.resolve_at.is_some_and(|at| at <= turn.now) {
                 self.resolve_at = None;
@@ -276,6 +292,7 @@ impl Running {
                     tracing::info!(shard = member.number(), carries = mtu.is_some(), "another connection");
                     self.attach(turns)?;
                     self.configure()?;
+                    self.share_links();
                 }
                 Word::Reported(round, report) => {
                     if let Some(asking) = self.asking.as_mut().filter(|asking| asking.round == round) {
@@ -283,7 +300,7 @@ impl Running {
                     }
                 }
                 Word::Ended => ended = true,
-                Word::Remotes(_) | Word::Join(_) | Word::Report(_) | Word::End => {}
+                Word::Remotes(_) | Word::Join(_) | Word::Policies(_) | Word::Report(_) | Word::End => {}
             }
         }
         Ok(ended)
@@ -297,7 +314,11 @@ impl Running {
     fn messages(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Status(reply) => self.ask(now, reply),
+                Message::Asked(Question::Status(reply)) => self.ask(now, reply),
+                Message::Asked(Question::Link { name, change, reply }) => {
+                    // Who asked may be gone.
+                    let _ = reply.send(self.change_link(now, &name, &change));
+                }
                 Message::Resolved(Ok(addresses)) if !addresses.is_empty() => {
                     self.set_remotes(turns, now, addresses)?;
                 }
@@ -309,6 +330,58 @@ impl Running {
             }
         }
         Ok(())
+    }
+
+    /// Has a link used in another way, until this process ends.
+    fn change_link(&mut self, now: Instant, name: &str, change: &LinkChange) -> Result<Link, String> {
+        let known = || self.plane.links.links.values().map(|link| link.name.as_str());
+        if !known().any(|link| link == name) {
+            let names = known().collect::<Vec<_>>();
+            let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            return Err(format!("there is no link `{name}`: known are {names}"));
+        }
+        let mut policies = self.plane.policies.clone();
+        let mut link = policies.of(name);
+        link.change(change);
+        tracing::info!(link = name, ?change, "a link is used in another way");
+        policies.change(name, link);
+        if change.quota_reset {
+            self.quotas.reset(name);
+        }
+        self.set_policies(now, policies);
+        self.look_at_quotas(now);
+        let status = self.status(now);
+        status.links.into_iter().find(|link| link.name == name).ok_or_else(|| format!("`{name}` is gone"))
+    }
+
+    fn set_policies(&mut self, now: Instant, policies: Policies) {
+        self.crew.tell(|| Word::Policies(Box::new(policies.clone())));
+        self.plane.set_policies(now, policies);
+    }
+
+    fn look_at_quotas(&mut self, now: Instant) {
+        let mut policies = self.plane.policies.clone();
+        let names = self.plane.links.links.values().map(|link| link.name.as_str());
+        if self.quotas.look(now, &mut policies, names) {
+            self.set_policies(now, policies);
+        }
+    }
+
+    /// What a link may carry is for all connections together.
+    fn share_links(&mut self) {
+        let mut policies = self.plane.policies.clone();
+        if policies.set_shares(1 + self.carrying.len()) {
+            self.set_policies(Instant::now(), policies);
+        }
+    }
+
+    /// What this shard alone knows.
+    fn status(&mut self, now: Instant) -> Status {
+        let mut status = self.plane.status(now, &self.config, Member::HOME);
+        for link in status.links.iter_mut().filter(|link| link.quota_bytes.is_some()) {
+            link.quota_used_bytes = Some(self.quotas.used(&link.name));
+        }
+        status
     }
 
     fn ask(&mut self, now: Instant, reply: oneshot::Sender<Status>) {
@@ -330,7 +403,7 @@ impl Running {
         else {
             return;
         };
-        let mut status = self.plane.status(now, &self.config, Member::HOME);
+        let mut status = self.status(now);
         for report in asking.reports {
             status::add_member(&mut status, report);
         }
@@ -409,6 +482,10 @@ impl Running {
     fn end(mut self) -> Result<(), EngineError> {
         let crew = self.crew.end(|| Word::End);
         self.plane.end();
+        let mut policies = self.plane.policies.clone();
+        let names = self.plane.links.links.values().map(|link| link.name.as_str());
+        self.quotas.look(Instant::now(), &mut policies, names);
+        self.quotas.save();
         take_back(&mut self.undo).and(crew)
     }
 }

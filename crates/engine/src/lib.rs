@@ -21,6 +21,7 @@ mod error;
 mod exchange;
 mod links;
 mod moderation;
+mod policies;
 pub mod server;
 mod slow;
 mod status;

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
+use mpvpn_control::config::{LinkConfig, is_match};
 use mpvpn_os::{
     UdpOptions, UdpSocket,
     netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
@@ -14,6 +15,7 @@ use mpvpn_types::LinkId;
 
 use crate::{
     EngineError,
+    policies::{Meter, Meters, Policies},
     turn::{MONITOR, SOCKETS},
     wire::{SOCKET_BUFFER, Wire},
 };
@@ -31,6 +33,7 @@ pub(crate) struct Link {
     /// Where the server is, seen from here; set while the link can carry packets.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) wire: Option<Wire>,
+    pub(crate) meter: Meter,
     /// Why it cannot be used.
     pub(crate) reason: &'static str,
 }
@@ -48,6 +51,9 @@ pub(crate) enum LinkChange {
 #[derive(Debug)]
 pub(crate) struct Links {
     names: Vec<String>,
+    /// Only for what a socket is made with; what may change comes from elsewhere.
+    configured: Policies,
+    meters: Meters,
     tun: String,
     mark: u32,
     netlink: Netlink,
@@ -57,12 +63,21 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// `names` are interfaces, or the one word `auto`.
-    pub(crate) fn new(names: &[String], tun: &str, mark: u32, poller: &Poller) -> Result<Self, EngineError> {
+    /// `names` are interfaces or patterns of their names, or the one word `auto`.
+    pub(crate) fn new(
+        names: &[String],
+        configured: &[LinkConfig],
+        meters: &Meters,
+        tun: &str,
+        mark: u32,
+        poller: &Poller,
+    ) -> Result<Self, EngineError> {
         let monitor = Monitor::open()?;
         poller.add(&monitor, MONITOR, Interest::Read).map_err(EngineError::io("watch the network"))?;
         let mut links = Self {
             names: names.to_vec(),
+            configured: Policies::new(configured),
+            meters: meters.clone(),
             tun: tun.to_owned(),
             mark,
             netlink: Netlink::open()?,
@@ -71,7 +86,7 @@ impl Links {
             remotes: Vec::new(),
         };
         if !links.is_auto() {
-            for name in names {
+            for name in names.iter().filter(|name| !is_pattern(name)) {
                 links.add(name);
             }
         }
@@ -94,6 +109,7 @@ impl Links {
             mtu: 1500,
             remote: None,
             wire: None,
+            meter: self.meters.of(name),
             reason: "not looked at yet",
         };
         self.links.insert(id, link);
@@ -125,6 +141,12 @@ impl Links {
             }
         }
         let infos = self.netlink.links()?;
+        for info in infos.iter().filter(|info| !info.loopback) {
+            let meant = |name: &String| is_pattern(name) && is_match(name, &info.name);
+            if info.name != self.tun && self.names.iter().any(meant) {
+                self.add(&info.name);
+            }
+        }
         let addresses = self.netlink.addresses()?;
         let ids: Vec<LinkId> = self.links.keys().copied().collect();
         let mut changes = Vec::new();
@@ -180,7 +202,8 @@ impl Links {
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
             link.wire = None;
-            match bind(&link.name, remote, self.mark, poller, id) {
+            let dscp = self.configured.of(&link.name).dscp;
+            match bind(&link.name, remote, self.mark, dscp, poller, id) {
                 Ok(wire) => link.wire = Some(wire),
                 Err(error) => {
                     tracing::warn!(link = %link.name, %error, "cannot use a link");
@@ -205,7 +228,7 @@ impl Links {
                 if auto {
                     !info.loopback && info.name != self.tun && info.up
                 } else {
-                    self.names.contains(&info.name)
+                    self.names.iter().any(|name| is_match(name, &info.name))
                 }
             })
             .map(|info| info.mtu)
@@ -216,7 +239,18 @@ impl Links {
     }
 }
 
-fn bind(name: &str, remote: SocketAddr, mark: u32, poller: &Poller, id: LinkId) -> Result<Wire, EngineError> {
+fn is_pattern(name: &str) -> bool {
+    name.contains(['*', '?'])
+}
+
+fn bind(
+    name: &str,
+    remote: SocketAddr,
+    mark: u32,
+    dscp: u8,
+    poller: &Poller,
+    id: LinkId,
+) -> Result<Wire, EngineError> {
     let any =
         if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind(&UdpOptions {
@@ -224,6 +258,7 @@ fn bind(name: &str, remote: SocketAddr, mark: u32, poller: &Poller, id: LinkId) 
         mark: Some(mark),
         recv_buffer: Some(SOCKET_BUFFER),
         send_buffer: Some(SOCKET_BUFFER),
+        dscp,
         ..UdpOptions::new(SocketAddr::new(any, 0))
     })?;
     poller

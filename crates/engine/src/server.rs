@@ -13,7 +13,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_control::{
-    api,
+    api::{self, Question},
     auth::Authenticator,
     config::{Nat as NatOption, ServerConfig},
     credentials::{Credentials, first_start_message, guess_address},
@@ -266,7 +266,11 @@ impl Running {
     fn messages(&mut self, now: Instant) {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Status(reply) => {
+                Message::Asked(Question::Link { reply, .. }) => {
+                    // Who asked may be gone.
+                    let _ = reply.send(Err("this is a server: links are a client's".to_owned()));
+                }
+                Message::Asked(Question::Status(reply)) => {
                     if let Some(asking) = &mut self.asking {
                         asking.replies.push(reply);
                         continue;

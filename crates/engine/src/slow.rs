@@ -9,9 +9,9 @@ use std::{
     thread::JoinHandle,
 };
 
-use mpvpn_control::{api, config::ServerAddr, status::Status};
+use mpvpn_control::{api, config::ServerAddr};
 use mpvpn_os::poll::Wake;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::EngineError;
 
@@ -20,8 +20,8 @@ const MESSAGES: usize = 64;
 
 /// What the slow thread wants of the data plane.
 pub(crate) enum Message {
-    /// Somebody asks how things are.
-    Status(oneshot::Sender<Status>),
+    /// Somebody asks over the local API.
+    Asked(api::Question),
     /// A name was resolved, or could not be.
     Resolved(Result<Vec<SocketAddr>, String>),
 }
@@ -87,8 +87,8 @@ async fn serve(
             wake.wake();
         }
     };
-    let status = post.clone();
-    let source: api::StatusSource = Arc::new(move |reply| status(Message::Status(reply)));
+    let asked = post.clone();
+    let source: api::Source = Arc::new(move |question| asked(Message::Asked(question)));
     let names = async move {
         while let Some(server) = requests.recv().await {
             let found = match tokio::net::lookup_host((server.host.as_str(), server.port)).await {

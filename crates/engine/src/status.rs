@@ -14,9 +14,12 @@ use mpvpn_control::{
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClientReport, ClientState, Member, PathReport, SessionReport};
-use mpvpn_types::SessionId;
+use mpvpn_types::{BitRate, ByteSize, SessionId, Tier};
 
-use crate::links::Links;
+use crate::{
+    links::{Link as Uplink, Links},
+    policies::Policies,
+};
 
 /// The one class that there is.
 const CLASS: &str = "default";
@@ -25,6 +28,7 @@ const CLASS: &str = "default";
 pub(crate) fn of_client(
     config: &ClientConfig,
     links: &Links,
+    policies: &Policies,
     report: &ClientReport,
     uptime: Duration,
     member: Member,
@@ -64,17 +68,45 @@ pub(crate) fn of_client(
         let own = status.paths.iter().filter(|path| path.link == link.name);
         let (tx_bytes, rx_bytes) =
             own.fold((0, 0), |(tx, rx), path| (tx + path.tx_bytes, rx + path.rx_bytes));
+        let said = policies.of(&link.name);
+        let (state, reason) = state_of(link, policies, &status.paths);
         status.links.push(Link {
-            name: link.name.clone(),
-            state: if link.remote.is_some() { LinkState::Up } else { LinkState::Down },
-            tier: "primary".to_owned(),
-            reason: link.reason.to_owned(),
+            state,
+            tier: policies.tier(&link.name).to_string(),
+            reason,
             addresses: link.addresses.clone(),
             tx_bytes,
             rx_bytes,
+            metered: said.metered,
+            up_cap_bps: said.up.map(BitRate::bps),
+            down_cap_bps: said.down.map(BitRate::bps),
+            quota_bytes: said.quota.map(ByteSize::bytes),
+            ..Link::new(&link.name)
         });
     }
     status
+}
+
+/// How a link stands, and why.
+fn state_of(link: &Uplink, policies: &Policies, paths: &[Path]) -> (LinkState, String) {
+    if link.remote.is_none() {
+        return (LinkState::Down, link.reason.to_owned());
+    }
+    if policies.tier(&link.name) == Tier::Never {
+        return (LinkState::Never, policies.why_never(&link.name));
+    }
+    // Of several connections the one that gets furthest says most.
+    let best = paths.iter().filter(|path| path.link == link.name).min_by_key(|path| match path.state {
+        PathState::Active => 0,
+        PathState::Standby => 1,
+        PathState::Probing => 2,
+        PathState::Down => 3,
+    });
+    match best {
+        Some(path) if path.state == PathState::Down => (LinkState::Down, path.reason.clone()),
+        Some(path) if path.state == PathState::Standby => (LinkState::Standby, path.reason.clone()),
+        _ => (LinkState::Up, link.reason.to_owned()),
+    }
 }
 
 /// Adds what another shard of a client told.

@@ -6,7 +6,7 @@ use clap::{
     Args, Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use mpvpn_control::config::{ClientOptions, ServerOptions};
+use mpvpn_control::config::{ClientOptions, LinkChange, ServerOptions};
 
 use crate::{failure::Failure, run::LabCommand};
 
@@ -45,6 +45,12 @@ pub(crate) enum Command {
     /// Show how a running server or client is
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Show the links of a running client, or use one in another way until it ends
+    #[command(after_help = LINK_EXAMPLES)]
+    Link {
+        #[command(subcommand)]
+        command: LinkCommand,
+    },
     /// Try it on this machine: emulated links between network namespaces
     Lab {
         #[command(subcommand)]
@@ -85,6 +91,45 @@ Examples:
   mpvpn status
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
+
+const LINK_EXAMPLES: &str = "\
+Examples:
+  mpvpn link show
+  mpvpn link set wwan0 --tier backup --metered yes
+      only while no other link works, with few heartbeats
+  mpvpn link set wwan0 --up 20mbit --down 50mbit --quota 50GB
+      no faster than that, and no more than that a month
+  mpvpn link set wwan0 --down none --quota-reset
+      as fast as it goes, and counting from 0
+
+The tables [[link]] of the configuration file say the same for good.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LinkCommand {
+    /// Show the links and why they are in their states
+    Show(Target),
+    /// Use a link in another way, until the client ends
+    Set {
+        /// The interface
+        #[arg(value_name = "NAME", id = "link")]
+        link: String,
+        #[command(flatten)]
+        change: LinkChange,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+/// Which process is meant.
+#[derive(Args, Debug)]
+pub(crate) struct Target {
+    /// Ask the client with this name [default: the only one that runs]
+    #[arg(long, value_name = "NAME", conflicts_with = "api_socket")]
+    pub(crate) name: Option<String>,
+    /// Ask at this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
+}
 
 #[derive(Args, Debug)]
 pub(crate) struct ServerArgs {
@@ -174,7 +219,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let available = "available are: server, client, status, lab";
+            let available = "available are: server, client, status, link, lab";
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
                 return Failure::usage(WHAT, why, available);

@@ -8,6 +8,7 @@
 
 mod cli;
 mod failure;
+mod link;
 mod run;
 mod status;
 
@@ -57,6 +58,7 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Status(args) => status::show(&args),
+        Command::Link { command } => link::perform(command),
         Command::Lab { command } => {
             run::lab(command).map_err(|error| Failure::run("the lab ended", &error, "see `mpvpn lab --help`"))
         }

@@ -13,10 +13,7 @@ use crate::{cli::StatusArgs, failure::Failure};
 const WHAT: &str = "cannot show the status";
 
 pub(crate) fn show(args: &StatusArgs) -> Result<ExitCode, Failure> {
-    let socket = match &args.api_socket {
-        Some(path) => path.clone(),
-        None => choose(api::list_sockets(), args.name.as_deref())?,
-    };
+    let socket = socket(WHAT, args.api_socket.as_deref(), args.name.as_deref())?;
     let status = api::fetch_status(&socket).map_err(|error| Failure::control(WHAT, &error))?;
     if args.json {
         let json = serde_json::to_string(&status)
@@ -26,8 +23,16 @@ pub(crate) fn show(args: &StatusArgs) -> Result<ExitCode, Failure> {
     print(&status::render(&status, width()))
 }
 
-/// The one socket that is meant.
-fn choose(mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
+/// The socket of the process that is meant: the one given, or that of the one with this name, or of the
+/// only one.
+pub(crate) fn socket(what: &str, given: Option<&Path>, name: Option<&str>) -> Result<PathBuf, Failure> {
+    match given {
+        Some(path) => Ok(path.to_owned()),
+        None => choose(what, api::list_sockets(), name),
+    }
+}
+
+fn choose(what: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Failure> {
     if let Some(name) = name {
         let names = ["server", "client"].map(|role| format!("{role}-{name}.sock"));
         sockets.retain(|path| {
@@ -39,13 +44,13 @@ fn choose(mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<PathBuf, Fail
         [] => {
             let named = name.map_or_else(String::new, |name| format!(" with the name `{name}`"));
             Err(Failure::world(
-                WHAT,
+                what,
                 format!("no mpvpn{named} answers in {}", api::SOCKET_DIR),
                 "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket",
             ))
         }
         several => Err(Failure::usage(
-            WHAT,
+            what,
             format!("several mpvpn processes run here\n{}", list(several)),
             "choose one with --api-socket PATH",
         )),
@@ -58,7 +63,7 @@ fn list(sockets: &[PathBuf]) -> String {
 }
 
 /// Columns of the terminal; no limit where the output goes elsewhere.
-fn width() -> usize {
+pub(crate) fn width() -> usize {
     if !std::io::stdout().is_terminal() {
         return usize::MAX;
     }
@@ -87,18 +92,18 @@ mod tests {
     #[test]
     fn the_only_process_needs_no_name() {
         let one = sockets(&["client-mpvpn0.sock"]);
-        assert_eq!(choose(one.clone(), None), Ok(one[0].clone()));
+        assert_eq!(choose(WHAT, one.clone(), None), Ok(one[0].clone()));
     }
 
     #[test]
     fn a_name_chooses_among_several() {
         let all = sockets(&["client-home.sock", "client-my-home.sock", "server-edge.sock"]);
-        assert_eq!(choose(all.clone(), Some("home")), Ok(all[0].clone()));
+        assert_eq!(choose(WHAT, all.clone(), Some("home")), Ok(all[0].clone()));
     }
 
     #[test]
     fn several_and_none_named_are_listed() {
-        let failure = choose(sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
+        let failure = choose(WHAT, sockets(&["client-a.sock", "server-a.sock"]), Some("a")).unwrap_err();
         assert_eq!(
             failure.text(),
             "mpvpn: cannot show the status: several mpvpn processes run here\n  /run/mpvpn/client-a.sock\n  \
@@ -108,7 +113,7 @@ mod tests {
 
     #[test]
     fn nobody_is_told_as_such() {
-        let failure = choose(Vec::new(), Some("home")).unwrap_err();
+        let failure = choose(WHAT, Vec::new(), Some("home")).unwrap_err();
         assert!(failure.text().contains("no mpvpn with the name `home` answers in /run/mpvpn"));
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use mpvpn_control::{
-    api::{Server, StatusSource},
-    status::{Role, State, Status},
+    api::{Question, Server, Source},
+    status::{Link, LinkState, Role, State, Status},
 };
 
 fn mpvpn(args: &[&str]) -> Output {
@@ -32,8 +32,17 @@ fn stdout(output: &Output) -> String {
 /// A process with a local API, played by a thread of this one.
 fn with_api(path: &Path, ask: impl FnOnce()) {
     let server = Server::bind(path).unwrap();
-    let source: StatusSource = Arc::new(|reply| {
-        let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Client) });
+    let source: Source = Arc::new(|question| match question {
+        Question::Status(reply) => {
+            let links = vec![Link { state: LinkState::Up, ..Link::new("eth0") }];
+            let _ = reply.send(Status { state: State::Up, links, ..Status::new(Role::Client) });
+        }
+        Question::Link { name, change, reply } => {
+            let _ = reply.send(match name.as_str() {
+                "eth0" => Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }),
+                _ => Err(format!("there is no link `{name}`: known are eth0")),
+            });
+        }
     });
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     std::thread::scope(|scope| {
@@ -49,6 +58,27 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
         // Moved in, so that the thread is told to stop even when `ask` panics.
         let _stop = stop;
         ask();
+    });
+}
+
+#[test]
+fn links_are_shown_and_changed() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let socket = path.to_str().unwrap();
+    with_api(&path, || {
+        let output = mpvpn(&["link", "show", "--api-socket", socket]);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert!(stdout(&output).lines().nth(1).is_some_and(|line| line.starts_with("eth0  up")));
+        let output = mpvpn(&["link", "set", "eth0", "--tier", "backup", "--api-socket", socket]);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert!(stdout(&output).contains("backup"), "{}", stdout(&output));
+        let output = mpvpn(&["link", "set", "wlan0", "--up", "5mbit", "--api-socket", socket]);
+        assert_eq!(code(&output), 2);
+        assert!(stderr(&output).contains("there is no link `wlan0`: known are eth0"), "{}", stderr(&output));
+        let output = mpvpn(&["link", "set", "eth0", "--api-socket", socket]);
+        assert_eq!(code(&output), 2);
+        assert!(stderr(&output).contains("nothing is to change"), "{}", stderr(&output));
     });
 }
 

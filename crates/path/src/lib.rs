@@ -21,13 +21,17 @@ mod dispatch;
 mod flows;
 mod liveness;
 mod pacer;
+mod quota;
 mod scheduler;
+mod tiers;
 
 pub use choice::{Choice, Offer, Pick, first_to_arrive};
 pub use dispatch::{Dispatcher, Load, PathInfo};
 pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;
+pub use quota::{Day, Month};
 pub use scheduler::{ParseSchedulerError, Scheduler};
+pub use tiers::{Candidate, Place, Tiers};
 
 /// How a path may be used for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -45,6 +45,22 @@ impl Default for LivenessConfig {
     }
 }
 
+impl LivenessConfig {
+    /// For a link on which every packet costs: half as many heartbeats while data moves, and otherwise
+    /// as few as the NAT bindings that are found in practice allow (RFC 4787 REQ-5 asks for two minutes,
+    /// many devices keep 30 s).
+    pub fn metered() -> Self {
+        Self {
+            dense_min: Duration::from_millis(50),
+            dense_max: Duration::from_millis(200),
+            idle: Duration::from_secs(25),
+            probe: Duration::from_millis(200),
+            probe_idle: Duration::from_secs(10),
+            ..Self::default()
+        }
+    }
+}
+
 /// How long a path counts as "died lately".
 const LATELY: Duration = Duration::from_secs(20);
 /// Arrivals closer together than this are one arrival: a burst proves no more than a packet.
@@ -214,6 +230,23 @@ impl Liveness {
     /// This end did not run for a while: what silence there was proves nothing.
     pub fn forgive(&mut self, now: Instant) {
         self.heard = self.heard.max(now);
+    }
+
+    /// Goes on with other times.
+    pub fn set_config(&mut self, now: Instant, config: LivenessConfig) {
+        self.config = config;
+        // Heartbeats of the far end that are on their way follow the old times.
+        self.heard = self.heard.max(now);
+    }
+
+    /// The next heartbeat is due at once.
+    pub fn beat_now(&mut self) {
+        self.beat = None;
+    }
+
+    /// No data is meant to move here from now on: heartbeats become rare at once.
+    pub fn rest(&mut self) {
+        self.moved = None;
     }
 
     fn is_dense(&self, now: Instant) -> bool {
@@ -445,6 +478,49 @@ mod tests {
         assert_eq!(path.poll(now + MS).change, None);
         path.on_received(now + 20 * MS);
         assert_eq!(path.poll(now + 20 * MS).change, Some(Change::Alive));
+    }
+
+    #[test]
+    fn metered_paths_have_fewer_heartbeats_and_are_judged_by_them() {
+        let mut pair = Pair::new();
+        let now = pair.now;
+        for end in &mut pair.ends {
+            end.set_config(now, LivenessConfig::metered());
+        }
+        pair.run(Duration::from_secs(10), true);
+        assert!((150..=205).contains(&pair.beats[0]), "{} heartbeats in 10 s of traffic", pair.beats[0]);
+        pair.beats = [0; 2];
+        pair.ends.iter_mut().for_each(Liveness::rest);
+        pair.run(Duration::from_secs(100), false);
+        assert!(pair.beats[0] <= 4, "{} heartbeats in 100 idle seconds", pair.beats[0]);
+        pair.run(Duration::from_secs(3), true);
+        assert_eq!(pair.changes, [], "a path that works was called dead");
+        let cut = pair.now;
+        pair.open = [false; 2];
+        pair.run(Duration::from_secs(1), true);
+        assert_eq!(pair.changes.len(), 2, "{:?}", pair.changes);
+        for (at, end, _) in pair.changes {
+            assert!(at - cut <= 300 * MS, "end {end} took {:?}", at - cut);
+        }
+    }
+
+    #[test]
+    fn one_end_may_learn_later_that_a_path_is_metered() {
+        for first in 0..2 {
+            let mut pair = Pair::new();
+            pair.run(Duration::from_secs(3), true);
+            for end in [first, 1 - first] {
+                let now = pair.now;
+                pair.ends[end].set_config(now, LivenessConfig::metered());
+                pair.run(200 * MS, true);
+            }
+            for end in [first, 1 - first] {
+                let now = pair.now;
+                pair.ends[end].set_config(now, LivenessConfig::default());
+                pair.run(200 * MS, true);
+            }
+            assert_eq!(pair.changes, [], "a path that works was called dead");
+        }
     }
 
     #[test]

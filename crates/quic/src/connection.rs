@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_path::{Offer, Pacer};
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{BitRate, Instant, PathId};
 use noq_proto::{
     ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
     coding::{Decodable, Encodable},
@@ -15,6 +15,7 @@ use noq_proto::{
 
 use crate::{
     ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
+    cap::Cap,
     config::{DATAGRAM_OVERHEAD, FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
     ledger::Tracked,
@@ -114,6 +115,11 @@ struct Path {
     id: PathId,
     gate: Arc<Shared>,
     pacer: Pacer,
+    cap: Option<Cap>,
+    /// Packets wait for it, whatever holds them back.
+    wanted: bool,
+    /// Waits for the cap rather than for the path.
+    capped: bool,
     /// Datagrams that the next data pass sends here.
     batch: Vec<Bytes>,
     /// Which of them are followed, by their place, and since when and how often sent before.
@@ -125,6 +131,22 @@ struct Path {
     seen: u64,
     loss: LossWindow,
     open: bool,
+}
+
+impl Path {
+    fn rate(&self) -> u64 {
+        self.allowed(self.gate.delivery_rate())
+    }
+
+    /// What is left of a rate (bytes/s) under the cap.
+    fn allowed(&self, rate: u64) -> u64 {
+        self.cap.as_ref().map_or(rate, |cap| rate.min(cap.bytes_per_second()))
+    }
+
+    /// When pacer and cap let something pass again; `None` if they do now.
+    fn wake_at(&self, now: Instant) -> Option<Instant> {
+        self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +237,9 @@ impl Connection {
             id,
             gate,
             pacer: Pacer::new(now, 1200),
+            cap: None,
+            wanted: false,
+            capped: false,
             batch: Vec::new(),
             followed: Vec::new(),
             batch_bytes: 0,
@@ -400,7 +425,7 @@ impl Connection {
             loss: path.loss.share(),
             window: path.gate.window(),
             in_flight: path.gate.in_flight(),
-            rate: path.gate.delivery_rate(),
+            rate: path.rate(),
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
             tx_packets: stats.udp_tx.datagrams,
@@ -415,9 +440,20 @@ impl Connection {
         self.inner.rtt(noq_proto::PathId::from(id.0))
     }
 
-    /// Estimated delivery rate of a path (bytes/s), 0 if unknown.
+    /// Estimated delivery rate of a path (bytes/s), at most its cap; 0 if unknown.
     pub fn rate(&self, id: PathId) -> u64 {
-        self.path(id).map_or(0, |path| path.gate.delivery_rate())
+        self.path(id).map_or(0, Path::rate)
+    }
+
+    /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
+    /// connection going does not, and counts.
+    pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
+        let noq = noq_proto::PathId::from(id.0);
+        let Some(sent) = self.inner.path_stats(noq).map(|stats| stats.udp_tx) else { return };
+        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+        let Some(path) = self.path_mut(id) else { return };
+        path.cap = rate.map(|rate| Cap::new(now, rate, v4, sent.bytes, sent.datagrams));
+        path.capped &= rate.is_some();
     }
 
     /// Where packets of a path leave.
@@ -437,7 +473,14 @@ impl Connection {
         let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
         let window = path.gate.room();
         path.pacer.refill(now, path.gate.pacing_rate(), self.inner.current_mtu());
-        let budget = path.pacer.budget();
+        let mut budget = path.pacer.budget();
+        path.capped = false;
+        if let Some(cap) = &mut path.cap {
+            let sent = self.inner.path_stats(noq_proto::PathId::from(id.0)).map(|stats| stats.udp_tx);
+            let left = cap.left(now, sent.map(|sent| (sent.bytes, sent.datagrams)), self.inner.current_mtu());
+            path.capped = left < budget.min(window);
+            budget = budget.min(left);
+        }
         path.paced = budget < window;
         window.min(budget).saturating_sub(path.batch_bytes)
     }
@@ -453,7 +496,7 @@ impl Connection {
             room,
             delay: path.gate.base_rtt() / 2,
             ahead: path.gate.in_flight() + path.batch_bytes,
-            rate: path.gate.rate(),
+            rate: path.allowed(path.gate.rate()),
             weight: 1,
         }
     }
@@ -462,7 +505,9 @@ impl Connection {
     /// capacity only while that is so.
     pub fn set_limited(&mut self, id: PathId, limited: bool) {
         if let Some(path) = self.path_mut(id) {
-            path.gate.limited.store(limited, Relaxed);
+            path.wanted = limited;
+            // What a cap holds back says nothing about the path.
+            path.gate.limited.store(limited && !path.capped, Relaxed);
             path.gate.window_limited.store(limited && !path.paced, Relaxed);
             path.paced &= limited;
         }
@@ -470,7 +515,7 @@ impl Connection {
 
     /// What was said last with [`Self::set_limited`].
     pub fn is_limited(&self, id: PathId) -> bool {
-        self.path(id).is_some_and(|path| path.gate.limited.load(Relaxed))
+        self.path(id).is_some_and(|path| path.wanted)
     }
 
     /// Queues a datagram for a path; returns the bytes of room that it takes.
@@ -610,7 +655,7 @@ impl Connection {
     /// When a path that is held back by its pacer may send again.
     pub fn pacer_timeout(&self, now: Instant) -> Option<Instant> {
         let waiting = self.paths.iter().filter(|path| path.paced);
-        waiting.map(|path| path.pacer.wake_at(now).unwrap_or(now)).min()
+        waiting.map(|path| path.wake_at(now).unwrap_or(now)).min()
     }
 
     /// Lets time pass.

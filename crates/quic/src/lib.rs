@@ -21,6 +21,7 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod bbr;
+mod cap;
 mod cid;
 mod config;
 mod connection;

@@ -1,6 +1,7 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 
+mod policy;
 mod sequence;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -15,17 +16,20 @@ use mpvpn_packet::{
     protocol, split,
 };
 use mpvpn_path::{
-    Change, Choice, Dispatcher, Liveness, LivenessConfig, Load, Offer, PathInfo, PathState, Reason, Scheduler,
+    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Reason, Scheduler, Tiers,
 };
 use mpvpn_quic::{Connection, Local, PathStatus, PathView, Tracked, Transmit};
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::mtu::MtuFollower;
+pub(crate) use policy::PathPolicy;
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
 
 /// Measurements of paths are taken over into scheduling at this interval.
 const MEASURE: Duration = Duration::from_millis(20);
+/// While overflow links are in use it is asked this often whether they are still needed.
+const OVERFLOW: Duration = Duration::from_millis(100);
 /// Measurements in a row that make a path count as full, or as spare.
 const LASTING: i32 = 8;
 /// Losses that belong to the death of a path may be found this long after it is back.
@@ -51,14 +55,18 @@ struct Watched {
     liveness: Liveness,
     /// Since when the peer wants no data on this path.
     refused: Option<Instant>,
-    /// This end keeps the path for later.
-    spare: bool,
+    policy: PathPolicy,
+    /// The connection knows the cap of the policy.
+    capped: bool,
+    place: Place,
     link: LinkId,
     thaw: Option<Instant>,
     told: PathStatus,
     state: PathState,
     /// Measurements in a row in which packets waited for it (positive) or none did (negative).
     load: i32,
+    /// What they say.
+    busy: Load,
 }
 
 impl Watched {
@@ -117,6 +125,11 @@ pub(crate) struct Carrier {
     /// Where both ends know how to number packets.
     sequencer: Option<Box<Sequencer>>,
     paths: BTreeMap<PathId, Watched>,
+    /// When data moved last.
+    moved: Option<Instant>,
+    tiers: Tiers,
+    by_link: BTreeMap<LinkId, PathPolicy>,
+    by_path: BTreeMap<PathId, PathPolicy>,
     measured: Option<Instant>,
     changed: bool,
     mtu: MtuFollower,
@@ -138,6 +151,10 @@ impl Carrier {
             offers: Vec::new(),
             sequencer: None,
             paths: BTreeMap::new(),
+            moved: None,
+            tiers: Tiers::default(),
+            by_link: BTreeMap::new(),
+            by_path: BTreeMap::new(),
             measured: None,
             changed: true,
             mtu: MtuFollower::new(now),
@@ -158,15 +175,24 @@ impl Carrier {
     /// A path can carry data.
     pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
         let link = connection.local_of(id).and_then(Local::as_link).unwrap_or(LinkId(id.0 as u16));
+        let policy = self.policy_of(id, link);
+        let mut liveness = Liveness::new(policy.liveness(), now);
+        // The far end may see data move here that this one noted before there was this path.
+        if let Some(at) = self.moved {
+            liveness.on_traffic(at);
+        }
         self.paths.entry(id).or_insert_with(|| Watched {
-            liveness: Liveness::new(LivenessConfig::default(), now),
+            liveness,
             refused: None,
-            spare: false,
+            policy,
+            capped: policy.cap.is_none(),
+            place: Place::Active,
             link,
             thaw: None,
             told: PathStatus::Available,
             state: PathState::Active,
             load: 0,
+            busy: Load::Some,
         });
         self.changed = true;
     }
@@ -174,6 +200,7 @@ impl Carrier {
     /// A path is gone.
     pub(crate) fn path_closed(&mut self, id: PathId) {
         self.paths.remove(&id);
+        self.by_path.remove(&id);
         self.changed = true;
     }
 
@@ -184,6 +211,10 @@ impl Carrier {
             PathStatus::Available => None,
             PathStatus::Backup => path.refused.or(Some(now)),
         };
+        if path.refused == Some(now) {
+            // Whether the far end hears this one must not stay open until the next heartbeat.
+            path.liveness.beat_now();
+        }
         self.changed = true;
     }
 
@@ -228,12 +259,6 @@ impl Carrier {
                 path.liveness.on_received(now);
             }
         });
-    }
-
-    fn note_traffic(&mut self, now: Instant) {
-        for path in self.paths.values_mut() {
-            path.liveness.on_traffic(now);
-        }
     }
 
     /// Takes the payload of a received HTTP datagram apart; `None` if it is not an IP packet of
@@ -355,12 +380,36 @@ impl Carrier {
         let Some(max) = connection.max_datagram() else { return false };
         let mut offers = std::mem::take(&mut self.offers);
         offers.clear();
+        // Links of later tiers get what is left.
+        let mut later = Vec::new();
         for id in self.dispatcher.order() {
-            offers.push(connection.offer(now, id, PASS_BYTES));
+            let offer = connection.offer(now, id, PASS_BYTES);
+            if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
         let mut moved = repairing && self.repair(connection, &mut offers);
+        moved |= self.fill(now, connection, max, &mut offers);
+        if !later.is_empty() {
+            offers.append(&mut later);
+            moved |= self.fill(now, connection, max, &mut offers);
+        }
+        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
+        for offer in &offers {
+            let room = connection.room(now, offer.id);
+            connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
+        }
+        self.offers = offers;
+        if moved {
+            // It may have waited for long.
+            self.note_traffic(now);
+        }
+        moved
+    }
+
+    /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.
+    fn fill(&mut self, now: Instant, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
         let scheduler = self.dispatcher.scheduler();
-        while let Some(pick) = self.choice.pick(scheduler, &offers, self.dispatcher.bytes() as u64) {
+        let mut moved = false;
+        while let Some(pick) = self.choice.pick(scheduler, offers, self.dispatcher.bytes() as u64) {
             let offer = &mut offers[pick.at];
             let mut left = offer.room.min(turn(scheduler, offer.room));
             let (id, turn) = (offer.id, left);
@@ -370,7 +419,7 @@ impl Carrier {
                     dry = true;
                     break;
                 };
-                let took = self.carry(now, connection, packet, id, max, &mut offers);
+                let took = self.carry(now, connection, packet, id, max, offers);
                 left = left.saturating_sub(took);
                 moved |= took > 0;
             }
@@ -385,12 +434,6 @@ impl Carrier {
                 }
             }
         }
-        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
-        for offer in &offers {
-            let room = connection.room(now, offer.id);
-            connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
-        }
-        self.offers = offers;
         moved
     }
 
@@ -467,7 +510,7 @@ impl Carrier {
             self.mtu.update(now, limit);
         }
         self.changed = false;
-        self.choose_spares();
+        self.choose_places(now, connection, due);
         let mut infos = Vec::with_capacity(self.paths.len());
         let mut views = Vec::with_capacity(self.paths.len());
         for (id, path) in &mut self.paths {
@@ -475,16 +518,14 @@ impl Carrier {
                 path.liveness.on_measured(view.rtt, view.jitter, view.loss);
                 views.push(view);
             }
-            let heard = path
-                .refused
-                .is_some_and(|since| connection.acked_sent(*id).is_some_and(|acked| acked > since));
-            let unheard = path.refused.is_some() && !heard;
-            let alive = path.liveness.is_alive() && !unheard;
-            let state = match (alive, self.role) {
-                (false, _) => PathState::Down,
-                (true, Role::Client) if path.spare => PathState::Standby,
-                (true, Role::Server) if path.refused.is_some() => PathState::Standby,
-                (true, _) => PathState::Active,
+            let active = path.place == Place::Active;
+            let alive = path.liveness.is_alive() && !(active && path.is_unheard(*id, connection));
+            // Where the server knows the tier it decides for itself what it sends when.
+            let told = self.role == Role::Server && path.policy.tier == Tier::Primary;
+            let state = match alive {
+                false => PathState::Down,
+                true if !active || told && path.refused.is_some() => PathState::Standby,
+                true => PathState::Active,
             };
             if state == PathState::Down {
                 connection.freeze(*id, true);
@@ -508,14 +549,13 @@ impl Carrier {
                     sequencer.rescue(now, connection, *id);
                 }
             }
-            let load = path.measure_load(due, connection.is_limited(*id));
             infos.push(PathInfo {
                 id: *id,
                 link: path.link,
                 state,
                 rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
                 rate: connection.rate(*id),
-                load,
+                load: path.busy,
             });
         }
         self.dispatcher.set_paths(now, &infos);
@@ -524,23 +564,6 @@ impl Carrier {
             views.retain(|view| used.contains(&view.id));
             sequencer.measure(now, used.len() > 1 && self.dispatcher.scheduler() != Scheduler::Flow, &views);
             self.dispatcher.set_numbered(now, sequencer.is_on());
-        }
-    }
-
-    /// Under failover a client keeps every working path but the first for later.
-    fn choose_spares(&mut self) {
-        if self.role == Role::Server {
-            return;
-        }
-        let failover = self.dispatcher.scheduler() == Scheduler::Failover;
-        let first = self
-            .paths
-            .iter()
-            .filter(|(_, path)| path.liveness.is_alive())
-            .min_by_key(|(id, path)| (path.link, **id))
-            .map(|(id, _)| *id);
-        for (id, path) in &mut self.paths {
-            path.spare = failover && first.is_some_and(|first| first != *id);
         }
     }
 
@@ -577,7 +600,9 @@ impl Carrier {
         let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
         let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
-        [beats, pacer, order, thaw, rest, self.mtu.poll_timeout()].into_iter().flatten().min()
+        let overflow = self.measured.filter(|_| self.tiers.is_overflowing()).map(|at| at + OVERFLOW);
+        let all = [beats, pacer, order, thaw, rest, overflow, self.mtu.poll_timeout()];
+        all.into_iter().flatten().min()
     }
 
     /// The MTU that the tunnel promises (bytes), once it is known well enough.
@@ -596,7 +621,7 @@ impl Carrier {
         for (id, path) in &self.paths {
             let Some(view) = connection.view(now, *id) else { continue };
             let reason = match path.liveness.reason() {
-                Reason::Good if path.spare => "another link comes first".to_owned(),
+                Reason::Good if path.place != Place::Active => path.place.as_str().to_owned(),
                 Reason::Good if path.state == PathState::Down => "the far end hears nothing".to_owned(),
                 Reason::Good if path.state == PathState::Standby => "kept for later by the client".to_owned(),
                 reason => reason.to_string(),

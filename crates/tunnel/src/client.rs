@@ -1,6 +1,7 @@
 //! The client of a tunnel.
 
 mod dialogue;
+mod links;
 mod member;
 
 use std::{
@@ -11,7 +12,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, CapsuleReader, IpRange},
+    capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
     h3::{self, Side},
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
@@ -20,7 +21,7 @@ use mpvpn_quic::{
     ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, PathStatus,
     StreamId, Transmit,
 };
-use mpvpn_types::{Duration, Instant, LinkId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{
     Counters, LaneCounters, PathReport,
@@ -28,6 +29,7 @@ use crate::{
     carrier::{Carrier, Gateway, Role},
     http::Http,
 };
+pub use links::LinkPolicy;
 use member::Part;
 
 /// With every path silent for this long while data waits, a new connection is tried beside the old one.
@@ -149,6 +151,8 @@ struct Session {
     routes: Vec<IpRange>,
     /// The server's networks, if it told.
     networks: Vec<IpNet>,
+    /// What the server was told about the links under the paths; `None` if it does not want to know.
+    told: Option<BTreeMap<PathId, LinkNotice>>,
     carrier: Carrier,
 }
 
@@ -157,6 +161,7 @@ pub struct Client {
     config: ClientConfig,
     endpoint: Endpoint,
     links: BTreeMap<LinkId, Link>,
+    policies: BTreeMap<LinkId, LinkPolicy>,
     attempts: Vec<Attempt>,
     backoff: Backoff,
     session: Option<Session>,
@@ -182,6 +187,7 @@ impl Client {
             endpoint: Endpoint::client(&config.setup),
             config,
             links: BTreeMap::new(),
+            policies: BTreeMap::new(),
             attempts: Vec::new(),
             backoff: Backoff::new(now),
             session: None,
@@ -246,7 +252,8 @@ impl Client {
         if !self.may_connect() || self.attempts.iter().any(|attempt| attempt.link == id) {
             return;
         }
-        let Some(link) = self.links.get(&id).filter(|link| link.up) else { return };
+        let allowed = self.allows(id);
+        let Some(link) = self.links.get(&id).filter(|link| link.up && allowed) else { return };
         let local = Local::link(id);
         match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
             Ok(connection) => {
@@ -355,7 +362,7 @@ impl Client {
         };
         // Replaced by the tunnel's own once the number of the request stream is known.
         let mut carrier = Carrier::new(now, Role::Client, 0, self.config.scheduler);
-        carrier.path_opened(now, connection, mpvpn_types::PathId(0));
+        carrier.path_opened(now, connection, PathId(0));
         self.session = Some(Session {
             connection: id,
             http,
@@ -367,6 +374,7 @@ impl Client {
             addresses: Vec::new(),
             routes: Vec::new(),
             networks: Vec::new(),
+            told: None,
             carrier,
         });
         for link in self.links.values_mut() {
@@ -422,6 +430,7 @@ impl Client {
         }
         self.receive(now);
         self.drive_http(now);
+        self.tell_links();
         self.settle(id);
     }
 
@@ -619,7 +628,7 @@ impl Client {
             }
             at_most(session.carrier.dead_since().map(|since| (since + REVIVE).max(now + REVIVE / 8)));
             for (id, link) in &self.links {
-                if link.up && session.carrier.path_on(*id).is_none() {
+                if link.up && self.allows(*id) && session.carrier.path_on(*id).is_none() {
                     at_most(link.probe.next());
                     at_most(link.opening);
                 }
@@ -689,9 +698,9 @@ impl Client {
         if !session.accepted || !connection.is_multipath() {
             return;
         }
-        let home = connection.home().and_then(Local::as_link);
         for (id, link) in &mut self.links {
-            if !link.up || session.carrier.path_on(*id).is_some() || home == Some(*id) {
+            let allowed = self.policies.get(id).is_none_or(|policy| policy.tier != Tier::Never);
+            if !link.up || !allowed || session.carrier.path_on(*id).is_some() {
                 continue;
             }
             let mut probe = Vec::new();

@@ -30,7 +30,9 @@ mod registry;
 mod server;
 
 pub use carrier::{Counters, LaneCounters, PathReport, Role};
-pub use client::{Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState};
+pub use client::{
+    Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState, LinkPolicy,
+};
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
@@ -49,6 +51,11 @@ pub(crate) const ORDER_HEADER: &str = "mpvpn-order";
 
 /// The context ID that our client offers; clients allocate even ones (RFC 9484 §6), and 0 is taken.
 pub(crate) const ORDER_CONTEXT: u64 = 2;
+
+/// The header with which a client offers to tell about its links by LINK capsules, and a server accepts
+/// (a Boolean of RFC 9651).
+pub(crate) const LINKS_HEADER: &str = "mpvpn-links";
+pub(crate) const TRUE: &str = "?1";
 
 /// The response header in which the server names its networks, so that clients know who their
 /// neighbours are: comma-separated prefixes, as in `10.0.0.0/24, fd00::/64`.

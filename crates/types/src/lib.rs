@@ -5,9 +5,13 @@
 #![forbid(unsafe_code)]
 
 mod rate;
+mod size;
+mod tier;
 
 pub use rate::{BitRate, ParseBitRateError};
+pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
+pub use tier::{ParseTierError, Tier};
 
 /// An uplink of this machine (an interface with its addresses), numbered by the engine.
 ///

@@ -14,6 +14,7 @@ mod first_contact;
 mod hostile;
 mod lab_command;
 mod legacy;
+mod links;
 mod many_links;
 mod packet_sizes;
 mod restart;

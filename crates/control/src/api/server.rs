@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
@@ -23,10 +23,31 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::connect_at_once;
-use crate::{Error, Result, files, status::Status};
+use crate::{
+    Error, Result,
+    config::LinkChange,
+    files,
+    status::{Link, Status},
+};
 
-/// Asks the data plane for its status; dropping the sender means that it cannot answer.
-pub type StatusSource = Arc<dyn Fn(oneshot::Sender<Status>) + Send + Sync>;
+/// What the data plane is asked. Dropping a sender means that it cannot answer.
+#[derive(Debug)]
+pub enum Question {
+    /// How things are.
+    Status(oneshot::Sender<Status>),
+    /// To use a link in another way.
+    Link {
+        /// The interface.
+        name: String,
+        /// What is to change.
+        change: LinkChange,
+        /// How the link is now, or why nothing has changed.
+        reply: oneshot::Sender<std::result::Result<Link, String>>,
+    },
+}
+
+/// Asks the data plane.
+pub type Source = Arc<dyn Fn(Question) + Send + Sync>;
 
 /// Longest path of a socket that leaves room for the draft's name, in bytes (`sun_path` has 108).
 const LONGEST_PATH: usize = 100;
@@ -36,6 +57,8 @@ const MOST_CONNECTIONS: usize = 32;
 const LONGEST_REQUEST: Duration = Duration::from_secs(10);
 /// How long the data plane may take.
 const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+/// Longest body of a request, in bytes.
+const LONGEST_BODY: usize = 4096;
 /// Bytes read ahead on a connection; hyper takes no less.
 const READ_AHEAD: usize = 8192;
 
@@ -82,7 +105,7 @@ impl Server {
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
-    pub async fn serve(self, source: StatusSource) -> Result<()> {
+    pub async fn serve(self, source: Source) -> Result<()> {
         let Self { listener, file } = self;
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
@@ -119,25 +142,61 @@ impl Server {
 
 async fn answer(
     request: Request<Incoming>,
-    source: &StatusSource,
+    source: &Source,
 ) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
-    if request.uri().path() != "/v1/status" {
-        return Ok(problem(StatusCode::NOT_FOUND, "there is only /v1/status here"));
+    let path = request.uri().path().to_owned();
+    if path == "/v1/status" {
+        return Ok(match request.method() {
+            &Method::GET => status(source).await,
+            _ => not_allowed("GET"),
+        });
     }
-    if request.method() != Method::GET {
-        let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, "only GET works here");
-        response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static("GET"));
-        return Ok(response);
+    match path.strip_prefix("/v1/links/") {
+        Some(name) if request.method() == Method::POST => Ok(link(name, request, source).await),
+        Some(_) => Ok(not_allowed("POST")),
+        None => Ok(problem(StatusCode::NOT_FOUND, "there are only /v1/status and /v1/links/NAME here")),
     }
+}
+
+async fn status(source: &Source) -> Response<Full<Bytes>> {
     let (sender, receiver) = oneshot::channel();
-    source(sender);
-    let Ok(Ok(status)) = tokio::time::timeout(LONGEST_ANSWER, receiver).await else {
-        return Ok(problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"));
+    source(Question::Status(sender));
+    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
+        Ok(Ok(status)) => serialized(&status),
+        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
+    }
+}
+
+async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Response<Full<Bytes>> {
+    let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
+    let body = match Limited::new(request.into_body(), LONGEST_BODY).collect().await {
+        Ok(body) => body.to_bytes(),
+        Err(error) => return bad(error.to_string()),
     };
-    Ok(match serde_json::to_vec(&status) {
+    let change: LinkChange = match serde_json::from_slice(&body) {
+        Ok(change) => change,
+        Err(error) => return bad(error.to_string()),
+    };
+    let (reply, receiver) = oneshot::channel();
+    source(Question::Link { name: name.to_owned(), change, reply });
+    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
+        Ok(Ok(Ok(link))) => serialized(&link),
+        Ok(Ok(Err(why))) => problem(StatusCode::NOT_FOUND, &why),
+        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
+    }
+}
+
+fn serialized(value: &impl serde::Serialize) -> Response<Full<Bytes>> {
+    match serde_json::to_vec(value) {
         Ok(body) => json(StatusCode::OK, body),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
-    })
+    }
+}
+
+fn not_allowed(method: &'static str) -> Response<Full<Bytes>> {
+    let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &format!("only {method} works here"));
+    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
+    response
 }
 
 fn problem(code: StatusCode, why: &str) -> Response<Full<Bytes>> {

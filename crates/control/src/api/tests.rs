@@ -11,10 +11,13 @@ use std::{
 
 use tokio::sync::oneshot;
 
+use mpvpn_types::Tier;
+
 use super::*;
 use crate::{
     Error,
-    status::{State, Status},
+    config::LinkChange,
+    status::{Link, State, Status},
 };
 
 /// An API that runs in a thread of its own until dropped.
@@ -24,7 +27,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(path: &Path, source: StatusSource) -> Self {
+    fn start(path: &Path, source: Source) -> Self {
         let server = Server::bind(path).unwrap();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -48,9 +51,18 @@ impl Drop for Running {
     }
 }
 
-fn up() -> StatusSource {
-    Arc::new(|reply| {
-        let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
+fn up() -> Source {
+    Arc::new(|question| match question {
+        Question::Status(reply) => {
+            let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
+        }
+        Question::Link { name, change, reply } if name == "wwan0" => {
+            let _ = reply
+                .send(Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }));
+        }
+        Question::Link { name, reply, .. } => {
+            let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
+        }
     })
 }
 
@@ -62,6 +74,31 @@ fn raw(path: &Path, request: &[u8]) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_link_is_changed_over_the_socket() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let _running = Running::start(&path, up());
+    let change = LinkChange { tier: Some(Tier::Backup), ..LinkChange::default() };
+    assert_eq!(change_link(&path, "wwan0", &change).unwrap().tier, "backup");
+    let error = change_link(&path, "wlan0", &change).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("known are wwan0"), "{error}");
+    for (body, code) in [("{}", "200"), ("{\"tier\":\"best\"}", "400"), ("nonsense", "400")] {
+        let length = body.len();
+        let request =
+            format!("POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{body}");
+        let answer = raw(&path, request.as_bytes());
+        assert!(answer.starts_with(&format!("HTTP/1.1 {code}")), "{body}: {answer}");
+    }
+    let long = format!(
+        "POST /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\n{}",
+        " ".repeat(9000)
+    );
+    assert!(raw(&path, long.as_bytes()).starts_with("HTTP/1.1 400"));
+    let get = raw(&path, b"GET /v1/links/wwan0 HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(get.starts_with("HTTP/1.1 405") && get.contains("POST"), "{get}");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use ipnet::Ipv4Net;
 use serde::Deserialize;
 
 use super::{
+    links::{LinkConfig, list},
     shards::{Shards, one_or_number},
     values::{
         AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share,
@@ -105,10 +106,16 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub server: Option<ServerAddr>,
 
-    /// Use this interface; repeatable [default: auto, every interface with a default route]
+    /// Use this interface, or all with names like 'wwan*'; repeatable [default: auto, every interface
+    /// with a default route]
     #[arg(long, value_name = "IFACE|auto", value_parser = text::<String>)]
     #[serde(deserialize_with = "many")]
     pub path: Vec<String>,
+
+    /// How links are used: the tables `[[link]]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "list")]
+    pub link: Vec<LinkConfig>,
 
     /// Trust a server whose certificate is in this file, or signed for its name by a CA in it
     #[arg(long, value_name = "PEM")]
@@ -161,6 +168,11 @@ pub struct ClientOptions {
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<Share>)]
     #[serde(deserialize_with = "many")]
     pub share: Vec<Share>,
+
+    /// Folder for what links have used of their quotas [default: /var/lib/mpvpn]
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "one")]
+    pub state_dir: Option<PathBuf>,
 
     /// Threads that carry packets, each with a connection of its own: a number up to 16, or auto, which
     /// is one [default: auto]
@@ -220,6 +232,7 @@ impl ClientOptions {
         Self {
             server: self.server.or(below.server),
             path: list_over(self.path, below.path),
+            link: list_over(self.link, below.link),
             ca: self.ca.or(below.ca),
             pin: self.pin.or(below.pin),
             insecure: self.insecure || below.insecure,
@@ -230,6 +243,7 @@ impl ClientOptions {
             cc: self.cc.or(below.cc),
             routes: self.routes.or(below.routes),
             share: list_over(self.share, below.share),
+            state_dir: self.state_dir.or(below.state_dir),
             shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),

@@ -72,10 +72,24 @@ fn every_key_of_a_client_arrives() {
         cc = "cubic"
         routes = "advertised"
         share = ["lan0", "192.168.1.0/24"]
+        state-dir = "/tmp/state"
         shards = "2"
         name = "home"
         api-socket = "/tmp/home.sock"
         log-level = "warn"
+
+        [[link]]
+        name = "wwan*"
+        tier = "backup"
+        metered = true
+        up = "20mbit"
+        down = "50mbit"
+        quota = "50GB"
+        quota_day = 15
+        dscp = "ef"
+
+        [[link]]
+        name = "eth0"
         "#
     ))
     .unwrap();
@@ -87,6 +101,20 @@ fn every_key_of_a_client_arrives() {
             token: Some("mpvpn_secret".parse().unwrap()),
             token_file: None,
             paths: vec!["eth0".into(), "wwan0".into()],
+            links: vec![
+                LinkConfig {
+                    name: "wwan*".into(),
+                    tier: mpvpn_types::Tier::Backup,
+                    metered: true,
+                    up: Some(mpvpn_types::BitRate::from_bps(20_000_000)),
+                    down: Some(mpvpn_types::BitRate::from_bps(50_000_000)),
+                    quota: Some(mpvpn_types::ByteSize::from_bytes(50_000_000_000)),
+                    quota_day: 15,
+                    dscp: 46,
+                },
+                LinkConfig { name: "eth0".into(), ..LinkConfig::default() },
+            ],
+            state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
             cc: CongestionControl::Cubic,
@@ -98,6 +126,37 @@ fn every_key_of_a_client_arrives() {
             log_level: LogLevel::Warn,
         }
     );
+}
+
+#[test]
+fn mistakes_about_links_are_told_where_they_are() {
+    const HEAD: &str = "server = 'a'\ninsecure = true\n";
+    for (text, line, said) in [
+        ("[[link]]\ntier = 'backup'\n", 3, "missing field `name`"),
+        ("[[link]]\nname = 'eth0'\ntire = 'backup'\n", 5, "unknown key `tire`"),
+        (
+            "[[link]]\nname = 'eth0'\ntier = 'best'\n",
+            5,
+            "`best` is none of: primary, overflow, backup, never",
+        ),
+        ("[[link]]\nname = 'eth0'\nmetered = 'yes'\n", 5, "invalid type"),
+        ("[[link]]\nname = 'eth0'\nup = '1kbit'\n", 5, "1kbit is too little: expected at least 64kbit"),
+        ("[[link]]\nname = 'eth0'\ndown = 20\n", 5, "expected a rate in quotes"),
+        ("[[link]]\nname = 'eth0'\nquota = '5'\n", 5, "`5` is not an amount of data"),
+        ("[[link]]\nname = 'eth0'\nquota-day = 32\n", 5, "32 is no day of a month"),
+        ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "64 is no DSCP"),
+        ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
+        ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),
+        ("[[link]]\nname = 'e*'\n[[link]]\nname = 'e*'\n", 5, "two [[link]] with the name `e*`"),
+        ("link = 'eth0'\n", 3, "tables with the head [[link]]"),
+    ] {
+        match client(&format!("{HEAD}{text}")) {
+            Err(Error::ConfigFile { line: at, why, .. }) => {
+                assert!(at == line && why.contains(said), "{text}: line {at}, {why}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 use std::fmt::Write;
 
-use super::{Client, Link, LinkState, Path, Role, Session, State, Status};
+use mpvpn_types::{BitRate, ByteSize};
+
+use super::{Client, Link, Path, Role, Session, State, Status};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -51,23 +53,47 @@ fn headline(status: &Status) -> String {
     format!("mpvpn {} {}: {state}, running for {time}{clients}\n", status.role, status.version)
 }
 
+/// The links for people, as a table like that of [`render`].
+pub fn render_links(all: &[Link], width: usize) -> String {
+    let mut text = String::new();
+    section(&mut text, links(all));
+    fit(text.trim_start_matches('\n'), width)
+}
+
 fn links(links: &[Link]) -> Table {
-    let mut table = Table::new(&["link", "state", "tier", ">sent", ">received", "addresses"]);
+    let limited = links.iter().any(|link| !limits(link).is_empty());
+    let mut head = vec!["link", "state", "tier", ">sent", ">received", "limits", "addresses"];
+    head.retain(|name| limited || *name != "limits");
+    let mut table = Table::new(&head);
     for link in links {
-        let state = match link.state {
-            LinkState::Up => "up",
-            LinkState::Down => "down",
-        };
-        table.row([
+        let mut cells = vec![
             link.name.clone(),
-            with_reason(state, &link.reason),
+            with_reason(link.state.as_str(), &link.reason),
             link.tier.clone(),
             bytes(link.tx_bytes),
             bytes(link.rx_bytes),
-            join(&link.addresses),
-        ]);
+        ];
+        if limited {
+            cells.push(limits(link));
+        }
+        cells.push(join(&link.addresses));
+        table.rows.push(cells);
     }
     table
+}
+
+fn limits(link: &Link) -> String {
+    let mut words = Vec::new();
+    if link.metered {
+        words.push("metered".to_owned());
+    }
+    words.extend(link.up_cap_bps.map(|cap| format!("up {}", BitRate::from_bps(cap))));
+    words.extend(link.down_cap_bps.map(|cap| format!("down {}", BitRate::from_bps(cap))));
+    words.extend(link.quota_bytes.map(|quota| {
+        let used = scaled(link.quota_used_bytes.unwrap_or(0), 1000.0, &["B", "kB", "MB", "GB", "TB"]);
+        format!("{used} of {}", ByteSize::from_bytes(quota))
+    }));
+    words.join(", ")
 }
 
 fn paths(paths: &[Path]) -> Table {
@@ -237,6 +263,27 @@ default/eth0/0   active             12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB
 default/eth10/0  down (no carrier)  12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB       0 B  1472  203.0.113.1:4433
 ";
         assert_eq!(render(&example(), 200), expected);
+    }
+
+    #[test]
+    fn limits_of_links_have_a_column_where_there_are_any() {
+        let mut links = example().links;
+        links.push(Link {
+            state: crate::status::LinkState::Standby,
+            tier: "backup".into(),
+            reason: "a better link works".into(),
+            metered: true,
+            up_cap_bps: Some(20_000_000),
+            quota_bytes: Some(50_000_000_000),
+            quota_used_bytes: Some(1_234_000_000),
+            ..Link::new("wwan0")
+        });
+        let expected = "\
+link   state                          tier     sent  received  limits                               addresses
+eth0   up                             primary   0 B       0 B                                       192.0.2.7
+wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, 1.2 GB of 50 GB
+";
+        assert_eq!(render_links(&links, 200), expected);
     }
 
     #[test]

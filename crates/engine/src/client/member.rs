@@ -10,6 +10,7 @@ use super::plane::Plane;
 use crate::{
     EngineError,
     exchange::{Inbox, Outbox},
+    policies::Policies,
     turn::{Turn, Turns},
 };
 
@@ -20,6 +21,8 @@ pub(super) enum Word {
     Remotes(Vec<SocketAddr>),
     /// From the first shard: join the session with this secret.
     Join(Vec<u8>),
+    /// From the first shard: use the links in this way.
+    Policies(Box<Policies>),
     /// From the first shard: report, and name this round.
     Report(u64),
     /// From the first shard: say good-bye to the server and end.
@@ -88,6 +91,7 @@ impl Joiner {
     fn obey(&mut self, turns: &Turns, now: Instant, word: Word) -> Result<Option<()>, EngineError> {
         match word {
             Word::Remotes(remotes) => self.plane.set_remotes(turns, now, remotes, &mut |_| {})?,
+            Word::Policies(policies) => self.plane.set_policies(now, *policies),
             Word::Join(secret) => self.plane.client.join(now, secret),
             Word::Report(round) => {
                 let status = self.plane.status(now, &self.config, self.member);

@@ -12,6 +12,7 @@ use mpvpn_types::{Duration, LinkId};
 use crate::{
     EngineError,
     links::{LinkChange, Links},
+    policies::Policies,
     status,
     turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Sent, datagrams, read_tun, write_tun},
@@ -28,6 +29,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 pub(super) struct Plane {
     pub(super) client: Client,
     pub(super) links: Links,
+    pub(super) policies: Policies,
     tun: Tun,
     attached: bool,
     started: Instant,
@@ -39,11 +41,18 @@ pub(super) struct Plane {
 
 impl Plane {
     /// Starts to watch the queue of the TUN, which must be attached.
-    pub(super) fn new(client: Client, links: Links, tun: Tun, turns: &Turns) -> Result<Self, EngineError> {
+    pub(super) fn new(
+        client: Client,
+        links: Links,
+        policies: Policies,
+        tun: Tun,
+        turns: &Turns,
+    ) -> Result<Self, EngineError> {
         turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
         Ok(Self {
             client,
             links,
+            policies,
             tun,
             attached: true,
             started: Instant::now(),
@@ -121,7 +130,8 @@ impl Plane {
     fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
         let Ok(number) = u16::try_from(token.wrapping_sub(SOCKETS)) else { return };
         let id = LinkId(number);
-        let Some(wire) = self.links.links.get_mut(&id).and_then(|link| link.wire.as_mut()) else { return };
+        let Some(link) = self.links.links.get_mut(&id) else { return };
+        let (meter, Some(wire)) = (&link.meter, link.wire.as_mut()) else { return };
         if writable {
             wire.flush(&turns.poller, token, |_| None);
         }
@@ -139,6 +149,7 @@ impl Plane {
             };
             let client = &mut self.client;
             datagrams(&mut self.batch, |got| {
+                meter.count(got.data.len(), 1, got.remote.is_ipv4());
                 client.handle_datagram(now, id, got.remote, got.ecn, got.data);
             });
             self.client.handle_batch(now);
@@ -173,6 +184,8 @@ impl Plane {
             let Some(link) = self.links.links.get_mut(&id) else { continue };
             let Some(wire) = &mut link.wire else { continue };
             let token = SOCKETS + u64::from(id.0);
+            let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));
+            link.meter.count(transmit.size, datagrams, transmit.remote.is_ipv4());
             if wire.send(&turns.poller, token, &transmit, &self.out, None) == Sent::LinkDown {
                 // The news will say why; if there is none, look.
                 self.look_at.get_or_insert(now + LOOK_AGAIN);
@@ -203,7 +216,9 @@ impl Plane {
         for change in self.links.rescan(&turns.poller)? {
             match change {
                 LinkChange::Up(id, remote) => {
-                    prepare(&self.links.links[&id].name);
+                    let name = &self.links.links[&id].name;
+                    prepare(name);
+                    self.client.set_link(now, id, self.policies.policy(name));
                     self.client.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
@@ -216,11 +231,19 @@ impl Plane {
         Ok(())
     }
 
+    /// Uses the links in another way.
+    pub(super) fn set_policies(&mut self, now: Instant, policies: Policies) {
+        for (id, link) in &self.links.links {
+            self.client.set_link(now, *id, policies.policy(&link.name));
+        }
+        self.policies = policies;
+    }
+
     /// What this shard's connection does.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
         let report = self.client.report(now);
         let uptime = now.saturating_duration_since(self.started);
-        status::of_client(config, &self.links, &report, uptime, member)
+        status::of_client(config, &self.links, &self.policies, &report, uptime, member)
     }
 
     /// Says good-bye to the server.

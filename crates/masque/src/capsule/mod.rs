@@ -5,9 +5,11 @@
 //! are skipped as they pass and never kept; known types have a size limit ([`MAX_CAPSULE`],
 //! [`MAX_DATAGRAM`]), so that a reader that is drained after each push holds no more than that.
 
+mod link;
 mod range;
 mod reader;
 
+pub use link::LinkNotice;
 pub use range::{IpRange, RangeError, routes_sorted};
 pub use reader::CapsuleReader;
 
@@ -30,6 +32,10 @@ pub const ADDRESS_ASSIGN: u64 = 0x01;
 pub const ADDRESS_REQUEST: u64 = 0x02;
 /// ROUTE_ADVERTISEMENT (RFC 9484 §4.7.3).
 pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
+/// LINK, of our own: what a client wants of the link under a path (docs/protocol.md).
+pub const LINK: u64 = 0x2d70_766c;
+/// Longest value, in bytes, of a LINK capsule.
+pub const MAX_LINK: usize = 64;
 
 /// One capsule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +48,8 @@ pub enum Capsule {
     AddressRequest(Vec<RequestedAddress>),
     /// All destinations the sender is willing to route to from now on, in the order of RFC 9484 §4.7.3.
     RouteAdvertisement(Vec<IpRange>),
+    /// What the sender wants of the link under one of the paths.
+    Link(LinkNotice),
     /// A type this crate does not know; its value was or is being skipped, and it encodes to nothing.
     Unknown {
         /// Its capsule type.
@@ -185,6 +193,14 @@ pub enum CapsuleError {
         /// The ID.
         id: u64,
     },
+    /// A field of a LINK capsule with a value that it cannot have.
+    #[error("LINK with {field} {value}")]
+    LinkField {
+        /// The field.
+        field: &'static str,
+        /// What came.
+        value: u64,
+    },
     /// A route that is not a range.
     #[error("route: {0}")]
     Range(#[from] RangeError),
@@ -227,6 +243,7 @@ impl Capsule {
             Self::AddressAssign(_) => ADDRESS_ASSIGN,
             Self::AddressRequest(_) => ADDRESS_REQUEST,
             Self::RouteAdvertisement(_) => ROUTE_ADVERTISEMENT,
+            Self::Link(_) => LINK,
             Self::Unknown { kind } => *kind,
         }
     }
@@ -248,6 +265,7 @@ impl Capsule {
                 encode_addresses(ADDRESS_REQUEST, entries, out);
             }
             Self::RouteAdvertisement(list) => encode_routes(list, out),
+            Self::Link(notice) => notice.encode(out),
             Self::Unknown { .. } => {}
         }
     }

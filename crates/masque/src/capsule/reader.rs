@@ -1,8 +1,8 @@
 //! Takes capsules out of a stream of bytes.
 
 use super::{
-    ADDRESS_ASSIGN, ADDRESS_REQUEST, AssignedAddress, Capsule, CapsuleError, DATAGRAM, IpRange, MAX_CAPSULE,
-    MAX_DATAGRAM, ROUTE_ADVERTISEMENT, RequestedAddress, range,
+    ADDRESS_ASSIGN, ADDRESS_REQUEST, AssignedAddress, Capsule, CapsuleError, DATAGRAM, IpRange, LINK,
+    MAX_CAPSULE, MAX_DATAGRAM, MAX_LINK, ROUTE_ADVERTISEMENT, RequestedAddress, link::LinkNotice, range,
 };
 use crate::varint;
 use bytes::{Buf, Bytes, BytesMut};
@@ -123,6 +123,7 @@ impl CapsuleReader {
             ADDRESS_ASSIGN => parse_assign(&value, self.host_bits),
             ADDRESS_REQUEST => parse_request(&value),
             ROUTE_ADVERTISEMENT => parse_routes(&value),
+            LINK => LinkNotice::parse(&value).map(Capsule::Link),
             kind => Ok(Capsule::Unknown { kind }),
         }
     }
@@ -133,6 +134,7 @@ fn size_limit(kind: u64) -> Option<usize> {
     match kind {
         DATAGRAM => Some(MAX_DATAGRAM),
         ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE),
+        LINK => Some(MAX_LINK),
         _ => None,
     }
 }
@@ -192,19 +194,19 @@ enum Version {
 }
 
 /// Reads the fields of one capsule's value.
-struct Fields<'a> {
-    kind: u64,
-    left: &'a [u8],
+pub(super) struct Fields<'a> {
+    pub(super) kind: u64,
+    pub(super) left: &'a [u8],
 }
 
 impl Fields<'_> {
-    fn varint(&mut self) -> Result<u64, CapsuleError> {
+    pub(super) fn varint(&mut self) -> Result<u64, CapsuleError> {
         let (value, len) = varint::decode(self.left).ok_or(self.truncated())?;
         self.left.advance(len);
         Ok(value)
     }
 
-    fn byte(&mut self) -> Result<u8, CapsuleError> {
+    pub(super) fn byte(&mut self) -> Result<u8, CapsuleError> {
         let [byte] = self.array()?;
         Ok(byte)
     }

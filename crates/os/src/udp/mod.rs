@@ -43,6 +43,8 @@ pub struct UdpOptions {
     pub recv_buffer: Option<usize>,
     /// Bytes of the send buffer, beyond the system's limit where allowed.
     pub send_buffer: Option<usize>,
+    /// The DSCP of everything sent (RFC 2474), 0 to 63.
+    pub dscp: u8,
 }
 
 impl UdpOptions {
@@ -56,6 +58,7 @@ impl UdpOptions {
             v6only: false,
             recv_buffer: None,
             send_buffer: None,
+            dscp: 0,
         }
     }
 }
@@ -94,7 +97,7 @@ impl UdpSocket {
         let address = RawAddress::new(options.local, family);
         // SAFETY: `address` outlives the call and has `length` valid bytes.
         check(unsafe { libc::bind(fd.as_raw_fd(), address.pointer(), address.length()) })?;
-        Ok(Self { fd, sender: Sender::new(family) })
+        Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
     /// Receives what is there, at most one batch, and returns how many messages came; 0 if nothing

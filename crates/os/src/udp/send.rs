@@ -39,7 +39,8 @@ impl Outgoing<'_> {
         self.segment.is_some_and(|size| size > 0 && self.data.len() > usize::from(size))
     }
 
-    fn control(&self) -> Control {
+    /// `dscp`: what the socket's packets are marked with, beside their ECN bits.
+    fn control(&self, dscp: u8) -> Control {
         let mut control = Control::default();
         match self.from {
             Some(IpAddr::V4(ip)) => {
@@ -55,8 +56,9 @@ impl Outgoing<'_> {
             }
             None => {}
         }
-        if let Some(ecn) = self.ecn {
-            let value = libc::c_int::from(ecn & 0b11).to_ne_bytes();
+        // The kernel takes both fields in one: a socket's own value would be lost wherever ECN is set.
+        if self.ecn.is_some() || dscp != 0 {
+            let value = libc::c_int::from(dscp << 2 | self.ecn.unwrap_or(0) & 0b11).to_ne_bytes();
             match self.to {
                 SocketAddr::V4(_) => control.push(libc::IPPROTO_IP, libc::IP_TOS, &value),
                 SocketAddr::V6(_) => control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &value),
@@ -107,12 +109,13 @@ impl SendFailure {
 #[derive(Debug)]
 pub(super) struct Sender {
     family: Family,
+    dscp: u8,
     trains: AtomicBool,
 }
 
 impl Sender {
-    pub(super) fn new(family: Family) -> Self {
-        Self { family, trains: AtomicBool::new(true) }
+    pub(super) fn new(family: Family, dscp: u8) -> Self {
+        Self { family, dscp, trains: AtomicBool::new(true) }
     }
 
     /// Whether trains leave in one call.
@@ -201,8 +204,8 @@ impl Sender {
     /// the kernel once and says nothing of this one, so a second try follows.
     fn send_messages(&self, fd: BorrowedFd<'_>, list: &[Outgoing<'_>]) -> io::Result<usize> {
         match list.len() {
-            1 => try_again(|| Messages::<1>::new(list, self.family).send(fd)),
-            _ => try_again(|| Messages::<BATCH>::new(list, self.family).send(fd)),
+            1 => try_again(|| Messages::<1>::new(list, self.family, self.dscp).send(fd)),
+            _ => try_again(|| Messages::<BATCH>::new(list, self.family, self.dscp).send(fd)),
         }
     }
 }
@@ -229,13 +232,13 @@ struct Messages<'a, const N: usize> {
 }
 
 impl<'a, const N: usize> Messages<'a, N> {
-    fn new(list: &'a [Outgoing<'a>], family: Family) -> Self {
+    fn new(list: &'a [Outgoing<'a>], family: Family, dscp: u8) -> Self {
         let list = &list[..list.len().min(N)];
         let mut this =
             Self { list, addresses: [RawAddress::default(); N], controls: [Control::default(); N] };
         for (index, out) in list.iter().enumerate() {
             this.addresses[index] = RawAddress::new(out.to, family);
-            this.controls[index] = out.control();
+            this.controls[index] = out.control(dscp);
         }
         this
     }
@@ -279,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_plain_datagram_carries_no_control_message() {
-        assert_eq!(out("192.0.2.1:1", b"x").control().used(), 0);
+        assert_eq!(out("192.0.2.1:1", b"x").control(0).used(), 0);
     }
 
     #[test]
@@ -290,7 +293,7 @@ mod tests {
             from: "192.0.2.9".parse().ok(),
             ..out("192.0.2.1:1", b"abcde")
         };
-        let control = message.control();
+        let control = message.control(0);
         let list: Vec<_> = control.messages(control.used()).map(|(l, k, d)| (l, k, d.len())).collect();
         assert_eq!(
             list,
@@ -300,6 +303,20 @@ mod tests {
                 (libc::SOL_UDP, libc::UDP_SEGMENT, 2)
             ]
         );
+    }
+
+    #[test]
+    fn dscp_and_ecn_share_a_byte() {
+        let byte = |ecn, dscp| {
+            let control = Outgoing { ecn, ..out("[2001:db8::1]:1", b"x") }.control(dscp);
+            let found = control.messages(control.used()).map(|(level, kind, data)| (level, kind, data[0]));
+            found.collect::<Vec<_>>()
+        };
+        let class = |value| vec![(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, value)];
+        assert_eq!(byte(Some(2), 46), class(0xba));
+        assert_eq!(byte(None, 46), class(0xb8));
+        assert_eq!(byte(Some(1), 0), class(1));
+        assert_eq!(byte(None, 0), []);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What client and server say to each other on the request stream: settings, the request and its
 //! answer, addresses and routes.
 
+use std::collections::BTreeMap;
+
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
@@ -15,7 +17,7 @@ use mpvpn_types::Instant;
 
 use super::{Assignment, Client, ClientError, ClientEvent};
 use crate::{
-    NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, SCHEDULER_HEADER,
+    LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, SCHEDULER_HEADER, TRUE,
     carrier::{Carrier, Role},
 };
 
@@ -73,6 +75,7 @@ impl Client {
         request.session = self.secret.clone();
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
+        request.extra.push((LINKS_HEADER.to_owned(), TRUE.to_owned()));
         request.extra.extend(self.part.header());
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
@@ -83,6 +86,10 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.request = Some(stream);
         let mut carrier = Carrier::new(now, Role::Client, stream, self.config.scheduler);
+        for (link, policy) in &self.policies {
+            // Until the server agrees its heartbeats are those of any link.
+            carrier.set_link(now, *link, policy.ours(false));
+        }
         for path in connection.paths().collect::<Vec<_>>() {
             carrier.path_opened(now, connection, path);
         }
@@ -114,6 +121,12 @@ impl Client {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
+                if headers.text(LINKS_HEADER) == Some(TRUE) {
+                    session.told = Some(BTreeMap::new());
+                    for (link, policy) in &self.policies {
+                        session.carrier.set_link(now, *link, policy.ours(true));
+                    }
+                }
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
                     let reason = "the server takes no second connection of a session".to_owned();
                     return self.lost(now, &LostReason::Transport(reason));

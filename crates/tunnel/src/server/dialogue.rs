@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, routes_sorted},
+    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, LinkNotice, routes_sorted},
     connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -18,8 +18,9 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, SCHEDULER_HEADER, Secret,
-    carrier::{Carrier, Role},
+    Addresses, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, SCHEDULER_HEADER, Secret,
+    TRUE,
+    carrier::{Carrier, PathPolicy, Role},
     http::Http,
     registry::{Denial, Visitor},
 };
@@ -123,6 +124,9 @@ impl Server {
         let nets: Vec<String> =
             std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
         answer.push(NETWORKS_HEADER, nets.join(", "));
+        if headers.text(LINKS_HEADER) == Some(TRUE) {
+            answer.push(LINKS_HEADER, TRUE);
+        }
         if headers.value(MEMBER_HEADER).is_some() {
             answer.push(MEMBER_HEADER, member.number().to_string());
         }
@@ -207,6 +211,10 @@ impl Server {
                     let asked: Vec<_> =
                         requests.iter().map(|request| (request.request_id, request.net)).collect();
                     self.address(now, id, &asked);
+                }
+                Ok(Some(Capsule::Link(notice))) => {
+                    let LinkNotice { path, tier, metered, cap } = notice;
+                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap });
                 }
                 // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
                 Ok(Some(_)) => {}

@@ -33,12 +33,19 @@ pub struct Wire {
     /// Share of packets lost (0 to 1).
     pub loss: f64,
     pub passed: u64,
+    /// Bytes of IP packets that passed.
+    pub carried: u64,
     channel: Channel<Vec<u8>>,
 }
 
 impl Wire {
     fn new(params: &Params, count: ByteCount, seed: u64, now: Instant) -> Self {
-        Self { loss: params.loss, passed: 0, channel: Channel::new(params.clone(), count, seed, now) }
+        Self {
+            loss: params.loss,
+            passed: 0,
+            carried: 0,
+            channel: Channel::new(params.clone(), count, seed, now),
+        }
     }
 
     /// Changes everything at once.
@@ -58,6 +65,7 @@ impl Wire {
         let data = self.channel.pop(now);
         drop(self.channel.discarded());
         self.passed += u64::from(data.is_some());
+        self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
         data
     }
 

@@ -1,0 +1,439 @@
+//! What a client is told about its links: `[[link]]` in the file, `mpvpn link set` at run time.
+
+use std::fmt;
+
+use clap::Args;
+use mpvpn_types::{BitRate, ByteSize, Tier};
+use serde::{
+    Deserialize, Serialize, Serializer,
+    de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+};
+
+use super::values::{Text, is_link_name, one, text};
+
+/// Slower links could not even keep a connection going beside the data.
+const SLOWEST: BitRate = BitRate::from_bps(64_000);
+const FASTEST: BitRate = BitRate::from_bps(1_000_000_000_000);
+const SMALLEST_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
+
+/// One `[[link]]`: how the interfaces of this name are to be used.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LinkConfig {
+    /// An interface's name, in which `*` stands for any characters and `?` for any one.
+    #[serde(deserialize_with = "name")]
+    pub name: String,
+    /// When it is used.
+    #[serde(default, deserialize_with = "value")]
+    pub tier: Tier,
+    /// Whether every byte costs.
+    #[serde(default)]
+    pub metered: bool,
+    /// What is sent there, at most.
+    #[serde(default, deserialize_with = "one")]
+    pub up: Option<BitRate>,
+    /// What the server sends there, at most.
+    #[serde(default, deserialize_with = "one")]
+    pub down: Option<BitRate>,
+    /// Bytes a month, in both directions together.
+    #[serde(default, deserialize_with = "one")]
+    pub quota: Option<ByteSize>,
+    /// The day on which the month of the quota begins, 1 to 31.
+    #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
+    pub quota_day: u8,
+    /// The DSCP of the tunnel's packets there (RFC 2474), 0 to 63.
+    #[serde(default, deserialize_with = "dscp")]
+    pub dscp: u8,
+}
+
+impl Default for LinkConfig {
+    /// For links that nobody said anything about.
+    fn default() -> Self {
+        Self {
+            name: "*".into(),
+            tier: Tier::Primary,
+            metered: false,
+            up: None,
+            down: None,
+            quota: None,
+            quota_day: 1,
+            dscp: 0,
+        }
+    }
+}
+
+impl LinkConfig {
+    /// Changes it as told. `quota_reset` is for who counts.
+    pub fn change(&mut self, change: &LinkChange) {
+        self.tier = change.tier.unwrap_or(self.tier);
+        self.metered = change.metered.unwrap_or(self.metered);
+        self.up = change.up.map_or(self.up, |limit| limit.0);
+        self.down = change.down.map_or(self.down, |limit| limit.0);
+        self.quota = change.quota.map_or(self.quota, |limit| limit.0);
+    }
+}
+
+/// What is to change about a link, until the client ends.
+#[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct LinkChange {
+    /// When it is used: primary, overflow (while primary links are full), backup (while no other works)
+    /// or never
+    #[arg(long, value_name = "TIER", value_parser = text::<Tier>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
+
+    /// Whether every byte costs: fewer heartbeats
+    #[arg(long, value_name = "yes|no", value_parser = yes_or_no)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metered: Option<bool>,
+
+    /// Send no more than this there, as in 20mbit, or none for no limit
+    #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub up: Option<Limit<BitRate>>,
+
+    /// Let the server send no more than this there, or none for no limit
+    #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub down: Option<Limit<BitRate>>,
+
+    /// Use it for no more than this a month, both directions together, as in 50GB, or none
+    #[arg(long, value_name = "SIZE|none", value_parser = text::<Limit<ByteSize>>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub quota: Option<Limit<ByteSize>>,
+
+    /// Forget what this month has used of the quota
+    #[arg(long)]
+    pub quota_reset: bool,
+}
+
+impl LinkChange {
+    /// Whether it changes nothing.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A limit, or the word `none`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit<T>(pub Option<T>);
+
+impl<T: fmt::Display> fmt::Display for Limit<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(value) => value.fmt(f),
+            None => f.write_str("none"),
+        }
+    }
+}
+
+impl<T: Text> Text for Limit<T> {
+    const EXPECTED: &'static str = "a limit in quotes, or \"none\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self(None)),
+            text => T::read(text).map(|value| Self(Some(value))),
+        }
+    }
+}
+
+impl Text for Tier {
+    const EXPECTED: &'static str = "\"primary\", \"overflow\", \"backup\" or \"never\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_types::ParseTierError| error.to_string())
+    }
+}
+
+impl Text for BitRate {
+    const EXPECTED: &'static str = "a rate in quotes, as in \"20mbit\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let rate: Self = text.parse().map_err(|error: mpvpn_types::ParseBitRateError| error.to_string())?;
+        match rate {
+            rate if rate < SLOWEST => Err(format!("{rate} is too little: expected at least {SLOWEST}")),
+            rate if rate > FASTEST => Err(format!("{rate} is too much: expected at most {FASTEST}")),
+            rate => Ok(rate),
+        }
+    }
+}
+
+impl Text for ByteSize {
+    const EXPECTED: &'static str = "an amount of data in quotes, as in \"50GB\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let size: Self = text.parse().map_err(|error: mpvpn_types::ParseByteSizeError| error.to_string())?;
+        match size < SMALLEST_QUOTA {
+            true => Err(format!("{size} is too little: expected at least {SMALLEST_QUOTA}")),
+            false => Ok(size),
+        }
+    }
+}
+
+/// For clap.
+fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(format!("`{text}` is neither yes nor no")),
+    }
+}
+
+/// Whether `name` is one of those that `pattern` stands for: `*` is any characters, `?` any one.
+pub fn is_match(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
+    let (mut at, mut from) = (0, 0);
+    // Where to go on if what follows the last star does not fit here.
+    let mut star: Option<(usize, usize)> = None;
+    while from < name.len() {
+        match pattern.get(at) {
+            Some(b'*') => {
+                star = Some((at, from));
+                at += 1;
+            }
+            Some(b) if *b == b'?' || *b == name[from] => (at, from) = (at + 1, from + 1),
+            _ => match &mut star {
+                Some((star, upto)) => {
+                    *upto += 1;
+                    (at, from) = (*star + 1, *upto);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[at..].iter().all(|b| *b == b'*')
+}
+
+fn first() -> u8 {
+    1
+}
+
+fn value<'de, D: Deserializer<'de>, T: Text + Default>(from: D) -> Result<T, D::Error> {
+    Ok(one(from)?.unwrap_or_default())
+}
+
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    struct Pattern(String);
+
+    impl Text for Pattern {
+        const EXPECTED: &'static str = "an interface's name or a pattern in quotes, as in \"wwan*\"";
+
+        fn read(text: &str) -> Result<Self, String> {
+            match is_link_name(text) {
+                true => Ok(Self(text.into())),
+                false => Err(format!(
+                    "`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ . * or ?"
+                )),
+            }
+        }
+    }
+
+    Ok(one::<D, Pattern>(from)?.map(|pattern| pattern.0).unwrap_or_default())
+}
+
+fn day<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    let day = i64::deserialize(from)?;
+    match u8::try_from(day) {
+        Ok(day) if (1..=31).contains(&day) => Ok(day),
+        _ => Err(D::Error::custom(format!("{day} is no day of a month: expected 1 to 31"))),
+    }
+}
+
+/// For serde: a number, or one of the names that people use.
+fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    struct NumberOrName;
+
+    impl Visitor<'_> for NumberOrName {
+        type Value = u8;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a number from 0 to 63, or a name as in \"ef\"")
+        }
+
+        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<u8, E> {
+            let found = u8::try_from(number).ok().filter(|number| *number < 64);
+            found.ok_or_else(|| E::custom(format!("{number} is no DSCP: expected 0 to 63")))
+        }
+
+        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<u8, E> {
+            self.visit_i64(i64::try_from(number).unwrap_or(i64::MAX))
+        }
+
+        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u8, E> {
+            dscp_named(text).ok_or_else(|| {
+                E::custom(format!(
+                    "`{text}` is no DSCP: expected 0 to 63, ef, va, le, cs0 to cs7, or af11 to af43"
+                ))
+            })
+        }
+    }
+
+    from.deserialize_any(NumberOrName)
+}
+
+/// The names of the IANA registry: class selectors (RFC 2474), assured forwarding (RFC 2597), expedited
+/// forwarding (RFC 3246), voice-admit (RFC 5865) and lower effort (RFC 8622).
+fn dscp_named(text: &str) -> Option<u8> {
+    let lower = text.to_ascii_lowercase();
+    match lower.as_str() {
+        "ef" => return Some(46),
+        "va" => return Some(44),
+        "le" => return Some(1),
+        _ => {}
+    }
+    let digits = |text: &str| text.bytes().map(|b| b.wrapping_sub(b'0')).collect::<Vec<_>>();
+    if let Some([class @ 0..=7]) = lower.strip_prefix("cs").map(digits).as_deref() {
+        return Some(class << 3);
+    }
+    match lower.strip_prefix("af").map(digits).as_deref() {
+        Some([class @ 1..=4, drop @ 1..=3]) => Some(class << 3 | drop << 1),
+        _ => None,
+    }
+}
+
+/// For serde: a list in which no name comes twice.
+pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LinkConfig>, D::Error> {
+    struct Links;
+
+    /// One entry, read with those before it in view, so that a mistake is shown where it is.
+    struct Next<'a>(&'a [LinkConfig]);
+
+    impl<'de> serde::de::DeserializeSeed<'de> for Next<'_> {
+        type Value = LinkConfig;
+
+        fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<LinkConfig, D::Error> {
+            from.deserialize_map(self)
+        }
+    }
+
+    impl<'de> Visitor<'de> for Next<'_> {
+        type Value = LinkConfig;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table with the head [[link]]")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<LinkConfig, A::Error> {
+            let link = LinkConfig::deserialize(MapAccessDeserializer::new(fields))?;
+            match self.0.iter().any(|other| other.name == link.name) {
+                true => Err(A::Error::custom(format!(
+                    "there are two [[link]] with the name `{}`: the second would never count",
+                    link.name
+                ))),
+                false => Ok(link),
+            }
+        }
+    }
+
+    impl<'de> Visitor<'de> for Links {
+        type Value = Vec<LinkConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("tables with the head [[link]]")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+            let mut links = Vec::new();
+            while let Some(link) = items.next_element_seed(Next(&links))? {
+                links.push(link);
+            }
+            Ok(links)
+        }
+    }
+
+    from.deserialize_seq(Links)
+}
+
+fn words<S: Serializer, T: fmt::Display>(value: &Option<T>, to: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => to.collect_str(value),
+        None => to.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn patterns_stand_for_names() {
+        for (pattern, name) in [
+            ("wwan*", "wwan0"),
+            ("wwan*", "wwan"),
+            ("*", "eth0"),
+            ("e*h?", "eth1"),
+            ("eth0", "eth0"),
+            ("*0*", "a0b0"),
+        ] {
+            assert!(is_match(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in
+            [("wwan*", "wlan0"), ("eth?", "eth10"), ("eth?", "eth"), ("eth0", "eth01"), ("*0", "eth1")]
+        {
+            assert!(!is_match(pattern, name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn names_of_dscp_are_those_of_the_registry() {
+        for (name, value) in [
+            ("ef", 46),
+            ("EF", 46),
+            ("cs0", 0),
+            ("cs1", 8),
+            ("cs7", 56),
+            ("af11", 10),
+            ("af43", 38),
+            ("le", 1),
+        ] {
+            assert_eq!(dscp_named(name), Some(value), "{name}");
+        }
+        for bad in ["", "cs8", "cs", "af44", "af01", "af1", "best", "cs10"] {
+            assert_eq!(dscp_named(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_change_is_the_same_in_json() {
+        let change = LinkChange {
+            tier: Some(Tier::Backup),
+            metered: Some(false),
+            up: Some(Limit(Some(BitRate::from_bps(1_500_000)))),
+            down: Some(Limit(None)),
+            quota: Some(Limit(Some(ByteSize::from_bytes(50_000_000_000)))),
+            quota_reset: true,
+        };
+        let json = serde_json::to_string(&change).unwrap();
+        assert_eq!(serde_json::from_str::<LinkChange>(&json).unwrap(), change, "{json}");
+        assert_eq!(serde_json::from_str::<LinkChange>("{}").unwrap(), LinkChange::default());
+        for bad in [r#"{"tier":"best"}"#, r#"{"metered":"yes"}"#, r#"{"up":5}"#, r#"{"colour":"blue"}"#] {
+            assert!(serde_json::from_str::<LinkChange>(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_change_leaves_the_rest_as_it_is() {
+        let mut link = LinkConfig { up: Some(SLOWEST), metered: true, ..LinkConfig::default() };
+        link.change(&LinkChange { up: Some(Limit(None)), tier: Some(Tier::Never), ..LinkChange::default() });
+        assert_eq!(link, LinkConfig { tier: Tier::Never, metered: true, ..LinkConfig::default() });
+    }
+
+    proptest! {
+        #[test]
+        fn a_name_matches_itself_and_patterns_made_of_it(name in "[a-z0-9]{1,15}", at in 0usize..15) {
+            prop_assert!(is_match(&name, &name));
+            let at = at % name.len();
+            let patterns = [
+                format!("{}*", &name[..at]),
+                format!("*{}", &name[at..]),
+                format!("{}?{}", &name[..at], &name[at + 1..]),
+            ];
+            for pattern in patterns {
+                prop_assert!(is_match(&pattern, &name), "{} {}", pattern, name);
+            }
+        }
+    }
+}

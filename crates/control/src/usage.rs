@@ -1,0 +1,97 @@
+//! How much of their quotas links have used, kept across restarts.
+
+use std::{collections::BTreeMap, io::ErrorKind, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result, files};
+
+/// What a link has used in a month.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Usage {
+    /// When the month began, in seconds since 1970.
+    pub since: u64,
+    /// Bytes of IP packets in both directions.
+    pub bytes: u64,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    links: BTreeMap<String, Usage>,
+}
+
+/// What the file `path` tells, by interface. A file that is not there tells nothing; one that cannot be
+/// understood neither, and is kept beside under another name.
+///
+/// # Errors
+/// If the file is there and cannot be read or moved away.
+pub fn load(path: &Path) -> Result<BTreeMap<String, Usage>> {
+    let bytes = match files::read(path) {
+        Ok(bytes) => bytes,
+        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    match serde_json::from_slice::<Content>(&bytes) {
+        Ok(content) => Ok(content.links),
+        Err(error) => {
+            let bad = path.with_extension("json.bad");
+            std::fs::rename(path, &bad).map_err(Error::file("move away", path))?;
+            tracing::warn!(
+                "{} does not say what the links have used ({error}): it is now {}, and quotas count from 0; \
+                 `mpvpn link show` tells how much is used",
+                path.display(),
+                bad.display()
+            );
+            Ok(BTreeMap::new())
+        }
+    }
+}
+
+/// Puts it into the file `path`; after a crash the file is the old one or the new one.
+///
+/// # Errors
+/// If the file or its folder cannot be made.
+pub fn save(path: &Path, links: &BTreeMap<String, Usage>) -> Result<()> {
+    if let Some(dir) = path.parent() {
+        files::create_private_dir(dir)?;
+    }
+    let content = Content { links: links.clone() };
+    let bytes = serde_json::to_vec(&content).map_err(|error| Error::Content {
+        path: path.into(),
+        expected: "what can be written as JSON",
+        found: error.to_string(),
+    })?;
+    files::write_secret(path, &bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_saved_is_loaded() {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("state/links-mpvpn0.json");
+        assert_eq!(load(&path).unwrap(), BTreeMap::new());
+        let mut links = BTreeMap::new();
+        links.insert("wwan0".to_owned(), Usage { since: 1_793_491_200, bytes: u64::MAX });
+        links.insert("eth0".to_owned(), Usage::default());
+        save(&path, &links).unwrap();
+        assert_eq!(load(&path).unwrap(), links);
+    }
+
+    #[test]
+    fn a_damaged_file_is_kept_and_counting_starts_anew() {
+        for damage in ["", "{", "[]", r#"{"links":{"wwan0":{"since":1,"bytes":-1}}}"#, "\0\0\0\0"] {
+            let home = tempfile::tempdir().unwrap();
+            let path = home.path().join("links-mpvpn0.json");
+            std::fs::write(&path, damage).unwrap();
+            assert_eq!(load(&path).unwrap(), BTreeMap::new(), "{damage:?}");
+            assert!(!path.exists());
+            let kept = std::fs::read_to_string(home.path().join("links-mpvpn0.json.bad")).unwrap();
+            assert_eq!(kept, damage);
+        }
+    }
+}

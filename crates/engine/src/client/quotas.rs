@@ -1,0 +1,195 @@
+//! What links have used of their quotas: counted all the time, kept in a file across restarts.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Instant, SystemTime},
+};
+
+use mpvpn_control::usage::{self, Usage};
+use mpvpn_path::Month;
+use mpvpn_types::Duration;
+
+use crate::policies::{Meters, Policies};
+
+/// How often it is looked whether a quota is used up.
+const LOOK: Duration = Duration::from_secs(1);
+/// The file is written no more often than this.
+const SAVE: Duration = Duration::from_secs(30);
+
+/// The use of all links.
+pub(super) struct Quotas {
+    file: PathBuf,
+    used: BTreeMap<String, Usage>,
+    meters: Meters,
+    /// What of each meter is in `used`.
+    counted: BTreeMap<String, u64>,
+    next: Instant,
+    saved: Instant,
+    dirty: bool,
+    failed: bool,
+}
+
+impl Quotas {
+    /// Takes up what the file of the client `name` in `state_dir` tells.
+    pub(super) fn load(
+        now: Instant,
+        state_dir: &Path,
+        name: &str,
+        meters: Meters,
+    ) -> Result<Self, mpvpn_control::Error> {
+        let file = state_dir.join(format!("links-{name}.json"));
+        Ok(Self {
+            used: usage::load(&file)?,
+            file,
+            meters,
+            counted: BTreeMap::new(),
+            next: now,
+            saved: now,
+            dirty: false,
+            failed: false,
+        })
+    }
+
+    /// When [`Self::look`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Instant {
+        self.next
+    }
+
+    /// Counts anew, and notes in `policies` which quotas are used up; whether that has changed. `names`:
+    /// the links that there are.
+    pub(super) fn look<'a>(
+        &mut self,
+        now: Instant,
+        policies: &mut Policies,
+        names: impl Iterator<Item = &'a str>,
+    ) -> bool {
+        self.next = now + LOOK;
+        // A clock that stands before 1970 has no month to count for.
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        let mut news = false;
+        for name in names {
+            news |= self.count(unix, policies, name);
+        }
+        if self.dirty && now.saturating_duration_since(self.saved) >= SAVE {
+            self.saved = now;
+            self.save();
+        }
+        news
+    }
+
+    fn count(&mut self, unix: u64, policies: &mut Policies, name: &str) -> bool {
+        let link = policies.of(name);
+        let carried = self.meters.of(name).bytes();
+        let before = self.counted.insert(name.to_owned(), carried).unwrap_or(0);
+        let Some(quota) = link.quota else { return policies.set_spent(name, None) };
+        let month = Month::of(unix, link.quota_day);
+        let since = month.first.unix();
+        let used = self.used.entry(name.to_owned()).or_insert(Usage { since, bytes: 0 });
+        let old = *used;
+        // A clock that was put right may go back: what was counted then belongs to a month that is over
+        // only if that lies before this one.
+        if used.since < since {
+            *used = Usage { since, bytes: 0 };
+        }
+        used.bytes = used.bytes.saturating_add(carried - before);
+        self.dirty |= *used != old;
+        let spent = (used.bytes >= quota.bytes()).then_some((quota, month.next));
+        let news = policies.set_spent(name, spent);
+        if news {
+            match spent {
+                Some((quota, until)) => {
+                    tracing::warn!(link = name, %quota, %until, "a quota is used up, the link rests");
+                }
+                None => tracing::info!(link = name, "the link may be used again"),
+            }
+        }
+        news
+    }
+
+    /// Bytes that a link has used since its month began.
+    pub(super) fn used(&self, name: &str) -> u64 {
+        self.used.get(name).map_or(0, |used| used.bytes)
+    }
+
+    /// Forgets what a link has used.
+    pub(super) fn reset(&mut self, name: &str) {
+        if let Some(used) = self.used.get_mut(name) {
+            used.bytes = 0;
+            self.dirty = true;
+        }
+    }
+
+    /// Writes down what has not been yet.
+    pub(super) fn save(&mut self) {
+        if !self.dirty {
+            return;
+        }
+        match usage::save(&self.file, &self.used) {
+            Ok(()) => (self.dirty, self.failed) = (false, false),
+            Err(error) if !self.failed => {
+                self.failed = true;
+                tracing::warn!(
+                    %error,
+                    "what the links have used cannot be kept: after a restart quotas count from less; \
+                     choose another folder with --state-dir"
+                );
+            }
+            Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpvpn_control::config::LinkConfig;
+    use mpvpn_types::{ByteSize, Tier};
+
+    const NOVEMBER: u64 = 1_793_491_200;
+    const DECEMBER: u64 = 1_796_083_200;
+
+    #[test]
+    fn a_quota_is_used_up_kept_and_over_with_the_month() {
+        let home = tempfile::tempdir().unwrap();
+        let link = LinkConfig { quota: Some(ByteSize::from_bytes(1_000_000)), ..LinkConfig::default() };
+        let now = Instant::now();
+        let start = || {
+            let meters = Meters::default();
+            (
+                Quotas::load(now, home.path(), "a", meters.clone()).unwrap(),
+                Policies::new(std::slice::from_ref(&link)),
+                meters,
+            )
+        };
+        let (mut quotas, mut policies, meters) = start();
+        meters.of("wwan0").count(700_000, 0, true);
+        assert!(!quotas.count(NOVEMBER, &mut policies, "wwan0"));
+        quotas.save();
+
+        let (mut quotas, mut policies, meters) = start();
+        meters.of("wwan0").count(299_972 + 28, 0, true);
+        assert!(quotas.count(NOVEMBER + 86_400, &mut policies, "wwan0"), "used up over two runs");
+        assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Never, 1_000_000));
+        assert!(!quotas.count(DECEMBER - 1, &mut policies, "wwan0"));
+        assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
+        assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Primary, 0));
+
+        meters.of("wwan0").count(2_000_000, 0, true);
+        assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
+        quotas.reset("wwan0");
+        assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
+        assert_eq!(policies.tier("wwan0"), Tier::Primary);
+    }
+
+    #[test]
+    fn without_a_quota_no_file_is_made() {
+        let home = tempfile::tempdir().unwrap();
+        let meters = Meters::default();
+        let mut quotas = Quotas::load(Instant::now(), home.path(), "a", meters.clone()).unwrap();
+        meters.of("eth0").count(5000, 4, false);
+        assert!(!quotas.count(NOVEMBER, &mut Policies::new(&[]), "eth0"));
+        quotas.save();
+        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+    }
+}

@@ -1,0 +1,126 @@
+//! The LINK capsule: what a client wants of the link under one of its paths.
+
+use bytes::{BufMut, BytesMut};
+use mpvpn_types::{BitRate, PathId, Tier};
+
+use super::{CapsuleError, LINK, put_header, reader::Fields};
+use crate::varint;
+
+const METERED: u8 = 0x01;
+const TIER_SHIFT: u8 = 1;
+const TIER_MASK: u8 = 0x06;
+/// The highest limit that can be told, 1 Tbit/s, in kbit/s.
+const MAX_KBPS: u64 = 1_000_000_000;
+
+/// What a client wants of the link under a path. It replaces what was said of that path before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkNotice {
+    /// The path (draft-ietf-quic-multipath-21).
+    pub path: PathId,
+    /// When the receiver is to use the path for what it sends: at any time, as overflow or as backup.
+    pub tier: Tier,
+    /// Every packet costs: heartbeats are to be fewer.
+    pub metered: bool,
+    /// The receiver is to send no more than this, in whole kbit/s of IP packets.
+    pub cap: Option<BitRate>,
+}
+
+impl LinkNotice {
+    pub(super) fn encode(&self, out: &mut BytesMut) {
+        let path = u64::from(self.path.0);
+        let kbps = self.cap.map_or(0, |cap| (cap.bps() / 1000).clamp(1, MAX_KBPS));
+        let tier = match self.tier {
+            Tier::Primary => 0,
+            Tier::Overflow => 1,
+            Tier::Backup | Tier::Never => 2,
+        };
+        let out = put_header(LINK, varint::len(path) + 1 + varint::len(kbps), out);
+        varint::encode(path, out);
+        out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
+        varint::encode(kbps, out);
+    }
+
+    /// Bits and bytes that a later version may add are ignored.
+    pub(super) fn parse(value: &[u8]) -> Result<Self, CapsuleError> {
+        let mut fields = Fields { kind: LINK, left: value };
+        let path = fields.varint()?;
+        let path = u32::try_from(path).map_err(|_| CapsuleError::LinkField { field: "path", value: path })?;
+        let flags = fields.byte()?;
+        let kbps = fields.varint()?;
+        if kbps > MAX_KBPS {
+            return Err(CapsuleError::LinkField { field: "cap", value: kbps });
+        }
+        let tier = match (flags & TIER_MASK) >> TIER_SHIFT {
+            0 => Tier::Primary,
+            1 => Tier::Overflow,
+            2 => Tier::Backup,
+            tier => return Err(CapsuleError::LinkField { field: "tier", value: tier.into() }),
+        };
+        Ok(Self {
+            path: PathId(path),
+            tier,
+            metered: flags & METERED != 0,
+            cap: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::capsule::{Capsule, CapsuleReader};
+    use proptest::prelude::*;
+
+    fn read(bytes: &[u8]) -> Result<Option<Capsule>, CapsuleError> {
+        let mut reader = CapsuleReader::new();
+        reader.push(bytes);
+        reader.next()
+    }
+
+    fn with_value(value: &[u8]) -> Vec<u8> {
+        let mut out = BytesMut::new();
+        put_header(LINK, value.len(), &mut out).extend_from_slice(value);
+        out.to_vec()
+    }
+
+    #[test]
+    fn the_bytes_are_the_documented_ones() {
+        let notice = LinkNotice {
+            path: PathId(5),
+            tier: Tier::Backup,
+            metered: true,
+            cap: Some(BitRate::from_bps(50_000_000)),
+        };
+        let bytes = Capsule::Link(notice).to_bytes();
+        assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 6, 5, 0b101, 0x80, 0, 0xc3, 0x50]);
+    }
+
+    #[test]
+    fn values_that_cannot_be_are_refused_and_later_ones_ignored() {
+        for bad in [&[][..], &[5], &[5, 0], &[5, 0b110, 0], &[5, 0, 0xc0, 0, 0, 1, 0, 0, 0, 0]] {
+            assert!(read(&with_value(bad)).is_err(), "{bad:?}");
+        }
+        assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
+        let read = read(&with_value(&[5, 0xf8, 0, 1, 2, 3])).unwrap();
+        let expected = LinkNotice { path: PathId(5), tier: Tier::Primary, metered: false, cap: None };
+        assert_eq!(read, Some(Capsule::Link(expected)));
+    }
+
+    const MAX: usize = crate::capsule::MAX_LINK;
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(
+            path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
+        ) {
+            let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
+            let notice = LinkNotice { path: PathId(path), tier: Tier::ALL[tier], metered, cap };
+            prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
+        }
+
+        #[test]
+        fn any_value_is_read_without_panic(value in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = read(&with_value(&value));
+        }
+    }
+}

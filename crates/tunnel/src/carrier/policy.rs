@@ -1,0 +1,140 @@
+//! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
+
+use mpvpn_path::{Candidate, LivenessConfig, Place};
+use mpvpn_quic::Connection;
+use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier};
+
+use super::{Carrier, Role, Watched};
+
+/// Paths of which something may be known before they are there: more than a connection can have.
+const MAX_EARLY: usize = 64;
+
+/// How this end is to use a path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PathPolicy {
+    /// When data is sent there.
+    pub(crate) tier: Tier,
+    /// Every packet costs.
+    pub(crate) metered: bool,
+    /// What this end may send there.
+    pub(crate) cap: Option<BitRate>,
+}
+
+impl PathPolicy {
+    pub(crate) fn liveness(&self) -> LivenessConfig {
+        if self.metered { LivenessConfig::metered() } else { LivenessConfig::default() }
+    }
+}
+
+impl Watched {
+    /// Nobody needs to know quickly whether it still works, and finding out costs.
+    fn may_rest(&self) -> bool {
+        self.policy.metered && self.policy.tier == Tier::Backup && self.place != Place::Active
+    }
+
+    /// What the far end said about it has not been answered by signs of life since.
+    pub(super) fn is_unheard(&self, id: PathId, connection: &Connection) -> bool {
+        // What is sent in the same turn is sent after it was read.
+        let heard = |since| connection.acked_sent(id).is_some_and(|acked| acked >= since);
+        self.refused.is_some_and(|since| !heard(since))
+    }
+}
+
+impl Carrier {
+    /// At a client: how the link is to be used, whatever paths it has or will have.
+    pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: PathPolicy) {
+        self.by_link.insert(link, policy);
+        self.apply(now, |_, path| path.link == link, policy);
+    }
+
+    /// At a server: how a path is to be used, which may still have to be opened.
+    pub(crate) fn set_path(&mut self, now: Instant, id: PathId, policy: PathPolicy) {
+        self.by_path.insert(id, policy);
+        if self.by_path.len() > MAX_EARLY {
+            // Numbers only grow: the least is that of the path that is gone for the longest time.
+            self.by_path.pop_first();
+        }
+        self.apply(now, |other, _| other == id, policy);
+    }
+
+    fn apply(&mut self, now: Instant, which: impl Fn(PathId, &Watched) -> bool, policy: PathPolicy) {
+        for (id, path) in &mut self.paths {
+            if !which(*id, path) || path.policy == policy {
+                continue;
+            }
+            if path.policy.metered != policy.metered {
+                path.liveness.set_config(now, policy.liveness());
+            }
+            path.capped &= path.policy.cap == policy.cap;
+            path.policy = policy;
+            self.changed = true;
+        }
+    }
+
+    /// The paths with their links.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (PathId, LinkId)> + '_ {
+        self.paths.iter().map(|(id, path)| (*id, path.link))
+    }
+
+    /// Whether there is such a path.
+    pub(crate) fn has_path(&self, id: PathId) -> bool {
+        self.paths.contains_key(&id)
+    }
+
+    /// Whether a path over another link works.
+    pub(crate) fn works_without(&self, link: LinkId) -> bool {
+        self.paths.values().any(|path| path.link != link && path.liveness.is_alive())
+    }
+
+    /// The policy of a path that is new.
+    pub(super) fn policy_of(&self, id: PathId, link: LinkId) -> PathPolicy {
+        let known = match self.role {
+            Role::Client => self.by_link.get(&link),
+            Role::Server => self.by_path.get(&id),
+        };
+        known.copied().unwrap_or_default()
+    }
+
+    /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
+    pub(super) fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
+        let mut candidates = Vec::with_capacity(self.paths.len());
+        for (id, path) in &mut self.paths {
+            if !path.capped {
+                path.capped = true;
+                connection.set_rate_cap(now, *id, path.policy.cap);
+            }
+            path.busy = path.measure_load(due, connection.is_limited(*id));
+            candidates.push(Candidate {
+                id: *id,
+                // Under failover the client chooses the path within a tier.
+                link: if self.role == Role::Server && path.refused.is_some() {
+                    LinkId(u16::MAX)
+                } else {
+                    path.link
+                },
+                tier: path.policy.tier,
+                works: path.liveness.is_alive() && !path.is_unheard(*id, connection),
+                load: path.busy,
+            });
+        }
+        let places = self.tiers.places(now, self.dispatcher.scheduler(), &candidates, due);
+        for (path, place) in self.paths.values_mut().zip(places) {
+            path.place = place;
+            if path.may_rest() {
+                path.liveness.rest();
+            }
+        }
+    }
+
+    pub(super) fn note_traffic(&mut self, now: Instant) {
+        self.moved = Some(now);
+        for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
+            path.liveness.on_traffic(now);
+        }
+    }
+
+    /// Paths of lower rank are filled first.
+    pub(super) fn rank(&self, id: PathId) -> Tier {
+        self.paths.get(&id).map_or(Tier::Primary, |path| path.policy.tier)
+    }
+}

@@ -1,0 +1,113 @@
+//! How a client uses each of its links, and what it tells the server about them.
+
+use bytes::BytesMut;
+use mpvpn_masque::{
+    capsule::{Capsule, LinkNotice},
+    h3,
+};
+use mpvpn_quic::LostReason;
+use mpvpn_types::{BitRate, Instant, LinkId, Tier};
+
+use super::Client;
+use crate::carrier::PathPolicy;
+
+/// How a link is to be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkPolicy {
+    /// When it carries data.
+    pub tier: Tier,
+    /// Every packet costs.
+    pub metered: bool,
+    /// What this end may send there.
+    pub up: Option<BitRate>,
+    /// What the server is asked to keep to there.
+    pub down: Option<BitRate>,
+}
+
+impl LinkPolicy {
+    /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
+    pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
+        PathPolicy { tier: self.tier, metered: self.metered && agreed, cap: self.up }
+    }
+}
+
+impl Client {
+    /// Sets how a link is to be used, from now on and whether it is there yet or not.
+    ///
+    /// A link of the tier `never` loses its path. If that was the only one, the connection is made anew
+    /// over other links.
+    pub fn set_link(&mut self, now: Instant, id: LinkId, policy: LinkPolicy) {
+        let before = self.policies.insert(id, policy).unwrap_or_default();
+        if before == policy {
+            return;
+        }
+        if let Some(session) = &mut self.session {
+            session.carrier.set_link(now, id, policy.ours(session.told.is_some()));
+        }
+        match (before.tier, policy.tier) {
+            (Tier::Never, Tier::Never) => {}
+            (_, Tier::Never) => self.leave_link(now, id),
+            (Tier::Never, _) => self.enter_link(now, id),
+            _ => {}
+        }
+        self.tell_links();
+    }
+
+    /// Whether the link may have a path.
+    pub(super) fn allows(&self, id: LinkId) -> bool {
+        self.policies.get(&id).is_none_or(|policy| policy.tier != Tier::Never)
+    }
+
+    fn leave_link(&mut self, now: Instant, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.opening = None;
+        }
+        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
+        for attempt in lost {
+            self.close_connection(now, attempt.connection, "the link is not to be used");
+        }
+        if let Some(session) = &self.session
+            && let Some(path) = session.carrier.path_on(id)
+            && let Some(connection) = self.endpoint.get(session.connection)
+        {
+            if session.carrier.works_without(id) {
+                connection.close_path(now, path);
+            } else {
+                let reason = "the only link that worked is not to be used any more".to_owned();
+                self.lost(now, &LostReason::Transport(reason));
+                self.backoff.now(now);
+            }
+        }
+        self.attempts_over(now);
+    }
+
+    fn enter_link(&mut self, now: Instant, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        link.probe.restart(now);
+        link.opening = None;
+        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
+            self.try_link(now, id);
+        }
+    }
+
+    /// Tells the server what it does not know yet about the links under the paths.
+    pub(super) fn tell_links(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let (Some(told), Some(stream)) = (&mut session.told, session.request) else { return };
+        told.retain(|path, _| session.carrier.has_path(*path));
+        for (path, link) in session.carrier.links() {
+            let policy = self.policies.get(&link).copied().unwrap_or_default();
+            let LinkPolicy { tier, metered, down: cap, .. } = policy;
+            let notice = LinkNotice { path, tier, metered, cap };
+            let default = LinkNotice { path, tier: Tier::Primary, metered: false, cap: None };
+            if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
+                continue;
+            }
+            told.insert(path, notice);
+            let mut capsule = BytesMut::new();
+            Capsule::Link(notice).encode(&mut capsule);
+            connection.write(stream, h3::encode_data(&capsule));
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! Links of several tiers, limited and metered ones, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_tunnel::{ClientState, LinkPolicy};
+use mpvpn_types::{BitRate, Duration, LinkId, Tier};
+use world::{MS, SERVER, TOKEN, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Which way the load goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Up,
+    Down,
+}
+
+fn tier(tier: Tier) -> LinkPolicy {
+    LinkPolicy { tier, ..LinkPolicy::default() }
+}
+
+/// A client with a link of 20 Mbit/s and others of 50, which are used as told; it is up.
+fn with_links(scheduler: Scheduler, policies: &[LinkPolicy]) -> (World, usize) {
+    let mut world = World::new();
+    let mut links = vec![(50, 15 * MS); policies.len()];
+    links[0] = (20, 10 * MS);
+    let client = world.add(TOKEN, scheduler, &links);
+    for (id, policy) in policies.iter().enumerate() {
+        set(&mut world, client, id as u16, *policy);
+    }
+    world.up(client);
+    world.run(2 * SECOND);
+    (world, client)
+}
+
+fn set(world: &mut World, client: usize, link: u16, policy: LinkPolicy) {
+    let now = world.now;
+    world.machines[client].client.set_link(now, LinkId(link), policy);
+}
+
+/// Offers `mbps` of large UDP packets one way for a while; what each link carried that way (Mbit/s, IP packets).
+fn flood(world: &mut World, client: usize, way: Way, mbps: f64, time: Duration) -> Vec<f64> {
+    let carried = |world: &World| -> Vec<u64> {
+        let wire = |link: &world::Link| if way == Way::Up { link.up.carried } else { link.down.carried };
+        world.machines[client].links.values().map(wire).collect()
+    };
+    let before = carried(world);
+    let (payload, end) = ([7; 1072], world.now + time);
+    let (start, mut sent) = (world.now, 0.0);
+    while world.now < end {
+        while sent < mbps * (world.now - start).as_secs_f64() * 1e6 / 8.0 {
+            match way {
+                Way::Up => {
+                    let packet = world.outward(client, &payload);
+                    world.client_sends(client, packet);
+                }
+                Way::Down => {
+                    let packet = world.inward(client, &payload);
+                    world.server_sends(packet);
+                }
+            }
+            sent += 1100.0;
+        }
+        world.run(MS);
+    }
+    let rate = |(after, before): (u64, &u64)| (after - before) as f64 * 8.0 / 1e6 / time.as_secs_f64();
+    carried(world).into_iter().zip(&before).map(rate).collect()
+}
+
+fn states(world: &mut World, client: usize) -> Vec<(u16, PathState, String)> {
+    let now = world.now;
+    let report = world.machines[client].client.report(now);
+    let mut states: Vec<_> = report
+        .paths
+        .into_iter()
+        .map(|path| (path.link.expect("a link").0, path.state, path.reason))
+        .collect();
+    states.sort_by_key(|(link, ..)| *link);
+    states
+}
+
+/// Acknowledgements and heartbeats, no data.
+const QUIET: f64 = 0.2;
+
+#[test]
+fn overflow_is_used_while_the_primary_link_is_full_and_given_back() {
+    for way in [Way::Up, Way::Down] {
+        let policies = [tier(Tier::Primary), tier(Tier::Overflow), tier(Tier::Backup)];
+        let (mut world, client) = with_links(Scheduler::Auto, &policies);
+        let rates = flood(&mut world, client, way, 10.0, 3 * SECOND);
+        assert!(rates[1] < QUIET && rates[2] < QUIET, "{way:?}: {rates:?} where the primary is enough");
+        assert_eq!(
+            states(&mut world, client)[1..],
+            [
+                (1, PathState::Standby, "overflow not needed".to_owned()),
+                (2, PathState::Standby, "a better link works".to_owned())
+            ]
+        );
+        flood(&mut world, client, way, 40.0, 3 * SECOND);
+        let rates = flood(&mut world, client, way, 40.0, 2 * SECOND);
+        assert!(rates[0] > 17.0, "{way:?}: {rates:?}: the primary is not filled first");
+        assert!((17.0..27.0).contains(&rates[1]), "{way:?}: {rates:?}: what is too much overflows");
+        assert!(rates[2] < QUIET, "{way:?}: {rates:?}: no backup while a better link works");
+        flood(&mut world, client, way, 10.0, 9 * SECOND);
+        let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
+        assert!(rates[1] < QUIET, "{way:?}: {rates:?}: not given back");
+        assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
+    }
+}
+
+#[test]
+fn an_idle_tunnel_gives_overflow_back_too() {
+    let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), tier(Tier::Overflow)]);
+    flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    assert_eq!(states(&mut world, client)[1].1, PathState::Active);
+    world.run(10 * SECOND);
+    assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
+}
+
+#[test]
+fn backup_is_used_only_while_nothing_better_works() {
+    for metered in [false, true] {
+        let backup = LinkPolicy { tier: Tier::Backup, metered, ..LinkPolicy::default() };
+        let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), backup]);
+        for way in [Way::Up, Way::Down] {
+            let rates = flood(&mut world, client, way, 40.0, 3 * SECOND);
+            assert!(rates[1] < QUIET, "{way:?}: {rates:?} with a primary that is full, but works");
+        }
+        // Queues that the load left make round trips long, and patience with them.
+        world.chat(client, 3 * SECOND);
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+        let (a, b) = world.chat(client, 3 * SECOND);
+        assert!(a.max(b) <= 300 * MS, "gaps of {a:?} and {b:?}, metered: {metered}");
+        for way in [Way::Up, Way::Down] {
+            let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
+            assert!(rates[1] > 9.0, "{way:?}: {rates:?} without the primary");
+        }
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (0.0, 0.0);
+        world.chat(client, 2 * SECOND);
+        for way in [Way::Up, Way::Down] {
+            let rates = flood(&mut world, client, way, 10.0, 2 * SECOND);
+            assert!(rates[1] < QUIET, "{way:?}: {rates:?} with the primary back");
+        }
+        assert_eq!(world.machines[client].downs, 0);
+    }
+}
+
+#[test]
+fn never_carries_nothing_and_may_become_another_tier() {
+    let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), tier(Tier::Never)]);
+    let packets = |world: &World, link: u16| {
+        let link = &world.machines[client].links[&LinkId(link)];
+        link.up.passed + link.down.passed
+    };
+    // The world switches links on before it is told about them.
+    let before = packets(&world, 1);
+    assert!(before <= 2, "{before} packets at the start");
+    flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    assert_eq!(packets(&world, 1), before, "not even a question on a link that is never to be used");
+
+    set(&mut world, client, 1, tier(Tier::Primary));
+    world.run(2 * SECOND);
+    let rates = flood(&mut world, client, Way::Up, 40.0, 2 * SECOND);
+    assert!(rates[1] > 10.0, "{rates:?}");
+
+    set(&mut world, client, 1, tier(Tier::Never));
+    world.run(SECOND);
+    let before = packets(&world, 1);
+    let rates = flood(&mut world, client, Way::Down, 40.0, 2 * SECOND);
+    assert_eq!((packets(&world, 1), world.machines[client].downs), (before, 0), "{rates:?}");
+    assert_eq!(states(&mut world, client).len(), 1);
+
+    // The first path of the connection too, and back again.
+    set(&mut world, client, 1, tier(Tier::Primary));
+    world.run(2 * SECOND);
+    set(&mut world, client, 0, tier(Tier::Never));
+    let (a, b) = world.chat(client, SECOND);
+    assert!(a.max(b) <= 100 * MS, "{a:?} {b:?}");
+    let before = packets(&world, 0);
+    flood(&mut world, client, Way::Down, 40.0, SECOND);
+    assert_eq!((packets(&world, 0), world.machines[client].downs), (before, 0));
+    set(&mut world, client, 0, tier(Tier::Primary));
+    world.run(3 * SECOND);
+    assert_eq!(states(&mut world, client).len(), 2);
+}
+
+#[test]
+fn the_only_link_is_left_when_it_is_never_to_be_used() {
+    let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary)]);
+    let address = world.address(client, true);
+    set(&mut world, client, 0, tier(Tier::Never));
+    world.run(SECOND);
+    let link = &world.machines[client].links[&LinkId(0)];
+    let before = link.up.passed;
+    world.run(30 * SECOND);
+    assert_eq!(world.machines[client].links[&LinkId(0)].up.passed, before);
+    assert_eq!(world.machines[client].downs, 1);
+    set(&mut world, client, 0, tier(Tier::Primary));
+    world.up(client);
+    assert_eq!(world.address(client, true), address);
+}
+
+#[test]
+fn a_cap_is_kept_to_and_can_be_lifted() {
+    let mbit = |n: u64| Some(BitRate::from_bps(n * 1_000_000));
+    let capped = LinkPolicy { up: mbit(6), down: mbit(8), ..LinkPolicy::default() };
+    let (mut world, client) = with_links(Scheduler::Auto, &[capped]);
+    for (way, cap) in [(Way::Up, 6.0), (Way::Down, 8.0), (Way::Up, 6.0)] {
+        flood(&mut world, client, way, 30.0, SECOND);
+        let rates = flood(&mut world, client, way, 30.0, 4 * SECOND);
+        assert!((cap * 0.95..=cap * 1.02).contains(&rates[0]), "{way:?}: {rates:?} at a cap of {cap}");
+    }
+    let states = states(&mut world, client);
+    assert_eq!(states[0].1, PathState::Active);
+    set(&mut world, client, 0, LinkPolicy::default());
+    for way in [Way::Up, Way::Down] {
+        flood(&mut world, client, way, 30.0, 2 * SECOND);
+        let rates = flood(&mut world, client, way, 30.0, 2 * SECOND);
+        assert!(rates[0] > 18.0, "{way:?}: {rates:?} without the cap");
+    }
+    set(&mut world, client, 0, LinkPolicy { up: mbit(2), down: mbit(100), ..LinkPolicy::default() });
+    for (way, rate) in [(Way::Up, 1.9..2.04), (Way::Down, 18.0..20.1)] {
+        flood(&mut world, client, way, 30.0, SECOND);
+        let rates = flood(&mut world, client, way, 30.0, 4 * SECOND);
+        assert!(rate.contains(&rates[0]), "{way:?}: {rates:?}, expected {rate:?}");
+    }
+}
+
+#[test]
+fn a_capped_link_passes_on_to_others_what_it_may_not_carry() {
+    let cap = BitRate::from_bps(5_000_000);
+    let capped = LinkPolicy { up: Some(cap), ..LinkPolicy::default() };
+    let (mut world, client) = with_links(Scheduler::Auto, &[capped, tier(Tier::Overflow)]);
+    flood(&mut world, client, Way::Up, 20.0, SECOND);
+    let rates = flood(&mut world, client, Way::Up, 20.0, 4 * SECOND);
+    assert!((4.7..=5.1).contains(&rates[0]) && (14.0..=17.0).contains(&rates[1]), "{rates:?}");
+}
+
+#[test]
+fn an_idle_metered_link_carries_few_packets() {
+    let metered = LinkPolicy { metered: true, ..LinkPolicy::default() };
+    let (mut world, client) = with_links(Scheduler::Auto, &[metered]);
+    world.run(60 * SECOND);
+    let passed = |world: &World| {
+        let link = &world.machines[client].links[&LinkId(0)];
+        (link.up.passed, link.down.passed)
+    };
+    let before = passed(&world);
+    world.run(100 * SECOND);
+    let after = passed(&world);
+    let (up, down) = (after.0 - before.0, after.1 - before.1);
+    assert!((4..=12).contains(&up) && (4..=12).contains(&down), "{up} up, {down} down in 100 idle seconds");
+    let (a, b) = world.chat(client, 3 * SECOND);
+    assert!(a.max(b) < 50 * MS, "{a:?} {b:?} after the rest");
+    let now = world.now;
+    assert_eq!(world.machines[client].client.report(now).state, ClientState::Up);
+    assert_eq!(world.machines[client].downs, 0);
+}
+
+#[test]
+fn a_metered_backup_is_left_alone_while_the_primary_is_busy() {
+    let backup = LinkPolicy { tier: Tier::Backup, metered: true, ..LinkPolicy::default() };
+    let (mut world, client) = with_links(Scheduler::Auto, &[tier(Tier::Primary), backup]);
+    world.run(5 * SECOND);
+    let carried = |world: &World| {
+        let link = &world.machines[client].links[&LinkId(1)];
+        link.up.carried + link.down.carried
+    };
+    let before = carried(&world);
+    world.chat(client, 60 * SECOND);
+    let bytes = carried(&world) - before;
+    assert!(bytes < 4000, "{bytes} bytes in a minute on a link that nobody needs");
+    assert_eq!(states(&mut world, client)[1].1, PathState::Standby);
+}
+
+#[test]
+fn failover_goes_through_the_tiers() {
+    let policies = [tier(Tier::Backup), tier(Tier::Primary), tier(Tier::Primary)];
+    let (mut world, client) = with_links(Scheduler::Failover, &policies);
+    let used = |world: &mut World| {
+        world.chat(client, SECOND);
+        let states = states(world, client);
+        let active: Vec<_> = states
+            .iter()
+            .filter(|(_, state, _)| *state == PathState::Active)
+            .map(|(link, ..)| *link)
+            .collect();
+        active
+    };
+    assert_eq!(used(&mut world), [1]);
+    for (down, next) in [(1, 2), (2, 0)] {
+        let now = world.now;
+        let machine = &mut world.machines[client];
+        machine.client.link_down(now, LinkId(down));
+        let link = machine.links.get_mut(&LinkId(down)).unwrap();
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+        assert_eq!(used(&mut world), [next]);
+    }
+    let now = world.now;
+    let machine = &mut world.machines[client];
+    for id in [1, 2] {
+        let link = machine.links.get_mut(&LinkId(id)).unwrap();
+        (link.up.loss, link.down.loss) = (0.0, 0.0);
+        machine.client.link_up(now, LinkId(id), SERVER.parse().unwrap());
+    }
+    world.run(SECOND);
+    assert_eq!(used(&mut world), [1]);
+}
