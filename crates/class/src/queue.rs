@@ -144,6 +144,11 @@ impl FqCodel {
         self.make_room()
     }
 
+    /// Changes how many bytes may wait. What waits beyond a lower limit is dropped when the next packet comes.
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.limit_bytes = bytes;
+    }
+
     /// Takes the next packet out.
     pub fn pop(&mut self, now: Instant) -> Option<Queued> {
         let now = self.ns(now);

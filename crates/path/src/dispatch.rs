@@ -87,6 +87,15 @@ impl Dispatcher {
         self.scheduler = scheduler;
     }
 
+    /// Sets how many bytes may wait for all paths together, and for each path that has a queue of its own.
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.config.limit_bytes = bytes;
+        self.shared.set_limit(bytes);
+        for lane in self.pinned.values_mut() {
+            lane.queue.set_limit(bytes);
+        }
+    }
+
     /// Says whether the far end restores the order of packets, so that a flow may take several paths.
     pub fn set_numbered(&mut self, now: Instant, numbered: bool) {
         if self.numbered != numbered {

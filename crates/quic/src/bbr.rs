@@ -25,6 +25,8 @@ const STARTUP_GAIN: f64 = 2.885;
 /// the probes, because a sender that comes late now and then would stay below it; the second phase
 /// drains what that adds up to.
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
+/// Instead of the gain between the probes, while a queue is there.
+const EASE: f64 = 0.96;
 /// Window in units of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
 /// Growth that shows that a pipe is not full yet, and rounds without it that show that it is.
@@ -34,13 +36,18 @@ const FULL_ROUNDS: u32 = 3;
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
 const MIN_RTT_AGE: Duration = Duration::from_secs(10);
+/// Losses in a window from which on it is worth to know whether they come anyway.
+const LOSSY: f64 = 0.02;
 /// Windows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
 const WINDOWS: usize = 16;
 /// A path that was not in use for this long is a different one.
 const STALE: Duration = Duration::from_secs(2);
-/// The base is not believed to be longer than the shortest round trip by more than this: it may hold a
-/// queue of somebody else.
-const MOST_VARIATION: Duration = Duration::from_millis(60);
+/// A path carries little if it is below this share of its rate for two windows.
+const LITTLE: u64 = 8;
+/// Less than this (bytes/s) is little on any path.
+const LITTLE_RATE: u64 = 64_000;
+/// Windows in which little was carried whose longest round trips are remembered.
+const QUIET_WINDOWS: usize = 32;
 /// Least window, in packets.
 const MIN_PACKETS: u64 = 4;
 
@@ -59,16 +66,22 @@ pub(crate) struct Delivery {
     full: bool,
     /// The shortest round trip of this window.
     shortest: Duration,
+    /// The longest round trip of this window.
+    longest: Duration,
     rate: u64,
 }
 
 /// What [`Delivery`] found in a window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Window {
     /// Bytes/s that were delivered.
     pub(crate) rate: u64,
     /// The shortest round trip.
     pub(crate) shortest: Duration,
+    /// The longest one.
+    pub(crate) longest: Duration,
+    /// The share of bytes (0 to 1) that was lost.
+    pub(crate) lost: f64,
 }
 
 /// One acknowledged packet, as [`Delivery`] sees it.
@@ -104,6 +117,7 @@ impl Delivery {
             sent_before: now,
             full: true,
             shortest: Duration::MAX,
+            longest: Duration::ZERO,
             rate: 0,
         }
     }
@@ -140,7 +154,7 @@ impl Delivery {
                 true => (self.rate - self.rate / 32).max(sample),
                 false => self.rate.max(sample),
             };
-            complete = Some(Window { rate: sample, shortest: self.shortest });
+            complete = Some(Window { rate: sample, shortest: self.shortest, longest: self.longest, lost });
             let (rate, sent) = (self.rate, self.sent);
             *self = Self { since: self.last, rate, sent, sent_before: sent, ..Self::new(now) };
         }
@@ -149,6 +163,7 @@ impl Delivery {
         self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
         self.full &= !acked.idle;
         self.shortest = self.shortest.min(acked.rtt);
+        self.longest = self.longest.max(acked.rtt);
         complete
     }
 }
@@ -178,6 +193,14 @@ pub(crate) struct Bbr {
     /// When the newest of them ended.
     used: Option<Instant>,
     smoothed: Duration,
+    /// The longest round trips of windows in which the path carried little: its delay varies by so much.
+    quiet: [Duration; QUIET_WINDOWS],
+    newest_quiet: usize,
+    carried_little: bool,
+    /// The shortest round trip of the last window.
+    recent: Duration,
+    /// Packets were lost in the last window.
+    lossy: bool,
 }
 
 impl Bbr {
@@ -192,6 +215,11 @@ impl Bbr {
             newest: 0,
             used: None,
             smoothed: Duration::ZERO,
+            quiet: [Duration::ZERO; QUIET_WINDOWS],
+            newest_quiet: 0,
+            carried_little: true,
+            recent: Duration::ZERO,
+            lossy: false,
         }
     }
 
@@ -224,6 +252,14 @@ impl Bbr {
         in_flight: u64,
         app_limited: bool,
     ) {
+        self.lossy = window.lost > LOSSY;
+        self.recent = window.shortest;
+        let little = window.rate <= (rate / LITTLE).max(LITTLE_RATE);
+        if little && self.carried_little {
+            self.newest_quiet = (self.newest_quiet + 1) % QUIET_WINDOWS;
+            self.quiet[self.newest_quiet] = window.longest.saturating_sub(Delivery::ACK_DELAY);
+        }
+        self.carried_little = little;
         if window.rate >= rate / 2 {
             if self.used.is_some_and(|at| now.saturating_duration_since(at) > STALE) {
                 self.windows = [Duration::MAX; WINDOWS];
@@ -232,11 +268,13 @@ impl Bbr {
             self.newest = (self.newest + 1) % WINDOWS;
             self.windows[self.newest] = window.shortest;
         }
+        let queue = self.has_queue(rate);
         match &mut self.phase {
             Phase::Startup { best, rounds } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
                     (*best, *rounds) = (rate, 0);
-                } else if !app_limited {
+                } else if !app_limited || queue {
+                    // Flows inside that keep to the rate of the path leave nothing waiting here.
                     *rounds += 1;
                     if *rounds >= FULL_ROUNDS {
                         self.phase = Phase::Drain;
@@ -244,7 +282,7 @@ impl Bbr {
                 }
             }
             Phase::Drain => {
-                if in_flight <= self.product(rate) + self.held(rate) {
+                if in_flight <= self.empty(rate) {
                     self.phase = Phase::Cruise { phase: 2, since: now, before: rate };
                 }
             }
@@ -260,7 +298,10 @@ impl Bbr {
             Phase::Startup { .. } => Some(self.smoothed),
             Phase::Drain | Phase::Cruise { .. } => self.windows.iter().min().copied(),
         };
-        Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, least + MOST_VARIATION))
+        // A stream may have a queue of its own making or of somebody else before it, at all times; by how much
+        // delay varies is seen while little is sent.
+        let most = self.quiet.iter().max().map_or(least, |most| least.max(*most));
+        Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, most))
     }
 
     /// Whether less is sent than the path can carry, or was a round trip ago.
@@ -274,13 +315,15 @@ impl Bbr {
     }
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
-        let drained = self.product(rate) + self.held(rate);
+        let drained = self.empty(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
         let Phase::Cruise { phase, since, before } = &mut self.phase else { return };
         let elapsed = now.saturating_duration_since(*since);
         // The queue that a probe built is drained for as long as it is there, but no longer than it
         // took to build.
         let done = match *phase {
+            // Whether losses go on while less is sent has to be seen.
+            1 if self.lossy && elapsed < round => false,
             1 => in_flight <= drained || elapsed >= round * 2,
             _ => elapsed >= round,
         };
@@ -300,6 +343,21 @@ impl Bbr {
     fn product(&self, rate: u64) -> u64 {
         let rtt = self.base_rtt().unwrap_or_default();
         (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64
+    }
+
+    /// Whether packets have waited on the path in all of the last window.
+    fn has_queue(&self, rate: u64) -> bool {
+        let Some(base) = self.base_rtt() else { return false };
+        // Acknowledgements are held back for 10 packets, or for 5 ms.
+        let held = Duration::from_nanos(10 * self.mtu * 1_000_000_000 / rate.max(1));
+        self.recent > base + base / 8 + held.min(Duration::from_millis(6)) + Duration::from_millis(2)
+    }
+
+    /// Bytes in flight that leave no queue for sure. The base may hold one, if the path was full all the time:
+    /// a drain that stopped there would never find out.
+    fn empty(&self, rate: u64) -> u64 {
+        let rtt = self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
+        (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64 + self.held(rate)
     }
 
     /// Bytes that have arrived and count as in flight: acknowledgements are held back for up to 10 packets
@@ -327,6 +385,7 @@ impl Bbr {
         let gain = match self.phase {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
+            Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
             Phase::Cruise { phase, .. } => CYCLE[phase],
         };
         if matches!(self.phase, Phase::Startup { .. }) {
@@ -345,7 +404,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn window(rate: u64) -> Window {
-        Window { rate, shortest: 25 * MS }
+        Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0 }
     }
 
     #[test]
@@ -462,18 +521,48 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_never_ends_is_no_base() {
+        let now = Instant::now();
+        let mut bbr = Bbr::new(38_400, 1472);
+        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0 };
+        bbr.on_rtt(now, 10 * MS);
+        for _ in 0..40 {
+            let window = Window { rate: 10_000_000, shortest: 35 * MS, longest: 40 * MS, lost: 0.0 };
+            bbr.on_round(now, window, 10_000_000, 0, false);
+        }
+        assert_eq!(bbr.base_rtt(), Some(10 * MS));
+        assert!(bbr.has_queue(10_000_000));
+    }
+
+    #[test]
     fn the_base_is_what_a_stream_sees_where_delay_varies() {
         let now = Instant::now();
         let mut bbr = Bbr::new(38_400, 1472);
         bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0 };
         bbr.on_rtt(now, 14 * MS);
         assert_eq!(bbr.base_rtt(), Some(14 * MS));
+        for _ in 0..3 {
+            let window = Window { rate: 10_000, shortest: 20 * MS, longest: 60 * MS, lost: 0.0 };
+            bbr.on_round(now, window, 10_000_000, 0, true);
+        }
         for n in 0..40 {
             let shortest = if n % 8 == 0 { 40 * MS } else { 55 * MS };
-            bbr.on_round(now, Window { rate: 10_000_000, shortest }, 10_000_000, 0, false);
+            bbr.on_round(
+                now,
+                Window { rate: 10_000_000, shortest, longest: shortest, lost: 0.0 },
+                10_000_000,
+                0,
+                false,
+            );
         }
         assert_eq!(bbr.base_rtt(), Some(40 * MS));
-        bbr.on_round(now + 5000 * MS, Window { rate: 10_000_000, shortest: 20 * MS }, 10_000_000, 0, false);
+        bbr.on_round(
+            now + 5000 * MS,
+            Window { rate: 10_000_000, shortest: 20 * MS, longest: 30 * MS, lost: 0.0 },
+            10_000_000,
+            0,
+            false,
+        );
         assert_eq!(bbr.base_rtt(), Some(20 * MS), "not what it was before a pause");
     }
 }

@@ -15,11 +15,16 @@ use crate::{
 
 /// Bytes that a 1-RTT packet and its DATAGRAM frame put around a payload, at most: flags,
 /// connection ID, packet number, AEAD tag, frame type and length.
-pub(crate) const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
+pub const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
 
 /// The UDP payload that every path is trusted with before it was probed (bytes). With the framing
 /// above it leaves room for the 1280 bytes that IPv6 asks of a link (RFC 8200 §5).
 const INITIAL_MTU: u16 = 1320;
+
+/// The largest packet that passes is searched anew this long after large packets were found to be lost. It
+/// is short because the library also takes the overflow of a queue for that, when it loses packets that are
+/// a few bytes shorter than one with an acknowledgement in it that arrived before.
+const BLACK_HOLE: Duration = Duration::from_millis(1500);
 
 /// Paths that a connection may have at first. Each path that is allowed costs either end five connection
 /// IDs and 2 KB, whether it is opened or not. More are allowed when most of them are in use.
@@ -99,7 +104,7 @@ impl Default for TransportOptions {
 impl TransportOptions {
     pub(crate) fn transport(&self) -> Arc<TransportConfig> {
         let mut mtu = MtuDiscoveryConfig::default();
-        mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(Duration::from_secs(10));
+        mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(BLACK_HOLE);
         let mut acks = AckFrequencyConfig::default();
         acks.ack_eliciting_threshold(VarInt::from_u32(10)).max_ack_delay(Some(Duration::from_millis(5)));
         let mut config = TransportConfig::default();

@@ -33,7 +33,7 @@ mod streams;
 mod view;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
-pub use config::{Cc, ClientSetup, ServerSetup, SetupError, TransportOptions};
+pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions};
 pub use connection::{Connection, Event, LostReason};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
 pub use ledger::Tracked;

@@ -36,6 +36,8 @@ const LASTING: i32 = 8;
 const THAW: Duration = Duration::from_millis(300);
 /// A tunnel that had nothing to send for this time gives its memory for packets back.
 const REST: Duration = Duration::from_secs(1);
+/// No packet should wait for longer than this.
+const QUEUE_TIME: Duration = Duration::from_millis(150);
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
 const PASS_BYTES: u64 = 256 * 1024;
 /// Bytes that a path is given before it is asked again which path is best.
@@ -314,14 +316,19 @@ impl Carrier {
         packet: &mut [u8],
         gateway: Gateway,
     ) -> Option<Vec<u8>> {
-        let mtu = self.mtu.limit()?;
+        let mut mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
+        if flow.protocol == protocol::TCP
+            && let Some(small) = self.sequencer.as_ref().and_then(|sequencer| sequencer.small())
+        {
+            mtu = mtu.min(small);
+        }
         let ordered = needs_order(&view);
         let gateway = gateway.for_source(view.src());
         if view.protocol() == protocol::TCP {
             let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
-            mss::clamp(packet, self.mtu.announced().min(mtu), partial);
+            mss::clamp(packet, self.mtu.announced(), partial);
         }
         self.ranges.clear();
         let prefix = self.prefix.as_ref();
@@ -386,7 +393,7 @@ impl Carrier {
             let offer = connection.offer(now, id, PASS_BYTES);
             if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
-        let mut moved = repairing && self.repair(connection, &mut offers);
+        let mut moved = repairing && self.repair(connection, max, &mut offers);
         moved |= self.fill(now, connection, max, &mut offers);
         if !later.is_empty() {
             offers.append(&mut later);
@@ -448,14 +455,16 @@ impl Carrier {
         max: usize,
         offers: &mut [Offer],
     ) -> u64 {
+        let label = self.sequencer.as_ref().filter(|sequencer| sequencer.is_on());
+        let label = label.map_or(0, |sequencer| sequencer.overhead(&self.prefix));
+        if packet.data.len() + label > max {
+            let parts = self.cut(&packet, max - label);
+            return parts.into_iter().map(|part| self.carry(now, connection, part, id, max, offers)).sum();
+        }
         let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on()) else {
-            // A limit that has just fallen.
-            return if packet.data.len() > max { 0 } else { connection.queue(id, packet.data) };
+            return connection.queue(id, packet.data);
         };
         let data = sequencer.label(now, &packet, &self.prefix);
-        if data.len() > max {
-            return 0;
-        }
         if self.dispatcher.scheduler() == Scheduler::Redundant {
             for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
                 offer.take(connection.queue(offer.id, data.clone()));
@@ -465,12 +474,35 @@ impl Carrier {
         connection.queue_tracked(id, Tracked { data, born: now, tries: 0 })
     }
 
+    /// A packet that waited while the limit fell, as every new path makes it fall for a moment: in parts that
+    /// fit, or not at all if it must not be cut.
+    #[cold]
+    fn cut(&mut self, packet: &Queued, max: usize) -> Vec<Queued> {
+        let prefix = self.prefix.as_ref();
+        let mut whole = packet.data[prefix.len()..].to_vec();
+        let tcp = ip::parse(&whole).is_ok_and(|view| view.protocol() == protocol::TCP);
+        let hdr = if tcp { as_super_packet(&whole) } else { VnetHdr::NONE };
+        let mtu = max.saturating_sub(prefix.len());
+        self.ranges.clear();
+        let room = self.arena.room(split::bound(hdr, whole.len(), mtu, prefix.len()));
+        if let Err(error) = split::split(hdr, &mut whole, mtu, prefix, room, &mut self.ranges) {
+            tracing::debug!(%error, "a packet outgrew its paths and was dropped");
+            return Vec::new();
+        }
+        let parts = self.arena.take();
+        let part = |range: &std::ops::Range<usize>| Queued { data: parts.slice(range.clone()), ..*packet };
+        self.ranges.iter().map(part).collect()
+    }
+
     /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
-    fn repair(&mut self, connection: &mut Connection, offers: &mut [Offer]) -> bool {
+    fn repair(&mut self, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
         let Some(sequencer) = &mut self.sequencer else { return false };
         let mut moved = false;
         while let Some(at) = mpvpn_path::first_to_arrive(offers) {
             let Some(datagram) = sequencer.next_repair() else { break };
+            if datagram.data.len() > max {
+                continue;
+            }
             offers[at].take(connection.queue_tracked(offers[at].id, datagram));
             moved = true;
         }
@@ -559,6 +591,11 @@ impl Carrier {
             });
         }
         self.dispatcher.set_paths(now, &infos);
+        if due {
+            let rates = self.dispatcher.order().map(|id| connection.rate(id));
+            let limit = queue_limit(rates.sum());
+            self.dispatcher.set_limit(limit);
+        }
         if due && let Some(sequencer) = &mut self.sequencer {
             let used: Vec<PathId> = self.dispatcher.order().collect();
             views.retain(|view| used.contains(&view.id));
@@ -667,12 +704,19 @@ impl Gateway {
 /// must not be answered with losses.
 fn queue() -> QueueConfig {
     QueueConfig {
-        target: Duration::from_millis(50),
-        interval: Duration::from_millis(500),
-        // Holds what a sender that does not slow down offers while the window is still growing.
-        limit_bytes: 3 << 20,
+        target: Duration::from_millis(40),
+        interval: Duration::from_millis(300),
+        limit_bytes: queue_limit(0),
         ..QueueConfig::default()
     }
+}
+
+/// Bytes that may wait for paths that carry `rate` bytes/s together: more than this time is of no use to a
+/// flow that doubles what it sends each round trip, and only delays the news that it is too much.
+fn queue_limit(rate: u64) -> usize {
+    let bytes = (u128::from(rate) * QUEUE_TIME.as_nanos() / 1_000_000_000) as usize;
+    // The rate is not known at first, and grows.
+    if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
 
 /// Bytes that a path is given at a time: all it can take where the order of the paths is fixed, few where

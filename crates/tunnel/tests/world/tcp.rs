@@ -139,9 +139,14 @@ impl Flow {
         // Sequence numbers wrap: the nearest one to what is expected is meant.
         let expected = self.expected * size;
         let ahead = i64::from(sequence.wrapping_sub(expected) as u32 as i32);
-        let first = expected.checked_add_signed(ahead)? / size;
+        let from = expected.checked_add_signed(ahead)?;
+        // The tunnel may cut a segment: it counts when its last part is there.
+        let (first, behind) = (from / size, (from + payload as u64) / size);
+        if first == behind {
+            return None;
+        }
         let mut duplicate = None;
-        for number in first..first + (payload as u64).div_ceil(size) {
+        for number in first..behind {
             if number < self.expected || self.early.insert(number, ()).is_some() {
                 duplicate = Some(number);
             }
@@ -311,7 +316,8 @@ impl Flow {
     }
 
     fn rto(&self) -> Duration {
-        let base = self.srtt.map_or(Duration::from_secs(1), |srtt| (srtt + self.rttvar * 4).max(MIN_RTO));
+        // As Linux reckons: the least is that of the variation, not of the sum.
+        let base = self.srtt.map_or(Duration::from_secs(1), |srtt| srtt + (self.rttvar * 4).max(MIN_RTO));
         (base * 2u32.pow(self.backoff)).min(Duration::from_secs(60))
     }
 
