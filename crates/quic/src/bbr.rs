@@ -32,6 +32,8 @@ const WINDOW_GAIN: f64 = 2.0;
 /// Growth that shows that a pipe is not full yet, and rounds without it that show that it is.
 const FULL_GROWTH: f64 = 1.25;
 const FULL_ROUNDS: u32 = 3;
+/// Rounds without growth in which a queue shows the same, though nothing waited to be sent.
+const QUEUED_ROUNDS: u32 = 12;
 /// Growth by which a probe has found that the path carries more.
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
@@ -171,7 +173,7 @@ impl Delivery {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
     /// Doubling every round.
-    Startup { best: u64, rounds: u32 },
+    Startup { best: u64, rounds: u32, queued: u32 },
     /// Letting go of what startup queued.
     Drain,
     /// Cycling around the rate; `before` is what it was when the last probe began.
@@ -206,7 +208,7 @@ pub(crate) struct Bbr {
 impl Bbr {
     pub(crate) fn new(initial_window: u64, mtu: u16) -> Self {
         Self {
-            phase: Phase::Startup { best: 0, rounds: 0 },
+            phase: Phase::Startup { best: 0, rounds: 0, queued: 0 },
             initial: initial_window,
             mtu: mtu.into(),
             min_rtt: None,
@@ -270,15 +272,17 @@ impl Bbr {
         }
         let queue = self.has_queue(rate);
         match &mut self.phase {
-            Phase::Startup { best, rounds } => {
+            Phase::Startup { best, rounds, queued } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
-                    (*best, *rounds) = (rate, 0);
-                } else if !app_limited || queue {
-                    // Flows inside that keep to the rate of the path leave nothing waiting here.
+                    (*best, *rounds, *queued) = (rate, 0, 0);
+                } else if !app_limited {
                     *rounds += 1;
-                    if *rounds >= FULL_ROUNDS {
-                        self.phase = Phase::Drain;
-                    }
+                } else if queue {
+                    // Flows inside that keep to the rate of the path leave nothing waiting here.
+                    *queued += 1;
+                }
+                if *rounds >= FULL_ROUNDS || *queued >= QUEUED_ROUNDS {
+                    self.phase = Phase::Drain;
                 }
             }
             Phase::Drain => {

@@ -192,7 +192,7 @@ fn nanos(time: Duration) -> u64 {
 
 /// What decides how much a path may carry.
 enum Inner {
-    Bbr(Bbr),
+    Bbr(Box<Bbr>),
     Library(Box<dyn Controller>),
 }
 
@@ -420,7 +420,7 @@ pub(crate) struct GateFactory(pub(crate) Cc);
 impl ControllerFactory for GateFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let inner = match self.0 {
-            Cc::Bbr => Inner::Bbr(Bbr::new(INITIAL_WINDOW, current_mtu)),
+            Cc::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, current_mtu))),
             Cc::Cubic => {
                 let mut config = CubicConfig::default();
                 config.initial_window(INITIAL_WINDOW);

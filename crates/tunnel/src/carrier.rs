@@ -479,13 +479,13 @@ impl Carrier {
     #[cold]
     fn cut(&mut self, packet: &Queued, max: usize) -> Vec<Queued> {
         let prefix = self.prefix.as_ref();
-        let mut whole = packet.data[prefix.len()..].to_vec();
-        let tcp = ip::parse(&whole).is_ok_and(|view| view.protocol() == protocol::TCP);
-        let hdr = if tcp { as_super_packet(&whole) } else { VnetHdr::NONE };
+        let whole = &packet.data[prefix.len()..];
+        let tcp = ip::parse(whole).is_ok_and(|view| view.protocol() == protocol::TCP);
+        let hdr = if tcp { as_super_packet(whole) } else { VnetHdr::NONE };
         let mtu = max.saturating_sub(prefix.len());
         self.ranges.clear();
         let room = self.arena.room(split::bound(hdr, whole.len(), mtu, prefix.len()));
-        if let Err(error) = split::split(hdr, &mut whole, mtu, prefix, room, &mut self.ranges) {
+        if let Err(error) = split::split(hdr, whole, mtu, prefix, room, &mut self.ranges) {
             tracing::debug!(%error, "a packet outgrew its paths and was dropped");
             return Vec::new();
         }
