@@ -132,6 +132,8 @@ pub(crate) struct Carrier {
     tiers: Tiers,
     by_link: BTreeMap<LinkId, PathPolicy>,
     by_path: BTreeMap<PathId, PathPolicy>,
+    /// Since when there is no path, if there is none.
+    bare: Instant,
     measured: Option<Instant>,
     changed: bool,
     mtu: MtuFollower,
@@ -157,6 +159,7 @@ impl Carrier {
             tiers: Tiers::default(),
             by_link: BTreeMap::new(),
             by_path: BTreeMap::new(),
+            bare: now,
             measured: None,
             changed: true,
             mtu: MtuFollower::new(now),
@@ -200,8 +203,11 @@ impl Carrier {
     }
 
     /// A path is gone.
-    pub(crate) fn path_closed(&mut self, id: PathId) {
+    pub(crate) fn path_closed(&mut self, now: Instant, id: PathId) {
         self.paths.remove(&id);
+        if self.paths.is_empty() {
+            self.bare = now;
+        }
         self.by_path.remove(&id);
         self.changed = true;
     }
@@ -242,6 +248,9 @@ impl Carrier {
     pub(crate) fn dead_since(&self) -> Option<Instant> {
         if self.any_alive() {
             return None;
+        }
+        if self.paths.is_empty() {
+            return Some(self.bare);
         }
         self.paths.values().filter_map(|path| path.liveness.dead_since()).max()
     }

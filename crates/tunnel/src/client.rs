@@ -387,7 +387,10 @@ impl Client {
     fn drive_session(&mut self, now: Instant) {
         let Some(session) = &mut self.session else { return };
         let id = session.connection;
-        let Some(connection) = self.endpoint.get(id) else { return };
+        let Some(connection) = self.endpoint.get(id) else {
+            // It ended in a moment when nobody asked what happened to it.
+            return self.lost(now, &LostReason::TimedOut);
+        };
         session.carrier.note_received(now, connection);
         let mut problem = None;
         while let Some(event) = connection.poll_event(now) {
@@ -403,7 +406,7 @@ impl Client {
                         link.opening = None;
                     }
                 }
-                QuicEvent::PathClosed(path) => session.carrier.path_closed(path),
+                QuicEvent::PathClosed(path) => session.carrier.path_closed(now, path),
                 QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) => {
                     if let Err(error) = session.http.readable(connection, stream) {
@@ -619,6 +622,11 @@ impl Client {
             at_most(self.endpoint.get(*id).and_then(|c| c.poll_timeout()));
         }
         if let Some(session) = &self.session
+            && self.endpoint.get(session.connection).is_none()
+        {
+            at_most(Some(now));
+        }
+        if let Some(session) = &self.session
             && let Some(connection) = self.endpoint.get(session.connection)
         {
             at_most(connection.poll_timeout());
@@ -653,7 +661,7 @@ impl Client {
             self.settle(id);
         }
         let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return self.drive_session(now) };
         connection.handle_timeout(now);
         session.carrier.handle_timeout(now, connection);
         let (mtu, joiner) = (session.carrier.mtu(), &mut self.joiner);

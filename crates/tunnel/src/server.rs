@@ -311,7 +311,7 @@ impl Server {
                 }
                 QuicEvent::PathClosed(path) => {
                     if let Some(tunnel) = &mut peer.tunnel {
-                        tunnel.carrier.path_closed(path);
+                        tunnel.carrier.path_closed(now, path);
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => {
