@@ -437,7 +437,7 @@ mod tests {
         let mut delivery = Delivery::new(start);
         // 10 MB/s sent evenly; what was held up for 60 ms is acknowledged within 20.
         for at in 1..2000u32 {
-            let arrival = 20 + at + if at % 60 < 40 { 40 - at % 60 } else { 0 };
+            let arrival = 20 + at + 40_u32.saturating_sub(at % 60);
             let acked = Acked {
                 bytes: 10_000,
                 rtt: (arrival - at) * MS,
