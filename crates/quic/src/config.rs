@@ -19,7 +19,7 @@ pub const DATAGRAM_OVERHEAD: usize = 1 + 8 + 4 + 16 + 9;
 
 /// The UDP payload that every path is trusted with before it was probed (bytes). With the framing
 /// above it leaves room for the 1280 bytes that IPv6 asks of a link (RFC 8200 §5).
-const INITIAL_MTU: u16 = 1320;
+const INITIAL_MTU: u16 = 1328;
 
 /// The largest packet that passes is searched anew this long after large packets were found to be lost. It
 /// is short because the library also takes the overflow of a queue for that, when it loses packets that are

@@ -45,7 +45,8 @@ impl MtuFollower {
             Some(_) => false,
         };
         if promise {
-            self.announced = Some(limit);
+            // A device with less loses its IPv6 addresses; what does not fit is cut or answered.
+            self.announced = Some(limit.max(FLOOR));
         }
     }
 
@@ -121,8 +122,8 @@ mod tests {
         mtu.update(start, Some(1430));
         mtu.tick(start + 100 * MS);
         mtu.take_change();
-        mtu.update(start + 200 * MS, Some(1210));
+        mtu.update(start + 200 * MS, Some(1300));
         mtu.tick(start + 2700 * MS);
-        assert_eq!(mtu.take_change(), Some(1210));
+        assert_eq!(mtu.take_change(), Some(1300));
     }
 }
