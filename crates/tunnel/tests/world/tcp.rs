@@ -1,6 +1,7 @@
 //! A model of one TCP flow through a tunnel: real segments and acknowledgements, with SACK, as Linux would send them
-//! in outline. Cubic (RFC 9438) without HyStart; loss is what RACK (RFC 8985) takes for it, with a tolerance for
-//! reordering that grows when segments were sent again for nothing; a retransmission timer of at least 200 ms.
+//! in outline. Cubic (RFC 9438) with the HyStart of Linux, as far as it goes by delay (trains of acknowledgements are
+//! broken by the bursts of real machines); loss is what RACK (RFC 8985) takes for it, with a tolerance for reordering
+//! that grows when segments were sent again for nothing; a retransmission timer of at least 200 ms.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -27,6 +28,16 @@ struct Sent {
     again: bool,
 }
 
+/// The round of slow start that is watched (Ha and Rhee, "Taming the elephants", 2011, as in Linux).
+#[derive(Default)]
+struct HyStart {
+    /// The segment whose arrival ends the round.
+    end: u64,
+    /// Samples of this round, and the least of them.
+    samples: u32,
+    least: Option<Duration>,
+}
+
 /// Both ends of a flow. Segments are counted from 0; all are as long as the tunnel's MTU allows.
 pub struct Flow {
     there: Packet,
@@ -50,6 +61,9 @@ pub struct Flow {
     tolerance: u32,
     /// While the segments before this one are repaired.
     recovery: Option<u64>,
+    /// Whether a timer began the repair: the window grows again during it (RFC 5681, section 3.1).
+    timed_out: bool,
+    hystart: HyStart,
     /// Segments sent again in this recovery of which nobody knows yet that they were needed, and the window before.
     undo: (u64, f64, f64),
     timer: Option<Instant>,
@@ -79,6 +93,8 @@ impl Flow {
             rack: None,
             tolerance: 0,
             recovery: None,
+            timed_out: false,
+            hystart: HyStart::default(),
             undo: (0, 0.0, 0.0),
             timer: None,
             backoff: 0,
@@ -222,6 +238,7 @@ impl Flow {
         if let Some(newest) = newest {
             if !newest.again {
                 self.measure(now - newest.at);
+                self.watch_start(now - newest.at, ack);
             }
             if self.rack.is_none_or(|rack| rack.0 <= newest.at) {
                 self.rack = Some((newest.at, now - newest.at));
@@ -233,9 +250,9 @@ impl Flow {
             self.timer = (!self.sent.is_empty()).then(|| now + self.rto());
         }
         if self.recovery.is_some_and(|end| self.una >= end) {
-            self.recovery = None;
+            (self.recovery, self.timed_out) = (None, false);
         }
-        if self.recovery.is_none() {
+        if self.recovery.is_none() || self.timed_out && self.cwnd < self.ssthresh {
             self.grow(now, f64::from(arrived));
         }
     }
@@ -247,7 +264,27 @@ impl Flow {
             self.undo.0 -= 1;
             if self.undo.0 == 0 {
                 (self.cwnd, self.ssthresh) = (self.cwnd.max(self.undo.1), self.ssthresh.max(self.undo.2));
-                self.recovery = None;
+                (self.recovery, self.timed_out) = (None, false);
+            }
+        }
+    }
+
+    /// Ends slow start where a queue begins to stand.
+    fn watch_start(&mut self, rtt: Duration, ack: u64) {
+        if self.cwnd >= self.ssthresh || self.cwnd < 16.0 {
+            return;
+        }
+        let round = &mut self.hystart;
+        if ack > round.end {
+            *round = HyStart { end: self.next, samples: 0, least: None };
+        }
+        if round.samples < 8 {
+            round.samples += 1;
+            round.least = Some(round.least.map_or(rtt, |least| least.min(rtt)));
+        } else {
+            let slack = (self.min_rtt / 8).clamp(Duration::from_millis(4), Duration::from_millis(16));
+            if round.least.is_some_and(|least| least > self.min_rtt + slack) {
+                self.ssthresh = self.cwnd;
             }
         }
     }
@@ -290,7 +327,7 @@ impl Flow {
         }
         if found && self.recovery.is_none() {
             self.reduce(0.7);
-            self.recovery = Some(self.next);
+            (self.recovery, self.timed_out) = (Some(self.next), false);
         }
     }
 
@@ -309,7 +346,7 @@ impl Flow {
         }
         self.reduce(0.7);
         self.cwnd = 1.0;
-        self.recovery = Some(self.next);
+        (self.recovery, self.timed_out) = (Some(self.next), true);
         self.sent.values_mut().filter(|sent| !sent.sacked).for_each(|sent| sent.lost = true);
         self.backoff = (self.backoff + 1).min(8);
         self.timer = Some(now + self.rto());
