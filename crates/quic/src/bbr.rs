@@ -11,13 +11,16 @@
 //! - The round-trip time of an empty path is found while the rate is lowered after each probe; there
 //!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
 //! - The shortest round trip is not taken for that of an empty path: where delay varies and packets do not
-//!   overtake each other, a lone packet is quicker than any in a stream.
+//!   overtake each other, a lone packet is quicker than any in a stream. Where a stream is slower, sending less for
+//!   a moment shows whether that is a queue ([`Settle`](crate::settle::Settle)).
 //! - A probe that finds more is repeated at once: a rate that was measured while this machine was
 //!   busy elsewhere is put right in a few round trips.
 //! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so. Losses
 //!   that come however little is sent are made up for ([`RandomLoss`](crate::random_loss::RandomLoss)).
 
 use mpvpn_types::{Duration, Instant};
+
+use crate::settle::{self, Settle};
 
 /// Fills a pipe in the fewest rounds: 2/ln 2.
 const STARTUP_GAIN: f64 = 2.885;
@@ -66,6 +69,8 @@ pub(crate) struct Delivery {
     sent_before: Instant,
     /// The path was never short of data in this window.
     full: bool,
+    /// All of this window was sent to find out something else.
+    looking: bool,
     /// The shortest round trip of this window.
     shortest: Duration,
     /// The longest round trip of this window.
@@ -98,6 +103,8 @@ pub(crate) struct Acked {
     pub(crate) base: Duration,
     /// The sender had nothing more to send, or did not send all that it could.
     pub(crate) idle: bool,
+    /// It is being found out whether there is a queue: nothing else is learnt from this packet.
+    pub(crate) looking: bool,
 }
 
 impl Delivery {
@@ -118,6 +125,7 @@ impl Delivery {
             sent: now,
             sent_before: now,
             full: true,
+            looking: false,
             shortest: Duration::MAX,
             longest: Duration::ZERO,
             rate: 0,
@@ -148,7 +156,7 @@ impl Delivery {
             // A queue that was never empty in this window was fed as fast as the path could go; but if
             // little was sent, it is the queue of the way back.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            let queued = longer && sample > self.rate / 2;
+            let queued = longer && sample > self.rate / 2 && !self.looking;
             // A path that was full and delivered less has become slower, or was overrated; one that was
             // not full may only have been asked for less.
             self.rate = match self.full || queued {
@@ -164,6 +172,7 @@ impl Delivery {
         self.acked += acked.bytes;
         self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
         self.full &= !acked.idle;
+        self.looking |= acked.looking;
         self.shortest = self.shortest.min(acked.rtt);
         self.longest = self.longest.max(acked.rtt);
         complete
@@ -203,6 +212,7 @@ pub(crate) struct Bbr {
     recent: Duration,
     /// Packets were lost in the last window.
     lossy: bool,
+    settle: Settle,
 }
 
 impl Bbr {
@@ -222,6 +232,7 @@ impl Bbr {
             carried_little: true,
             recent: Duration::ZERO,
             lossy: false,
+            settle: Settle::default(),
         }
     }
 
@@ -231,6 +242,7 @@ impl Bbr {
 
     /// Takes a sample of the round-trip time.
     pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
+        self.settle.on_rtt(now, rtt);
         self.smoothed = if self.smoothed.is_zero() { rtt } else { (self.smoothed * 7 + rtt) / 8 };
         self.next_min = Some(self.next_min.map_or(rtt, |least| least.min(rtt)));
         match self.min_rtt {
@@ -293,6 +305,10 @@ impl Bbr {
             Phase::Cruise { .. } => {}
         }
         self.advance(now, rate, in_flight);
+        if queue && matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2 {
+            let base = self.base_rtt().unwrap_or_default();
+            self.settle.begin(now, window.shortest, base);
+        }
     }
 
     /// The round trip of a packet in a stream, with the queue empty.
@@ -303,19 +319,24 @@ impl Bbr {
             Phase::Drain | Phase::Cruise { .. } => self.windows.iter().min().copied(),
         };
         // A stream may have a queue of its own making or of somebody else before it, at all times; by how much
-        // delay varies is seen while little is sent.
-        let most = self.quiet.iter().max().map_or(least, |most| least.max(*most));
+        // delay varies is seen while little is sent, or less than usual.
+        let most = self.quiet.iter().copied().chain(self.settle.found()).fold(least, Duration::max);
         Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, most))
     }
 
     /// Whether less is sent than the path can carry, or was a round trip ago.
     pub(crate) fn is_draining(&self) -> bool {
-        matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
+        self.settle.is_looking() || matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
+    }
+
+    /// Whether less is sent, or was a round trip ago, to see what becomes of the delay.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.settle.is_looking()
     }
 
     /// Whether less is sent than the path is known to carry.
     pub(crate) fn is_below(&self) -> bool {
-        matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1, .. })
+        self.settle.is_slow() || matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1, .. })
     }
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
@@ -389,6 +410,7 @@ impl Bbr {
         let gain = match self.phase {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
+            Phase::Cruise { .. } if self.settle.is_slow() => settle::GAIN,
             Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
             Phase::Cruise { phase, .. } => CYCLE[phase],
         };
@@ -417,7 +439,8 @@ mod tests {
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0 };
+                let acked =
+                    Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, looking: false };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -444,6 +467,7 @@ mod tests {
                 base: 20 * MS,
                 idle: true,
                 random_loss: 0.0,
+                looking: false,
             };
             delivery.on_ack(start + arrival * MS, acked);
         }
@@ -456,7 +480,14 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {
             for at in from..from + 1000 {
-                let acked = Acked { bytes: 8_000, rtt: 20 * MS, base: 20 * MS, idle: true, random_loss };
+                let acked = Acked {
+                    bytes: 8_000,
+                    rtt: 20 * MS,
+                    base: 20 * MS,
+                    idle: true,
+                    random_loss,
+                    looking: false,
+                };
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_lost(1_000);
             }

@@ -289,7 +289,9 @@ impl Controller for Gate {
             Inner::Library(_) => rtt.min(),
         };
         let random_loss = self.random.share();
-        let acked = Acked { bytes, rtt: sample, base, idle: app_limited || held_back, random_loss };
+        let looking = matches!(&self.inner, Inner::Bbr(bbr) if bbr.is_looking());
+        let idle = app_limited || held_back;
+        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, looking };
         let window = self.delivery.on_ack(now, acked);
         self.shared.delivered.store(self.delivery.rate(), Relaxed);
         match &mut self.inner {

@@ -1,0 +1,143 @@
+//! Whether the delay of a path is a queue: less is sent for a moment, and packets get quicker or they do not.
+//!
+//! A stream on a path whose delay varies is slower than a lone packet, and so is one behind a queue. Nothing in the
+//! delays themselves tells one from the other; a queue alone goes away when less is sent than the path carries. This
+//! costs half of the rate for tens of milliseconds every ten seconds, and only where the two differ.
+
+use mpvpn_types::{Duration, Instant};
+
+/// The share of the rate that is sent meanwhile.
+pub(crate) const GAIN: f64 = 0.5;
+/// A finding counts for this long after the next one is due.
+const VALID: Duration = Duration::from_secs(15);
+const EVERY: Duration = Duration::from_secs(10);
+/// How long packets are looked at once the queue must be gone.
+const LOOK: Duration = Duration::from_millis(15);
+/// The longest queue that is waited for.
+const MOST: Duration = Duration::from_millis(100);
+
+/// One look at a path.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    /// Packets that are sent from here on find no queue.
+    from: Instant,
+    /// Until here less is sent.
+    to: Instant,
+    /// By then their acknowledgements have come.
+    end: Instant,
+    shortest: Option<Duration>,
+}
+
+/// The looks at a path, and what the last one showed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settle {
+    look: Option<Look>,
+    /// The shortest round trip of a stream without a queue, and when it was found.
+    found: Option<(Duration, Instant)>,
+    slow: bool,
+}
+
+impl Settle {
+    /// Begins a look if it is time: a stream's round trip is `stream`, that of a lone packet at most `lone`.
+    pub(crate) fn begin(&mut self, now: Instant, stream: Duration, lone: Duration) {
+        let recent = self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) < EVERY);
+        if self.look.is_some() || recent || stream <= lone {
+            return;
+        }
+        // At half of the rate a queue shrinks by half of the time.
+        let queue = (stream - lone).min(MOST);
+        let from = now + queue * 2 + queue / 2;
+        let to = from + LOOK;
+        self.look = Some(Look { from, to, end: to + stream * 2, shortest: None });
+        self.slow = true;
+    }
+
+    /// Takes a sample of the round-trip time; once a look is over, whether it found anything or not.
+    pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
+        if self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) > VALID) {
+            self.found = None;
+        }
+        let Some(look) = &mut self.look else { return };
+        self.slow = now < look.to;
+        let sent = now.checked_sub(rtt).unwrap_or(now);
+        if (look.from..look.to).contains(&sent) {
+            look.shortest = Some(look.shortest.map_or(rtt, |shortest| shortest.min(rtt)));
+        }
+        if now >= look.end || sent >= look.to {
+            if let Some(shortest) = look.shortest {
+                self.found = Some((shortest, now));
+            }
+            self.look = None;
+        }
+    }
+
+    /// Whether less is to be sent now.
+    pub(crate) fn is_slow(&self) -> bool {
+        self.slow && self.look.is_some()
+    }
+
+    /// Whether what is delivered now says nothing about what the path can do.
+    pub(crate) fn is_looking(&self) -> bool {
+        self.look.is_some()
+    }
+
+    /// The shortest round trip of a stream without a queue, if that was looked at lately.
+    pub(crate) fn found(&self) -> Option<Duration> {
+        self.found.map(|(rtt, _)| rtt)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// A path of 10 ms with a standing queue, and delay that varies by up to `varies` beyond; what a look finds.
+    fn look(queue: Duration, varies: Duration) -> Option<Duration> {
+        let start = Instant::now();
+        let mut settle = Settle::default();
+        settle.begin(start, 10 * MS + queue + varies, 10 * MS);
+        assert!(settle.is_slow());
+        let mut waiting = queue;
+        for tenth in 0..3000 {
+            let sent = start + tenth * MS / 10;
+            // Half of what the path carries is sent while the look lasts, as much as it carries after it.
+            if settle.is_slow() {
+                waiting = waiting.saturating_sub(MS / 20);
+            }
+            let rtt = 10 * MS + waiting + varies;
+            settle.on_rtt(sent + rtt, rtt);
+        }
+        assert!(!settle.is_looking());
+        settle.found()
+    }
+
+    #[test]
+    fn a_queue_goes_away_and_other_delay_stays() {
+        assert_eq!(look(20 * MS, Duration::ZERO), Some(10 * MS));
+        assert_eq!(look(Duration::ZERO, 12 * MS), Some(22 * MS));
+        assert_eq!(look(15 * MS, 5 * MS), Some(15 * MS));
+    }
+
+    #[test]
+    fn a_path_is_looked_at_anew_only_after_a_while() {
+        let start = Instant::now();
+        let mut settle = Settle::default();
+        settle.begin(start, 10 * MS, 10 * MS);
+        assert!(!settle.is_looking(), "nothing to find out");
+        settle.begin(start, 20 * MS, 10 * MS);
+        for ms in 0..100 {
+            settle.on_rtt(start + ms * MS, 20 * MS);
+        }
+        settle.begin(start + 100 * MS, 20 * MS, 10 * MS);
+        assert!(!settle.is_looking());
+        settle.begin(start + 11_000 * MS, 20 * MS, 10 * MS);
+        assert!(settle.is_looking());
+        for ms in 20_000..20_200 {
+            settle.on_rtt(start + ms * MS, 20 * MS);
+        }
+        assert!(!settle.is_looking(), "nothing was acknowledged for long");
+        assert_eq!(settle.found(), None);
+    }
+}
