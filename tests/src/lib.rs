@@ -10,6 +10,7 @@ pub mod cut;
 pub mod http;
 pub mod iperf;
 pub mod ping;
+pub mod quic_bulk;
 pub mod quiet;
 pub mod random;
 pub mod rogue;

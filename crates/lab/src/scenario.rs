@@ -4,11 +4,14 @@
 //! the length that it must have, every event is about a link that exists. `./dev bench paths` plays them with real
 //! traffic, a test of `tunnel` with simulated time.
 
+mod random_cuts;
+
 use std::time::Duration;
 
 use mpvpn_types::BitRate;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
+pub use self::random_cuts::RandomCuts;
 use crate::{
     error::LabError,
     link::{Direction, LinkHandle},
@@ -32,7 +35,7 @@ files! {
     "equal" "asym_bw" "jitter" "asym_jitter" "lossy" "dual_lte"
     "wifi_lte" "lte_leo" "high_orbit" "lte_geo" "wifi_leo" "dual_leo"
     "loss_10" "loss_30"
-    "cut_carrier" "cut_silent" "redundant_cut"
+    "cut_carrier" "cut_silent" "redundant_cut" "random_cuts"
 }
 
 /// A setting, what happens in it, and what is asked there.
@@ -49,6 +52,11 @@ pub struct Scenario {
     pub links: Vec<LinkSpec>,
     /// Numbers of inner TCP flows, each a run of its own.
     pub flows: Vec<u32>,
+    /// Whether one inner QUIC connection downloads as well, in a run of its own with the bars of the first of `flows`.
+    #[serde(default)]
+    pub quic: bool,
+    /// Rate of inner UDP datagrams in Mbit/s, in a run of its own without bars of goodput.
+    pub udp_mbit: Option<u32>,
     /// Which ways the data goes, each a run of its own.
     #[serde(default = "downwards", deserialize_with = "directions")]
     pub directions: Vec<Direction>,
@@ -61,6 +69,8 @@ pub struct Scenario {
     /// What happens to the links, in the order of time.
     #[serde(default)]
     pub event: Vec<Event>,
+    /// Events that are drawn instead, and `seconds` with them.
+    pub random_cuts: Option<RandomCuts>,
     /// How the client is started.
     #[serde(default)]
     pub client: ClientOptions,
@@ -143,8 +153,10 @@ pub struct Bars {
     pub max_worst_gap_ms: Option<f64>,
     /// The same in the simulated run, ms.
     pub sim_max_gap_ms: Option<f64>,
-    /// How many pings may stay without an answer.
-    pub max_lost_pings: Option<u64>,
+    /// How many pings may stay without an answer, and how many datagrams of `udp_mbit` may be lost.
+    pub max_lost_packets: Option<u64>,
+    /// What a sender may send more than without loss, as a multiple of what the loss takes: p ÷ (1 − p) for a loss p.
+    pub max_repair: Option<f64>,
     /// How soon after `restore` the goodput is at 80 % of what it was before the harm, seconds.
     pub max_back_s: Option<f64>,
 }
@@ -165,6 +177,14 @@ impl Scenario {
         let wrong = |why: String| LabError::Scenario { name, why };
         let mut scenario: Self = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
         scenario.name = name;
+        if let Some(cuts) = &scenario.random_cuts {
+            if !scenario.event.is_empty() {
+                return Err(wrong("event and random_cuts exclude each other".to_owned()));
+            }
+            cuts.check().map_err(wrong)?;
+            let count = cuts.count;
+            scenario = scenario.with_cuts(count);
+        }
         scenario.check().map_err(wrong)?;
         Ok(scenario)
     }
@@ -178,6 +198,12 @@ impl Scenario {
         }
         if self.flows.is_empty() || self.directions.is_empty() || self.links.is_empty() {
             return Err("it needs at least one link, one direction and one number of flows".to_owned());
+        }
+        if self.quic && self.directions != downwards() {
+            return Err("quic is a download: directions must be [\"down\"]".to_owned());
+        }
+        if self.bars.max_repair.is_some() && !self.event.is_empty() {
+            return Err("max_repair compares with a run without loss: it cannot be with events".to_owned());
         }
         if self.links.iter().any(|link| link.up.rate.is_none() || link.down.rate.is_none()) {
             return Err("every link needs a rate, or shares mean nothing".to_owned());
@@ -202,6 +228,13 @@ impl Scenario {
     /// (1 − loss) × rate of every link in a direction, added up.
     pub fn sum(&self, direction: Direction) -> BitRate {
         add_up(self.links.iter().map(|link| usable(link, direction)))
+    }
+
+    /// The share of what all links carry that they lose in a direction.
+    pub fn loss(&self, direction: Direction) -> f64 {
+        let carried: u64 =
+            self.links.iter().map(|link| link.towards(direction).rate.unwrap_or_default().bps()).sum();
+        1.0 - self.sum(direction).bps() as f64 / carried.max(1) as f64
     }
 
     /// The goodput of inner TCP that headers and the rates leave, whatever the loss.
@@ -350,6 +383,7 @@ mod tests {
             format!("{}[bars]\nshare_of = 'ceiling'", TWO.replace("'100mbit'", "'100mbit,count=ethernet'"));
         let scenario = Scenario::parse("made_up", &text).unwrap();
         assert_eq!(scenario.sum(Direction::Down).bps(), 145_000_000);
+        assert!((scenario.loss(Direction::Down) - 5.0 / 150.0).abs() < 1e-9);
         assert_eq!(scenario.ceiling(Direction::Up).bps(), 100_000_000 * 1380 / 1514 + 46_000_000);
         assert_eq!(scenario.whole(Direction::Up), scenario.ceiling(Direction::Up));
     }
@@ -387,6 +421,8 @@ mod tests {
             ("event = [{ at_s = 11, link = 1, change = 'cut' }]\n[bars]", "after the end"),
             ("event = [{ at_s = 1, link = 1, change = 'broken' }]\n[bars]", "`broken` is no change"),
             ("event = [{ at_s = 1, link = 1, change = 'loss=2' }]\n[bars]", "not a share"),
+            ("quic = true\ndirections = ['up']\n[bars]", "quic is a download"),
+            ("[random_cuts]\ncount = 1\nseed = 0\nlast_s = [1, 2]\npause_s = [1, 2]\n[bars]", "seed"),
         ] {
             let error = wrong(more);
             assert!(error.contains(said) && error.contains("made_up"), "{more}: {error}");

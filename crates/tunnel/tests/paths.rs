@@ -24,6 +24,9 @@ const START_UP: Duration = Duration::from_secs(2);
 /// How long goodput is counted where nothing happens to the links.
 const TIME: Duration = Duration::from_secs(5);
 
+/// How many of the random cuts are played.
+const CUTS: u32 = 8;
+
 /// What came of a run.
 #[derive(Debug)]
 struct Found {
@@ -129,7 +132,11 @@ fn harm(world: &mut World, client: usize, scenario: &Scenario, index: usize, cha
 
 /// Plays a scenario in every direction and with every number of flows up to 4, and holds it to its bars.
 fn hold(name: &str) {
-    let scenario = Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
+    let mut scenario =
+        Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
+    if scenario.random_cuts.is_some() {
+        scenario = scenario.with_cuts(CUTS);
+    }
     if scenario.client.scheduler.as_deref().is_some_and(|name| name.parse::<Scheduler>().is_err()) {
         panic!("{name}: there is no such scheduler");
     }
@@ -173,5 +180,5 @@ scenarios! {
     equal asym_bw jitter asym_jitter lossy dual_lte
     wifi_lte lte_leo high_orbit lte_geo wifi_leo dual_leo
     loss_10 loss_30
-    cut_carrier cut_silent redundant_cut
+    cut_carrier cut_silent redundant_cut random_cuts
 }

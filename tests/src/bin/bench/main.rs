@@ -15,7 +15,7 @@ mod rigs;
 use std::process::ExitCode;
 
 use mpvpn_lab::scenario::Scenario;
-use mpvpn_tests::tun_copy;
+use mpvpn_tests::{quic_bulk, tun_copy};
 
 use crate::{
     figure::{Figure, table},
@@ -43,8 +43,10 @@ const RIGS: [Rig; 8] = [
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if let [tun_copy::WORD, ..] = words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        return end_of(tun_copy::run(&words[1..]), 1);
+    match words.first().map(String::as_str) {
+        Some(tun_copy::WORD) => return end_of(tun_copy::run(&words[1..]), 1),
+        Some(quic_bulk::WORD) => return end_of(quic_bulk::run(&words[1..]), 1),
+        _ => {}
     }
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {

@@ -15,8 +15,8 @@ pub(crate) const HELP: &str = "
 --systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
 SCENARIO...       of `paths`: only these (--list names them)
---quick           of `paths`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts
---cuts N          of `paths`: how often a link is cut (as the scenario says: 10 or 20)
+--quick           of `paths`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random ones
+--cuts N          of `paths`: how often a link is cut (as the scenario says: 10, 20 or 100)
 --load N          of `memory`: seconds of load (60)
 ";
 

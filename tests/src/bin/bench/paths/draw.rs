@@ -21,7 +21,14 @@ pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
     let mut svg = Svg::default();
     svg.text(LEFT, 36.0, "start", 21, DARK, &format!("{}: {}", scenario.name, scenario.story));
     let links: Vec<String> = scenario.links.iter().map(ToString::to_string).collect();
-    svg.text(LEFT, 58.0, "start", 14, "#5c6773", &format!("links: {}; inner TCP Cubic", links.join("  +  ")));
+    svg.text(
+        LEFT,
+        58.0,
+        "start",
+        14,
+        "#5c6773",
+        &format!("links: {}; inner TCP and QUIC: Cubic", links.join("  +  ")),
+    );
     let drawn = rows.iter().filter_map(|row| Some((row, row.runs.first()?)));
     let mut names: Vec<&String> = drawn.clone().flat_map(|(_, run)| run.curves.paths.keys()).collect();
     names.sort();
@@ -47,7 +54,7 @@ fn legend(svg: &mut Svg, names: &[&String]) {
         x += 150.0;
     }
     svg.push(&format!(r#"<path d="M{x:.1} 81h18" stroke="{DARK}" stroke-width="2.6"/>"#));
-    svg.text(x + 24.0, 86.0, "start", 14, "#333", "received by iperf3");
+    svg.text(x + 24.0, 86.0, "start", 14, "#333", "received inside");
     svg.push(&format!(
         r##"<path d="M{:.1} 81h18" stroke="#666" stroke-width="1.6" stroke-dasharray="5 4"/>"##,
         x + 170.0

@@ -1,4 +1,5 @@
-//! One run of traffic: iperf3 with Cubic as inner TCP, over whatever lies between client and server.
+//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves. The
+//! congestion control of TCP and QUIC is Cubic.
 
 use std::{
     fs::{self, File},
@@ -8,29 +9,42 @@ use std::{
 };
 
 use mpvpn_lab::Direction;
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::{
+    quic_bulk::{self, Fetch, Source},
+    stage::{Place, Stage},
+};
 use serde_json::Value;
 
 /// What TCP needs to find its rate is not counted, in seconds.
 pub(crate) const START_UP: u32 = 2;
 /// The step of the goodput over time.
-pub(crate) const STEP: Duration = Duration::from_millis(100);
+pub(crate) const STEP: Duration = quic_bulk::STEP;
+/// The same as iperf3 takes it, in seconds.
+const STEP_S: &str = "0.1";
 /// Every run names it, for both ends: what the machine has by default differs.
 const INNER_CC: &str = "cubic";
 /// Where iperf3 listens.
 const PORT: &str = "5201";
+/// UDP payload of inner datagrams, bytes.
+const DATAGRAM: &str = "1200";
 
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// So many TCP flows.
     Tcp(u32),
+    /// One QUIC connection with one stream.
+    Quic,
+    /// Datagrams at so many Mbit/s.
+    Udp(u32),
 }
 
 impl Load {
     pub(crate) fn name(self) -> String {
         match self {
             Self::Tcp(flows) => format!("{flows} TCP"),
+            Self::Quic => "QUIC".to_owned(),
+            Self::Udp(mbit) => format!("UDP, {mbit} Mbit/s"),
         }
     }
 }
@@ -52,7 +66,9 @@ pub(crate) struct Arrived {
     pub(crate) steps: Vec<f64>,
     /// Payload of the whole run, start-up included, bytes.
     pub(crate) bytes: f64,
-    /// When iperf3 was started.
+    /// Datagrams that were lost after the start-up; `None` for streams.
+    pub(crate) lost: Option<u64>,
+    /// When it was started.
     pub(crate) started: SystemTime,
 }
 
@@ -82,7 +98,8 @@ impl Sink {
         };
         let log =
             File::create(stage.file("iperf-server", Place::Server)).map_err(|error| error.to_string())?;
-        let child = command.args(["-s", "-p", PORT]).stdout(log).spawn();
+        // Where the server receives, its client reports what it says: in the same form and as often.
+        let child = command.args(["-s", "-J", "-i", STEP_S, "-p", PORT]).stdout(log).spawn();
         let sink = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
         for _ in 0..100 {
             thread::sleep(Duration::from_millis(20));
@@ -101,45 +118,60 @@ impl Drop for Sink {
     }
 }
 
+/// Traffic that is under way; ended when dropped.
+pub(crate) enum Run {
+    Iperf(Iperf),
+    Quic(Fetch, SystemTime),
+}
+
+impl Run {
+    /// Starts a download from `source` at `address`, for some seconds after the start-up.
+    pub(crate) fn quic(stage: &Stage, source: &Source, address: &str, seconds: u32) -> Result<Self, String> {
+        Ok(Self::Quic(source.fetch(stage, address, seconds + START_UP)?, SystemTime::now()))
+    }
+
+    /// Waits for its end.
+    pub(crate) fn finish(self) -> Result<Arrived, String> {
+        match self {
+            Self::Iperf(iperf) => iperf.finish(),
+            Self::Quic(fetch, started) => Ok(of_steps(&fetch.finish()?, started)),
+        }
+    }
+}
+
 /// A running iperf3 client; ended when dropped.
-pub(crate) struct Run {
+pub(crate) struct Iperf {
     child: Child,
     report: std::path::PathBuf,
     started: SystemTime,
 }
 
-impl Run {
-    /// Starts TCP flows between the client and the sink at `address`, for some seconds after the start-up.
+impl Iperf {
+    /// Starts what iperf3 can send between the client and the sink at `address`, for some seconds after the start-up.
     pub(crate) fn start(
         stage: &Stage,
         kind: Kind,
         address: &str,
-        flows: u32,
+        load: Load,
         way: Direction,
         seconds: u32,
     ) -> Result<Self, String> {
         let report = stage.file("iperf", Place::Client);
         let file = File::create(&report).map_err(|error| format!("{}: {error}", report.display()))?;
-        let limit = (seconds + START_UP + 10).to_string();
+        let limit = (seconds + START_UP + 15).to_string();
         let mut command = stage.command(Place::Client, "timeout");
         command.args(["-k", "2", &limit]);
         if kind == Kind::Mptcp {
             command.args(["mptcpize", "run"]);
         }
-        command.args([
-            "iperf3",
-            "-J",
-            "--connect-timeout",
-            "5000",
-            "-c",
-            address,
-            "-p",
-            PORT,
-            "-C",
-            INNER_CC,
-        ]);
-        command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string(), "-i", "0.1"]);
-        command.args(["-P", &flows.to_string()]);
+        command.args(["iperf3", "-J", "--get-server-output", "--connect-timeout", "5000"]);
+        command.args(["-c", address, "-p", PORT, "-i", STEP_S]);
+        command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string()]);
+        match load {
+            Load::Tcp(flows) => command.args(["-C", INNER_CC, "-P", &flows.to_string()]),
+            Load::Udp(mbit) => command.args(["-u", "-l", DATAGRAM, "-b", &format!("{mbit}M")]),
+            Load::Quic => return Err("iperf3 knows no QUIC".to_owned()),
+        };
         if way == Direction::Down {
             command.arg("-R");
         }
@@ -163,7 +195,7 @@ impl Run {
     }
 }
 
-impl Drop for Run {
+impl Drop for Iperf {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -171,14 +203,33 @@ impl Drop for Run {
 }
 
 fn read(all: &Value, started: SystemTime) -> Option<Arrived> {
-    let intervals = all["intervals"].as_array()?;
+    let reversed = all["start"]["test_start"]["reverse"] == 1;
+    let at_server = all["server_output_json"]["intervals"].as_array().filter(|_| !reversed);
+    let intervals = at_server.or(all["intervals"].as_array())?;
     let sums = || intervals.iter().map(|interval| &interval["sum"]);
+    let end = &all["end"];
+    let received = if end["sum_received"].is_null() { &end["sum"] } else { &end["sum_received"] };
     Some(Arrived {
-        mbit: all["end"]["sum_received"]["bits_per_second"].as_f64()? / 1e6,
+        mbit: received["bits_per_second"].as_f64()? / 1e6,
         steps: sums().filter_map(|sum| sum["bits_per_second"].as_f64()).map(|rate| rate / 1e6).collect(),
         bytes: sums().filter_map(|sum| sum["bytes"].as_f64()).sum(),
+        lost: end["sum"]["lost_packets"].as_i64().map(|lost| lost.max(0).cast_unsigned()),
         started,
     })
+}
+
+/// What came of a download whose bytes were counted in steps.
+fn of_steps(bytes: &[u64], started: SystemTime) -> Arrived {
+    let in_a_step = |bytes: &u64| *bytes as f64 * 8e-6 / STEP.as_secs_f64();
+    let steps: Vec<f64> = bytes.iter().map(in_a_step).collect();
+    let counted = steps.get(START_UP as usize * 10..).unwrap_or_default();
+    Arrived {
+        mbit: counted.iter().sum::<f64>() / counted.len().max(1) as f64,
+        bytes: bytes.iter().sum::<u64>() as f64,
+        lost: None,
+        steps,
+        started,
+    }
 }
 
 #[cfg(test)]
@@ -187,9 +238,12 @@ mod tests {
 
     use super::*;
 
+    fn sum(mbit: f64) -> Value {
+        json!({ "sum": { "bits_per_second": mbit * 1e6, "bytes": mbit * 1e5 / 8.0 } })
+    }
+
     #[test]
     fn the_receiver_counts_and_stalls_are_found() {
-        let sum = |mbit: f64| json!({ "sum": { "bits_per_second": mbit * 1e6, "bytes": mbit * 1e5 / 8.0 } });
         let mut intervals = vec![sum(0.0); 20];
         intervals.extend([5.0, 0.0, 5.0, 0.0, 0.0, 0.0, 5.0].map(sum));
         let all = json!({ "intervals": intervals, "end": { "sum_received": { "bits_per_second": 7e6 } } });
@@ -197,5 +251,28 @@ mod tests {
         assert_eq!((arrived.mbit, arrived.stall()), (7.0, Duration::from_millis(300)));
         assert!((arrived.bytes - 1.5e6 / 8.0).abs() < 1.0);
         assert!(read(&json!({}), SystemTime::now()).is_none());
+    }
+
+    #[test]
+    fn what_the_server_received_is_told_by_the_server() {
+        let of = |reverse: u8| {
+            let all = json!({
+                "start": { "test_start": { "reverse": reverse } }, "intervals": [sum(9.0)],
+                "server_output_json": { "intervals": [sum(8.0)] },
+                "end": { "sum": { "bits_per_second": 8e6, "lost_packets": 3 } },
+            });
+            let arrived = read(&all, SystemTime::now()).expect("a result");
+            assert_eq!((arrived.mbit, arrived.lost), (8.0, Some(3)));
+            arrived.steps
+        };
+        assert_eq!((of(0), of(1)), (vec![8.0], vec![9.0]));
+    }
+
+    #[test]
+    fn the_start_of_a_download_is_not_counted() {
+        let mut bytes = vec![0; 20];
+        bytes.extend([125_000, 0, 250_000]);
+        let arrived = of_steps(&bytes, SystemTime::now());
+        assert_eq!((arrived.mbit, arrived.bytes, arrived.steps[20]), (10.0, 375_000.0, 10.0));
     }
 }

@@ -2,72 +2,106 @@
 //! kernel's Multipath TCP, and what it costs when one is lost.
 
 mod draw;
+mod harm;
 mod judge;
 mod load;
 mod mptcp;
+mod plan;
 mod play;
+mod talk;
 mod watch;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use mpvpn_lab::scenario::Scenario;
+use mpvpn_tests::target_dir;
 use serde_json::{Value, json};
 
-use self::play::Plan;
+use self::plan::{Plan, caught};
 use crate::{
     figure::{Bar, figure},
     options::Options,
     report::Outcome,
 };
 
-/// How much is played by default.
-const WHOLE: Plan = Plan { runs: 3, seconds: None, most_flows: u32::MAX, repeat: None };
-/// How much is played in a hurry.
-const QUICK: Plan = Plan { runs: 1, seconds: Some(6), most_flows: 4, repeat: Some(3) };
-
 pub(crate) fn run(options: &Options) -> Outcome {
-    let mut plan = if options.quick { QUICK } else { WHOLE };
+    let mut plan = if options.quick { Plan::QUICK } else { Plan::WHOLE };
     plan.repeat = options.cuts.or(plan.repeat);
+    plan.random_cuts = options.cuts.or(plan.random_cuts);
     let scenarios = Scenario::all().unwrap_or_else(|error| panic!("{error}"));
-    let wanted = |scenario: &&Scenario| {
+    let wanted = |scenario: &Scenario| {
         options.scenarios.is_empty() || options.scenarios.iter().any(|name| name == scenario.name)
     };
+    let scenarios: Vec<Scenario> =
+        scenarios.into_iter().filter(wanted).map(|scenario| plan.of(scenario)).collect();
+    let mut left: Duration = scenarios.iter().map(|scenario| plan.estimate(scenario)).sum();
+    let count = scenarios.len();
+    eprintln!("  {count} scenarios, {}; each is in target/bench/paths as soon as it is done", about(left));
+    let (began, mut failed) = (Instant::now(), Vec::new());
     let mut outcome = Outcome { chapter: format!("\n## Paths\n\n{}", judge::HEAD), ..Outcome::default() };
     let mut raw = serde_json::Map::new();
-    for scenario in scenarios.iter().filter(wanted) {
-        eprintln!("  {}: {}", scenario.name, scenario.story);
+    for (number, scenario) in (1..).zip(&scenarios) {
+        eprintln!("  {number} of {count}, {} left: {}: {}", about(left), scenario.name, scenario.story);
         // One scenario that fails is a figure that is missing, not the end of the others.
-        let played = catch_unwind(AssertUnwindSafe(|| play::play(scenario, plan)))
-            .unwrap_or_else(|panic| Err(text_of(&*panic)));
-        match played {
-            Ok(rows) => raw.insert(scenario.name.to_owned(), record(scenario, &rows, &mut outcome)),
+        let record = match caught(|| play::play(scenario, plan)) {
+            Ok(rows) => {
+                let has_failed = |row: &play::Row| row.runs.iter().any(|run| run.arrived.is_err());
+                if rows.iter().any(has_failed) {
+                    failed.push(scenario.name);
+                }
+                record(scenario, &rows, &mut outcome)
+            }
             Err(why) => {
+                failed.push(scenario.name);
                 eprintln!("  {}: {why}", scenario.name);
                 let name = format!("{}: it cannot be played", scenario.name);
                 outcome.figures.push(figure("paths", name, f64::NAN, "", Bar::AtLeast(0.0)));
                 let first = why.lines().next().unwrap_or_default().replace('|', "/");
-                outcome.chapter += &format!("| {} | | | | | | | | | | {first} |\n", scenario.name);
-                raw.insert(scenario.name.to_owned(), json!({ "error": why }))
+                outcome.chapter += &format!("| {} {}| {first} |\n", scenario.name, "| ".repeat(10));
+                json!({ "error": why })
             }
         };
+        keep(scenario.name, &record);
+        raw.insert(scenario.name.to_owned(), record);
+        left = left.saturating_sub(plan.estimate(scenario));
+    }
+    eprintln!("  played in {}", about(began.elapsed()));
+    if !failed.is_empty() {
+        eprintln!("  not all of these could be measured\n  next: ./dev bench paths {}", failed.join(" "));
     }
     outcome.raw = Value::Object(raw);
     outcome
 }
 
 fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Value {
+    let mut lines = String::new();
     for row in rows {
         let figures = judge::figures(scenario, row);
-        let line = judge::line(scenario, row, &figures);
-        eprint!("  {line}");
-        outcome.chapter += &line;
+        lines += &judge::line(scenario, row, &figures);
         outcome.figures.extend(figures);
     }
+    eprint!("{lines}");
+    outcome.chapter += &lines;
     outcome.plots.push((format!("paths/{}.svg", scenario.name), draw::draw(scenario, rows)));
-    rows.iter().map(judge::raw).collect()
+    json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 
-fn text_of(panic: &dyn std::any::Any) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
+/// What was found so far outlives a run that is ended early.
+fn keep(name: &str, record: &Value) {
+    let folder = target_dir().join("bench/paths");
+    let path = folder.join(format!("{name}.json"));
+    let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
+    if let Err(error) = kept {
+        eprintln!("  {} cannot be written: {error}", path.display());
+    }
+}
+
+fn about(time: Duration) -> String {
+    match time.as_secs() {
+        seconds if seconds < 100 => format!("{seconds} s"),
+        seconds => format!("{} min", (seconds + 30) / 60),
+    }
 }

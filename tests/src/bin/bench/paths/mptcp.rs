@@ -3,7 +3,7 @@
 use mpvpn_lab::{Direction, SERVER_V4, scenario::Scenario};
 use mpvpn_tests::stage::{Place, Stage};
 
-use super::load::{Kind, Run, Sink};
+use super::load::{Iperf, Kind, Load, Sink};
 
 /// Goodput in Mbit/s, or why there is none.
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -24,12 +24,12 @@ pub(crate) fn prepare(stage: &Stage, scenario: &Scenario) -> Result<Sink> {
 pub(crate) fn run(
     stage: &Stage,
     scenario: &Scenario,
-    flows: u32,
+    load: Load,
     way: Direction,
     seconds: u32,
 ) -> Result<f64> {
     let before = joins(stage);
-    let arrived = Run::start(stage, Kind::Mptcp, &SERVER_V4.to_string(), flows, way, seconds)?.finish()?;
+    let arrived = Iperf::start(stage, Kind::Mptcp, &SERVER_V4.to_string(), load, way, seconds)?.finish()?;
     if scenario.links.len() > 1 && joins(stage) == before {
         return Err("no subflow joined: is net.mptcp.enabled 1?".to_owned());
     }

@@ -1,55 +1,38 @@
 //! Plays a scenario: every load in every direction, over all links, over each that may be the best alone, and with the
 //! kernel's Multipath TCP.
 
-use std::{
-    thread,
-    time::{Duration, Instant, SystemTime},
-};
+use std::time::Duration;
 
-use mpvpn_lab::{Direction, LinkStats, scenario::Scenario};
+use mpvpn_lab::{
+    Direction, LinkStats,
+    scenario::{Change, Scenario},
+};
 use mpvpn_tests::{
-    ping::Ping,
-    stage::{Peer, Place, Stage, TUNNEL},
+    quic_bulk::Source,
+    stage::{Peer, Stage, TUNNEL},
 };
 
 use super::{
-    load::{Arrived, Kind, Load, Run, START_UP, Sink},
+    harm::{self, Harm},
+    load::{Arrived, Iperf, Kind, Load, Run, Sink},
     mptcp,
-    watch::{Curves, Watch},
+    plan::{Plan, caught},
+    watch::{Curves, Resent, Watch, resent},
 };
 
 /// How long all paths may take to be active.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Between pings while links are harmed.
-const DENSE: Duration = Duration::from_millis(5);
-/// A harm is looked for from so long before it, so that the last answer before it counts.
-const BEFORE: Duration = Duration::from_millis(100);
-/// The window in which a link's return is looked for.
-const WINDOW: Duration = Duration::from_millis(100);
-/// The share of the earlier rate at which a link counts as back.
-const BACK: f64 = 0.8;
-
-/// How much of a scenario is played.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Plan {
-    /// How often each row is measured.
-    pub(crate) runs: u32,
-    /// Seconds of a run without events, where not as the scenario says.
-    pub(crate) seconds: Option<u32>,
-    /// Rows with more flows are left out, unless none would be left.
-    pub(crate) most_flows: u32,
-    /// How often events are repeated, where not as the scenario says.
-    pub(crate) repeat: Option<u32>,
-}
 
 /// What was found of one load in one direction.
 pub(crate) struct Row {
     pub(crate) load: Load,
-    /// Which of the scenario's numbers of flows this is.
-    pub(crate) index: usize,
+    /// Which of the scenario's numbers of flows has the bars of this one.
+    pub(crate) index: Option<usize>,
     pub(crate) way: Direction,
     /// Over all links.
     pub(crate) runs: Vec<Measured>,
+    /// The same without any loss, where repair is judged.
+    pub(crate) clean: Option<Measured>,
     /// Over single links, counted from 1: medians, Mbit/s.
     pub(crate) singles: Vec<(usize, Result<f64, String>)>,
     /// Kernel MPTCP, Mbit/s; `None` where it was not asked.
@@ -62,32 +45,13 @@ pub(crate) struct Measured {
     /// Bytes of IP packets that went into the links in that direction.
     pub(crate) sent: f64,
     pub(crate) curves: Curves,
+    /// What the sender numbered and sent again.
+    pub(crate) resent: Option<Resent>,
     pub(crate) harms: Vec<Harm>,
     /// Pings that were not answered, where pings were sent.
     pub(crate) lost_pings: Option<u64>,
-}
-
-/// What a harm did.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Harm {
-    pub(crate) from: SystemTime,
-    pub(crate) to: SystemTime,
-    /// The longest time without an answer to pings.
-    pub(crate) gap: Duration,
-    /// From the end of the harm until the links carried what they had carried before it; `None`: not in this run.
-    pub(crate) back: Option<Duration>,
-}
-
-impl Plan {
-    fn flows(&self, scenario: &Scenario) -> Vec<(usize, u32)> {
-        let all = || scenario.flows.iter().copied().enumerate();
-        let few: Vec<_> = all().filter(|(_, flows)| *flows <= self.most_flows).collect();
-        if few.is_empty() { all().collect() } else { few }
-    }
-
-    fn seconds(&self, scenario: &Scenario) -> u32 {
-        self.seconds.unwrap_or(scenario.seconds)
-    }
+    /// How long the quiet TCP connection waited at most, or how it was lost; where there was one.
+    pub(crate) talk: Option<Result<Duration, String>>,
 }
 
 /// Plays it.
@@ -95,26 +59,20 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
     let stage = Stage::of(&scenario.links);
     let mut rows = Vec::new();
     for &way in &scenario.directions {
-        for (index, flows) in plan.flows(scenario) {
-            let load = Load::Tcp(flows);
-            rows.push(Row { load, index, way, runs: Vec::new(), singles: Vec::new(), mptcp: None });
+        for (index, load) in plan.loads(scenario) {
+            let (runs, singles) = (Vec::new(), Vec::new());
+            rows.push(Row { load, index, way, runs, clean: None, singles, mptcp: None });
         }
     }
-    if scenario.event.is_empty() {
+    if Plan::compares(scenario) {
         beside(&stage, scenario, plan, &mut rows);
     }
-    let _server = stage.server(&[]);
+    let server = stage.server(&[]);
     let sink = Sink::start(&stage, Kind::Tcp)?;
-    let scene = Scene { scenario, stage: &stage, plan };
-    let client = scene.client(None);
-    for row in &mut rows {
-        for _ in 0..if scenario.event.is_empty() { plan.runs } else { 1 } {
-            row.runs.push(scene.run(&client, row));
-        }
-        eprintln!("    {}, {:?}: {}", row.load.name(), row.way, row.said());
-    }
-    drop(client);
-    if scenario.links.len() > 1 && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some()) {
+    let source = if scenario.quic { Some(Source::start(&stage)?) } else { None };
+    let scene = Scene { scenario, stage: &stage, plan, server, source };
+    scene.together(&mut rows);
+    if Plan::compares(scenario) && scenario.links.len() > 1 {
         scene.alone(&mut rows);
     }
     drop(sink);
@@ -123,19 +81,17 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
 
 /// Measures kernel MPTCP, before there is a tunnel.
 fn beside(stage: &Stage, scenario: &Scenario, plan: Plan, rows: &mut [Row]) {
-    let sink = match mptcp::prepare(stage, scenario) {
-        Ok(sink) => sink,
-        Err(why) => {
-            rows.iter_mut().for_each(|row| row.mptcp = Some(Err(why.clone())));
-            return;
+    let sink = caught(|| mptcp::prepare(stage, scenario));
+    for row in rows.iter_mut().filter(|row| matches!(row.load, Load::Tcp(_))) {
+        if let Err(why) = &sink {
+            row.mptcp = Some(Err(why.clone()));
+            continue;
         }
-    };
-    for row in rows {
-        let Load::Tcp(flows) = row.load;
-        let run = || mptcp::run(stage, scenario, flows, row.way, plan.seconds(scenario));
-        row.mptcp = Some((0..plan.runs).map(|_| run()).collect::<Result<_, _>>().map(median));
+        let run = || caught(|| mptcp::run(stage, scenario, row.load, row.way, plan.seconds(scenario)));
+        let found = (0..plan.runs).map(|_| run()).collect::<Result<_, _>>().map(median);
+        eprintln!("    kernel MPTCP, {}, {:?}: {}", row.load.name(), row.way, said(&found));
+        row.mptcp = Some(found);
     }
-    drop(sink);
 }
 
 /// A stage with a server, on which clients play.
@@ -143,11 +99,14 @@ struct Scene<'a> {
     scenario: &'a Scenario,
     stage: &'a Stage,
     plan: Plan,
+    server: Peer,
+    source: Option<Source>,
 }
 
 impl Scene<'_> {
-    /// A client over all links, or over that one, whose paths are all active.
-    fn client(&self, only: Option<usize>) -> Peer {
+    /// A client over all links, or over that one, whose paths are all active. All links are as they should be.
+    fn client(&self, only: Option<usize>) -> Result<Peer, String> {
+        self.change(|_| Change::Restore)?;
         let options = &self.scenario.client;
         let pipes = options.pipes.map(|pipes| pipes.to_string());
         let device = only.map(|index| format!("eth{}", index + 1));
@@ -164,7 +123,46 @@ impl Scene<'_> {
         for index in (0..self.scenario.links.len()).filter(used) {
             client.until_path(&format!("eth{}", index + 1), "active", SETTLE);
         }
-        client
+        Ok(client)
+    }
+
+    /// Changes every link as `change` says of it.
+    fn change(&self, change: impl Fn(usize) -> Change) -> Result<(), String> {
+        for (number, spec) in (1..).zip(&self.scenario.links) {
+            let link = self.stage.link(number);
+            change(number).apply(link.handle(), spec).map_err(|error| format!("link {number}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    /// Every row over all links.
+    fn together(&self, rows: &mut [Row]) {
+        let mut client = None;
+        let mut next = |row: &Row, lossless| {
+            let measured = caught(|| {
+                if client.as_mut().is_none_or(|peer: &mut Peer| !peer.is_running()) {
+                    client = Some(self.client(None)?);
+                }
+                let client = client.as_ref().ok_or("no client")?;
+                if lossless { self.lossless(client, row) } else { self.run(client, row) }
+            });
+            if measured.as_ref().is_ok_and(|measured| measured.arrived.is_ok()) {
+                return measured.unwrap_or_else(Measured::failed);
+            }
+            // The next run shall not have the troubles of this one.
+            client = None;
+            measured.unwrap_or_else(Measured::failed)
+        };
+        for row in rows {
+            for _ in 0..self.plan.runs(self.scenario) {
+                let measured = next(row, false);
+                row.runs.push(measured);
+            }
+            eprintln!("    {}, {:?}: {}", row.load.name(), row.way, said(&row.mbit()));
+            if self.scenario.bars.max_repair.is_some() {
+                row.clean = Some(next(row, true));
+            }
+        }
     }
 
     /// Every row over every link that may be the best alone.
@@ -174,92 +172,65 @@ impl Scene<'_> {
         candidates.sort_unstable();
         candidates.dedup();
         for index in candidates {
-            let client = self.client(Some(index));
+            let client = caught(|| self.client(Some(index)));
             for row in &mut *rows {
-                let run = || self.traffic(row, self.plan.seconds(self.scenario))?.finish();
+                let run = || {
+                    client.as_ref().map_err(Clone::clone)?;
+                    caught(|| self.traffic(row, self.plan.seconds(self.scenario))?.finish())
+                };
                 let runs: Result<Vec<_>, _> =
                     (0..self.plan.runs).map(|_| run().map(|arrived| arrived.mbit)).collect();
                 let found = runs.map(median);
-                eprintln!("    link {} alone, {}, {:?}: {found:.1?}", index + 1, row.load.name(), row.way);
+                let (load, way) = (row.load.name(), row.way);
+                eprintln!("    link {} alone, {load}, {way:?}: {}", index + 1, said(&found));
                 row.singles.push((index + 1, found));
             }
-            drop(client);
         }
     }
 
     fn traffic(&self, row: &Row, seconds: u32) -> Result<Run, String> {
-        let Load::Tcp(flows) = row.load;
-        Run::start(self.stage, Kind::Tcp, TUNNEL, flows, row.way, seconds)
-    }
-
-    fn run(&self, client: &Peer, row: &Row) -> Measured {
-        let before = self.sent(row.way);
-        let watch = Watch::start(client.socket(), row.way);
-        let (arrived, harms, lost_pings) = if self.scenario.event.is_empty() {
-            let run = self.traffic(row, self.plan.seconds(self.scenario));
-            (run.and_then(Run::finish), Vec::new(), None)
-        } else {
-            self.harmed(row)
-        };
-        let curves = watch.finish();
-        Measured { arrived, sent: self.sent(row.way) - before, curves, harms, lost_pings }
-    }
-
-    /// A run while things happen to the links.
-    fn harmed(&self, row: &Row) -> (Result<Arrived, String>, Vec<Harm>, Option<u64>) {
-        let scenario = self.scenario;
-        let repeat = self.plan.repeat.unwrap_or(scenario.repeat).max(1);
-        let (period, start_up) =
-            (Duration::from_secs(scenario.seconds.into()), Duration::from_secs(START_UP.into()));
-        let run = match self.traffic(row, scenario.seconds * repeat) {
-            Ok(run) => run,
-            Err(why) => return (Err(why), Vec::new(), None),
-        };
-        let ping =
-            Ping::every(self.stage, Place::Client, DENSE, TUNNEL, START_UP + scenario.seconds * repeat + 1);
-        let (start, wall) = (Instant::now() + start_up, SystemTime::now() + start_up);
-        for repetition in 0..repeat {
-            for event in &scenario.event {
-                let due = start + period * repetition + event.at();
-                thread::sleep(due.saturating_duration_since(Instant::now()));
-                let link = self.stage.link(event.link);
-                if let Err(error) = event.change.apply(link.handle(), &scenario.links[event.link - 1]) {
-                    return (Err(format!("link {}: {error}", event.link)), Vec::new(), None);
-                }
-            }
+        match (row.load, &self.source) {
+            (Load::Quic, Some(source)) => Run::quic(self.stage, source, TUNNEL, seconds),
+            (Load::Quic, None) => Err("there is no QUIC server".to_owned()),
+            (load, _) => Iperf::start(self.stage, Kind::Tcp, TUNNEL, load, row.way, seconds).map(Run::Iperf),
         }
-        let arrived = run.finish();
-        let pings = ping.finish();
-        let times = (0..repeat).flat_map(|repetition| {
-            scenario
-                .harms()
-                .into_iter()
-                .map(move |(from, to)| (period * repetition + from, period * repetition + to))
-        });
-        let harms = times.map(|(from, to)| Harm {
-            from: wall + from,
-            to: wall + to,
-            gap: pings.longest_gap(wall + from - BEFORE, wall + to),
-            back: self.back(row.way, start + from, start + to, start + to + period),
-        });
-        (arrived, harms.collect(), Some(pings.missing()))
     }
 
-    /// How long after `to` all links together carried [`BACK`] of what they had carried in the second before `from`.
-    fn back(&self, way: Direction, from: Instant, to: Instant, end: Instant) -> Option<Duration> {
-        let histories: Vec<_> = self
-            .stage_links()
-            .map(|number| self.stage.link(number).handle().history())
-            .collect::<Result<_, _>>()
-            .ok()?;
-        let carried = |from: Instant, to: Instant| -> f64 {
-            histories.iter().map(|history| history.between(way, from, to) as f64).sum()
+    fn run(&self, client: &Peer, row: &Row) -> Result<Measured, String> {
+        let sender = if row.way == Direction::Up { client } else { &self.server };
+        let before = (self.sent(row.way), resent(sender.socket()));
+        let watch = Watch::start(client.socket(), row.way);
+        let run = || {
+            if self.scenario.event.is_empty() {
+                let run = self.traffic(row, self.plan.seconds(self.scenario));
+                return Ok(Measured {
+                    arrived: run.and_then(Run::finish),
+                    ..Measured::failed(String::new())
+                });
+            }
+            let start = |seconds| self.traffic(row, seconds);
+            let harmed = harm::harmed(self.stage, self.scenario, row.way, start)?;
+            Ok(Measured {
+                arrived: harmed.arrived,
+                harms: harmed.harms,
+                lost_pings: Some(harmed.lost_pings),
+                talk: Some(harmed.talk),
+                ..Measured::failed(String::new())
+            })
         };
-        let second = Duration::from_secs(1);
-        let wanted = carried(from - second, from) * BACK * WINDOW.as_secs_f64();
-        let times =
-            (0..).map(|step| to + WINDOW + Duration::from_millis(10) * step).take_while(|at| *at < end);
-        times.into_iter().find(|at| carried(*at - WINDOW, *at) >= wanted).map(|at| at - to)
+        let measured = caught(run);
+        let curves = watch.finish();
+        let (sent, after) = (self.sent(row.way) - before.0, resent(sender.socket()));
+        let resent = before.1.zip(after).map(|(before, after)| after.since(before));
+        Ok(Measured { sent, curves, resent, ..measured? })
+    }
+
+    /// The same as if no link lost anything.
+    fn lossless(&self, client: &Peer, row: &Row) -> Result<Measured, String> {
+        self.change(|_| Change::Set("loss=0".to_owned()))?;
+        let measured = self.run(client, row);
+        self.change(|_| Change::Restore)?;
+        measured
     }
 
     /// Bytes that went into all links in a direction so far, as if lost packets had been as long as the others.
@@ -270,11 +241,22 @@ impl Scene<'_> {
             let packets = counters.packets + counters.dropped_loss + counters.dropped_queue;
             counters.bytes as f64 * packets as f64 / (counters.packets.max(1)) as f64
         };
-        self.stage_links().map(of_link).sum()
+        (1..=self.scenario.links.len()).map(of_link).sum()
     }
+}
 
-    fn stage_links(&self) -> impl Iterator<Item = usize> {
-        1..=self.scenario.links.len()
+impl Measured {
+    /// A run of which nothing is known but why it failed.
+    fn failed(why: String) -> Self {
+        Self {
+            arrived: Err(why),
+            sent: f64::NAN,
+            curves: Curves::default(),
+            resent: None,
+            harms: Vec::new(),
+            lost_pings: None,
+            talk: None,
+        }
     }
 }
 
@@ -290,10 +272,10 @@ impl Row {
         let known = self.singles.iter().filter_map(|(number, rate)| Some((*number, *rate.as_ref().ok()?)));
         known.max_by(|a, b| a.1.total_cmp(&b.1))
     }
+}
 
-    fn said(&self) -> String {
-        self.mbit().map_or_else(|why| why, |mbit| format!("{mbit:.1} Mbit/s"))
-    }
+fn said(found: &Result<f64, String>) -> String {
+    found.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1} Mbit/s"))
 }
 
 /// Not a number where there is nothing.

@@ -89,8 +89,41 @@ fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
     curves
 }
 
+/// Packets that a sender numbered, and those of them that it sent again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Resent {
+    pub(crate) numbered: u64,
+    pub(crate) again: u64,
+}
+
+impl Resent {
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            numbered: self.numbered.saturating_sub(before.numbered),
+            again: self.again.saturating_sub(before.again),
+        }
+    }
+
+    /// Sent again, percent of the numbered; 0 where nothing was numbered.
+    pub(crate) fn percent(self) -> f64 {
+        100.0 * self.again as f64 / self.numbered.max(1) as f64
+    }
+}
+
+/// What the end whose API is at `socket` has sent again so far: a client, or a server to all its clients.
+pub(crate) fn resent(socket: &Path) -> Option<Resent> {
+    let status = status(socket).ok()?;
+    let clients = status["clients"].as_array().map_or(&[][..], Vec::as_slice);
+    let lanes = std::iter::once(&status["lane"]).chain(clients.iter().map(|client| &client["lane"]));
+    let of_lane =
+        |lane: &Value| Some(Resent { numbered: lane["numbered"].as_u64()?, again: lane["resent"].as_u64()? });
+    lanes
+        .filter_map(of_lane)
+        .reduce(|a, b| Resent { numbered: a.numbered + b.numbered, again: a.again + b.again })
+}
+
 /// What `GET /v1/status` answers; a process for each question would disturb what is measured.
-pub(crate) fn status(socket: &Path) -> Result<Value, String> {
+fn status(socket: &Path) -> Result<Value, String> {
     let text = (|| {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(LIMIT))?;

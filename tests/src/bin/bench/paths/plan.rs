@@ -1,0 +1,150 @@
+//! How much of a scenario is played, and how long that takes.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use mpvpn_lab::scenario::Scenario;
+
+use super::load::{Load, START_UP};
+
+/// A stage, a server and its clients are there after so long.
+const SET_UP: Duration = Duration::from_secs(8);
+/// From the end of a run to the start of the next one.
+const BETWEEN: Duration = Duration::from_millis(1500);
+
+/// How much of a scenario is played.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plan {
+    /// How often each row is measured.
+    pub(crate) runs: u32,
+    /// Seconds of a run without events, where not as the scenario says.
+    pub(crate) seconds: Option<u32>,
+    /// Rows with more flows are left out, unless none would be left.
+    pub(crate) most_flows: u32,
+    /// How often events are repeated, where not as the scenario says.
+    pub(crate) repeat: Option<u32>,
+    /// How many cuts are drawn, where they are random and not as many as the scenario says.
+    pub(crate) random_cuts: Option<u32>,
+}
+
+impl Plan {
+    /// How much is played by default.
+    pub(crate) const WHOLE: Self =
+        Self { runs: 3, seconds: None, most_flows: u32::MAX, repeat: None, random_cuts: None };
+    /// How much is played in a hurry.
+    pub(crate) const QUICK: Self =
+        Self { runs: 1, seconds: Some(6), most_flows: 4, repeat: Some(3), random_cuts: Some(15) };
+
+    /// The scenario as it is played.
+    pub(crate) fn of(&self, scenario: Scenario) -> Scenario {
+        let mut scenario = match self.random_cuts {
+            Some(count) => scenario.with_cuts(count),
+            None => scenario,
+        };
+        if scenario.random_cuts.is_none() {
+            scenario.repeat = self.repeat.unwrap_or(scenario.repeat);
+        }
+        scenario
+    }
+
+    /// Every load, and which number of flows has its bars.
+    pub(crate) fn loads(&self, scenario: &Scenario) -> Vec<(Option<usize>, Load)> {
+        let tcp = |most: u32| {
+            let all = scenario.flows.iter().enumerate().filter(move |(_, flows)| **flows <= most);
+            all.map(|(index, flows)| (Some(index), Load::Tcp(*flows))).collect::<Vec<_>>()
+        };
+        let few = tcp(self.most_flows);
+        let mut loads = if few.is_empty() { tcp(u32::MAX) } else { few };
+        loads.extend(scenario.quic.then_some((Some(0), Load::Quic)));
+        loads.extend(scenario.udp_mbit.map(|mbit| (None, Load::Udp(mbit))));
+        loads
+    }
+
+    /// How long a run without events takes after its start-up, in seconds.
+    pub(crate) fn seconds(&self, scenario: &Scenario) -> u32 {
+        self.seconds.unwrap_or(scenario.seconds)
+    }
+
+    /// How often a row is measured over all links.
+    pub(crate) fn runs(&self, scenario: &Scenario) -> u32 {
+        // Events are repeated within one run.
+        if scenario.event.is_empty() { self.runs } else { 1 }
+    }
+
+    /// Whether single links and kernel MPTCP are measured as well.
+    pub(crate) fn compares(scenario: &Scenario) -> bool {
+        scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some()
+    }
+
+    /// About how long the scenario takes.
+    pub(crate) fn estimate(&self, scenario: &Scenario) -> Duration {
+        let start_up = Duration::from_secs(START_UP.into());
+        let calm = start_up + BETWEEN + Duration::from_secs(self.seconds(scenario).into());
+        let whole = match scenario.event.is_empty() {
+            true => calm,
+            false => {
+                start_up
+                    + BETWEEN
+                    + Duration::from_secs(u64::from(scenario.seconds) * u64::from(scenario.repeat))
+            }
+        };
+        let loads = self.loads(scenario);
+        let rows = (loads.len() * scenario.directions.len()) as u32;
+        let mut time = SET_UP + whole * self.runs(scenario) * rows;
+        if scenario.bars.max_repair.is_some() {
+            time += calm * rows;
+        }
+        if Self::compares(scenario) {
+            let tcp = loads.iter().filter(|(_, load)| matches!(load, Load::Tcp(_))).count() as u32;
+            time += calm * self.runs * tcp * scenario.directions.len() as u32;
+            if scenario.links.len() > 1 {
+                let alone = scenario.directions.iter().map(|way| scenario.candidates(*way).len()).max();
+                time += calm * self.runs * rows * alone.unwrap_or(0) as u32;
+            }
+        }
+        time
+    }
+}
+
+/// What `task` came to. One that panics has failed like any other: the next ones have their turn.
+pub(crate) fn caught<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        Err(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scenario(name: &str) -> Scenario {
+        Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name)
+    }
+
+    #[test]
+    fn a_hurry_leaves_out_what_takes_long() {
+        let named = |plan: Plan, name| {
+            let loads = plan.loads(&plan.of(scenario(name)));
+            loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>()
+        };
+        assert_eq!(named(Plan::WHOLE, "two_100"), ["1 TCP", "4 TCP", "16 TCP"]);
+        assert_eq!(named(Plan::QUICK, "two_100"), ["1 TCP", "4 TCP"]);
+        assert_eq!(named(Plan::QUICK, "lossy"), ["1 TCP", "4 TCP", "QUIC"]);
+        assert_eq!(named(Plan::WHOLE, "redundant_cut"), ["4 TCP", "UDP, 20 Mbit/s"]);
+        let cuts = |plan: Plan| plan.of(scenario("random_cuts")).harms().len();
+        assert_eq!((cuts(Plan::WHOLE), cuts(Plan::QUICK)), (100, 15));
+        let seconds = |plan: Plan, name| plan.estimate(&plan.of(scenario(name))).as_secs();
+        assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::WHOLE, "cut_silent"));
+        // Three loads over both links, three over each of two links, two by MPTCP; each three times 10 s and more.
+        assert!((330..460).contains(&seconds(Plan::WHOLE, "lossy")), "{}", seconds(Plan::WHOLE, "lossy"));
+    }
+
+    #[test]
+    fn what_panics_has_failed() {
+        assert_eq!(caught(|| Ok(1)), Ok(1));
+        assert_eq!(caught::<()>(|| panic!("why {}", 1)), Err("why 1".to_owned()));
+    }
+}

@@ -1,0 +1,84 @@
+//! A TCP connection with little to say: every so often the client sends a byte and the server gives it back. It must
+//! outlive whatever happens to the links.
+
+use std::{
+    io::{self, Read, Write},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mpvpn_tests::stage::{Place, Stage};
+
+/// From one question to the next.
+const EVERY: Duration = Duration::from_millis(500);
+/// A connection whose answer takes longer counts as lost. TCP repeats a question seldom after it was lost a few times.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// The connection, until it is asked how it was.
+pub(crate) struct Talk {
+    stop: Arc<AtomicBool>,
+    asking: JoinHandle<io::Result<Duration>>,
+}
+
+impl Talk {
+    /// Connects the client to the server's `address` inside the tunnel.
+    pub(crate) fn start(stage: &Stage, address: &str) -> Result<Self, String> {
+        let ip: IpAddr = address.parse().map_err(|error| format!("{address}: {error}"))?;
+        let listener = stage.inside(Place::Server, || TcpListener::bind((ip, 0)));
+        let connect = |listener: TcpListener| {
+            let to = listener.local_addr()?;
+            thread::spawn(move || give_back(&listener));
+            let stream =
+                stage.inside(Place::Client, || TcpStream::connect_timeout(&to, Duration::from_secs(5)))?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(LIMIT))?;
+            Ok::<_, io::Error>((stream, to))
+        };
+        let (stream, _): (TcpStream, SocketAddr) =
+            listener.and_then(connect).map_err(|error| format!("a TCP connection to talk over: {error}"))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        Ok(Self { stop, asking: thread::spawn(move || ask(stream, &seen)) })
+    }
+
+    /// The longest time an answer took, or why the connection was lost.
+    pub(crate) fn finish(self) -> Result<Duration, String> {
+        self.stop.store(true, Ordering::Relaxed);
+        let asked = self.asking.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+        asked.map_err(|error| format!("the quiet TCP connection: {error}"))
+    }
+}
+
+fn ask(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<Duration> {
+    let mut longest = Duration::ZERO;
+    for number in (0u8..=255).cycle() {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let (asked, mut answer) = (Instant::now(), [0]);
+        stream.write_all(&[number])?;
+        stream.read_exact(&mut answer)?;
+        if answer != [number] {
+            return Err(io::Error::other(format!("{} came back for {number}", answer[0])));
+        }
+        longest = longest.max(asked.elapsed());
+        thread::sleep(EVERY);
+    }
+    Ok(longest)
+}
+
+/// Serves one connection until its other end closes it.
+fn give_back(listener: &TcpListener) -> io::Result<()> {
+    let (mut stream, _) = listener.accept()?;
+    stream.set_nodelay(true)?;
+    let mut byte = [0];
+    loop {
+        stream.read_exact(&mut byte)?;
+        stream.write_all(&byte)?;
+    }
+}

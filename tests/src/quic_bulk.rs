@@ -1,0 +1,208 @@
+//! One QUIC connection that downloads as fast as it goes: an inner flow that is neither TCP nor anything a tunnel can
+//! see into.
+//!
+//! In: an address and a file that the server puts its certificate into. Out: the bytes that arrived in each step of the
+//! download. Quinn is the QUIC of both ends, Cubic its congestion control; packets are as large as every tunnel takes.
+//! Both ends run as processes of their own, inside the namespaces of a stage.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    path::{Path, PathBuf},
+    process::{Child, Stdio},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use quinn::{ClientConfig, Endpoint, EndpointConfig, ServerConfig, TransportConfig, VarInt, congestion};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio::time;
+
+use crate::stage::{Place, Stage};
+
+/// The word by which a binary that uses this crate is asked to be an end:
+/// `PROGRAM quic-bulk serve ADDRESS:PORT FILE` or `PROGRAM quic-bulk fetch ADDRESS:PORT FILE SECONDS`.
+pub const WORD: &str = "quic-bulk";
+/// The bytes that arrived are counted for each of these.
+pub const STEP: Duration = Duration::from_millis(100);
+
+const NAME: &str = "bulk";
+const PORT: u16 = 5202;
+/// UDP payload that fits the smallest tunnel MTU, 1280 bytes, with the headers of IPv4 and UDP.
+const PAYLOAD: u16 = 1252;
+/// More than any rate and round trip of the scenarios need, bytes.
+const WINDOW: u32 = 32 << 20;
+const SOCKET_BUFFER: usize = 4 << 20;
+const CHUNK: usize = 64 << 10;
+/// How long a connection may be silent before it counts as lost.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Errors of both ends are told, not handled.
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// A server at the lab's server; ended when dropped.
+pub struct Source {
+    child: Child,
+    certificate: PathBuf,
+}
+
+/// A running download; ended when dropped.
+pub struct Fetch(Child);
+
+impl Source {
+    /// Listens on every IPv4 address, and is ready when this returns.
+    pub fn start(stage: &Stage) -> std::result::Result<Self, String> {
+        let certificate = stage.file("quic", Place::Server);
+        let mut command = stage.command(Place::Server, &program()?);
+        command.args([WORD, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
+        command.arg(&certificate);
+        let child = command.spawn().map_err(|error| format!("the QUIC server does not start: {error}"))?;
+        let mut source = Self { child, certificate };
+        for _ in 0..250 {
+            if source.certificate.exists() {
+                return Ok(source);
+            }
+            if let Ok(Some(status)) = source.child.try_wait() {
+                return Err(format!("the QUIC server ended with {status}"));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Err("the QUIC server is not ready after 5 s".to_owned())
+    }
+
+    /// Starts a download from it at `address` to the client, for some seconds.
+    pub fn fetch(&self, stage: &Stage, address: &str, seconds: u32) -> std::result::Result<Fetch, String> {
+        let mut command = stage.command(Place::Client, "timeout");
+        command.args(["-k", "2", &(seconds + 15).to_string(), &program()?, WORD, "fetch"]);
+        command.arg(format!("{address}:{PORT}")).arg(&self.certificate).arg(seconds.to_string());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(|error| format!("the QUIC client does not start: {error}"))?;
+        Ok(Fetch(child))
+    }
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Fetch {
+    /// Waits for its end: the bytes of each [`STEP`].
+    pub fn finish(mut self) -> std::result::Result<Vec<u64>, String> {
+        let (mut out, mut complaint) = (String::new(), String::new());
+        // What it prints fits the pipes: a line a step at its end, or one of complaint.
+        let status = self.0.wait().map_err(|error| error.to_string())?;
+        let pipes = (self.0.stdout.take(), self.0.stderr.take());
+        if let (Some(mut stdout), Some(mut stderr)) = pipes {
+            use std::io::Read;
+            let read = stdout.read_to_string(&mut out).and(stderr.read_to_string(&mut complaint));
+            read.map_err(|error| format!("the QUIC client's words: {error}"))?;
+        }
+        if !status.success() {
+            return Err(format!("the QUIC client ended with {status}: {}", complaint.trim()));
+        }
+        out.lines().map(|line| line.parse().map_err(|_| format!("no number of bytes: {line}"))).collect()
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn program() -> std::result::Result<String, String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+    program.into_os_string().into_string().map_err(|_| "this program's own path is not UTF-8".to_owned())
+}
+
+/// Is one end: the server for ever, the client until its time is over.
+pub fn run(words: &[String]) -> std::result::Result<(), String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("{WORD}: no runtime: {error}"))?;
+    let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let result = match words[..] {
+        ["serve", at, file] => runtime.block_on(serve(address(at)?, Path::new(file))),
+        ["fetch", from, file, seconds] => {
+            let seconds = seconds.parse().map_err(|error| format!("{seconds}: {error}"))?;
+            runtime.block_on(fetch(address(from)?, Path::new(file), Duration::from_secs(seconds)))
+        }
+        _ => return Err(format!("{WORD} takes serve ADDRESS FILE or fetch ADDRESS FILE SECONDS")),
+    };
+    result.map_err(|error| format!("{WORD}: {error}"))
+}
+
+async fn serve(at: SocketAddr, file: &Path) -> Result<()> {
+    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()])?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let mut config = ServerConfig::with_single_cert(vec![made.cert.der().clone()], key)?;
+    config.transport_config(Arc::new(transport()?));
+    let endpoint = endpoint(at, Some(config))?;
+    // Whoever sees the file sees all of it, and a server that listens.
+    let draft = file.with_extension("draft");
+    fs::write(&draft, made.cert.der())?;
+    fs::rename(draft, file)?;
+    while let Some(incoming) = endpoint.accept().await {
+        tokio::spawn(async move {
+            let Ok(connection) = incoming.await else { return };
+            let Ok(mut stream) = connection.open_uni().await else { return };
+            // Until the client has enough and closes.
+            while stream.write_all(&[0; CHUNK]).await.is_ok() {}
+        });
+    }
+    Ok(())
+}
+
+async fn fetch(from: SocketAddr, file: &Path, length: Duration) -> Result<()> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from(fs::read(file)?))?;
+    let mut config = ClientConfig::with_root_certificates(Arc::new(roots))?;
+    config.transport_config(Arc::new(transport()?));
+    let endpoint = endpoint(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), None)?;
+    let began = Instant::now();
+    let connection = endpoint.connect_with(config, from, NAME)?.await?;
+    let mut stream = connection.accept_uni().await?;
+    let mut steps = vec![0u64; length.as_millis().div_ceil(STEP.as_millis()) as usize];
+    let mut buffer = vec![0; CHUNK];
+    while began.elapsed() < length {
+        let left = length.saturating_sub(began.elapsed());
+        let Ok(read) = time::timeout(left, stream.read(&mut buffer)).await else { break };
+        let bytes = read?.ok_or("the server has ended the stream")?;
+        let step = (began.elapsed().as_millis() / STEP.as_millis()) as usize;
+        if let Some(step) = steps.get_mut(step) {
+            *step += bytes as u64;
+        }
+    }
+    connection.close(VarInt::from_u32(0), b"enough");
+    steps.iter().for_each(|bytes| println!("{bytes}"));
+    let _ = time::timeout(Duration::from_secs(1), endpoint.wait_idle()).await;
+    Ok(())
+}
+
+fn transport() -> Result<TransportConfig> {
+    let mut transport = TransportConfig::default();
+    transport
+        .congestion_controller_factory(Arc::new(congestion::CubicConfig::default()))
+        .initial_mtu(PAYLOAD)
+        .min_mtu(PAYLOAD)
+        .mtu_discovery_config(None)
+        .stream_receive_window(VarInt::from_u32(WINDOW))
+        .receive_window(VarInt::from_u32(WINDOW))
+        .send_window(WINDOW.into())
+        .max_idle_timeout(Some(SILENCE.try_into()?));
+    Ok(transport)
+}
+
+/// A socket with room for a burst, as programs that move much ask for.
+fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> Result<Endpoint> {
+    let socket = UdpSocket::bind(at)?;
+    // Without the right to more, what the system allows is what there is.
+    let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER);
+    let runtime = quinn::default_runtime().ok_or("no runtime")?;
+    Ok(Endpoint::new(EndpointConfig::default(), server, socket, runtime)?)
+}
