@@ -42,6 +42,10 @@ pub struct Status {
     /// Flows inside the tunnel.
     #[serde(default)]
     pub flows: Flows,
+    /// What became of numbered packets; left out at a server, which tells it of each client, and where the two ends
+    /// agreed on no numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<Lane>,
     /// The sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
@@ -61,6 +65,7 @@ impl Status {
             links: Vec::new(),
             paths: Vec::new(),
             flows: Flows::default(),
+            lane: None,
             clients: Vec::new(),
         }
     }
@@ -237,6 +242,9 @@ pub struct Path {
     /// Lowest round-trip time seen, in ms.
     #[serde(serialize_with = "finite")]
     pub min_rtt_ms: f64,
+    /// What the round trip takes while nothing queues, as congestion control takes it, in ms; left out where unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base_rtt_ms: Option<f64>,
     /// Variation of the round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub jitter_ms: f64,
@@ -300,6 +308,42 @@ pub struct Flows {
     pub udp: u64,
 }
 
+/// Packets that are numbered where flows take several paths or packets are lost: the receiver restores their order,
+/// the sender sends again what was lost. Counted since the session began, or was taken up again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lane {
+    /// Whether what we send is numbered now.
+    pub on: bool,
+    /// Packets sent with a number.
+    pub numbered: u64,
+    /// Sent again because they were lost.
+    pub resent: u64,
+    /// Copies sent beside the first ones (scheduler `redundant`).
+    pub copies: u64,
+    /// Received ahead of others, held and then delivered in order.
+    pub restored: u64,
+    /// Received after they had been given up, and delivered all the same.
+    pub late: u64,
+    /// Received a second time, and dropped.
+    pub duplicates: u64,
+    /// Waited for in vain.
+    pub given_up: u64,
+}
+
+impl Lane {
+    /// Adds those of another connection of the same session.
+    pub fn add(&mut self, other: Self) {
+        self.on |= other.on;
+        self.numbered += other.numbered;
+        self.resent += other.resent;
+        self.copies += other.copies;
+        self.restored += other.restored;
+        self.late += other.late;
+        self.duplicates += other.duplicates;
+        self.given_up += other.given_up;
+    }
+}
+
 /// One session at a server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Client {
@@ -314,6 +358,9 @@ pub struct Client {
     pub tx_bytes: u64,
     /// Bytes received from it.
     pub rx_bytes: u64,
+    /// What became of numbered packets, as the server counts; left out where the two ends agreed on no numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lane: Option<Lane>,
     /// Its paths, as the server sees them.
     pub paths: Vec<Path>,
 }
@@ -352,12 +399,23 @@ pub(crate) mod tests {
             connected_s: f64::NAN,
             tx_bytes: 1,
             rx_bytes: 2,
+            lane: None,
             paths: example.paths,
         });
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!(json["session"], serde_json::Value::Null);
         assert_eq!(json["clients"][0]["connected_s"], 0.0);
         assert_eq!(json["clients"][0]["paths"][0]["id"], "default/eth0/0");
+    }
+
+    #[test]
+    fn what_was_added_is_left_out_where_nothing_is_known() {
+        let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
+        status.lane = Some(Lane { on: true, numbered: 9, resent: 2, ..Lane::default() });
+        status.paths[0].base_rtt_ms = Some(12.0);
+        let json = serde_json::to_value(&status).unwrap();
+        assert_eq!((&json["lane"]["resent"], &json["paths"][0]["base_rtt_ms"]), (&2.into(), &12.0.into()));
+        assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
     }
 
     #[test]

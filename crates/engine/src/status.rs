@@ -9,11 +9,11 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, ServerConfig},
-    status::{Class, Client, Link, LinkState, Path, PathState, Role, Session, State, Status},
+    status::{Class, Client, Lane, Link, LinkState, Path, PathState, Role, Session, State, Status},
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{ClientReport, ClientState, Member, PathReport, SessionReport};
+use mpvpn_tunnel::{ClientReport, ClientState, LaneCounters, Member, PathReport, SessionReport};
 use mpvpn_types::{BitRate, ByteSize, SessionId, Tier};
 
 use crate::{
@@ -56,6 +56,7 @@ pub(crate) fn of_client(
         queue_ms: millis(report.sojourn),
         drops: report.drops,
     }];
+    status.lane = report.lane.map(lane_of);
     for path in &report.paths {
         let Some(link) = path.link.and_then(|id| links.links.get(&id)) else { continue };
         let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
@@ -124,6 +125,26 @@ pub(crate) fn add_member(status: &mut Status, member: Status) {
         }
     }
     status.paths.extend(member.paths);
+    add_lane(&mut status.lane, member.lane);
+}
+
+fn add_lane(lane: &mut Option<Lane>, other: Option<Lane>) {
+    if let Some(other) = other {
+        lane.get_or_insert_default().add(other);
+    }
+}
+
+fn lane_of(counters: LaneCounters) -> Lane {
+    Lane {
+        on: counters.on,
+        numbered: counters.numbered,
+        resent: counters.repairs,
+        copies: counters.copies,
+        restored: counters.arrived.held,
+        late: counters.arrived.late,
+        duplicates: counters.arrived.duplicates,
+        given_up: counters.arrived.given_up,
+    }
 }
 
 /// What a server tells about itself.
@@ -166,6 +187,7 @@ pub(crate) fn of_server(
             connected_s: 0.0,
             tx_bytes: 0,
             rx_bytes: 0,
+            lane: None,
             paths: Vec::new(),
         });
         if client.addresses.is_empty() {
@@ -175,6 +197,7 @@ pub(crate) fn of_server(
         client.connected_s = client.connected_s.max(connected);
         client.tx_bytes += report.counters.tx_bytes;
         client.rx_bytes += report.counters.rx_bytes;
+        add_lane(&mut client.lane, report.lane.map(lane_of));
         for path in &report.paths {
             let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
             client.paths.push(path_of(path, "", SocketAddr::new(ip, port), report.member));
@@ -212,6 +235,8 @@ fn path_of(report: &PathReport, link: &str, local: SocketAddr, member: Member) -
         reason: report.reason.clone(),
         rtt_ms: millis(view.rtt),
         min_rtt_ms: millis(view.min_rtt),
+        // Before the first measurement it is 0.
+        base_rtt_ms: (!view.base_rtt.is_zero()).then(|| millis(view.base_rtt)),
         jitter_ms: millis(view.jitter),
         loss_pct: view.loss * 100.0,
         cwnd_bytes: view.window,

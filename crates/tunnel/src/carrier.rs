@@ -684,8 +684,9 @@ impl Carrier {
     }
 
     /// What became of numbered packets.
-    pub(crate) fn lane(&self) -> LaneCounters {
-        self.sequencer.as_ref().map_or(LaneCounters::default(), |sequencer| sequencer.counters())
+    /// `None` where the two ends agreed on no numbers.
+    pub(crate) fn lane(&self) -> Option<LaneCounters> {
+        self.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
     /// How long packets wait in the queues.

@@ -121,8 +121,8 @@ pub struct ClientReport {
     pub drops: u64,
     /// How long packets wait.
     pub sojourn: Duration,
-    /// What became of numbered packets.
-    pub lane: LaneCounters,
+    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    pub lane: Option<LaneCounters>,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).
@@ -753,7 +753,7 @@ impl Client {
             counters: self.before,
             drops: self.drops_before,
             sojourn: Duration::ZERO,
-            lane: LaneCounters::default(),
+            lane: None,
             paths: Vec::new(),
             mtu: 0,
         };

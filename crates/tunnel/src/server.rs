@@ -103,8 +103,8 @@ pub struct SessionReport {
     pub drops: u64,
     /// How long packets wait in its queues.
     pub sojourn: Duration,
-    /// What became of numbered packets.
-    pub lane: LaneCounters,
+    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    pub lane: Option<LaneCounters>,
     /// Its paths.
     pub paths: Vec<PathReport>,
 }

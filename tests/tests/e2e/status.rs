@@ -34,6 +34,16 @@ const PATH: &[(&str, &str)] = &[
     ("mtu", NUMBER),
 ];
 
+const LANE: &[(&str, &str)] = &[
+    ("numbered", NUMBER),
+    ("resent", NUMBER),
+    ("copies", NUMBER),
+    ("restored", NUMBER),
+    ("late", NUMBER),
+    ("duplicates", NUMBER),
+    ("given_up", NUMBER),
+];
+
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Number(_) => NUMBER,
@@ -120,6 +130,9 @@ fn the_client_tells_its_session_links_and_paths() {
         ],
     );
     all_have(&status, "paths", PATH);
+    all_have(&status, "paths", &[("base_rtt_ms", NUMBER)]);
+    has(&status["lane"], "lane", LANE);
+    assert_eq!(status["lane"]["on"], true, "two paths may carry one flow: {:#}", status["lane"]);
     assert_eq!(status["session"]["server"], "192.0.2.1:4433");
     let addresses = status["addresses"].as_array().expect("checked above");
     assert!(addresses.iter().any(|address| address == "10.0.0.2/24"), "{addresses:?}");
@@ -157,6 +170,7 @@ fn the_server_tells_its_clients() {
         ],
     );
     all_have(session, "paths", PATH);
+    has(&session["lane"], "clients.lane", LANE);
 }
 
 #[test]

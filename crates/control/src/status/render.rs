@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{Client, Link, Path, Role, Session, State, Status};
+use super::{Client, Lane, Link, Path, Role, Session, State, Status};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -26,6 +26,9 @@ pub fn render(status: &Status, width: usize) -> String {
             class.name, class.scheduler, class.cc, class.queue_ms, class.drops
         );
     }
+    if let Some(lane) = &status.lane {
+        let _ = writeln!(text, "order     {}", order(lane));
+    }
     section(&mut text, links(&status.links));
     section(&mut text, paths(&status.paths));
     if status.role == Role::Server {
@@ -34,6 +37,17 @@ pub fn render(status: &Status, width: usize) -> String {
         section(&mut text, paths(&all));
     }
     fit(&text, width)
+}
+
+/// Whether packets are numbered, and how many of those were sent again.
+fn order(lane: &Lane) -> String {
+    let again = || format!("{:.1} % sent again", 100.0 * lane.resent as f64 / lane.numbered as f64);
+    match (lane.on, lane.numbered) {
+        (true, 0) => "numbered".into(),
+        (true, _) => format!("numbered, {}", again()),
+        (false, 0) => "as it comes".into(),
+        (false, _) => format!("as it comes; numbered before, {}", again()),
+    }
 }
 
 fn headline(status: &Status) -> String {
@@ -127,7 +141,8 @@ fn paths(paths: &[Path]) -> Table {
 }
 
 fn clients(clients: &[Client]) -> Table {
-    let mut table = Table::new(&["client", ">connected", ">sent", ">received", ">paths", "addresses"]);
+    let mut table =
+        Table::new(&["client", ">connected", ">sent", ">received", ">paths", "order", "addresses"]);
     for client in clients {
         table.row([
             client.user.clone(),
@@ -135,6 +150,7 @@ fn clients(clients: &[Client]) -> Table {
             bytes(client.tx_bytes),
             bytes(client.rx_bytes),
             client.paths.len().to_string(),
+            client.lane.as_ref().map_or_else(|| "as it comes".into(), order),
             join(&client.addresses),
         ]);
     }
@@ -244,6 +260,7 @@ mod tests {
         second.state = crate::status::PathState::Down;
         second.reason = "no carrier".into();
         status.paths.push(second);
+        status.lane = Some(Lane { on: true, numbered: 1000, resent: 4, ..Lane::default() });
         status
     }
 
@@ -254,6 +271,7 @@ mpvpn client 0.1.0: up, running for 12.5 s
 session   alice at 203.0.113.1:4433
 addresses 10.0.0.2/24 fd00::2/64
 class     default: scheduler auto, bbr, queue 0.1 ms, 0 dropped
+order     numbered, 0.4 % sent again
 
 link  state  tier     sent  received  addresses
 eth0  up     primary   0 B       0 B  192.0.2.7
@@ -295,12 +313,14 @@ wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbi
             connected_s: 3700.0,
             tx_bytes: 1023,
             rx_bytes: 1024,
+            lane: Some(Lane { numbered: 200, resent: 1, ..Lane::default() }),
             paths: example().paths,
         });
         let text = render(&status, 200);
         assert!(text.starts_with("mpvpn server 0.1.0: starting, running for 0.0 s, 1 client\n"), "{text}");
         assert!(text.contains("ali?[31mce  1 h 1 min"), "{text}");
         assert!(text.contains("1023 B"), "{text}");
+        assert!(text.contains("as it comes; numbered before, 0.5 % sent again"), "{text}");
         assert!(text.contains("default/eth10/0"), "{text}");
     }
 

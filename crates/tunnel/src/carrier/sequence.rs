@@ -41,6 +41,10 @@ const METER_STEP: Duration = Duration::from_millis(100);
 /// Counters of repair and order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneCounters {
+    /// Whether packets are numbered now.
+    pub on: bool,
+    /// Packets that got a number.
+    pub numbered: u64,
     /// Packets sent again because they were lost.
     pub repairs: u64,
     /// Copies sent beside the first one.
@@ -137,6 +141,7 @@ impl Sequencer {
             patience: self.patience,
             number: self.numbers.take(bucket),
         };
+        self.counters.numbered += 1;
         let payload = &packet.data[plain.as_ref().len()..];
         let prefix = self.prefix.as_ref();
         let room = self.arena.room(prefix.len() + Label::LEN + payload.len());
@@ -204,7 +209,7 @@ impl Sequencer {
     }
 
     pub(super) fn counters(&self) -> LaneCounters {
-        LaneCounters { arrived: self.reorder.stats(), ..self.counters }
+        LaneCounters { on: self.on, arrived: self.reorder.stats(), ..self.counters }
     }
 
     /// Gives back memory that is not in use.
