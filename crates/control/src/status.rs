@@ -165,6 +165,9 @@ pub struct Link {
     /// What the server is asked to send there at most, in bit/s; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_cap_bps: Option<u64>,
+    /// How much it carries compared with others, under the scheduler `weighted`; left out if 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
     /// What it may carry in a month, in bytes of IP packets; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
@@ -187,6 +190,7 @@ impl Link {
             metered: false,
             up_cap_bps: None,
             down_cap_bps: None,
+            weight: None,
             quota_bytes: None,
             quota_used_bytes: None,
         }

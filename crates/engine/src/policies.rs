@@ -79,6 +79,7 @@ impl Policies {
             metered: link.metered,
             up: link.up.map(share),
             down: link.down.map(share),
+            weight: link.weight,
         }
     }
 }

@@ -14,7 +14,7 @@ use mpvpn_control::{
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClientReport, ClientState, LaneCounters, Member, PathReport, SessionReport};
-use mpvpn_types::{BitRate, ByteSize, SessionId, Tier};
+use mpvpn_types::{BitRate, ByteSize, SessionId, Tier, Weight};
 
 use crate::{
     links::{Link as Uplink, Links},
@@ -82,6 +82,7 @@ pub(crate) fn of_client(
             up_cap_bps: said.up.map(BitRate::bps),
             down_cap_bps: said.down.map(BitRate::bps),
             quota_bytes: said.quota.map(ByteSize::bytes),
+            weight: Some(said.weight).filter(|weight| *weight != Weight::default()).map(Weight::get),
             ..Link::new(&link.name)
         });
     }

@@ -399,7 +399,7 @@ impl Carrier {
         // Links of later tiers get what is left.
         let mut later = Vec::new();
         for id in self.dispatcher.order() {
-            let offer = connection.offer(now, id, PASS_BYTES);
+            let offer = self.offer(now, connection, id, PASS_BYTES);
             if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
         let mut moved = repairing && self.repair(connection, max, &mut offers);

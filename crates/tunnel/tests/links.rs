@@ -6,7 +6,7 @@ mod world;
 
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClientState, LinkPolicy};
-use mpvpn_types::{BitRate, Duration, LinkId, Tier};
+use mpvpn_types::{BitRate, Duration, LinkId, Tier, Weight};
 use world::{MS, SERVER, TOKEN, World};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -239,6 +239,23 @@ fn a_capped_link_passes_on_to_others_what_it_may_not_carry() {
     flood(&mut world, client, Way::Up, 20.0, SECOND);
     let rates = flood(&mut world, client, Way::Up, 20.0, 4 * SECOND);
     assert!((4.7..=5.1).contains(&rates[0]) && (14.0..=17.0).contains(&rates[1]), "{rates:?}");
+}
+
+#[test]
+fn both_ends_share_out_what_they_send_by_weight() {
+    let weighs = |weight| LinkPolicy { weight: Weight::new(weight).unwrap(), ..LinkPolicy::default() };
+    let (mut world, client) = with_links(Scheduler::Weighted, &[weighs(3), weighs(1)]);
+    for (weights, expected) in [([3, 1], 3.0), ([1, 2], 0.5)] {
+        for (link, weight) in (0..).zip(weights) {
+            set(&mut world, client, link, weighs(weight));
+        }
+        for way in [Way::Up, Way::Down] {
+            flood(&mut world, client, way, 8.0, SECOND);
+            let rates = flood(&mut world, client, way, 8.0, 4 * SECOND);
+            let ratio = rates[0] / rates[1];
+            assert!((expected * 0.85..expected * 1.15).contains(&ratio), "{way:?}, {weights:?}: {rates:?}");
+        }
+    }
 }
 
 #[test]

@@ -7,11 +7,13 @@
 mod rate;
 mod size;
 mod tier;
+mod weight;
 
 pub use rate::{BitRate, ParseBitRateError};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
 pub use tier::{ParseTierError, Tier};
+pub use weight::{ParseWeightError, Weight};
 
 /// An uplink of this machine (an interface with its addresses), numbered by the engine.
 ///

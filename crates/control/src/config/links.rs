@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::Args;
-use mpvpn_types::{BitRate, ByteSize, Tier};
+use mpvpn_types::{BitRate, ByteSize, Tier, Weight};
 use serde::{
     Deserialize, Serialize, Serializer,
     de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
@@ -35,6 +35,9 @@ pub struct LinkConfig {
     /// What the server sends there, at most.
     #[serde(default, deserialize_with = "one")]
     pub down: Option<BitRate>,
+    /// How much both ends send there compared with other links, under the scheduler `weighted`.
+    #[serde(default, deserialize_with = "weight")]
+    pub weight: Weight,
     /// Bytes a month, in both directions together.
     #[serde(default, deserialize_with = "one")]
     pub quota: Option<ByteSize>,
@@ -55,6 +58,7 @@ impl Default for LinkConfig {
             metered: false,
             up: None,
             down: None,
+            weight: Weight::default(),
             quota: None,
             quota_day: 1,
             dscp: 0,
@@ -69,6 +73,7 @@ impl LinkConfig {
         self.metered = change.metered.unwrap_or(self.metered);
         self.up = change.up.map_or(self.up, |limit| limit.0);
         self.down = change.down.map_or(self.down, |limit| limit.0);
+        self.weight = change.weight.unwrap_or(self.weight);
         self.quota = change.quota.map_or(self.quota, |limit| limit.0);
     }
 }
@@ -97,6 +102,11 @@ pub struct LinkChange {
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub down: Option<Limit<BitRate>>,
+
+    /// Under --scheduler weighted: how much goes there compared with other links, 1 to 1000
+    #[arg(long, value_name = "N", value_parser = text::<Weight>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub weight: Option<Weight>,
 
     /// Use it for no more than this a month, both directions together, as in 50GB, or none
     #[arg(long, value_name = "SIZE|none", value_parser = text::<Limit<ByteSize>>)]
@@ -144,6 +154,14 @@ impl Text for Tier {
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParseTierError| error.to_string())
+    }
+}
+
+impl Text for Weight {
+    const EXPECTED: &'static str = "a weight in quotes, as in \"3\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_types::ParseWeightError| error.to_string())
     }
 }
 
@@ -239,6 +257,14 @@ fn day<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
         Ok(day) if (1..=31).contains(&day) => Ok(day),
         _ => Err(D::Error::custom(format!("{day} is no day of a month: expected 1 to 31"))),
     }
+}
+
+fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Weight, D::Error> {
+    let number = i64::deserialize(from)?;
+    let found = u64::try_from(number).ok().and_then(Weight::new);
+    found.ok_or_else(|| {
+        D::Error::custom(format!("{number} is no weight: expected a whole number from 1 to {}", Weight::MAX))
+    })
 }
 
 /// For serde: a number, or one of the names that people use.
@@ -400,6 +426,7 @@ mod tests {
     fn a_change_is_the_same_in_json() {
         let change = LinkChange {
             tier: Some(Tier::Backup),
+            weight: Weight::new(3),
             metered: Some(false),
             up: Some(Limit(Some(BitRate::from_bps(1_500_000)))),
             down: Some(Limit(None)),

@@ -84,6 +84,7 @@ fn every_key_of_a_client_arrives() {
         metered = true
         up = "20mbit"
         down = "50mbit"
+        weight = 3
         quota = "50GB"
         quota_day = 15
         dscp = "ef"
@@ -109,6 +110,7 @@ fn every_key_of_a_client_arrives() {
                     up: Some(mpvpn_types::BitRate::from_bps(20_000_000)),
                     down: Some(mpvpn_types::BitRate::from_bps(50_000_000)),
                     quota: Some(mpvpn_types::ByteSize::from_bytes(50_000_000_000)),
+                    weight: mpvpn_types::Weight::new(3).unwrap(),
                     quota_day: 15,
                     dscp: 46,
                 },
@@ -144,6 +146,7 @@ fn mistakes_about_links_are_told_where_they_are() {
         ("[[link]]\nname = 'eth0'\ndown = 20\n", 5, "expected a rate in quotes"),
         ("[[link]]\nname = 'eth0'\nquota = '5'\n", 5, "`5` is not an amount of data"),
         ("[[link]]\nname = 'eth0'\nquota-day = 32\n", 5, "32 is no day of a month"),
+        ("[[link]]\nname = 'eth0'\nweight = 0\n", 5, "0 is no weight"),
         ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "64 is no DSCP"),
         ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
         ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),

@@ -103,6 +103,7 @@ fn limits(link: &Link) -> String {
     }
     words.extend(link.up_cap_bps.map(|cap| format!("up {}", BitRate::from_bps(cap))));
     words.extend(link.down_cap_bps.map(|cap| format!("down {}", BitRate::from_bps(cap))));
+    words.extend(link.weight.map(|weight| format!("weight {weight}")));
     words.extend(link.quota_bytes.map(|quota| {
         let used = scaled(link.quota_used_bytes.unwrap_or(0), 1000.0, &["B", "kB", "MB", "GB", "TB"]);
         format!("{used} of {}", ByteSize::from_bytes(quota))
@@ -292,14 +293,15 @@ default/eth10/0  down (no carrier)  12.3 ms  0.4 ms  0.0 %  97.4 Mbit/s  5.0 MiB
             reason: "a better link works".into(),
             metered: true,
             up_cap_bps: Some(20_000_000),
+            weight: Some(3),
             quota_bytes: Some(50_000_000_000),
             quota_used_bytes: Some(1_234_000_000),
             ..Link::new("wwan0")
         });
         let expected = "\
-link   state                          tier     sent  received  limits                               addresses
-eth0   up                             primary   0 B       0 B                                       192.0.2.7
-wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, 1.2 GB of 50 GB
+link   state                          tier     sent  received  limits                                         addresses
+eth0   up                             primary   0 B       0 B                                                 192.0.2.7
+wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, weight 3, 1.2 GB of 50 GB
 ";
         assert_eq!(render_links(&links, 200), expected);
     }

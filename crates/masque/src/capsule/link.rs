@@ -1,7 +1,7 @@
 //! The LINK capsule: what a client wants of the link under one of its paths.
 
 use bytes::{BufMut, BytesMut};
-use mpvpn_types::{BitRate, PathId, Tier};
+use mpvpn_types::{BitRate, PathId, Tier, Weight};
 
 use super::{CapsuleError, LINK, put_header, reader::Fields};
 use crate::varint;
@@ -23,6 +23,8 @@ pub struct LinkNotice {
     pub metered: bool,
     /// The receiver is to send no more than this, in whole kbit/s of IP packets.
     pub cap: Option<BitRate>,
+    /// How much the receiver is to send there compared with other paths, where it goes by that.
+    pub weight: Weight,
 }
 
 impl LinkNotice {
@@ -34,10 +36,13 @@ impl LinkNotice {
             Tier::Overflow => 1,
             Tier::Backup | Tier::Never => 2,
         };
-        let out = put_header(LINK, varint::len(path) + 1 + varint::len(kbps), out);
+        let weight = u64::from(self.weight.get());
+        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight);
+        let out = put_header(LINK, length, out);
         varint::encode(path, out);
         out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
         varint::encode(kbps, out);
+        varint::encode(weight, out);
     }
 
     /// Bits and bytes that a later version may add are ignored.
@@ -56,11 +61,14 @@ impl LinkNotice {
             2 => Tier::Backup,
             tier => return Err(CapsuleError::LinkField { field: "tier", value: tier.into() }),
         };
+        // Older clients end here.
+        let weight = if fields.left.is_empty() { 1 } else { fields.varint()? };
         Ok(Self {
             path: PathId(path),
             tier,
             metered: flags & METERED != 0,
             cap: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
+            weight: Weight::new(weight).ok_or(CapsuleError::LinkField { field: "weight", value: weight })?,
         })
     }
 }
@@ -90,20 +98,37 @@ mod tests {
             tier: Tier::Backup,
             metered: true,
             cap: Some(BitRate::from_bps(50_000_000)),
+            weight: Weight::new(3).unwrap(),
         };
         let bytes = Capsule::Link(notice).to_bytes();
-        assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 6, 5, 0b101, 0x80, 0, 0xc3, 0x50]);
+        assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
     }
 
     #[test]
     fn values_that_cannot_be_are_refused_and_later_ones_ignored() {
-        for bad in [&[][..], &[5], &[5, 0], &[5, 0b110, 0], &[5, 0, 0xc0, 0, 0, 1, 0, 0, 0, 0]] {
+        for bad in [
+            &[][..],
+            &[5],
+            &[5, 0],
+            &[5, 0b110, 0],
+            &[5, 0, 0xc0, 0, 0, 1, 0, 0, 0, 0],
+            &[5, 0, 0, 0],
+            &[5, 0, 0, 0x43, 0xe9],
+        ] {
             assert!(read(&with_value(bad)).is_err(), "{bad:?}");
         }
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
-        let read = read(&with_value(&[5, 0xf8, 0, 1, 2, 3])).unwrap();
-        let expected = LinkNotice { path: PathId(5), tier: Tier::Primary, metered: false, cap: None };
+        let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
+        let read = read_value(&[5, 0xf8, 0, 1, 2, 3]);
+        let expected = LinkNotice {
+            path: PathId(5),
+            tier: Tier::Primary,
+            metered: false,
+            cap: None,
+            weight: Weight::default(),
+        };
         assert_eq!(read, Some(Capsule::Link(expected)));
+        assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
     }
 
     const MAX: usize = crate::capsule::MAX_LINK;
@@ -112,9 +137,10 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(
             path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
+            weight in 1..=1000u64,
         ) {
             let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
-            let notice = LinkNotice { path: PathId(path), tier: Tier::ALL[tier], metered, cap };
+            let notice = LinkNotice { path: PathId(path), tier: Tier::ALL[tier], metered, cap, weight: Weight::new(weight).unwrap() };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

@@ -1,8 +1,8 @@
 //! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
 
-use mpvpn_path::{Candidate, LivenessConfig, Place};
+use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
 use mpvpn_quic::Connection;
-use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier, Weight};
 
 use super::{Carrier, Role, Watched};
 
@@ -18,6 +18,8 @@ pub(crate) struct PathPolicy {
     pub(crate) metered: bool,
     /// What this end may send there.
     pub(crate) cap: Option<BitRate>,
+    /// How much this end sends there compared with other paths, under the scheduler `weighted`.
+    pub(crate) weight: Weight,
 }
 
 impl PathPolicy {
@@ -131,6 +133,12 @@ impl Carrier {
         for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
             path.liveness.on_traffic(now);
         }
+    }
+
+    /// What a path can do for the next packets, of `most` bytes at most.
+    pub(super) fn offer(&self, now: Instant, connection: &mut Connection, id: PathId, most: u64) -> Offer {
+        let weight = self.paths.get(&id).map_or_else(Weight::default, |path| path.policy.weight);
+        Offer { weight: weight.get().into(), ..connection.offer(now, id, most) }
     }
 
     /// Paths of lower rank are filled first.

@@ -6,7 +6,7 @@ use mpvpn_masque::{
     h3,
 };
 use mpvpn_quic::LostReason;
-use mpvpn_types::{BitRate, Instant, LinkId, Tier};
+use mpvpn_types::{BitRate, Instant, LinkId, Tier, Weight};
 
 use super::Client;
 use crate::carrier::PathPolicy;
@@ -22,12 +22,14 @@ pub struct LinkPolicy {
     pub up: Option<BitRate>,
     /// What the server is asked to keep to there.
     pub down: Option<BitRate>,
+    /// How much both ends send there compared with other links, under the scheduler `weighted`.
+    pub weight: Weight,
 }
 
 impl LinkPolicy {
     /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
     pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
-        PathPolicy { tier: self.tier, metered: self.metered && agreed, cap: self.up }
+        PathPolicy { tier: self.tier, metered: self.metered && agreed, cap: self.up, weight: self.weight }
     }
 }
 
@@ -58,14 +60,24 @@ impl Client {
         self.policies.get(&id).is_none_or(|policy| policy.tier != Tier::Never)
     }
 
+    /// Whether the server is reached: the tunnel is up, and a path works.
+    pub fn reaches_server(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
+    }
+
+    /// Gives up the handshakes over a link.
+    pub(super) fn drop_attempts(&mut self, now: Instant, id: LinkId, why: &str) {
+        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
+        for attempt in lost {
+            self.close_connection(now, attempt.connection, why);
+        }
+    }
+
     fn leave_link(&mut self, now: Instant, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.opening = None;
         }
-        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
-        for attempt in lost {
-            self.close_connection(now, attempt.connection, "the link is not to be used");
-        }
+        self.drop_attempts(now, id, "the link is not to be used");
         if let Some(session) = &self.session
             && let Some(path) = session.carrier.path_on(id)
             && let Some(connection) = self.endpoint.get(session.connection)
@@ -98,9 +110,16 @@ impl Client {
         told.retain(|path, _| session.carrier.has_path(*path));
         for (path, link) in session.carrier.links() {
             let policy = self.policies.get(&link).copied().unwrap_or_default();
-            let LinkPolicy { tier, metered, down: cap, .. } = policy;
-            let notice = LinkNotice { path, tier, metered, cap };
-            let default = LinkNotice { path, tier: Tier::Primary, metered: false, cap: None };
+            let LinkPolicy { tier, metered, down: cap, weight, .. } = policy;
+            let notice = LinkNotice { path, tier, metered, cap, weight };
+            let default = LinkPolicy::default();
+            let default = LinkNotice {
+                path,
+                tier: default.tier,
+                metered: default.metered,
+                cap: default.down,
+                weight: default.weight,
+            };
             if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
                 continue;
             }

@@ -213,8 +213,8 @@ impl Server {
                     self.address(now, id, &asked);
                 }
                 Ok(Some(Capsule::Link(notice))) => {
-                    let LinkNotice { path, tier, metered, cap } = notice;
-                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap });
+                    let LinkNotice { path, tier, metered, cap, weight } = notice;
+                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap, weight });
                 }
                 // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
                 Ok(Some(_)) => {}
