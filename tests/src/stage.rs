@@ -246,10 +246,22 @@ impl Stage {
 
     /// Starts `mpvpn` with exactly these words; `socket` is where it will answer.
     pub fn start_as_is(&self, place: Place, words: &[&str], socket: &Path) -> Peer {
+        self.spawn(self.command(place, binary().to_str().expect("an ASCII path")), place, words, socket)
+    }
+
+    /// The same for a process that sees the file `hosts` as `/etc/hosts`. What is written into that file later counts
+    /// for it, too.
+    pub fn start_with_hosts(&self, place: Place, hosts: &Path, words: &[&str], socket: &Path) -> Peer {
+        let mut command = self.command(place, "unshare");
+        command.args(["--mount", "sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#]);
+        command.arg(hosts).arg(binary());
+        self.spawn(command, place, words, socket)
+    }
+
+    fn spawn(&self, mut command: Command, place: Place, words: &[&str], socket: &Path) -> Peer {
         let log = self.file("log", place);
         let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
-        let child = self
-            .command(place, binary().to_str().expect("an ASCII path"))
+        let child = command
             .args(words)
             .stdout(output.try_clone().expect("a second handle"))
             .stderr(output)

@@ -5,6 +5,7 @@
 //! queue of the TUN of their own, and join the session.
 
 mod member;
+mod names;
 mod plane;
 mod quotas;
 
@@ -39,13 +40,12 @@ use crate::{
     wire::{TUN_QUEUE, take_back},
 };
 use member::{Joiner, Word};
+use names::Names;
 use plane::Plane;
 use quotas::Quotas;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
-/// A name is resolved again after this time when that failed.
-const RESOLVE_AGAIN: Duration = Duration::from_secs(2);
 /// A shard that has not reported after this time is left out of the status.
 const REPORT: Duration = Duration::from_millis(500);
 
@@ -148,7 +148,8 @@ struct Running {
     undo: Undo,
     slow: Slow,
     quotas: Quotas,
-    resolve_at: Option<Instant>,
+    /// `None` where the server is an address.
+    names: Option<Names>,
     assignment: Option<Assignment>,
     up: bool,
     mtu: u32,
@@ -211,7 +212,7 @@ impl Running {
             share: None,
             undo,
             slow,
-            resolve_at: None,
+            names: parts.config.server.ip().is_none().then(Names::default),
             assignment: None,
             up: false,
             mtu: 1280,
@@ -227,10 +228,7 @@ impl Running {
             Some(ip) => {
                 self.set_remotes(turns, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
             }
-            None => {
-                self.slow.resolve(&self.config.server);
-                self.set_remotes(turns, now, Vec::new())?;
-            }
+            None => self.set_remotes(turns, now, Vec::new())?,
         }
         for link in self.plane.links.links.values().filter(|link| link.remote.is_none()) {
             tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
@@ -240,9 +238,11 @@ impl Running {
         loop {
             self.plane.transmit(turns, turn.now);
             self.apply_events(turns, turn.now)?;
+            self.look_at_names(turn.now);
             let asking = self.asking.as_ref().map(|asking| asking.until);
+            let names = self.names.as_ref().and_then(Names::poll_timeout);
             let quotas = Some(self.quotas.poll_timeout());
-            let deadline = [self.plane.poll_timeout(turn.now), self.resolve_at, asking, quotas];
+            let deadline = [self.plane.poll_timeout(turn.now), names, asking, quotas];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
             let (net, undo) = (&mut self.net, &mut self.undo);
             self.plane.take(turns, &turn, &mut |name| prepare(net, undo, name))?;
@@ -261,10 +261,14 @@ impl Running {
                 self.look_at_quotas(turn.now);
             }
             self.answer(turn.now);
-            if self.resolve_at.is_some_and(|at| at <= turn.now) {
-                self.resolve_at = None;
-                self.slow.resolve(&self.config.server);
-            }
+        }
+    }
+
+    /// Has the server's name resolved, again and again while the server is not reached.
+    fn look_at_names(&mut self, now: Instant) {
+        let reached = self.plane.client.reaches_server();
+        if self.names.as_mut().is_some_and(|names| names.look(now, reached)) {
+            self.slow.resolve(&self.config.server);
         }
     }
 
@@ -319,13 +323,20 @@ impl Running {
                     // Who asked may be gone.
                     let _ = reply.send(self.change_link(now, &name, &change));
                 }
-                Message::Resolved(Ok(addresses)) if !addresses.is_empty() => {
-                    self.set_remotes(turns, now, addresses)?;
-                }
-                Message::Resolved(result) => {
-                    let reason = result.err().unwrap_or_else(|| "no address".to_owned());
-                    tracing::warn!(server = %self.config.server, reason, "cannot resolve the server's name");
-                    self.resolve_at = Some(now + RESOLVE_AGAIN);
+                Message::Resolved(found) => {
+                    let server = &self.config.server;
+                    let found = found.and_then(|all| match all.is_empty() {
+                        true => Err("it has no address".to_owned()),
+                        false => Ok(all),
+                    });
+                    if let Err(reason) = &found {
+                        tracing::warn!(%server, reason, "cannot resolve the server's name");
+                    }
+                    let names = self.names.as_mut();
+                    if let Some(addresses) = names.and_then(|names| names.resolved(now, found.ok())) {
+                        tracing::info!(%server, ?addresses, "the server's addresses");
+                        self.set_remotes(turns, now, addresses)?;
+                    }
                 }
             }
         }
@@ -439,9 +450,6 @@ impl Running {
                     tracing::warn!(reason, "connection lost, connecting again");
                     self.up = false;
                     self.attach(turns)?;
-                    if self.config.server.ip().is_none() {
-                        self.slow.resolve(&self.config.server);
-                    }
                 }
                 ClientEvent::Fatal(error) => {
                     self.plane.transmit(turns, now);

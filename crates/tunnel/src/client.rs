@@ -215,9 +215,12 @@ impl Client {
             probe: Probe::new(now),
             opening: None,
         });
-        link.remote = remote;
+        let moved = std::mem::replace(&mut link.remote, remote) != remote;
         link.up = true;
         link.probe.restart(now);
+        if moved {
+            self.drop_attempts(now, id, "the server has another address");
+        }
         if let Some(session) = &mut self.session {
             session.carrier.link_carrier(now, id, true);
         }
@@ -234,10 +237,7 @@ impl Client {
         if let Some(session) = &mut self.session {
             session.carrier.link_carrier(now, id, false);
         }
-        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
-        for attempt in lost {
-            self.close_connection(now, attempt.connection, "the link is down");
-        }
+        self.drop_attempts(now, id, "the link is down");
         self.attempts_over(now);
     }
 

@@ -16,6 +16,7 @@ mod lab_command;
 mod legacy;
 mod links;
 mod many_links;
+mod moved_server;
 mod packet_sizes;
 mod restart;
 mod shards;

@@ -1,0 +1,52 @@
+//! The server gets another address, and its name tells the new one: the client finds it by itself.
+
+use std::{fs, time::Duration};
+
+use mpvpn_lab::SERVER_V4;
+use mpvpn_tests::{
+    ping::{Ping, reaches},
+    stage::{Family, Place, Stage, TUNNEL},
+};
+
+const MOVED: &str = "192.0.2.77";
+/// A name is looked up 2, 4, 8, 16 s after the one before while the server is not reached.
+const WAIT: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_client_follows_its_servers_name() {
+    let stage = Stage::two_links();
+    let hosts = stage.dir().join("hosts");
+    let tell = |address: &str| {
+        let text = format!("127.0.0.1 localhost\n{address} vpn.example\n");
+        fs::write(&hosts, text).expect("a file in the stage's directory");
+    };
+    tell(&SERVER_V4.to_string());
+    let server = stage.server(&[]);
+    let socket = stage.dir().join("named.sock");
+    let words = ["client", "--server", "vpn.example:4433", "--insecure", "--path", "eth1", "--path", "eth2"];
+    let more = ["--api-socket", "named.sock"];
+    let client = stage.start_with_hosts(Place::Client, &hosts, &[&words[..], &more].concat(), &socket).up();
+    reaches(&stage, Place::Client, TUNNEL);
+    let before = client.address(Family::V4);
+
+    // Something has to move, or silence is nothing to wonder about.
+    let _pings = Ping::dense(&stage, Place::Client, TUNNEL, 40);
+    stage.run(Place::Server, &["ip", "address", "add", &format!("{MOVED}/32"), "dev", "lo"]);
+    stage.run(Place::Server, &["ip", "address", "del", &format!("{SERVER_V4}/32"), "dev", "lo"]);
+    client.until(Duration::from_secs(10), "the old address is found dead", |status| {
+        let paths = status["paths"].as_array().map_or(&[][..], Vec::as_slice);
+        let dead = paths.iter().all(|path| path["state"] != "active");
+        if dead { Ok(()) } else { Err("a path is active".to_owned()) }
+    });
+    tell(MOVED);
+    client.until(WAIT, "both paths lead to the new address", |status| {
+        let paths = status["paths"].as_array().map_or(&[][..], Vec::as_slice);
+        let there = |path: &&serde_json::Value| {
+            path["remote"] == format!("{MOVED}:4433") && path["state"] == "active"
+        };
+        if paths.iter().filter(there).count() == 2 { Ok(()) } else { Err("not yet".to_owned()) }
+    });
+    reaches(&stage, Place::Client, TUNNEL);
+    assert_eq!(client.address(Family::V4), before, "the session goes on");
+    assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
+}
