@@ -104,9 +104,13 @@ struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    /// A client over all links, or over that one, whose paths are all active. All links are as they should be.
-    fn client(&self, only: Option<usize>) -> Result<Peer, String> {
-        self.change(|_| Change::Restore)?;
+    /// A client over all links, or over that one, whose paths are all active. All links become what `change` makes of
+    /// them.
+    fn client(&self, only: Option<usize>, change: &Change) -> Result<Peer, String> {
+        for (number, spec) in (1..).zip(&self.scenario.links) {
+            let link = self.stage.link(number);
+            change.apply(link.handle(), spec).map_err(|error| format!("link {number}: {error}"))?;
+        }
         let options = &self.scenario.client;
         let pipes = options.pipes.map(|pipes| pipes.to_string());
         let device = only.map(|index| format!("eth{}", index + 1));
@@ -126,43 +130,44 @@ impl Scene<'_> {
         Ok(client)
     }
 
-    /// Changes every link as `change` says of it.
-    fn change(&self, change: impl Fn(usize) -> Change) -> Result<(), String> {
-        for (number, spec) in (1..).zip(&self.scenario.links) {
-            let link = self.stage.link(number);
-            change(number).apply(link.handle(), spec).map_err(|error| format!("link {number}: {error}"))?;
-        }
-        Ok(())
-    }
-
     /// Every row over all links.
     fn together(&self, rows: &mut [Row]) {
         let mut client = None;
-        let mut next = |row: &Row, lossless| {
-            let measured = caught(|| {
-                if client.as_mut().is_none_or(|peer: &mut Peer| !peer.is_running()) {
-                    client = Some(self.client(None)?);
-                }
-                let client = client.as_ref().ok_or("no client")?;
-                if lossless { self.lossless(client, row) } else { self.run(client, row) }
-            });
-            if measured.as_ref().is_ok_and(|measured| measured.arrived.is_ok()) {
-                return measured.unwrap_or_else(Measured::failed);
-            }
-            // The next run shall not have the troubles of this one.
-            client = None;
-            measured.unwrap_or_else(Measured::failed)
-        };
-        for row in rows {
+        for row in &mut *rows {
             for _ in 0..self.plan.runs(self.scenario) {
-                let measured = next(row, false);
+                let measured = self.next(&mut client, &Change::Restore, row);
                 row.runs.push(measured);
             }
             eprintln!("    {}, {:?}: {}", row.load.name(), row.way, said(&row.mbit()));
-            if self.scenario.bars.max_repair.is_some() {
-                row.clean = Some(next(row, true));
-            }
         }
+        if self.scenario.bars.max_repair.is_none() {
+            return;
+        }
+        // What was learned of losses is not to be known here.
+        client = None;
+        for row in rows {
+            let measured = self.next(&mut client, &Change::Set("loss=0".to_owned()), row);
+            let found = measured.arrived.as_ref().map(|arrived| arrived.mbit).map_err(Clone::clone);
+            eprintln!("    without loss, {}, {:?}: {}", row.load.name(), row.way, said(&found));
+            row.clean = Some(measured);
+        }
+    }
+
+    /// One run with `client`, or with a new one over links that `change` has changed, if there is none that works.
+    fn next(&self, client: &mut Option<Peer>, change: &Change, row: &Row) -> Measured {
+        let measured = caught(|| {
+            if client.as_mut().is_none_or(|peer| !peer.is_running()) {
+                *client = None;
+                *client = Some(self.client(None, change)?);
+            }
+            self.run(client.as_ref().ok_or("no client")?, row)
+        });
+        let measured = measured.unwrap_or_else(Measured::failed);
+        if measured.arrived.is_err() {
+            // The next run shall not have the troubles of this one.
+            *client = None;
+        }
+        measured
     }
 
     /// Every row over every link that may be the best alone.
@@ -172,7 +177,7 @@ impl Scene<'_> {
         candidates.sort_unstable();
         candidates.dedup();
         for index in candidates {
-            let client = caught(|| self.client(Some(index)));
+            let client = caught(|| self.client(Some(index), &Change::Restore));
             for row in &mut *rows {
                 let run = || {
                     client.as_ref().map_err(Clone::clone)?;
@@ -223,14 +228,6 @@ impl Scene<'_> {
         let (sent, after) = (self.sent(row.way) - before.0, resent(sender.socket()));
         let resent = before.1.zip(after).map(|(before, after)| after.since(before));
         Ok(Measured { sent, curves, resent, ..measured? })
-    }
-
-    /// The same as if no link lost anything.
-    fn lossless(&self, client: &Peer, row: &Row) -> Result<Measured, String> {
-        self.change(|_| Change::Set("loss=0".to_owned()))?;
-        let measured = self.run(client, row);
-        self.change(|_| Change::Restore)?;
-        measured
     }
 
     /// Bytes that went into all links in a direction so far, as if lost packets had been as long as the others.
