@@ -466,6 +466,11 @@ impl Peer {
         self.wait(Duration::from_secs(10));
     }
 
+    /// Asks it by SIGHUP to read its configuration again.
+    pub fn hang_up(&self) {
+        self.signal(libc::SIGHUP);
+    }
+
     fn signal(&self, signal: libc::c_int) {
         assert!(self.ended.is_none(), "`mpvpn {}` has ended already:\n{}", self.words, self.log());
         // SAFETY: plain system call; the child is not yet waited for, so its process id is still its own.

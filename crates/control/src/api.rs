@@ -2,7 +2,8 @@
 //!
 //! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](crate::status::Status)
 //! in JSON; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
-//! and answers with the [`Link`](crate::status::Link). Always holds: a socket in use is never taken away from a live process; what waits, is read
+//! and answers with the [`Link`](crate::status::Link); `POST /v1/reload` has the configuration read again and answers
+//! with [`Reloaded`](crate::config::Reloaded). Always holds: a socket in use is never taken away from a live process; what waits, is read
 //! or is answered is bounded in size and time; the socket's file is gone when the server is.
 
 mod client;
@@ -14,7 +15,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use client::{change_link, fetch_status, list_sockets};
+pub use client::{change_link, fetch_status, list_sockets, reload};
 pub use server::{Question, Server, Source};
 
 use crate::status::Role;

@@ -7,6 +7,7 @@
 mod file;
 mod links;
 mod options;
+mod reload;
 mod shards;
 mod values;
 
@@ -19,6 +20,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
+pub use reload::{Origin, Reloaded};
 pub use shards::Shards;
 pub use values::{
     AuthMode, CongestionControl, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, is_link_name,

@@ -13,7 +13,10 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::I
 
 use mpvpn_control::{
     api::{self, Question},
-    config::{ClientConfig, CongestionControl, LinkChange, Routes, Scheduler as SchedulerOption},
+    config::{
+        ClientConfig, ClientOptions, CongestionControl, LinkChange, Origin, Reloaded, Routes,
+        Scheduler as SchedulerOption,
+    },
     status::{Link, Status},
     tls::{self, RefusalSlot},
 };
@@ -36,7 +39,7 @@ use crate::{
     policies::{Meters, Policies},
     slow::{Message, Slow},
     status,
-    turn::{SIGNAL, Turn, Turns},
+    turn::{SIGNAL, Told, Turn, Turns, report_reload},
     wire::{TUN_QUEUE, take_back},
 };
 use member::{Joiner, Word};
@@ -49,11 +52,11 @@ const PATH: &str = "/.well-known/masque/ip/*/*/";
 /// A shard that has not reported after this time is left out of the status.
 const REPORT: Duration = Duration::from_millis(500);
 
-/// Keeps a tunnel up until told to stop.
+/// Keeps a tunnel up until told to stop. What may change meanwhile is read from `origin` when asked to.
 ///
 /// # Errors
 /// If it cannot be started, or the server refuses it.
-pub fn run(config: ClientConfig) -> Result<(), EngineError> {
+pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
     if !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
@@ -72,7 +75,7 @@ pub fn run(config: ClientConfig) -> Result<(), EngineError> {
         config.shards.count(1),
     )?;
     let slow = Slow::start(api, turns.wake.clone())?;
-    let mut running = Running::new(config, &turns, Arc::new(tls), undo, queues, slow)?;
+    let mut running = Running::new((config, origin), &turns, Arc::new(tls), undo, queues, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();
     match result {
@@ -137,6 +140,7 @@ struct Asking {
 /// The main thread.
 struct Running {
     config: ClientConfig,
+    origin: Origin<ClientOptions>,
     plane: Plane,
     crew: Crew<Word>,
     inbox: Inbox<Word>,
@@ -159,7 +163,7 @@ struct Running {
 
 impl Running {
     fn new(
-        config: ClientConfig,
+        (config, origin): (ClientConfig, Origin<ClientOptions>),
         turns: &Turns,
         tls: Arc<rustls::ClientConfig>,
         undo: Undo,
@@ -219,6 +223,7 @@ impl Running {
             rounds: 0,
             asking: None,
             config: parts.config,
+            origin,
         })
     }
 
@@ -247,10 +252,15 @@ impl Running {
             let (net, undo) = (&mut self.net, &mut self.undo);
             self.plane.take(turns, &turn, &mut |name| prepare(net, undo, name))?;
             if turn.ready.iter().any(|event| event.token == SIGNAL)
-                && let Some(signal) = turns.signal()
+                && let Some(told) = turns.told()
             {
-                tracing::info!(?signal, "ending");
-                return Ok(());
+                match told {
+                    Told::End(signal) => {
+                        tracing::info!(?signal, "ending");
+                        return Ok(());
+                    }
+                    Told::Reload => drop(self.reload(turn.now)),
+                }
             }
             if self.words(turns)? {
                 // The reason comes out when the threads are joined.
@@ -319,6 +329,7 @@ impl Running {
         while let Some(message) = self.slow.next() {
             match message {
                 Message::Asked(Question::Status(reply)) => self.ask(now, reply),
+                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload(now))),
                 Message::Asked(Question::Link { name, change, reply }) => {
                     // Who asked may be gone.
                     let _ = reply.send(self.change_link(now, &name, &change));
@@ -341,6 +352,19 @@ impl Running {
             }
         }
         Ok(())
+    }
+
+    /// Reads the configuration again: how links are used counts at once, and what was said at run time no more.
+    fn reload(&mut self, now: Instant) -> Result<Reloaded, String> {
+        let new = self.origin.load().map_err(|error| error.to_string());
+        let reloaded = new.map(|new| self.config.take_over(new));
+        report_reload(&reloaded);
+        let mut policies = self.plane.policies.clone();
+        if reloaded.is_ok() && policies.configure(&self.config.links) {
+            self.set_policies(now, policies);
+            self.look_at_quotas(now);
+        }
+        reloaded
     }
 
     /// Has a link used in another way, until this process ends.

@@ -1,7 +1,7 @@
 //! The event loop: a TUN device on one side, UDP sockets on the other, a tunnel in between.
 //!
 //! In: a checked configuration. Out: a running client ([`client::run`]) or server
-//! ([`server::run`]) that ends when it is told to (SIGINT, SIGTERM, SIGHUP) or when going on makes
+//! ([`server::run`]) that ends when it is told to (SIGINT, SIGTERM, and SIGHUP in a terminal) or when going on makes
 //! no sense.
 //!
 //! Always holds:

@@ -41,6 +41,14 @@ impl Policies {
         self.changed.insert(name.to_owned(), link);
     }
 
+    /// Says something else about all links, and forgets what was said of single ones; whether that is news.
+    pub(crate) fn configure(&mut self, links: &[LinkConfig]) -> bool {
+        let news = self.configured != links || !self.changed.is_empty();
+        self.configured = links.to_vec();
+        self.changed.clear();
+        news
+    }
+
     /// Notes whether the quota of a link is used up; whether that is news.
     pub(crate) fn set_spent(&mut self, name: &str, spent: Option<(ByteSize, Day)>) -> bool {
         let before = match spent {
@@ -128,6 +136,9 @@ mod tests {
         policies.change("wwan0", LinkConfig { tier: Tier::Overflow, ..policies.of("wwan0") });
         assert_eq!((policies.tier("wwan0"), policies.tier("wwan1")), (Tier::Overflow, Tier::Backup));
         assert_eq!(policies.policy("wwan0").up, Some(BitRate::from_bps(8_000_000)));
+        assert!(policies.configure(&[]) && !policies.configure(&[]));
+        assert_eq!(policies.tier("wwan0"), Tier::Primary);
+        policies = self::policies();
         assert!(policies.set_shares(4));
         assert_eq!(policies.policy("wwan0").up, Some(BitRate::from_bps(2_000_000)));
     }

@@ -15,7 +15,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_control::{
     api::{self, Question},
     auth::Authenticator,
-    config::{Nat as NatOption, ServerConfig},
+    config::{Nat as NatOption, Origin, Reloaded, ServerConfig, ServerOptions},
     credentials::{Credentials, first_start_message, guess_address},
     status::Status,
     tls,
@@ -37,7 +37,7 @@ use crate::{
     exchange::exchange,
     slow::{Message, Slow},
     status,
-    turn::{SIGNAL, Turn, Turns},
+    turn::{SIGNAL, Told, Turn, Turns, report_reload},
     wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, take_back},
 };
 use plane::{Listening, Plane, ShardReport, Word};
@@ -51,7 +51,7 @@ const REPORT: Duration = Duration::from_millis(500);
 ///
 /// # Errors
 /// If it cannot be started.
-pub fn run(config: ServerConfig) -> Result<(), EngineError> {
+pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), EngineError> {
     if !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
@@ -107,7 +107,7 @@ pub fn run(config: ServerConfig) -> Result<(), EngineError> {
         crew.start(format!("shard {}", plane.number()), outbox.clone(), move || plane.run(&mut turns))?;
     }
     println!("{message}");
-    let mut running = Running::new(config, first, crew, registry, net, undo, slow);
+    let mut running = Running::new((config, origin), first, crew, registry, net, undo, slow);
     let result = running.run(&mut turns);
     let end = running.end();
     result.and(end)
@@ -195,6 +195,7 @@ struct Asking {
 /// The main thread.
 struct Running {
     config: ServerConfig,
+    origin: Origin<ServerOptions>,
     plane: Plane,
     crew: Crew<Word>,
     registry: Registry,
@@ -208,7 +209,7 @@ struct Running {
 
 impl Running {
     fn new(
-        config: ServerConfig,
+        (config, origin): (ServerConfig, Origin<ServerOptions>),
         plane: Plane,
         crew: Crew<Word>,
         registry: Registry,
@@ -217,7 +218,7 @@ impl Running {
         slow: Slow,
     ) -> Self {
         let started = Instant::now();
-        Self { config, plane, crew, registry, net, undo, slow, started, rounds: 0, asking: None }
+        Self { config, origin, plane, crew, registry, net, undo, slow, started, rounds: 0, asking: None }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -231,10 +232,15 @@ impl Running {
             turns.next(self.plane.poll_timeout().into_iter().chain(asking).min(), &mut turn)?;
             self.plane.take(turns, &turn);
             if turn.ready.iter().any(|event| event.token == SIGNAL)
-                && let Some(signal) = turns.signal()
+                && let Some(told) = turns.told()
             {
-                tracing::info!(?signal, "ending");
-                return Ok(());
+                match told {
+                    Told::End(signal) => {
+                        tracing::info!(?signal, "ending");
+                        return Ok(());
+                    }
+                    Told::Reload => drop(self.reload()),
+                }
             }
             if self.words(turn.now) {
                 // The reason comes out when the threads are joined.
@@ -263,9 +269,18 @@ impl Running {
         ended
     }
 
+    /// Reads the configuration again, and says what of it counts after a restart.
+    fn reload(&self) -> Result<Reloaded, String> {
+        let reloaded =
+            self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
+        report_reload(&reloaded);
+        reloaded
+    }
+
     fn messages(&mut self, now: Instant) {
         while let Some(message) = self.slow.next() {
             match message {
+                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload())),
                 Message::Asked(Question::Link { reply, .. }) => {
                     // Who asked may be gone.
                     let _ = reply.send(Err("this is a server: links are a client's".to_owned()));

@@ -2,10 +2,12 @@
 //! process did not run.
 
 use std::{
+    io::{self, IsTerminal},
     thread,
     time::{Duration, Instant},
 };
 
+use mpvpn_control::config::Reloaded;
 use mpvpn_os::poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time};
 
 use crate::{EngineError, moderation::Moderation};
@@ -33,9 +35,30 @@ pub(crate) struct Turns {
     events: Events,
     /// Only the main thread has them.
     signals: Option<Signals>,
+    in_terminal: bool,
     pub(crate) wake: Wake,
     before: Instant,
     moderation: Moderation,
+}
+
+/// What a signal asks for.
+pub(crate) enum Told {
+    End(Signal),
+    /// To read the configuration again.
+    Reload,
+}
+
+/// Tells in the log what came of reading the configuration again.
+pub(crate) fn report_reload(reloaded: &Result<Reloaded, String>) {
+    match reloaded {
+        Ok(Reloaded { links, restart }) if restart.is_empty() => {
+            tracing::info!(links, "configuration read again");
+        }
+        Ok(Reloaded { links, restart }) => {
+            tracing::warn!(links, counts_after_a_restart = restart.join(", "), "configuration read again");
+        }
+        Err(reason) => tracing::warn!(reason, "the configuration cannot be read, all stays as it is"),
+    }
 }
 
 /// What a turn starts with.
@@ -68,6 +91,7 @@ impl Turns {
             poller,
             events: Events::with_capacity(64),
             signals: None,
+            in_terminal: io::stdin().is_terminal(),
             wake,
             before: Instant::now(),
             moderation: Moderation::default(),
@@ -94,9 +118,13 @@ impl Turns {
         Ok(())
     }
 
-    /// The signal that ends the process, if one arrived.
-    pub(crate) fn signal(&self) -> Option<Signal> {
-        self.signals.as_ref()?.next().ok().flatten()
+    /// What a signal that arrived asks for.
+    pub(crate) fn told(&self) -> Option<Told> {
+        match self.signals.as_ref()?.next().ok().flatten()? {
+            // Of a terminal that is closed it is the end of all that runs in it.
+            Signal::Hangup if !self.in_terminal => Some(Told::Reload),
+            signal => Some(Told::End(signal)),
+        }
     }
 }
 

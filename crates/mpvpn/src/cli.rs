@@ -51,6 +51,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LinkCommand,
     },
+    /// Have a running server or client read its configuration again
+    #[command(after_help = CONFIG_EXAMPLES)]
+    Config {
+        #[command(subcommand)]
+        command: ConfigCommand,
+    },
     /// Try it on this machine: emulated links between network namespaces
     Lab {
         #[command(subcommand)]
@@ -103,6 +109,20 @@ Examples:
       as fast as it goes, and counting from 0
 
 The tables [[link]] of the configuration file say the same for good.";
+
+const CONFIG_EXAMPLES: &str = "\
+Examples:
+  mpvpn config reload
+      how links are used counts at once, other keys after a restart, and it says which; what
+      `mpvpn link set` said is forgotten
+
+SIGHUP does the same; a process that was started in a terminal ends by it.";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Read the file again; sessions go on
+    Reload(Target),
+}
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LinkCommand {
@@ -196,7 +216,7 @@ const LATER_OPTIONS: &[(&str, &str)] = &[
 ];
 
 /// Commands that later versions will have.
-const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user", "config"];
+const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user"];
 
 /// Says in our words what is wrong with the command line.
 pub(crate) fn explain(error: &clap::Error) -> Failure {
@@ -219,7 +239,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let available = "available are: server, client, status, link, lab";
+            let available = "available are: server, client, status, link, config, lab";
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
                 return Failure::usage(WHAT, why, available);

@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod cli;
+mod config;
 mod failure;
 mod link;
 mod run;
@@ -16,7 +17,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
 use mpvpn_control::{
-    config::{ClientConfig, ServerConfig},
+    config::{ClientOptions, Origin, ServerOptions},
     log,
 };
 
@@ -44,21 +45,24 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
     };
     match cli.command {
         Command::Server(args) => {
-            let config = ServerConfig::load(args.config.as_deref(), args.options)
-                .map_err(|error| Failure::control("cannot start the server", &error))?;
+            let origin = Origin::<ServerOptions>::new(args.config, args.options);
+            let config =
+                origin.load().map_err(|error| Failure::control("cannot start the server", &error))?;
             log::init(config.log_level);
-            run::server(config).map_err(|error| Failure::run("the server ended", &error, LOG))?;
+            run::server(config, origin).map_err(|error| Failure::run("the server ended", &error, LOG))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Client(args) => {
-            let config = ClientConfig::load(args.config.as_deref(), args.options)
-                .map_err(|error| Failure::control("cannot start the client", &error))?;
+            let origin = Origin::<ClientOptions>::new(args.config, args.options);
+            let config =
+                origin.load().map_err(|error| Failure::control("cannot start the client", &error))?;
             log::init(config.log_level);
-            run::client(config).map_err(|error| Failure::run("the client ended", &error, LOG))?;
+            run::client(config, origin).map_err(|error| Failure::run("the client ended", &error, LOG))?;
             Ok(ExitCode::SUCCESS)
         }
         Command::Status(args) => status::show(&args),
         Command::Link { command } => link::perform(command),
+        Command::Config { command } => config::perform(command),
         Command::Lab { command } => {
             run::lab(command).map_err(|error| Failure::run("the lab ended", &error, "see `mpvpn lab --help`"))
         }

@@ -10,6 +10,7 @@ use std::{
 
 use mpvpn_control::{
     api::{Question, Server, Source},
+    config::Reloaded,
     status::{Link, LinkState, Role, State, Status},
 };
 
@@ -36,6 +37,9 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
         Question::Status(reply) => {
             let links = vec![Link { state: LinkState::Up, ..Link::new("eth0") }];
             let _ = reply.send(Status { state: State::Up, links, ..Status::new(Role::Client) });
+        }
+        Question::Reload(reply) => {
+            let _ = reply.send(Ok(Reloaded { links: true, restart: vec!["cc".to_owned()] }));
         }
         Question::Link { name, change, reply } => {
             let _ = reply.send(match name.as_str() {
@@ -79,6 +83,17 @@ fn links_are_shown_and_changed() {
         let output = mpvpn(&["link", "set", "eth0", "--api-socket", socket]);
         assert_eq!(code(&output), 2);
         assert!(stderr(&output).contains("nothing is to change"), "{}", stderr(&output));
+    });
+}
+
+#[test]
+fn a_reload_says_what_counts_from_when_on() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    with_api(&path, || {
+        let output = mpvpn(&["config", "reload", "--api-socket", path.to_str().unwrap()]);
+        assert_eq!(code(&output), 0, "{}", stderr(&output));
+        assert_eq!(stdout(&output), "links are used as the file says now\ncounts after a restart: cc\n");
     });
 }
 

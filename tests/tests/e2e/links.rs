@@ -93,6 +93,38 @@ fn tiers_follow_the_configuration_and_can_be_changed_at_run_time() {
 }
 
 #[test]
+fn the_file_counts_when_it_is_read_again() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    let client = client(&stage, "[[link]]\nname = \"eth2\"\ntier = \"backup\"\n", &[]);
+    until(&client, "eth2", "standby", "a better link works");
+    let write = |text: &str| fs::write(stage.dir().join("client.toml"), text).expect("a file");
+    let reload = |peer: &Peer| {
+        let socket = peer.socket().to_str().expect("an ASCII path").to_owned();
+        let output = stage.mpvpn(Place::Client, &["config", "reload", "--api-socket", &socket]);
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        (output.status.code(), format!("{out}{err}"))
+    };
+    write("scheduler = \"weighted\"\n[[link]]\nname = \"eth2\"\nweight = 3\n");
+    let said = "links are used as the file says now\ncounts after a restart: scheduler\n";
+    assert_eq!(reload(&client), (Some(0), said.to_owned()));
+    assert_eq!(until(&client, "eth2", "up", "")["weight"], 3);
+
+    write("[[link]]\nname = \"eth2\"\ntier = \"best\"\n");
+    let (code, said) = reload(&client);
+    assert!(code == Some(2) && said.contains("line 3") && said.contains("best"), "{code:?}: {said}");
+    until(&client, "eth2", "up", "");
+
+    write("[[link]]\nname = \"eth2\"\ntier = \"overflow\"\n");
+    client.hang_up();
+    until(&client, "eth2", "standby", "overflow not needed");
+    server.hang_up();
+    assert_eq!(reload(&server), (Some(0), "nothing has changed\n".to_owned()));
+    reaches(&stage, Place::Client, TUNNEL);
+    assert_eq!(client.status()["session"]["resumed"], 0, "the session goes on");
+}
+
+#[test]
 fn a_link_carries_no_more_than_its_caps() {
     let stage = Stage::new(&[LINK]);
     let _server = stage.server(&[]);

@@ -11,7 +11,7 @@ use hyper_util::rt::TokioIo;
 use super::{SOCKET_DIR, connect_at_once};
 use crate::{
     Error, Result,
-    config::LinkChange,
+    config::{LinkChange, Reloaded},
     status::{Link, Status},
 };
 
@@ -44,6 +44,23 @@ pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link>
     match said.as_ref().and_then(|said| said["error"].as_str()) {
         Some(why) if matches!(code, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST) => {
             Err(Error::usage(why, "see `mpvpn link show`"))
+        }
+        _ => Err(bad(format!("{code}: {}", excerpt(&body)))),
+    }
+}
+
+/// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn reload(path: &Path) -> Result<Reloaded> {
+    let bad = |why: String| Error::BadAnswer { path: path.into(), why };
+    let (code, body) = ask(path, Method::POST, "/v1/reload", Bytes::new())?;
+    if code.is_success() {
+        return serde_json::from_slice(&body).map_err(|error| bad(error.to_string()));
+    }
+    let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
+    match said.as_ref().and_then(|said| said["error"].as_str()) {
+        Some(why) if code == StatusCode::BAD_REQUEST => {
+            Err(Error::usage(why, "correct the file and reload again; until then all stays as it is"))
         }
         _ => Err(bad(format!("{code}: {}", excerpt(&body)))),
     }

@@ -25,7 +25,7 @@ use tokio::sync::{Semaphore, oneshot};
 use super::connect_at_once;
 use crate::{
     Error, Result,
-    config::LinkChange,
+    config::{LinkChange, Reloaded},
     files,
     status::{Link, Status},
 };
@@ -44,6 +44,8 @@ pub enum Question {
         /// How the link is now, or why nothing has changed.
         reply: oneshot::Sender<std::result::Result<Link, String>>,
     },
+    /// To read the configuration again: what came of it, or why nothing has changed.
+    Reload(oneshot::Sender<std::result::Result<Reloaded, String>>),
 }
 
 /// Asks the data plane.
@@ -151,10 +153,19 @@ async fn answer(
             _ => not_allowed("GET"),
         });
     }
+    if path == "/v1/reload" {
+        return Ok(match request.method() {
+            &Method::POST => reload(source).await,
+            _ => not_allowed("POST"),
+        });
+    }
     match path.strip_prefix("/v1/links/") {
         Some(name) if request.method() == Method::POST => Ok(link(name, request, source).await),
         Some(_) => Ok(not_allowed("POST")),
-        None => Ok(problem(StatusCode::NOT_FOUND, "there are only /v1/status and /v1/links/NAME here")),
+        None => Ok(problem(
+            StatusCode::NOT_FOUND,
+            "there are only /v1/status, /v1/links/NAME and /v1/reload here",
+        )),
     }
 }
 
@@ -182,6 +193,16 @@ async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Respon
     match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
         Ok(Ok(Ok(link))) => serialized(&link),
         Ok(Ok(Err(why))) => problem(StatusCode::NOT_FOUND, &why),
+        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
+    }
+}
+
+async fn reload(source: &Source) -> Response<Full<Bytes>> {
+    let (reply, receiver) = oneshot::channel();
+    source(Question::Reload(reply));
+    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
+        Ok(Ok(Ok(reloaded))) => serialized(&reloaded),
+        Ok(Ok(Err(why))) => problem(StatusCode::BAD_REQUEST, &why),
         _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
     }
 }

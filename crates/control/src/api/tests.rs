@@ -16,7 +16,7 @@ use mpvpn_types::Tier;
 use super::*;
 use crate::{
     Error,
-    config::LinkChange,
+    config::{LinkChange, Reloaded},
     status::{Link, State, Status},
 };
 
@@ -63,6 +63,9 @@ fn up() -> Source {
         Question::Link { name, reply, .. } => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
+        Question::Reload(reply) => {
+            let _ = reply.send(Ok(Reloaded { links: true, restart: vec!["routes".into()] }));
+        }
     })
 }
 
@@ -74,6 +77,24 @@ fn raw(path: &Path, request: &[u8]) -> String {
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
     String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_configuration_is_reloaded_over_the_socket() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let running = Running::start(&path, up());
+    assert_eq!(reload(&path).unwrap(), Reloaded { links: true, restart: vec!["routes".into()] });
+    assert!(raw(&path, b"GET /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
+    drop(running);
+    let refuses: Source = Arc::new(|question| {
+        if let Question::Reload(reply) = question {
+            let _ = reply.send(Err("line 3, column 1: no".to_owned()));
+        }
+    });
+    let _running = Running::start(&path, refuses);
+    let error = reload(&path).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("line 3"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,131 @@
+//! Reading a configuration again while the process runs.
+//!
+//! In: what was said at the start, and the file as it is now. Out: what is taken over at once, which is how links are
+//! used, and the keys whose new values count after a restart only. A file with a mistake changes nothing.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{ClientConfig, ClientOptions, LinkConfig, ServerConfig, ServerOptions};
+use crate::Result;
+
+/// Where a configuration came from.
+#[derive(Clone, Debug)]
+pub struct Origin<O> {
+    file: Option<PathBuf>,
+    options: O,
+}
+
+/// What came of reading a configuration again.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Reloaded {
+    /// Links are used in another way now.
+    pub links: bool,
+    /// Keys with other values than at the start, which count after a restart.
+    pub restart: Vec<String>,
+}
+
+impl<O> Origin<O> {
+    /// `file` as given by `--config`, and the options beside it.
+    pub fn new(file: Option<PathBuf>, options: O) -> Self {
+        Self { file, options }
+    }
+}
+
+impl Origin<ClientOptions> {
+    /// What a client that starts now would be told.
+    pub fn load(&self) -> Result<ClientConfig> {
+        ClientConfig::load(self.file.as_deref(), self.options.clone())
+    }
+}
+
+impl Origin<ServerOptions> {
+    /// What a server that starts now would be told.
+    pub fn load(&self) -> Result<ServerConfig> {
+        ServerConfig::load(self.file.as_deref(), self.options.clone())
+    }
+}
+
+/// The keys of the fields in which two values differ.
+macro_rules! differing {
+    ($a:expr, $b:expr, $($field:ident: $key:literal),+) => {
+        [$(($a.$field != $b.$field, $key)),+]
+            .into_iter()
+            .filter_map(|(differs, key)| differs.then(|| key.to_owned()))
+            .collect::<Vec<String>>()
+    };
+}
+
+impl ClientConfig {
+    /// Takes over of `new` what can change while a client runs.
+    pub fn take_over(&mut self, new: Self) -> Reloaded {
+        let mut restart = differing!(
+            self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
+            paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc",
+            routes: "routes", share: "share", shards: "shards", name: "name", api_socket: "api-socket",
+            log_level: "log-level"
+        );
+        // The socket of a link has it from its beginning.
+        if marks(&self.links) != marks(&new.links) {
+            restart.push("dscp of [[link]]".to_owned());
+        }
+        let links = self.links != new.links;
+        self.links = new.links;
+        Reloaded { links, restart }
+    }
+}
+
+fn marks(links: &[LinkConfig]) -> Vec<(&str, u8)> {
+    links.iter().filter(|link| link.dscp != 0).map(|link| (link.name.as_str(), link.dscp)).collect()
+}
+
+impl ServerConfig {
+    /// What differs in `new`; nothing of it can change while a server runs.
+    pub fn compare(&self, new: &Self) -> Reloaded {
+        let restart = differing!(
+            self, new, listen: "listen", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
+            tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
+            max_clients: "max-clients", shards: "shards", name: "name", api_socket: "api-socket",
+            log_level: "log-level"
+        );
+        Reloaded { links: false, restart }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: &str = "server = '192.0.2.1'\ninsecure = true\n[[link]]\nname = 'wwan0'\ntier = 'backup'\n";
+
+    #[test]
+    fn links_change_at_once_and_the_rest_at_the_next_start() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("client.toml");
+        let origin = Origin::new(Some(file.clone()), ClientOptions::default());
+        let read = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            origin.load()
+        };
+        let mut config = read(FIRST).unwrap();
+        let mut reload = |text: &str| read(text).map(|new| config.take_over(new));
+        assert_eq!(reload(FIRST).unwrap(), Reloaded::default());
+        let found = reload(&FIRST.replace("backup", "overflow")).unwrap();
+        assert_eq!(found, Reloaded { links: true, restart: Vec::new() });
+        let other = FIRST.replace("insecure", "scheduler = 'balanced'\nroutes = 'none'\ninsecure");
+        let found = reload(&format!("{other}dscp = 46\n")).unwrap();
+        assert_eq!(found.restart, ["scheduler", "routes", "dscp of [[link]]"]);
+        assert!(found.links);
+        let error = reload(&FIRST.replace("backup", "best")).unwrap_err();
+        assert!(error.to_string().contains("line 5"), "{error}");
+    }
+
+    #[test]
+    fn a_server_says_what_needs_a_restart() {
+        let before = ServerConfig::default();
+        let after = ServerConfig { max_clients: 7, ..before.clone() };
+        assert_eq!(before.compare(&after).restart, ["max-clients"]);
+        assert_eq!(before.compare(&before), Reloaded::default());
+    }
+}
