@@ -69,8 +69,9 @@ pub(crate) struct Delivery {
     sent_before: Instant,
     /// The path was never short of data in this window.
     full: bool,
-    /// All of this window was sent to find out something else.
-    looking: bool,
+    /// The least share of the rate that was sent in this window and in the one before.
+    paced: f64,
+    paced_before: f64,
     /// The shortest round trip of this window.
     shortest: Duration,
     /// The longest round trip of this window.
@@ -103,8 +104,8 @@ pub(crate) struct Acked {
     pub(crate) base: Duration,
     /// The sender had nothing more to send, or did not send all that it could.
     pub(crate) idle: bool,
-    /// It is being found out whether there is a queue: nothing else is learnt from this packet.
-    pub(crate) looking: bool,
+    /// Less was sent than the path carries, on purpose: by this share (0 to 1, 1 is all).
+    pub(crate) paced: f64,
 }
 
 impl Delivery {
@@ -125,7 +126,8 @@ impl Delivery {
             sent: now,
             sent_before: now,
             full: true,
-            looking: false,
+            paced: 1.0,
+            paced_before: 1.0,
             shortest: Duration::MAX,
             longest: Duration::ZERO,
             rate: 0,
@@ -156,23 +158,30 @@ impl Delivery {
             // A queue that was never empty in this window was fed as fast as the path could go; but if
             // little was sent, it is the queue of the way back.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            let queued = longer && sample > self.rate / 2 && !self.looking;
-            // A path that was full and delivered less has become slower, or was overrated; one that was
-            // not full may only have been asked for less.
+            let queued = longer && sample > self.rate / 2 && self.paced.min(self.paced_before) >= EASE;
+            // A path that was full and delivered less than was sent has become slower, or was overrated; one that
+            // was not full may only have been asked for less.
+            let whole = (sample as f64 / self.paced.min(self.paced_before).max(EASE)) as u64;
             self.rate = match self.full || queued {
                 _ if overflows => (self.rate - self.rate / 16).max(sample),
-                true => (self.rate - self.rate / 32).max(sample),
+                true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
                 false => self.rate.max(sample),
             };
             complete = Some(Window { rate: sample, shortest: self.shortest, longest: self.longest, lost });
-            let (rate, sent) = (self.rate, self.sent);
-            *self = Self { since: self.last, rate, sent, sent_before: sent, ..Self::new(now) };
+            *self = Self {
+                since: self.last,
+                rate: self.rate,
+                sent: self.sent,
+                sent_before: self.sent,
+                paced_before: self.paced,
+                ..Self::new(now)
+            };
         }
         self.last = now;
         self.acked += acked.bytes;
         self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
         self.full &= !acked.idle;
-        self.looking |= acked.looking;
+        self.paced = self.paced.min(acked.paced);
         self.shortest = self.shortest.min(acked.rtt);
         self.longest = self.longest.max(acked.rtt);
         complete
@@ -329,9 +338,15 @@ impl Bbr {
         self.settle.is_looking() || matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
     }
 
-    /// Whether less is sent, or was a round trip ago, to see what becomes of the delay.
-    pub(crate) fn is_looking(&self) -> bool {
-        self.settle.is_looking()
+    /// The share of the rate (0 to 1) that is sent, or was a round trip ago.
+    pub(crate) fn paced(&self, rate: u64) -> f64 {
+        match self.phase {
+            _ if self.settle.is_looking() => settle::GAIN,
+            Phase::Cruise { phase: 1 | 2, .. } => CYCLE[1],
+            Phase::Cruise { .. } if self.has_queue(rate) => EASE,
+            Phase::Cruise { .. } | Phase::Startup { .. } => 1.0,
+            Phase::Drain => 1.0 / STARTUP_GAIN,
+        }
     }
 
     /// Whether less is sent than the path is known to carry.
@@ -439,8 +454,7 @@ mod tests {
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked =
-                    Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, looking: false };
+                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, paced: 1.0 };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -467,7 +481,7 @@ mod tests {
                 base: 20 * MS,
                 idle: true,
                 random_loss: 0.0,
-                looking: false,
+                paced: 1.0,
             };
             delivery.on_ack(start + arrival * MS, acked);
         }
@@ -480,14 +494,8 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {
             for at in from..from + 1000 {
-                let acked = Acked {
-                    bytes: 8_000,
-                    rtt: 20 * MS,
-                    base: 20 * MS,
-                    idle: true,
-                    random_loss,
-                    looking: false,
-                };
+                let acked =
+                    Acked { bytes: 8_000, rtt: 20 * MS, base: 20 * MS, idle: true, random_loss, paced: 1.0 };
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_lost(1_000);
             }
@@ -599,5 +607,33 @@ mod tests {
             false,
         );
         assert_eq!(bbr.base_rtt(), Some(20 * MS), "not what it was before a pause");
+    }
+
+    #[test]
+    fn delay_that_is_no_queue_does_not_wear_the_rate_down() {
+        let start = Instant::now();
+        let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
+        bbr.phase = Phase::Cruise { phase: 3, since: start, before: 0 };
+        delivery.rate = 6_000_000;
+        bbr.on_rtt(start, 10 * MS);
+        // Everybody comes 20 ms late, whatever is sent; the path carries it all.
+        for ms in 1..8000 {
+            let now = start + ms * MS;
+            let rate = delivery.rate();
+            let sent = bbr.pacing_rate(rate, 30 * MS).unwrap().min(6_000_000);
+            bbr.on_rtt(now, 30 * MS);
+            let acked = Acked {
+                bytes: sent / 1000,
+                rtt: 30 * MS,
+                random_loss: 0.0,
+                base: bbr.base_rtt().unwrap(),
+                idle: bbr.is_draining(),
+                paced: bbr.paced(rate),
+            };
+            if let Some(window) = delivery.on_ack(now, acked) {
+                bbr.on_round(now, window, delivery.rate(), sent / 33, false);
+            }
+            assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
+        }
     }
 }

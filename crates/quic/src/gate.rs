@@ -289,9 +289,12 @@ impl Controller for Gate {
             Inner::Library(_) => rtt.min(),
         };
         let random_loss = self.random.share();
-        let looking = matches!(&self.inner, Inner::Bbr(bbr) if bbr.is_looking());
+        let paced = match &self.inner {
+            Inner::Bbr(bbr) => bbr.paced(self.delivery.rate()),
+            Inner::Library(_) => 1.0,
+        };
         let idle = app_limited || held_back;
-        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, looking };
+        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, paced };
         let window = self.delivery.on_ack(now, acked);
         self.shared.delivered.store(self.delivery.rate(), Relaxed);
         match &mut self.inner {

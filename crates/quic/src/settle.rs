@@ -2,15 +2,16 @@
 //!
 //! A stream on a path whose delay varies is slower than a lone packet, and so is one behind a queue. Nothing in the
 //! delays themselves tells one from the other; a queue alone goes away when less is sent than the path carries. This
-//! costs half of the rate for tens of milliseconds every ten seconds, and only where the two differ.
+//! costs half of the rate for tens of milliseconds, and only where the two differ.
 
 use mpvpn_types::{Duration, Instant};
 
 /// The share of the rate that is sent meanwhile.
 pub(crate) const GAIN: f64 = 0.5;
-/// A finding counts for this long after the next one is due.
+/// A finding counts for this long.
 const VALID: Duration = Duration::from_secs(15);
-const EVERY: Duration = Duration::from_secs(10);
+/// A queue that is back after this time is looked at again, which ends it.
+const EVERY: Duration = Duration::from_secs(1);
 /// How long packets are looked at once the queue must be gone.
 const LOOK: Duration = Duration::from_millis(15);
 /// The longest queue that is waited for.
@@ -132,12 +133,12 @@ mod tests {
         }
         settle.begin(start + 100 * MS, 20 * MS, 10 * MS);
         assert!(!settle.is_looking());
-        settle.begin(start + 11_000 * MS, 20 * MS, 10 * MS);
+        settle.begin(start + 1_100 * MS, 20 * MS, 10 * MS);
         assert!(settle.is_looking());
         for ms in 20_000..20_200 {
             settle.on_rtt(start + ms * MS, 20 * MS);
         }
         assert!(!settle.is_looking(), "nothing was acknowledged for long");
-        assert_eq!(settle.found(), None);
+        assert_eq!(settle.found(), None, "what was found is too old");
     }
 }
