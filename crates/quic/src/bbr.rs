@@ -32,11 +32,14 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
 const EASE: f64 = 0.96;
 /// Window in units of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
+/// Window in units of what is sent in the round trips as they are.
+const SLACK: f64 = 1.25;
 /// Growth that shows that a pipe is not full yet, and rounds without it that show that it is.
 const FULL_GROWTH: f64 = 1.25;
 const FULL_ROUNDS: u32 = 3;
-/// Rounds without growth in which a queue shows the same, though nothing waited to be sent.
-const QUEUED_ROUNDS: u32 = 12;
+/// Rounds without growth in which there seems to be a queue, after which that is looked into: a queue shows the same,
+/// though nothing waited to be sent.
+const QUEUED_ROUNDS: u32 = 6;
 /// Growth by which a probe has found that the path carries more.
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
@@ -45,6 +48,8 @@ const MIN_RTT_AGE: Duration = Duration::from_secs(10);
 const LOSSY: f64 = 0.02;
 /// Windows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
 const WINDOWS: usize = 16;
+/// Windows over which the variation of delay evens out.
+const SPANS: usize = 8;
 /// A path that was not in use for this long is a different one.
 const STALE: Duration = Duration::from_secs(2);
 /// A path carries little if it is below this share of its rate for two windows.
@@ -55,6 +60,24 @@ const LITTLE_RATE: u64 = 64_000;
 const QUIET_WINDOWS: usize = 32;
 /// Least window, in packets.
 const MIN_PACKETS: u64 = 4;
+
+/// What was delivered in a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    bytes: u64,
+    /// In what time it was acknowledged, and in what time it had been sent.
+    acked_in: Duration,
+    sent_in: Duration,
+}
+
+impl Span {
+    /// Bytes/s. Acknowledgements that were held up and come all at once say nothing: no more was delivered in a time
+    /// than was sent in it.
+    fn rate(&self) -> u64 {
+        let time = self.acked_in.max(self.sent_in);
+        (u128::from(self.bytes) * 1_000_000_000 / time.as_nanos().max(1)) as u64
+    }
+}
 
 /// What a path delivers, measured over windows of a round trip.
 #[derive(Clone, Debug)]
@@ -72,6 +95,10 @@ pub(crate) struct Delivery {
     /// The least share of the rate that was sent in this window and in the one before.
     paced: f64,
     paced_before: f64,
+    queued: bool,
+    /// The last windows: where delay varies, one alone says little.
+    spans: [Span; SPANS],
+    newest: usize,
     /// The shortest round trip of this window.
     shortest: Duration,
     /// The longest round trip of this window.
@@ -106,6 +133,8 @@ pub(crate) struct Acked {
     pub(crate) idle: bool,
     /// Less was sent than the path carries, on purpose: by this share (0 to 1, 1 is all).
     pub(crate) paced: f64,
+    /// There is a queue on the way there for sure, or was a moment ago.
+    pub(crate) queued: bool,
 }
 
 impl Delivery {
@@ -128,10 +157,23 @@ impl Delivery {
             full: true,
             paced: 1.0,
             paced_before: 1.0,
+            queued: false,
+            spans: [Span::default(); SPANS],
+            newest: 0,
             shortest: Duration::MAX,
             longest: Duration::ZERO,
             rate: 0,
         }
+    }
+
+    /// Bytes/s in the last windows together.
+    fn of_late(&self) -> u64 {
+        let sum = |all: Span, span: &Span| Span {
+            bytes: all.bytes + span.bytes,
+            acked_in: all.acked_in + span.acked_in,
+            sent_in: all.sent_in + span.sent_in,
+        };
+        self.spans.iter().fold(Span::default(), sum).rate()
     }
 
     /// The rate shown (bytes/s), 0 if the path has not carried anything.
@@ -149,19 +191,22 @@ impl Delivery {
         let time = self.last.saturating_duration_since(self.since);
         let mut complete = None;
         if now > self.last && time >= acked.base.max(Self::WINDOW) {
-            // Acknowledgements that were held up and come all at once say nothing: no more was delivered
-            // in a time than was sent in it.
-            let time = time.max(self.sent.saturating_duration_since(self.sent_before));
-            let sample = (u128::from(self.acked) * 1_000_000_000 / time.as_nanos().max(1)) as u64;
+            let sent_in = self.sent.saturating_duration_since(self.sent_before);
+            let span = Span { bytes: self.acked, acked_in: time, sent_in };
+            let sample = span.rate();
+            self.newest = (self.newest + 1) % SPANS;
+            self.spans[self.newest] = span;
             let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
             let overflows = lost > acked.random_loss + Self::CONGESTION;
-            // A queue that was never empty in this window was fed as fast as the path could go; but if
-            // little was sent, it is the queue of the way back.
+            // A queue that was never empty in this window was fed as fast as the path could go. One of the way back
+            // says nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            let queued = longer && sample > self.rate / 2 && self.paced.min(self.paced_before) >= EASE;
+            let queued =
+                self.queued && longer && sample > self.rate / 2 && self.paced.min(self.paced_before) >= EASE;
             // A path that was full and delivered less than was sent has become slower, or was overrated; one that
             // was not full may only have been asked for less.
-            let whole = (sample as f64 / self.paced.min(self.paced_before).max(EASE)) as u64;
+            let share = self.paced.min(self.paced_before).max(EASE);
+            let whole = (sample.max(self.of_late()) as f64 / share) as u64;
             self.rate = match self.full || queued {
                 _ if overflows => (self.rate - self.rate / 16).max(sample),
                 true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
@@ -174,6 +219,8 @@ impl Delivery {
                 sent: self.sent,
                 sent_before: self.sent,
                 paced_before: self.paced,
+                spans: self.spans,
+                newest: self.newest,
                 ..Self::new(now)
             };
         }
@@ -182,6 +229,7 @@ impl Delivery {
         self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
         self.full &= !acked.idle;
         self.paced = self.paced.min(acked.paced);
+        self.queued = acked.queued;
         self.shortest = self.shortest.min(acked.rtt);
         self.longest = self.longest.max(acked.rtt);
         complete
@@ -217,8 +265,9 @@ pub(crate) struct Bbr {
     quiet: [Duration; QUIET_WINDOWS],
     newest_quiet: usize,
     carried_little: bool,
-    /// The shortest round trip of the last window.
+    /// The shortest round trip of the last window, and bytes/s that were delivered in it.
     recent: Duration,
+    delivered: u64,
     /// Packets were lost in the last window.
     lossy: bool,
     settle: Settle,
@@ -240,6 +289,7 @@ impl Bbr {
             newest_quiet: 0,
             carried_little: true,
             recent: Duration::ZERO,
+            delivered: 0,
             lossy: false,
             settle: Settle::default(),
         }
@@ -277,6 +327,9 @@ impl Bbr {
     ) {
         self.lossy = window.lost > LOSSY;
         self.recent = window.shortest;
+        if !self.settle.is_looking() {
+            self.delivered = window.rate;
+        }
         let little = window.rate <= (rate / LITTLE).max(LITTLE_RATE);
         if little && self.carried_little {
             self.newest_quiet = (self.newest_quiet + 1) % QUIET_WINDOWS;
@@ -302,8 +355,12 @@ impl Bbr {
                     // Flows inside that keep to the rate of the path leave nothing waiting here.
                     *queued += 1;
                 }
-                if *rounds >= FULL_ROUNDS || *queued >= QUEUED_ROUNDS {
+                let looks = *queued >= QUEUED_ROUNDS;
+                if *rounds >= FULL_ROUNDS || looks && self.settle.is_proven(now) {
                     self.phase = Phase::Drain;
+                } else if looks && queue {
+                    let lone = self.min_rtt.map_or(window.shortest, |(least, _)| least);
+                    self.settle.begin(now, window.shortest, self.smoothed, lone);
                 }
             }
             Phase::Drain => {
@@ -316,7 +373,7 @@ impl Bbr {
         self.advance(now, rate, in_flight);
         if queue && matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2 {
             let base = self.base_rtt().unwrap_or_default();
-            self.settle.begin(now, window.shortest, base);
+            self.settle.begin(now, window.shortest, self.smoothed, base);
         }
     }
 
@@ -336,6 +393,11 @@ impl Bbr {
     /// Whether less is sent than the path can carry, or was a round trip ago.
     pub(crate) fn is_draining(&self) -> bool {
         self.settle.is_looking() || matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1 | 2, .. })
+    }
+
+    /// Whether packets wait on the path for sure, or did a moment ago.
+    pub(crate) fn is_queued(&self, now: Instant) -> bool {
+        self.settle.is_proven(now)
     }
 
     /// The share of the rate (0 to 1) that is sent, or was a round trip ago.
@@ -412,7 +474,10 @@ impl Bbr {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain | Phase::Cruise { .. } => WINDOW_GAIN,
         };
-        let window = (self.product(rate) as f64 * gain) as u64 + self.held(rate);
+        // Where packets are slower than the base says, for whatever reason, the pace alone has to answer that: a
+        // window that did would let less arrive, which looks like a slower path, and so on to nothing.
+        let sent = (rate as f64 * self.smoothed.as_secs_f64() * SLACK) as u64;
+        let window = ((self.product(rate) as f64 * gain) as u64).max(sent) + self.held(rate);
         let least = match self.phase {
             Phase::Startup { .. } => self.initial,
             Phase::Drain | Phase::Cruise { .. } => MIN_PACKETS * self.mtu,
@@ -423,13 +488,15 @@ impl Bbr {
     /// Bytes a second to send; `None` while there is nothing to base it on.
     pub(crate) fn pacing_rate(&self, rate: u64, rtt: Duration) -> Option<u64> {
         let gain = match self.phase {
+            _ if self.settle.is_slow() => settle::GAIN,
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
-            Phase::Cruise { .. } if self.settle.is_slow() => settle::GAIN,
             Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
             Phase::Cruise { phase, .. } => CYCLE[phase],
         };
-        if matches!(self.phase, Phase::Startup { .. }) {
+        // Where less is asked for than the path carries, half of the rate might be no less than that.
+        let rate = if self.settle.is_slow() { rate.min(self.delivered) } else { rate };
+        if matches!(self.phase, Phase::Startup { .. }) && !self.settle.is_slow() {
             // Before the first measurement: the initial window, in a round trip.
             let first = (u128::from(self.initial) * 1_000_000_000 / rtt.as_nanos().max(1)) as u64;
             return (!rtt.is_zero()).then(|| ((rate as f64 * gain) as u64).max(first));
@@ -454,7 +521,15 @@ mod tests {
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, paced: 1.0 };
+                let acked = Acked {
+                    bytes,
+                    rtt: rtt * MS,
+                    base: 20 * MS,
+                    idle,
+                    random_loss: 0.0,
+                    paced: 1.0,
+                    queued: true,
+                };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -465,7 +540,26 @@ mod tests {
         assert!((9_900_000..10_100_000).contains(&run(1000, 5000, 50, true, 20)));
         assert!((4_900_000..5_100_000).contains(&run(5000, 7000, 2_500, false, 20)));
         assert!((3_900_000..4_100_000).contains(&run(7000, 9000, 2_000, true, 50)), "a standing queue");
-        assert!((3_800_000..4_100_000).contains(&run(9000, 11_000, 100, true, 50)), "that of the way back");
+        assert!((3_800_000..4_100_000).contains(&run(9000, 11_000, 100, true, 50)), "little was sent");
+    }
+
+    #[test]
+    fn a_queue_on_the_way_back_does_not_lower_the_rate() {
+        let start = Instant::now();
+        let mut delivery = Delivery { rate: 150_000, ..Delivery::new(start) };
+        for at in 0..5000u32 {
+            let acked = Acked {
+                bytes: 100,
+                rtt: 50 * MS,
+                base: 20 * MS,
+                idle: true,
+                random_loss: 0.0,
+                paced: 1.0,
+                queued: false,
+            };
+            delivery.on_ack(start + at * MS, acked);
+        }
+        assert!(delivery.rate >= 150_000, "{}", delivery.rate);
     }
 
     #[test]
@@ -482,6 +576,7 @@ mod tests {
                 idle: true,
                 random_loss: 0.0,
                 paced: 1.0,
+                queued: true,
             };
             delivery.on_ack(start + arrival * MS, acked);
         }
@@ -494,8 +589,15 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {
             for at in from..from + 1000 {
-                let acked =
-                    Acked { bytes: 8_000, rtt: 20 * MS, base: 20 * MS, idle: true, random_loss, paced: 1.0 };
+                let acked = Acked {
+                    bytes: 8_000,
+                    rtt: 20 * MS,
+                    base: 20 * MS,
+                    idle: true,
+                    random_loss,
+                    paced: 1.0,
+                    queued: true,
+                };
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_lost(1_000);
             }
@@ -616,22 +718,24 @@ mod tests {
         bbr.phase = Phase::Cruise { phase: 3, since: start, before: 0 };
         delivery.rate = 6_000_000;
         bbr.on_rtt(start, 10 * MS);
-        // Everybody comes 20 ms late, whatever is sent; the path carries it all.
+        // Everybody comes 40 ms late, whatever is sent; the path carries it all.
         for ms in 1..8000 {
             let now = start + ms * MS;
             let rate = delivery.rate();
-            let sent = bbr.pacing_rate(rate, 30 * MS).unwrap().min(6_000_000);
-            bbr.on_rtt(now, 30 * MS);
+            let pace = bbr.pacing_rate(rate, 50 * MS).unwrap();
+            let sent = pace.min(bbr.window(rate) * 20).min(6_000_000);
+            bbr.on_rtt(now, 50 * MS);
             let acked = Acked {
                 bytes: sent / 1000,
-                rtt: 30 * MS,
+                rtt: 50 * MS,
                 random_loss: 0.0,
                 base: bbr.base_rtt().unwrap(),
                 idle: bbr.is_draining(),
                 paced: bbr.paced(rate),
+                queued: bbr.is_queued(now),
             };
             if let Some(window) = delivery.on_ack(now, acked) {
-                bbr.on_round(now, window, delivery.rate(), sent / 33, false);
+                bbr.on_round(now, window, delivery.rate(), sent / 20, false);
             }
             assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
         }

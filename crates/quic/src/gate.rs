@@ -289,12 +289,12 @@ impl Controller for Gate {
             Inner::Library(_) => rtt.min(),
         };
         let random_loss = self.random.share();
-        let paced = match &self.inner {
-            Inner::Bbr(bbr) => bbr.paced(self.delivery.rate()),
-            Inner::Library(_) => 1.0,
+        let (paced, queued) = match &self.inner {
+            Inner::Bbr(bbr) => (bbr.paced(self.delivery.rate()), bbr.is_queued(now)),
+            Inner::Library(_) => (1.0, false),
         };
         let idle = app_limited || held_back;
-        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, paced };
+        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, paced, queued };
         let window = self.delivery.on_ack(now, acked);
         self.shared.delivered.store(self.delivery.rate(), Relaxed);
         match &mut self.inner {

@@ -1,8 +1,9 @@
 //! Whether the delay of a path is a queue: less is sent for a moment, and packets get quicker or they do not.
 //!
 //! A stream on a path whose delay varies is slower than a lone packet, and so is one behind a queue. Nothing in the
-//! delays themselves tells one from the other; a queue alone goes away when less is sent than the path carries. This
-//! costs half of the rate for tens of milliseconds, and only where the two differ.
+//! delays themselves tells one from the other, nor whether a queue is on the way there or on the way back; a queue on
+//! the way there alone goes away when less is sent than the path carries. This costs half of the rate for tens of
+//! milliseconds, and only where the two differ.
 
 use mpvpn_types::{Duration, Instant};
 
@@ -10,6 +11,8 @@ use mpvpn_types::{Duration, Instant};
 pub(crate) const GAIN: f64 = 0.5;
 /// A finding counts for this long.
 const VALID: Duration = Duration::from_secs(15);
+/// A queue that was found counts as there for this long.
+const PROVEN: Duration = Duration::from_millis(1500);
 /// A queue that is back after this time is looked at again, which ends it.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long packets are looked at once the queue must be gone.
@@ -26,7 +29,12 @@ struct Look {
     to: Instant,
     /// By then their acknowledgements have come.
     end: Instant,
-    shortest: Option<Duration>,
+    shortest: Duration,
+    /// All round trips of these packets, and how many they are.
+    sum: Duration,
+    count: u32,
+    /// At this mean, or below, there was a queue.
+    less: Duration,
 }
 
 /// The looks at a path, and what the last one showed.
@@ -35,12 +43,15 @@ pub(crate) struct Settle {
     look: Option<Look>,
     /// The shortest round trip of a stream without a queue, and when it was found.
     found: Option<(Duration, Instant)>,
+    /// When a queue went away.
+    proven: Option<Instant>,
     slow: bool,
 }
 
 impl Settle {
-    /// Begins a look if it is time: a stream's round trip is `stream`, that of a lone packet at most `lone`.
-    pub(crate) fn begin(&mut self, now: Instant, stream: Duration, lone: Duration) {
+    /// Begins a look if it is time: a stream's round trip is at least `stream` and `mean` in the mean, that of a lone
+    /// packet at most `lone`.
+    pub(crate) fn begin(&mut self, now: Instant, stream: Duration, mean: Duration, lone: Duration) {
         let recent = self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) < EVERY);
         if self.look.is_some() || recent || stream <= lone {
             return;
@@ -49,7 +60,10 @@ impl Settle {
         let queue = (stream - lone).min(MOST);
         let from = now + queue * 2 + queue / 2;
         let to = from + LOOK;
-        self.look = Some(Look { from, to, end: to + stream * 2, shortest: None });
+        let less = mean.saturating_sub((stream - lone) / 2);
+        let end = to + mean.max(stream) * 2;
+        self.look =
+            Some(Look { from, to, end, shortest: Duration::MAX, sum: Duration::ZERO, count: 0, less });
         self.slow = true;
     }
 
@@ -62,14 +76,25 @@ impl Settle {
         self.slow = now < look.to;
         let sent = now.checked_sub(rtt).unwrap_or(now);
         if (look.from..look.to).contains(&sent) {
-            look.shortest = Some(look.shortest.map_or(rtt, |shortest| shortest.min(rtt)));
+            look.shortest = look.shortest.min(rtt);
+            look.sum += rtt;
+            look.count += 1;
         }
         if now >= look.end || sent >= look.to {
-            if let Some(shortest) = look.shortest {
-                self.found = Some((shortest, now));
+            if look.count > 0 {
+                // Where delay varies some packets are quick whatever is done: it is the mean that counts.
+                let mean = look.sum / look.count;
+                let is_queue = mean <= look.less;
+                self.found = Some((if is_queue { look.shortest } else { mean }, now));
+                self.proven = is_queue.then_some(now);
             }
             self.look = None;
         }
+    }
+
+    /// Whether there was a queue at the last look, not long ago.
+    pub(crate) fn is_proven(&self, now: Instant) -> bool {
+        self.proven.is_some_and(|at| now.saturating_duration_since(at) < PROVEN)
     }
 
     /// Whether less is to be sent now.
@@ -98,7 +123,8 @@ mod tests {
     fn look(queue: Duration, varies: Duration) -> Option<Duration> {
         let start = Instant::now();
         let mut settle = Settle::default();
-        settle.begin(start, 10 * MS + queue + varies, 10 * MS);
+        let stream = 10 * MS + queue + varies;
+        settle.begin(start, stream, stream, 10 * MS);
         assert!(settle.is_slow());
         let mut waiting = queue;
         for tenth in 0..3000 {
@@ -122,18 +148,30 @@ mod tests {
     }
 
     #[test]
+    fn some_quick_packets_are_no_sign_of_a_queue() {
+        let start = Instant::now();
+        let mut settle = Settle::default();
+        settle.begin(start, 15 * MS, 20 * MS, 8 * MS);
+        for ms in 0..200 {
+            settle.on_rtt(start + ms * MS, if ms % 10 == 3 { 9 * MS } else { 20 * MS });
+        }
+        assert!(!settle.is_proven(start + 200 * MS));
+        assert!(settle.found() > Some(17 * MS));
+    }
+
+    #[test]
     fn a_path_is_looked_at_anew_only_after_a_while() {
         let start = Instant::now();
         let mut settle = Settle::default();
-        settle.begin(start, 10 * MS, 10 * MS);
+        settle.begin(start, 10 * MS, 10 * MS, 10 * MS);
         assert!(!settle.is_looking(), "nothing to find out");
-        settle.begin(start, 20 * MS, 10 * MS);
+        settle.begin(start, 20 * MS, 20 * MS, 10 * MS);
         for ms in 0..100 {
             settle.on_rtt(start + ms * MS, 20 * MS);
         }
-        settle.begin(start + 100 * MS, 20 * MS, 10 * MS);
+        settle.begin(start + 100 * MS, 20 * MS, 20 * MS, 10 * MS);
         assert!(!settle.is_looking());
-        settle.begin(start + 1_100 * MS, 20 * MS, 10 * MS);
+        settle.begin(start + 1_100 * MS, 20 * MS, 20 * MS, 10 * MS);
         assert!(settle.is_looking());
         for ms in 20_000..20_200 {
             settle.on_rtt(start + ms * MS, 20 * MS);
