@@ -78,7 +78,8 @@ fn soak(harms: Harms, soon: Duration) {
     let number =
         |name: &str, usual: u64| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
     let (hours, seeds) = (number("MPVPN_SOAK_HOURS", 2), number("MPVPN_SOAK_SEEDS", 1));
-    for seed in 1..=seeds {
+    let first = number("MPVPN_SOAK_FIRST", 1);
+    for seed in first..first + seeds {
         Chaos::new(seed, harms, soon).run(SECOND * u32::try_from(hours * 3600).expect("hours"));
     }
 }
