@@ -139,6 +139,8 @@ struct Path {
     mute: Option<Instant>,
     /// That was found since the path's status was set last.
     mute_now: bool,
+    /// A datagram that leaves after everything else.
+    report: Option<Bytes>,
     /// Datagrams that have left here, when that was asked last.
     left: u64,
     status: PathStatus,
@@ -165,6 +167,7 @@ enum Pass {
     Idle,
     Data(usize),
     Control,
+    Report(usize),
 }
 
 /// One multipath connection.
@@ -264,6 +267,7 @@ impl Connection {
             open: id == PathId(0),
             mute: None,
             mute_now: false,
+            report: None,
             left: 0,
             status: PathStatus::Available,
         });
@@ -566,8 +570,18 @@ impl Connection {
                     for path in &self.paths {
                         path.gate.set_credit(0);
                     }
-                    self.pass = Pass::Idle;
-                    return None;
+                    if !self.begin_report(0) {
+                        return None;
+                    }
+                }
+                Pass::Report(index) => {
+                    if let Some(path) = self.paths.get(index) {
+                        path.gate.set_credit(0);
+                    }
+                    self.look_whether_mute(now, index);
+                    if !self.begin_report(index + 1) {
+                        return None;
+                    }
                 }
             }
         }

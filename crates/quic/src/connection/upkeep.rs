@@ -2,11 +2,12 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use bytes::Bytes;
 use mpvpn_types::{Instant, PathId};
 use noq_proto::PathStatus;
 
-use super::Connection;
-use crate::gate::shared_of;
+use super::{Connection, Pass};
+use crate::{DATAGRAM_OVERHEAD, gate::shared_of};
 
 impl Connection {
     /// Sets how this end means to use a path, and tells the peer.
@@ -59,6 +60,31 @@ impl Connection {
                 path.gate = gate;
             }
         }
+    }
+
+    /// Queues a datagram for a path that leaves after all else, whatever the path's window. One that still
+    /// waits is replaced.
+    pub fn report(&mut self, id: PathId, datagram: Bytes) {
+        if let Some(path) = self.path_mut(id) {
+            path.report = Some(datagram);
+        }
+    }
+
+    /// Starts the pass of the first path from `from` on that has a report, after the control pass:
+    /// acknowledgements that are due have left on their way, and do not ride along over a slow path.
+    pub(super) fn begin_report(&mut self, from: usize) -> bool {
+        for index in from..self.paths.len() {
+            let path = &mut self.paths[index];
+            let Some(report) = path.report.take() else { continue };
+            let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
+            if self.inner.datagrams().send_many(&[report], false).is_ok() {
+                path.gate.set_credit(bytes + 1500);
+                self.pass = Pass::Report(index);
+                return true;
+            }
+        }
+        self.pass = Pass::Idle;
+        false
     }
 
     /// After the data pass of a path: whether the library let its datagrams go.
