@@ -63,6 +63,10 @@ impl LivenessConfig {
 
 /// How long a path counts as "died lately".
 const LATELY: Duration = Duration::from_secs(20);
+/// A path that dies again within this time is trusted later.
+const FLAPPING: Duration = Duration::from_secs(30);
+/// So much later at most, in doublings: heartbeats of a quarter to a whole second.
+const MOST_DOUBLINGS: u32 = 2;
 /// Arrivals closer together than this are one arrival: a burst proves no more than a packet.
 const DISTINCT: Duration = Duration::from_millis(8);
 /// Arrivals further apart than this do not add up to a path that works.
@@ -137,7 +141,11 @@ pub struct Liveness {
     heard: Instant,
     beat: Option<Instant>,
     moved: Option<Instant>,
+    /// Until then heartbeats are dense because data moves at the far end.
+    far: Option<Instant>,
     dense_since: Instant,
+    /// When it died last, and how often shortly after it had died before.
+    died: Option<(Instant, u32)>,
     rtt: Duration,
     rtt_var: Duration,
     loss: f64,
@@ -154,7 +162,9 @@ impl Liveness {
             heard: now,
             beat: None,
             moved: None,
+            far: None,
             dense_since: now,
+            died: None,
             rtt: Duration::from_millis(100),
             rtt_var: Duration::ZERO,
             loss: 0.0,
@@ -185,6 +195,14 @@ impl Liveness {
             self.dense_since = now;
         }
         self.moved = Some(now);
+    }
+
+    /// The far end said that data moves there, which makes heartbeats dense until `until`; or that none does.
+    pub fn on_far_traffic(&mut self, now: Instant, until: Option<Instant>) {
+        if until.is_some() && !self.is_dense(now) {
+            self.dense_since = now;
+        }
+        self.far = until;
     }
 
     /// Sets what was measured: smoothed round-trip time, its variation, share of packets lost (0 to 1).
@@ -223,6 +241,7 @@ impl Liveness {
             self.reason = Reason::Trying;
         } else {
             self.reason = Reason::NoCarrier;
+            self.note_death(now);
         }
         self.state = State::Dead { since: now, arrivals: 0 };
     }
@@ -246,11 +265,28 @@ impl Liveness {
 
     /// No data is meant to move here from now on: heartbeats become rare at once.
     pub fn rest(&mut self) {
-        self.moved = None;
+        (self.moved, self.far) = (None, None);
     }
 
-    fn is_dense(&self, now: Instant) -> bool {
+    /// Whether heartbeats are dense.
+    pub fn is_dense(&self, now: Instant) -> bool {
         self.moved.is_some_and(|moved| now.saturating_duration_since(moved) < self.config.dense_for)
+            || self.far.is_some_and(|until| now < until)
+    }
+
+    /// Whether the kernel says that the link can carry packets.
+    pub fn has_carrier(&self) -> bool {
+        self.carrier
+    }
+
+    /// Whether something was heard lately on a path that is not trusted.
+    pub fn is_trying(&self, now: Instant) -> bool {
+        matches!(self.state, State::Dead { arrivals, .. } if arrivals > 0) && now < self.heard + WINDOW
+    }
+
+    /// How long a silence of dense heartbeats proves nothing, a round trip included.
+    pub fn patience(&self) -> Duration {
+        self.rtt + self.dense() * self.misses() + self.rtt_var.min(self.dense())
     }
 
     /// The interval of dense heartbeats.
@@ -270,6 +306,20 @@ impl Liveness {
             State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => self.config.probe,
             State::Dead { .. } => self.config.probe_idle,
         }
+    }
+
+    fn note_death(&mut self, now: Instant) {
+        if self.state == State::Alive {
+            let lately = self.died.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING);
+            self.died = Some((now, lately.map_or(0, |(_, times)| times + 1)));
+        }
+    }
+
+    /// Arrivals that make it trusted again: more if it comes and goes, so that it takes nothing with it when
+    /// it goes again. Where nothing better works, it is used all the same.
+    fn good(&self, now: Instant) -> u32 {
+        let lately = self.died.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING);
+        self.config.good << lately.map_or(0, |(_, times)| times.min(MOST_DOUBLINGS))
     }
 
     fn misses(&self) -> u32 {
@@ -306,11 +356,12 @@ impl Liveness {
             State::Alive => {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
                     self.reason = Reason::Silent { missed: self.misses() };
+                    self.note_death(now);
                     self.state = State::Dead { since: now, arrivals: 0 };
                     verdict.change = Some(Change::Dead);
                 }
             }
-            State::Dead { arrivals, .. } if self.carrier && arrivals >= self.config.good => {
+            State::Dead { arrivals, .. } if self.carrier && arrivals >= self.good(now) => {
                 self.reason = Reason::Good;
                 self.state = State::Alive;
                 verdict.change = Some(Change::Alive);
@@ -402,6 +453,56 @@ mod tests {
             assert_eq!(*change, Change::Alive);
             assert!(*at - restored <= 300 * MS, "end {end} took {:?}", *at - restored);
         }
+    }
+
+    #[test]
+    fn a_path_that_comes_and_goes_is_trusted_later_but_never_given_up() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(3), true);
+        let mut back = Vec::new();
+        for _ in 0..5 {
+            pair.open = [false; 2];
+            pair.run(Duration::from_secs(1), true);
+            pair.changes.clear();
+            let restored = pair.now;
+            pair.open = [true; 2];
+            pair.run(Duration::from_secs(1), true);
+            back.push(
+                pair.changes.iter().map(|(at, ..)| *at - restored).max().expect("back within a second"),
+            );
+        }
+        assert!(back[0] < back[1] && back[1] < back[2] && back[4] <= 400 * MS, "{back:?}");
+        pair.run(Duration::from_secs(31), true);
+        pair.open = [false; 2];
+        pair.run(Duration::from_secs(1), true);
+        pair.changes.clear();
+        let restored = pair.now;
+        pair.open = [true; 2];
+        pair.run(Duration::from_secs(1), true);
+        assert!(pair.changes.iter().all(|(at, ..)| *at - restored <= back[0]), "{:?}", pair.changes);
+    }
+
+    #[test]
+    fn data_at_the_far_end_makes_heartbeats_dense_while_it_says_so() {
+        let mut pair = Pair::new();
+        pair.run(Duration::from_secs(20), false);
+        pair.beats = [0; 2];
+        for _ in 0..10 {
+            let now = pair.now;
+            for end in &mut pair.ends {
+                end.on_far_traffic(now, Some(now + 300 * MS));
+            }
+            pair.run(100 * MS, false);
+        }
+        assert!((35..=45).contains(&pair.beats[0]), "{} heartbeats in a second", pair.beats[0]);
+        let now = pair.now;
+        for end in &mut pair.ends {
+            end.on_far_traffic(now, None);
+        }
+        pair.beats = [0; 2];
+        pair.run(Duration::from_secs(10), false);
+        assert!(pair.beats[0] <= 1, "{} heartbeats after it was over", pair.beats[0]);
+        assert_eq!(pair.changes, []);
     }
 
     #[test]

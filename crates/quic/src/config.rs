@@ -26,6 +26,11 @@ const INITIAL_MTU: u16 = 1328;
 /// a few bytes shorter than one with an acknowledgement in it that arrived before.
 const BLACK_HOLE: Duration = Duration::from_millis(1500);
 
+/// What a round trip is taken for before one was measured: a packet that is lost in the handshake is repeated
+/// after three of them. RFC 9002 §6.2.2 recommends 333 ms, which makes a second of it; what is repeated too
+/// early on a slow link is a packet or two.
+const INITIAL_RTT: Duration = Duration::from_millis(150);
+
 /// Paths that a connection may have at first. Each path that is allowed costs either end five connection
 /// IDs and 2 KB, whether it is opened or not. More are allowed when most of them are in use.
 pub(crate) const FIRST_PATHS: u32 = 4;
@@ -113,6 +118,7 @@ impl TransportOptions {
             .initial_mtu(INITIAL_MTU.min(self.max_udp_payload))
             .mtu_discovery_config(Some(mtu))
             .ack_frequency_config(Some(acks))
+            .initial_rtt(INITIAL_RTT)
             .max_idle_timeout(self.idle_timeout.try_into().ok())
             .keep_alive_interval(None)
             // Liveness is ours (mpvpn-path): the library would give up healthy paths.

@@ -1,3 +1,5 @@
+mod upkeep;
+
 use std::{
     collections::{BTreeMap, VecDeque},
     net::SocketAddr,
@@ -129,8 +131,19 @@ struct Path {
     /// Waits for the pacer rather than for acknowledgements.
     paced: bool,
     seen: u64,
+    /// Where its packets went when it was looked at last.
+    remote: Option<SocketAddr>,
     loss: LossWindow,
     open: bool,
+    /// Since when the library sends no datagrams here although the gate lets it.
+    mute: Option<Instant>,
+    /// That was found since the path's status was set last.
+    mute_now: bool,
+    /// A datagram that leaves after everything else.
+    report: Option<Bytes>,
+    /// Datagrams that have left here, when that was asked last.
+    left: u64,
+    status: PathStatus,
 }
 
 impl Path {
@@ -154,6 +167,7 @@ enum Pass {
     Idle,
     Data(usize),
     Control,
+    Report(usize),
 }
 
 /// One multipath connection.
@@ -171,6 +185,8 @@ pub struct Connection {
     allowed_paths: u32,
     pass: Pass,
     connected: bool,
+    /// What the library tells of its buffer of datagrams while that is empty (bytes).
+    buffer: usize,
 }
 
 #[derive(Debug, Default)]
@@ -183,10 +199,11 @@ impl Connection {
     pub(crate) fn new(
         now: Instant,
         id: ConnectionId,
-        inner: noq_proto::Connection,
+        mut inner: noq_proto::Connection,
         home: Option<Local>,
     ) -> Self {
         let mut connection = Self {
+            buffer: inner.datagrams().send_buffer_space(),
             inner,
             id,
             home,
@@ -245,8 +262,14 @@ impl Connection {
             batch_bytes: 0,
             paced: false,
             seen: 0,
+            remote: None,
             loss: LossWindow::default(),
             open: id == PathId(0),
+            mute: None,
+            mute_now: false,
+            report: None,
+            left: 0,
+            status: PathStatus::Available,
         });
         self.paths.sort_by_key(|path| path.id);
         self.allow_more_paths(now);
@@ -365,44 +388,9 @@ impl Connection {
         let _ = self.inner.close_path(now, noq_proto::PathId::from(id.0), VarInt::from_u32(0));
     }
 
-    /// Sets how this end means to use a path, and tells the peer.
-    pub fn set_status(&mut self, id: PathId, status: PathStatus) {
-        // Refused without multipath, where there is nothing to choose.
-        let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
-    }
-
-    /// Sends a PING on a path with the next control pass.
-    pub fn heartbeat(&mut self, id: PathId) {
-        // A path that is gone needs none.
-        let _ = self.inner.ping_path(noq_proto::PathId::from(id.0));
-    }
-
-    /// Takes losses on this path for the death of the path rather than for congestion.
-    pub fn freeze(&mut self, id: PathId, frozen: bool) {
-        if let Some(path) = self.path(id) {
-            path.gate.frozen.store(frozen, Relaxed);
-        }
-    }
-
-    /// When the newest acknowledged packet of a path was sent.
-    pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
-        self.path(id).map(|path| path.gate.acked_sent())
-    }
-
     /// The paths that can carry data.
     pub fn paths(&self) -> impl Iterator<Item = PathId> + '_ {
         self.paths.iter().filter(|path| path.open).map(|path| path.id)
-    }
-
-    /// Calls `each` for every path on which something arrived since the last call.
-    pub fn drain_received(&mut self, mut each: impl FnMut(PathId)) {
-        for path in &mut self.paths {
-            let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { continue };
-            if stats.udp_rx.datagrams != path.seen {
-                path.seen = stats.udp_rx.datagrams;
-                each(path.id);
-            }
-        }
     }
 
     /// What is measured about a path.
@@ -413,7 +401,8 @@ impl Connection {
         let second = now.saturating_duration_since(self.origin).as_secs();
         let home = self.home;
         let path = self.path_mut(id)?;
-        path.loss.update(second, stats.sent_packets, stats.lost_packets);
+        let dead = path.gate.frozen.load(Relaxed);
+        path.loss.update(second, (stats.sent_packets, stats.lost_packets), dead);
         Some(PathView {
             id,
             local: tuple.local_ip().map(Local::from).or(home),
@@ -574,14 +563,25 @@ impl Connection {
                     if let Some(path) = self.paths.get(index) {
                         path.gate.set_credit(0);
                     }
+                    self.look_whether_mute(now, index);
                     self.begin_pass(index + 1);
                 }
                 Pass::Control | Pass::Idle => {
                     for path in &self.paths {
                         path.gate.set_credit(0);
                     }
-                    self.pass = Pass::Idle;
-                    return None;
+                    if !self.begin_report(0) {
+                        return None;
+                    }
+                }
+                Pass::Report(index) => {
+                    if let Some(path) = self.paths.get(index) {
+                        path.gate.set_credit(0);
+                    }
+                    self.look_whether_mute(now, index);
+                    if !self.begin_report(index + 1) {
+                        return None;
+                    }
                 }
             }
         }

@@ -52,15 +52,18 @@ pub(crate) struct LossWindow {
 }
 
 impl LossWindow {
-    /// Takes the totals of packets sent and lost at `second`.
-    pub(crate) fn update(&mut self, second: u64, sent: u64, lost: u64) {
+    /// Takes the totals of packets sent and lost at `second`. What was lost on a `dead` path says nothing about
+    /// the path when it works.
+    pub(crate) fn update(&mut self, second: u64, (sent, lost): (u64, u64), dead: bool) {
         for passed in 1..=second.saturating_sub(self.second).min(10) {
             self.buckets[((self.second + passed) % 10) as usize] = (0, 0);
         }
         self.second = self.second.max(second);
-        let bucket = &mut self.buckets[(self.second % 10) as usize];
-        bucket.0 += sent.saturating_sub(self.last.0);
-        bucket.1 += lost.saturating_sub(self.last.1);
+        if !dead {
+            let bucket = &mut self.buckets[(self.second % 10) as usize];
+            bucket.0 += sent.saturating_sub(self.last.0);
+            bucket.1 += lost.saturating_sub(self.last.1);
+        }
         self.last = (sent, lost);
     }
 
@@ -79,13 +82,16 @@ mod tests {
     #[test]
     fn losses_are_forgotten_after_ten_seconds() {
         let mut window = LossWindow::default();
-        window.update(0, 100, 10);
+        window.update(0, (100, 10), false);
         assert!((window.share() - 0.1).abs() < 1e-9);
-        window.update(5, 200, 10);
+        window.update(5, (200, 10), false);
         assert!((window.share() - 0.05).abs() < 1e-9);
-        window.update(12, 300, 10);
+        window.update(12, (300, 10), false);
         assert_eq!(window.share(), 0.0);
-        window.update(400, 300, 10);
+        window.update(400, (300, 10), false);
         assert_eq!(window.share(), 0.0);
+        window.update(401, (350, 60), true);
+        window.update(402, (450, 65), false);
+        assert!((window.share() - 0.05).abs() < 1e-9);
     }
 }

@@ -13,6 +13,8 @@ pub(crate) struct Attempt {
     pub(crate) connection: ConnectionId,
     pub(crate) link: LinkId,
     pub(crate) since: Instant,
+    /// When the server was heard last.
+    pub(crate) heard: Option<Instant>,
 }
 
 /// When to try again.

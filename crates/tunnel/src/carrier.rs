@@ -2,6 +2,7 @@
 //! and leave; paths are watched and judged.
 
 mod policy;
+mod pulse;
 mod sequence;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -23,6 +24,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::mtu::MtuFollower;
 pub(crate) use policy::PathPolicy;
+use pulse::{Echo, Pulses};
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
 
@@ -57,6 +59,12 @@ struct Watched {
     liveness: Liveness,
     /// Since when the peer wants no data on this path.
     refused: Option<Instant>,
+    /// Whether the far end hears this one here, if it said so.
+    echo: Option<Echo>,
+    /// Since when it says that it does not.
+    silent: Option<Instant>,
+    /// The far end asked for a sign of life.
+    owed: bool,
     policy: PathPolicy,
     /// The connection knows the cap of the policy.
     capped: bool,
@@ -126,6 +134,8 @@ pub(crate) struct Carrier {
     offers: Vec<Offer>,
     /// Where both ends know how to number packets.
     sequencer: Option<Box<Sequencer>>,
+    /// Where both ends tell each other what they hear.
+    pulses: Option<Pulses>,
     paths: BTreeMap<PathId, Watched>,
     /// When data moved last.
     moved: Option<Instant>,
@@ -154,6 +164,7 @@ impl Carrier {
             choice: Choice::new(),
             offers: Vec::new(),
             sequencer: None,
+            pulses: None,
             paths: BTreeMap::new(),
             moved: None,
             tiers: Tiers::default(),
@@ -189,6 +200,9 @@ impl Carrier {
         self.paths.entry(id).or_insert_with(|| Watched {
             liveness,
             refused: None,
+            echo: None,
+            silent: None,
+            owed: false,
             policy,
             capped: policy.cap.is_none(),
             place: Place::Active,
@@ -212,20 +226,6 @@ impl Carrier {
         self.changed = true;
     }
 
-    /// The peer wants a path to be used, or not.
-    pub(crate) fn peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
-        let Some(path) = self.paths.get_mut(&id) else { return };
-        path.refused = match status {
-            PathStatus::Available => None,
-            PathStatus::Backup => path.refused.or(Some(now)),
-        };
-        if path.refused == Some(now) {
-            // Whether the far end hears this one must not stay open until the next heartbeat.
-            path.liveness.beat_now();
-        }
-        self.changed = true;
-    }
-
     /// The kernel says whether a link can carry packets.
     pub(crate) fn link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
         for path in self.paths.values_mut().filter(|path| path.link == link) {
@@ -241,18 +241,19 @@ impl Carrier {
 
     /// Whether any path works.
     pub(crate) fn any_alive(&self) -> bool {
-        self.paths.values().any(|path| path.liveness.is_alive())
+        self.paths.values().any(Watched::works)
     }
 
-    /// Since when no path works.
-    pub(crate) fn dead_since(&self) -> Option<Instant> {
+    /// Since when no path works, as far as anyone can tell.
+    pub(crate) fn dead_since(&self, now: Instant) -> Option<Instant> {
         if self.any_alive() {
-            return None;
+            return self.lost_since(now);
         }
         if self.paths.is_empty() {
             return Some(self.bare);
         }
-        self.paths.values().filter_map(|path| path.liveness.dead_since()).max()
+        let since = |path: &Watched| path.liveness.dead_since().max(path.silent);
+        self.paths.values().filter_map(since).max()
     }
 
     /// This end did not run for a while.
@@ -277,7 +278,11 @@ impl Carrier {
     ///
     /// # Errors
     /// If it is malformed, which the peer must be told (RFC 9297 §2.1).
-    pub(crate) fn open_datagram(&self, datagram: Bytes) -> Result<Option<Arrived>, DatagramError> {
+    pub(crate) fn open_datagram(
+        &mut self,
+        now: Instant,
+        datagram: Bytes,
+    ) -> Result<Option<Arrived>, DatagramError> {
         let prefix = self.prefix.as_ref();
         if datagram.starts_with(prefix) {
             return Ok(Some(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
@@ -287,6 +292,10 @@ impl Carrier {
         {
             let opened = sequencer.open(datagram);
             return Ok(opened.map(|(label, packet)| Arrived { label: Some(label), packet }));
+        }
+        if self.pulses.as_ref().is_some_and(|pulses| pulses.is_report(&datagram)) {
+            self.take_report(now, &datagram);
+            return Ok(None);
         }
         // The same numbers may be written in longer varints (RFC 9000 §16).
         let parsed = datagram::parse(&datagram)?;
@@ -552,6 +561,7 @@ impl Carrier {
         }
         self.changed = false;
         self.choose_places(now, connection, due);
+        let (told_by_reports, lost) = (self.is_told(), self.is_lost(now));
         let mut infos = Vec::with_capacity(self.paths.len());
         let mut views = Vec::with_capacity(self.paths.len());
         for (id, path) in &mut self.paths {
@@ -560,7 +570,8 @@ impl Carrier {
                 views.push(view);
             }
             let active = path.place == Place::Active;
-            let alive = path.liveness.is_alive() && !(active && path.is_unheard(*id, connection));
+            let unheard = path.is_unheard(*id, connection, told_by_reports);
+            let alive = path.liveness.is_alive() && !(active && unheard);
             // Where the server knows the tier it decides for itself what it sends when.
             let told = self.role == Role::Server && path.policy.tier == Tier::Primary;
             let state = match alive {
@@ -576,7 +587,8 @@ impl Carrier {
                 path.thaw = None;
             }
             // Also the library's own choice for acknowledgements and stream data.
-            let tell = if state == PathState::Active { PathStatus::Available } else { PathStatus::Backup };
+            let trusted = state == PathState::Active || lost && path.liveness.has_carrier();
+            let tell = if trusted { PathStatus::Available } else { PathStatus::Backup };
             if tell != path.told {
                 path.told = tell;
                 connection.set_status(*id, tell);
@@ -615,17 +627,25 @@ impl Carrier {
 
     /// Sends heartbeats and judges paths.
     pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
+        let mut beats = Vec::new();
+        let mut judged = false;
         for (id, path) in &mut self.paths {
             let verdict = path.liveness.poll(now);
             if verdict.heartbeat {
-                connection.heartbeat(*id);
+                beats.push(*id);
             }
             if let Some(change) = verdict.change {
-                self.changed = true;
+                judged = true;
                 let state = if change == Change::Alive { "alive" } else { "dead" };
                 tracing::info!(path = id.0, link = path.link.0, state, reason = %path.liveness.reason(), "path changed");
             }
         }
+        if judged {
+            self.changed = true;
+            self.announce();
+        }
+        self.send_beats(now, connection, &beats);
+        self.give_up_mute(now, connection);
         if self.busy.is_some_and(|at| now >= at + REST) && self.dispatcher.is_empty() {
             self.busy = None;
             self.arena.release();
@@ -647,7 +667,8 @@ impl Carrier {
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
         let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
         let overflow = self.measured.filter(|_| self.tiers.is_overflowing()).map(|at| at + OVERFLOW);
-        let all = [beats, pacer, order, thaw, rest, overflow, self.mtu.poll_timeout()];
+        let all =
+            [beats, pacer, order, thaw, rest, overflow, self.mtu.poll_timeout(), self.pulse_timeout(now)];
         all.into_iter().flatten().min()
     }
 

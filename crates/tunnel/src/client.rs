@@ -3,6 +3,7 @@
 mod dialogue;
 mod links;
 mod member;
+mod reach;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,10 +19,9 @@ use mpvpn_masque::{
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, PathStatus,
-    StreamId, Transmit,
+    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
 };
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::{
     Counters, LaneCounters, PathReport,
@@ -31,9 +31,8 @@ use crate::{
 };
 pub use links::LinkPolicy;
 use member::Part;
+use reach::REVIVE;
 
-/// With every path silent for this long while data waits, a new connection is tried beside the old one.
-const REVIVE: Duration = Duration::from_secs(2);
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -134,7 +133,9 @@ struct Link {
     remote: SocketAddr,
     up: bool,
     probe: Probe,
+    /// When a path may be opened again, and the one that is being opened.
     opening: Option<Instant>,
+    path: Option<PathId>,
 }
 
 /// The connection in use.
@@ -214,6 +215,7 @@ impl Client {
             up: false,
             probe: Probe::new(now),
             opening: None,
+            path: None,
         });
         let moved = std::mem::replace(&mut link.remote, remote) != remote;
         link.up = true;
@@ -248,35 +250,6 @@ impl Client {
         }
     }
 
-    fn try_link(&mut self, now: Instant, id: LinkId) {
-        if !self.may_connect() || self.attempts.iter().any(|attempt| attempt.link == id) {
-            return;
-        }
-        let allowed = self.allows(id);
-        let Some(link) = self.links.get(&id).filter(|link| link.up && allowed) else { return };
-        let local = Local::link(id);
-        match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
-            Ok(connection) => {
-                self.attempts.push(Attempt { connection, link: id, since: now });
-                self.backoff.trying();
-            }
-            Err(error) => tracing::warn!(%error, link = id.0, "cannot connect"),
-        }
-    }
-
-    fn try_all_links(&mut self, now: Instant) {
-        let ids: Vec<_> = self.links.keys().copied().collect();
-        for id in ids {
-            self.try_link(now, id);
-        }
-    }
-
-    fn attempts_over(&mut self, now: Instant) {
-        if self.attempts.is_empty() && self.session.is_none() && self.backoff.next.is_none() {
-            self.backoff.failed(now);
-        }
-    }
-
     /// Takes a UDP payload that arrived on a link.
     pub fn handle_datagram(
         &mut self,
@@ -297,6 +270,9 @@ impl Client {
             && self.session.as_ref().is_none_or(|session| session.connection != id)
         {
             // The session is looked at once a batch, in `handle_batch`.
+            if let Some(attempt) = self.attempts.iter_mut().find(|attempt| attempt.connection == id) {
+                attempt.heard = Some(now);
+            }
             self.drive_attempt(now, id);
         }
     }
@@ -379,7 +355,7 @@ impl Client {
         });
         for link in self.links.values_mut() {
             link.probe.restart(now);
-            link.opening = None;
+            (link.opening, link.path) = (None, None);
         }
         self.drive_session(now);
     }
@@ -403,7 +379,7 @@ impl Client {
                     session.carrier.path_opened(now, connection, path);
                     let up = connection.local_of(path).and_then(Local::as_link);
                     if let Some(link) = up.and_then(|link| self.links.get_mut(&link)) {
-                        link.opening = None;
+                        (link.opening, link.path) = (None, None);
                     }
                 }
                 QuicEvent::PathClosed(path) => session.carrier.path_closed(now, path),
@@ -445,7 +421,7 @@ impl Client {
         let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
         let addresses = &session.addresses;
         connection.receive_datagrams(|datagram| {
-            let arrived = match carrier.open_datagram(datagram) {
+            let arrived = match carrier.open_datagram(now, datagram) {
                 Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => return malformed = Some(error),
@@ -607,6 +583,7 @@ impl Client {
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+        let useless = self.useless_since(now).map(|since| (since + REVIVE).max(now + REVIVE / 8));
         let mut next = if self.may_connect() { self.backoff.next } else { None };
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
@@ -616,6 +593,7 @@ impl Client {
         };
         for attempt in &self.attempts {
             at_most(Some(attempt.since + ATTEMPT));
+            at_most(Some(self.renewal(attempt)).filter(|at| self.session.is_none() && *at > now));
             at_most(self.endpoint.get(attempt.connection).and_then(|c| c.poll_timeout()));
         }
         for id in &self.closing {
@@ -631,10 +609,10 @@ impl Client {
         {
             at_most(connection.poll_timeout());
             at_most(session.carrier.poll_timeout(now, connection));
+            at_most(useless);
             if !session.accepted {
                 at_most(Some(session.since + ANSWER));
             }
-            at_most(session.carrier.dead_since().map(|since| (since + REVIVE).max(now + REVIVE / 8)));
             for (id, link) in &self.links {
                 if link.up && self.allows(*id) && session.carrier.path_on(*id).is_none() {
                     at_most(link.probe.next());
@@ -651,6 +629,9 @@ impl Client {
             self.backoff.trying();
             self.try_all_links(now);
             self.attempts_over(now);
+        }
+        if self.session.is_none() && !self.attempts.is_empty() {
+            self.try_all_links(now);
         }
         self.expire_attempts(now);
         for id in self.closing.clone() {
@@ -681,67 +662,6 @@ impl Client {
             self.events.push_back(ClientEvent::Mtu(mtu));
         }
         self.check_up(now);
-    }
-
-    fn expire_attempts(&mut self, now: Instant) {
-        for attempt in self.attempts.clone() {
-            if now.saturating_duration_since(attempt.since) >= ATTEMPT {
-                self.attempts.retain(|other| other.connection != attempt.connection);
-                self.close_connection(now, attempt.connection, "took too long");
-                continue;
-            }
-            if let Some(connection) = self.endpoint.get(attempt.connection) {
-                connection.handle_timeout(now);
-            }
-            self.drive_attempt(now, attempt.connection);
-        }
-        self.attempts_over(now);
-    }
-
-    /// Asks on links without a path whether the server can be reached, and opens a path where it
-    /// can.
-    fn open_paths(&mut self, now: Instant) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        if !session.accepted || !connection.is_multipath() {
-            return;
-        }
-        for (id, link) in &mut self.links {
-            let allowed = self.policies.get(id).is_none_or(|policy| policy.tier != Tier::Never);
-            if !link.up || !allowed || session.carrier.path_on(*id).is_some() {
-                continue;
-            }
-            let mut probe = Vec::new();
-            if link.probe.poll(now, *id, &mut probe) {
-                self.probes.push_back((*id, probe));
-            }
-            if !link.probe.answered() || link.opening.is_some_and(|at| now < at) {
-                continue;
-            }
-            match connection.open_path(now, Local::link(*id), link.remote, PathStatus::Available) {
-                // The path is there when it is validated; until then it must not be opened twice.
-                Ok(_) => link.opening = Some(now + Duration::from_secs(30)),
-                Err(error) => {
-                    tracing::debug!(%error, link = id.0, "cannot open a path yet");
-                    link.opening = Some(now + Duration::from_millis(30));
-                }
-            }
-        }
-    }
-
-    /// When all paths are silent the server may have forgotten this client, or moved: a new
-    /// connection is tried, and the old one is kept until that succeeds.
-    fn revive(&mut self, now: Instant) {
-        let Some(session) = &self.session else { return };
-        match session.carrier.dead_since() {
-            Some(since) if now.saturating_duration_since(since) >= REVIVE => self.try_all_links(now),
-            Some(_) => {}
-            None => {
-                for attempt in std::mem::take(&mut self.attempts) {
-                    self.close_connection(now, attempt.connection, "the old connection works again");
-                }
-            }
-        }
     }
 
     /// Figures for status output.

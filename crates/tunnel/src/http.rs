@@ -6,6 +6,9 @@ use mpvpn_quic::{Connection, Read, StreamError, StreamId};
 #[derive(Debug)]
 pub(crate) struct Http {
     h3: H3,
+    /// Request streams that came before the peer's SETTINGS, which decide what may be answered. They are
+    /// not read until then, so that flow control bounds what waits.
+    early: Vec<StreamId>,
 }
 
 impl Http {
@@ -17,11 +20,27 @@ impl Http {
             let stream = connection.open_uni()?;
             connection.write(stream, preface);
         }
-        Ok(Self { h3 })
+        Ok(Self { h3, early: Vec::new() })
     }
 
     /// Reads all that a stream has.
     pub(crate) fn readable(&mut self, connection: &mut Connection, id: StreamId) -> Result<(), H3Error> {
+        if self.h3.peer_settings().is_none() && id.is_multiple_of(4) {
+            if !self.early.contains(&id) {
+                self.early.push(id);
+            }
+            return Ok(());
+        }
+        self.read(connection, id)?;
+        if self.h3.peer_settings().is_some() {
+            for id in std::mem::take(&mut self.early) {
+                self.read(connection, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, connection: &mut Connection, id: StreamId) -> Result<(), H3Error> {
         loop {
             match connection.read(id) {
                 Read::Data(data) => self.h3.handle_stream(id, data, false)?,

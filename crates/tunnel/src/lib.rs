@@ -52,6 +52,13 @@ pub(crate) const ORDER_HEADER: &str = "mpvpn-order";
 /// The context ID that our client offers; clients allocate even ones (RFC 9484 §6), and 0 is taken.
 pub(crate) const ORDER_CONTEXT: u64 = 2;
 
+/// The request header in which a client offers heartbeats that report what is heard: the context ID for them,
+/// an Integer of RFC 9651. A server that knows the field repeats it in its response.
+pub(crate) const HEARTBEATS_HEADER: &str = "mpvpn-heartbeats";
+
+/// The context ID that our client offers for them.
+pub(crate) const HEARTBEATS_CONTEXT: u64 = 4;
+
 /// The header with which a client offers to tell about its links by LINK capsules, and a server accepts
 /// (a Boolean of RFC 9651).
 pub(crate) const LINKS_HEADER: &str = "mpvpn-links";

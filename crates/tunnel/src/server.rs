@@ -442,7 +442,7 @@ impl Server {
         let mut malformed = None;
         let (carrier, joiner, addresses) = (&mut tunnel.carrier, &mut self.joiner, tunnel.addresses);
         connection.receive_datagrams(|datagram| {
-            let arrived = match carrier.open_datagram(datagram) {
+            let arrived = match carrier.open_datagram(now, datagram) {
                 Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => return malformed = Some(error),

@@ -132,6 +132,24 @@ fn all_links_gone_for_a_minute_keep_the_addresses() {
 }
 
 #[test]
+fn a_request_that_overtakes_the_settings_waits_for_them() {
+    let mut world = World::new();
+    for _ in 0..80 {
+        let client = world.add(TOKEN, Scheduler::Auto, &[(20, 15 * MS)]);
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (0.2, 0.2);
+    }
+    world.run(Duration::from_secs(20));
+    for machine in &world.machines {
+        assert_eq!(machine.fatal, None, "what was lost on the way is not the client's fault");
+    }
+    let now = world.now;
+    let up = |machine: &mut world::Machine| machine.client.report(now).state == ClientState::Up;
+    let up = world.machines.iter_mut().map(up).filter(|up| *up).count();
+    assert!(up >= 78, "{up} of 80 clients are up after 20 s with a loss of 20 %");
+}
+
+#[test]
 fn a_wrong_token_ends_the_client() {
     let mut world = World::new();
     let client = world.add("wrong", Scheduler::Auto, &[(100, 5 * MS)]);

@@ -4,7 +4,7 @@ use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
 use mpvpn_quic::Connection;
 use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier, Weight};
 
-use super::{Carrier, Role, Watched};
+use super::{Carrier, Echo, Role, Watched};
 
 /// Paths of which something may be known before they are there: more than a connection can have.
 const MAX_EARLY: usize = 64;
@@ -30,12 +30,21 @@ impl PathPolicy {
 
 impl Watched {
     /// Nobody needs to know quickly whether it still works, and finding out costs.
-    fn may_rest(&self) -> bool {
+    pub(super) fn may_rest(&self) -> bool {
         self.policy.metered && self.policy.tier == Tier::Backup && self.place != Place::Active
     }
 
-    /// What the far end said about it has not been answered by signs of life since.
-    pub(super) fn is_unheard(&self, id: PathId, connection: &Connection) -> bool {
+    /// As far as is known, what either end sends there arrives.
+    pub(super) fn works(&self) -> bool {
+        self.liveness.is_alive() && self.silent.is_none()
+    }
+
+    /// The far end does not hear this one there. Where it does not say so in reports (`told`), its wish for no
+    /// data means that, until signs of life sent since were acknowledged.
+    pub(super) fn is_unheard(&self, id: PathId, connection: &Connection, told: bool) -> bool {
+        if told {
+            return self.echo == Some(Echo::Silent);
+        }
         // What is sent in the same turn is sent after it was read.
         let heard = |since| connection.acked_sent(id).is_some_and(|acked| acked >= since);
         self.refused.is_some_and(|since| !heard(since))
@@ -85,7 +94,7 @@ impl Carrier {
 
     /// Whether a path over another link works.
     pub(crate) fn works_without(&self, link: LinkId) -> bool {
-        self.paths.values().any(|path| path.link != link && path.liveness.is_alive())
+        self.paths.values().any(|path| path.link != link && path.works())
     }
 
     /// The policy of a path that is new.
@@ -99,6 +108,7 @@ impl Carrier {
 
     /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
     pub(super) fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
+        let told = self.is_told();
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in &mut self.paths {
             if !path.capped {
@@ -115,7 +125,7 @@ impl Carrier {
                     path.link
                 },
                 tier: path.policy.tier,
-                works: path.liveness.is_alive() && !path.is_unheard(*id, connection),
+                works: path.liveness.is_alive() && !path.is_unheard(*id, connection, told),
                 load: path.busy,
             });
         }

@@ -17,7 +17,8 @@ use mpvpn_types::Instant;
 
 use super::{Assignment, Client, ClientError, ClientEvent};
 use crate::{
-    LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, SCHEDULER_HEADER, TRUE,
+    HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER,
+    SCHEDULER_HEADER, TRUE,
     carrier::{Carrier, Role},
 };
 
@@ -75,6 +76,7 @@ impl Client {
         request.session = self.secret.clone();
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
+        request.extra.push((HEARTBEATS_HEADER.to_owned(), HEARTBEATS_CONTEXT.to_string()));
         request.extra.push((LINKS_HEADER.to_owned(), TRUE.to_owned()));
         request.extra.extend(self.part.header());
         let headers = request.headers();
@@ -119,6 +121,11 @@ impl Client {
                     && let Some(stream) = session.request
                 {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
+                }
+                if headers.single(HEARTBEATS_HEADER).and_then(structured::integer) == Some(HEARTBEATS_CONTEXT)
+                    && let Some(stream) = session.request
+                {
+                    session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 if headers.text(LINKS_HEADER) == Some(TRUE) {

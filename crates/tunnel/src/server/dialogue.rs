@@ -18,8 +18,8 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, SCHEDULER_HEADER, Secret,
-    TRUE,
+    Addresses, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
+    SCHEDULER_HEADER, Secret, TRUE,
     carrier::{Carrier, PathPolicy, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -130,7 +130,14 @@ impl Server {
         if headers.value(MEMBER_HEADER).is_some() {
             answer.push(MEMBER_HEADER, member.number().to_string());
         }
-        if let Some(context) = order_context(headers) {
+        let order = own_context(headers, ORDER_HEADER);
+        if let Some(context) =
+            own_context(headers, HEARTBEATS_HEADER).filter(|context| order != Some(*context))
+        {
+            carrier.report_paths(stream, context);
+            answer.push(HEARTBEATS_HEADER, context.to_string());
+        }
+        if let Some(context) = order {
             carrier.number_packets(stream, context);
             answer.push(ORDER_HEADER, context.to_string());
         }
@@ -265,8 +272,8 @@ fn member_of(headers: &Headers) -> Option<Member> {
     Member::new(u8::try_from(number).ok()?)
 }
 
-/// The context of numbered packets that the client offers: one of its own, and not that of plain ones.
-fn order_context(headers: &Headers) -> Option<u64> {
-    let context = structured::integer(headers.single(ORDER_HEADER)?)?;
+/// A context that the client offers in a header field: one of its own, and not that of plain packets.
+fn own_context(headers: &Headers, field: &str) -> Option<u64> {
+    let context = structured::integer(headers.single(field)?)?;
     (context > 0 && context.is_multiple_of(2)).then_some(context)
 }

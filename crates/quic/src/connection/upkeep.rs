@@ -1,0 +1,114 @@
+//! What keeps paths going, and what tells whether they work.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use bytes::Bytes;
+use mpvpn_types::{Instant, PathId};
+use noq_proto::PathStatus;
+
+use super::{Connection, Pass};
+use crate::{DATAGRAM_OVERHEAD, gate::shared_of};
+
+impl Connection {
+    /// Sets how this end means to use a path, and tells the peer.
+    pub fn set_status(&mut self, id: PathId, status: PathStatus) {
+        if let Some(path) = self.path_mut(id) {
+            (path.status, path.mute_now) = (status, false);
+        }
+        // Refused without multipath, where there is nothing to choose.
+        let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
+    }
+
+    /// Sends a PING on a path with the next control pass.
+    pub fn heartbeat(&mut self, id: PathId) {
+        // A path that is gone needs none.
+        let _ = self.inner.ping_path(noq_proto::PathId::from(id.0));
+    }
+
+    /// Takes losses on this path for the death of the path rather than for congestion.
+    pub fn freeze(&mut self, id: PathId, frozen: bool) {
+        if let Some(path) = self.path(id) {
+            path.gate.frozen.store(frozen, Relaxed);
+        }
+    }
+
+    /// When the newest acknowledged packet of a path was sent.
+    pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
+        self.path(id).map(|path| path.gate.acked_sent())
+    }
+
+    /// Calls `each` for every path on which something arrived since the last call.
+    pub fn drain_received(&mut self, mut each: impl FnMut(PathId)) {
+        for path in &mut self.paths {
+            let noq = noq_proto::PathId::from(path.id.0);
+            let Some(stats) = self.inner.path_stats(noq) else { continue };
+            if stats.udp_rx.datagrams == path.seen {
+                continue;
+            }
+            path.seen = stats.udp_rx.datagrams;
+            each(path.id);
+            let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
+            if std::mem::replace(&mut path.remote, remote) == remote {
+                continue;
+            }
+            // A peer at another IP address gets a controller of its own from the library, behind a gate that
+            // nobody holds yet.
+            if let Some(gate) = self.inner.congestion_state(noq).and_then(shared_of)
+                && !Arc::ptr_eq(&gate, &path.gate)
+            {
+                gate.open.store(!self.connected, Relaxed);
+                path.gate = gate;
+            }
+        }
+    }
+
+    /// Queues a datagram for a path that leaves after all else, whatever the path's window. One that still
+    /// waits is replaced.
+    pub fn report(&mut self, id: PathId, datagram: Bytes) {
+        if let Some(path) = self.path_mut(id) {
+            path.report = Some(datagram);
+        }
+    }
+
+    /// Starts the pass of the first path from `from` on that has a report, after the control pass:
+    /// acknowledgements that are due have left on their way, and do not ride along over a slow path.
+    pub(super) fn begin_report(&mut self, from: usize) -> bool {
+        for index in from..self.paths.len() {
+            let path = &mut self.paths[index];
+            let Some(report) = path.report.take() else { continue };
+            let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
+            if self.inner.datagrams().send_many(&[report], false).is_ok() {
+                path.gate.set_credit(bytes + 1500);
+                self.pass = Pass::Report(index);
+                return true;
+            }
+        }
+        self.pass = Pass::Idle;
+        false
+    }
+
+    /// After the data pass of a path: whether the library let its datagrams go.
+    pub(super) fn look_whether_mute(&mut self, now: Instant, index: usize) {
+        let Some(path) = self.paths.get_mut(index) else { return };
+        if self.inner.datagrams().send_buffer_space() >= self.buffer {
+            path.mute = None;
+            return;
+        }
+        if path.status == PathStatus::Backup {
+            // It takes none while others are available.
+            return;
+        }
+        // What is left over may be another path's.
+        let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { return };
+        let sent = std::mem::replace(&mut path.left, stats.frame_tx.datagram) != stats.frame_tx.datagram;
+        path.mute = if sent { None } else { path.mute.or(Some(now)) };
+        path.mute_now = !sent;
+    }
+
+    /// Since when no datagram has left on a path although it was given some; `None` if they leave. After a
+    /// change of the client's address the library sends none until the new one is validated, and it tries
+    /// that for three probe timeouts only.
+    pub fn mute_since(&self, id: PathId) -> Option<Instant> {
+        self.path(id).filter(|path| path.mute_now).and_then(|path| path.mute)
+    }
+}

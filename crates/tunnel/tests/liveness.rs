@@ -1,0 +1,163 @@
+//! Which paths work: both ends must know, also when one direction fails, nothing moves, or a NAT on the way
+//! changes its mind. In simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_tunnel::LinkPolicy;
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, TOKEN, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn with_links(count: usize) -> (World, usize) {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &vec![(50, 12 * MS); count]);
+    world.up(client);
+    world.run(2 * SECOND);
+    (world, client)
+}
+
+/// Sets what is lost on a link (0 to 1) up and down.
+fn lose(world: &mut World, client: usize, link: u16, up: f64, down: f64) {
+    let link = world.machines[client].links.get_mut(&LinkId(link)).expect("a link");
+    (link.up.loss, link.down.loss) = (up, down);
+}
+
+/// The links that carry data, as both ends see it.
+fn active(world: &mut World, client: usize) -> [usize; 2] {
+    let now = world.now;
+    let count = |paths: &[mpvpn_tunnel::PathReport]| {
+        paths.iter().filter(|path| path.state == PathState::Active).count()
+    };
+    let own = count(&world.machines[client].client.report(now).paths);
+    let sessions = world.servers[0].report(now);
+    [own, sessions.iter().map(|session| count(&session.paths)).sum()]
+}
+
+#[test]
+fn a_path_that_was_lost_is_found_again_while_nothing_moves() {
+    for (up, down) in [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] {
+        let (mut world, client) = with_links(2);
+        world.chat(client, 2 * SECOND);
+        lose(&mut world, client, 0, up, down);
+        world.chat(client, SECOND);
+        world.run(60 * SECOND);
+        assert_eq!(active(&mut world, client), [1; 2], "loss {up} up, {down} down");
+        lose(&mut world, client, 0, 0.0, 0.0);
+        world.run(6 * SECOND);
+        assert_eq!(active(&mut world, client), [2; 2], "6 idle seconds after a loss {up} up, {down} down");
+    }
+}
+
+#[test]
+fn a_metered_path_that_was_lost_is_found_again_with_few_packets() {
+    let (mut world, client) = with_links(2);
+    let now = world.now;
+    let metered = LinkPolicy { metered: true, ..LinkPolicy::default() };
+    world.machines[client].client.set_link(now, LinkId(0), metered);
+    world.chat(client, 2 * SECOND);
+    lose(&mut world, client, 0, 1.0, 1.0);
+    world.chat(client, SECOND);
+    world.run(120 * SECOND);
+    lose(&mut world, client, 0, 0.0, 0.0);
+    world.run(30 * SECOND);
+    assert_eq!(active(&mut world, client), [2; 2]);
+}
+
+#[test]
+fn an_idle_tunnel_with_a_lost_link_sends_little() {
+    let (mut world, client) = with_links(2);
+    world.chat(client, 2 * SECOND);
+    lose(&mut world, client, 0, 1.0, 1.0);
+    world.chat(client, SECOND);
+    world.run(60 * SECOND);
+    let carried = |world: &World| {
+        let link = &world.machines[client].links[&LinkId(1)];
+        link.up.carried + link.down.carried
+    };
+    let before = carried(&world);
+    world.run(60 * SECOND);
+    let bytes = carried(&world) - before;
+    assert!(bytes < 8000, "{bytes} bytes in an idle minute on the link that works");
+}
+
+#[test]
+fn both_ends_find_the_only_path_that_works_both_ways() {
+    // What is lost up and down on the links that do not work.
+    let harms = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)];
+    for good in 0..3 {
+        for turn in 0..3 {
+            for idle in [Duration::ZERO, 5 * SECOND, 40 * SECOND] {
+                let (mut world, client) = with_links(3);
+                world.chat(client, SECOND);
+                // At first nothing works both ways.
+                for link in 0..3 {
+                    let (up, down) = harms[(usize::from(link) + turn) % 3];
+                    lose(&mut world, client, link, up, down);
+                }
+                world.chat(client, 2 * SECOND);
+                world.run(idle);
+                lose(&mut world, client, good, 0.0, 0.0);
+                world.chat(client, 1500 * MS);
+                let (a, b) = world.chat(client, SECOND);
+                assert!(
+                    a.max(b) <= 100 * MS,
+                    "link {good}, turn {turn}, {idle:?} idle: gaps of {a:?} and {b:?}"
+                );
+                assert_eq!(world.machines[client].downs, 0, "link {good}, turn {turn}, {idle:?} idle");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_address_that_changes_on_the_way_is_followed() {
+    for (ip, links) in [(false, 1), (true, 1), (false, 2), (true, 2)] {
+        let (mut world, client) = with_links(links);
+        world.chat(client, 2 * SECOND);
+        let link = world.machines[client].links.get_mut(&LinkId(0)).expect("a link");
+        link.address.set_port(6000);
+        if ip {
+            link.address.set_ip([203, 0, 113, 77].into());
+        }
+        let (a, b) = world.chat(client, 2 * SECOND);
+        assert!(a.max(b) <= 300 * MS, "another IP: {ip}, {links} links: gaps of {a:?} and {b:?}");
+        assert_eq!(world.machines[client].downs, 0);
+        assert_eq!(active(&mut world, client), [links; 2]);
+        // Congestion control goes on: what is offered arrives, and no more than that is in flight.
+        world.machines[client].received.clear();
+        for _ in 0..1000 {
+            for _ in 0..2 {
+                let packet = world.inward(client, &[7; 1000]);
+                world.server_sends(packet);
+            }
+            world.run(MS);
+        }
+        let packets = world.machines[client].received.len();
+        assert!(packets >= 1900, "another IP: {ip}, {links} links: {packets} of 2000 packets");
+        let now = world.now;
+        for path in world.servers[0].report(now).iter().flat_map(|session| &session.paths) {
+            assert!(path.view.in_flight <= path.view.window, "{:?}", path.view);
+        }
+    }
+}
+
+#[test]
+fn a_path_whose_new_address_could_not_be_validated_is_opened_anew() {
+    let (mut world, client) = with_links(2);
+    world.chat(client, 2 * SECOND);
+    lose(&mut world, client, 0, 0.0, 1.0);
+    let link = world.machines[client].links.get_mut(&LinkId(0)).expect("a link");
+    link.address.set_port(6000);
+    world.chat(client, 10 * SECOND);
+    lose(&mut world, client, 0, 0.0, 0.0);
+    world.chat(client, 8 * SECOND);
+    assert_eq!(active(&mut world, client), [2; 2]);
+    lose(&mut world, client, 1, 1.0, 1.0);
+    let (a, b) = world.chat(client, 3 * SECOND);
+    assert!(a.max(b) <= 200 * MS, "gaps of {a:?} and {b:?}");
+    assert_eq!(world.machines[client].downs, 0);
+}
