@@ -249,7 +249,8 @@ impl Client {
     }
 
     fn try_link(&mut self, now: Instant, id: LinkId) {
-        if !self.may_connect() || self.attempts.iter().any(|attempt| attempt.link == id) {
+        // One pipe is enough to find out whether a link leads to the server; the others join as paths.
+        if id.pipe() > 0 || !self.may_connect() || self.attempts.iter().any(|attempt| attempt.link == id) {
             return;
         }
         let allowed = self.allows(id);
