@@ -96,6 +96,8 @@ pub(crate) struct Window {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acked {
     pub(crate) bytes: u64,
+    /// When the newest packet acknowledged so far was sent; of several paths, their mean.
+    pub(crate) sent: Instant,
     /// Its own round trip.
     pub(crate) rtt: Duration,
     /// The share of packets (0 to 1) that the path loses anyway.
@@ -179,7 +181,7 @@ impl Delivery {
         }
         self.last = now;
         self.acked += acked.bytes;
-        self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
+        self.sent = self.sent.max(acked.sent);
         self.full &= !acked.idle;
         self.paced = self.paced.min(acked.paced);
         self.shortest = self.shortest.min(acked.rtt);
@@ -454,7 +456,9 @@ mod tests {
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked = Acked { bytes, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, paced: 1.0 };
+                let sent = start + at * MS - rtt * MS;
+                let acked =
+                    Acked { bytes, sent, rtt: rtt * MS, base: 20 * MS, idle, random_loss: 0.0, paced: 1.0 };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -477,6 +481,7 @@ mod tests {
             let arrival = 20 + at + 40_u32.saturating_sub(at % 60);
             let acked = Acked {
                 bytes: 10_000,
+                sent: start + at * MS,
                 rtt: (arrival - at) * MS,
                 base: 20 * MS,
                 idle: true,
@@ -494,8 +499,9 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {
             for at in from..from + 1000 {
-                let acked =
-                    Acked { bytes: 8_000, rtt: 20 * MS, base: 20 * MS, idle: true, random_loss, paced: 1.0 };
+                let (rtt, base) = (20 * MS, 20 * MS);
+                let sent = start + at * MS - rtt;
+                let acked = Acked { bytes: 8_000, sent, rtt, base, idle: true, random_loss, paced: 1.0 };
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_lost(1_000);
             }
@@ -624,6 +630,7 @@ mod tests {
             bbr.on_rtt(now, 30 * MS);
             let acked = Acked {
                 bytes: sent / 1000,
+                sent: now - 30 * MS,
                 rtt: 30 * MS,
                 random_loss: 0.0,
                 base: bbr.base_rtt().unwrap(),

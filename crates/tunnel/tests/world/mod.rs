@@ -35,6 +35,8 @@ pub struct Wire {
     pub passed: u64,
     /// Bytes of IP packets that passed.
     pub carried: u64,
+    /// A pipe of which nothing passes.
+    pub silent: Option<u8>,
     channel: Channel<(u8, Vec<u8>)>,
 }
 
@@ -44,6 +46,7 @@ impl Wire {
             loss: params.loss,
             passed: 0,
             carried: 0,
+            silent: None,
             channel: Channel::new(params.clone(), count, seed, now),
         }
     }
@@ -57,6 +60,9 @@ impl Wire {
     /// Takes a UDP payload of one of the link's pipes.
     fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);
+        if self.silent == Some(pipe) {
+            return;
+        }
         let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
         self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
         drop(self.channel.discarded());
