@@ -175,6 +175,8 @@ pub struct Connection {
     /// How many there may be.
     allowed_paths: u32,
     pass: Pass,
+    /// The credit that a data pass began with (bytes).
+    granted: u64,
     connected: bool,
 }
 
@@ -202,6 +204,7 @@ impl Connection {
             writes: BTreeMap::new(),
             allowed_paths: FIRST_PATHS,
             pass: Pass::Idle,
+            granted: 0,
             connected: false,
         };
         connection.adopt(now, PathId(0));
@@ -500,8 +503,10 @@ impl Connection {
             }
             match self.pass {
                 Pass::Data(index) => {
-                    if let Some(path) = self.paths.get(index) {
-                        path.gate.set_credit(0);
+                    if let Some((head, left)) =
+                        self.paths.get(index).map(|path| (path.head, path.gate.take_credit()))
+                    {
+                        self.spend(head, self.granted.saturating_sub(left));
                     }
                     self.begin_pass(index + 1);
                 }
@@ -525,9 +530,6 @@ impl Connection {
                 continue;
             }
             let bytes = std::mem::take(&mut path.batch_bytes);
-            let head = path.head;
-            self.spend(head, bytes);
-            let path = &mut self.paths[index];
             if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
                 let mut followed = path.followed.drain(..).peekable();
                 for (at, data) in path.batch.iter().enumerate() {
@@ -546,7 +548,8 @@ impl Connection {
             match sent {
                 Ok(_) => {
                     // Room for the acknowledgements that ride along.
-                    path.gate.set_credit(bytes + 1500);
+                    self.granted = bytes + 1500;
+                    path.gate.set_credit(self.granted);
                     self.pass = Pass::Data(index);
                     return;
                 }

@@ -137,6 +137,11 @@ impl Shared {
         self.credit.store(bytes, Relaxed);
     }
 
+    /// Shuts the gate; the credit that was left (bytes).
+    pub(crate) fn take_credit(&self) -> u64 {
+        self.credit.swap(0, Relaxed)
+    }
+
     /// Congestion window of the inner controller (bytes).
     pub(crate) fn window(&self) -> u64 {
         self.window.load(Relaxed)

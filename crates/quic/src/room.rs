@@ -151,7 +151,8 @@ impl Connection {
         Some(path)
     }
 
-    /// Takes what leaves on paths that carry as one out of their pacer.
+    /// Takes what has left on paths that carry as one out of their pacer: small datagrams share packets, so that is
+    /// less than was reckoned, and a pacer that counted more than is acknowledged would hold the rate down for good.
     pub(crate) fn spend(&mut self, head: PathId, bytes: u64) {
         if let Some(path) = self.path_mut(head) {
             path.pacer.spend(bytes);
