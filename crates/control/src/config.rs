@@ -7,6 +7,7 @@
 mod file;
 mod links;
 mod options;
+mod pipes;
 mod reload;
 mod shards;
 mod values;
@@ -20,6 +21,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
+pub use pipes::Pipes;
 pub use reload::{Origin, Reloaded};
 pub use shards::Shards;
 pub use values::{
@@ -254,7 +256,7 @@ impl ClientConfig {
             token: options.token,
             token_file: options.token_file,
             paths: paths(options.path, &tun_name)?,
-            links: options.link,
+            links: links(options.link, options.pipes),
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),
@@ -341,6 +343,17 @@ fn paths(given: Vec<String>, tun_name: &str) -> Result<Vec<String>> {
         ));
     }
     Ok(given)
+}
+
+/// Links of which nothing else is said have so many paths.
+fn links(mut links: Vec<LinkConfig>, pipes: Option<Pipes>) -> Vec<LinkConfig> {
+    if pipes.is_some() {
+        for link in &mut links {
+            link.pipes = link.pipes.or(pipes);
+        }
+        links.push(LinkConfig { pipes, ..LinkConfig::default() });
+    }
+    links
 }
 
 fn first_repeated<T: PartialEq>(items: &[T]) -> Option<&T> {

@@ -171,6 +171,9 @@ pub struct Link {
     /// What it may carry in a month, in bytes of IP packets; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
+    /// How many paths it is to have, where that is not one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipes: Option<u8>,
     /// What it has carried of that since the month began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_used_bytes: Option<u64>,
@@ -192,6 +195,7 @@ impl Link {
             down_cap_bps: None,
             weight: None,
             quota_bytes: None,
+            pipes: None,
             quota_used_bytes: None,
         }
     }
@@ -232,6 +236,9 @@ pub struct Path {
     pub class: String,
     /// The link it runs over.
     pub link: String,
+    /// Which of the link's paths it is, counted from 0, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipe: Option<u8>,
     /// Our address and port.
     pub local: SocketAddr,
     /// The other end's address and port.

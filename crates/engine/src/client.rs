@@ -107,8 +107,7 @@ impl Parts {
     }
 
     fn links(&self, tun: &Tun, turns: &Turns) -> Result<Links, EngineError> {
-        let ClientConfig { paths, links, .. } = &self.config;
-        Links::new(paths, links, &self.meters, tun.name(), self.mark, &turns.poller)
+        Links::new(&self.config.paths, &self.meters, tun.name(), self.mark, &turns.poller)
     }
 
     /// The shards beside the first.
@@ -175,8 +174,7 @@ impl Running {
         let net_config =
             ClientNetConfig::new(Interface { name: tun.name().to_owned(), index: tun.ifindex() });
         let meters = Meters::default();
-        let mut links =
-            Links::new(&config.paths, &config.links, &meters, tun.name(), net_config.mark, &turns.poller)?;
+        let mut links = Links::new(&config.paths, &meters, tun.name(), net_config.mark, &turns.poller)?;
         let quotas = Quotas::load(Instant::now(), &config.state_dir, &config.name, meters.clone())?;
         let policies = Policies::new(&config.links);
         let cc = match config.cc {
@@ -235,7 +233,7 @@ impl Running {
             }
             None => self.set_remotes(turns, now, Vec::new())?,
         }
-        for link in self.plane.links.links.values().filter(|link| link.remote.is_none()) {
+        for (_, link) in self.plane.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
             tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
         }
         tracing::info!(server = %self.config.server, "connecting");
@@ -369,7 +367,7 @@ impl Running {
 
     /// Has a link used in another way, until this process ends.
     fn change_link(&mut self, now: Instant, name: &str, change: &LinkChange) -> Result<Link, String> {
-        let known = || self.plane.links.links.values().map(|link| link.name.as_str());
+        let known = || self.plane.links.uplinks().map(|(_, link)| link.name.as_str());
         if !known().any(|link| link == name) {
             let names = known().collect::<Vec<_>>();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -396,7 +394,7 @@ impl Running {
 
     fn look_at_quotas(&mut self, now: Instant) {
         let mut policies = self.plane.policies.clone();
-        let names = self.plane.links.links.values().map(|link| link.name.as_str());
+        let names = self.plane.links.uplinks().map(|(_, link)| link.name.as_str());
         if self.quotas.look(now, &mut policies, names) {
             self.set_policies(now, policies);
         }
@@ -515,7 +513,7 @@ impl Running {
         let crew = self.crew.end(|| Word::End);
         self.plane.end();
         let mut policies = self.plane.policies.clone();
-        let names = self.plane.links.links.values().map(|link| link.name.as_str());
+        let names = self.plane.links.uplinks().map(|(_, link)| link.name.as_str());
         self.quotas.look(Instant::now(), &mut policies, names);
         self.quotas.save();
         take_back(&mut self.undo).and(crew)

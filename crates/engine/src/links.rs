@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use mpvpn_control::config::{LinkConfig, is_match};
+use mpvpn_control::config::is_match;
 use mpvpn_os::{
     UdpOptions, UdpSocket,
     netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
@@ -23,7 +23,7 @@ use crate::{
 /// The word for "every interface with a default route".
 const AUTO: &str = "auto";
 
-/// One link.
+/// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) name: String,
@@ -36,6 +36,8 @@ pub(crate) struct Link {
     pub(crate) meter: Meter,
     /// Why it cannot be used.
     pub(crate) reason: &'static str,
+    /// How many pipes the link has.
+    pub(crate) pipes: u8,
 }
 
 /// What changed about a link.
@@ -45,14 +47,14 @@ pub(crate) enum LinkChange {
     Up(LinkId, SocketAddr),
     /// It cannot carry packets.
     Down(LinkId),
+    /// It is a pipe that is not wanted any more.
+    Gone(LinkId),
 }
 
 /// All links of a client.
 #[derive(Debug)]
 pub(crate) struct Links {
     names: Vec<String>,
-    /// Only for what a socket is made with; what may change comes from elsewhere.
-    configured: Policies,
     meters: Meters,
     tun: String,
     mark: u32,
@@ -66,7 +68,6 @@ impl Links {
     /// `names` are interfaces or patterns of their names, or the one word `auto`.
     pub(crate) fn new(
         names: &[String],
-        configured: &[LinkConfig],
         meters: &Meters,
         tun: &str,
         mark: u32,
@@ -76,7 +77,6 @@ impl Links {
         poller.add(&monitor, MONITOR, Interest::Read).map_err(EngineError::io("watch the network"))?;
         let mut links = Self {
             names: names.to_vec(),
-            configured: Policies::new(configured),
             meters: meters.clone(),
             tun: tun.to_owned(),
             mark,
@@ -98,10 +98,14 @@ impl Links {
     }
 
     fn add(&mut self, name: &str) {
-        if self.links.values().any(|link| link.name == name) {
-            return;
+        let number = self.uplinks().count() as u16;
+        // Names may come and go without end where a pattern fits them all.
+        if number < LinkId::UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
+            self.insert(LinkId(number), name, 1);
         }
-        let id = LinkId(self.links.len() as u16);
+    }
+
+    fn insert(&mut self, id: LinkId, name: &str, pipes: u8) {
         let link = Link {
             name: name.to_owned(),
             index: None,
@@ -111,8 +115,19 @@ impl Links {
             wire: None,
             meter: self.meters.of(name),
             reason: "not looked at yet",
+            pipes,
         };
         self.links.insert(id, link);
+    }
+
+    /// The links, each by its first pipe.
+    pub(crate) fn uplinks(&self) -> impl Iterator<Item = (LinkId, &Link)> {
+        self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.pipe() == 0)
+    }
+
+    /// Whether a link still has this pipe.
+    pub(crate) fn has(&self, id: LinkId) -> bool {
+        self.links.get(&id.uplink()).is_some_and(|link| id.pipe() < link.pipes)
     }
 
     /// The server's addresses, best first.
@@ -134,7 +149,11 @@ impl Links {
     }
 
     /// Looks at the interfaces anew.
-    pub(crate) fn rescan(&mut self, poller: &Poller) -> Result<Vec<LinkChange>, EngineError> {
+    pub(crate) fn rescan(
+        &mut self,
+        poller: &Poller,
+        policies: &Policies,
+    ) -> Result<Vec<LinkChange>, EngineError> {
         if self.is_auto() {
             for name in self.netlink.default_route_interfaces(&[&self.tun])? {
                 self.add(&name);
@@ -148,12 +167,38 @@ impl Links {
             }
         }
         let addresses = self.netlink.addresses()?;
-        let ids: Vec<LinkId> = self.links.keys().copied().collect();
+        let uplinks: Vec<LinkId> = self.uplinks().map(|(id, _)| id).collect();
         let mut changes = Vec::new();
-        for id in ids {
-            changes.extend(self.look_at(id, &infos, &addresses, poller));
+        for id in uplinks {
+            changes.extend(self.look_at(id, &infos, &addresses, poller, policies));
+            self.count_pipes(id, policies);
+        }
+        let pipes: Vec<LinkId> = self.links.keys().copied().filter(|id| id.pipe() > 0).collect();
+        for id in pipes {
+            changes.extend(match self.has(id) {
+                true => self.look_at(id, &infos, &addresses, poller, policies),
+                false => self.close(id),
+            });
         }
         Ok(changes)
+    }
+
+    /// Gives a link the pipes that it is to have. Without an address nothing can be said about that.
+    fn count_pipes(&mut self, id: LinkId, policies: &Policies) {
+        let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
+        link.pipes = policies.of(&link.name).pipes.unwrap_or_default().count(&link.addresses);
+        let (name, count) = (link.name.clone(), link.pipes);
+        for pipe in (1..count).map(|pipe| id.with_pipe(pipe)) {
+            if !self.links.contains_key(&pipe) {
+                self.insert(pipe, &name, count);
+            }
+        }
+    }
+
+    fn close(&mut self, id: LinkId) -> Option<LinkChange> {
+        let link = self.links.get_mut(&id)?;
+        link.wire = None;
+        link.remote.take().map(|_| LinkChange::Gone(id))
     }
 
     fn look_at(
@@ -162,6 +207,7 @@ impl Links {
         infos: &[LinkInfo],
         addresses: &[AddressInfo],
         poller: &Poller,
+        policies: &Policies,
     ) -> Option<LinkChange> {
         let link = self.links.get_mut(&id)?;
         let info = infos.iter().find(|info| info.name == link.name);
@@ -202,7 +248,7 @@ impl Links {
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
             link.wire = None;
-            let dscp = self.configured.of(&link.name).dscp;
+            let dscp = policies.of(&link.name).dscp;
             match bind(&link.name, remote, self.mark, dscp, poller, id) {
                 Ok(wire) => link.wire = Some(wire),
                 Err(error) => {

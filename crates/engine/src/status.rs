@@ -58,14 +58,16 @@ pub(crate) fn of_client(
     }];
     status.lane = report.lane.map(lane_of);
     for path in &report.paths {
-        let Some(link) = path.link.and_then(|id| links.links.get(&id)) else { continue };
+        let Some((id, link)) = path.link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
         let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
         let remote = path.view.remote;
         let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
         let ip = own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-        status.paths.push(path_of(path, &link.name, SocketAddr::new(ip, port), member));
+        let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
+        let pipe = several.then_some(id.pipe());
+        status.paths.push(Path { pipe, ..path_of(path, &link.name, SocketAddr::new(ip, port), member) });
     }
-    for link in links.links.values() {
+    for (_, link) in links.uplinks() {
         let own = status.paths.iter().filter(|path| path.link == link.name);
         let (tx_bytes, rx_bytes) =
             own.fold((0, 0), |(tx, rx), path| (tx + path.tx_bytes, rx + path.rx_bytes));
@@ -83,6 +85,7 @@ pub(crate) fn of_client(
             down_cap_bps: said.down.map(BitRate::bps),
             quota_bytes: said.quota.map(ByteSize::bytes),
             weight: Some(said.weight).filter(|weight| *weight != Weight::default()).map(Weight::get),
+            pipes: (link.pipes > 1).then_some(link.pipes),
             ..Link::new(&link.name)
         });
     }
@@ -225,6 +228,7 @@ fn path_of(report: &PathReport, link: &str, local: SocketAddr, member: Member) -
         id: format!("{CLASS}/{name}/{}{member}", view.id.0),
         class: CLASS.to_owned(),
         link: link.to_owned(),
+        pipe: None,
         local,
         remote: view.remote,
         state: match report.state {

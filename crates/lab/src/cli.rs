@@ -33,7 +33,8 @@ pub enum LabCommand {
 }
 
 const UP_HELP: &str = "\
-Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet;
+Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet
+  session_rate=80mbit (of each UDP session);
   a setting of one direction: loss.up=1% delay.down=30ms up=20mbit down=100mbit;
   `unlimited` is a plain veth pair. Delays are one-way.
 

@@ -1,11 +1,12 @@
 //! One direction of a link, without clock or socket: packets go in with a time and come out with a time.
 //!
 //! ```text
-//! push ─▶ size limit ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
+//! push ─▶ size limit ─▶ shaper of its session ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
 //! ```
 //!
 //! In: packets and the current time, which never runs backwards. Out: each packet once, or a counted drop.
-//! Always holds: packets leave in the order in which they came, no earlier than the rate and the delay allow;
+//! Always holds: packets of a session leave in the order in which they came, and so do all where no session has a
+//! rate of its own; none leaves earlier than the rate and the delay allow;
 //! the same seed and the same input give the same output; memory is bounded.
 
 use std::{
@@ -13,7 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::spec::{ByteCount, Params};
+use crate::{
+    shaper::{Packet, Session, Shaper},
+    spec::{ByteCount, Params},
+};
 
 /// The grain of the delivery history.
 pub const HISTORY_STEP: Duration = Duration::from_millis(10);
@@ -76,6 +80,8 @@ pub struct Channel<T> {
     overhead: u32,
     state: State,
     rng: Rng,
+    /// Packets that their sessions' rate holds back.
+    shaper: Shaper<T>,
     /// Packets before the bottleneck; the first of them is being sent.
     queue: VecDeque<Waiting<T>>,
     /// Bytes in `queue`, counted as the rate counts them.
@@ -99,6 +105,7 @@ impl<T> Channel<T> {
             overhead: count.overhead(),
             state: State::Up,
             rng: Rng(seed),
+            shaper: Shaper::new(),
             queue: VecDeque::new(),
             queued_bytes: 0,
             head_done: now,
@@ -111,25 +118,57 @@ impl<T> Channel<T> {
         }
     }
 
-    /// A packet of `ip_bytes` arrives at `now`.
+    /// A packet of `ip_bytes` arrives at `now` that belongs to no session.
     pub fn push(&mut self, now: Instant, ip_bytes: u32, item: T) -> Verdict {
+        self.push_of(now, None, ip_bytes, item)
+    }
+
+    /// A packet of `ip_bytes` arrives at `now`; where sessions have a rate, it may be dropped later, too.
+    pub fn push_of(&mut self, now: Instant, session: Option<Session>, ip_bytes: u32, item: T) -> Verdict {
         self.advance(now);
         let verdict = self.judge(ip_bytes);
+        if verdict != Verdict::Accepted {
+            return self.refuse(verdict, item);
+        }
+        let Some((session, rate)) = session.zip(self.params.session_rate) else {
+            return self.enter(now, ip_bytes, item);
+        };
+        let counted = ip_bytes + self.overhead;
+        if !self.shaper.has_room(&session, rate, self.params.queue, counted) {
+            return self.refuse(Verdict::QueueFull, item);
+        }
+        let gone = self.shaper.push(now, session, rate, Packet { ip_bytes, counted, item });
+        self.counters.dropped_queue += gone.len() as u64;
+        self.discarded.extend(gone);
+        verdict
+    }
+
+    fn refuse(&mut self, verdict: Verdict, item: T) -> Verdict {
         match verdict {
-            Verdict::Accepted => {
-                if self.queue.is_empty() {
-                    self.head_done = self.head_done.max(now) + self.sending_time(ip_bytes);
-                }
-                self.queued_bytes += u64::from(ip_bytes + self.overhead);
-                self.queue.push_back(Waiting { ip_bytes, item });
-                return verdict;
-            }
+            Verdict::Accepted => {}
             Verdict::QueueFull => self.counters.dropped_queue += 1,
             Verdict::TooLarge => self.counters.dropped_mtu += 1,
             Verdict::Cut => self.counters.dropped_down += 1,
         }
         self.discarded.push(item);
         verdict
+    }
+
+    /// A packet comes to the bottleneck's queue, up to which everything has happened that was due by `at`.
+    fn enter(&mut self, at: Instant, ip_bytes: u32, item: T) -> Verdict {
+        let wanted = self.queued_bytes + u64::from(ip_bytes + self.overhead);
+        if let Some(rate) = self.params.rate
+            && !self.queue.is_empty()
+            && wanted > rate.bytes_in(self.params.queue)
+        {
+            return self.refuse(Verdict::QueueFull, item);
+        }
+        if self.queue.is_empty() {
+            self.head_done = self.head_done.max(at) + self.sending_time(ip_bytes);
+        }
+        self.queued_bytes = wanted;
+        self.queue.push_back(Waiting { ip_bytes, item });
+        Verdict::Accepted
     }
 
     /// The next packet whose time has come.
@@ -150,8 +189,8 @@ impl<T> Channel<T> {
         if let Some(first) = self.flying.front() {
             return Some(first.release);
         }
-        let _ = self.queue.front()?;
-        let soonest = self.head_done + self.params.delay.saturating_sub(self.params.jitter);
+        let departure = if self.queue.is_empty() { self.shaper.next()? } else { self.head_done };
+        let soonest = departure + self.params.delay.saturating_sub(self.params.jitter);
         Some(soonest.max(self.last_release))
     }
 
@@ -179,7 +218,8 @@ impl<T> Channel<T> {
     pub fn cut(&mut self, now: Instant) {
         self.advance(now);
         self.state = State::Cut;
-        self.counters.dropped_down += (self.queue.len() + self.flying.len()) as u64;
+        self.counters.dropped_down += (self.shaper.len() + self.queue.len() + self.flying.len()) as u64;
+        self.discarded.extend(self.shaper.clear());
         self.discarded.extend(self.queue.drain(..).map(|waiting| waiting.item));
         self.discarded.extend(self.flying.drain(..).map(|flying| flying.item));
         self.queued_bytes = 0;
@@ -219,19 +259,23 @@ impl<T> Channel<T> {
         if self.params.mtu.is_some_and(|mtu| ip_bytes > mtu) {
             return Verdict::TooLarge;
         }
-        if self.queue.len() + self.flying.len() >= MAX_PACKETS {
+        if self.shaper.len() + self.queue.len() + self.flying.len() >= MAX_PACKETS {
             return Verdict::QueueFull;
         }
-        let Some(rate) = self.params.rate else { return Verdict::Accepted };
-        let wanted = self.queued_bytes + u64::from(ip_bytes + self.overhead);
-        if self.queue.is_empty() || wanted <= rate.bytes_in(self.params.queue) {
-            return Verdict::Accepted;
+        Verdict::Accepted
+    }
+
+    /// Lets everything happen that was due by `now`.
+    fn advance(&mut self, now: Instant) {
+        while let Some((at, Packet { ip_bytes, item, .. })) = self.shaper.pop(now, self.params.session_rate) {
+            self.depart(at);
+            self.enter(at, ip_bytes, item);
         }
-        Verdict::QueueFull
+        self.depart(now);
     }
 
     /// Moves every packet that has left the bottleneck by `now` on to its flight, or loses it.
-    fn advance(&mut self, now: Instant) {
+    fn depart(&mut self, now: Instant) {
         while self.head_done <= now {
             let Some(Waiting { ip_bytes, item }) = self.queue.pop_front() else { return };
             let departure = self.head_done;
@@ -425,6 +469,53 @@ mod tests {
         }
         link.change(start + MS / 2, |p| p.rate = Some(BitRate::from_bps(4_000_000)));
         assert_eq!(drain(&mut link, start), [(0, 1.5), (1, 3.5), (2, 5.5)]);
+    }
+
+    #[test]
+    fn a_session_gets_its_rate_and_all_together_get_the_links() {
+        let (mut link, start) =
+            channel(Params { session_rate: Some(BitRate::from_bps(4_000_000)), ..packet_a_ms() });
+        let session =
+            |port: u16| Some(Session::new(([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 443).into()));
+        let carried = |link: &mut Channel<u32>, sessions: u16| {
+            let before = link.counters().packets;
+            let from = start + 1000 * MS * u32::from(sessions);
+            for n in 0..500 {
+                let now = from + n * MS;
+                for port in 0..sessions {
+                    link.push_of(now, session(port), 1000, 0);
+                }
+                while link.pop(now).is_some() {}
+            }
+            let carried = link.counters().packets - before;
+            drain(link, start);
+            carried
+        };
+        let carried: Vec<u64> = (1..=4).map(|sessions| carried(&mut link, sessions)).collect();
+        assert!((248..=250).contains(&carried[0]), "half of the link: {carried:?}");
+        assert!(
+            carried[1..].iter().all(|packets| (490..=500).contains(packets)),
+            "the whole link: {carried:?}"
+        );
+    }
+
+    #[test]
+    fn what_a_session_holds_back_is_woken_for_dropped_when_too_much_and_lost_in_a_cut() {
+        let rate = Some(BitRate::from_bps(4_000_000));
+        let (mut link, start) =
+            channel(Params { session_rate: rate, queue: 10 * MS, delay: 5 * MS, ..packet_a_ms() });
+        let session = Some(Session::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 443).into()));
+        let verdicts: Vec<_> = (0..8).map(|n| link.push_of(start, session, 1000, n)).collect();
+        assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Accepted).count(), 5);
+        assert_eq!(link.push(start, 1000, 99), Verdict::Accepted, "what is no session passes at once");
+        assert_eq!(
+            drain(&mut link, start),
+            [(99, 6.0), (0, 8.0), (1, 10.0), (2, 12.0), (3, 14.0), (4, 16.0)]
+        );
+        let later = start + 100 * MS;
+        link.push_of(later, session, 1000, 5);
+        link.cut(later);
+        assert_eq!((link.next_wake(), link.counters().dropped_down), (None, 1));
     }
 
     #[test]

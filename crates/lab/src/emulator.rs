@@ -21,6 +21,7 @@ use rustix::{
 use crate::{
     emulation::Channel,
     error::LabError,
+    shaper::Session,
     spec::LinkSpec,
     tap::{Carrier, ETHERNET_HEADER, Tap, VNET_HEADER},
 };
@@ -265,7 +266,10 @@ fn take(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut Buffer
             buffers.give(frame.buffer);
             continue;
         }
-        channel.push(now, ip_bytes as u32, frame);
+        let packet = &frame.buffer[VNET_HEADER + ETHERNET_HEADER..len];
+        let shaped = channel.params().session_rate.is_some();
+        let session = shaped.then(|| Session::of_packet(packet)).flatten();
+        channel.push_of(now, session, ip_bytes as u32, frame);
     }
     After::GoOn
 }

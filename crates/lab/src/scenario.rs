@@ -36,6 +36,7 @@ files! {
     "wifi_lte" "lte_leo" "high_orbit" "lte_geo" "wifi_leo" "dual_leo"
     "loss_10" "loss_30"
     "cut_carrier" "cut_silent" "redundant_cut" "random_cuts"
+    "pipes_shaped" "pipes_unshaped"
 }
 
 /// A setting, what happens in it, and what is asked there.

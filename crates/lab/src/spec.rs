@@ -32,6 +32,9 @@ pub struct Params {
     pub queue: Duration,
     /// IP packets larger than this many bytes vanish without a word.
     pub mtu: Option<u32>,
+    /// What an operator's shaper lets through of each UDP session (5-tuple), before the bottleneck; `queue` holds for
+    /// its queues, too.
+    pub session_rate: Option<BitRate>,
 }
 
 impl Default for Params {
@@ -43,12 +46,13 @@ impl Default for Params {
             loss: 0.0,
             queue: Duration::from_millis(60),
             mtu: None,
+            session_rate: None,
         }
     }
 }
 
 impl Params {
-    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`).
+    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`).
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         match key {
             "rate" => self.rate = parse_rate(value)?,
@@ -57,13 +61,14 @@ impl Params {
             "loss" => self.loss = parse_share(value)?,
             "queue" => self.queue = parse_time(value)?,
             "mtu" => self.mtu = Some(parse_mtu(value)?),
+            "session_rate" => self.session_rate = parse_rate(value)?,
             _ => return Err(ParseSpecError::Key(key.to_owned())),
         }
         Ok(())
     }
 
     /// The settings by name, in the order in which they are printed, with those left at their default.
-    fn settings(&self) -> [(&'static str, Option<String>); 6] {
+    fn settings(&self) -> [(&'static str, Option<String>); 7] {
         let default = Self::default();
         let time = |key, value: Duration, usual| (key, (value != usual).then(|| Time(value).to_string()));
         [
@@ -73,6 +78,7 @@ impl Params {
             ("loss", (self.loss != 0.0).then(|| format!("{}", self.loss))),
             time("queue", self.queue, default.queue),
             ("mtu", self.mtu.map(|mtu| mtu.to_string())),
+            ("session_rate", self.session_rate.map(|rate| rate.to_string())),
         ]
     }
 }
@@ -182,7 +188,7 @@ pub enum ParseSpecError {
     Empty,
     /// An unknown setting.
     #[error(
-        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue and mtu (each with .up or .down if wanted), up, down and count"
+        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue, mtu and session_rate (each with .up or .down if wanted), up, down and count"
     )]
     Key(String),
     /// Neither a rate nor a time nor a setting.
@@ -350,6 +356,10 @@ mod tests {
         assert_eq!(link.up.queue, Duration::from_millis(60));
         assert_eq!(link.up.mtu, Some(1500));
         assert_eq!(spec("12.5ms").up.delay, Duration::from_micros(12_500));
+        assert_eq!(
+            spec("1gbit,session_rate.down=80mbit").down.session_rate,
+            Some(BitRate::from_bps(80_000_000))
+        );
     }
 
     #[test]
@@ -404,14 +414,16 @@ mod tests {
             prop_oneof![Just(0.0), 0.0..=1.0f64],
             time(),
             proptest::option::of(MIN_MTU..=MAX_MTU),
+            proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
         )
-            .prop_map(|(rate, delay, jitter, loss, queue, mtu)| Params {
+            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate)| Params {
                 rate,
                 delay,
                 jitter,
                 loss,
                 queue,
                 mtu,
+                session_rate,
             })
     }
 

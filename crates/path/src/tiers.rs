@@ -17,8 +17,10 @@ const SPARE_MAX: Duration = Duration::from_secs(80);
 pub struct Candidate {
     /// Its number in its connection.
     pub id: PathId,
-    /// The link that it runs over.
+    /// The link that it runs over; a smaller number comes first under [`Scheduler::Failover`].
     pub link: LinkId,
+    /// What it has in common with the other paths over the same link.
+    pub bundle: u32,
     /// The link's tier.
     pub tier: Tier,
     /// Whether it can carry data.
@@ -105,11 +107,11 @@ impl Tiers {
         let best = Tier::ALL[..3].iter().copied().find(|tier| works(*tier)).unwrap_or(Tier::Primary);
         let one = scheduler == Scheduler::Failover;
         let first = paths.iter().filter(|path| path.tier == best && path.works);
-        let first = first.min_by_key(|path| (path.link, path.id)).map(|path| path.id);
+        let first = first.min_by_key(|path| (path.link, path.id)).map(|path| path.bundle);
         let place = |path: &Candidate| match path.tier {
             Tier::Never => Place::Never,
             tier if tier < best => Place::Active,
-            tier if tier == best && one && first.is_some_and(|first| first != path.id) => Place::NotFirst,
+            tier if tier == best && one && first.is_some_and(|first| first != path.bundle) => Place::NotFirst,
             tier if tier == best => Place::Active,
             Tier::Overflow if self.overflowing && !one => Place::Active,
             Tier::Overflow => Place::NotNeeded,
@@ -156,7 +158,7 @@ mod tests {
     const STEP: Duration = Duration::from_millis(20);
 
     fn path(id: u32, tier: Tier) -> Candidate {
-        Candidate { id: PathId(id), link: LinkId(id as u16), tier, works: true, load: Load::Some }
+        Candidate { id: PathId(id), link: LinkId(id as u16), bundle: id, tier, works: true, load: Load::Some }
     }
 
     fn once(paths: &[Candidate], scheduler: Scheduler) -> Vec<Place> {
@@ -212,6 +214,11 @@ mod tests {
         assert_eq!(once(&paths, Scheduler::Failover), [Place::BetterWorks, Place::NotFirst, Place::Active]);
         paths[2].works = false;
         assert_eq!(once(&paths, Scheduler::Failover)[0], Place::Active);
+        for path in &mut paths {
+            (path.works, path.bundle, path.tier) = (true, path.id.0 / 2, Tier::Primary);
+        }
+        let places = once(&paths, Scheduler::Failover);
+        assert_eq!(places, [Place::Active, Place::Active, Place::NotFirst], "all paths of one link");
     }
 
     #[test]

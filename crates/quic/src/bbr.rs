@@ -123,6 +123,8 @@ pub(crate) struct Window {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acked {
     pub(crate) bytes: u64,
+    /// When the newest packet acknowledged so far was sent; of several paths, their mean.
+    pub(crate) sent: Instant,
     /// Its own round trip.
     pub(crate) rtt: Duration,
     /// The share of packets (0 to 1) that the path loses anyway.
@@ -226,7 +228,7 @@ impl Delivery {
         }
         self.last = now;
         self.acked += acked.bytes;
-        self.sent = now.checked_sub(acked.rtt).map_or(self.sent, |sent| self.sent.max(sent));
+        self.sent = self.sent.max(acked.sent);
         self.full &= !acked.idle;
         self.paced = self.paced.min(acked.paced);
         self.queued = acked.queued;
@@ -523,6 +525,7 @@ mod tests {
             for at in from..to {
                 let acked = Acked {
                     bytes,
+                    sent: start + at * MS - rtt * MS,
                     rtt: rtt * MS,
                     base: 20 * MS,
                     idle,
@@ -550,6 +553,7 @@ mod tests {
         for at in 0..5000u32 {
             let acked = Acked {
                 bytes: 100,
+                sent: start + at * MS - 50 * MS,
                 rtt: 50 * MS,
                 base: 20 * MS,
                 idle: true,
@@ -571,6 +575,7 @@ mod tests {
             let arrival = 20 + at + 40_u32.saturating_sub(at % 60);
             let acked = Acked {
                 bytes: 10_000,
+                sent: start + at * MS,
                 rtt: (arrival - at) * MS,
                 base: 20 * MS,
                 idle: true,
@@ -591,6 +596,7 @@ mod tests {
             for at in from..from + 1000 {
                 let acked = Acked {
                     bytes: 8_000,
+                    sent: start + at * MS - 20 * MS,
                     rtt: 20 * MS,
                     base: 20 * MS,
                     idle: true,
@@ -727,6 +733,7 @@ mod tests {
             bbr.on_rtt(now, 50 * MS);
             let acked = Acked {
                 bytes: sent / 1000,
+                sent: now - 50 * MS,
                 rtt: 50 * MS,
                 random_loss: 0.0,
                 base: bbr.base_rtt().unwrap(),

@@ -8,8 +8,8 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_path::{Offer, Pacer};
-use mpvpn_types::{BitRate, Instant, PathId};
+use mpvpn_path::Pacer;
+use mpvpn_types::{Instant, PathId};
 use noq_proto::{
     ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
     coding::{Decodable, Encodable},
@@ -18,7 +18,7 @@ use noq_proto::{
 use crate::{
     ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
     cap::Cap,
-    config::{DATAGRAM_OVERHEAD, FIRST_PATHS, MAX_PATHS},
+    config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
     ledger::Tracked,
     streams::{from_noq, to_noq},
@@ -113,23 +113,28 @@ fn is_tls(code: noq_proto::TransportErrorCode) -> bool {
 }
 
 #[derive(Debug)]
-struct Path {
-    id: PathId,
-    gate: Arc<Shared>,
-    pacer: Pacer,
-    cap: Option<Cap>,
+pub(crate) struct Path {
+    pub(crate) id: PathId,
+    /// The first of the paths that carry as one with it; itself for most.
+    pub(crate) head: PathId,
+    pub(crate) gate: Arc<Shared>,
+    /// That of the head counts for all.
+    pub(crate) pacer: Pacer,
+    pub(crate) cap: Option<Cap>,
     /// Packets wait for it, whatever holds them back.
-    wanted: bool,
+    pub(crate) wanted: bool,
     /// Waits for the cap rather than for the path.
-    capped: bool,
+    pub(crate) capped: bool,
     /// Datagrams that the next data pass sends here.
-    batch: Vec<Bytes>,
+    pub(crate) batch: Vec<Bytes>,
     /// Which of them are followed, by their place, and since when and how often sent before.
-    followed: Vec<(usize, Instant, u8)>,
+    pub(crate) followed: Vec<(usize, Instant, u8)>,
     /// Their size with framing.
-    batch_bytes: u64,
+    pub(crate) batch_bytes: u64,
+    /// Bytes that it takes before another path that carries as one with it has its turn.
+    pub(crate) turn: u64,
     /// Waits for the pacer rather than for acknowledgements.
-    paced: bool,
+    pub(crate) paced: bool,
     seen: u64,
     /// Where its packets went when it was looked at last.
     remote: Option<SocketAddr>,
@@ -147,12 +152,12 @@ struct Path {
 }
 
 impl Path {
-    fn rate(&self) -> u64 {
+    pub(crate) fn rate(&self) -> u64 {
         self.allowed(self.gate.delivery_rate())
     }
 
     /// What is left of a rate (bytes/s) under the cap.
-    fn allowed(&self, rate: u64) -> u64 {
+    pub(crate) fn allowed(&self, rate: u64) -> u64 {
         self.cap.as_ref().map_or(rate, |cap| rate.min(cap.bytes_per_second()))
     }
 
@@ -178,12 +183,14 @@ pub struct Connection {
     /// Where packets of a path without a local address leave.
     home: Option<Local>,
     origin: Instant,
-    paths: Vec<Path>,
+    pub(crate) paths: Vec<Path>,
     events: VecDeque<Event>,
     writes: BTreeMap<StreamId, Writes>,
     /// How many there may be.
     allowed_paths: u32,
     pass: Pass,
+    /// The credit that a data pass began with (bytes).
+    granted: u64,
     connected: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
     buffer: usize,
@@ -214,6 +221,7 @@ impl Connection {
             writes: BTreeMap::new(),
             allowed_paths: FIRST_PATHS,
             pass: Pass::Idle,
+            granted: 0,
             connected: false,
         };
         connection.adopt(now, PathId(0));
@@ -252,6 +260,7 @@ impl Connection {
         gate.open.store(!self.connected, Relaxed);
         self.paths.push(Path {
             id,
+            head: id,
             gate,
             pacer: Pacer::new(now, 1200),
             cap: None,
@@ -260,6 +269,7 @@ impl Connection {
             batch: Vec::new(),
             followed: Vec::new(),
             batch_bytes: 0,
+            turn: 0,
             paced: false,
             seen: 0,
             remote: None,
@@ -287,11 +297,11 @@ impl Connection {
         }
     }
 
-    fn path(&self, id: PathId) -> Option<&Path> {
+    pub(crate) fn path(&self, id: PathId) -> Option<&Path> {
         self.paths.iter().find(|path| path.id == id)
     }
 
-    fn path_mut(&mut self, id: PathId) -> Option<&mut Path> {
+    pub(crate) fn path_mut(&mut self, id: PathId) -> Option<&mut Path> {
         self.paths.iter_mut().find(|path| path.id == id)
     }
 
@@ -337,6 +347,9 @@ impl Connection {
             PathEvent::Abandoned { id, .. } => {
                 let id = number_of(id);
                 self.paths.retain(|path| path.id != id);
+                for path in self.paths.iter_mut().filter(|path| path.head == id) {
+                    path.head = path.id;
+                }
                 self.pass = Pass::Idle;
                 self.events.push_back(Event::PathClosed(id));
             }
@@ -399,7 +412,8 @@ impl Connection {
         let stats = self.inner.path_stats(noq)?;
         let tuple = self.inner.network_path(noq).ok()?;
         let second = now.saturating_duration_since(self.origin).as_secs();
-        let home = self.home;
+        let head = self.path(id).map_or(id, |path| path.head);
+        let (home, together) = (self.home, self.together(head).count().max(1) as u64);
         let path = self.path_mut(id)?;
         let dead = path.gate.frozen.load(Relaxed);
         path.loss.update(second, (stats.sent_packets, stats.lost_packets), dead);
@@ -412,9 +426,9 @@ impl Connection {
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.loss.share(),
-            window: path.gate.window(),
+            window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
-            rate: path.rate(),
+            rate: path.rate() / together,
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
             tx_packets: stats.udp_tx.datagrams,
@@ -429,22 +443,6 @@ impl Connection {
         self.inner.rtt(noq_proto::PathId::from(id.0))
     }
 
-    /// Estimated delivery rate of a path (bytes/s), at most its cap; 0 if unknown.
-    pub fn rate(&self, id: PathId) -> u64 {
-        self.path(id).map_or(0, Path::rate)
-    }
-
-    /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
-    /// connection going does not, and counts.
-    pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
-        let noq = noq_proto::PathId::from(id.0);
-        let Some(sent) = self.inner.path_stats(noq).map(|stats| stats.udp_tx) else { return };
-        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
-        let Some(path) = self.path_mut(id) else { return };
-        path.cap = rate.map(|rate| Cap::new(now, rate, v4, sent.bytes, sent.datagrams));
-        path.capped &= rate.is_some();
-    }
-
     /// Where packets of a path leave.
     pub fn local_of(&self, id: PathId) -> Option<Local> {
         let tuple = self.inner.network_path(noq_proto::PathId::from(id.0)).ok()?;
@@ -455,72 +453,6 @@ impl Connection {
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram(&mut self) -> Option<usize> {
         self.inner.datagrams().max_size()
-    }
-
-    /// Bytes of datagrams, framing included, that `id` may take now.
-    pub fn room(&mut self, now: Instant, id: PathId) -> u64 {
-        let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
-        let window = path.gate.room();
-        path.pacer.refill(now, path.gate.pacing_rate(), self.inner.current_mtu());
-        let mut budget = path.pacer.budget();
-        path.capped = false;
-        if let Some(cap) = &mut path.cap {
-            let sent = self.inner.path_stats(noq_proto::PathId::from(id.0)).map(|stats| stats.udp_tx);
-            let left = cap.left(now, sent.map(|sent| (sent.bytes, sent.datagrams)), self.inner.current_mtu());
-            path.capped = left < budget.min(window);
-            budget = budget.min(left);
-        }
-        path.paced = budget < window;
-        window.min(budget).saturating_sub(path.batch_bytes)
-    }
-
-    /// What a path can do for packets that are queued now; it takes at most `most` bytes.
-    pub fn offer(&mut self, now: Instant, id: PathId, most: u64) -> Offer {
-        let room = self.room(now, id).min(most);
-        let Some(path) = self.path(id) else {
-            return Offer { id, room: 0, delay: mpvpn_types::Duration::MAX, ahead: 0, rate: 0, weight: 1 };
-        };
-        Offer {
-            id,
-            room,
-            delay: path.gate.base_rtt() / 2,
-            ahead: path.gate.in_flight() + path.batch_bytes,
-            rate: path.allowed(path.gate.rate()),
-            weight: 1,
-        }
-    }
-
-    /// Says whether more waited for a path than it could take. Congestion controllers learn
-    /// capacity only while that is so.
-    pub fn set_limited(&mut self, id: PathId, limited: bool) {
-        if let Some(path) = self.path_mut(id) {
-            path.wanted = limited;
-            // What a cap holds back says nothing about the path.
-            path.gate.limited.store(limited && !path.capped, Relaxed);
-            path.gate.window_limited.store(limited && !path.paced, Relaxed);
-            path.paced &= limited;
-        }
-    }
-
-    /// What was said last with [`Self::set_limited`].
-    pub fn is_limited(&self, id: PathId) -> bool {
-        self.path(id).is_some_and(|path| path.wanted)
-    }
-
-    /// Queues a datagram for a path; returns the bytes of room that it takes.
-    pub fn queue(&mut self, id: PathId, datagram: Bytes) -> u64 {
-        let Some(path) = self.path_mut(id) else { return 0 };
-        let cost = (datagram.len() + DATAGRAM_OVERHEAD) as u64;
-        path.batch_bytes += cost;
-        path.batch.push(datagram);
-        cost
-    }
-
-    /// The same for a datagram whose loss is told by [`Self::drain_lost`].
-    pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
-        let Some(path) = self.path_mut(id) else { return 0 };
-        path.followed.push((path.batch.len(), datagram.born, datagram.tries));
-        self.queue(id, datagram.data)
     }
 
     /// Calls `each` for every tracked datagram that was lost since the last call, and the path on which
@@ -560,8 +492,10 @@ impl Connection {
             }
             match self.pass {
                 Pass::Data(index) => {
-                    if let Some(path) = self.paths.get(index) {
-                        path.gate.set_credit(0);
+                    if let Some((head, left)) =
+                        self.paths.get(index).map(|path| (path.head, path.gate.take_credit()))
+                    {
+                        self.spend(head, self.granted.saturating_sub(left));
                     }
                     self.look_whether_mute(now, index);
                     self.begin_pass(index + 1);
@@ -596,7 +530,6 @@ impl Connection {
                 continue;
             }
             let bytes = std::mem::take(&mut path.batch_bytes);
-            path.pacer.spend(bytes);
             if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
                 let mut followed = path.followed.drain(..).peekable();
                 for (at, data) in path.batch.iter().enumerate() {
@@ -615,7 +548,8 @@ impl Connection {
             match sent {
                 Ok(_) => {
                     // Room for the acknowledgements that ride along.
-                    path.gate.set_credit(bytes + 1500);
+                    self.granted = bytes + 1500;
+                    path.gate.set_credit(self.granted);
                     self.pass = Pass::Data(index);
                     return;
                 }

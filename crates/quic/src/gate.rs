@@ -5,7 +5,7 @@ use std::{
     any::Any,
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -57,6 +57,8 @@ pub(crate) struct Shared {
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
+    /// The paths that share one controller with this one.
+    group: OnceLock<Arc<Group>>,
 }
 
 impl fmt::Debug for Shared {
@@ -90,7 +92,32 @@ impl Shared {
             base_rtt: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
+            group: OnceLock::new(),
         }
+    }
+
+    /// Has another path decided about together with this one, for good. One that is in a group already stays there.
+    pub(crate) fn join(self: &Arc<Self>, other: &Arc<Self>) {
+        let group = self.group.get_or_init(|| Arc::new(Group::of(self)));
+        let theirs = other.group.get_or_init(|| group.clone());
+        if Arc::ptr_eq(group, theirs) {
+            group.add(other);
+        }
+    }
+
+    /// Calls `each` for all paths that one controller decides about.
+    fn for_all(&self, mut each: impl FnMut(&Self)) {
+        match self.group.get() {
+            None => each(self),
+            Some(group) => group.members().iter().filter_map(Weak::upgrade).for_each(|member| each(&member)),
+        }
+    }
+
+    /// Bytes sent and neither acknowledged nor lost on all these paths, but for those that are dead.
+    fn all_in_flight(&self) -> u64 {
+        let mut sum = 0;
+        self.for_all(|path| sum += if path.frozen.load(Relaxed) { 0 } else { path.in_flight() });
+        sum
     }
 
     /// The fates of datagrams, to write new ones down.
@@ -110,6 +137,11 @@ impl Shared {
         self.credit.store(bytes, Relaxed);
     }
 
+    /// Shuts the gate; the credit that was left (bytes).
+    pub(crate) fn take_credit(&self) -> u64 {
+        self.credit.swap(0, Relaxed)
+    }
+
     /// Congestion window of the inner controller (bytes).
     pub(crate) fn window(&self) -> u64 {
         self.window.load(Relaxed)
@@ -118,11 +150,6 @@ impl Shared {
     /// Bytes sent and neither acknowledged nor lost.
     pub(crate) fn in_flight(&self) -> u64 {
         self.in_flight.load(Relaxed)
-    }
-
-    /// Bytes that the inner window still allows.
-    pub(crate) fn room(&self) -> u64 {
-        self.window().saturating_sub(self.in_flight())
     }
 
     /// The inner controller's pacing rate (bytes/s).
@@ -153,6 +180,22 @@ impl Shared {
     /// When the newest acknowledged packet was sent.
     pub(crate) fn acked_sent(&self) -> Instant {
         self.origin + Duration::from_nanos(self.acked_sent.load(Relaxed))
+    }
+
+    /// When the newest acknowledged packets of all paths that one controller decides about were sent, in the mean:
+    /// what their acknowledgements tell together was sent while this moved on, however they are bunched.
+    fn newest_sent(&self) -> Instant {
+        let (mut sum, mut count) = (0, 0);
+        self.for_all(|path| {
+            if !path.frozen.load(Relaxed) {
+                sum += u128::from(nanos(path.acked_sent().saturating_duration_since(self.origin)));
+                count += 1;
+            }
+        });
+        match u64::try_from(sum / count.max(1)) {
+            Ok(mean) if count > 0 => self.origin + Duration::from_nanos(mean),
+            _ => self.acked_sent(),
+        }
     }
 
     /// Variation of the round-trip time.
@@ -190,16 +233,63 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What decides how much a path may carry.
+/// A congestion controller.
 enum Inner {
     Bbr(Box<Bbr>),
     Library(Box<dyn Controller>),
 }
 
-/// A controller behind a gate.
-pub(crate) struct Gate {
+/// What decides how much a path may carry, or several that share a bottleneck.
+struct Model {
     inner: Inner,
     delivery: Delivery,
+}
+
+impl Clone for Model {
+    fn clone(&self) -> Self {
+        let inner = match &self.inner {
+            Inner::Bbr(bbr) => Inner::Bbr(bbr.clone()),
+            Inner::Library(inner) => Inner::Library(inner.clone_box()),
+        };
+        Self { inner, delivery: self.delivery.clone() }
+    }
+}
+
+/// Paths that one controller decides about, because each of its own would count the others' packets as a queue.
+struct Group {
+    /// That of the first path, as soon as something happens to it.
+    model: Mutex<Option<Model>>,
+    first: Weak<Shared>,
+    members: Mutex<Vec<Weak<Shared>>>,
+}
+
+impl Group {
+    fn of(first: &Arc<Shared>) -> Self {
+        let first = Arc::downgrade(first);
+        Self { model: Mutex::new(None), first: first.clone(), members: Mutex::new(vec![first]) }
+    }
+
+    /// Whether the group goes on with what this path has learned, if it has no model yet.
+    fn begins_with(&self, path: &Arc<Shared>) -> bool {
+        std::ptr::eq(self.first.as_ptr(), Arc::as_ptr(path)) || self.first.strong_count() == 0
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, path: &Arc<Shared>) {
+        let mut members = self.members();
+        if !members.iter().any(|member| std::ptr::eq(member.as_ptr(), Arc::as_ptr(path))) {
+            members.retain(|member| member.strong_count() > 0);
+            members.push(Arc::downgrade(path));
+        }
+    }
+}
+
+/// A controller behind a gate.
+pub(crate) struct Gate {
+    own: Model,
     random: RandomLoss,
     pub(crate) shared: Arc<Shared>,
 }
@@ -219,31 +309,59 @@ impl Gate {
         self.shared.in_flight.store(self.shared.in_flight().saturating_sub(bytes), Relaxed);
     }
 
-    fn publish(&self) {
+    /// Calls `act` with what decides about this path.
+    fn decide<R>(&mut self, act: impl FnOnce(&mut Model, &mut RandomLoss, &Shared) -> R) -> R {
+        let Some(group) = self.shared.group.get() else {
+            return act(&mut self.own, &mut self.random, &self.shared);
+        };
+        let mut model = group.model.lock().unwrap_or_else(PoisonError::into_inner);
+        let model = match &mut *model {
+            none @ None if group.begins_with(&self.shared) => none.insert(self.own.clone()),
+            None => &mut self.own,
+            Some(model) => model,
+        };
+        act(model, &mut self.random, &self.shared)
+    }
+
+    fn publish(&mut self) {
+        self.decide(|model, random, shared| model.publish(random, shared));
+    }
+}
+
+impl Model {
+    fn publish(&self, random: &RandomLoss, shared: &Shared) {
         let base = match &self.inner {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
-            Inner::Library(_) => self.shared.min_rtt(),
+            Inner::Library(_) => shared.min_rtt(),
         };
-        self.shared.base_rtt.store(nanos(base), Relaxed);
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
                 // What is lost anyway takes its share of the rate.
-                let rate = (self.delivery.rate() as f64 / (1.0 - self.random.share())) as u64;
-                let rtt = Duration::from_nanos(self.shared.rtt.load(Relaxed));
+                let rate = (self.delivery.rate() as f64 / (1.0 - random.share())) as u64;
+                let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
                 (bbr.window(rate), bbr.pacing_rate(rate, rtt))
             }
             Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
         };
-        self.shared.window.store(window, Relaxed);
-        self.shared.rate.store(pacing.unwrap_or(0), Relaxed);
+        shared.for_all(|path| {
+            path.base_rtt.store(nanos(base), Relaxed);
+            path.window.store(window, Relaxed);
+            path.rate.store(pacing.unwrap_or(0), Relaxed);
+            path.delivered.store(self.delivery.rate(), Relaxed);
+        });
+    }
+
+    fn library(&mut self) -> Option<&mut dyn Controller> {
+        match &mut self.inner {
+            Inner::Bbr(_) => None,
+            Inner::Library(inner) => Some(inner.as_mut()),
+        }
     }
 }
 
 impl Controller for Gate {
     fn on_sent(&mut self, now: Instant, bytes: u64, largest_pn: u64) {
-        if let Inner::Library(inner) = &mut self.inner {
-            inner.on_sent(now, bytes, largest_pn);
-        }
+        self.decide(|model, _, _| model.library().map(|inner| inner.on_sent(now, bytes, largest_pn)));
     }
 
     fn on_packet_sent(&mut self, now: Instant, bytes: u16, pn: u64) {
@@ -253,10 +371,10 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_sent(pn, bytes.into());
         }
-        match &mut self.inner {
-            Inner::Bbr(bbr) => self.random.on_sent(pn, bbr.is_below()),
+        self.decide(|model, random, _| match &mut model.inner {
+            Inner::Bbr(bbr) => random.on_sent(pn, bbr.is_below()),
             Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
-        }
+        });
     }
 
     /// The library calls this whenever the gate is shut; what it means is said in `on_end_acks`.
@@ -281,32 +399,33 @@ impl Controller for Gate {
         self.random.on_fate(pn, false);
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
-        // A path that is paced below its rate delivers less for no fault of its own.
-        let held_back = matches!(&self.inner, Inner::Bbr(bbr) if bbr.is_draining());
         let sample = now.saturating_duration_since(sent);
-        let base = match &self.inner {
-            Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
-            Inner::Library(_) => rtt.min(),
-        };
-        let random_loss = self.random.share();
-        let (paced, queued) = match &self.inner {
-            Inner::Bbr(bbr) => (bbr.paced(self.delivery.rate()), bbr.is_queued(now)),
-            Inner::Library(_) => (1.0, false),
-        };
-        let idle = app_limited || held_back;
-        let acked = Acked { bytes, rtt: sample, base, idle, random_loss, paced, queued };
-        let window = self.delivery.on_ack(now, acked);
-        self.shared.delivered.store(self.delivery.rate(), Relaxed);
-        match &mut self.inner {
-            Inner::Bbr(bbr) => {
-                bbr.on_rtt(now, sample);
-                if let Some(window) = window {
-                    let rate = self.delivery.rate();
-                    bbr.on_round(now, window, rate, self.shared.in_flight(), app_limited);
+        self.decide(|Model { inner, delivery }, random, shared| {
+            // A path that is paced below its rate delivers less for no fault of its own.
+            let held_back = matches!(inner, Inner::Bbr(bbr) if bbr.is_draining());
+            let base = match inner {
+                Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or(sample),
+                Inner::Library(_) => rtt.min(),
+            };
+            let idle = app_limited || held_back;
+            let (paced, queued) = match inner {
+                Inner::Bbr(bbr) => (bbr.paced(delivery.rate()), bbr.is_queued(now)),
+                Inner::Library(_) => (1.0, false),
+            };
+            let (newest, random_loss) = (shared.newest_sent(), random.share());
+            let acked = Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued };
+            let window = delivery.on_ack(now, acked);
+            shared.delivered.store(delivery.rate(), Relaxed);
+            match inner {
+                Inner::Bbr(bbr) => {
+                    bbr.on_rtt(now, sample);
+                    if let Some(window) = window {
+                        bbr.on_round(now, window, delivery.rate(), shared.all_in_flight(), app_limited);
+                    }
                 }
+                Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
             }
-            Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
-        }
+        });
     }
 
     fn on_end_acks(
@@ -317,14 +436,16 @@ impl Controller for Gate {
         largest_packet_num_acked: Option<u64>,
     ) {
         self.shared.in_flight.store(in_flight, Relaxed);
-        if let Inner::Library(inner) = &mut self.inner {
-            if self.shared.window_limited.load(Relaxed) {
-                inner.on_cwnd_limited();
+        self.decide(|model, random, shared| {
+            if let Some(inner) = model.library() {
+                if shared.window_limited.load(Relaxed) {
+                    inner.on_cwnd_limited();
+                }
+                let app_limited = !shared.limited.load(Relaxed);
+                inner.on_end_acks(now, shared.all_in_flight(), app_limited, largest_packet_num_acked);
             }
-            let app_limited = !self.shared.limited.load(Relaxed);
-            inner.on_end_acks(now, in_flight, app_limited, largest_packet_num_acked);
-        }
-        self.publish();
+            model.publish(random, shared);
+        });
     }
 
     fn on_congestion_event(
@@ -336,19 +457,21 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
-        if let Inner::Library(inner) = &mut self.inner
-            && !self.shared.frozen.load(Relaxed)
-        {
-            inner.on_congestion_event(
-                now,
-                sent,
-                is_persistent_congestion,
-                is_ecn,
-                lost_bytes,
-                largest_lost_pn,
-            );
-        }
-        self.publish();
+        self.decide(|model, random, shared| {
+            if !shared.frozen.load(Relaxed)
+                && let Some(inner) = model.library()
+            {
+                inner.on_congestion_event(
+                    now,
+                    sent,
+                    is_persistent_congestion,
+                    is_ecn,
+                    lost_bytes,
+                    largest_lost_pn,
+                );
+            }
+            model.publish(random, shared);
+        });
     }
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, now: Instant) {
@@ -356,36 +479,41 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_lost(pn);
         }
-        if !self.shared.frozen.load(Relaxed) {
-            self.random.on_fate(pn, true);
-            self.delivery.on_lost(lost_bytes.into());
+        if self.shared.frozen.load(Relaxed) {
+            return;
         }
-        if let Inner::Library(inner) = &mut self.inner
-            && !self.shared.frozen.load(Relaxed)
-        {
-            inner.on_packet_lost(lost_bytes, pn, now);
-        }
+        self.random.on_fate(pn, true);
+        self.decide(|model, _, _| {
+            model.delivery.on_lost(lost_bytes.into());
+            if let Some(inner) = model.library() {
+                inner.on_packet_lost(lost_bytes, pn, now);
+            }
+        });
     }
 
     fn on_spurious_congestion_event(&mut self) {
-        if let Inner::Library(inner) = &mut self.inner {
-            inner.on_spurious_congestion_event();
-        }
-        self.publish();
+        self.decide(|model, random, shared| {
+            if let Some(inner) = model.library() {
+                inner.on_spurious_congestion_event();
+            }
+            model.publish(random, shared);
+        });
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
-        match &mut self.inner {
-            Inner::Bbr(bbr) => bbr.on_mtu(new_mtu),
-            Inner::Library(inner) => inner.on_mtu_update(new_mtu),
-        }
-        self.publish();
+        self.decide(|model, random, shared| {
+            match &mut model.inner {
+                Inner::Bbr(bbr) => bbr.on_mtu(new_mtu),
+                Inner::Library(inner) => inner.on_mtu_update(new_mtu),
+            }
+            model.publish(random, shared);
+        });
     }
 
     fn on_ack_frequency_update(&mut self, threshold: u64, max_ack_delay: Duration) {
-        if let Inner::Library(inner) = &mut self.inner {
-            inner.on_ack_frequency_update(threshold, max_ack_delay);
-        }
+        self.decide(|model, _, _| {
+            model.library().map(|inner| inner.on_ack_frequency_update(threshold, max_ack_delay))
+        });
     }
 
     fn window(&self) -> u64 {
@@ -399,15 +527,7 @@ impl Controller for Gate {
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self {
-            inner: match &self.inner {
-                Inner::Bbr(bbr) => Inner::Bbr(bbr.clone()),
-                Inner::Library(inner) => Inner::Library(inner.clone_box()),
-            },
-            delivery: self.delivery.clone(),
-            random: self.random.clone(),
-            shared: self.shared.clone(),
-        })
+        Box::new(Self { own: self.own.clone(), random: self.random.clone(), shared: self.shared.clone() })
     }
 
     fn initial_window(&self) -> u64 {
@@ -432,9 +552,8 @@ impl ControllerFactory for GateFactory {
                 Inner::Library(Arc::new(config).build(now, current_mtu))
             }
         };
-        let gate = Gate {
-            inner,
-            delivery: Delivery::new(now),
+        let mut gate = Gate {
+            own: Model { inner, delivery: Delivery::new(now) },
             random: RandomLoss::default(),
             shared: Arc::new(Shared::new(now)),
         };
@@ -471,6 +590,26 @@ mod tests {
         controller.on_packet_sent(Instant::now(), 1200, 1);
         assert_eq!(controller.window(), 0);
         assert_eq!(shared.in_flight(), 2400);
+    }
+
+    #[test]
+    fn what_is_learned_on_one_path_of_a_group_counts_for_all() {
+        let (mut first, one) = gate();
+        let (mut second, two) = gate();
+        let now = Instant::now();
+        one.join(&two);
+        first.on_packet_sent(now, 1200, 0);
+        second.on_packet_sent(now, 1200, 0);
+        assert_eq!((one.all_in_flight(), two.all_in_flight()), (2400, 2400));
+        second.on_packet_lost(1200, 0, now);
+        second.on_congestion_event(now, now, false, false, 1200, 0);
+        assert!(two.window() < INITIAL_WINDOW);
+        assert_eq!(one.window(), two.window());
+        two.frozen.store(true, Relaxed);
+        second.on_packet_sent(now, 1200, 1);
+        assert_eq!(one.all_in_flight(), 1200, "what is on a dead path takes no room");
+        drop((second, two));
+        assert_eq!(one.all_in_flight(), 1200);
     }
 
     #[test]

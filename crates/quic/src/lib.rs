@@ -29,6 +29,7 @@ mod endpoint;
 mod gate;
 mod ledger;
 mod random_loss;
+mod room;
 mod settle;
 mod streams;
 mod view;

@@ -1,6 +1,7 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 
+mod pipes;
 mod policy;
 mod pulse;
 mod sequence;
@@ -137,6 +138,8 @@ pub(crate) struct Carrier {
     /// Where both ends tell each other what they hear.
     pulses: Option<Pulses>,
     paths: BTreeMap<PathId, Watched>,
+    /// The paths that may be used, each list of them as one under the name of its first.
+    together: Vec<Vec<PathId>>,
     /// When data moved last.
     moved: Option<Instant>,
     tiers: Tiers,
@@ -166,6 +169,7 @@ impl Carrier {
             sequencer: None,
             pulses: None,
             paths: BTreeMap::new(),
+            together: Vec::new(),
             moved: None,
             tiers: Tiers::default(),
             by_link: BTreeMap::new(),
@@ -602,25 +606,31 @@ impl Carrier {
                     sequencer.rescue(now, connection, *id);
                 }
             }
-            infos.push(PathInfo {
-                id: *id,
-                link: path.link,
-                state,
-                rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
-                rate: connection.rate(*id),
-                load: path.busy,
-            });
         }
+        self.join(connection);
+        let heads = self.together.iter().filter_map(|list| self.paths.get_key_value(list.first()?));
+        infos.extend(heads.map(|(id, path)| PathInfo {
+            id: *id,
+            link: if self.role == Role::Client { path.link.uplink() } else { path.link },
+            state: path.state,
+            rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
+            rate: connection.rate(*id),
+            load: path.busy,
+        }));
         self.dispatcher.set_paths(now, &infos);
         if due {
             let rates = self.dispatcher.order().map(|id| connection.rate(id));
             let limit = queue_limit(rates.sum());
             self.dispatcher.set_limit(limit);
         }
-        if due && let Some(sequencer) = &mut self.sequencer {
-            let used: Vec<PathId> = self.dispatcher.order().collect();
+        if due && self.sequencer.is_some() {
+            let heads = self.dispatcher.order();
+            let used: Vec<PathId> = heads.flat_map(|head| self.carriers(head)).copied().collect();
+            let one_each = self.dispatcher.order().count() == used.len();
+            let stays = one_each && self.dispatcher.scheduler() == Scheduler::Flow;
             views.retain(|view| used.contains(&view.id));
-            sequencer.measure(now, used.len() > 1 && self.dispatcher.scheduler() != Scheduler::Flow, &views);
+            let Some(sequencer) = &mut self.sequencer else { return };
+            sequencer.measure(now, used.len() > 1 && !stays, &views);
             self.dispatcher.set_numbered(now, sequencer.is_on());
         }
     }

@@ -16,7 +16,7 @@ use mpvpn_lab::{
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, SERVER, TOKEN, World, tcp::Flow};
+use world::{MS, TOKEN, World, tcp::Flow};
 
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);
@@ -36,6 +36,7 @@ struct Found {
 
 fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Found {
     let mut world = World::new();
+    world.pipes = scenario.client.pipes.map_or(1, |pipes| pipes as u8);
     let scheduler =
         scenario.client.scheduler.as_deref().map_or(Scheduler::Auto, |name| name.parse().unwrap());
     let cc = scenario
@@ -115,14 +116,14 @@ fn harm(world: &mut World, client: usize, scenario: &Scenario, index: usize, cha
     let machine = &mut world.machines[client];
     match change {
         Change::Cut => {
-            machine.client.link_down(now, id);
+            machine.link_down(now, id);
             (spec.up.loss, spec.down.loss) = (1.0, 1.0);
         }
         Change::Silent(direction) => {
             spec.up.loss = if *direction == Direction::Down { spec.up.loss } else { 1.0 };
             spec.down.loss = if *direction == Direction::Up { spec.down.loss } else { 1.0 };
         }
-        Change::Restore => machine.client.link_up(now, id, SERVER.parse().unwrap()),
+        Change::Restore => machine.link_up(now, id),
         Change::Set(settings) => spec.change(settings).unwrap(),
     }
     let link = machine.links.get_mut(&id).expect("a link that exists");
@@ -130,7 +131,8 @@ fn harm(world: &mut World, client: usize, scenario: &Scenario, index: usize, cha
     link.down.change(now, &spec.down);
 }
 
-/// Plays a scenario in every direction and with every number of flows up to 4, and holds it to its bars.
+/// Plays a scenario in every direction and with every number of flows up to 4, or with its first one if all are more,
+/// and holds it to its bars.
 fn hold(name: &str) {
     let mut scenario =
         Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
@@ -143,7 +145,9 @@ fn hold(name: &str) {
     let time = if scenario.event.is_empty() { TIME } else { Duration::from_secs(scenario.seconds.into()) };
     let mut missed = Vec::new();
     for &way in &scenario.directions {
-        for (index, &flows) in scenario.flows.iter().enumerate().filter(|(_, flows)| **flows <= 4) {
+        let played =
+            |index: usize, flows: u32| flows <= 4 || index == 0 && scenario.flows.iter().all(|n| *n > 4);
+        for (index, &flows) in scenario.flows.iter().enumerate().filter(|(index, n)| played(*index, **n)) {
             let found = play(&scenario, flows, way, time);
             let share = found.mbit * 1e6 / scenario.whole(way).bps() as f64;
             let row = format!(
@@ -181,4 +185,5 @@ scenarios! {
     wifi_lte lte_leo high_orbit lte_geo wifi_leo dual_leo
     loss_10 loss_30
     cut_carrier cut_silent redundant_cut random_cuts
+    pipes_shaped pipes_unshaped
 }

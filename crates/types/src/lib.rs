@@ -15,11 +15,33 @@ pub use std::time::{Duration, Instant};
 pub use tier::{ParseTierError, Tier};
 pub use weight::{ParseWeightError, Weight};
 
-/// An uplink of this machine (an interface with its addresses), numbered by the engine.
+/// A way out of this machine: an uplink (an interface with its addresses), numbered by the engine, or one of
+/// several pipes of an uplink, each with a source port of its own.
 ///
-/// Stable while the process runs: a link that disappears and returns keeps its number.
+/// Stable while the process runs: a link that disappears and returns keeps its number. Numbers below
+/// [`LinkId::UPLINKS`] are the first pipes of uplinks, and most uplinks have no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
+
+impl LinkId {
+    /// How many uplinks can be told apart.
+    pub const UPLINKS: u16 = 1 << 12;
+
+    /// A pipe (counted from 0, below 16) of the uplink that this one belongs to.
+    pub const fn with_pipe(self, pipe: u8) -> Self {
+        Self(self.uplink().0 | (pipe as u16) << 12)
+    }
+
+    /// Which pipe of its uplink it is, counted from 0.
+    pub const fn pipe(self) -> u8 {
+        (self.0 >> 12) as u8
+    }
+
+    /// The first pipe of the same uplink, which stands for all of them.
+    pub const fn uplink(self) -> Self {
+        Self(self.0 & (Self::UPLINKS - 1))
+    }
+}
 
 /// A QUIC path within one connection (draft-ietf-quic-multipath-21, path ID).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -32,3 +54,16 @@ pub struct ClassId(pub u8);
 /// One client at one server, numbered by the server while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u32);
+
+#[cfg(test)]
+mod tests {
+    use super::LinkId;
+
+    #[test]
+    fn pipes_of_an_uplink_are_told_apart_and_belong_together() {
+        let second = LinkId(7).with_pipe(1);
+        assert_eq!((second.pipe(), second.uplink()), (1, LinkId(7)));
+        assert_eq!(second.with_pipe(0), LinkId(7));
+        assert!(LinkId(LinkId::UPLINKS - 1) < second, "the first pipes of all uplinks come first");
+    }
+}

@@ -18,6 +18,7 @@ mod links;
 mod many_links;
 mod moved_server;
 mod packet_sizes;
+mod pipes;
 mod restart;
 mod shards;
 mod sharing;

@@ -9,7 +9,10 @@ use serde::{
     de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use super::values::{Text, is_link_name, one, text};
+use super::{
+    pipes::Pipes,
+    values::{Text, is_link_name, one, one_or_number, text},
+};
 
 /// Slower links could not even keep a connection going beside the data.
 const SLOWEST: BitRate = BitRate::from_bps(64_000);
@@ -44,6 +47,9 @@ pub struct LinkConfig {
     /// The day on which the month of the quota begins, 1 to 31.
     #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
     pub quota_day: u8,
+    /// Paths over it; without a number, what is said for all links.
+    #[serde(default, deserialize_with = "one_or_number")]
+    pub pipes: Option<Pipes>,
     /// The DSCP of the tunnel's packets there (RFC 2474), 0 to 63.
     #[serde(default, deserialize_with = "dscp")]
     pub dscp: u8,
@@ -61,6 +67,7 @@ impl Default for LinkConfig {
             weight: Weight::default(),
             quota: None,
             quota_day: 1,
+            pipes: None,
             dscp: 0,
         }
     }
@@ -75,6 +82,7 @@ impl LinkConfig {
         self.down = change.down.map_or(self.down, |limit| limit.0);
         self.weight = change.weight.unwrap_or(self.weight);
         self.quota = change.quota.map_or(self.quota, |limit| limit.0);
+        self.pipes = change.pipes.or(self.pipes);
     }
 }
 
@@ -112,6 +120,15 @@ pub struct LinkChange {
     #[arg(long, value_name = "SIZE|none", value_parser = text::<Limit<ByteSize>>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub quota: Option<Limit<ByteSize>>,
+
+    /// Have so many paths over it, each from a source port of its own: 1 to 8, or auto
+    #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
+    #[serde(
+        deserialize_with = "one_or_number",
+        serialize_with = "words",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub pipes: Option<Pipes>,
 
     /// Forget what this month has used of the quota
     #[arg(long)]
@@ -431,6 +448,7 @@ mod tests {
             up: Some(Limit(Some(BitRate::from_bps(1_500_000)))),
             down: Some(Limit(None)),
             quota: Some(Limit(Some(ByteSize::from_bytes(50_000_000_000)))),
+            pipes: Some(Pipes::Auto),
             quota_reset: true,
         };
         let json = serde_json::to_string(&change).unwrap();

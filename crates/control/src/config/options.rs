@@ -10,10 +10,11 @@ use serde::Deserialize;
 
 use super::{
     links::{LinkConfig, list},
-    shards::{Shards, one_or_number},
+    pipes::Pipes,
+    shards::Shards,
     values::{
         AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share,
-        Subnet6, many, one, text,
+        Subnet6, many, one, one_or_number, text,
     },
 };
 use crate::{auth::Token, identity::Fingerprint};
@@ -116,6 +117,13 @@ pub struct ClientOptions {
     #[arg(skip)]
     #[serde(deserialize_with = "list")]
     pub link: Vec<LinkConfig>,
+
+    /// Paths over each link, each from a source port of its own, for operators that limit every UDP session: a
+    /// number up to 8, or auto, which is 4 on links with an address of 100.64.0.0/10, else 1; the key of a
+    /// [[link]] comes first [default: 1]
+    #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
+    #[serde(deserialize_with = "one_or_number")]
+    pub pipes: Option<Pipes>,
 
     /// Trust a server whose certificate is in this file, or signed for its name by a CA in it
     #[arg(long, value_name = "PEM")]
@@ -233,6 +241,7 @@ impl ClientOptions {
             server: self.server.or(below.server),
             path: list_over(self.path, below.path),
             link: list_over(self.link, below.link),
+            pipes: self.pipes.or(below.pipes),
             ca: self.ca.or(below.ca),
             pin: self.pin.or(below.pin),
             insecure: self.insecure || below.insecure,

@@ -2,8 +2,6 @@
 
 use std::{fmt, str::FromStr};
 
-use serde::de::{Deserializer, Error, Visitor};
-
 use super::values::Text;
 
 /// Threads that carry packets.
@@ -56,33 +54,6 @@ impl Text for Shards {
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
     }
-}
-
-/// For serde: a word in quotes, or a plain number.
-pub(super) fn one_or_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Shards>, D::Error> {
-    struct WordOrNumber;
-
-    impl Visitor<'_> for WordOrNumber {
-        type Value = Shards;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str(Shards::EXPECTED)
-        }
-
-        fn visit_str<E: Error>(self, text: &str) -> Result<Shards, E> {
-            text.parse().map_err(E::custom)
-        }
-
-        fn visit_i64<E: Error>(self, number: i64) -> Result<Shards, E> {
-            self.visit_str(&number.to_string())
-        }
-
-        fn visit_u64<E: Error>(self, number: u64) -> Result<Shards, E> {
-            self.visit_str(&number.to_string())
-        }
-    }
-
-    from.deserialize_any(WordOrNumber).map(Some)
 }
 
 #[cfg(test)]

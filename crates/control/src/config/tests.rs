@@ -74,6 +74,7 @@ fn every_key_of_a_client_arrives() {
         share = ["lan0", "192.168.1.0/24"]
         state-dir = "/tmp/state"
         shards = "2"
+        pipes = "auto"
         name = "home"
         api-socket = "/tmp/home.sock"
         log-level = "warn"
@@ -87,6 +88,7 @@ fn every_key_of_a_client_arrives() {
         weight = 3
         quota = "50GB"
         quota_day = 15
+        pipes = 4
         dscp = "ef"
 
         [[link]]
@@ -112,9 +114,12 @@ fn every_key_of_a_client_arrives() {
                     quota: Some(mpvpn_types::ByteSize::from_bytes(50_000_000_000)),
                     weight: mpvpn_types::Weight::new(3).unwrap(),
                     quota_day: 15,
+                    pipes: Some(Pipes::Count(4)),
                     dscp: 46,
                 },
-                LinkConfig { name: "eth0".into(), ..LinkConfig::default() },
+                LinkConfig { name: "eth0".into(), pipes: Some(Pipes::Auto), ..LinkConfig::default() },
+                // What is said for all links.
+                LinkConfig { pipes: Some(Pipes::Auto), ..LinkConfig::default() },
             ],
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
@@ -147,6 +152,9 @@ fn mistakes_about_links_are_told_where_they_are() {
         ("[[link]]\nname = 'eth0'\nquota = '5'\n", 5, "`5` is not an amount of data"),
         ("[[link]]\nname = 'eth0'\nquota-day = 32\n", 5, "32 is no day of a month"),
         ("[[link]]\nname = 'eth0'\nweight = 0\n", 5, "0 is no weight"),
+        ("[[link]]\nname = 'eth0'\npipes = 9\n", 5, "`9` is not auto and no number from 1 to 8"),
+        ("[[link]]\nname = 'eth0'\npipes = true\n", 5, "expected a number from 1 to 8, or \"auto\""),
+        ("pipes = 'many'\n", 3, "`many` is not auto"),
         ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "64 is no DSCP"),
         ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
         ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),

@@ -32,12 +32,39 @@ pub(crate) fn one<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<
     from.deserialize_str(TextVisitor(PhantomData)).map(Some)
 }
 
+/// For serde: a word in quotes, or a plain number.
+pub(crate) fn one_or_number<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
+    from.deserialize_any(NumberVisitor(PhantomData)).map(Some)
+}
+
 /// For serde: one text, or a list of them.
 pub(crate) fn many<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
     from.deserialize_any(ListVisitor(PhantomData))
 }
 
 struct TextVisitor<T>(PhantomData<T>);
+
+struct NumberVisitor<T>(PhantomData<T>);
+
+impl<T: Text> Visitor<'_> for NumberVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(T::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
+        T::read(text).map_err(E::custom)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<T, E> {
+        self.visit_str(&number.to_string())
+    }
+}
 
 impl<T: Text> Visitor<'_> for TextVisitor<T> {
     type Value = T;

@@ -101,6 +101,7 @@ fn limits(link: &Link) -> String {
     if link.metered {
         words.push("metered".to_owned());
     }
+    words.extend(link.pipes.map(|pipes| format!("{pipes} pipes")));
     words.extend(link.up_cap_bps.map(|cap| format!("up {}", BitRate::from_bps(cap))));
     words.extend(link.down_cap_bps.map(|cap| format!("down {}", BitRate::from_bps(cap))));
     words.extend(link.weight.map(|weight| format!("weight {weight}")));

@@ -6,8 +6,8 @@ use std::{net::SocketAddr, time::Instant};
 use mpvpn_control::{config::ClientConfig, status::Status};
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_quic::Local;
-use mpvpn_tunnel::{Client, Member};
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_tunnel::{Client, LinkPolicy, Member};
+use mpvpn_types::{Duration, LinkId, Tier};
 
 use crate::{
     EngineError,
@@ -213,17 +213,25 @@ impl Plane {
         now: Instant,
         prepare: &mut dyn FnMut(&str),
     ) -> Result<(), EngineError> {
-        for change in self.links.rescan(&turns.poller)? {
+        for change in self.links.rescan(&turns.poller, &self.policies)? {
             match change {
                 LinkChange::Up(id, remote) => {
                     let name = &self.links.links[&id].name;
-                    prepare(name);
+                    if id.pipe() == 0 {
+                        prepare(name);
+                    }
                     self.client.set_link(now, id, self.policies.policy(name));
                     self.client.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
                     let link = &self.links.links[&id];
-                    tracing::info!(link = %link.name, reason = link.reason, "link down");
+                    if id.pipe() == 0 {
+                        tracing::info!(link = %link.name, reason = link.reason, "link down");
+                    }
+                    self.client.link_down(now, id);
+                }
+                LinkChange::Gone(id) => {
+                    self.client.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
                     self.client.link_down(now, id);
                 }
             }
@@ -233,10 +241,12 @@ impl Plane {
 
     /// Uses the links in another way.
     pub(super) fn set_policies(&mut self, now: Instant, policies: Policies) {
-        for (id, link) in &self.links.links {
+        for (id, link) in self.links.links.iter().filter(|(id, _)| self.links.has(**id)) {
             self.client.set_link(now, *id, policies.policy(&link.name));
         }
         self.policies = policies;
+        // They may have other numbers of pipes now.
+        self.look_at = Some(now);
     }
 
     /// What this shard's connection does.

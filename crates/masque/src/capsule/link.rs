@@ -25,6 +25,8 @@ pub struct LinkNotice {
     pub cap: Option<BitRate>,
     /// How much the receiver is to send there compared with other paths, where it goes by that.
     pub weight: Weight,
+    /// The first of several paths that run over the same link; `None` for a path that has its link for itself.
+    pub with: Option<PathId>,
 }
 
 impl LinkNotice {
@@ -37,12 +39,17 @@ impl LinkNotice {
             Tier::Backup | Tier::Never => 2,
         };
         let weight = u64::from(self.weight.get());
-        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight);
+        let with = self.with.map_or(0, |first| u64::from(first.0) + 1);
+        let with_len = if with > 0 { varint::len(with) } else { 0 };
+        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + with_len;
         let out = put_header(LINK, length, out);
         varint::encode(path, out);
         out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
         varint::encode(kbps, out);
         varint::encode(weight, out);
+        if with > 0 {
+            varint::encode(with, out);
+        }
     }
 
     /// Bits and bytes that a later version may add are ignored.
@@ -63,12 +70,16 @@ impl LinkNotice {
         };
         // Older clients end here.
         let weight = if fields.left.is_empty() { 1 } else { fields.varint()? };
+        let with = if fields.left.is_empty() { 0 } else { fields.varint()? };
+        let first = u32::try_from(with.saturating_sub(1));
+        let first = first.map_err(|_| CapsuleError::LinkField { field: "link", value: with })?;
         Ok(Self {
             path: PathId(path),
             tier,
             metered: flags & METERED != 0,
             cap: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
             weight: Weight::new(weight).ok_or(CapsuleError::LinkField { field: "weight", value: weight })?,
+            with: (with > 0).then_some(PathId(first)),
         })
     }
 }
@@ -99,9 +110,13 @@ mod tests {
             metered: true,
             cap: Some(BitRate::from_bps(50_000_000)),
             weight: Weight::new(3).unwrap(),
+            with: None,
         };
         let bytes = Capsule::Link(notice).to_bytes();
         assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
+        let notice =
+            LinkNotice { tier: Tier::Primary, metered: false, cap: None, with: Some(PathId(2)), ..notice };
+        assert_eq!(Capsule::Link(notice).to_bytes()[..], [0xad, 0x70, 0x76, 0x6c, 5, 5, 0, 0, 3, 3]);
     }
 
     #[test]
@@ -114,18 +129,21 @@ mod tests {
             &[5, 0, 0xc0, 0, 0, 1, 0, 0, 0, 0],
             &[5, 0, 0, 0],
             &[5, 0, 0, 0x43, 0xe9],
+            &[5, 0, 0, 1, 0x40],
+            &[5, 0, 0, 1, 0xc0, 0, 0, 1, 0, 0, 0, 1],
         ] {
             assert!(read(&with_value(bad)).is_err(), "{bad:?}");
         }
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
         let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
-        let read = read_value(&[5, 0xf8, 0, 1, 2, 3]);
+        let read = read_value(&[5, 0xf8, 0, 1, 0, 3]);
         let expected = LinkNotice {
             path: PathId(5),
             tier: Tier::Primary,
             metered: false,
             cap: None,
             weight: Weight::default(),
+            with: None,
         };
         assert_eq!(read, Some(Capsule::Link(expected)));
         assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
@@ -137,10 +155,11 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(
             path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
-            weight in 1..=1000u64,
+            weight in 1..=1000u64, with in proptest::option::of(any::<u32>()),
         ) {
             let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
-            let notice = LinkNotice { path: PathId(path), tier: Tier::ALL[tier], metered, cap, weight: Weight::new(weight).unwrap() };
+            let (path, tier, with) = (PathId(path), Tier::ALL[tier], with.map(PathId));
+            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

@@ -20,6 +20,8 @@ pub(crate) struct PathPolicy {
     pub(crate) cap: Option<BitRate>,
     /// How much this end sends there compared with other paths, under the scheduler `weighted`.
     pub(crate) weight: Weight,
+    /// At a server: the first of several paths over the same link.
+    pub(crate) with: Option<PathId>,
 }
 
 impl PathPolicy {
@@ -109,6 +111,7 @@ impl Carrier {
     /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
     pub(super) fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
         let told = self.is_told();
+        let role = self.role;
         let mut candidates = Vec::with_capacity(self.paths.len());
         for (id, path) in &mut self.paths {
             if !path.capped {
@@ -122,8 +125,9 @@ impl Carrier {
                 link: if self.role == Role::Server && path.refused.is_some() {
                     LinkId(u16::MAX)
                 } else {
-                    path.link
+                    path.link.uplink()
                 },
+                bundle: path.bundle(role, *id),
                 tier: path.policy.tier,
                 works: path.liveness.is_alive() && !path.is_unheard(*id, connection, told),
                 load: path.busy,

@@ -29,7 +29,8 @@ pub struct LinkPolicy {
 impl LinkPolicy {
     /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
     pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
-        PathPolicy { tier: self.tier, metered: self.metered && agreed, cap: self.up, weight: self.weight }
+        let metered = self.metered && agreed;
+        PathPolicy { tier: self.tier, metered, cap: self.up, weight: self.weight, with: None }
     }
 }
 
@@ -109,9 +110,12 @@ impl Client {
         let (Some(told), Some(stream)) = (&mut session.told, session.request) else { return };
         told.retain(|path, _| session.carrier.has_path(*path));
         for (path, link) in session.carrier.links() {
+            let mut same = session.carrier.links().filter(|(_, other)| other.uplink() == link.uplink());
+            let with =
+                same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = self.policies.get(&link).copied().unwrap_or_default();
             let LinkPolicy { tier, metered, down: cap, weight, .. } = policy;
-            let notice = LinkNotice { path, tier, metered, cap, weight };
+            let notice = LinkNotice { path, tier, metered, cap, weight, with };
             let default = LinkPolicy::default();
             let default = LinkNotice {
                 path,
@@ -119,6 +123,7 @@ impl Client {
                 metered: default.metered,
                 cap: default.down,
                 weight: default.weight,
+                with: None,
             };
             if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
                 continue;

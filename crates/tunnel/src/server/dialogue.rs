@@ -220,8 +220,8 @@ impl Server {
                     self.address(now, id, &asked);
                 }
                 Ok(Some(Capsule::Link(notice))) => {
-                    let LinkNotice { path, tier, metered, cap, weight } = notice;
-                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap, weight });
+                    let LinkNotice { path, tier, metered, cap, weight, with } = notice;
+                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap, weight, with });
                 }
                 // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
                 Ok(Some(_)) => {}

@@ -12,7 +12,7 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mpvpn_lab::{ByteCount, LinkSpec, Params, emulation::Channel};
+use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
@@ -35,7 +35,9 @@ pub struct Wire {
     pub passed: u64,
     /// Bytes of IP packets that passed.
     pub carried: u64,
-    channel: Channel<Vec<u8>>,
+    /// A pipe of which nothing passes.
+    pub silent: Option<u8>,
+    channel: Channel<(u8, Vec<u8>)>,
 }
 
 impl Wire {
@@ -44,6 +46,7 @@ impl Wire {
             loss: params.loss,
             passed: 0,
             carried: 0,
+            silent: None,
             channel: Channel::new(params.clone(), count, seed, now),
         }
     }
@@ -54,19 +57,24 @@ impl Wire {
         self.channel.change(now, |own| *own = params.clone());
     }
 
-    fn push(&mut self, now: Instant, data: &[u8], headers: u32) {
+    /// Takes a UDP payload of one of the link's pipes.
+    fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);
-        self.channel.push(now, data.len() as u32 + headers, data.to_vec());
+        if self.silent == Some(pipe) {
+            return;
+        }
+        let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
+        self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
         drop(self.channel.discarded());
     }
 
-    fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+    fn pop(&mut self, now: Instant) -> Option<(u8, Vec<u8>)> {
         self.follow(now);
-        let data = self.channel.pop(now);
+        let (pipe, data) = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
         drop(self.channel.discarded());
         self.passed += u64::from(data.is_some());
         self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
-        data
+        data.map(|data| (pipe, data))
     }
 
     fn follow(&mut self, now: Instant) {
@@ -84,12 +92,29 @@ impl Wire {
 pub struct Link {
     pub up: Wire,
     pub down: Wire,
+    /// That of its first pipe; the others have other ports.
     pub address: SocketAddr,
+}
+
+impl Link {
+    /// Between the ports of a link's pipes.
+    const PIPE_PORTS: u16 = 1000;
+
+    fn address_of(&self, pipe: u8) -> SocketAddr {
+        let port = self.address.port().wrapping_add(u16::from(pipe) * Self::PIPE_PORTS);
+        SocketAddr::new(self.address.ip(), port)
+    }
+
+    fn pipe_at(&self, address: SocketAddr) -> Option<u8> {
+        (0..8).find(|pipe| self.address_of(*pipe) == address)
+    }
 }
 
 pub struct Machine {
     pub client: Client,
     pub links: BTreeMap<LinkId, Link>,
+    /// Of each link.
+    pub pipes: u8,
     pub received: Vec<(Instant, Vec<u8>)>,
     pub assignment: Option<Assignment>,
     pub mtu: Option<usize>,
@@ -102,8 +127,31 @@ pub struct Machine {
     pub home: Option<usize>,
 }
 
+impl Machine {
+    /// The ways over a link.
+    fn ways(&self, id: LinkId) -> impl Iterator<Item = LinkId> + use<> {
+        (0..self.pipes).map(move |pipe| id.with_pipe(pipe))
+    }
+
+    /// The kernel says that a link can carry packets.
+    pub fn link_up(&mut self, now: Instant, id: LinkId) {
+        for way in self.ways(id) {
+            self.client.link_up(now, way, SERVER.parse().unwrap());
+        }
+    }
+
+    /// The kernel says that it cannot.
+    pub fn link_down(&mut self, now: Instant, id: LinkId) {
+        for way in self.ways(id) {
+            self.client.link_down(now, way);
+        }
+    }
+}
+
 pub struct World {
     pub now: Instant,
+    /// Of each link of clients that are added.
+    pub pipes: u8,
     /// The shards of the server.
     pub servers: Vec<Server>,
     /// Packets that one shard read and another one carried.
@@ -222,6 +270,7 @@ impl World {
         let identity = Identity { cert, key: Arc::new(key) };
         Self {
             now: Instant::now(),
+            pipes: 1,
             servers: new_servers(&identity, 0, shards),
             handed: 0,
             machines: Vec::new(),
@@ -298,6 +347,7 @@ impl World {
         let mut machine = Machine {
             client,
             links: BTreeMap::new(),
+            pipes: self.pipes,
             received: Vec::new(),
             assignment: None,
             mtu: None,
@@ -314,7 +364,7 @@ impl World {
             let up = Wire::new(&spec.up, spec.count, seed, self.now);
             let down = Wire::new(&spec.down, spec.count, seed + 1, self.now);
             machine.links.insert(id, Link { up, down, address });
-            machine.client.link_up(self.now, id, SERVER.parse().unwrap());
+            machine.link_up(self.now, id);
         }
         self.machines.push(machine);
         self.machines.len() - 1
@@ -356,14 +406,15 @@ impl World {
         let server_address: SocketAddr = SERVER.parse().unwrap();
         for machine in &mut self.machines {
             for (id, link) in &mut machine.links {
-                while let Some(data) = link.up.pop(now) {
+                while let Some((pipe, data)) = link.up.pop(now) {
                     let data = BytesMut::from(&data[..]);
                     let shard = usize::from(shard_of(&data, self.servers.len() as u8));
                     let local = Some(server_address.ip());
-                    self.servers[shard].handle_datagram(now, local, link.address, 0, data);
+                    self.servers[shard].handle_datagram(now, local, link.address_of(pipe), 0, data);
                 }
-                while let Some(data) = link.down.pop(now) {
-                    machine.client.handle_datagram(now, *id, server_address, 0, BytesMut::from(&data[..]));
+                while let Some((pipe, data)) = link.down.pop(now) {
+                    let (way, data) = (id.with_pipe(pipe), BytesMut::from(&data[..]));
+                    machine.client.handle_datagram(now, way, server_address, 0, data);
                 }
             }
             machine.client.handle_batch(now);
@@ -392,9 +443,9 @@ impl World {
                 buf.clear();
                 let Some(transmit) = machine.client.poll_transmit(now, &mut buf) else { break };
                 let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
-                let link = machine.links.get_mut(&id).expect("a link that exists");
+                let link = machine.links.get_mut(&id.uplink()).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                    link.up.push(now, datagram, HEADERS);
+                    link.up.push(now, id.pipe(), datagram, HEADERS);
                 }
             }
         }
@@ -405,9 +456,10 @@ impl World {
             buf.clear();
             let Some(transmit) = server.poll_transmit(now, buf) else { return };
             let mut links = machines.iter_mut().flat_map(|machine| machine.links.values_mut());
-            let Some(link) = links.find(|link| link.address == transmit.remote) else { continue };
+            let found = links.find_map(|link| Some((link.pipe_at(transmit.remote)?, link)));
+            let Some((pipe, link)) = found else { continue };
             for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                link.down.push(now, datagram, HEADERS);
+                link.down.push(now, pipe, datagram, HEADERS);
             }
         }
     }

@@ -1,0 +1,177 @@
+//! How much paths may take, and what they are given.
+//!
+//! Several paths over one link carry as one: they have one controller, one pacer and one cap, are offered together
+//! under the name of the first of them, and what is queued for that goes to the one where it waits least. Each on its
+//! own would take the others' packets for a queue and the link's rate for its own.
+
+use bytes::Bytes;
+use mpvpn_path::Offer;
+use mpvpn_types::{BitRate, Duration, Instant, PathId};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::{Connection, cap::Cap, config::DATAGRAM_OVERHEAD, connection::Path, ledger::Tracked};
+
+/// Bytes that one of several paths takes before it is asked again which has the least before it: few enough to spread
+/// a round trip's data, enough to make use of segmentation.
+const TURN: u64 = 12 * 1024;
+
+impl Connection {
+    /// Lets the paths of each list carry as one from now on, under the name of the first in it; all others carry
+    /// alone. Controllers that were joined stay so.
+    pub fn set_together(&mut self, lists: &[Vec<PathId>]) {
+        for at in 0..self.paths.len() {
+            let id = self.paths[at].id;
+            let head = lists.iter().find(|list| list.contains(&id)).and_then(|list| list.first());
+            let head = head.copied().unwrap_or(id);
+            if self.paths[at].head == head {
+                continue;
+            }
+            let first = self.path(head).map(|first| (first.gate.clone(), first.cap.clone()));
+            let path = &mut self.paths[at];
+            (path.head, path.turn, path.paced) = (head, 0, path.paced && head == id);
+            if let Some((gate, cap)) = first.filter(|_| head != id) {
+                gate.join(&path.gate);
+                path.share_cap(cap.as_ref());
+            }
+        }
+    }
+
+    /// The paths that carry as one under this name.
+    pub(crate) fn together(&self, head: PathId) -> impl Iterator<Item = &Path> {
+        self.paths.iter().filter(move |path| path.head == head)
+    }
+
+    /// Estimated delivery rate of a path and those that carry as one with it (bytes/s), at most its cap; 0 if
+    /// unknown.
+    pub fn rate(&self, id: PathId) -> u64 {
+        self.path(id).map_or(0, Path::rate)
+    }
+
+    /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
+    /// connection going does not, and counts. Paths that carry as one share it.
+    pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
+        let noq = noq_proto::PathId::from(id.0);
+        let Some(sent) = self.inner.path_stats(noq).map(|stats| stats.udp_tx) else { return };
+        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+        let head = self.path(id).map_or(id, |path| path.head);
+        let others = || self.together(head).filter(|path| path.id != id).filter_map(|path| path.cap.as_ref());
+        let same = others().find(|cap| Some(cap.rate()) == rate).cloned();
+        let Some(path) = self.path_mut(id) else { return };
+        path.cap = rate.map(|rate| Cap::new(now, rate, v4, sent.bytes, sent.datagrams));
+        path.share_cap(same.as_ref());
+        path.capped &= rate.is_some();
+    }
+
+    /// Bytes of datagrams, framing included, that `id` and the paths that carry as one with it may take now.
+    pub fn room(&mut self, now: Instant, id: PathId) -> u64 {
+        let mtu = self.inner.current_mtu();
+        let (mut in_flight, mut queued, mut left) = (0, 0, None);
+        for path in self.paths.iter_mut().filter(|path| path.head == id) {
+            in_flight += path.gate.in_flight();
+            queued += path.batch_bytes;
+            if let Some(cap) = &mut path.cap {
+                let sent =
+                    self.inner.path_stats(noq_proto::PathId::from(path.id.0)).map(|stats| stats.udp_tx);
+                left = Some(cap.left(now, sent.map(|sent| (sent.bytes, sent.datagrams)), mtu));
+            }
+        }
+        let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
+        let window = path.gate.window().saturating_sub(in_flight);
+        path.pacer.refill(now, path.gate.pacing_rate(), mtu);
+        let mut budget = path.pacer.budget();
+        path.capped = left.is_some_and(|left| left < budget.min(window));
+        budget = budget.min(left.unwrap_or(u64::MAX));
+        path.paced = budget < window;
+        window.min(budget).saturating_sub(queued)
+    }
+
+    /// What a path, with those that carry as one with it, can do for packets that are queued now; it takes at most
+    /// `most` bytes.
+    pub fn offer(&mut self, now: Instant, id: PathId, most: u64) -> Offer {
+        let room = self.room(now, id).min(most);
+        let ahead = self.together(id).map(|path| path.gate.in_flight() + path.batch_bytes).sum();
+        let Some(path) = self.path(id) else {
+            return Offer { id, room: 0, delay: Duration::MAX, ahead: 0, rate: 0, weight: 1 };
+        };
+        let (delay, rate) = (path.gate.base_rtt() / 2, path.allowed(path.gate.rate()));
+        Offer { id, room, delay, ahead, rate, weight: 1 }
+    }
+
+    /// Says whether more waited for a path, and those that carry as one with it, than they could take.
+    /// Congestion controllers learn capacity only while that is so.
+    pub fn set_limited(&mut self, id: PathId, limited: bool) {
+        let Some((capped, paced)) = self.path(id).map(|path| (path.capped, path.paced)) else { return };
+        for path in self.paths.iter_mut().filter(|path| path.head == id) {
+            path.wanted = limited;
+            // What a cap holds back says nothing about the path.
+            path.gate.limited.store(limited && !capped, Relaxed);
+            path.gate.window_limited.store(limited && !paced, Relaxed);
+            path.paced &= limited;
+        }
+    }
+
+    /// What was said last with [`Self::set_limited`].
+    pub fn is_limited(&self, id: PathId) -> bool {
+        self.path(id).is_some_and(|path| path.wanted)
+    }
+
+    /// Queues a datagram for a path, or one that carries as one with it; returns the bytes of room that it takes.
+    pub fn queue(&mut self, id: PathId, datagram: Bytes) -> u64 {
+        self.least_loaded(id).map_or(0, |path| path.queue(datagram))
+    }
+
+    /// The same for a datagram whose loss is told by [`Self::drain_lost`].
+    pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
+        let Some(path) = self.least_loaded(id) else { return 0 };
+        path.followed.push((path.batch.len(), datagram.born, datagram.tries));
+        path.queue(datagram.data)
+    }
+
+    /// Of the paths that carry as one, the one whose turn it is.
+    fn least_loaded(&mut self, head: PathId) -> Option<&mut Path> {
+        let mut indices = (0..self.paths.len()).filter(|at| self.paths[*at].head == head);
+        let first = indices.next()?;
+        if indices.next().is_none() {
+            return self.paths.get_mut(first);
+        }
+        let members = || self.paths.iter().enumerate().filter(|(_, path)| path.head == head);
+        let current = members().find(|(_, path)| path.turn > 0).map(|(at, _)| at);
+        let at = current.or_else(|| {
+            // A path that has become slow has as much before it with fewer bytes.
+            let load = |path: &Path| {
+                let rtt = self.inner.rtt(noq_proto::PathId::from(path.id.0)).unwrap_or_default();
+                u128::from(path.gate.in_flight() + path.batch_bytes) * rtt.as_nanos()
+            };
+            members().min_by_key(|(_, path)| load(path)).map(|(at, _)| at)
+        })?;
+        let path = self.paths.get_mut(at)?;
+        if path.turn == 0 {
+            path.turn = TURN;
+        }
+        Some(path)
+    }
+
+    /// Takes what has left on paths that carry as one out of their pacer: small datagrams share packets, so that is
+    /// less than was reckoned, and a pacer that counted more than is acknowledged would hold the rate down for good.
+    pub(crate) fn spend(&mut self, head: PathId, bytes: u64) {
+        if let Some(path) = self.path_mut(head) {
+            path.pacer.spend(bytes);
+        }
+    }
+}
+
+impl Path {
+    fn queue(&mut self, datagram: Bytes) -> u64 {
+        let cost = (datagram.len() + DATAGRAM_OVERHEAD) as u64;
+        self.batch_bytes += cost;
+        self.turn = self.turn.saturating_sub(cost);
+        self.batch.push(datagram);
+        cost
+    }
+
+    fn share_cap(&mut self, other: Option<&Cap>) {
+        if let (Some(own), Some(other)) = (&mut self.cap, other) {
+            own.share(other);
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Several paths over one link: they give what operators hold back from one, and are no harm where nobody does.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_lab::{Direction, LinkSpec};
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_quic::Cc;
+use mpvpn_tunnel::LinkPolicy;
+use mpvpn_types::{BitRate, Duration, Instant, LinkId, Tier};
+use world::{MS, TOKEN, World, tcp::Flow};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A client whose links have so many pipes, and a second for all of them to open.
+fn start(pipes: u8, scheduler: Scheduler, cc: Cc, links: &[&str]) -> (World, usize) {
+    let mut world = World::new();
+    world.pipes = pipes;
+    let links: Vec<LinkSpec> = links.iter().map(|link| link.parse().unwrap()).collect();
+    let client = world.add_over(None, TOKEN, scheduler, cc, &links);
+    world.up(client);
+    world.run(SECOND);
+    (world, client)
+}
+
+/// What TCP flows got, and how long small packets took beside them.
+struct Found {
+    mbit: f64,
+    ping: Duration,
+}
+
+fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Duration) -> Found {
+    let mtu = world.machines[client].mtu.unwrap();
+    let (near, far) = (world.address(client, true), SocketAddr::from(([203, 0, 113, 9], 5201)));
+    let flow = |number| {
+        let near = SocketAddr::new(near, 40_000 + number);
+        if way == Direction::Up { Flow::new(near, far, mtu) } else { Flow::new(far, near, mtu) }
+    };
+    let mut flows: Vec<Flow> = (0..flows).map(flow).collect();
+    let start = world.now + 2 * SECOND;
+    let (mut before, mut sent, mut delays) = (None, Vec::<Instant>::new(), Vec::new());
+    for step in 0.. {
+        let now = world.now;
+        if now >= start + time {
+            break;
+        }
+        let arrived = std::mem::take(&mut world.machines[client].received);
+        for (at, packet) in arrived.into_iter().chain(std::mem::take(&mut world.at_server)) {
+            let flow = flows.iter_mut().find_map(|flow| flow.is_mine(&packet).map(|data| (flow, data)));
+            match flow {
+                Some((flow, false)) => flow.acknowledged(now, &packet),
+                Some((flow, true)) => match (flow.receive(&packet), way) {
+                    (None, _) => {}
+                    (Some(answer), Direction::Up) => world.server_sends(answer),
+                    (Some(answer), _) => world.client_sends(client, answer),
+                },
+                None => {
+                    let number = u32::from_be_bytes(packet[28..32].try_into().unwrap());
+                    delays.push(at - sent[number as usize]);
+                }
+            }
+        }
+        let mut packets: Vec<_> = flows.iter_mut().flat_map(|flow| flow.send(now)).collect();
+        if step % 10 == 0 {
+            let number = (sent.len() as u32).to_be_bytes();
+            sent.push(now);
+            packets.push(if way == Direction::Up {
+                world.outward(client, &number)
+            } else {
+                world.inward(client, &number)
+            });
+        }
+        for packet in packets {
+            match way {
+                Direction::Up => world.client_sends(client, packet),
+                _ => world.server_sends(packet),
+            }
+        }
+        if now >= start {
+            before.get_or_insert_with(|| flows.iter().map(Flow::delivered).sum::<u64>());
+        }
+        world.run(MS);
+    }
+    let bytes = flows.iter().map(Flow::delivered).sum::<u64>() - before.unwrap_or(0);
+    delays.sort_unstable();
+    // What is still under way belongs to nothing that comes later.
+    world.run(SECOND);
+    world.machines[client].received.clear();
+    world.at_server.clear();
+    Found { mbit: bytes as f64 * 8e-6 / time.as_secs_f64(), ping: delays[delays.len() / 2] }
+}
+
+#[test]
+fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
+    for (cc, flows, way) in [
+        (Cc::Bbr, 1, Direction::Down),
+        (Cc::Bbr, 8, Direction::Down),
+        (Cc::Bbr, 8, Direction::Up),
+        (Cc::Cubic, 8, Direction::Up),
+    ] {
+        let [one, four] = [1, 4].map(|pipes| {
+            let (mut world, client) = start(pipes, Scheduler::Auto, cc, &["100mbit,10ms,queue=60ms"]);
+            carry(&mut world, client, flows, way, 3 * SECOND)
+        });
+        println!(
+            "{cc}, {flows} flows {way:?}: {:.1} and {:.1} Mbit/s, {:?} and {:?}",
+            one.mbit, four.mbit, one.ping, four.ping
+        );
+        assert!(four.mbit >= 0.97 * one.mbit, "{cc}, {flows}, {way:?}: {} of {} Mbit/s", four.mbit, one.mbit);
+        assert!(four.ping <= one.ping + 4 * MS, "{cc}, {flows}, {way:?}: {:?}, {:?}", four.ping, one.ping);
+    }
+}
+
+#[test]
+fn four_pipes_get_what_a_shaper_of_sessions_holds_back_from_one() {
+    let rate = |pipes, way| {
+        let link = ["50mbit,10ms,queue=60ms,session_rate=13mbit"];
+        let (mut world, client) = start(pipes, Scheduler::Auto, Cc::Bbr, &link);
+        carry(&mut world, client, 8, way, 3 * SECOND).mbit
+    };
+    for way in [Direction::Down, Direction::Up] {
+        let (one, four) = (rate(1, way), rate(4, way));
+        println!("{way:?}: {one:.1} and {four:.1} Mbit/s");
+        assert!(one < 13.0, "{one} Mbit/s");
+        assert!(four > 0.9 * 0.92 * 50.0, "{four} Mbit/s {way:?}");
+    }
+}
+
+#[test]
+fn a_pipe_that_falls_silent_is_hardly_missed() {
+    let (mut world, client) = start(4, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    world.chat(client, SECOND);
+    for silent in [0, 2] {
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.silent, link.down.silent) = (Some(silent), Some(silent));
+        let (down, up) = world.chat(client, 2 * SECOND);
+        println!("pipe {silent}: gaps {down:?} and {up:?}");
+        assert!(down.max(up) <= 150 * MS, "pipe {silent}: {down:?} and {up:?}");
+        let now = world.now;
+        let report = world.machines[client].client.report(now);
+        let of =
+            |pipe| report.paths.iter().find(|path| path.link == Some(LinkId(0).with_pipe(pipe))).unwrap();
+        let works = (0..4).filter(|pipe| of(*pipe).state == PathState::Active).collect::<Vec<_>>();
+        assert_eq!(works, (0..4).filter(|pipe| *pipe != silent).collect::<Vec<_>>());
+        assert_eq!(world.machines[client].downs, 0);
+    }
+}
+
+#[test]
+fn schedulers_take_all_pipes_of_a_link_for_one_path() {
+    let links = ["20mbit,10ms,queue=60ms", "20mbit,10ms,queue=60ms"];
+    let (mut world, client) = start(2, Scheduler::Failover, Cc::Bbr, &links);
+    let found = carry(&mut world, client, 4, Direction::Down, SECOND);
+    assert!((15.0..20.0).contains(&found.mbit), "{} Mbit/s over one link at a time", found.mbit);
+    let now = world.now;
+    let report = world.machines[client].client.report(now);
+    let active = report.paths.iter().filter(|path| path.state == PathState::Active);
+    let active: Vec<LinkId> = active.filter_map(|path| path.link).collect();
+    assert_eq!(active, [LinkId(0), LinkId(0).with_pipe(1)]);
+
+    let (mut world, client) = start(4, Scheduler::Redundant, Cc::Bbr, &links[..1]);
+    let found = carry(&mut world, client, 4, Direction::Down, SECOND);
+    assert!(found.mbit > 15.0, "{} Mbit/s: copies over the same link help nobody", found.mbit);
+}
+
+#[test]
+fn pipes_share_the_caps_of_their_link_and_go_with_it() {
+    let (mut world, client) = start(4, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms", "5mbit,10ms"]);
+    let cap = Some(BitRate::from_bps(10_000_000));
+    let now = world.now;
+    let say = |world: &mut World, link, policy| {
+        for pipe in 0..4 {
+            world.machines[client].client.set_link(now, LinkId(link).with_pipe(pipe), policy);
+        }
+    };
+    say(&mut world, 1, LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() });
+    say(&mut world, 0, LinkPolicy { up: cap, down: cap, ..LinkPolicy::default() });
+    for way in [Direction::Up, Direction::Down] {
+        let found = carry(&mut world, client, 8, way, 2 * SECOND);
+        println!("{way:?}: {:.2} Mbit/s at a cap of 10", found.mbit);
+        assert!((7.8..10.0).contains(&found.mbit), "{way:?}: {} Mbit/s at a cap of 10", found.mbit);
+    }
+    say(&mut world, 0, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
+    world.chat(client, SECOND);
+    let now = world.now;
+    let report = world.machines[client].client.report(now);
+    assert!(report.paths.iter().all(|path| path.link.is_some_and(|link| link.uplink() == LinkId(1))));
+    assert_eq!((report.paths.len(), world.machines[client].downs), (4, 0));
+}
