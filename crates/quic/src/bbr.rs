@@ -40,6 +40,8 @@ const FULL_ROUNDS: u32 = 3;
 /// Rounds without growth in which there seems to be a queue, after which that is looked into: a queue shows the same,
 /// though nothing waited to be sent.
 const QUEUED_ROUNDS: u32 = 6;
+/// Windows on end after which a queue is looked into; one that is being drained is not.
+const STANDING: u32 = 4;
 /// Growth by which a probe has found that the path carries more.
 const FOUND: f64 = 1.08;
 /// A shortest round trip counts for this long.
@@ -273,6 +275,8 @@ pub(crate) struct Bbr {
     /// Packets were lost in the last window.
     lossy: bool,
     settle: Settle,
+    /// Windows on end with a queue.
+    standing: u32,
 }
 
 impl Bbr {
@@ -294,6 +298,7 @@ impl Bbr {
             delivered: 0,
             lossy: false,
             settle: Settle::default(),
+            standing: 0,
         }
     }
 
@@ -373,7 +378,9 @@ impl Bbr {
             Phase::Cruise { .. } => {}
         }
         self.advance(now, rate, in_flight);
-        if queue && matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2 {
+        let used = matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2;
+        self.standing = if queue && used { self.standing + 1 } else { 0 };
+        if self.standing >= STANDING {
             let base = self.base_rtt().unwrap_or_default();
             self.settle.begin(now, window.shortest, self.smoothed, base);
         }

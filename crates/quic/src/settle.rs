@@ -35,6 +35,9 @@ struct Look {
     count: u32,
     /// At this mean, or below, there was a queue.
     less: Duration,
+    /// The mean of late, and where the queue is gone already.
+    of_late: Duration,
+    gone: Duration,
 }
 
 /// The looks at a path, and what the last one showed.
@@ -45,6 +48,8 @@ pub(crate) struct Settle {
     found: Option<(Duration, Instant)>,
     /// When a queue went away.
     proven: Option<Instant>,
+    /// When the last look ended.
+    last: Option<Instant>,
     slow: bool,
 }
 
@@ -52,7 +57,7 @@ impl Settle {
     /// Begins a look if it is time: a stream's round trip is at least `stream` and `mean` in the mean, that of a lone
     /// packet at most `lone`.
     pub(crate) fn begin(&mut self, now: Instant, stream: Duration, mean: Duration, lone: Duration) {
-        let recent = self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) < EVERY);
+        let recent = self.last.is_some_and(|at| now.saturating_duration_since(at) < EVERY);
         if self.look.is_some() || recent || stream <= lone {
             return;
         }
@@ -62,8 +67,17 @@ impl Settle {
         let to = from + LOOK;
         let less = mean.saturating_sub((stream - lone) / 2);
         let end = to + mean.max(stream) * 2;
-        self.look =
-            Some(Look { from, to, end, shortest: Duration::MAX, sum: Duration::ZERO, count: 0, less });
+        self.look = Some(Look {
+            from,
+            to,
+            end,
+            shortest: Duration::MAX,
+            sum: Duration::ZERO,
+            count: 0,
+            less,
+            of_late: mean,
+            gone: lone + (stream - lone) / 4,
+        });
         self.slow = true;
     }
 
@@ -74,6 +88,12 @@ impl Settle {
         }
         let Some(look) = &mut self.look else { return };
         self.slow = now < look.to;
+        look.of_late = (look.of_late * 7 + rtt) / 8;
+        if look.of_late <= look.gone {
+            // What a lone packet takes is all that is left.
+            (self.look, self.found, self.proven, self.last) = (None, None, Some(now), Some(now));
+            return;
+        }
         let sent = now.checked_sub(rtt).unwrap_or(now);
         if (look.from..look.to).contains(&sent) {
             look.shortest = look.shortest.min(rtt);
@@ -87,6 +107,7 @@ impl Settle {
                 let is_queue = mean <= look.less;
                 self.found = Some((if is_queue { look.shortest } else { mean }, now));
                 self.proven = is_queue.then_some(now);
+                self.last = Some(now);
             }
             self.look = None;
         }
@@ -119,8 +140,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// A path of 10 ms with a standing queue, and delay that varies by up to `varies` beyond; what a look finds.
-    fn look(queue: Duration, varies: Duration) -> Option<Duration> {
+    /// A path of 10 ms with a standing queue, and delay of `varies` beyond; what a look finds, and whether a queue.
+    fn look(queue: Duration, varies: Duration) -> (Option<Duration>, bool) {
         let start = Instant::now();
         let mut settle = Settle::default();
         let stream = 10 * MS + queue + varies;
@@ -137,14 +158,14 @@ mod tests {
             settle.on_rtt(sent + rtt, rtt);
         }
         assert!(!settle.is_looking());
-        settle.found()
+        (settle.found(), settle.is_proven(start + 300 * MS))
     }
 
     #[test]
     fn a_queue_goes_away_and_other_delay_stays() {
-        assert_eq!(look(20 * MS, Duration::ZERO), Some(10 * MS));
-        assert_eq!(look(Duration::ZERO, 12 * MS), Some(22 * MS));
-        assert_eq!(look(15 * MS, 5 * MS), Some(15 * MS));
+        assert_eq!(look(20 * MS, Duration::ZERO), (None, true), "nothing is left of it");
+        assert_eq!(look(Duration::ZERO, 12 * MS), (Some(22 * MS), false));
+        assert_eq!(look(15 * MS, 6 * MS), (Some(16 * MS), true));
     }
 
     #[test]
