@@ -12,7 +12,7 @@
 //!   is no phase that holds the window down for 200 ms, which flows inside answer with losses.
 //! - The shortest round trip is not taken for that of an empty path: where delay varies and packets do not
 //!   overtake each other, a lone packet is quicker than any in a stream. Where a stream is slower, sending less for
-//!   a moment shows whether that is a queue ([`Settle`](crate::settle::Settle)).
+//!   a moment shows whether that is a queue ([`Settle`]).
 //! - A probe that finds more is repeated at once: a rate that was measured while this machine was
 //!   busy elsewhere is put right in a few round trips.
 //! - Losses change nothing by themselves; what is lost is not delivered, and lowers the rate so. Losses
