@@ -205,12 +205,11 @@ impl Delivery {
             // A queue that was never empty in this window was fed as fast as the path could go. One of the way back
             // says nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            let queued =
-                self.queued && longer && sample > self.rate / 2 && self.paced.min(self.paced_before) >= EASE;
+            let paced = self.paced.min(self.paced_before);
+            let queued = self.queued && longer && sample > self.rate / 2 && paced >= EASE;
             // A path that was full and delivered less than was sent has become slower, or was overrated; one that
             // was not full may only have been asked for less.
-            let share = self.paced.min(self.paced_before).max(EASE);
-            let whole = (sample.max(self.of_late()) as f64 / share) as u64;
+            let whole = (sample.max(self.of_late()) as f64 / paced.max(EASE)) as u64;
             self.rate = match self.full || queued {
                 _ if overflows => (self.rate - self.rate / 16).max(sample),
                 true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
@@ -308,8 +307,8 @@ impl Bbr {
 
     /// Takes a sample of the round-trip time.
     pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
-        self.settle.on_rtt(now, rtt);
         self.smoothed = if self.smoothed.is_zero() { rtt } else { (self.smoothed * 7 + rtt) / 8 };
+        self.settle.on_rtt(now, rtt, self.smoothed);
         self.next_min = Some(self.next_min.map_or(rtt, |least| least.min(rtt)));
         match self.min_rtt {
             Some((least, at)) if rtt > least && now.saturating_duration_since(at) < MIN_RTT_AGE => {}
@@ -452,8 +451,7 @@ impl Bbr {
 
     /// Bytes that fill the path without a queue.
     fn product(&self, rate: u64) -> u64 {
-        let rtt = self.base_rtt().unwrap_or_default();
-        (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64
+        bytes_in(rate, self.base_rtt().unwrap_or_default())
     }
 
     /// Whether packets have waited on the path in all of the last window.
@@ -468,7 +466,7 @@ impl Bbr {
     /// a drain that stopped there would never find out.
     fn empty(&self, rate: u64) -> u64 {
         let rtt = self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt);
-        (u128::from(rate) * rtt.as_nanos() / 1_000_000_000) as u64 + self.held(rate)
+        bytes_in(rate, rtt) + self.held(rate)
     }
 
     /// Bytes that have arrived and count as in flight: acknowledgements are held back for up to 10 packets
@@ -512,6 +510,11 @@ impl Bbr {
         }
         Some((rate as f64 * gain) as u64).map(|paced| paced.max(self.mtu))
     }
+}
+
+/// Bytes that a rate (bytes/s) comes to in a time.
+fn bytes_in(rate: u64, time: Duration) -> u64 {
+    (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64
 }
 
 #[cfg(test)]

@@ -35,9 +35,10 @@ struct Look {
     count: u32,
     /// At this mean, or below, there was a queue.
     less: Duration,
-    /// The mean of late, and where the queue is gone already.
-    of_late: Duration,
+    /// At this mean of late, or below, the queue is gone already.
     gone: Duration,
+    /// Less is sent still.
+    slow: bool,
 }
 
 /// The looks at a path, and what the last one showed.
@@ -50,7 +51,6 @@ pub(crate) struct Settle {
     proven: Option<Instant>,
     /// When the last look ended.
     last: Option<Instant>,
-    slow: bool,
 }
 
 impl Settle {
@@ -75,21 +75,19 @@ impl Settle {
             sum: Duration::ZERO,
             count: 0,
             less,
-            of_late: mean,
             gone: lone + (stream - lone) / 4,
+            slow: true,
         });
-        self.slow = true;
     }
 
-    /// Takes a sample of the round-trip time; once a look is over, whether it found anything or not.
-    pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration) {
+    /// Takes a sample of the round-trip time, and the mean of late with it.
+    pub(crate) fn on_rtt(&mut self, now: Instant, rtt: Duration, mean: Duration) {
         if self.found.is_some_and(|(_, at)| now.saturating_duration_since(at) > VALID) {
             self.found = None;
         }
         let Some(look) = &mut self.look else { return };
-        self.slow = now < look.to;
-        look.of_late = (look.of_late * 7 + rtt) / 8;
-        if look.of_late <= look.gone {
+        look.slow = now < look.to;
+        if mean <= look.gone {
             // What a lone packet takes is all that is left.
             (self.look, self.found, self.proven, self.last) = (None, None, Some(now), Some(now));
             return;
@@ -120,7 +118,7 @@ impl Settle {
 
     /// Whether less is to be sent now.
     pub(crate) fn is_slow(&self) -> bool {
-        self.slow && self.look.is_some()
+        self.look.is_some_and(|look| look.slow)
     }
 
     /// Whether what is delivered now says nothing about what the path can do.
@@ -147,7 +145,7 @@ mod tests {
         let stream = 10 * MS + queue + varies;
         settle.begin(start, stream, stream, 10 * MS);
         assert!(settle.is_slow());
-        let mut waiting = queue;
+        let (mut waiting, mut mean) = (queue, stream);
         for tenth in 0..3000 {
             let sent = start + tenth * MS / 10;
             // Half of what the path carries is sent while the look lasts, as much as it carries after it.
@@ -155,7 +153,8 @@ mod tests {
                 waiting = waiting.saturating_sub(MS / 20);
             }
             let rtt = 10 * MS + waiting + varies;
-            settle.on_rtt(sent + rtt, rtt);
+            mean = (mean * 7 + rtt) / 8;
+            settle.on_rtt(sent + rtt, rtt, mean);
         }
         assert!(!settle.is_looking());
         (settle.found(), settle.is_proven(start + 300 * MS))
@@ -173,8 +172,11 @@ mod tests {
         let start = Instant::now();
         let mut settle = Settle::default();
         settle.begin(start, 15 * MS, 20 * MS, 8 * MS);
+        let mut mean = 20 * MS;
         for ms in 0..200 {
-            settle.on_rtt(start + ms * MS, if ms % 10 == 3 { 9 * MS } else { 20 * MS });
+            let rtt = if ms % 10 == 3 { 9 * MS } else { 20 * MS };
+            mean = (mean * 7 + rtt) / 8;
+            settle.on_rtt(start + ms * MS, rtt, mean);
         }
         assert!(!settle.is_proven(start + 200 * MS));
         assert!(settle.found() > Some(17 * MS));
@@ -188,14 +190,14 @@ mod tests {
         assert!(!settle.is_looking(), "nothing to find out");
         settle.begin(start, 20 * MS, 20 * MS, 10 * MS);
         for ms in 0..100 {
-            settle.on_rtt(start + ms * MS, 20 * MS);
+            settle.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
         }
         settle.begin(start + 100 * MS, 20 * MS, 20 * MS, 10 * MS);
         assert!(!settle.is_looking());
         settle.begin(start + 1_100 * MS, 20 * MS, 20 * MS, 10 * MS);
         assert!(settle.is_looking());
         for ms in 20_000..20_200 {
-            settle.on_rtt(start + ms * MS, 20 * MS);
+            settle.on_rtt(start + ms * MS, 20 * MS, 20 * MS);
         }
         assert!(!settle.is_looking(), "nothing was acknowledged for long");
         assert_eq!(settle.found(), None, "what was found is too old");

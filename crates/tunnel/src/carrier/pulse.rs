@@ -213,7 +213,7 @@ impl Carrier {
 
     /// Whether this end cannot know which of its packets arrive.
     pub(super) fn is_lost(&self, now: Instant) -> bool {
-        self.untold(now).is_some_and(|at| now >= at)
+        self.lost_since(now).is_some()
     }
 
     /// Since when this end hears nothing from the far end about its own packets, although data moves.
