@@ -2,6 +2,8 @@
 
 use std::{io, thread::JoinHandle};
 
+use mpvpn_types::panic_text;
+
 use crate::{EngineError, exchange::Outbox};
 
 /// Running threads. They are to be ended, or run until the process ends.
@@ -54,19 +56,13 @@ impl<W: Send + 'static> Crew<W> {
         let mut result = Ok(());
         for thread in self.threads {
             let ended = thread.join().unwrap_or_else(|panic| {
-                let reason = io::Error::other(panic_text(&*panic));
+                let reason = io::Error::other(format!("it panicked: {}", panic_text(&*panic)));
                 Err(EngineError::io("go on without a thread")(reason))
             });
             result = result.and(ended);
         }
         result
     }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    format!("it panicked: {}", text.unwrap_or_else(|| "for no reason that it told".to_owned()))
 }
 
 /// Tells of the end of a thread, by panic too.

@@ -1,3 +1,4 @@
+mod fault;
 mod upkeep;
 
 use std::{
@@ -192,6 +193,8 @@ pub struct Connection {
     /// The credit that a data pass began with (bytes).
     granted: u64,
     connected: bool,
+    /// The library failed in it.
+    broken: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
     buffer: usize,
 }
@@ -223,6 +226,7 @@ impl Connection {
             pass: Pass::Idle,
             granted: 0,
             connected: false,
+            broken: false,
         };
         connection.adopt(now, PathId(0));
         connection
@@ -245,7 +249,7 @@ impl Connection {
 
     /// Whether the connection has ended or is ending.
     pub fn is_closed(&self) -> bool {
-        self.inner.is_closed()
+        self.broken || self.inner.is_closed()
     }
 
     /// Takes the gate of a path that the library has made.
@@ -307,10 +311,14 @@ impl Connection {
 
     /// The next thing that happened.
     pub fn poll_event(&mut self, now: Instant) -> Option<Event> {
-        while let Some(event) = self.inner.poll() {
+        self.translate_all(now);
+        self.events.pop_front()
+    }
+
+    fn translate_all(&mut self, now: Instant) {
+        while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {
             self.translate(now, event);
         }
-        self.events.pop_front()
     }
 
     fn translate(&mut self, now: Instant, event: noq_proto::Event) {
@@ -479,15 +487,17 @@ impl Connection {
 
     /// The next UDP payload to send, written to the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        while let Some(event) = self.inner.poll() {
-            self.translate(now, event);
-        }
+        self.translate_all(now);
         loop {
             if self.pass == Pass::Idle {
                 self.begin_pass(0);
             }
             let segments = self.max_segments();
-            if let Some(transmit) = self.inner.poll_transmit(now, segments, buf) {
+            let Some(transmit) = self.guarded(|inner| inner.poll_transmit(now, segments, buf)) else {
+                buf.clear();
+                return None;
+            };
+            if let Some(transmit) = transmit {
                 return Some(self.outgoing(&transmit));
             }
             match self.pass {
@@ -566,7 +576,12 @@ impl Connection {
         self.pass = Pass::Control;
     }
 
+    /// How many packets may leave as one batch: they are no larger than the first of them. Where that may be
+    /// a mere PING the library does not look whether all that it repeats of a lost packet fits the second.
     fn max_segments(&self) -> NonZeroUsize {
+        if !matches!(self.pass, Pass::Data(_)) {
+            return NonZeroUsize::MIN;
+        }
         let mtu = usize::from(self.inner.current_mtu()).max(1200);
         NonZeroUsize::new((MAX_BATCH / mtu).min(MAX_SEGMENTS)).unwrap_or(NonZeroUsize::MIN)
     }
@@ -583,7 +598,7 @@ impl Connection {
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.poll_timeout()
+        self.inner.poll_timeout().filter(|_| !self.broken)
     }
 
     /// When a path that is held back by its pacer may send again.
@@ -594,7 +609,7 @@ impl Connection {
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.inner.handle_timeout(now);
+        self.guarded(|inner| inner.handle_timeout(now));
     }
 
     /// Closes the connection with an application error code.

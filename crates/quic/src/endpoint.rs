@@ -5,7 +5,7 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_types::{Instant, LinkId};
-use noq_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint, FourTuple, Incoming};
+use noq_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint, EndpointEvent, FourTuple, Incoming};
 
 use crate::{ClientSetup, Connection, ServerSetup, Transmit};
 
@@ -150,7 +150,7 @@ impl Endpoint {
                 let Some(Some(connection)) = self.connections.get_mut(handle.0) else {
                     return Handled::Nothing;
                 };
-                connection.inner.handle_event(event);
+                connection.guarded(|inner| inner.handle_event(event));
                 Handled::Connection(ConnectionId(handle.0))
             }
             Some(DatagramEvent::NewConnection(incoming)) => self.accept(now, local, incoming),
@@ -218,12 +218,13 @@ impl Endpoint {
     pub fn settle(&mut self, id: ConnectionId) -> bool {
         loop {
             let Some(Some(connection)) = self.connections.get_mut(id.0) else { return false };
-            let Some(event) = connection.inner.poll_endpoint_events() else { return true };
+            let next = connection.guarded(noq_proto::Connection::poll_endpoint_events);
+            let Some(event) = next.unwrap_or_else(|| Some(EndpointEvent::drained())) else { return true };
             let drained = event.is_drained();
             if let Some(event) = self.inner.handle_event(ConnectionHandle(id.0), event)
                 && let Some(Some(connection)) = self.connections.get_mut(id.0)
             {
-                connection.inner.handle_event(event);
+                connection.guarded(|inner| inner.handle_event(event));
             }
             if drained {
                 self.connections[id.0] = None;

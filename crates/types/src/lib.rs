@@ -15,6 +15,12 @@ pub use std::time::{Duration, Instant};
 pub use tier::{ParseTierError, Tier};
 pub use weight::{ParseWeightError, Weight};
 
+/// What a panic that was caught says.
+pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason was told")
+}
+
 /// A way out of this machine: an uplink (an interface with its addresses), numbered by the engine, or one of
 /// several pipes of an uplink, each with a source port of its own.
 ///
