@@ -25,6 +25,8 @@ pub struct Offer {
     pub rate: u64,
     /// Share of the work that it shall have under [`Scheduler::Weighted`].
     pub weight: u32,
+    /// Nothing has been heard on it for some time: nothing should wait for it.
+    pub quiet: bool,
 }
 
 impl Offer {
@@ -70,7 +72,8 @@ impl Choice {
     /// wait. `offers` are in the order of preference of the scheduler.
     pub fn pick(&mut self, scheduler: Scheduler, offers: &[Offer], backlog: u64) -> Option<Pick> {
         let at = match scheduler {
-            Scheduler::Auto | Scheduler::Redundant => return earliest(offers, backlog),
+            Scheduler::Auto => return earliest(offers, backlog),
+            Scheduler::Redundant => first_with_company(offers),
             Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => {
                 offers.iter().position(|offer| offer.room > 0)
             }
@@ -133,6 +136,16 @@ fn earliest(offers: &[Offer], backlog: u64) -> Option<Pick> {
     worth.then_some(Pick { at, best: false })
 }
 
+/// The place of the path on which a packet that is sent now arrives first, if there is room for a copy on a second
+/// one. Nobody waits for a path that is silent, or so slow that it could copy no more than half.
+fn first_with_company(offers: &[Offer]) -> Option<usize> {
+    let at = first_to_arrive(offers)?;
+    let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
+    let awaited = |offer: &Offer| !offer.quiet && offer.rate >= offers[at].rate / 2;
+    let company = others().any(|offer| offer.room > 0) || !others().any(awaited);
+    company.then_some(at)
+}
+
 /// The place of the path on which a packet that is sent now arrives first, of those with room.
 pub fn first_to_arrive(offers: &[Offer]) -> Option<usize> {
     let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
@@ -151,6 +164,7 @@ mod tests {
             ahead: 0,
             rate: mbit * 125_000,
             weight: 1,
+            quiet: false,
         }
     }
 
@@ -198,6 +212,21 @@ mod tests {
         let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
         assert_eq!(choice.pick(Scheduler::Auto, &offers, 100 << 20), None);
         assert_eq!(choice.pick(Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
+    }
+
+    #[test]
+    fn redundant_waits_for_room_on_two_paths_unless_the_other_is_silent_or_slow() {
+        let mut choice = Choice::new();
+        let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 9000)];
+        let first = Some(Pick { at: 0, best: true });
+        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.pick(Scheduler::Redundant, &offers[..1], 1400), first);
+        offers[1].room = 0;
+        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), None);
+        offers[1].quiet = true;
+        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
+        offers[1] = offer(1, 15, 40, 0);
+        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
     }
 
     #[test]

@@ -63,7 +63,9 @@ impl LivenessConfig {
 
 /// How long a path counts as "died lately".
 const LATELY: Duration = Duration::from_secs(20);
-/// A path that dies again within this time is trusted later.
+/// A path that was alive for less than this before it died comes and goes, and is trusted later …
+const STEADY: Duration = Duration::from_secs(5);
+/// … for so long.
 const FLAPPING: Duration = Duration::from_secs(30);
 /// So much later at most, in doublings: heartbeats of a quarter to a whole second.
 const MOST_DOUBLINGS: u32 = 2;
@@ -126,7 +128,7 @@ pub struct Verdict {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    Alive,
+    Alive { since: Instant },
     Dead { since: Instant, arrivals: u32 },
 }
 
@@ -156,7 +158,7 @@ impl Liveness {
     pub fn new(config: LivenessConfig, now: Instant) -> Self {
         Self {
             config,
-            state: State::Alive,
+            state: State::Alive { since: now },
             reason: Reason::Good,
             carrier: true,
             heard: now,
@@ -173,7 +175,7 @@ impl Liveness {
 
     /// Whether the path may carry data.
     pub fn is_alive(&self) -> bool {
-        self.state == State::Alive
+        matches!(self.state, State::Alive { .. })
     }
 
     /// Why it is in its state.
@@ -184,7 +186,7 @@ impl Liveness {
     /// Since when it is dead.
     pub fn dead_since(&self) -> Option<Instant> {
         match self.state {
-            State::Alive => None,
+            State::Alive { .. } => None,
             State::Dead { since, .. } => Some(since),
         }
     }
@@ -284,6 +286,16 @@ impl Liveness {
         matches!(self.state, State::Dead { arrivals, .. } if arrivals > 0) && now < self.heard + WINDOW
     }
 
+    /// When something arrived last.
+    pub fn heard(&self) -> Instant {
+        self.heard
+    }
+
+    /// Whether less was heard than acknowledgements of steady traffic would be. That proves nothing.
+    pub fn is_quiet(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.heard) > self.patience() / 4
+    }
+
     /// How long a silence of dense heartbeats proves nothing, a round trip included.
     pub fn patience(&self) -> Duration {
         self.rtt + self.dense() * self.misses() + self.rtt_var.min(self.dense())
@@ -296,23 +308,24 @@ impl Liveness {
 
     fn interval(&self, now: Instant) -> Duration {
         match self.state {
-            // On a dead path too: the far end may hear this one well, and must not think otherwise.
-            _ if self.is_dense(now) => self.dense(),
-            State::Alive => self.config.idle,
             // The far end needs arrivals as much as this one does.
             State::Dead { arrivals, .. } if arrivals > 0 && self.heard + WINDOW > now => {
                 self.config.dense_min
             }
+            // On a dead path too: the far end may hear this one well, and must not think otherwise.
+            _ if self.is_dense(now) => self.dense(),
+            State::Alive { .. } => self.config.idle,
             State::Dead { since, .. } if now.saturating_duration_since(since) < LATELY => self.config.probe,
             State::Dead { .. } => self.config.probe_idle,
         }
     }
 
     fn note_death(&mut self, now: Instant) {
-        if self.state == State::Alive {
-            let lately = self.died.filter(|(at, _)| now.saturating_duration_since(*at) < FLAPPING);
-            self.died = Some((now, lately.map_or(0, |(_, times)| times + 1)));
-        }
+        let State::Alive { since } = self.state else { return };
+        let lately = self.died.filter(|(at, _)| {
+            now.saturating_duration_since(since) < STEADY && now.saturating_duration_since(*at) < FLAPPING
+        });
+        self.died = Some((now, lately.map_or(0, |(_, times)| times + 1)));
     }
 
     /// Arrivals that make it trusted again: more if it comes and goes, so that it takes nothing with it when
@@ -332,7 +345,7 @@ impl Liveness {
 
     /// When silence means death; `None` while no dense heartbeats may be expected.
     fn deadline(&self, now: Instant) -> Option<Instant> {
-        if self.state != State::Alive || !self.is_dense(now) {
+        if !matches!(self.state, State::Alive { .. }) || !self.is_dense(now) {
             return None;
         }
         // The far end learns a one-way delay late that data moves, and answers as late.
@@ -353,7 +366,7 @@ impl Liveness {
     pub fn poll(&mut self, now: Instant) -> Verdict {
         let mut verdict = Verdict::default();
         match self.state {
-            State::Alive => {
+            State::Alive { .. } => {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
                     self.reason = Reason::Silent { missed: self.misses() };
                     self.note_death(now);
@@ -363,7 +376,7 @@ impl Liveness {
             }
             State::Dead { arrivals, .. } if self.carrier && arrivals >= self.good(now) => {
                 self.reason = Reason::Good;
-                self.state = State::Alive;
+                self.state = State::Alive { since: now };
                 verdict.change = Some(Change::Alive);
             }
             State::Dead { .. } => {}
@@ -471,9 +484,9 @@ mod tests {
         };
         let back: Vec<Duration> = (0..5).map(|_| flap(&mut pair)).collect();
         assert!(back[0] < back[1] && back[1] < back[2] && back[4] <= 400 * MS, "{back:?}");
-        pair.run(Duration::from_secs(31), true);
+        pair.run(Duration::from_secs(6), true);
         let later = flap(&mut pair);
-        assert!(later <= back[0], "{later:?}, {back:?}");
+        assert!(later <= back[0], "it was steady meanwhile: {later:?}, {back:?}");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_path::Pacer;
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId};
 use noq_proto::{
     ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
     coding::{Decodable, Encodable},
@@ -31,6 +31,9 @@ const CONTROL_PACKETS: u64 = 4;
 /// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
 const MAX_SEGMENTS: usize = 64;
 const MAX_BATCH: usize = 65_000;
+/// A path on which nothing arrives for so long while something does on others is the last choice for
+/// acknowledgements.
+const SILENT: Duration = Duration::from_millis(30);
 /// Paths that are allowed beyond those in use, so that one that is opened need not wait.
 const SPARE_PATHS: u32 = 2;
 /// Datagrams that are taken from the library at a time.
@@ -137,6 +140,8 @@ pub(crate) struct Path {
     /// Waits for the pacer rather than for acknowledgements.
     pub(crate) paced: bool,
     seen: u64,
+    /// When it was found last that something had arrived here.
+    heard: Option<Instant>,
     /// Where its packets went when it was looked at last.
     remote: Option<SocketAddr>,
     loss: LossWindow,
@@ -276,6 +281,7 @@ impl Connection {
             turn: 0,
             paced: false,
             seen: 0,
+            heard: None,
             remote: None,
             loss: LossWindow::default(),
             open: id == PathId(0),
@@ -447,7 +453,7 @@ impl Connection {
     }
 
     /// Round-trip time of a path.
-    pub fn rtt(&self, id: PathId) -> Option<mpvpn_types::Duration> {
+    pub fn rtt(&self, id: PathId) -> Option<Duration> {
         self.inner.rtt(noq_proto::PathId::from(id.0))
     }
 
@@ -490,7 +496,7 @@ impl Connection {
         self.translate_all(now);
         loop {
             if self.pass == Pass::Idle {
-                self.begin_pass(0);
+                self.begin_pass();
             }
             let segments = self.max_segments();
             let Some(transmit) = self.guarded(|inner| inner.poll_transmit(now, segments, buf)) else {
@@ -508,7 +514,7 @@ impl Connection {
                         self.spend(head, self.granted.saturating_sub(left));
                     }
                     self.look_whether_mute(now, index);
-                    self.begin_pass(index + 1);
+                    self.begin_pass();
                 }
                 Pass::Control | Pass::Idle => {
                     for path in &self.paths {
@@ -531,14 +537,19 @@ impl Connection {
         }
     }
 
-    /// Starts the data pass of the first path from `from` on that has datagrams, or the control
-    /// pass.
-    fn begin_pass(&mut self, from: usize) {
-        for index in from..self.paths.len() {
+    /// The path whose datagrams are next. Acknowledgements, those for other paths too, ride along with the first,
+    /// which should work and be quick.
+    fn next_batch(&self) -> Option<usize> {
+        let latest = self.paths.iter().filter_map(|path| path.heard).max();
+        let silent = |path: &Path| latest > path.heard.map(|heard| heard + SILENT);
+        let waiting = self.paths.iter().enumerate().filter(|(_, path)| !path.batch.is_empty());
+        waiting.min_by_key(|(_, path)| (silent(path), path.gate.base_rtt())).map(|(index, _)| index)
+    }
+
+    /// Starts the data pass of the next path that has datagrams, or the control pass.
+    fn begin_pass(&mut self) {
+        while let Some(index) = self.next_batch() {
             let path = &mut self.paths[index];
-            if path.batch.is_empty() {
-                continue;
-            }
             let bytes = std::mem::take(&mut path.batch_bytes);
             if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
                 let mut followed = path.followed.drain(..).peekable();

@@ -250,11 +250,12 @@ impl Carrier {
     /// Notes on which paths something arrived.
     pub(crate) fn note_received(&mut self, now: Instant, connection: &mut Connection) {
         let paths = &mut self.paths;
-        connection.drain_received(|id| {
+        connection.drain_received(now, |id| {
             if let Some(path) = paths.get_mut(&id) {
                 path.liveness.on_received(now);
             }
         });
+        self.steer_acks(now, connection);
     }
 
     /// Takes the payload of a received HTTP datagram apart; `None` if it is not an IP packet of

@@ -182,6 +182,11 @@ impl Plane {
             let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
             let Some(id) = transmit.local.and_then(Local::as_link) else { continue };
             let Some(link) = self.links.links.get_mut(&id) else { continue };
+            // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
+            // back hold everything for up to a second, until it asks again.
+            if link.remote.is_none() {
+                continue;
+            }
             let Some(wire) = &mut link.wire else { continue };
             let token = SOCKETS + u64::from(id.0);
             let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));

@@ -38,7 +38,7 @@ impl Connection {
     }
 
     /// Calls `each` for every path on which something arrived since the last call.
-    pub fn drain_received(&mut self, mut each: impl FnMut(PathId)) {
+    pub fn drain_received(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
         for path in &mut self.paths {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
@@ -46,6 +46,7 @@ impl Connection {
                 continue;
             }
             path.seen = stats.udp_rx.datagrams;
+            path.heard = Some(now);
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
             if std::mem::replace(&mut path.remote, remote) == remote {

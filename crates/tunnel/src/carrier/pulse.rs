@@ -42,6 +42,9 @@ const TRIAL_STEP: Duration = Duration::from_millis(40);
 /// A path that takes no data for this long is one that the library gave up to validate.
 const MUTE: Duration = Duration::from_millis(1500);
 
+/// Acknowledgements wait no longer than this for company.
+const STEER: Duration = Duration::from_millis(5);
+
 const FLAG_ACTIVE: u8 = 1;
 const FLAG_ASK: u8 = 2;
 const PATH_HEARD: u64 = 1;
@@ -69,6 +72,8 @@ pub(super) struct Pulses {
     dense_since: Option<Instant>,
     /// All paths were called on last.
     called: Option<Instant>,
+    /// When acknowledgements were last steered away from a path that may be dead.
+    steered: Option<Instant>,
     /// A report is due at once on all paths that may take one.
     due: bool,
     /// Since when some path does not work, and when it is tried.
@@ -129,6 +134,7 @@ impl Pulses {
             newest: None,
             dense_since: None,
             called: None,
+            steered: None,
             due: false,
             trial: None,
         }
@@ -231,6 +237,27 @@ impl Carrier {
         }
         let report = self.next_report(now, ask);
         connection.report(id, report);
+    }
+
+    /// To be called when something arrived: acknowledgements leave with the first datagram, and without one on the
+    /// first path, whichever path they are for. While that one is suspiciously silent they get a datagram of their
+    /// own, on a path where something was just heard: without them the far end could not use that one either.
+    pub(super) fn steer_acks(&mut self, now: Instant, connection: &mut Connection) {
+        let Some(pulses) = &self.pulses else { return };
+        let trusted = || self.paths.iter().filter(|(_, path)| path.told == PathStatus::Available);
+        let first_is_quiet = trusted().next().is_some_and(|(_, path)| path.liveness.is_quiet(now));
+        let just_done = pulses.steered.is_some_and(|at| now < at + STEER);
+        if !first_is_quiet || just_done || connection.max_datagram().is_none() {
+            return;
+        }
+        let heard = trusted().filter(|(_, path)| path.liveness.heard() == now);
+        let Some((id, _)) = heard.min_by_key(|(_, path)| path.liveness.patience()) else { return };
+        let id = *id;
+        let report = self.next_report(now, false);
+        connection.queue(id, report);
+        if let Some(pulses) = &mut self.pulses {
+            pulses.steered = Some(now);
+        }
     }
 
     fn next_report(&mut self, now: Instant, ask: bool) -> Bytes {
