@@ -5,7 +5,7 @@ use std::time::Duration;
 use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
 
-use crate::peers::Setting;
+use crate::{paths::load::InnerCc, peers::Setting};
 
 /// What `--list` says after the rigs.
 pub(crate) const HELP: &str = "
@@ -17,6 +17,8 @@ pub(crate) const HELP: &str = "
 SCENARIO...       of `paths`: only these (--list names them)
 --quick           of `paths`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random ones
 --cuts N          of `paths`: how often a link is cut (as the scenario says: 10, 20 or 100)
+--runs N          of `paths`: how often each row is measured (3)
+--inner CC        of `paths`: the congestion control of inner TCP: cubic (default) or bbr
 --load N          of `memory`: seconds of load (60)
 ";
 
@@ -33,6 +35,10 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     /// How often the paths rig repeats events, where not as the scenario says.
     pub(crate) cuts: Option<u32>,
+    /// How often the paths rig measures each row, where not as usual.
+    pub(crate) runs: Option<u32>,
+    /// The congestion control of inner TCP in the paths rig.
+    pub(crate) inner: InnerCc,
     /// Load of the memory rig.
     pub(crate) load: Duration,
     /// Rounds of the peers rig.
@@ -55,6 +61,8 @@ impl Options {
             scenarios: Vec::new(),
             quick: false,
             cuts: None,
+            runs: None,
+            inner: InnerCc::default(),
             load: Duration::from_secs(60),
             rounds: 5,
             seconds: 2,
@@ -78,6 +86,8 @@ impl Options {
                 "--systems" => options.systems = chosen(words.next(), &System::ALL, System::name)?,
                 "--settings" => options.settings = chosen(words.next(), &Setting::ALL, Setting::name)?,
                 "--quick" => options.quick = true,
+                "--runs" => options.runs = Some(number()?),
+                "--inner" => options.inner = one(words.next(), &InnerCc::ALL, InnerCc::name)?,
                 "--cuts" => options.cuts = Some(number()?),
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
                 name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
@@ -102,6 +112,14 @@ fn chosen<T: Copy>(list: Option<&String>, all: &[T], name: fn(T) -> &'static str
     }
 }
 
+/// The one of `all` that a word names.
+fn one<T: Copy>(word: Option<&String>, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
+    match chosen(word, all, name)?[..] {
+        [one] => Ok(one),
+        _ => Err("name just one".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,7 +136,8 @@ mod tests {
         assert_eq!(options.rigs, ["peers", "speed"]);
         assert_eq!(options.systems, [System::Mpvpn, System::WireguardGo]);
         assert_eq!(options.settings, Setting::ALL);
-        let options = parse("lossy --quick --cuts 3 equal").expect("fine");
+        let options = parse("lossy --quick --cuts 3 equal --runs 2 --inner bbr").expect("fine");
+        assert_eq!((options.runs, options.inner), (Some(2), InnerCc::Bbr));
         assert_eq!(
             (options.scenarios, options.quick, options.cuts),
             (vec!["lossy".to_owned(), "equal".to_owned()], true, Some(3))
@@ -135,6 +154,7 @@ mod tests {
             "--systems",
             "--systems raw,x",
             "--settings lan",
+            "--inner reno",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

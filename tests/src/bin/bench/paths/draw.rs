@@ -27,7 +27,7 @@ pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
         "start",
         14,
         "#5c6773",
-        &format!("links: {}; inner TCP and QUIC: Cubic", links.join("  +  ")),
+        &format!("links: {}; inner TCP and QUIC: Cubic where not said", links.join("  +  ")),
     );
     let drawn = rows.iter().filter_map(|row| Some((row, row.runs.first()?)));
     let mut names: Vec<&String> = drawn.clone().flat_map(|(_, run)| run.curves.paths.keys()).collect();

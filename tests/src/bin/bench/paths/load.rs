@@ -1,5 +1,5 @@
-//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves. The
-//! congestion control of TCP and QUIC is Cubic.
+//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves, under
+//! Cubic.
 
 use std::{
     fs::{self, File},
@@ -21,18 +21,36 @@ pub(crate) const START_UP: u32 = 2;
 pub(crate) const STEP: Duration = quic_bulk::STEP;
 /// The same as iperf3 takes it, in seconds.
 const STEP_S: &str = "0.1";
-/// Every run names it, for both ends: what the machine has by default differs.
-const INNER_CC: &str = "cubic";
 /// Where iperf3 listens.
 const PORT: &str = "5201";
 /// UDP payload of inner datagrams, bytes.
 const DATAGRAM: &str = "1200";
 
+/// The congestion control of inner TCP. Every run names it, for both ends: what the machine has by default differs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum InnerCc {
+    #[default]
+    Cubic,
+    Bbr,
+}
+
+impl InnerCc {
+    pub(crate) const ALL: [Self; 2] = [Self::Cubic, Self::Bbr];
+
+    /// As the kernel calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Cubic => "cubic",
+            Self::Bbr => "bbr",
+        }
+    }
+}
+
 /// What is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Load {
     /// So many TCP flows.
-    Tcp(u32),
+    Tcp(u32, InnerCc),
     /// One QUIC connection with one stream.
     Quic,
     /// Datagrams at so many Mbit/s.
@@ -42,7 +60,8 @@ pub(crate) enum Load {
 impl Load {
     pub(crate) fn name(self) -> String {
         match self {
-            Self::Tcp(flows) => format!("{flows} TCP"),
+            Self::Tcp(flows, InnerCc::Cubic) => format!("{flows} TCP"),
+            Self::Tcp(flows, cc) => format!("{flows} TCP under {}", cc.name()),
             Self::Quic => "QUIC".to_owned(),
             Self::Udp(mbit) => format!("UDP, {mbit} Mbit/s"),
         }
@@ -168,7 +187,7 @@ impl Iperf {
         command.args(["-c", address, "-p", PORT, "-i", STEP_S]);
         command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string()]);
         match load {
-            Load::Tcp(flows) => command.args(["-C", INNER_CC, "-P", &flows.to_string()]),
+            Load::Tcp(flows, cc) => command.args(["-C", cc.name(), "-P", &flows.to_string()]),
             Load::Udp(mbit) => command.args(["-u", "-l", DATAGRAM, "-b", &format!("{mbit}M")]),
             Load::Quic => return Err("iperf3 knows no QUIC".to_owned()),
         };

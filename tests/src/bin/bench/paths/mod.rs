@@ -4,7 +4,7 @@
 mod draw;
 mod harm;
 mod judge;
-mod load;
+pub(crate) mod load;
 mod mptcp;
 mod plan;
 mod play;
@@ -29,6 +29,8 @@ use crate::{
 
 pub(crate) fn run(options: &Options) -> Outcome {
     let mut plan = if options.quick { Plan::QUICK } else { Plan::WHOLE };
+    plan.inner = options.inner;
+    plan.runs = options.runs.unwrap_or(plan.runs);
     plan.repeat = options.cuts.or(plan.repeat);
     plan.random_cuts = options.cuts.or(plan.random_cuts);
     let scenarios = Scenario::all().unwrap_or_else(|error| panic!("{error}"));

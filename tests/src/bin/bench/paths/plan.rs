@@ -7,7 +7,7 @@ use std::{
 
 use mpvpn_lab::scenario::Scenario;
 
-use super::load::{Load, START_UP};
+use super::load::{InnerCc, Load, START_UP};
 
 /// A stage, a server and its clients are there after so long.
 const SET_UP: Duration = Duration::from_secs(8);
@@ -25,17 +25,31 @@ pub(crate) struct Plan {
     pub(crate) most_flows: u32,
     /// How often events are repeated, where not as the scenario says.
     pub(crate) repeat: Option<u32>,
+    /// The congestion control of inner TCP.
+    pub(crate) inner: InnerCc,
     /// How many cuts are drawn, where they are random and not as many as the scenario says.
     pub(crate) random_cuts: Option<u32>,
 }
 
 impl Plan {
     /// How much is played by default.
-    pub(crate) const WHOLE: Self =
-        Self { runs: 3, seconds: None, most_flows: u32::MAX, repeat: None, random_cuts: None };
+    pub(crate) const WHOLE: Self = Self {
+        runs: 3,
+        seconds: None,
+        most_flows: u32::MAX,
+        repeat: None,
+        inner: InnerCc::Cubic,
+        random_cuts: None,
+    };
     /// How much is played in a hurry.
-    pub(crate) const QUICK: Self =
-        Self { runs: 1, seconds: Some(6), most_flows: 4, repeat: Some(3), random_cuts: Some(15) };
+    pub(crate) const QUICK: Self = Self {
+        runs: 1,
+        seconds: Some(6),
+        most_flows: 4,
+        repeat: Some(3),
+        inner: InnerCc::Cubic,
+        random_cuts: Some(15),
+    };
 
     /// The scenario as it is played.
     pub(crate) fn of(&self, scenario: Scenario) -> Scenario {
@@ -53,7 +67,7 @@ impl Plan {
     pub(crate) fn loads(&self, scenario: &Scenario) -> Vec<(Option<usize>, Load)> {
         let tcp = |most: u32| {
             let all = scenario.flows.iter().enumerate().filter(move |(_, flows)| **flows <= most);
-            all.map(|(index, flows)| (Some(index), Load::Tcp(*flows))).collect::<Vec<_>>()
+            all.map(|(index, flows)| (Some(index), Load::Tcp(*flows, self.inner))).collect::<Vec<_>>()
         };
         let few = tcp(self.most_flows);
         let mut loads = if few.is_empty() { tcp(u32::MAX) } else { few };
@@ -97,7 +111,7 @@ impl Plan {
             time += calm * rows;
         }
         if Self::compares(scenario) {
-            let tcp = loads.iter().filter(|(_, load)| matches!(load, Load::Tcp(_))).count() as u32;
+            let tcp = loads.iter().filter(|(_, load)| matches!(load, Load::Tcp(..))).count() as u32;
             time += calm * self.runs * tcp * scenario.directions.len() as u32;
             if scenario.links.len() > 1 {
                 let alone = scenario.directions.iter().map(|way| scenario.candidates(*way).len()).max();
