@@ -7,7 +7,7 @@ use bytes::{Buf, Bytes};
 use mpvpn_class::Queued;
 use mpvpn_lane::{Label, Numbers, Reorder, ReorderStats};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
-use mpvpn_packet::Arena;
+use mpvpn_packet::{Arena, ip, protocol};
 use mpvpn_quic::{Connection, DATAGRAM_OVERHEAD, PathView, Tracked};
 use mpvpn_types::{Duration, Instant, PathId};
 
@@ -33,10 +33,13 @@ const REPAIR_TIME: Duration = Duration::from_millis(8);
 const SLACK: Duration = Duration::from_millis(4);
 /// The most that can be asked of the far end.
 const MOST_PATIENCE: Duration = Duration::from_millis(500);
-/// Flows that do not need order get it all the same above this rate (bytes in 100 ms, twice): those are
-/// downloads over QUIC, not calls.
+/// Flows of UDP get order above this rate (bytes in 100 ms, twice): those are downloads, not calls.
 const BULK: u32 = 200_000;
 const METER_STEP: Duration = Duration::from_millis(100);
+/// A flow of QUIC is forgotten after so many steps of silence.
+const QUIC_STEPS: u32 = 600;
+/// Versions of QUIC (RFC 9000, RFC 9369).
+const QUIC_VERSIONS: [u32; 2] = [1, 0x6b33_43cf];
 
 /// Counters of repair and order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -135,14 +138,14 @@ impl Sequencer {
     /// The datagram of a packet that has waited behind the prefix `plain`.
     pub(super) fn label(&mut self, now: Instant, packet: &Queued, plain: &DatagramPrefix) -> Bytes {
         let bucket = Numbers::bucket(packet.flow);
+        let payload = &packet.data[plain.as_ref().len()..];
         let label = Label {
             bucket,
-            ordered: packet.ordered || self.meter.is_bulk(now, bucket, packet.data.len()),
+            ordered: packet.ordered || self.meter.wants_order(now, bucket, payload),
             patience: self.patience,
             number: self.numbers.take(bucket),
         };
         self.counters.numbered += 1;
-        let payload = &packet.data[plain.as_ref().len()..];
         let prefix = self.prefix.as_ref();
         let room = self.arena.room(prefix.len() + Label::LEN + payload.len());
         room.extend_from_slice(prefix);
@@ -234,10 +237,14 @@ struct Metered {
     /// Bytes, halved each step.
     sum: u32,
     bulk: bool,
+    /// It began as QUIC does.
+    quic: bool,
 }
 
 impl Meter {
-    fn is_bulk(&mut self, now: Instant, bucket: u16, bytes: usize) -> bool {
+    /// Whether overtaking hurts the flow of a packet that is not TCP's. QUIC takes what is overtaken by three
+    /// packets for lost (RFC 9002 §6.1.1), and would never become quick enough to be told by its rate.
+    fn wants_order(&mut self, now: Instant, bucket: u16, packet: &[u8]) -> bool {
         if self.sequences.is_empty() {
             self.sequences = vec![Metered::default(); mpvpn_lane::BUCKETS as usize];
         }
@@ -245,14 +252,30 @@ impl Meter {
         let step = (now.saturating_duration_since(origin).as_millis() / METER_STEP.as_millis()) as u32;
         let Some(metered) = self.sequences.get_mut(usize::from(bucket)) else { return false };
         if step != metered.last {
+            metered.quic &= step.saturating_sub(metered.last) < QUIC_STEPS;
             metered.sum = metered.sum.checked_shr(step.saturating_sub(metered.last)).unwrap_or(0);
             metered.last = step;
             metered.bulk &= metered.sum > BULK / 4;
         }
-        metered.sum = metered.sum.saturating_add(bytes as u32);
+        metered.sum = metered.sum.saturating_add(packet.len() as u32);
         metered.bulk |= metered.sum > BULK;
-        metered.bulk
+        metered.quic = metered.quic || begins_quic(packet);
+        metered.bulk || metered.quic
     }
+}
+
+/// Whether an IP packet carries a QUIC packet with a long header, as connections begin (RFC 9000 §17.2).
+fn begins_quic(packet: &[u8]) -> bool {
+    const UDP_HEADER: usize = 8;
+    let Ok(view) = ip::parse(packet) else { return false };
+    if view.protocol() != protocol::UDP || !view.has_transport_header() {
+        return false;
+    }
+    let Some([first, version @ ..]) = view.transport().get(UDP_HEADER..).and_then(<[u8]>::first_chunk::<5>)
+    else {
+        return false;
+    };
+    first & 0xc0 == 0xc0 && QUIC_VERSIONS.contains(&u32::from_be_bytes(*version))
 }
 
 #[cfg(test)]
@@ -265,10 +288,37 @@ mod tests {
         let mut meter = Meter::default();
         let mut bulk = |bucket, interval_ms, bytes| {
             let packets = (0..2000u64).map(|n| start + Duration::from_millis(n * interval_ms));
-            packets.map(|at| meter.is_bulk(at, bucket, bytes)).filter(|bulk| *bulk).count()
+            let packet = vec![0; bytes];
+            packets.map(|at| meter.wants_order(at, bucket, &packet)).filter(|bulk| *bulk).count()
         };
         assert_eq!(bulk(1, 20, 200), 0, "50 packets/s of 200 bytes");
         assert_eq!(bulk(2, 2, 1200), 0, "4.8 Mbit/s");
         assert!(bulk(3, 1, 1400) > 1500, "11 Mbit/s");
+    }
+
+    /// A datagram with such a payload, from one host to another.
+    fn datagram(payload: &[u8]) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 0, 0, 0, 0, 0, 64, protocol::UDP, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1];
+        packet.extend([0x9c, 0x40, 0x01, 0xbb, 0, 8 + payload.len() as u8, 0, 0]);
+        packet.extend(payload);
+        let len = packet.len() as u16;
+        packet[2..4].copy_from_slice(&len.to_be_bytes());
+        packet
+    }
+
+    #[test]
+    fn a_flow_that_begins_as_quic_is_kept_in_order_from_then_on() {
+        let now = Instant::now();
+        let later = |seconds| now + Duration::from_secs(seconds);
+        let mut meter = Meter::default();
+        let short = datagram(&[0x40; 30]);
+        assert!(!meter.wants_order(now, 1, &short));
+        assert!(meter.wants_order(now, 1, &datagram(&[0xc3, 0, 0, 0, 1, 8, 7, 7])));
+        assert!(meter.wants_order(later(1), 1, &short) && meter.wants_order(later(50), 1, &short));
+        assert!(!meter.wants_order(later(50), 2, &short), "another flow");
+        assert!(!meter.wants_order(later(111), 1, &short), "a minute of silence");
+        for other in [&[0xc3, 0, 0, 0, 9, 8, 7, 7][..], &[0x43, 0, 0, 0, 1, 8], &[0xc3, 0, 0, 0], &[]] {
+            assert!(!meter.wants_order(later(111), 3, &datagram(other)), "{other:?}");
+        }
     }
 }
