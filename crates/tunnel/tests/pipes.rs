@@ -109,10 +109,15 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
             "{cc}, {flows} flows {way:?}: {:.1} and {:.1} Mbit/s, {:?} and {:?}",
             one.mbit, four.mbit, one.ping, four.ping
         );
-        assert!(four.mbit >= 0.97 * one.mbit, "{cc}, {flows}, {way:?}: {} of {} Mbit/s", four.mbit, one.mbit);
-        // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over paths: its
-        // delay grows, but never beyond the link's queue.
-        let most = if cc == Cc::Bbr { one.ping + 4 * MS } else { 70 * MS };
+        // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over paths: more
+        // is lost then and its delay grows, but never beyond the link's queue.
+        let (least, most) = if cc == Cc::Bbr { (0.97, one.ping + 4 * MS) } else { (0.94, 70 * MS) };
+        assert!(
+            four.mbit >= least * one.mbit,
+            "{cc}, {flows}, {way:?}: {} of {} Mbit/s",
+            four.mbit,
+            one.mbit
+        );
         assert!(four.ping <= most, "{cc}, {flows}, {way:?}: {:?}, {:?}", four.ping, one.ping);
     }
 }
