@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_class::{FqCodel, QueueConfig, Queued};
-use mpvpn_path::{Dispatcher, Load, PathInfo, PathState, Scheduler};
+use mpvpn_path::{Dispatcher, Load, PathInfo, PathState, Scheduler, Want};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 /// Packets that are moved while instructions are counted.
@@ -78,7 +78,7 @@ impl Dispatch {
         // The flow table knows all of them; few packets wait, as in a tunnel that keeps up.
         for flow in 0..flows {
             dispatcher.push(now, Queued { ordered, ..packet(flow) });
-            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), true)));
+            (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), Want::Any)));
         }
         let next = (0..BATCH as u32).map(|n| flows - 1 - n * 37 % flows.min(4000));
         let next = next.map(|flow| Queued { ordered, ..packet(flow) }).collect();
@@ -92,7 +92,7 @@ impl Dispatch {
         }
         let mut count = 0;
         for id in (0..self.paths).map(PathId) {
-            while self.dispatcher.pop(self.now, id, true).is_some() {
+            while self.dispatcher.pop(self.now, id, Want::Any).is_some() {
                 count += 1;
             }
         }

@@ -36,6 +36,28 @@ pub enum Load {
     Full,
 }
 
+/// Which packets a path may be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Want {
+    /// Every one that waits: nothing would arrive earlier on another path.
+    Any,
+    /// Not those of flows that send little: they are left for the best path, which is another one.
+    Standing,
+    /// Only those of flows that stay on this path.
+    Own,
+}
+
+impl Want {
+    /// The next packet of the queue that all paths share.
+    fn of(self, shared: &mut FqCodel, now: Instant) -> Option<Queued> {
+        match self {
+            Self::Any => shared.pop(now),
+            Self::Standing => shared.pop_standing(now),
+            Self::Own => None,
+        }
+    }
+}
+
 /// Holds the packets of a session until a path has room for them.
 ///
 /// One shared queue for packets that may take any path, and one queue a path for flows that stay
@@ -214,22 +236,21 @@ impl Dispatcher {
         self.eligible.iter().map(|path| path.rate).max().unwrap_or(0).max(4) / 4
     }
 
-    /// The packet that `path` should carry next. Packets of flows that send little are left for the best
-    /// path, if this is another one.
-    pub fn pop(&mut self, now: Instant, path: PathId, best: bool) -> Option<Queued> {
+    /// The packet that `path` should carry next, of those that `want` leaves to it.
+    pub fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<Queued> {
         if !self.is_eligible(path) {
             return None;
         }
         let Some(lane) = self.pinned.get_mut(&path) else {
-            return if best { self.shared.pop(now) } else { self.shared.pop_standing(now) };
+            return want.of(&mut self.shared, now);
         };
-        if (lane.turn > 0 || self.shared.is_empty())
+        if (lane.turn > 0 || want == Want::Own || self.shared.is_empty())
             && let Some(packet) = lane.queue.pop(now)
         {
             lane.turn = lane.turn.saturating_sub(packet.data.len());
             return Some(packet);
         }
-        let packet = self.shared.pop(now);
+        let packet = want.of(&mut self.shared, now);
         match &packet {
             // The lane's next turn is as long as what the shared queue was given in between.
             Some(packet) => lane.turn = (lane.turn + packet.data.len()).min(TURN),
@@ -319,8 +340,8 @@ mod tests {
         let (mut dispatcher, now) = dispatcher(Scheduler::Failover, &paths);
         assert_eq!(dispatcher.order().collect::<Vec<_>>(), [PathId(1)]);
         dispatcher.push(now, packet(1, 1, ORDERED));
-        assert!(dispatcher.pop(now, PathId(2), true).is_none());
-        assert!(dispatcher.pop(now, PathId(1), true).is_some());
+        assert!(dispatcher.pop(now, PathId(2), Want::Any).is_none());
+        assert!(dispatcher.pop(now, PathId(1), Want::Any).is_some());
     }
 
     #[test]
@@ -334,7 +355,7 @@ mod tests {
         }
         for id in [PathId(0), PathId(1)] {
             let mut seen = BTreeMap::<u32, u8>::new();
-            while let Some(packet) = dispatcher.pop(now, id, true) {
+            while let Some(packet) = dispatcher.pop(now, id, Want::Any) {
                 let next = seen.entry(packet.flow).or_default();
                 assert_eq!(packet.data[0], *next, "flow {} out of order", packet.flow);
                 *next += 1;
@@ -342,6 +363,21 @@ mod tests {
             assert_eq!(seen.len(), 4, "half of the flows belong on each path");
             assert!(seen.values().all(|n| *n == 5));
         }
+    }
+
+    #[test]
+    fn a_path_gets_its_own_packets_and_leaves_those_that_may_take_any() {
+        let paths = [path(0, 20, PathState::Active), path(1, 30, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        dispatcher.push(now, packet(1, 1, FREE));
+        for flow in 2..4 {
+            dispatcher.push(now, packet(flow, 1, ORDERED));
+        }
+        for id in [PathId(0), PathId(1)] {
+            assert_eq!(dispatcher.pop(now, id, Want::Own).map(|packet| packet.flow), Some(2 + id.0));
+            assert_eq!(dispatcher.pop(now, id, Want::Own).map(|packet| packet.flow), None);
+        }
+        assert_eq!(dispatcher.pop(now, PathId(1), Want::Any).map(|packet| packet.flow), Some(1));
     }
 
     #[test]
@@ -353,7 +389,7 @@ mod tests {
         }
         dispatcher.set_paths(now, &[path(0, 20, PathState::Down), path(1, 30, PathState::Active)]);
         let mut moved = 0;
-        while dispatcher.pop(now, PathId(1), true).is_some() {
+        while dispatcher.pop(now, PathId(1), Want::Any).is_some() {
             moved += 1;
         }
         assert_eq!((moved, dispatcher.bytes()), (4, 0));
@@ -366,7 +402,7 @@ mod tests {
         for flow in 0..8 {
             dispatcher.push(now, packet(flow, 0, ORDERED));
         }
-        while dispatcher.pop(now, PathId(0), true).is_some() {}
+        while dispatcher.pop(now, PathId(0), Want::Any).is_some() {}
         dispatcher.set_paths(now, &both);
         for flow in 0..8 {
             dispatcher.push(now, packet(flow, 1, ORDERED));
@@ -418,8 +454,10 @@ mod tests {
             dispatcher.push(now, packet(1, n, ORDERED));
             dispatcher.push(now, packet(2, n, FREE));
         }
-        let first: Vec<u32> =
-            std::iter::from_fn(|| dispatcher.pop(now, PathId(0), true)).take(200).map(|p| p.flow).collect();
+        let first: Vec<u32> = std::iter::from_fn(|| dispatcher.pop(now, PathId(0), Want::Any))
+            .take(200)
+            .map(|p| p.flow)
+            .collect();
         let free = first.iter().filter(|flow| **flow == 2).count();
         assert!((60..=140).contains(&free), "{free} of the first 200 are free packets");
     }
@@ -433,7 +471,7 @@ mod tests {
         }
         dispatcher.set_numbered(now, true);
         let first: Vec<u8> =
-            [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, true).unwrap().data[0]).into();
+            [PathId(0), PathId(1)].map(|id| dispatcher.pop(now, id, Want::Any).unwrap().data[0]).into();
         assert_eq!(first, [0, 1]);
     }
 
@@ -445,11 +483,11 @@ mod tests {
             dispatcher.push(now, packet(1, n, FREE));
         }
         for _ in 0..4 {
-            dispatcher.pop(now, PathId(0), true).unwrap();
+            dispatcher.pop(now, PathId(0), Want::Any).unwrap();
         }
         dispatcher.push(now, packet(2, 0, FREE));
-        assert_eq!(dispatcher.pop(now, PathId(1), false).unwrap().flow, 1);
-        assert_eq!(dispatcher.pop(now, PathId(0), true).unwrap().flow, 2);
+        assert_eq!(dispatcher.pop(now, PathId(1), Want::Standing).unwrap().flow, 1);
+        assert_eq!(dispatcher.pop(now, PathId(0), Want::Any).unwrap().flow, 2);
     }
 
     #[test]
@@ -458,6 +496,6 @@ mod tests {
         let mut dispatcher = Dispatcher::new(Scheduler::Auto, QueueConfig::default());
         dispatcher.push(now, packet(1, 1, ORDERED));
         dispatcher.set_paths(now, &[path(0, 10, PathState::Active)]);
-        assert!(dispatcher.pop(now, PathId(0), true).is_some());
+        assert!(dispatcher.pop(now, PathId(0), Want::Any).is_some());
     }
 }

@@ -26,7 +26,7 @@ mod scheduler;
 mod tiers;
 
 pub use choice::{Choice, Offer, Pick, first_to_arrive};
-pub use dispatch::{Dispatcher, Load, PathInfo};
+pub use dispatch::{Dispatcher, Load, PathInfo, Want};
 pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;
 pub use quota::{Day, Month};

@@ -345,7 +345,7 @@ impl Liveness {
 
     /// When silence means death; `None` while no dense heartbeats may be expected.
     fn deadline(&self, now: Instant) -> Option<Instant> {
-        if !matches!(self.state, State::Alive { .. }) || !self.is_dense(now) {
+        if !self.is_alive() || !self.is_dense(now) {
             return None;
         }
         // The far end learns a one-way delay late that data moves, and answers as late.

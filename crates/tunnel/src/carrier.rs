@@ -19,7 +19,7 @@ use mpvpn_packet::{
     protocol, split,
 };
 use mpvpn_path::{
-    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers,
+    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers, Want,
 };
 use mpvpn_quic::{Connection, Local, PathStatus, Tracked, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
@@ -420,31 +420,49 @@ impl Carrier {
         let scheduler = self.dispatcher.scheduler();
         let mut moved = false;
         while let Some(pick) = self.choice.pick(scheduler, offers, self.dispatcher.bytes() as u64) {
-            let offer = &mut offers[pick.at];
-            let mut left = offer.room.min(turn(scheduler, offer.room));
-            let (id, turn) = (offer.id, left);
-            let mut dry = false;
-            while left > 0 {
-                let Some(packet) = self.dispatcher.pop(now, id, pick.best) else {
-                    dry = true;
-                    break;
-                };
-                let took = self.carry(now, connection, packet, id, max, offers);
-                left = left.saturating_sub(took);
-                moved |= took > 0;
-            }
-            let offer = &mut offers[pick.at];
-            self.choice.charge(scheduler, offer, turn - left);
-            offer.take(turn - left);
-            if dry {
-                offer.room = 0;
+            let want = if pick.best { Want::Any } else { Want::Standing };
+            let (some, all) = self.give(now, connection, max, offers, pick.at, want);
+            moved |= some;
+            if all {
+                offers[pick.at].room = 0;
                 // What is left is for the best path, or there is nothing left.
                 if pick.best {
                     break;
                 }
             }
         }
+        // What may take one path only waits for no other.
+        for at in 0..offers.len() {
+            moved |= self.give(now, connection, max, offers, at, Want::Own).0;
+        }
         moved
+    }
+
+    /// Moves a turn's packets to the path of `offers[at]`; whether any moved, and whether these were all that
+    /// it wants.
+    fn give(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        max: usize,
+        offers: &mut [Offer],
+        at: usize,
+        want: Want,
+    ) -> (bool, bool) {
+        let scheduler = self.dispatcher.scheduler();
+        let Offer { id, room, .. } = offers[at];
+        let most = if want == Want::Own { room } else { room.min(turn(scheduler, room)) };
+        let mut taken = 0;
+        let mut all = false;
+        while taken < most && !all {
+            match self.dispatcher.pop(now, id, want) {
+                Some(packet) => taken += self.carry(now, connection, packet, id, max, offers),
+                None => all = true,
+            }
+        }
+        self.choice.charge(scheduler, &offers[at], taken);
+        offers[at].take(taken);
+        (taken > 0, all)
     }
 
     /// Queues a packet for a path, and under `redundant` its copies for the others; returns the bytes that

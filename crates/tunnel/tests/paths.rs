@@ -22,7 +22,7 @@ use world::{MS, TOKEN, World, tcp::Flow};
 const START_UP: Duration = Duration::from_secs(2);
 
 /// How long goodput is counted where nothing happens to the links.
-const TIME: Duration = Duration::from_secs(5);
+const TIME: Duration = Duration::from_secs(8);
 
 /// How many of the random cuts are played.
 const CUTS: u32 = 8;

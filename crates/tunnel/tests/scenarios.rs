@@ -59,6 +59,30 @@ fn a_first_link_without_internet_does_not_matter() {
 }
 
 #[test]
+fn flows_that_keep_their_paths_wait_for_no_other() {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Flow, &[(100, 12 * MS), (100, 14 * MS)]);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    let before: Vec<u64> = sent(&mut world, client);
+    for port in 4000..4020 {
+        let from = SocketAddr::new(world.address(client, true), port);
+        let packet = build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[1; 1000]);
+        world.client_sends(client, packet);
+        world.run(30 * MS);
+        assert_eq!(world.at_server.drain(..).count(), 1, "a packet of port {port} arrives at once");
+    }
+    for (before, after) in before.into_iter().zip(sent(&mut world, client)) {
+        assert!(after > before + 5_000, "both paths were used: {} bytes", after - before);
+    }
+}
+
+fn sent(world: &mut World, client: usize) -> Vec<u64> {
+    let now = world.now;
+    world.machines[client].client.report(now).paths.iter().map(|path| path.view.tx_bytes).collect()
+}
+
+#[test]
 fn silent_loss_of_a_link_costs_less_than_a_tenth_of_a_second_and_it_comes_back() {
     for (up, down) in [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0)] {
         let (mut world, client) = two_links();

@@ -1,5 +1,5 @@
-//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves, under
-//! Cubic.
+//! One run of traffic over whatever lies between client and server: TCP and UDP by iperf3, QUIC by ourselves,
+//! under Cubic.
 
 use std::{
     fs::{self, File},

@@ -6,6 +6,7 @@ use std::{
 };
 
 use mpvpn_lab::scenario::Scenario;
+use mpvpn_types::panic_text;
 
 use super::load::{InnerCc, Load, START_UP};
 
@@ -124,10 +125,7 @@ impl Plan {
 
 /// What `task` came to. One that panics has failed like any other: the next ones have their turn.
 pub(crate) fn caught<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        Err(text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned())
-    })
+    catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
 }
 
 #[cfg(test)]

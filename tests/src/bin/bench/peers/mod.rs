@@ -15,6 +15,7 @@ use std::{
 };
 
 use mpvpn_tests::system::System;
+use mpvpn_types::panic_text;
 
 pub(crate) use self::setting::Setting;
 use self::{
@@ -67,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
                 match catch_unwind(AssertUnwindSafe(|| session.run())) {
                     Ok(Ok(())) => {}
                     Ok(Err(why)) => notes.fail(turn, why),
-                    Err(panic) => notes.fail(turn, text_of(&*panic)),
+                    Err(panic) => notes.fail(turn, panic_text(&*panic).to_owned()),
                 }
                 eprintln!("    {:<13} took {} s", system.name(), began.elapsed().as_secs());
             }
@@ -84,9 +85,4 @@ fn in_turn(systems: &[System], round: u32) -> Vec<System> {
         systems.rotate_left(first);
     }
     systems
-}
-
-fn text_of(panic: &dyn std::any::Any) -> String {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").to_owned()
 }
