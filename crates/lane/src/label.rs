@@ -1,3 +1,4 @@
+use bytes::BufMut;
 use mpvpn_types::Duration;
 
 /// Flows share this many sequences of numbers.
@@ -5,6 +6,7 @@ pub const BUCKETS: u32 = 1 << 12;
 /// Numbers are taken modulo this.
 pub(crate) const MODULUS: u32 = 1 << 24;
 const ORDERED: u16 = 1 << 15;
+const IN_PARTS: u16 = 1 << 14;
 /// The unit of [`Label::patience`] on the wire.
 const PATIENCE_MS: u64 = 4;
 
@@ -12,7 +14,8 @@ const PATIENCE_MS: u64 = 4;
 ///
 /// ```text
 /// bit 15      1 if the packet waits for its predecessors
-/// bits 12-14  0
+/// bit 14      1 if this is a part of the packet: a byte that says which one follows
+/// bits 12-13  0
 /// bits 0-11   bucket: which sequence the number belongs to
 /// 1 byte      patience in units of 4 ms
 /// 3 bytes     number
@@ -27,41 +30,83 @@ pub struct Label {
     pub patience: Duration,
     /// Its place in the sequence, modulo 2^24.
     pub number: u32,
+    /// Which part of the packet this is, if it does not travel whole.
+    pub part: Option<Part>,
 }
 
-/// A datagram that ends inside its label.
+/// Which part of a packet a datagram carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Counted from 0; at most `last`.
+    pub index: u8,
+    /// The index of the last part, at most [`Part::MOST`].
+    pub last: u8,
+}
+
+impl Part {
+    /// Bytes that a label is longer with it.
+    pub const LEN: usize = 1;
+    /// The greatest index.
+    pub const MOST: u8 = 15;
+}
+
+/// What is no label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a label has 6 bytes, got {0}")]
-pub struct TooShort(pub usize);
+pub enum LabelError {
+    /// It ends inside its label.
+    #[error("a label has 6 bytes, 7 with a part; got {0}")]
+    TooShort(usize),
+    /// There is no such part.
+    #[error("part {} of {}", .0.index, .0.last)]
+    NoSuchPart(Part),
+}
 
 impl Label {
-    /// Bytes of a label.
+    /// Bytes of a label of a whole packet.
     pub const LEN: usize = 6;
 
-    /// The bytes on the wire. Patience is rounded up, and cut to what fits.
+    /// Writes the bytes to the end of `out`. Patience is rounded up, and cut to what fits.
     #[inline]
-    pub fn encode(&self) -> [u8; Self::LEN] {
-        let first = (self.bucket & (BUCKETS as u16 - 1)) | if self.ordered { ORDERED } else { 0 };
+    pub fn encode(&self, out: &mut impl BufMut) {
+        let mut first = self.bucket & (BUCKETS as u16 - 1);
+        first |= if self.ordered { ORDERED } else { 0 };
+        first |= if self.part.is_some() { IN_PARTS } else { 0 };
         let patience = (self.patience.as_millis() as u64).div_ceil(PATIENCE_MS).min(255) as u8;
         let [_, a, b, c] = self.number.to_be_bytes();
         let [high, low] = first.to_be_bytes();
-        [high, low, patience, a, b, c]
+        out.put_slice(&[high, low, patience, a, b, c]);
+        if let Some(Part { index, last }) = self.part {
+            out.put_u8(index << 4 | last & Part::MOST);
+        }
     }
 
-    /// Reads the label at the start of `bytes`. Bits that have no meaning yet are ignored.
+    /// Reads the label at the start of `bytes`; also returns how long it is. Bits that have no meaning yet are
+    /// ignored.
     ///
     /// # Errors
-    /// If there are fewer than [`Self::LEN`] bytes.
+    /// If it is not whole, or of a part beyond the last.
     #[inline]
-    pub fn decode(bytes: &[u8]) -> Result<Self, TooShort> {
-        let [high, low, patience, a, b, c] = *bytes.first_chunk().ok_or(TooShort(bytes.len()))?;
+    pub fn decode(bytes: &[u8]) -> Result<(Self, usize), LabelError> {
+        let too_short = || LabelError::TooShort(bytes.len());
+        let [high, low, patience, a, b, c] = *bytes.first_chunk().ok_or_else(too_short)?;
         let first = u16::from_be_bytes([high, low]);
-        Ok(Self {
+        let mut label = Self {
             bucket: first & (BUCKETS as u16 - 1),
             ordered: first & ORDERED != 0,
             patience: Duration::from_millis(u64::from(patience) * PATIENCE_MS),
             number: u32::from_be_bytes([0, a, b, c]),
-        })
+            part: None,
+        };
+        if first & IN_PARTS == 0 {
+            return Ok((label, Self::LEN));
+        }
+        let byte = bytes.get(Self::LEN).ok_or_else(too_short)?;
+        let part = Part { index: byte >> 4, last: byte & Part::MOST };
+        if part.index > part.last {
+            return Err(LabelError::NoSuchPart(part));
+        }
+        label.part = Some(part);
+        Ok((label, Self::LEN + Part::LEN))
     }
 }
 
@@ -70,21 +115,44 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn encoded(label: Label) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        label.encode(&mut bytes);
+        bytes
+    }
+
+    fn any_part() -> impl Strategy<Value = Option<Part>> {
+        prop::option::of(
+            (0..=Part::MOST).prop_flat_map(|last| (0..=last).prop_map(move |index| Part { index, last })),
+        )
+    }
+
     proptest! {
         #[test]
-        fn a_label_is_read_back(bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS) {
+        fn a_label_is_read_back(
+            bucket in 0..BUCKETS as u16, ordered: bool, units in 0..256u64, number in 0..MODULUS, part in any_part(),
+        ) {
             let patience = Duration::from_millis(units * PATIENCE_MS);
-            let label = Label { bucket, ordered, patience, number };
-            prop_assert_eq!(Label::decode(&label.encode()), Ok(label));
+            let label = Label { bucket, ordered, patience, number, part };
+            let bytes = encoded(label);
+            prop_assert_eq!(Label::decode(&bytes), Ok((label, bytes.len())));
+            prop_assert_eq!(Label::decode(&bytes[..bytes.len() - 1]), Err(LabelError::TooShort(bytes.len() - 1)));
         }
     }
 
     #[test]
     fn patience_is_rounded_up_and_cut() {
-        let with = |patience| Label { bucket: 1, ordered: true, patience, number: 2 };
-        let back = |ms| Label::decode(&with(Duration::from_millis(ms)).encode()).unwrap().patience;
+        let with = |patience| Label { bucket: 1, ordered: true, patience, number: 2, part: None };
+        let back = |ms| Label::decode(&encoded(with(Duration::from_millis(ms)))).unwrap().0.patience;
         assert_eq!(back(1), Duration::from_millis(4));
         assert_eq!(back(5000), Duration::from_millis(1020));
-        assert_eq!(Label::decode(&[0; 5]), Err(TooShort(5)));
+    }
+
+    #[test]
+    fn a_part_beyond_the_last_is_refused() {
+        let beyond = Part { index: 3, last: 2 };
+        let label =
+            Label { bucket: 1, ordered: true, patience: Duration::ZERO, number: 2, part: Some(beyond) };
+        assert_eq!(Label::decode(&encoded(label)), Err(LabelError::NoSuchPart(beyond)));
     }
 }

@@ -14,10 +14,12 @@
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+mod join;
 mod label;
 mod number;
 mod reorder;
 
-pub use label::{BUCKETS, Label, TooShort};
+pub use join::Join;
+pub use label::{BUCKETS, Label, LabelError, Part};
 pub use number::Numbers;
 pub use reorder::{Reorder, ReorderStats};

@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, PathId};
+use mpvpn_types::{Duration, Instant, PathId};
 
 use crate::Scheduler;
 
@@ -9,6 +9,9 @@ const MOST_APART: Duration = Duration::from_millis(60);
 const NOISE: Duration = Duration::from_millis(1);
 /// Nobody may save up more than this (seconds of a path's rate) while others carry everything.
 const MOST_SAVED: f64 = 0.05;
+/// A packet of [`Scheduler::Redundant`] waits no longer for room on a second path: a path with nothing to slow it
+/// has room several times in this.
+const COMPANY: Duration = Duration::from_millis(5);
 
 /// What a path can do for the next packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +28,6 @@ pub struct Offer {
     pub rate: u64,
     /// Share of the work that it shall have under [`Scheduler::Weighted`].
     pub weight: u32,
-    /// Nothing has been heard on it for some time: nothing should wait for it.
-    pub quiet: bool,
 }
 
 impl Offer {
@@ -60,6 +61,8 @@ pub struct Pick {
 pub struct Choice {
     /// Work done by each path, in seconds of its rate or in bytes a unit of weight.
     work: Vec<(PathId, f64)>,
+    /// Since when a packet could be sent once, but not a second time.
+    lonely: Option<Instant>,
 }
 
 impl Choice {
@@ -70,16 +73,41 @@ impl Choice {
 
     /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to
     /// wait. `offers` are in the order of preference of the scheduler.
-    pub fn pick(&mut self, scheduler: Scheduler, offers: &[Offer], backlog: u64) -> Option<Pick> {
+    pub fn pick(
+        &mut self,
+        now: Instant,
+        scheduler: Scheduler,
+        offers: &[Offer],
+        backlog: u64,
+    ) -> Option<Pick> {
         let at = match scheduler {
             Scheduler::Auto => return earliest(offers, backlog),
-            Scheduler::Redundant => first_with_company(offers),
+            Scheduler::Redundant => self.first_with_company(now, offers),
             Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => {
                 offers.iter().position(|offer| offer.room > 0)
             }
             Scheduler::Balanced | Scheduler::Weighted => self.least_worked(scheduler, offers),
         };
         at.map(|at| Pick { at, best: true })
+    }
+
+    /// When [`Self::pick`] decides otherwise, whatever happens to the paths.
+    pub fn poll_timeout(&self, now: Instant) -> Option<Instant> {
+        self.lonely.map(|since| since + COMPANY).filter(|at| *at > now)
+    }
+
+    /// The place of the path on which a packet that is sent now arrives first, if there is room for a copy on a
+    /// second one, or has been none for some time. Nobody waits for a path that is so slow that it could copy no
+    /// more than half.
+    fn first_with_company(&mut self, now: Instant, offers: &[Offer]) -> Option<usize> {
+        let at = first_to_arrive(offers)?;
+        let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
+        if others().any(|offer| offer.room > 0) || !others().any(|offer| offer.rate >= offers[at].rate / 2) {
+            self.lonely = None;
+            return Some(at);
+        }
+        let since = *self.lonely.get_or_insert(now);
+        (now >= since + COMPANY).then_some(at)
     }
 
     /// A path was given `bytes` bytes.
@@ -136,16 +164,6 @@ fn earliest(offers: &[Offer], backlog: u64) -> Option<Pick> {
     worth.then_some(Pick { at, best: false })
 }
 
-/// The place of the path on which a packet that is sent now arrives first, if there is room for a copy on a second
-/// one. Nobody waits for a path that is silent, or so slow that it could copy no more than half.
-fn first_with_company(offers: &[Offer]) -> Option<usize> {
-    let at = first_to_arrive(offers)?;
-    let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
-    let awaited = |offer: &Offer| !offer.quiet && offer.rate >= offers[at].rate / 2;
-    let company = others().any(|offer| offer.room > 0) || !others().any(awaited);
-    company.then_some(at)
-}
-
 /// The place of the path on which a packet that is sent now arrives first, of those with room.
 pub fn first_to_arrive(offers: &[Offer]) -> Option<usize> {
     let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
@@ -164,21 +182,20 @@ mod tests {
             ahead: 0,
             rate: mbit * 125_000,
             weight: 1,
-            quiet: false,
         }
     }
 
     /// Sends some packets each millisecond, for a second, on paths that have room for what their rate
     /// carries; shares of what was sent.
     fn run(scheduler: Scheduler, mut offers: Vec<Offer>, packets: u32) -> Vec<f64> {
-        let mut choice = Choice::new();
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let mut sent = vec![0u64; offers.len()];
         for _ in 0..1000 {
             for offer in &mut offers {
                 offer.room = (offer.room + offer.rate / 1000).min(offer.rate / 200);
             }
             for _ in 0..packets {
-                let Some(Pick { at, .. }) = choice.pick(scheduler, &offers, 1 << 20) else { break };
+                let Some(Pick { at, .. }) = choice.pick(now, scheduler, &offers, 1 << 20) else { break };
                 offers[at].room = offers[at].room.saturating_sub(1400);
                 sent[at] += 1400;
                 choice.charge(scheduler, &offers[at], 1400);
@@ -190,43 +207,49 @@ mod tests {
 
     #[test]
     fn auto_takes_the_path_on_which_a_packet_arrives_first() {
-        let mut choice = Choice::new();
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let mut offers = [offer(0, 20, 100, 9000), offer(1, 5, 10, 9000)];
-        assert_eq!(choice.pick(Scheduler::Auto, &offers, 1400), Some(Pick { at: 1, best: true }));
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), Some(Pick { at: 1, best: true }));
         offers[1].ahead = 40_000;
-        assert_eq!(choice.pick(Scheduler::Auto, &offers, 1400), Some(Pick { at: 0, best: true }));
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), Some(Pick { at: 0, best: true }));
     }
 
     #[test]
     fn auto_spills_over_only_when_that_is_quicker_than_waiting() {
-        let mut choice = Choice::new();
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let offers = [offer(0, 5, 100, 0), offer(1, 15, 80, 9000)];
-        assert_eq!(choice.pick(Scheduler::Auto, &offers, 14_000), None);
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 14_000), None);
         // 10 ms of the first path's rate.
-        assert_eq!(choice.pick(Scheduler::Auto, &offers, 125_000), Some(Pick { at: 1, best: false }));
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 125_000), Some(Pick { at: 1, best: false }));
     }
 
     #[test]
     fn auto_leaves_a_path_alone_that_is_much_slower() {
-        let mut choice = Choice::new();
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
-        assert_eq!(choice.pick(Scheduler::Auto, &offers, 100 << 20), None);
-        assert_eq!(choice.pick(Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 100 << 20), None);
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
     }
 
     #[test]
-    fn redundant_waits_for_room_on_two_paths_unless_the_other_is_silent_or_slow() {
-        let mut choice = Choice::new();
+    fn redundant_waits_a_little_for_room_on_two_paths_unless_the_other_is_slow() {
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 9000)];
         let first = Some(Pick { at: 0, best: true });
-        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
-        assert_eq!(choice.pick(Scheduler::Redundant, &offers[..1], 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers[..1], 1400), first);
         offers[1].room = 0;
-        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), None);
-        offers[1].quiet = true;
-        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::Redundant, &offers, 1400), None);
+        assert_eq!(choice.poll_timeout(now), Some(now + COMPANY));
+        let later = now + COMPANY;
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.poll_timeout(later), None, "nothing changes any more");
+        offers[1].room = 9000;
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
+        offers[1].room = 0;
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), None, "it is waited for again");
         offers[1] = offer(1, 15, 40, 0);
-        assert_eq!(choice.pick(Scheduler::Redundant, &offers, 1400), first);
+        assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
     }
 
     #[test]
@@ -245,15 +268,15 @@ mod tests {
 
     #[test]
     fn a_path_that_had_no_room_does_not_make_up_for_it() {
-        let mut choice = Choice::new();
+        let (mut choice, now) = (Choice::new(), Instant::now());
         let mut offers = [offer(0, 5, 10, 9000), offer(1, 5, 10, 0)];
         for _ in 0..10_000 {
-            let at = choice.pick(Scheduler::Balanced, &offers, 1400).unwrap().at;
+            let at = choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().at;
             choice.charge(Scheduler::Balanced, &offers[at], 1400);
         }
         offers[1].room = 9000;
         let mut run = 0;
-        while choice.pick(Scheduler::Balanced, &offers, 1400).unwrap().at == 1 {
+        while choice.pick(now, Scheduler::Balanced, &offers, 1400).unwrap().at == 1 {
             choice.charge(Scheduler::Balanced, &offers[1], 1400);
             run += 1;
         }

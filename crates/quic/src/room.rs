@@ -91,10 +91,10 @@ impl Connection {
         let room = self.room(now, id).min(most);
         let ahead = self.together(id).map(|path| path.gate.in_flight() + path.batch_bytes).sum();
         let Some(path) = self.path(id) else {
-            return Offer { id, room: 0, delay: Duration::MAX, ahead: 0, rate: 0, weight: 1, quiet: true };
+            return Offer { id, room: 0, delay: Duration::MAX, ahead: 0, rate: 0, weight: 1 };
         };
         let (delay, rate) = (path.gate.base_rtt() / 2, path.allowed(path.gate.rate()));
-        Offer { id, room, delay, ahead, rate, weight: 1, quiet: false }
+        Offer { id, room, delay, ahead, rate, weight: 1 }
     }
 
     /// Says whether more waited for a path, and those that carry as one with it, than they could take.

@@ -1,6 +1,7 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 
+mod handout;
 mod pipes;
 mod policy;
 mod pulse;
@@ -19,9 +20,9 @@ use mpvpn_packet::{
     protocol, split,
 };
 use mpvpn_path::{
-    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers, Want,
+    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers,
 };
-use mpvpn_quic::{Connection, Local, PathStatus, Tracked, Transmit};
+use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::mtu::MtuFollower;
@@ -43,10 +44,6 @@ const THAW: Duration = Duration::from_millis(300);
 const REST: Duration = Duration::from_secs(1);
 /// No packet should wait for longer than this.
 const QUEUE_TIME: Duration = Duration::from_millis(150);
-/// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
-const PASS_BYTES: u64 = 256 * 1024;
-/// Bytes that a path is given before it is asked again which path is best.
-const TURN_BYTES: u64 = 12 * 1024;
 
 /// Which end of the tunnel this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,7 +269,7 @@ impl Carrier {
         if datagram.starts_with(prefix) {
             return Ok(Some(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
         }
-        if let Some(sequencer) = &self.sequencer
+        if let Some(sequencer) = &mut self.sequencer
             && datagram.starts_with(sequencer.prefix().as_ref())
         {
             let opened = sequencer.open(datagram);
@@ -322,10 +319,13 @@ impl Carrier {
         let mut mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
-        if flow.protocol == protocol::TCP
-            && let Some(small) = self.sequencer.as_ref().and_then(|sequencer| sequencer.small())
-        {
-            mtu = mtu.min(small);
+        match &self.sequencer {
+            Some(sequencer) if flow.protocol == protocol::TCP => {
+                mtu = mtu.min(sequencer.small().unwrap_or(mtu));
+            }
+            // What outgrows the paths while they are probed travels in parts.
+            Some(_) => mtu = mtu.max(self.mtu.announced()),
+            None => {}
         }
         let ordered = needs_order(&view);
         let gateway = gateway.for_source(view.src());
@@ -372,162 +372,6 @@ impl Carrier {
     /// Bytes that wait for a path.
     pub(crate) fn backlog(&self) -> usize {
         self.dispatcher.bytes()
-    }
-
-    /// Moves packets from the queues to paths that have room. Returns whether any moved.
-    fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
-        let mut repairing = false;
-        if let Some(sequencer) = &mut self.sequencer {
-            sequencer.collect(now, connection);
-            repairing = sequencer.has_repairs();
-        }
-        if self.dispatcher.is_empty() && !repairing {
-            for id in self.paths.keys() {
-                connection.set_limited(*id, false);
-            }
-            return false;
-        }
-        let Some(max) = connection.max_datagram() else { return false };
-        let mut offers = std::mem::take(&mut self.offers);
-        offers.clear();
-        // Links of later tiers get what is left.
-        let mut later = Vec::new();
-        for id in self.dispatcher.order() {
-            let offer = self.offer(now, connection, id, PASS_BYTES);
-            if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
-        }
-        let mut moved = repairing && self.repair(connection, max, &mut offers);
-        moved |= self.fill(now, connection, max, &mut offers);
-        if !later.is_empty() {
-            offers.append(&mut later);
-            moved |= self.fill(now, connection, max, &mut offers);
-        }
-        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
-        for offer in &offers {
-            let room = connection.room(now, offer.id);
-            connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
-        }
-        self.offers = offers;
-        if moved {
-            // It may have waited for long.
-            self.note_traffic(now);
-        }
-        moved
-    }
-
-    /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.
-    fn fill(&mut self, now: Instant, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
-        let scheduler = self.dispatcher.scheduler();
-        let mut moved = false;
-        while let Some(pick) = self.choice.pick(scheduler, offers, self.dispatcher.bytes() as u64) {
-            let want = if pick.best { Want::Any } else { Want::Standing };
-            let (some, all) = self.give(now, connection, max, offers, pick.at, want);
-            moved |= some;
-            if all {
-                offers[pick.at].room = 0;
-                // What is left is for the best path, or there is nothing left.
-                if pick.best {
-                    break;
-                }
-            }
-        }
-        // What may take one path only waits for no other.
-        for at in 0..offers.len() {
-            moved |= self.give(now, connection, max, offers, at, Want::Own).0;
-        }
-        moved
-    }
-
-    /// Moves a turn's packets to the path of `offers[at]`; whether any moved, and whether these were all that
-    /// it wants.
-    fn give(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        max: usize,
-        offers: &mut [Offer],
-        at: usize,
-        want: Want,
-    ) -> (bool, bool) {
-        let scheduler = self.dispatcher.scheduler();
-        let Offer { id, room, .. } = offers[at];
-        let most = if want == Want::Own { room } else { room.min(turn(scheduler, room)) };
-        let mut taken = 0;
-        let mut all = false;
-        while taken < most && !all {
-            match self.dispatcher.pop(now, id, want) {
-                Some(packet) => taken += self.carry(now, connection, packet, id, max, offers),
-                None => all = true,
-            }
-        }
-        self.choice.charge(scheduler, &offers[at], taken);
-        offers[at].take(taken);
-        (taken > 0, all)
-    }
-
-    /// Queues a packet for a path, and under `redundant` its copies for the others; returns the bytes that
-    /// it takes there.
-    fn carry(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        packet: Queued,
-        id: PathId,
-        max: usize,
-        offers: &mut [Offer],
-    ) -> u64 {
-        let label = self.sequencer.as_ref().filter(|sequencer| sequencer.is_on());
-        let label = label.map_or(0, |sequencer| sequencer.overhead(&self.prefix));
-        if packet.data.len() + label > max {
-            let parts = self.cut(&packet, max - label);
-            return parts.into_iter().map(|part| self.carry(now, connection, part, id, max, offers)).sum();
-        }
-        let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on()) else {
-            return connection.queue(id, packet.data);
-        };
-        let data = sequencer.label(now, &packet, &self.prefix);
-        if self.dispatcher.scheduler() == Scheduler::Redundant {
-            for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
-                offer.take(connection.queue(offer.id, data.clone()));
-                sequencer.count_copy();
-            }
-        }
-        connection.queue_tracked(id, Tracked { data, born: now, tries: 0 })
-    }
-
-    /// A packet that waited while the limit fell, as every new path makes it fall for a moment: in parts that
-    /// fit, or not at all if it must not be cut.
-    #[cold]
-    fn cut(&mut self, packet: &Queued, max: usize) -> Vec<Queued> {
-        let prefix = self.prefix.as_ref();
-        let whole = &packet.data[prefix.len()..];
-        let tcp = ip::parse(whole).is_ok_and(|view| view.protocol() == protocol::TCP);
-        let hdr = if tcp { as_super_packet(whole) } else { VnetHdr::NONE };
-        let mtu = max.saturating_sub(prefix.len());
-        self.ranges.clear();
-        let room = self.arena.room(split::bound(hdr, whole.len(), mtu, prefix.len()));
-        if let Err(error) = split::split(hdr, whole, mtu, prefix, room, &mut self.ranges) {
-            tracing::debug!(%error, "a packet outgrew its paths and was dropped");
-            return Vec::new();
-        }
-        let parts = self.arena.take();
-        let part = |range: &std::ops::Range<usize>| Queued { data: parts.slice(range.clone()), ..*packet };
-        self.ranges.iter().map(part).collect()
-    }
-
-    /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
-    fn repair(&mut self, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
-        let Some(sequencer) = &mut self.sequencer else { return false };
-        let mut moved = false;
-        while let Some(at) = mpvpn_path::first_to_arrive(offers) {
-            let Some(datagram) = sequencer.next_repair() else { break };
-            if datagram.data.len() > max {
-                continue;
-            }
-            offers[at].take(connection.queue_tracked(offers[at].id, datagram));
-            moved = true;
-        }
-        moved
     }
 
     /// The next UDP payload to send.
@@ -672,12 +516,22 @@ impl Carrier {
         let repairing = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
         let waits = repairing || !self.dispatcher.is_empty();
         let pacer = if waits { connection.pacer_timeout(now) } else { None };
+        let company = if waits { self.choice.poll_timeout(now) } else { None };
         let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
         let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
         let overflow = self.measured.filter(|_| self.tiers.is_overflowing()).map(|at| at + OVERFLOW);
-        let all =
-            [beats, pacer, order, thaw, rest, overflow, self.mtu.poll_timeout(), self.pulse_timeout(now)];
+        let all = [
+            beats,
+            pacer,
+            company,
+            order,
+            thaw,
+            rest,
+            overflow,
+            self.mtu.poll_timeout(),
+            self.pulse_timeout(now),
+        ];
         all.into_iter().flatten().min()
     }
 
@@ -724,15 +578,6 @@ fn queue_limit(rate: u64) -> usize {
     let bytes = (u128::from(rate) * QUEUE_TIME.as_nanos() / 1_000_000_000) as usize;
     // The rate is not known at first, and grows.
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
-}
-
-/// Bytes that a path is given at a time: all it can take where the order of the paths is fixed, few where
-/// every turn goes to the path that is best then.
-fn turn(scheduler: Scheduler, room: u64) -> u64 {
-    match scheduler {
-        Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => room,
-        _ => TURN_BYTES,
-    }
 }
 
 /// Whether overtaking hurts the flow of a packet.

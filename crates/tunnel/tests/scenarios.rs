@@ -77,6 +77,29 @@ fn flows_that_keep_their_paths_wait_for_no_other() {
     }
 }
 
+#[test]
+fn packets_that_outgrow_their_paths_travel_in_parts() {
+    let (mut world, client) = two_links();
+    let now = world.now;
+    for link in world.machines[client].links.values_mut() {
+        link.up.limit_mtu(now, 1290);
+        link.down.limit_mtu(now, 1290);
+    }
+    let packet = |world: &World, n: u16| world.outward(client, &[&n.to_be_bytes()[..], &[7; 1378]].concat());
+    let mut sent = Vec::new();
+    for n in 0..1500 {
+        let large = packet(&world, n);
+        sent.push(large.clone());
+        world.client_sends(client, large);
+        world.run(MS);
+    }
+    // Until path MTU discovery notices, larger packets than the link takes are lost.
+    let arrived: Vec<&Vec<u8>> = world.at_server.iter().map(|(_, packet)| packet).collect();
+    let late = &sent[500..1400];
+    let missing = late.iter().filter(|packet| !arrived.contains(packet)).count();
+    assert_eq!(missing, 0, "of {} packets that the paths do not take whole", late.len());
+}
+
 fn sent(world: &mut World, client: usize) -> Vec<u64> {
     let now = world.now;
     world.machines[client].client.report(now).paths.iter().map(|path| path.view.tx_bytes).collect()

@@ -22,7 +22,7 @@ impl Receiver {
     }
 
     fn arrive_as(&mut self, number: u32, ordered: bool) {
-        let label = Label { bucket: 5, ordered, patience: 40 * MS, number: number % MODULUS };
+        let label = Label { bucket: 5, ordered, patience: 40 * MS, number: number % MODULUS, part: None };
         let packet = Bytes::copy_from_slice(&number.to_be_bytes());
         let got = &mut self.got;
         self.reorder.push(self.now, label, packet, |packet| got.push(number_of(&packet)));
@@ -123,7 +123,8 @@ fn memory_is_bounded_whatever_is_sent() {
     let packet = Bytes::from(vec![0; 60_000]);
     let mut got = 0;
     for number in 1..5000 {
-        let label = Label { bucket: (number % 3) as u16, ordered: true, patience: 1000 * MS, number };
+        let label =
+            Label { bucket: (number % 3) as u16, ordered: true, patience: 1000 * MS, number, part: None };
         reorder.push(now, label, packet.clone(), |_| got += 1);
         assert!(reorder.bytes() <= MOST_HELD);
     }

@@ -151,10 +151,8 @@ impl Carrier {
 
     /// What a path can do for the next packets, of `most` bytes at most.
     pub(super) fn offer(&self, now: Instant, connection: &mut Connection, id: PathId, most: u64) -> Offer {
-        let path = self.paths.get(&id);
-        let weight = path.map_or_else(Weight::default, |path| path.policy.weight);
-        let quiet = path.is_none_or(|path| path.liveness.is_quiet(now));
-        Offer { weight: weight.get().into(), quiet, ..connection.offer(now, id, most) }
+        let weight = self.paths.get(&id).map_or_else(Weight::default, |path| path.policy.weight);
+        Offer { weight: weight.get().into(), ..connection.offer(now, id, most) }
     }
 
     /// Paths of lower rank are filled first.

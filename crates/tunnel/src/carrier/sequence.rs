@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::Queued;
-use mpvpn_lane::{Label, Numbers, Reorder, ReorderStats};
+use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{Arena, ip, protocol};
 use mpvpn_quic::{Connection, DATAGRAM_OVERHEAD, PathView, Tracked};
@@ -68,6 +68,7 @@ pub(super) struct Sequencer {
     patience: Duration,
     repairs: VecDeque<Tracked>,
     repair_bytes: usize,
+    join: Join,
     reorder: Reorder,
     arena: Arena,
     counters: LaneCounters,
@@ -85,6 +86,7 @@ impl Sequencer {
             patience: Duration::ZERO,
             repairs: VecDeque::new(),
             repair_bytes: 0,
+            join: Join::new(),
             reorder: Reorder::new(),
             arena: Arena::new(),
             counters: LaneCounters::default(),
@@ -144,14 +146,35 @@ impl Sequencer {
             ordered: packet.ordered || self.meter.wants_order(now, bucket, payload),
             patience: self.patience,
             number: self.numbers.take(bucket),
+            part: None,
         };
         self.counters.numbered += 1;
+        self.datagram(label, payload)
+    }
+
+    fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.room(prefix.len() + Label::LEN + payload.len());
+        let room = self.arena.room(prefix.len() + Label::LEN + Part::LEN + payload.len());
         room.extend_from_slice(prefix);
-        room.extend_from_slice(&label.encode());
+        label.encode(room);
         room.extend_from_slice(payload);
         self.arena.take()
+    }
+
+    /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part itself.
+    #[cold]
+    pub(super) fn in_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
+        let Some((label, payload)) = self.read(datagram.clone()) else { return Vec::new() };
+        let around = self.prefix.as_ref().len() + Label::LEN + Part::LEN;
+        let most = max.saturating_sub(around);
+        if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MOST) + 1) {
+            return Vec::new();
+        }
+        let count = payload.len().div_ceil(most);
+        let last = (count - 1) as u8;
+        let cut = payload.chunks(payload.len().div_ceil(count)).zip(0u8..);
+        cut.map(|(bytes, index)| self.datagram(Label { part: Some(Part { index, last }), ..label }, bytes))
+            .collect()
     }
 
     /// Takes what was lost on the paths of `connection`.
@@ -191,11 +214,19 @@ impl Sequencer {
         self.counters.copies += 1;
     }
 
-    /// The label and the packet of a numbered datagram.
-    pub(super) fn open(&self, mut datagram: Bytes) -> Option<(Label, Bytes)> {
+    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are missing.
+    pub(super) fn open(&mut self, datagram: Bytes) -> Option<(Label, Bytes)> {
+        let (label, payload) = self.read(datagram)?;
+        match label.part {
+            None => Some((label, payload)),
+            Some(part) => self.join.push(label, part, &payload).map(|packet| (label, packet.into())),
+        }
+    }
+
+    fn read(&self, mut datagram: Bytes) -> Option<(Label, Bytes)> {
         datagram.advance(self.prefix.as_ref().len());
-        let label = Label::decode(&datagram).ok()?;
-        datagram.advance(Label::LEN);
+        let (label, len) = Label::decode(&datagram).ok()?;
+        datagram.advance(len);
         Some((label, datagram))
     }
 

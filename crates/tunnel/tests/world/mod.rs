@@ -57,6 +57,11 @@ impl Wire {
         self.channel.change(now, |own| *own = params.clone());
     }
 
+    /// Swallows IP packets of more than `bytes` from now on.
+    pub fn limit_mtu(&mut self, now: Instant, bytes: u32) {
+        self.channel.change(now, |own| own.mtu = Some(bytes));
+    }
+
     /// Takes a UDP payload of one of the link's pipes.
     fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);

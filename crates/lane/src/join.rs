@@ -1,0 +1,127 @@
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
+use crate::label::{Label, Part};
+
+/// Packets of which parts are missing, at most: what paths of 100 Mbit/s have under way in 100 ms.
+const MOST_OPEN: usize = 1 << 10;
+/// Bytes of their parts, at most.
+const MOST_BYTES: usize = 4 << 20;
+
+/// Puts packets together that travel in parts, at the receiver.
+#[derive(Debug, Default)]
+pub struct Join {
+    open: FxHashMap<(u16, u32), Parts>,
+    /// Those in `open` and some that are not any more, the oldest in front.
+    order: VecDeque<(u16, u32)>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Parts {
+    last: u8,
+    /// Empty where the part is missing.
+    parts: Vec<Bytes>,
+}
+
+impl Join {
+    /// No part has come.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes the part of a packet; returns the packet if it was the one that was missing. What has waited for its
+    /// other parts for the longest time makes room.
+    pub fn push(&mut self, label: Label, Part { index, last }: Part, bytes: &[u8]) -> Option<Vec<u8>> {
+        if bytes.is_empty() {
+            return None;
+        }
+        let key = (label.bucket, label.number);
+        let fresh = || Parts { last, parts: vec![Bytes::new(); usize::from(last) + 1] };
+        if !self.open.contains_key(&key) {
+            self.order.push_back(key);
+        }
+        let packet = self.open.entry(key).or_insert_with(fresh);
+        let part = packet.parts.get_mut(usize::from(index))?;
+        if packet.last != last || !part.is_empty() {
+            return None;
+        }
+        // A copy: what arrived is a small part of a large buffer, which holding it would keep.
+        *part = Bytes::copy_from_slice(bytes);
+        self.bytes += bytes.len();
+        let whole = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat());
+        if whole.is_some() {
+            self.forget(key);
+        }
+        while self.order.len() > MOST_OPEN || self.bytes > MOST_BYTES {
+            let Some(oldest) = self.order.pop_front() else { break };
+            self.forget(oldest);
+        }
+        whole
+    }
+
+    fn forget(&mut self, key: (u16, u32)) {
+        if let Some(packet) = self.open.remove(&key) {
+            self.bytes -= packet.parts.iter().map(Bytes::len).sum::<usize>();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_types::Duration;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn label(number: u32) -> Label {
+        Label { bucket: 3, ordered: true, patience: Duration::ZERO, number, part: None }
+    }
+
+    proptest! {
+        #[test]
+        fn a_packet_is_put_together_from_parts_in_any_order(
+            packet in prop::collection::vec(any::<u8>(), 16..3000), last in 1..=Part::MOST, seed: u64,
+        ) {
+            let each = packet.len().div_ceil(usize::from(last) + 1);
+            let parts: Vec<&[u8]> = packet.chunks(each).collect();
+            let last = parts.len() as u8 - 1;
+            let mut order: Vec<usize> = (0..parts.len()).collect();
+            order.sort_by_key(|index| seed.rotate_left(*index as u32 * 7));
+            let mut join = Join::new();
+            for (came, index) in order.iter().enumerate() {
+                let part = Part { index: *index as u8, last };
+                let whole = join.push(label(7), part, parts[*index]);
+                prop_assert_eq!(whole, (came + 1 == parts.len()).then(|| packet.clone()));
+                if came + 1 < parts.len() {
+                    prop_assert_eq!(join.push(label(7), part, parts[*index]), None, "a copy");
+                }
+            }
+            prop_assert_eq!((join.bytes, join.open.len()), (0, 0));
+        }
+    }
+
+    #[test]
+    fn parts_of_other_packets_are_kept_apart() {
+        let mut join = Join::new();
+        let part = |index| Part { index, last: 1 };
+        assert_eq!(join.push(label(1), part(0), b"ab"), None);
+        assert_eq!(join.push(label(2), part(1), b"CD"), None);
+        assert_eq!(join.push(label(1), Part { index: 1, last: 2 }, b"cd"), None, "cut in another way");
+        assert_eq!(join.push(label(2), part(0), b"AB").as_deref(), Some(&b"ABCD"[..]));
+        assert_eq!(join.push(label(1), part(1), b"cd").as_deref(), Some(&b"abcd"[..]));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut join = Join::new();
+        for number in 0..20_000 {
+            join.push(label(number), Part { index: 0, last: 15 }, &[1; 9000]);
+            assert!(
+                join.bytes <= MOST_BYTES && join.open.len() <= MOST_OPEN && join.order.len() <= MOST_OPEN
+            );
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! What waits is handed out to the paths that have room.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use mpvpn_class::Queued;
+use mpvpn_packet::{VnetHdr, ip, protocol, split};
+use mpvpn_path::{Offer, Scheduler, Want};
+use mpvpn_quic::{Connection, Tracked};
+use mpvpn_types::{Instant, PathId, Tier};
+
+use super::{Carrier, as_super_packet};
+
+/// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
+const PASS_BYTES: u64 = 256 * 1024;
+/// Bytes that a path is given before it is asked again which path is best.
+const TURN_BYTES: u64 = 12 * 1024;
+
+impl Carrier {
+    /// Moves packets from the queues to paths that have room. Returns whether any moved.
+    pub(super) fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
+        let mut repairing = false;
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.collect(now, connection);
+            repairing = sequencer.has_repairs();
+        }
+        if self.dispatcher.is_empty() && !repairing {
+            for id in self.paths.keys() {
+                connection.set_limited(*id, false);
+            }
+            return false;
+        }
+        let Some(max) = connection.max_datagram() else { return false };
+        let mut offers = std::mem::take(&mut self.offers);
+        offers.clear();
+        // Links of later tiers get what is left.
+        let mut later = Vec::new();
+        for id in self.dispatcher.order() {
+            let offer = self.offer(now, connection, id, PASS_BYTES);
+            if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
+        }
+        let mut moved = repairing && self.repair(connection, max, &mut offers);
+        moved |= self.fill(now, connection, max, &mut offers);
+        if !later.is_empty() {
+            offers.append(&mut later);
+            moved |= self.fill(now, connection, max, &mut offers);
+        }
+        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
+        for offer in &offers {
+            let room = connection.room(now, offer.id);
+            connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
+        }
+        self.offers = offers;
+        if moved {
+            // It may have waited for long.
+            self.note_traffic(now);
+        }
+        moved
+    }
+
+    /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.
+    fn fill(&mut self, now: Instant, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
+        let scheduler = self.dispatcher.scheduler();
+        let mut moved = false;
+        while let Some(pick) = self.choice.pick(now, scheduler, offers, self.dispatcher.bytes() as u64) {
+            let want = if pick.best { Want::Any } else { Want::Standing };
+            let (some, all) = self.give(now, connection, max, offers, pick.at, want);
+            moved |= some;
+            if all {
+                offers[pick.at].room = 0;
+                // What is left is for the best path, or there is nothing left.
+                if pick.best {
+                    break;
+                }
+            }
+        }
+        // What may take one path only waits for no other.
+        for at in 0..offers.len() {
+            moved |= self.give(now, connection, max, offers, at, Want::Own).0;
+        }
+        moved
+    }
+
+    /// Moves a turn's packets to the path of `offers[at]`; whether any moved, and whether these were all that
+    /// it wants.
+    fn give(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        max: usize,
+        offers: &mut [Offer],
+        at: usize,
+        want: Want,
+    ) -> (bool, bool) {
+        let scheduler = self.dispatcher.scheduler();
+        let Offer { id, room, .. } = offers[at];
+        let most = if want == Want::Own { room } else { room.min(turn(scheduler, room)) };
+        let mut taken = 0;
+        let mut all = false;
+        while taken < most && !all {
+            match self.dispatcher.pop(now, id, want) {
+                Some(packet) => taken += self.carry(now, connection, packet, id, max, offers),
+                None => all = true,
+            }
+        }
+        self.choice.charge(scheduler, &offers[at], taken);
+        offers[at].take(taken);
+        (taken > 0, all)
+    }
+
+    /// Queues a packet for a path, in parts if it does not fit; returns the bytes that it takes there.
+    fn carry(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        packet: Queued,
+        id: PathId,
+        max: usize,
+        offers: &mut [Offer],
+    ) -> u64 {
+        let numbered = self.sequencer.as_ref().filter(|sequencer| sequencer.is_on());
+        let label = numbered.map_or(0, |sequencer| sequencer.overhead(&self.prefix));
+        let fits = packet.data.len() + label <= max;
+        if !fits && (self.sequencer.is_none() || self.is_tcp(&packet)) {
+            let parts = self.cut(&packet, max - label);
+            return parts.into_iter().map(|part| self.carry(now, connection, part, id, max, offers)).sum();
+        }
+        let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on() || !fits) else {
+            return connection.queue(id, packet.data);
+        };
+        let data = sequencer.label(now, &packet, &self.prefix);
+        if fits {
+            return self.launch(now, connection, data, id, offers);
+        }
+        let parts = sequencer.in_parts(&data, max);
+        parts.into_iter().map(|part| self.launch(now, connection, part, id, offers)).sum()
+    }
+
+    /// Queues a numbered datagram for a path, and under `redundant` its copies for the others; returns the bytes
+    /// that it takes there.
+    fn launch(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        data: Bytes,
+        id: PathId,
+        offers: &mut [Offer],
+    ) -> u64 {
+        if self.dispatcher.scheduler() == Scheduler::Redundant
+            && let Some(sequencer) = &mut self.sequencer
+        {
+            for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
+                offer.take(connection.queue(offer.id, data.clone()));
+                sequencer.count_copy();
+            }
+        }
+        connection.queue_tracked(id, Tracked { data, born: now, tries: 0 })
+    }
+
+    fn is_tcp(&self, packet: &Queued) -> bool {
+        let whole = packet.data.get(self.prefix.as_ref().len()..);
+        whole.and_then(|whole| ip::parse(whole).ok()).is_some_and(|view| view.protocol() == protocol::TCP)
+    }
+
+    /// A packet that waited while the limit fell, as every new path makes it fall for a moment: as smaller packets
+    /// of TCP, or not at all if it is something else.
+    #[cold]
+    fn cut(&mut self, packet: &Queued, max: usize) -> Vec<Queued> {
+        let prefix = self.prefix.as_ref();
+        let whole = &packet.data[prefix.len()..];
+        let hdr = if self.is_tcp(packet) { as_super_packet(whole) } else { VnetHdr::NONE };
+        let mtu = max.saturating_sub(prefix.len());
+        self.ranges.clear();
+        let room = self.arena.room(split::bound(hdr, whole.len(), mtu, prefix.len()));
+        if let Err(error) = split::split(hdr, whole, mtu, prefix, room, &mut self.ranges) {
+            tracing::debug!(%error, "a packet outgrew its paths and was dropped");
+            return Vec::new();
+        }
+        let parts = self.arena.take();
+        let part = |range: &Range<usize>| Queued { data: parts.slice(range.clone()), ..*packet };
+        self.ranges.iter().map(part).collect()
+    }
+
+    /// Sends again what was lost, on the paths where it arrives first. Returns whether anything was.
+    fn repair(&mut self, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
+        let Some(sequencer) = &mut self.sequencer else { return false };
+        let mut moved = false;
+        while let Some(at) = mpvpn_path::first_to_arrive(offers) {
+            let Some(datagram) = sequencer.next_repair() else { break };
+            let Tracked { data, born, tries } = datagram;
+            let parts = if data.len() > max { sequencer.in_parts(&data, max) } else { vec![data] };
+            for data in parts {
+                offers[at].take(connection.queue_tracked(offers[at].id, Tracked { data, born, tries }));
+                moved = true;
+            }
+        }
+        moved
+    }
+}
+
+/// Bytes that a path is given at a time: all it can take where the order of the paths is fixed, few where
+/// every turn goes to the path that is best then.
+fn turn(scheduler: Scheduler, room: u64) -> u64 {
+    match scheduler {
+        Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => room,
+        _ => TURN_BYTES,
+    }
+}
