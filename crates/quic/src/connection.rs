@@ -131,8 +131,8 @@ pub(crate) struct Path {
     pub(crate) capped: bool,
     /// Datagrams that the next data pass sends here.
     pub(crate) batch: Vec<Bytes>,
-    /// Which of them are followed, by their place, and since when and how often sent before.
-    pub(crate) followed: Vec<(usize, Instant, u8)>,
+    /// Those of them that are followed, with their places.
+    pub(crate) followed: Vec<(usize, Tracked)>,
     /// Their size with framing.
     pub(crate) batch_bytes: u64,
     /// Bytes that it takes before another path that carries as one with it has its turn.
@@ -554,8 +554,7 @@ impl Connection {
             if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
                 let mut followed = path.followed.drain(..).peekable();
                 for (at, data) in path.batch.iter().enumerate() {
-                    let known = followed.next_if(|(place, ..)| *place == at);
-                    let tracked = known.map(|(_, born, tries)| Tracked { data: data.clone(), born, tries });
+                    let tracked = followed.next_if(|(place, _)| *place == at).map(|(_, tracked)| tracked);
                     ledger.queue(data.len(), tracked);
                 }
             }
@@ -564,7 +563,7 @@ impl Connection {
             if sent.is_err()
                 && let Some(mut ledger) = path.gate.fates()
             {
-                ledger.clear_queued();
+                ledger.lose_queued();
             }
             match sent {
                 Ok(_) => {

@@ -21,6 +21,8 @@ pub struct Tracked {
     pub born: Instant,
     /// How often it has been sent again.
     pub tries: u8,
+    /// The same has been sent on another path as well.
+    pub copied: bool,
 }
 
 #[derive(Debug)]
@@ -47,9 +49,9 @@ impl Ledger {
         self.queued.push_back((1 + length_field + len, datagram));
     }
 
-    /// The library threw away what it had not sent.
-    pub(crate) fn clear_queued(&mut self) {
-        self.queued.clear();
+    /// The library did not take what it was handed.
+    pub(crate) fn lose_queued(&mut self) {
+        self.lost.extend(self.queued.drain(..).filter_map(|(_, datagram)| datagram));
     }
 
     /// A packet of `bytes` bytes has left.
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     fn tracked(len: usize) -> Tracked {
-        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0 }
+        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0, copied: false }
     }
 
     fn ledger(lens: &[usize]) -> Ledger {

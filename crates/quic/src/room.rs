@@ -123,8 +123,9 @@ impl Connection {
     /// The same for a datagram whose loss is told by [`Self::drain_lost`].
     pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
         let Some(path) = self.least_loaded(id) else { return 0 };
-        path.followed.push((path.batch.len(), datagram.born, datagram.tries));
-        path.queue(datagram.data)
+        let data = datagram.data.clone();
+        path.followed.push((path.batch.len(), datagram));
+        path.queue(data)
     }
 
     /// Of the paths that carry as one, the one whose turn it is.

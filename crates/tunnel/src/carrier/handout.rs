@@ -146,15 +146,17 @@ impl Carrier {
         id: PathId,
         offers: &mut [Offer],
     ) -> u64 {
+        let mut copied = false;
         if self.dispatcher.scheduler() == Scheduler::Redundant
             && let Some(sequencer) = &mut self.sequencer
         {
             for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
                 offer.take(connection.queue(offer.id, data.clone()));
                 sequencer.count_copy();
+                copied = true;
             }
         }
-        connection.queue_tracked(id, Tracked { data, born: now, tries: 0 })
+        connection.queue_tracked(id, Tracked { data, born: now, tries: 0, copied })
     }
 
     fn is_tcp(&self, packet: &Queued) -> bool {
@@ -187,10 +189,11 @@ impl Carrier {
         let mut moved = false;
         while let Some(at) = mpvpn_path::first_to_arrive(offers) {
             let Some(datagram) = sequencer.next_repair() else { break };
-            let Tracked { data, born, tries } = datagram;
-            let parts = if data.len() > max { sequencer.in_parts(&data, max) } else { vec![data] };
+            let data = &datagram.data;
+            let parts = if data.len() > max { sequencer.in_parts(data, max) } else { vec![data.clone()] };
             for data in parts {
-                offers[at].take(connection.queue_tracked(offers[at].id, Tracked { data, born, tries }));
+                let part = Tracked { data, ..datagram.clone() };
+                offers[at].take(connection.queue_tracked(offers[at].id, part));
                 moved = true;
             }
         }

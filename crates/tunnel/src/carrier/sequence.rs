@@ -182,9 +182,9 @@ impl Sequencer {
         connection.drain_lost(|_, lost| self.keep(now, lost));
     }
 
-    /// Takes all that is on its way on a path that is dead.
+    /// Takes all that is on its way on a path that is dead, and on no other.
     pub(super) fn rescue(&mut self, now: Instant, connection: &mut Connection, id: PathId) {
-        for datagram in connection.take_unacked(id) {
+        for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
             self.keep(now, datagram);
         }
     }
@@ -195,7 +195,7 @@ impl Sequencer {
             return;
         }
         self.repair_bytes += lost.data.len();
-        self.repairs.push_back(Tracked { tries: lost.tries + 1, ..lost });
+        self.repairs.push_back(Tracked { tries: lost.tries + 1, copied: false, ..lost });
     }
 
     pub(super) fn has_repairs(&self) -> bool {
