@@ -319,13 +319,9 @@ impl Carrier {
         let mut mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
         let flow = FlowKey::of(&view);
-        match &self.sequencer {
-            Some(sequencer) if flow.protocol == protocol::TCP => {
-                mtu = mtu.min(sequencer.small().unwrap_or(mtu));
-            }
+        if self.sequencer.is_some() && flow.protocol != protocol::TCP {
             // What outgrows the paths while they are probed travels in parts.
-            Some(_) => mtu = mtu.max(self.mtu.announced()),
-            None => {}
+            mtu = mtu.max(self.mtu.announced());
         }
         let ordered = needs_order(&view);
         let gateway = gateway.for_source(view.src());

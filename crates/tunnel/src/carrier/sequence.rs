@@ -8,7 +8,7 @@ use mpvpn_class::Queued;
 use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{Arena, ip, protocol};
-use mpvpn_quic::{Connection, DATAGRAM_OVERHEAD, PathView, Tracked};
+use mpvpn_quic::{Connection, PathView, Tracked};
 use mpvpn_types::{Duration, Instant, PathId};
 
 /// A packet is sent again this often at most.
@@ -21,10 +21,6 @@ const MOST_REPAIRS: usize = 8 << 20;
 const LOSSY_FOR: Duration = Duration::from_secs(30);
 /// The share of packets (0 to 1) whose loss is worth repair.
 const LOSSY: f64 = 0.003;
-/// The share of packets (0 to 1) from which on packets are small.
-const VERY_LOSSY: f64 = 0.03;
-/// The UDP payload that every path carries (RFC 9000 §14).
-const EVERY_PATH: usize = 1200;
 /// A packet whose repairs fail is one in so many: ln(1e-4).
 const LN_UNREPAIRED: f64 = -9.2;
 /// What a repair takes beyond a round trip: acknowledgements are held back for 5 ms, and processors busy.
@@ -64,7 +60,6 @@ pub(super) struct Sequencer {
     /// Packets are numbered now.
     on: bool,
     lossy: Option<Instant>,
-    very_lossy: Option<Instant>,
     patience: Duration,
     repairs: VecDeque<Tracked>,
     repair_bytes: usize,
@@ -82,7 +77,6 @@ impl Sequencer {
             meter: Meter::default(),
             on: false,
             lossy: None,
-            very_lossy: None,
             patience: Duration::ZERO,
             repairs: VecDeque::new(),
             repair_bytes: 0,
@@ -98,13 +92,6 @@ impl Sequencer {
         (self.prefix.as_ref().len() + Label::LEN).saturating_sub(plain.as_ref().len())
     }
 
-    /// The size (bytes) of packets that can be sent again whatever becomes of the MTU, where many are lost:
-    /// path MTU discovery takes losses of large packets for a smaller MTU (RFC 8899 §4.3).
-    pub(super) fn small(&self) -> Option<usize> {
-        let around = DATAGRAM_OVERHEAD + self.prefix.as_ref().len() + Label::LEN;
-        self.very_lossy.map(|_| EVERY_PATH - around)
-    }
-
     pub(super) fn is_on(&self) -> bool {
         self.on
     }
@@ -115,13 +102,7 @@ impl Sequencer {
         if loss >= LOSSY {
             self.lossy = Some(now);
         }
-        if loss >= VERY_LOSSY {
-            self.very_lossy = Some(now);
-        }
-        let lately =
-            |at: &Option<Instant>| at.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
-        let lossy = lately(&self.lossy);
-        self.very_lossy = self.very_lossy.filter(|_| lately(&self.very_lossy));
+        let lossy = self.lossy.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
         self.on = several || lossy;
         if !self.on {
             return;
