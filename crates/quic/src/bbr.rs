@@ -28,6 +28,9 @@ const STARTUP_GAIN: f64 = 2.885;
 /// the probes, because a sender that comes late now and then would stay below it; the second phase
 /// drains what that adds up to.
 const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
+/// Gains of a probe and of the drain after it, by how many probes on end found more. What is far below the path was
+/// measured while little was asked of it, and is left behind as quickly as startup would.
+const PROBES: [(f64, f64); 4] = [(CYCLE[0], CYCLE[1]), (CYCLE[0], CYCLE[1]), (1.5, 0.6), (2.0, 0.5)];
 /// Instead of the gain between the probes, while a queue is there.
 const EASE: f64 = 0.96;
 /// Window in units of the bandwidth-delay product.
@@ -245,8 +248,9 @@ enum Phase {
     Startup { best: u64, rounds: u32, queued: u32 },
     /// Letting go of what startup queued.
     Drain,
-    /// Cycling around the rate; `before` is what it was when the last probe began.
-    Cruise { phase: usize, since: Instant, before: u64 },
+    /// Cycling around the rate; `before` is what it was when the last probe began, and `found` says how many of the
+    /// last probes found more.
+    Cruise { phase: usize, since: Instant, before: u64, found: usize },
 }
 
 /// The controller of one path.
@@ -371,7 +375,7 @@ impl Bbr {
             }
             Phase::Drain => {
                 if in_flight <= self.empty(rate) {
-                    self.phase = Phase::Cruise { phase: 2, since: now, before: rate };
+                    self.phase = Phase::Cruise { phase: 2, since: now, before: rate, found: 0 };
                 }
             }
             Phase::Cruise { .. } => {}
@@ -412,7 +416,7 @@ impl Bbr {
     pub(crate) fn paced(&self, rate: u64) -> f64 {
         match self.phase {
             _ if self.settle.is_looking() => settle::GAIN,
-            Phase::Cruise { phase: 1 | 2, .. } => CYCLE[1],
+            Phase::Cruise { phase: 1 | 2, found, .. } => PROBES[found.min(PROBES.len() - 1)].1,
             Phase::Cruise { .. } if self.has_queue(rate) => EASE,
             Phase::Cruise { .. } | Phase::Startup { .. } => 1.0,
             Phase::Drain => 1.0 / STARTUP_GAIN,
@@ -427,7 +431,7 @@ impl Bbr {
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
         let drained = self.empty(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
-        let Phase::Cruise { phase, since, before } = &mut self.phase else { return };
+        let Phase::Cruise { phase, since, before, found } = &mut self.phase else { return };
         let elapsed = now.saturating_duration_since(*since);
         // The queue that a probe built is drained for as long as it is there, but no longer than it
         // took to build.
@@ -441,8 +445,13 @@ impl Bbr {
             return;
         }
         // A probe that found more is followed by the next one at once.
-        let found = *phase == 1 && rate as f64 > *before as f64 * FOUND;
-        *phase = if found { 0 } else { (*phase + 1) % CYCLE.len() };
+        let more = *phase == 1 && rate as f64 > *before as f64 * FOUND;
+        *phase = if more { 0 } else { (*phase + 1) % CYCLE.len() };
+        *found = match *phase {
+            0 if more => *found + 1,
+            0 => 0,
+            _ => *found,
+        };
         *since = now;
         if *phase == 0 {
             *before = rate;
@@ -499,6 +508,8 @@ impl Bbr {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
             Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
+            Phase::Cruise { phase: 0, found, .. } => PROBES[found.min(PROBES.len() - 1)].0,
+            Phase::Cruise { phase: 1, found, .. } => PROBES[found.min(PROBES.len() - 1)].1,
             Phase::Cruise { phase, .. } => CYCLE[phase],
         };
         // Where less is asked for than the path carries, half of the rate might be no less than that.
@@ -644,19 +655,21 @@ mod tests {
 
     #[test]
     fn a_rate_that_was_measured_too_low_is_put_right_quickly() {
-        let now = Instant::now();
-        let mut bbr = Bbr::new(38_400, 1472);
-        bbr.on_rtt(now, 25 * MS);
-        bbr.phase = Phase::Cruise { phase: 7, since: now, before: 0 };
-        let (capacity, mut rate) = (12_500_000.0, 6_000_000u64);
-        let mut rounds = 0;
-        while rate < 12_000_000 {
-            rounds += 1;
-            // What is paced now is delivered in the next round.
-            let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
-            rate = rate.max(f64::min(capacity, paced as f64) as u64);
-            bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0, false);
-            assert!(rounds < 12, "{rate} after {rounds} rounds");
+        for (measured, most) in [(6_000_000, 12), (200_000, 20)] {
+            let now = Instant::now();
+            let mut bbr = Bbr::new(38_400, 1472);
+            bbr.on_rtt(now, 25 * MS);
+            bbr.phase = Phase::Cruise { phase: 7, since: now, before: 0, found: 0 };
+            let (capacity, mut rate) = (12_500_000.0, measured);
+            let mut rounds = 0;
+            while rate < 12_000_000 {
+                rounds += 1;
+                // What is paced now is delivered in the next round.
+                let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
+                rate = rate.max(f64::min(capacity, paced as f64) as u64);
+                bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0, false);
+                assert!(rounds < most, "{rate} after {rounds} rounds, from {measured}");
+            }
         }
     }
 
@@ -685,7 +698,7 @@ mod tests {
     fn a_queue_that_never_ends_is_no_base() {
         let now = Instant::now();
         let mut bbr = Bbr::new(38_400, 1472);
-        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0 };
+        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
         bbr.on_rtt(now, 10 * MS);
         for _ in 0..40 {
             let window = Window { rate: 10_000_000, shortest: 35 * MS, longest: 40 * MS, lost: 0.0 };
@@ -699,7 +712,7 @@ mod tests {
     fn the_base_is_what_a_stream_sees_where_delay_varies() {
         let now = Instant::now();
         let mut bbr = Bbr::new(38_400, 1472);
-        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0 };
+        bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
         bbr.on_rtt(now, 14 * MS);
         assert_eq!(bbr.base_rtt(), Some(14 * MS));
         for _ in 0..3 {
@@ -731,7 +744,7 @@ mod tests {
     fn delay_that_is_no_queue_does_not_wear_the_rate_down() {
         let start = Instant::now();
         let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
-        bbr.phase = Phase::Cruise { phase: 3, since: start, before: 0 };
+        bbr.phase = Phase::Cruise { phase: 3, since: start, before: 0, found: 0 };
         delivery.rate = 6_000_000;
         bbr.on_rtt(start, 10 * MS);
         // Everybody comes 40 ms late, whatever is sent; the path carries it all.
