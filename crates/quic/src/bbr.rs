@@ -122,6 +122,8 @@ pub(crate) struct Window {
     pub(crate) longest: Duration,
     /// The share of bytes (0 to 1) that was lost.
     pub(crate) lost: f64,
+    /// The path was never short of data.
+    pub(crate) full: bool,
 }
 
 /// One acknowledged packet, as [`Delivery`] sees it.
@@ -218,7 +220,8 @@ impl Delivery {
                 true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
                 false => self.rate.max(sample),
             };
-            complete = Some(Window { rate: sample, shortest: self.shortest, longest: self.longest, lost });
+            let Self { shortest, longest, full, .. } = *self;
+            complete = Some(Window { rate: sample, shortest, longest, lost, full });
             *self = Self {
                 since: self.last,
                 rate: self.rate,
@@ -327,14 +330,7 @@ impl Bbr {
     }
 
     /// A window of [`Delivery`] is complete: about a round has passed.
-    pub(crate) fn on_round(
-        &mut self,
-        now: Instant,
-        window: Window,
-        rate: u64,
-        in_flight: u64,
-        app_limited: bool,
-    ) {
+    pub(crate) fn on_round(&mut self, now: Instant, window: Window, rate: u64, in_flight: u64) {
         self.lossy = window.lost > LOSSY;
         self.recent = window.shortest;
         if !self.settle.is_looking() {
@@ -359,10 +355,11 @@ impl Bbr {
             Phase::Startup { best, rounds, queued } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
                     (*best, *rounds, *queued) = (rate, 0, 0);
-                } else if !app_limited {
+                } else if window.full {
                     *rounds += 1;
-                } else if queue {
-                    // Flows inside that keep to the rate of the path leave nothing waiting here.
+                } else if queue && in_flight >= self.initial / 2 {
+                    // Flows inside that keep to the rate of the path leave nothing waiting here. Little that is on
+                    // its way, as acknowledgements of a download, waits in somebody else's queue, or on the way back.
                     *queued += 1;
                 }
                 let looks = *queued >= QUEUED_ROUNDS;
@@ -535,7 +532,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn window(rate: u64) -> Window {
-        Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0 }
+        Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0, full: true }
     }
 
     #[test]
@@ -640,14 +637,14 @@ mod tests {
         let mut bbr = Bbr::new(38_400, 1472);
         bbr.on_rtt(now, 25 * MS);
         for _ in 0..20 {
-            bbr.on_round(now, window(100_000), 100_000, 3_000, true);
+            bbr.on_round(now, Window { full: false, ..window(100_000) }, 100_000, 3_000);
         }
         assert!(matches!(bbr.phase, Phase::Startup { .. }), "{:?}", bbr.phase);
         for rate in [1_000_000, 3_000_000, 9_000_000, 12_500_000, 12_500_000, 12_500_000, 12_500_000] {
-            bbr.on_round(now, window(rate), rate, 900_000, false);
+            bbr.on_round(now, window(rate), rate, 900_000);
         }
         assert_eq!(bbr.phase, Phase::Drain);
-        bbr.on_round(now, window(12_500_000), 12_500_000, 300_000, false);
+        bbr.on_round(now, window(12_500_000), 12_500_000, 300_000);
         assert!(matches!(bbr.phase, Phase::Cruise { .. }));
         let product = 312_500;
         assert!((2 * product..3 * product).contains(&bbr.window(12_500_000)));
@@ -667,7 +664,7 @@ mod tests {
                 // What is paced now is delivered in the next round.
                 let paced = bbr.pacing_rate(rate, 25 * MS).unwrap();
                 rate = rate.max(f64::min(capacity, paced as f64) as u64);
-                bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0, false);
+                bbr.on_round(now + rounds * 26 * MS, window(rate), rate, 0);
                 assert!(rounds < most, "{rate} after {rounds} rounds, from {measured}");
             }
         }
@@ -690,7 +687,7 @@ mod tests {
         let mut bbr = Bbr::new(38_400, 1472);
         bbr.phase = Phase::Drain;
         bbr.on_rtt(now, MS / 5);
-        bbr.on_round(now, window(12_500_000), 12_500_000, 14_720, false);
+        bbr.on_round(now, window(12_500_000), 12_500_000, 14_720);
         assert!(matches!(bbr.phase, Phase::Cruise { .. }));
     }
 
@@ -701,8 +698,9 @@ mod tests {
         bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
         bbr.on_rtt(now, 10 * MS);
         for _ in 0..40 {
-            let window = Window { rate: 10_000_000, shortest: 35 * MS, longest: 40 * MS, lost: 0.0 };
-            bbr.on_round(now, window, 10_000_000, 0, false);
+            let window =
+                Window { rate: 10_000_000, shortest: 35 * MS, longest: 40 * MS, lost: 0.0, full: true };
+            bbr.on_round(now, window, 10_000_000, 0);
         }
         assert_eq!(bbr.base_rtt(), Some(10 * MS));
         assert!(bbr.has_queue(10_000_000));
@@ -716,26 +714,24 @@ mod tests {
         bbr.on_rtt(now, 14 * MS);
         assert_eq!(bbr.base_rtt(), Some(14 * MS));
         for _ in 0..3 {
-            let window = Window { rate: 10_000, shortest: 20 * MS, longest: 60 * MS, lost: 0.0 };
-            bbr.on_round(now, window, 10_000_000, 0, true);
+            let window = Window { rate: 10_000, shortest: 20 * MS, longest: 60 * MS, lost: 0.0, full: false };
+            bbr.on_round(now, window, 10_000_000, 0);
         }
         for n in 0..40 {
             let shortest = if n % 8 == 0 { 40 * MS } else { 55 * MS };
             bbr.on_round(
                 now,
-                Window { rate: 10_000_000, shortest, longest: shortest, lost: 0.0 },
+                Window { rate: 10_000_000, shortest, longest: shortest, lost: 0.0, full: true },
                 10_000_000,
                 0,
-                false,
             );
         }
         assert_eq!(bbr.base_rtt(), Some(40 * MS));
         bbr.on_round(
             now + 5000 * MS,
-            Window { rate: 10_000_000, shortest: 20 * MS, longest: 30 * MS, lost: 0.0 },
+            Window { rate: 10_000_000, shortest: 20 * MS, longest: 30 * MS, lost: 0.0, full: true },
             10_000_000,
             0,
-            false,
         );
         assert_eq!(bbr.base_rtt(), Some(20 * MS), "not what it was before a pause");
     }
@@ -765,7 +761,7 @@ mod tests {
                 queued: bbr.is_queued(now),
             };
             if let Some(window) = delivery.on_ack(now, acked) {
-                bbr.on_round(now, window, delivery.rate(), sent / 20, false);
+                bbr.on_round(now, window, delivery.rate(), sent / 20);
             }
             assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
         }

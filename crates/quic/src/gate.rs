@@ -420,7 +420,7 @@ impl Controller for Gate {
                 Inner::Bbr(bbr) => {
                     bbr.on_rtt(now, sample);
                     if let Some(window) = window {
-                        bbr.on_round(now, window, delivery.rate(), shared.all_in_flight(), app_limited);
+                        bbr.on_round(now, window, delivery.rate(), shared.all_in_flight());
                     }
                 }
                 Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
