@@ -231,6 +231,8 @@ impl Sequencer {
     pub(super) fn rest(&mut self) {
         self.arena.release();
         self.reorder.rest();
+        // Parts that are left are of packets that nobody waits for, and their numbers will come again.
+        self.join = Join::new();
         self.meter = Meter::default();
     }
 }
