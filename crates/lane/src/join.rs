@@ -32,9 +32,10 @@ impl Join {
         Self::default()
     }
 
-    /// Takes the part of a packet; returns the packet if it was the one that was missing. What has waited for its
-    /// other parts for the longest time makes room.
-    pub fn push(&mut self, label: Label, Part { index, last }: Part, bytes: &[u8]) -> Option<Vec<u8>> {
+    /// Takes a packet or a part of one; returns the packet if it is whole now. What has waited for its other parts for
+    /// the longest time makes room.
+    pub fn push(&mut self, label: Label, bytes: Bytes) -> Option<Bytes> {
+        let Some(Part { index, last }) = label.part else { return Some(bytes) };
         if bytes.is_empty() {
             return None;
         }
@@ -49,9 +50,9 @@ impl Join {
             return None;
         }
         // A copy: what arrived is a small part of a large buffer, which holding it would keep.
-        *part = Bytes::copy_from_slice(bytes);
+        *part = Bytes::copy_from_slice(&bytes);
         self.bytes += bytes.len();
-        let whole = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat());
+        let whole = packet.parts.iter().all(|part| !part.is_empty()).then(|| packet.parts.concat().into());
         if whole.is_some() {
             self.forget(key);
         }
@@ -76,8 +77,9 @@ mod tests {
 
     use super::*;
 
-    fn label(number: u32) -> Label {
-        Label { bucket: 3, ordered: true, patience: Duration::ZERO, number, part: None }
+    fn push(join: &mut Join, number: u32, part: Part, bytes: &[u8]) -> Option<Vec<u8>> {
+        let label = Label { bucket: 3, ordered: true, patience: Duration::ZERO, number, part: Some(part) };
+        join.push(label, Bytes::copy_from_slice(bytes)).map(|packet| packet.to_vec())
     }
 
     proptest! {
@@ -93,10 +95,10 @@ mod tests {
             let mut join = Join::new();
             for (came, index) in order.iter().enumerate() {
                 let part = Part { index: *index as u8, last };
-                let whole = join.push(label(7), part, parts[*index]);
+                let whole = push(&mut join, 7, part, parts[*index]);
                 prop_assert_eq!(whole, (came + 1 == parts.len()).then(|| packet.clone()));
                 if came + 1 < parts.len() {
-                    prop_assert_eq!(join.push(label(7), part, parts[*index]), None, "a copy");
+                    prop_assert_eq!(push(&mut join, 7, part, parts[*index]), None, "a copy");
                 }
             }
             prop_assert_eq!((join.bytes, join.open.len()), (0, 0));
@@ -107,18 +109,18 @@ mod tests {
     fn parts_of_other_packets_are_kept_apart() {
         let mut join = Join::new();
         let part = |index| Part { index, last: 1 };
-        assert_eq!(join.push(label(1), part(0), b"ab"), None);
-        assert_eq!(join.push(label(2), part(1), b"CD"), None);
-        assert_eq!(join.push(label(1), Part { index: 1, last: 2 }, b"cd"), None, "cut in another way");
-        assert_eq!(join.push(label(2), part(0), b"AB").as_deref(), Some(&b"ABCD"[..]));
-        assert_eq!(join.push(label(1), part(1), b"cd").as_deref(), Some(&b"abcd"[..]));
+        assert_eq!(push(&mut join, 1, part(0), b"ab"), None);
+        assert_eq!(push(&mut join, 2, part(1), b"CD"), None);
+        assert_eq!(push(&mut join, 1, Part { index: 1, last: 2 }, b"cd"), None, "cut in another way");
+        assert_eq!(push(&mut join, 2, part(0), b"AB").as_deref(), Some(&b"ABCD"[..]));
+        assert_eq!(push(&mut join, 1, part(1), b"cd").as_deref(), Some(&b"abcd"[..]));
     }
 
     #[test]
     fn memory_is_bounded() {
         let mut join = Join::new();
         for number in 0..20_000 {
-            join.push(label(number), Part { index: 0, last: 15 }, &[1; 9000]);
+            push(&mut join, number, Part { index: 0, last: 15 }, &[1; 9000]);
             assert!(
                 join.bytes <= MOST_BYTES && join.open.len() <= MOST_OPEN && join.order.len() <= MOST_OPEN
             );

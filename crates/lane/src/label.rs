@@ -19,6 +19,7 @@ const PATIENCE_MS: u64 = 4;
 /// bits 0-11   bucket: which sequence the number belongs to
 /// 1 byte      patience in units of 4 ms
 /// 3 bytes     number
+/// 1 byte      only with bit 14: index of the part × 16 + index of the last part
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Label {
@@ -146,6 +147,7 @@ mod tests {
         let back = |ms| Label::decode(&encoded(with(Duration::from_millis(ms)))).unwrap().0.patience;
         assert_eq!(back(1), Duration::from_millis(4));
         assert_eq!(back(5000), Duration::from_millis(1020));
+        assert_eq!(Label::decode(&[0; 5]), Err(LabelError::TooShort(5)));
     }
 
     #[test]

@@ -252,7 +252,7 @@ enum Phase {
     /// Letting go of what startup queued.
     Drain,
     /// Cycling around the rate; `before` is what it was when the last probe began, and `found` says how many of the
-    /// last probes found more.
+    /// last probes found more, as a place in [`PROBES`].
     Cruise { phase: usize, since: Instant, before: u64, found: usize },
 }
 
@@ -413,7 +413,7 @@ impl Bbr {
     pub(crate) fn paced(&self, rate: u64) -> f64 {
         match self.phase {
             _ if self.settle.is_looking() => settle::GAIN,
-            Phase::Cruise { phase: 1 | 2, found, .. } => PROBES[found.min(PROBES.len() - 1)].1,
+            Phase::Cruise { phase: 1 | 2, found, .. } => PROBES[found].1,
             Phase::Cruise { .. } if self.has_queue(rate) => EASE,
             Phase::Cruise { .. } | Phase::Startup { .. } => 1.0,
             Phase::Drain => 1.0 / STARTUP_GAIN,
@@ -444,14 +444,10 @@ impl Bbr {
         // A probe that found more is followed by the next one at once.
         let more = *phase == 1 && rate as f64 > *before as f64 * FOUND;
         *phase = if more { 0 } else { (*phase + 1) % CYCLE.len() };
-        *found = match *phase {
-            0 if more => *found + 1,
-            0 => 0,
-            _ => *found,
-        };
         *since = now;
         if *phase == 0 {
             *before = rate;
+            *found = if more { (*found + 1).min(PROBES.len() - 1) } else { 0 };
         }
     }
 
@@ -505,8 +501,8 @@ impl Bbr {
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
             Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
-            Phase::Cruise { phase: 0, found, .. } => PROBES[found.min(PROBES.len() - 1)].0,
-            Phase::Cruise { phase: 1, found, .. } => PROBES[found.min(PROBES.len() - 1)].1,
+            Phase::Cruise { phase: 0, found, .. } => PROBES[found].0,
+            Phase::Cruise { phase: 1, found, .. } => PROBES[found].1,
             Phase::Cruise { phase, .. } => CYCLE[phase],
         };
         // Where less is asked for than the path carries, half of the rate might be no less than that.

@@ -189,11 +189,14 @@ impl Carrier {
         let mut moved = false;
         while let Some(at) = mpvpn_path::first_to_arrive(offers) {
             let Some(datagram) = sequencer.next_repair() else { break };
-            let data = &datagram.data;
-            let parts = if data.len() > max { sequencer.in_parts(data, max) } else { vec![data.clone()] };
-            for data in parts {
-                let part = Tracked { data, ..datagram.clone() };
-                offers[at].take(connection.queue_tracked(offers[at].id, part));
+            let offer = &mut offers[at];
+            if datagram.data.len() <= max {
+                offer.take(connection.queue_tracked(offer.id, datagram));
+                moved = true;
+                continue;
+            }
+            for data in sequencer.in_parts(&datagram.data, max) {
+                offer.take(connection.queue_tracked(offer.id, Tracked { data, ..datagram.clone() }));
                 moved = true;
             }
         }

@@ -151,10 +151,11 @@ impl Sequencer {
         if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MOST) + 1) {
             return Vec::new();
         }
-        let count = payload.len().div_ceil(most);
-        let last = (count - 1) as u8;
-        let cut = payload.chunks(payload.len().div_ceil(count)).zip(0u8..);
-        cut.map(|(bytes, index)| self.datagram(Label { part: Some(Part { index, last }), ..label }, bytes))
+        let count = payload.len().div_ceil(most).max(1);
+        let cut = payload.chunks(payload.len().div_ceil(count).max(1));
+        let last = cut.len().saturating_sub(1) as u8;
+        cut.zip(0u8..)
+            .map(|(bytes, index)| self.datagram(Label { part: Some(Part { index, last }), ..label }, bytes))
             .collect()
     }
 
@@ -198,10 +199,7 @@ impl Sequencer {
     /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are missing.
     pub(super) fn open(&mut self, datagram: Bytes) -> Option<(Label, Bytes)> {
         let (label, payload) = self.read(datagram)?;
-        match label.part {
-            None => Some((label, payload)),
-            Some(part) => self.join.push(label, part, &payload).map(|packet| (label, packet.into())),
-        }
+        self.join.push(label, payload).map(|packet| (label, packet))
     }
 
     fn read(&self, mut datagram: Bytes) -> Option<(Label, Bytes)> {
