@@ -2,7 +2,7 @@
 //!
 //! In: packets about to be sent, each with the hash of its flow; packets that arrived, each with its
 //! [`Label`]; the time. Out: the label to send with a packet, and arrived packets in the order in which
-//! they may be delivered.
+//! they may be delivered. A packet that no path takes whole travels in parts, which [`Join`] puts together.
 //!
 //! Always holds:
 //! - a packet is delivered at most once, and exactly once if it arrives within the last few thousand of
