@@ -1,4 +1,7 @@
-//! The datagram lane: how the packets of a flow that travel over several paths come out in order, once.
+//! The lanes: how flows are carried.
+//!
+//! The stream lane is in [`interposer`]. The datagram lane is how the packets of a flow that travel over several paths
+//! come out in order, once.
 //!
 //! In: packets about to be sent, each with the hash of its flow; packets that arrived, each with its
 //! [`Label`]; the time. Out: the label to send with a packet, and arrived packets in the order in which
@@ -14,6 +17,7 @@
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+pub mod interposer;
 mod join;
 mod label;
 mod number;

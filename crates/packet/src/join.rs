@@ -17,6 +17,7 @@ use bytes::{Buf, Bytes};
 use crate::checksum::{self, Verdict};
 use crate::flow::FlowKey;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET, Version};
+use crate::tcp::TCP_HEADER;
 use crate::vnet::{self, VNET_HDR_LEN, VnetHdr};
 use crate::{be16, be32, protocol, put16, tcp_flags};
 
@@ -33,7 +34,6 @@ const MAX_HEAD: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
 /// Part lists kept for reuse.
 const MAX_SPARE: usize = 128;
 
-const TCP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 const DONT_FRAGMENT: u8 = 0x40;
 
@@ -52,6 +52,30 @@ impl Joined {
     fn alone(packet: Bytes, rest: Vec<Bytes>) -> Self {
         let head = VnetHdr::NONE.to_bytes().into_iter().collect();
         Self { len: VNET_HDR_LEN + packet.len(), head, first: packet, rest, segments: 1 }
+    }
+
+    /// A packet that is complete as it is.
+    pub fn complete(packet: Bytes) -> Self {
+        Self::alone(packet, Vec::new())
+    }
+
+    /// The payload `parts` behind the headers `headers`; `None` if these are longer than any, or the parts more than
+    /// [`MAX_PARTS`] − 1.
+    pub(crate) fn around(vnet: VnetHdr, headers: &[u8], parts: Vec<Bytes>) -> Option<Self> {
+        let mut head = ArrayVec::from_iter(vnet.to_bytes());
+        head.try_extend_from_slice(headers).ok()?;
+        let payload: usize = parts.iter().map(Bytes::len).sum();
+        let segments = match vnet.gso_size {
+            0 => 1,
+            size => payload.div_ceil(usize::from(size)),
+        };
+        (parts.len() < MAX_PARTS).then_some(Self {
+            len: head.len() + payload,
+            head,
+            first: Bytes::new(),
+            rest: parts,
+            segments: u16::try_from(segments).ok()?,
+        })
     }
 
     /// Bytes to write, virtio header included.

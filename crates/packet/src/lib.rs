@@ -3,7 +3,8 @@
 //! In come packets as the kernel or the network gives them: single IP packets, or the 64 KiB super-packets of
 //! a TUN device with virtio headers. Out go views of their headers ([`ip`], [`flow`]), packets that fit an
 //! MTU ([`split`]), super-packets for the kernel ([`join`]), corrected headers ([`mss`]) and ICMP
-//! errors about packets that could not be carried ([`icmp`]).
+//! errors about packets that could not be carried ([`icmp`]); and the segments of TCP connections that end here
+//! ([`tcp`]).
 //!
 //! What always holds:
 //! - No input makes this crate panic: every length and offset is checked against the slice before use.
@@ -24,6 +25,7 @@ pub mod ip;
 pub mod join;
 pub mod mss;
 pub mod split;
+pub mod tcp;
 pub mod vnet;
 
 pub use arena::Arena;

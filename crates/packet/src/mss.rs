@@ -4,12 +4,8 @@
 //! would cost a round trip or be filtered.
 
 use crate::ip::{self, Version};
+use crate::tcp::{self, TCP_HEADER};
 use crate::{be16, checksum, protocol, put16, tcp_flags};
-
-const TCP_HEADER: usize = 20;
-const OPTION_END: u8 = 0;
-const OPTION_NOP: u8 = 1;
-const OPTION_MSS: u8 = 2;
 
 /// What the TCP checksum field of a packet holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,24 +60,8 @@ fn find(packet: &[u8]) -> Option<(usize, usize, usize)> {
             Version::V4 => ip::IPV4_HEADER,
             Version::V6 => ip::IPV6_HEADER,
         };
-    let mut at = TCP_HEADER;
-    while at < header.len() {
-        match header[at] {
-            OPTION_END => return None,
-            OPTION_NOP => at += 1,
-            kind => {
-                let len = usize::from(*header.get(at + 1)?);
-                if len < 2 || at + len > header.len() {
-                    return None;
-                }
-                if kind == OPTION_MSS {
-                    return (len == 4).then_some((ip.transport_offset(), at + 2, headers));
-                }
-                at += len;
-            }
-        }
-    }
-    None
+    let (at, _) = tcp::mss_option(header)?;
+    Some((ip.transport_offset(), at, headers))
 }
 
 #[cfg(test)]

@@ -11,10 +11,10 @@ use bytes::BytesMut;
 
 use crate::fragment::fragment;
 use crate::ip::{self, IpPacket, ParseError, Version};
+use crate::tcp::TCP_HEADER;
 use crate::vnet::{Gso, VnetHdr};
 use crate::{be16, be32, checksum, protocol, put16, put32, tcp_flags};
 
-const TCP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
 /// Bytes of IPv6 and TCP headers with timestamps, rounded up.

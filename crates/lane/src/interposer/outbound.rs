@@ -1,0 +1,436 @@
+use std::collections::VecDeque;
+
+use bytes::{Buf, Bytes};
+use mpvpn_types::{Duration, Instant};
+
+use super::seq::Seq;
+
+/// An acknowledgement is waited for this long at first: an app may delay its own for 200 ms.
+const WAIT: Duration = Duration::from_millis(300);
+/// And this long at most.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Waits in a row without any answer after which the app is gone: about 50 s.
+const MOST_TRIES: u32 = 12;
+/// Acknowledgements of the same byte that prove a loss (RFC 5681 §3.2).
+const DUPLICATES: u8 = 3;
+
+/// What an acknowledgement meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Acked {
+    /// This many bytes were taken by the app.
+    Bytes(usize),
+    /// It acknowledges what was never sent.
+    Unsent,
+}
+
+/// What became of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waited {
+    /// Something is to be sent again, or a closed window to be probed.
+    Again,
+    /// The app has not answered for so long that it must be gone.
+    Gone,
+}
+
+/// What goes to an app: bytes that it has not acknowledged and those that wait for its window.
+///
+/// The link loses next to nothing and has no queue of its own, so there is no congestion window. What is lost all the
+/// same, because the device's queue was full, is sent again from there on.
+#[derive(Debug)]
+pub(super) struct Outbound {
+    /// The first byte that is not acknowledged (SND.UNA).
+    una: Seq,
+    /// The next byte to send (SND.NXT).
+    next: Seq,
+    /// The highest byte that ever was sent, and one.
+    top: Seq,
+    /// What the app takes beyond `una`, and the segment that said so.
+    window: usize,
+    told_at: (Seq, Seq),
+    scale: u8,
+    mss: usize,
+    sent: VecDeque<Bytes>,
+    unsent: VecDeque<Bytes>,
+    held: usize,
+    waiting: usize,
+    /// Nothing more will be written.
+    end: bool,
+    end_sent: bool,
+    end_acked: bool,
+    duplicates: u8,
+    /// The window is closed and a byte beyond it asks whether it still is.
+    probe: bool,
+    wait: Duration,
+    tries: u32,
+    deadline: Option<Instant>,
+}
+
+impl Outbound {
+    /// Before a SYN with the sequence number `first`, to an app that sent a SYN with the number `theirs`, takes
+    /// segments of `mss` bytes, and scales its windows by `scale` bits.
+    pub(super) fn new(first: Seq, theirs: Seq, mss: usize, scale: u8) -> Self {
+        let next = first.plus(1);
+        Self {
+            una: next,
+            next,
+            top: next,
+            window: 0,
+            told_at: (theirs, first),
+            scale,
+            mss,
+            sent: VecDeque::new(),
+            unsent: VecDeque::new(),
+            held: 0,
+            waiting: 0,
+            end: false,
+            end_sent: false,
+            end_acked: false,
+            duplicates: 0,
+            probe: false,
+            wait: WAIT,
+            tries: 0,
+            deadline: None,
+        }
+    }
+
+    /// The next sequence number to send.
+    pub(super) fn next(&self) -> Seq {
+        self.next
+    }
+
+    /// Bytes that the app has not acknowledged, sent or not.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// The largest payload of a segment (bytes).
+    pub(super) fn mss(&self) -> usize {
+        self.mss
+    }
+
+    /// Whether nothing more will be written and the app has all of it.
+    pub(super) fn is_finished(&self) -> bool {
+        self.end_acked
+    }
+
+    /// Whether the end was sent.
+    pub(super) fn has_ended(&self) -> bool {
+        self.end
+    }
+
+    /// Takes bytes for the app.
+    pub(super) fn write(&mut self, bytes: Bytes) {
+        if self.end || bytes.is_empty() {
+            return;
+        }
+        self.held += bytes.len();
+        self.waiting += bytes.len();
+        self.unsent.push_back(bytes);
+    }
+
+    /// Nothing more will be written.
+    pub(super) fn finish(&mut self) {
+        self.end = true;
+    }
+
+    /// Takes what a segment says about what arrived; `payload` is the length of what it carries.
+    pub(super) fn on_ack(&mut self, seq: Seq, ack: Seq, window: u16, payload: usize) -> Acked {
+        if ack.since(self.top) > 0 {
+            return Acked::Unsent;
+        }
+        self.tries = 0;
+        let window = usize::from(window) << self.scale;
+        let repeated = ack == self.una && payload == 0 && window == self.window;
+        let was_closed = self.window == 0;
+        let (seq_before, ack_before) = self.told_at;
+        if seq.since(seq_before) > 0 || seq == seq_before && ack.since(ack_before) >= 0 {
+            self.window = window;
+            self.told_at = (seq, ack);
+        }
+        let fresh = ack.beyond(self.una);
+        if fresh == 0 {
+            if was_closed && self.window > 0 {
+                // The byte that asked was not taken.
+                self.go_back();
+                self.wait = WAIT;
+            } else if repeated && self.next != self.una {
+                self.duplicates = self.duplicates.saturating_add(1);
+                if self.duplicates == DUPLICATES {
+                    self.go_back();
+                }
+            }
+            return Acked::Bytes(0);
+        }
+        // The end has a number of its own, behind all bytes.
+        self.end_acked |= fresh > self.held;
+        let bytes = fresh.min(self.held);
+        self.forget(bytes);
+        self.una = ack;
+        if self.next.since(ack) < 0 {
+            self.next = ack;
+            self.end_sent |= self.end_acked;
+        }
+        (self.duplicates, self.wait, self.deadline, self.probe) = (0, WAIT, None, false);
+        Acked::Bytes(bytes)
+    }
+
+    /// The first `bytes` arrived.
+    fn forget(&mut self, mut bytes: usize) {
+        self.held -= bytes;
+        while bytes > 0 {
+            let from_sent = !self.sent.is_empty();
+            let queue = if from_sent { &mut self.sent } else { &mut self.unsent };
+            let Some(front) = queue.front_mut() else { return };
+            let some = front.len().min(bytes);
+            bytes -= some;
+            self.waiting -= if from_sent { 0 } else { some };
+            if some == front.len() {
+                queue.pop_front();
+            } else {
+                front.advance(some);
+            }
+        }
+    }
+
+    /// Everything that is not acknowledged is sent again.
+    fn go_back(&mut self) {
+        self.waiting += self.sent.iter().map(Bytes::len).sum::<usize>();
+        while let Some(bytes) = self.sent.pop_back() {
+            self.unsent.push_front(bytes);
+        }
+        self.next = self.una;
+        self.end_sent = self.end_acked;
+        self.deadline = None;
+    }
+
+    /// Bytes that may be sent now.
+    fn sendable(&self) -> usize {
+        let flying = self.next.beyond(self.una);
+        let open = self.window.saturating_sub(flying).max(usize::from(self.probe && flying == 0));
+        let len = self.waiting.min(open);
+        // A segment that is small only because the window is waits for more of it.
+        let small = len < self.waiting && len < self.mss;
+        if small && flying > 0 { 0 } else { len }
+    }
+
+    fn is_end_due(&self) -> bool {
+        self.end && !self.end_sent && self.waiting == 0
+    }
+
+    /// Whether [`Self::take`] has something to send.
+    pub(super) fn is_due(&self) -> bool {
+        self.sendable() > 0 || self.is_end_due()
+    }
+
+    /// The next bytes to send, at most `most` in at most `parts` parts, and whether the end follows them.
+    pub(super) fn take(&mut self, now: Instant, most: usize, parts: usize) -> (Vec<Bytes>, bool) {
+        let sendable = self.sendable();
+        let mut left = sendable.min(most);
+        // Only the last segment of all is smaller than the others.
+        if left < sendable && left > self.mss {
+            left -= left % self.mss;
+        }
+        let mut taken = Vec::new();
+        while left > 0 && taken.len() < parts {
+            let Some(front) = self.unsent.front_mut() else { break };
+            let some = front.len().min(left);
+            let part = front.split_to(some);
+            if front.is_empty() {
+                self.unsent.pop_front();
+            }
+            left -= some;
+            self.waiting -= some;
+            self.next = self.next.plus(some);
+            self.sent.push_back(part.clone());
+            taken.push(part);
+        }
+        let end = self.is_end_due();
+        if end {
+            self.end_sent = true;
+            self.next = self.next.plus(1);
+        }
+        if self.next.since(self.top) > 0 {
+            self.top = self.next;
+        }
+        self.probe = false;
+        if end || !taken.is_empty() {
+            self.deadline.get_or_insert(now + self.wait);
+        }
+        (taken, end)
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// Sees to it that something will wake a flow whose app has closed its window, or that waits for an
+    /// acknowledgement.
+    pub(super) fn arm(&mut self, now: Instant) {
+        if self.next != self.una || self.waiting > 0 && !self.is_due() {
+            self.deadline.get_or_insert(now + self.wait);
+        }
+    }
+
+    /// Lets time pass.
+    pub(super) fn handle_timeout(&mut self, now: Instant) -> Waited {
+        if self.deadline.is_none_or(|at| now < at) {
+            return Waited::Again;
+        }
+        self.tries += 1;
+        if self.tries > MOST_TRIES {
+            return Waited::Gone;
+        }
+        self.wait = (2 * self.wait).min(LONGEST_WAIT);
+        self.go_back();
+        self.probe = self.window == 0;
+        Waited::Again
+    }
+
+    /// Copies what waits into one piece: the pieces may each be a small part of a large buffer.
+    pub(super) fn compact(&mut self) {
+        if self.unsent.len() < 2 {
+            return;
+        }
+        let mut whole = Vec::with_capacity(self.waiting);
+        for bytes in self.unsent.drain(..) {
+            whole.extend_from_slice(&bytes);
+        }
+        self.unsent.push_back(whole.into());
+    }
+
+    /// Pieces that wait.
+    pub(super) fn pieces(&self) -> usize {
+        self.unsent.len()
+    }
+
+    /// Whether it holds memory that [`Self::rest`] gives back.
+    pub(super) fn has_spare(&self) -> bool {
+        self.held == 0 && self.sent.capacity() + self.unsent.capacity() > 0
+    }
+
+    /// Gives back memory that is not in use.
+    pub(super) fn rest(&mut self) {
+        if self.has_spare() {
+            self.sent = VecDeque::new();
+            self.unsent = VecDeque::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Seq = Seq(u32::MAX - 2000);
+    const THEIRS: Seq = Seq(77);
+
+    fn at(offset: usize) -> Seq {
+        FIRST.plus(1 + offset)
+    }
+
+    fn open(window: u16) -> Outbound {
+        let mut outbound = Outbound::new(FIRST, THEIRS, 100, 0);
+        outbound.on_ack(THEIRS, at(0), window, 0);
+        outbound
+    }
+
+    fn bytes(taken: (Vec<Bytes>, bool)) -> (Vec<u8>, bool) {
+        (taken.0.concat(), taken.1)
+    }
+
+    #[test]
+    fn the_window_bounds_what_leaves_and_acknowledgements_free_it() {
+        let now = Instant::now();
+        let mut outbound = open(250);
+        outbound.write(Bytes::from(vec![1; 400]));
+        outbound.finish();
+        assert_eq!(outbound.take(now, 1000, 10).0.concat().len(), 250);
+        assert!(!outbound.is_due());
+        assert_eq!(outbound.on_ack(THEIRS, at(250), 250, 0), Acked::Bytes(250));
+        assert_eq!(bytes(outbound.take(now, 1000, 10)), (vec![1; 150], true));
+        assert_eq!(outbound.on_ack(THEIRS, at(401), 250, 0), Acked::Bytes(150));
+        assert!(outbound.is_finished() && outbound.poll_timeout().is_none());
+        assert_eq!(outbound.on_ack(THEIRS, at(402), 250, 0), Acked::Unsent);
+    }
+
+    #[test]
+    fn packets_hold_whole_segments_but_the_last() {
+        let now = Instant::now();
+        let mut outbound = open(1000);
+        outbound.write(Bytes::from(vec![1; 640]));
+        assert_eq!(outbound.take(now, 350, 10).0.concat().len(), 300);
+        assert_eq!(outbound.take(now, 350, 10).0.concat().len(), 340);
+    }
+
+    #[test]
+    fn what_is_lost_is_sent_again_after_three_repeated_acknowledgements_or_a_wait() {
+        let mut now = Instant::now();
+        let mut outbound = open(1000);
+        outbound.write(Bytes::from_static(b"abcdef"));
+        outbound.take(now, 3, 10);
+        outbound.take(now, 3, 10);
+        for _ in 0..3 {
+            assert!(!outbound.is_due());
+            outbound.on_ack(THEIRS, at(0), 1000, 0);
+        }
+        assert_eq!(bytes(outbound.take(now, 4, 10)).0, b"abcd");
+        // The second half had arrived and is acknowledged although it was about to be sent again.
+        assert_eq!(outbound.on_ack(THEIRS, at(6), 1000, 0), Acked::Bytes(6));
+        assert!(!outbound.is_due() && outbound.poll_timeout().is_none() && outbound.next() == at(6));
+
+        outbound.write(Bytes::from_static(b"gh"));
+        outbound.take(now, 10, 10);
+        now = outbound.poll_timeout().unwrap();
+        assert_eq!(outbound.handle_timeout(now), Waited::Again);
+        assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"gh");
+        assert!(outbound.poll_timeout().unwrap() > now + WAIT, "the second wait is longer");
+    }
+
+    #[test]
+    fn a_closed_window_is_probed_by_one_byte_for_as_long_as_the_app_answers() {
+        let mut now = Instant::now();
+        let mut outbound = open(2);
+        outbound.write(Bytes::from_static(b"abcdef"));
+        outbound.take(now, 10, 10);
+        outbound.on_ack(THEIRS, at(2), 0, 0);
+        for _ in 0..100 {
+            assert!(!outbound.is_due());
+            outbound.arm(now);
+            now = outbound.poll_timeout().unwrap();
+            assert_eq!(outbound.handle_timeout(now), Waited::Again);
+            assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"c");
+            outbound.on_ack(THEIRS, at(2), 0, 0);
+            outbound.arm(now);
+        }
+        outbound.on_ack(THEIRS, at(2), 100, 0);
+        assert_eq!(bytes(outbound.take(now, 10, 10)).0, b"cdef");
+    }
+
+    #[test]
+    fn an_app_that_never_answers_is_gone_within_a_minute() {
+        let start = Instant::now();
+        let mut now = start;
+        let mut outbound = open(100);
+        outbound.write(Bytes::from_static(b"abc"));
+        loop {
+            outbound.take(now, 10, 10);
+            now = outbound.poll_timeout().unwrap();
+            if outbound.handle_timeout(now) == Waited::Gone {
+                break;
+            }
+        }
+        let waited = now.saturating_duration_since(start);
+        assert!((Duration::from_secs(30)..Duration::from_secs(60)).contains(&waited), "{waited:?}");
+    }
+
+    #[test]
+    fn an_old_segment_does_not_set_the_window_back() {
+        let now = Instant::now();
+        let mut outbound = open(100);
+        outbound.on_ack(THEIRS.plus(10), at(0), 500, 0);
+        outbound.on_ack(THEIRS, at(0), 3, 0);
+        outbound.write(Bytes::from(vec![1; 600]));
+        assert_eq!(outbound.take(now, 1000, 10).0.concat().len(), 500);
+    }
+}

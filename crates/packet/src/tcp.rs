@@ -1,0 +1,320 @@
+//! TCP segments: checked views of those that come in, and whole packets around what goes out.
+//!
+//! In comes an IP packet, out goes a [`Segment`] whose lengths have been checked. And the other way round: a
+//! [`Head`] and a payload in parts become a [`Joined`], up to 64 KiB of one flow, which the kernel cuts and whose
+//! checksum it completes.
+
+use std::net::SocketAddr;
+
+use arrayvec::ArrayVec;
+use bytes::Bytes;
+
+use crate::ip::{IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET};
+use crate::vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
+use crate::{Joined, be16, be32, checksum, protocol, put16};
+
+/// Length of a TCP header without options, in bytes.
+pub const TCP_HEADER: usize = 20;
+/// Where the checksum stands in it.
+const CHECKSUM_AT: u16 = 16;
+const TTL: u8 = 64;
+
+const OPTION_END: u8 = 0;
+const OPTION_NOP: u8 = 1;
+const OPTION_MSS: u8 = 2;
+const OPTION_SCALE: u8 = 3;
+/// Higher window scales count as this one (RFC 7323 §2.3).
+const MAX_SCALE: u8 = 14;
+
+/// A view of a TCP segment (RFC 9293 §3.1).
+#[derive(Debug, Clone, Copy)]
+pub struct Segment<'a> {
+    header: &'a [u8],
+    payload: &'a [u8],
+}
+
+impl<'a> Segment<'a> {
+    /// The segment in a packet; `None` if it is not TCP, a fragment, or malformed.
+    #[inline]
+    pub fn of(packet: &IpPacket<'a>) -> Option<Self> {
+        if packet.protocol() != protocol::TCP || packet.fragment().is_some() {
+            return None;
+        }
+        let transport = packet.transport();
+        let len = usize::from(transport.get(12)? >> 4) * 4;
+        if len < TCP_HEADER {
+            return None;
+        }
+        let (header, payload) = transport.split_at_checked(len)?;
+        Some(Self { header, payload })
+    }
+
+    /// Sequence number.
+    #[inline]
+    pub fn seq(&self) -> u32 {
+        be32(self.header, 4)
+    }
+
+    /// Acknowledgement number; means something only with [`crate::tcp_flags::ACK`].
+    #[inline]
+    pub fn ack(&self) -> u32 {
+        be32(self.header, 8)
+    }
+
+    /// Flags, see [`crate::tcp_flags`].
+    #[inline]
+    pub fn flags(&self) -> u8 {
+        self.header[13]
+    }
+
+    /// Whether any of `flags` is set.
+    #[inline]
+    pub fn has(&self, flags: u8) -> bool {
+        self.flags() & flags != 0
+    }
+
+    /// The window as it stands there, not scaled.
+    #[inline]
+    pub fn window(&self) -> u16 {
+        be16(self.header, 14)
+    }
+
+    /// What the segment carries.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+
+    /// The maximum segment size that the sender of a SYN takes, in bytes (RFC 9293 §3.7.1).
+    pub fn mss(&self) -> Option<u16> {
+        let (_, value) = mss_option(self.header)?;
+        Some(value)
+    }
+
+    /// The window scale that the sender of a SYN proposes, at most 14 (RFC 7323 §2).
+    pub fn window_scale(&self) -> Option<u8> {
+        let (_, _, value) = options(self.header).find(|(_, kind, _)| *kind == OPTION_SCALE)?;
+        value.first().filter(|_| value.len() == 1).map(|scale| (*scale).min(MAX_SCALE))
+    }
+}
+
+/// Where the value of the MSS option stands in a TCP header, and the value.
+pub(crate) fn mss_option(header: &[u8]) -> Option<(usize, u16)> {
+    let (at, _, value) = options(header).find(|(_, kind, _)| *kind == OPTION_MSS)?;
+    Some((at, u16::from_be_bytes(value.try_into().ok()?)))
+}
+
+/// Where the value of each option of a TCP header stands, its kind and the value, as far as they are well formed.
+fn options(header: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
+    let mut at = TCP_HEADER;
+    std::iter::from_fn(move || {
+        while header.get(at) == Some(&OPTION_NOP) {
+            at += 1;
+        }
+        let kind = *header.get(at)?;
+        if kind == OPTION_END {
+            return None;
+        }
+        let value_at = at + 2;
+        at += usize::from(*header.get(at + 1)?);
+        Some((value_at, kind, header.get(value_at..at)?))
+    })
+}
+
+/// The headers of a segment to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// Where it comes from.
+    pub from: SocketAddr,
+    /// Where it goes, of the same family.
+    pub to: SocketAddr,
+    /// Sequence number.
+    pub seq: u32,
+    /// Acknowledgement number.
+    pub ack: u32,
+    /// Flags, see [`crate::tcp_flags`].
+    pub flags: u8,
+    /// The window as it is written, scaled already.
+    pub window: u16,
+    /// The largest payload that this end takes, for a SYN (bytes).
+    pub mss: Option<u16>,
+    /// By how many bits this end's windows are scaled, for a SYN.
+    pub window_scale: Option<u8>,
+}
+
+impl Head {
+    fn options(&self) -> ArrayVec<u8, 8> {
+        let mut options = ArrayVec::new();
+        if let Some(mss) = self.mss {
+            options.extend([OPTION_MSS, 4]);
+            options.extend(mss.to_be_bytes());
+        }
+        if let Some(scale) = self.window_scale {
+            options.extend([OPTION_NOP, OPTION_SCALE, 3, scale]);
+        }
+        options
+    }
+}
+
+/// The most payload that one packet to `to` can carry (bytes).
+pub fn max_payload(to: SocketAddr) -> usize {
+    match to {
+        SocketAddr::V4(_) => MAX_PACKET - IPV4_HEADER - TCP_HEADER,
+        // The length in an IPv6 header does not count that header, but the kernel's buffers are no larger.
+        SocketAddr::V6(_) => MAX_PACKET - IPV6_HEADER - TCP_HEADER,
+    }
+}
+
+/// A packet for a TUN device with virtio headers: `parts`, at most [`max_payload`] bytes in at most
+/// [`crate::join::MAX_PARTS`] − 1 parts, behind the headers `head`. The kernel cuts it into segments of `mss` bytes
+/// and completes the checksum. `None` if the addresses are of two families, or there is too much.
+pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
+    let payload: usize = parts.iter().map(Bytes::len).sum();
+    let options = head.options();
+    let tcp_len = TCP_HEADER + options.len() + payload;
+    let mut bytes = ArrayVec::<u8, { IPV6_HEADER + TCP_HEADER + 8 }>::new();
+    match (head.from, head.to) {
+        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+            let total = u16::try_from(IPV4_HEADER + tcp_len).ok()?;
+            bytes.extend([0x45, 0]);
+            bytes.extend(total.to_be_bytes());
+            // Don't fragment: only then may the identification be the same in every packet (RFC 6864 §4.1).
+            bytes.extend([0, 0, 0x40, 0, TTL, protocol::TCP, 0, 0]);
+            bytes.extend(from.ip().octets());
+            bytes.extend(to.ip().octets());
+            let check = !checksum::sum(&bytes);
+            put16(&mut bytes, 10, check);
+        }
+        (SocketAddr::V6(from), SocketAddr::V6(to)) => {
+            bytes.extend([0x60, 0, 0, 0]);
+            bytes.extend(u16::try_from(tcp_len).ok()?.to_be_bytes());
+            bytes.extend([protocol::TCP, TTL]);
+            bytes.extend(from.ip().octets());
+            bytes.extend(to.ip().octets());
+        }
+        _ => return None,
+    }
+    let ip_len = bytes.len();
+    let addresses = if head.from.is_ipv4() { &bytes[12..20] } else { &bytes[8..40] };
+    let pseudo = checksum::pseudo(addresses, protocol::TCP, tcp_len);
+    bytes.extend(head.from.port().to_be_bytes());
+    bytes.extend(head.to.port().to_be_bytes());
+    bytes.extend(head.seq.to_be_bytes());
+    bytes.extend(head.ack.to_be_bytes());
+    bytes.extend([((TCP_HEADER + options.len()) as u8) << 2, head.flags]);
+    bytes.extend(head.window.to_be_bytes());
+    bytes.extend(pseudo.to_be_bytes());
+    bytes.extend([0, 0]);
+    bytes.extend(options);
+    let mut vnet = VnetHdr {
+        flags: NEEDS_CSUM,
+        hdr_len: bytes.len() as u16,
+        csum_start: ip_len as u16,
+        csum_offset: CHECKSUM_AT,
+        ..VnetHdr::NONE
+    };
+    if payload > usize::from(mss) {
+        vnet.gso_type = if head.from.is_ipv4() { GSO_TCPV4 } else { GSO_TCPV6 };
+        vnet.gso_size = mss;
+    }
+    Joined::around(vnet, &bytes, parts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::{Packet, Tcp, checks_out};
+    use crate::{ip, split, tcp_flags};
+    use bytes::BytesMut;
+
+    fn head(packet: &Packet) -> Head {
+        Head {
+            from: packet.src,
+            to: packet.dst,
+            seq: 7,
+            ack: 9,
+            flags: tcp_flags::ACK,
+            window: 100,
+            mss: None,
+            window_scale: None,
+        }
+    }
+
+    #[test]
+    fn what_is_joined_is_cut_by_the_kernel_s_rules_into_right_packets() {
+        for packet in [Packet::v4(), Packet::v6()] {
+            let payload: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
+            let parts = payload.chunks(1234).map(Bytes::copy_from_slice).collect();
+            let joined = joined(&head(&packet), parts, 1400).unwrap();
+            let whole = joined.to_vec().split_off(crate::VNET_HDR_LEN);
+            let (mut out, mut ranges) = (BytesMut::new(), Vec::new());
+            split::split(joined.vnet(), &whole, 1500, &[], &mut out, &mut ranges).unwrap();
+            assert_eq!(ranges.len(), 4);
+            let mut carried = Vec::new();
+            for range in ranges {
+                assert!(checks_out(&out[range.clone()]));
+                let view = ip::parse(&out[range]).unwrap();
+                let segment = Segment::of(&view).unwrap();
+                assert_eq!(segment.seq() as usize, 7 + carried.len());
+                assert_eq!((segment.ack(), segment.window(), segment.mss()), (9, 100, None));
+                carried.extend_from_slice(segment.payload());
+            }
+            assert_eq!(carried, payload);
+        }
+    }
+
+    #[test]
+    fn options_of_a_syn_come_back() {
+        for packet in [Packet::v4(), Packet::v6()] {
+            let head = Head {
+                flags: tcp_flags::SYN | tcp_flags::ACK,
+                mss: Some(1360),
+                window_scale: Some(4),
+                ..head(&packet)
+            };
+            let whole = joined(&head, Vec::new(), 1400).unwrap().to_vec().split_off(crate::VNET_HDR_LEN);
+            let view = ip::parse(&whole).unwrap();
+            let segment = Segment::of(&view).unwrap();
+            assert!(segment.has(tcp_flags::SYN) && segment.payload().is_empty());
+            assert_eq!((segment.mss(), segment.window_scale()), (Some(1360), Some(4)));
+        }
+    }
+
+    #[test]
+    fn damaged_options_end_the_list() {
+        let with = |options: &[u8]| {
+            let tcp = Tcp { options: options.to_vec(), flags: tcp_flags::SYN, ..Tcp::default() };
+            let bytes = Packet::v4().tcp_with(&tcp, b"");
+            let view = ip::parse(&bytes).unwrap();
+            let segment = Segment::of(&view).unwrap();
+            (segment.mss(), segment.window_scale())
+        };
+        assert_eq!(with(&[1, 1, 3, 3, 200, 2, 4, 5, 180, 0, 0, 0]), (Some(1460), Some(14)));
+        assert_eq!(with(&[2, 3, 5, 0]), (None, None));
+        assert_eq!(with(&[3, 0, 2, 4]), (None, None));
+        assert_eq!(with(&[0, 2, 4, 5]), (None, None));
+        assert_eq!(with(&[1, 1, 1, 2]), (None, None));
+    }
+
+    #[test]
+    fn two_families_and_too_much_are_refused() {
+        let mixed = Head { to: Packet::v6().dst, ..head(&Packet::v4()) };
+        assert!(joined(&mixed, Vec::new(), 1400).is_none());
+        for packet in [Packet::v4(), Packet::v6()] {
+            let most = max_payload(packet.dst);
+            assert!(joined(&head(&packet), vec![Bytes::from(vec![0; most])], 1400).is_some());
+        }
+        let much = max_payload(Packet::v4().dst) + 1;
+        assert!(joined(&head(&Packet::v4()), vec![Bytes::from(vec![0; much])], 1400).is_none());
+    }
+
+    #[test]
+    fn no_header_that_claims_too_much_is_believed() {
+        let mut bytes = Packet::v4().tcp(b"");
+        bytes[32] = 0xf0;
+        assert!(Segment::of(&ip::parse(&bytes).unwrap()).is_none());
+        bytes[32] = 0x40;
+        assert!(Segment::of(&ip::parse(&bytes).unwrap()).is_none());
+        assert!(Segment::of(&ip::parse(&Packet::v4().udp(b"12345678901234567890")).unwrap()).is_none());
+    }
+}
