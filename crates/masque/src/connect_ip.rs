@@ -52,7 +52,7 @@ impl Target {
             // to 0" (RFC 9484 §4.6).
             return (net.network() == net.addr()).then_some(Self::Net(net));
         }
-        is_host_name(text).then(|| Self::Host(text.to_ascii_lowercase()))
+        request::is_host_name(text).then(|| Self::Host(text.to_ascii_lowercase()))
     }
 }
 
@@ -194,7 +194,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
         ipproto: parse_ipproto(variable("ipproto"))?,
         authority: headers.authority().unwrap_or_default().to_owned(),
         path: path.to_owned(),
-        authorization: single_text(headers, "authorization"),
+        authorization: request::single_text(headers, "authorization"),
         session: headers.single(session_header::NAME).and_then(session_header::parse),
         capsule_protocol: request::capsule_protocol(headers),
     })
@@ -353,25 +353,6 @@ fn parse_ipproto(text: Option<&str>) -> Result<Option<u8>, Rejection> {
         Ok(ipproto) if is_number => Ok(Some(ipproto)),
         _ => Err(Rejection::new(400, format!("ipproto {text:?} is not * or a number up to 255"))),
     }
-}
-
-fn single_text(headers: &Headers, name: &str) -> Option<String> {
-    std::str::from_utf8(headers.single(name)?).ok().map(str::to_owned)
-}
-
-/// A DNS name of letters, digits, hyphens and underscores, at most 253 bytes and 63 a label, that is no
-/// mistyped IPv4 address: its last label is not a number.
-fn is_host_name(text: &str) -> bool {
-    let name = text.strip_suffix('.').unwrap_or(text);
-    let is_label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
-    };
-    let last_is_number =
-        name.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
-    name.len() <= 253 && !last_is_number && name.split('.').all(is_label)
 }
 
 #[cfg(test)]

@@ -118,6 +118,26 @@ pub fn forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
         .find(|name| headers.value(name).is_some())
 }
 
+/// The value of a field if it appears exactly once and is text.
+pub(crate) fn single_text(headers: &Headers, name: &str) -> Option<String> {
+    std::str::from_utf8(headers.single(name)?).ok().map(str::to_owned)
+}
+
+/// A DNS name of letters, digits, hyphens and underscores, at most 253 bytes and 63 a label, that is no
+/// mistyped IPv4 address: its last label is not a number.
+pub(crate) fn is_host_name(text: &str) -> bool {
+    let name = text.strip_suffix('.').unwrap_or(text);
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+    };
+    let last_is_number =
+        name.rsplit('.').next().is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
+    name.len() <= 253 && !last_is_number && name.split('.').all(is_label)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,9 +1,9 @@
 //! The few structured field values (RFC 9651) that MASQUE needs: an Item that is a Boolean, an Integer or
-//! a Byte Sequence.
+//! a Byte Sequence, and parameters of a List.
 //!
 //! In: the value of one field line. Out: what it says, or nothing: a value that does not parse is ignored
-//! as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar and
-//! then ignored.
+//! as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar, and those that nobody
+//! asked for are then ignored.
 
 use base64::{
     Engine, alphabet,
@@ -78,16 +78,57 @@ pub fn encode_string(text: &str) -> String {
     quoted
 }
 
+/// The value of the parameter `key` where it is a Token, of the last member of a List of Items that has one; nothing if
+/// the List is malformed (RFC 9651 §3.1).
+#[must_use]
+pub fn last_token<'a>(value: &'a [u8], key: &str) -> Option<&'a str> {
+    let mut rest = trim(value);
+    let mut found = None;
+    loop {
+        rest = skip_bare_item(rest)?;
+        while rest.starts_with(b";") {
+            let parameter = parameter(rest)?;
+            if parameter.key == key.as_bytes()
+                && let Some([b'a'..=b'z' | b'A'..=b'Z' | b'*', ..]) = parameter.value
+            {
+                found = parameter.value;
+            }
+            rest = parameter.rest;
+        }
+        rest = skip_space(rest);
+        if rest.is_empty() {
+            return std::str::from_utf8(found?).ok();
+        }
+        rest = skip_space(rest.strip_prefix(b",")?);
+    }
+}
+
 /// Parameters up to the end (RFC 9651 §4.2.3.2): `*( ";" *SP key [ "=" bare-item ] )`.
 fn only_parameters(mut rest: &[u8]) -> Option<()> {
     while !rest.is_empty() {
-        rest = trim_start(rest.strip_prefix(b";")?);
-        rest = skip_key(rest)?;
-        if let Some(value) = rest.strip_prefix(b"=") {
-            rest = skip_bare_item(value)?;
-        }
+        rest = parameter(rest)?.rest;
     }
     Some(())
+}
+
+struct Parameter<'a> {
+    key: &'a [u8],
+    /// Without it, the parameter is the Boolean true.
+    value: Option<&'a [u8]>,
+    rest: &'a [u8],
+}
+
+fn parameter(input: &[u8]) -> Option<Parameter<'_>> {
+    let input = trim_start(input.strip_prefix(b";")?);
+    let behind = skip_key(input)?;
+    let key = &input[..input.len() - behind.len()];
+    match behind.strip_prefix(b"=") {
+        None => Some(Parameter { key, value: None, rest: behind }),
+        Some(value) => {
+            let rest = skip_bare_item(value)?;
+            Some(Parameter { key, value: Some(&value[..value.len() - rest.len()]), rest })
+        }
+    }
 }
 
 fn skip_key(input: &[u8]) -> Option<&[u8]> {
@@ -142,6 +183,11 @@ fn skip_while(input: &[u8], accept: impl Fn(u8) -> bool) -> &[u8] {
     &input[end..]
 }
 
+/// Spaces and tabs between members of a List.
+fn skip_space(input: &[u8]) -> &[u8] {
+    skip_while(input, |byte| byte == b' ' || byte == b'\t')
+}
+
 fn trim_start(input: &[u8]) -> &[u8] {
     skip_while(input, |byte| byte == b' ')
 }
@@ -174,6 +220,18 @@ mod tests {
         assert_eq!(boolean(b"?1"), Some(true));
         assert_eq!(boolean(b" ?0 "), Some(false));
         assert_eq!(boolean(br#"?1;a;b=2;c="x\"y"; d=tok/en;e=:AA==:;f=?0;g=-1.5;h=@99"#), Some(true));
+    }
+
+    #[test]
+    fn the_last_member_of_a_list_that_says_so_counts() {
+        let error = |text: &'static str| last_token(text.as_bytes(), "error");
+        assert_eq!(error("proxy; error=dns_error"), Some("dns_error"));
+        assert_eq!(error("\"a;b\";x=\"error=c\";error=d ,\t b; error=e;y, c"), Some("e"));
+        assert_eq!(error("a; error=\"d\", b; error"), None, "no token");
+        for text in ["", ";error=a", "a; error=b,", "a; error=b x", "a error=b", "a, ;error=b", "a;error=b;"]
+        {
+            assert_eq!(error(text), None, "{text}");
+        }
     }
 
     #[test]
@@ -215,6 +273,7 @@ mod tests {
         fn no_bytes_make_it_panic(value in "[?:;=\"@a-c0-2 *\\\\-]{0,20}", raw in prop::collection::vec(any::<u8>(), 0..20)) {
             for value in [value.as_bytes(), &raw] {
                 prop_assert!(boolean(value).is_none() || value.contains(&b'?'));
+                prop_assert!(last_token(value, "a").is_none_or(|token| !token.is_empty()));
                 prop_assert!(byte_sequence(value, 8).is_none_or(|bytes| bytes.len() <= 8));
             }
         }
