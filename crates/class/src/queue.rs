@@ -149,6 +149,11 @@ impl FqCodel {
         self.limit_bytes = bytes;
     }
 
+    /// Changes how many bytes a flow may send a turn, at least 256. The acceptable standing queue stays one packet.
+    pub fn set_quantum(&mut self, bytes: usize) {
+        self.quantum = as_deficit(bytes.max(256));
+    }
+
     /// Takes the next packet out.
     pub fn pop(&mut self, now: Instant) -> Option<Queued> {
         let now = self.ns(now);

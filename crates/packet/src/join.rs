@@ -3,9 +3,10 @@
 //! In come IP packets in the order of their arrival. Out go [`Joined`]s, each a virtio header and a packet
 //! that one `writev` hands to a TUN device: consecutive TCP segments and UDP datagrams of a flow are merged,
 //! by the rules of Linux's own GRO (net/ipv4/tcp_offload.c, udp_offload.c), everything else passes alone and
-//! untouched. No payload is copied.
+//! untouched. No payload is copied. Of bare acknowledgements of a flow that follow each other the last one stands
+//! for all: the kernel would take one after the other at the same moment, and send a little each time.
 //!
-//! What always holds: packets of a flow keep their order, whether they were merged or not; nothing is lost;
+//! What always holds: packets of a flow keep their order, whether they were merged or not; nothing else is lost;
 //! only packets with right checksums are merged; the kernel can cut a merged packet back into what came in.
 
 use std::collections::VecDeque;
@@ -35,6 +36,11 @@ const MAX_HEAD: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
 const MAX_SPARE: usize = 128;
 
 const UDP_HEADER: usize = 8;
+/// A TCP header with timestamps as all systems write it, what stands before their values (RFC 7323, appendix A), and
+/// where the first value is.
+const WITH_TIMESTAMPS: usize = 32;
+const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
+const TIMESTAMP_AT: usize = 24;
 const DONT_FRAGMENT: u8 = 0x40;
 
 /// One packet for a TUN device with its virtio header, in parts that are to be written one behind the other.
@@ -133,7 +139,7 @@ struct Group {
     /// Number of the element.
     number: u64,
     shape: Shape,
-    /// Payload of every segment but the last.
+    /// Payload of every segment but the last; 0 of a bare acknowledgement.
     size: usize,
     next_seq: u32,
     packet_len: usize,
@@ -179,6 +185,8 @@ enum Class {
     Single(FlowKey),
     /// Can be merged.
     Segment(FlowKey, Shape),
+    /// A bare acknowledgement, in whose place a later one can stand.
+    Ack(FlowKey, Shape),
 }
 
 impl Joiner {
@@ -201,6 +209,18 @@ impl Joiner {
                 let hash = key.hash32();
                 match self.find(&key, hash) {
                     Some(at) if self.continues(&self.open[at], &packet, shape) => self.append(at, packet),
+                    Some(at) => {
+                        self.close(at);
+                        self.start(key, hash, shape, packet);
+                    }
+                    None => self.start(key, hash, shape, packet),
+                }
+                return;
+            }
+            Class::Ack(key, shape) => {
+                let hash = key.hash32();
+                match self.find(&key, hash) {
+                    Some(at) if self.includes(&self.open[at], &packet, shape) => self.replace(at, packet),
                     Some(at) => {
                         self.close(at);
                         self.start(key, hash, shape, packet);
@@ -306,6 +326,25 @@ impl Joiner {
         }
     }
 
+    /// Whether `packet`, a bare acknowledgement, says all that the one of the group says, and more.
+    fn includes(&self, group: &Group, packet: &[u8], shape: Shape) -> bool {
+        let first = &self.queue[self.element(group.number)].first;
+        if group.size > 0 || group.shape != shape || !same_service(first, packet, shape) {
+            return false;
+        }
+        let (before, after) = (&first[shape.ip_header..], &packet[shape.ip_header..]);
+        let newer = |at: usize| be32(after, at).wrapping_sub(be32(before, at)) as i32;
+        before[4..8] == after[4..8]
+            && before[12..14] == after[12..14]
+            && newer(8) > 0
+            && (shape.headers == shape.ip_header + TCP_HEADER || newer(TIMESTAMP_AT) >= 0)
+    }
+
+    fn replace(&mut self, at: usize, packet: Bytes) {
+        let element = self.element(self.open[at].number);
+        self.queue[element].first = packet;
+    }
+
     fn append(&mut self, at: usize, mut packet: Bytes) {
         let element = self.element(self.open[at].number);
         let group = &mut self.open[at];
@@ -360,12 +399,15 @@ fn classify(bytes: &[u8]) -> Class {
         return Class::Fragment(key);
     }
     match shape_of(&packet) {
-        Some(shape) if bytes.len() == packet.total_len() && is_intact(&packet) => Class::Segment(key, shape),
+        Some(shape) if bytes.len() == packet.total_len() && is_intact(&packet) => {
+            if shape.headers < bytes.len() { Class::Segment(key, shape) } else { Class::Ack(key, shape) }
+        }
         _ => Class::Single(key),
     }
 }
 
-/// Where the headers lie, if the packet is of a kind that can be merged: plain IP headers, and data in it.
+/// Where the headers lie, if the packet is of a kind that can be merged: plain IP headers, and data in it or nothing
+/// but an acknowledgement.
 fn shape_of(packet: &IpPacket<'_>) -> Option<Shape> {
     let plain = match packet.version() {
         Version::V4 => IPV4_HEADER,
@@ -380,7 +422,11 @@ fn shape_of(packet: &IpPacket<'_>) -> Option<Shape> {
         protocol::TCP => {
             let header = usize::from(transport.get(12)? >> 4) * 4;
             let unusual = tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG;
-            let usable = header >= TCP_HEADER && transport.len() > header && transport[13] & unusual == 0;
+            let usable = match transport.len().checked_sub(header) {
+                Some(1..) => header >= TCP_HEADER && transport[13] & unusual == 0,
+                Some(0) => is_bare_ack(transport),
+                None => false,
+            };
             usable.then_some(Shape { transport: Transport::Tcp, ip_header, headers: ip_header + header })
         }
         protocol::UDP => {
@@ -389,6 +435,17 @@ fn shape_of(packet: &IpPacket<'_>) -> Option<Shape> {
         }
         _ => None,
     }
+}
+
+/// Whether a segment without payload only acknowledges, with no option but timestamps: selective acknowledgements have
+/// each their own to say.
+fn is_bare_ack(segment: &[u8]) -> bool {
+    segment[13] == tcp_flags::ACK
+        && match segment.len() {
+            TCP_HEADER => true,
+            WITH_TIMESTAMPS => segment[TCP_HEADER..TIMESTAMP_AT] == TIMESTAMPS,
+            _ => false,
+        }
 }
 
 fn is_intact(packet: &IpPacket<'_>) -> bool {
@@ -403,15 +460,23 @@ fn flags_of(packet: &[u8], shape: Shape) -> u8 {
     }
 }
 
-/// Whether the IP headers differ only in what segmentation gives back: length, identification and checksum.
-fn same_ip_header(first: &[u8], packet: &[u8], group: &Group) -> bool {
-    if group.shape.ip_header == IPV6_HEADER {
+/// Whether the IP headers ask for the same treatment.
+fn same_service(first: &[u8], packet: &[u8], shape: Shape) -> bool {
+    if shape.ip_header == IPV6_HEADER {
         // Traffic class and flow label, hop limit.
         return first[..4] == packet[..4] && first[7] == packet[7];
     }
     // Type of service, TTL, and the word with the don't-fragment bit.
-    if first[1] != packet[1] || first[8] != packet[8] || first[6..8] != packet[6..8] {
+    first[1] == packet[1] && first[8] == packet[8] && first[6..8] == packet[6..8]
+}
+
+/// Whether the IP headers differ only in what segmentation gives back: length, identification and checksum.
+fn same_ip_header(first: &[u8], packet: &[u8], group: &Group) -> bool {
+    if !same_service(first, packet, group.shape) {
         return false;
+    }
+    if group.shape.ip_header == IPV6_HEADER {
+        return true;
     }
     let ahead = be16(packet, 4).wrapping_sub(be16(first, 4));
     let may_stay = first[6] & DONT_FRAGMENT != 0;

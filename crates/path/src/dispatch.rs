@@ -109,12 +109,15 @@ impl Dispatcher {
         self.scheduler = scheduler;
     }
 
-    /// Sets how many bytes may wait for all paths together, and for each path that has a queue of its own.
-    pub fn set_limit(&mut self, bytes: usize) {
-        self.config.limit_bytes = bytes;
-        self.shared.set_limit(bytes);
-        for lane in self.pinned.values_mut() {
-            lane.queue.set_limit(bytes);
+    /// Sets how many bytes may wait for all paths together, and for each path that has a queue of its own; and how many
+    /// a flow may send a turn.
+    pub fn set_limits(&mut self, waiting: usize, turn: usize) {
+        self.config.limit_bytes = waiting;
+        for queue in
+            std::iter::once(&mut self.shared).chain(self.pinned.values_mut().map(|lane| &mut lane.queue))
+        {
+            queue.set_limit(waiting);
+            queue.set_quantum(turn);
         }
     }
 

@@ -427,3 +427,22 @@ impl Reno {
         self.acked = n + 1;
     }
 }
+
+#[test]
+fn a_larger_turn_keeps_packets_of_a_flow_together_and_shares_alike() {
+    let now = start();
+    let mut queue = patient(QueueConfig { limit_bytes: 1 << 20, ..Default::default() });
+    for n in 0..64 {
+        for flow in 1..=4 {
+            queue.push(now, packet(flow, n, MTU));
+        }
+    }
+    queue.set_quantum(8 * MTU);
+    let flows: Vec<u32> = std::iter::from_fn(|| queue.pop(now)).map(|packet| packet.flow).collect();
+    let changes = flows.windows(2).filter(|pair| pair[0] != pair[1]).count();
+    assert!(changes <= 4 * 64 / 8 + 4, "{changes} changes");
+    for flow in 1..=4 {
+        let early = flows[..128].iter().filter(|other| **other == flow).count();
+        assert!((24..=40).contains(&early), "{early} of the first 128 packets");
+    }
+}

@@ -281,3 +281,73 @@ fn what_is_no_packet_passes_too() {
     }
     assert_eq!(joined.len(), 3);
 }
+
+/// A bare acknowledgement, with these options.
+fn ack(base: &Packet, number: u32, options: &[u8]) -> Vec<u8> {
+    base.tcp_with(&Tcp { ack: number, options: options.to_vec(), ..Tcp::default() }, b"")
+}
+
+fn timestamps(value: u32) -> Vec<u8> {
+    let mut options = vec![1, 1, 8, 10];
+    options.extend_from_slice(&value.to_be_bytes());
+    options.extend_from_slice(&7u32.to_be_bytes());
+    options
+}
+
+#[test]
+fn the_last_of_the_acknowledgements_that_follow_each_other_stands_for_all() {
+    for base in [Packet::v4(), Packet::v6()] {
+        let other = Packet { src: SocketAddr::new(base.src.ip(), 9), ..base.clone() };
+        let last = ack(&base, 300, &[]);
+        let joined = join([ack(&base, 100, &[]), ack(&other, 5, &[]), ack(&base, 200, &[]), last.clone()]);
+        let packets: Vec<_> = joined.iter().map(|joined| joined.to_vec()[VNET_HDR_LEN..].to_vec()).collect();
+        assert_eq!(packets, [last, ack(&other, 5, &[])]);
+        assert_eq!(joined[0].vnet(), VnetHdr::NONE);
+        // Sequence numbers wrap, and so do timestamps.
+        let joined = join([
+            ack(&base, u32::MAX, &timestamps(u32::MAX)),
+            ack(&base, 1, &timestamps(u32::MAX)),
+            ack(&base, 2, &timestamps(0)),
+        ]);
+        assert_eq!(joined.len(), 1);
+        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], ack(&base, 2, &timestamps(0)));
+    }
+}
+
+#[test]
+fn an_acknowledgement_that_says_something_of_its_own_stays() {
+    let base = Packet::v4();
+    let first = ack(&base, 100, &timestamps(50));
+    let with = |change: fn(&mut Packet, &mut Tcp)| {
+        let (mut packet, mut tcp) =
+            (base.clone(), Tcp { ack: 200, options: timestamps(60), ..Tcp::default() });
+        change(&mut packet, &mut tcp);
+        packet.tcp_with(&tcp, b"")
+    };
+    let mut damaged = with(|_, _| {});
+    *damaged.last_mut().unwrap() ^= 1;
+    for (what, second) in [
+        ("the same byte again", with(|_, tcp| tcp.ack = 100)),
+        ("an older one", with(|_, tcp| tcp.ack = 99)),
+        ("an older timestamp", with(|_, tcp| tcp.options = timestamps(49))),
+        ("no timestamps", with(|_, tcp| tcp.options.clear())),
+        ("selective acknowledgements", with(|_, tcp| tcp.options.splice(..4, [1, 1, 5, 10]).for_each(drop))),
+        ("a keep-alive", with(|_, tcp| tcp.seq = 0)),
+        ("an end", with(|_, tcp| tcp.flags |= tcp_flags::FIN)),
+        ("a mark of congestion", with(|_, tcp| tcp.flags |= tcp_flags::ECE)),
+        ("another service", with(|packet, _| packet.tos = 3)),
+        ("damage", damaged),
+        ("data", base.tcp_with(&Tcp { ack: 200, ..Tcp::default() }, b"data")),
+    ] {
+        let joined = join([first.clone(), second.clone()]);
+        assert_eq!(joined.len(), 2, "{what}");
+        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], first, "{what}");
+        // What comes after it does not pass it either.
+        let third = ack(&base, 300, &timestamps(70));
+        let all: Vec<_> = join([first.clone(), second.clone(), third.clone()])
+            .iter()
+            .map(|joined| joined.to_vec()[VNET_HDR_LEN..].to_vec())
+            .collect();
+        assert!(all == [first.clone(), second, third.clone()] || all == [first.clone(), third], "{what}");
+    }
+}
