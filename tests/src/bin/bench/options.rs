@@ -78,7 +78,7 @@ impl Options {
                 number.ok_or(format!("{word} takes a whole number above 0"))
             };
             match word.as_str() {
-                "--list" => options.list = true,
+                "--list" | "--help" | "-h" => options.list = true,
                 "--load" => options.load = Duration::from_secs(number()?.into()),
                 "--rounds" => options.rounds = number()?,
                 "--seconds" => options.seconds = number()?,
@@ -127,6 +127,11 @@ mod tests {
     fn parse(line: &str) -> Result<Options, String> {
         let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
         Options::parse(&words, &["speed", "peers"])
+    }
+
+    #[test]
+    fn help_and_the_list_are_one() {
+        assert!(parse("--help").unwrap().list && parse("-h").unwrap().list && parse("--list").unwrap().list);
     }
 
     #[test]
