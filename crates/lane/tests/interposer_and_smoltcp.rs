@@ -27,6 +27,9 @@ use smoltcp::{
 };
 
 const STEP: Duration = Duration::from_millis(1);
+/// No more packets than this are lost one after the other in a direction: five answers to a SYN that are all lost end a
+/// connection, and rightly.
+const LOST_IN_A_ROW: u8 = 3;
 /// A connection that is not over after this time is stuck: losses that follow each other double the waits.
 const LONGEST: Duration = Duration::from_secs(600);
 
@@ -79,6 +82,8 @@ fn stories() -> impl Strategy<Value = Story> {
 struct Link {
     story: Story,
     random: u64,
+    /// Packets that were lost since one arrived, to the app and to the lane.
+    lost: [u8; 2],
     to_app: VecDeque<Vec<u8>>,
     to_lane: VecDeque<Vec<u8>>,
 }
@@ -93,9 +98,12 @@ impl Link {
 
     fn carry(&mut self, to_app: bool, packet: Vec<u8>) {
         let Story { lost, repeated, overtaken, .. } = self.story;
-        if self.chance(100, lost) {
+        let way = usize::from(to_app);
+        if self.chance(100, lost) && self.lost[way] < LOST_IN_A_ROW {
+            self.lost[way] += 1;
             return;
         }
+        self.lost[way] = 0;
         let twice = self.chance(100, repeated);
         let early = self.chance(100, overtaken);
         let queue = if to_app { &mut self.to_app } else { &mut self.to_lane };
@@ -195,6 +203,7 @@ impl Play {
         let mut link = Link {
             story: story.clone(),
             random: story.seed | 1,
+            lost: [0; 2],
             to_app: VecDeque::new(),
             to_lane: VecDeque::new(),
         };
