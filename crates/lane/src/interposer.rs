@@ -28,7 +28,7 @@ use mpvpn_packet::{
     FlowKey, IpPacket, Joined,
     icmp::{self, Unreachable},
     tcp::{self, Head, Segment},
-    tcp_flags::{ACK, FIN, RST, SYN},
+    tcp_flags::{ACK, RST, SYN},
 };
 use mpvpn_types::{Duration, Instant};
 use rustc_hash::FxHashMap;
@@ -232,9 +232,8 @@ impl Interposer {
         if self.flows() >= self.limits.flows {
             return;
         }
-        let (from, to) = (SocketAddr::new(key.src, key.src_port), SocketAddr::new(key.dst, key.dst_port));
         let first = self.first_number(now, &key);
-        let flow = Flow::new(now, (from, to), syn, packet.bytes(), first, self.limit());
+        let flow = Flow::new(now, key, syn, packet.bytes(), first, self.limit());
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot {
                 turn: 0,
@@ -249,7 +248,7 @@ impl Interposer {
         });
         self.slots[at as usize].flow = Some(Box::new(flow));
         self.by_key.insert(key, at);
-        self.events.push_back(Event::Asked { id: self.id(at), from, to });
+        self.events.push_back(Event::Asked { id: self.id(at), from: key.source(), to: key.destination() });
         self.settle(now, at);
     }
 
@@ -289,11 +288,10 @@ impl Interposer {
         if segment.has(RST) {
             return;
         }
-        let (from, to) = (SocketAddr::new(key.dst, key.dst_port), SocketAddr::new(key.src, key.src_port));
-        let len = segment.payload().len() + usize::from(segment.has(SYN)) + usize::from(segment.has(FIN));
+        let (from, to) = (key.destination(), key.source());
         let (seq, ack, flags) = match segment.has(ACK) {
             true => (segment.ack(), 0, RST),
-            false => (0, Seq(segment.seq()).plus(len).0, RST | ACK),
+            false => (0, Seq(segment.seq()).plus(segment.seq_len()).0, RST | ACK),
         };
         let head = Head { from, to, seq, ack, flags, window: 0, mss: None, window_scale: None };
         self.loose.extend(tcp::joined(&head, Vec::new(), u16::MAX));
@@ -339,16 +337,8 @@ impl Interposer {
             slot.queued = true;
             self.due.push_back(at);
         }
-        let ends = match flow.phase {
-            Phase::Asked { .. } | Phase::Answered { .. } => Some(flow.heard + limits.answer),
-            Phase::Open if flow.inbound.has_ended() || flow.outbound.has_ended() => {
-                Some(flow.heard + limits.half_closed)
-            }
-            Phase::Open => Some(flow.heard + limits.idle),
-            Phase::Over { .. } => None,
-        };
         let rests = flow.has_spare().then_some(now + REST);
-        let deadline = [ends, rests, flow.poll_timeout()].into_iter().flatten().min();
+        let deadline = [flow.ends_at(&limits), rests, flow.poll_timeout()].into_iter().flatten().min();
         if let Some(deadline) = deadline
             && slot.armed.is_none_or(|armed| deadline < armed)
         {
@@ -363,14 +353,7 @@ impl Interposer {
     fn remove(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
         let Some(flow) = slot.flow.take() else { return };
-        let key = FlowKey {
-            src: flow.app.ip(),
-            dst: flow.to.ip(),
-            src_port: flow.app.port(),
-            dst_port: flow.to.port(),
-            protocol: mpvpn_packet::protocol::TCP,
-        };
-        self.by_key.remove(&key);
+        self.by_key.remove(&flow.key);
         self.held -= std::mem::take(&mut slot.held);
         if let Some(armed) = slot.armed.take() {
             self.timers.remove(&(armed, at));
@@ -502,21 +485,14 @@ impl Interposer {
             let slot = &mut self.slots[at as usize];
             slot.armed = None;
             let Some(flow) = slot.flow.as_mut() else { continue };
-            let quiet = now.saturating_duration_since(flow.heard);
-            let half = flow.inbound.has_ended() || flow.outbound.has_ended();
-            let given_up = match flow.phase {
-                Phase::Asked { .. } | Phase::Answered { .. } => quiet >= limits.answer,
-                Phase::Open => quiet >= if half { limits.half_closed } else { limits.idle },
-                Phase::Over { .. } => false,
-            };
-            if given_up {
+            if flow.ends_at(&limits).is_some_and(|at| now >= at) {
                 if matches!(flow.phase, Phase::Open) {
                     self.loose.extend(flow.reset());
                 }
                 self.conclude(now, at, Verdict::Broken, None);
                 continue;
             }
-            if quiet >= REST {
+            if now >= flow.heard + REST {
                 flow.rest();
             }
             let verdict = flow.handle_timeout(now);

@@ -3,7 +3,7 @@
 //! In comes a checked packet, out goes a small key that can be compared, ordered and hashed. The hash is the
 //! same on every machine and in every run, so both ends and all tests see the same placement of flows.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::ip::IpPacket;
 use crate::protocol;
@@ -36,6 +36,16 @@ impl FlowKey {
             None => packet.ports().or_else(|| echo_id(packet)).unwrap_or((0, 0)),
         };
         Self { src: packet.src(), dst: packet.dst(), src_port, dst_port, protocol: packet.protocol() }
+    }
+
+    /// Where its packets come from.
+    pub fn source(&self) -> SocketAddr {
+        SocketAddr::new(self.src, self.src_port)
+    }
+
+    /// Where they go.
+    pub fn destination(&self) -> SocketAddr {
+        SocketAddr::new(self.dst, self.dst_port)
     }
 
     /// The key of packets that flow the other way.

@@ -183,10 +183,8 @@ enum Class {
     Fragment(FlowKey),
     /// Belongs to a flow but cannot be merged.
     Single(FlowKey),
-    /// Can be merged.
+    /// Can be merged, or is a bare acknowledgement, in whose place a later one can stand.
     Segment(FlowKey, Shape),
-    /// A bare acknowledgement, in whose place a later one can stand.
-    Ack(FlowKey, Shape),
 }
 
 impl Joiner {
@@ -207,20 +205,14 @@ impl Joiner {
             }
             Class::Segment(key, shape) => {
                 let hash = key.hash32();
+                let bare = packet.len() == shape.headers;
                 match self.find(&key, hash) {
-                    Some(at) if self.continues(&self.open[at], &packet, shape) => self.append(at, packet),
-                    Some(at) => {
-                        self.close(at);
-                        self.start(key, hash, shape, packet);
+                    Some(at) if bare && self.includes(&self.open[at], &packet, shape) => {
+                        self.replace(at, packet)
                     }
-                    None => self.start(key, hash, shape, packet),
-                }
-                return;
-            }
-            Class::Ack(key, shape) => {
-                let hash = key.hash32();
-                match self.find(&key, hash) {
-                    Some(at) if self.includes(&self.open[at], &packet, shape) => self.replace(at, packet),
+                    Some(at) if !bare && self.continues(&self.open[at], &packet, shape) => {
+                        self.append(at, packet)
+                    }
                     Some(at) => {
                         self.close(at);
                         self.start(key, hash, shape, packet);
@@ -399,9 +391,7 @@ fn classify(bytes: &[u8]) -> Class {
         return Class::Fragment(key);
     }
     match shape_of(&packet) {
-        Some(shape) if bytes.len() == packet.total_len() && is_intact(&packet) => {
-            if shape.headers < bytes.len() { Class::Segment(key, shape) } else { Class::Ack(key, shape) }
-        }
+        Some(shape) if bytes.len() == packet.total_len() && is_intact(&packet) => Class::Segment(key, shape),
         _ => Class::Single(key),
     }
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::ip::{IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET};
 use crate::vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
-use crate::{Joined, be16, be32, checksum, protocol, put16};
+use crate::{Joined, be16, be32, checksum, protocol, put16, tcp_flags};
 
 /// Length of a TCP header without options, in bytes.
 pub const TCP_HEADER: usize = 20;
@@ -85,6 +85,12 @@ impl<'a> Segment<'a> {
         self.payload
     }
 
+    /// Sequence numbers that the segment takes: its payload, SYN and FIN (SEG.LEN of RFC 9293 §3.3.1).
+    #[inline]
+    pub fn seq_len(&self) -> usize {
+        self.payload.len() + usize::from(self.has(tcp_flags::SYN)) + usize::from(self.has(tcp_flags::FIN))
+    }
+
     /// The maximum segment size that the sender of a SYN takes, in bytes (RFC 9293 §3.7.1).
     pub fn mss(&self) -> Option<u16> {
         let (_, value) = mss_option(self.header)?;
@@ -156,13 +162,15 @@ impl Head {
     }
 }
 
-/// The most payload that one packet to `to` can carry (bytes).
+/// Length of the IP and TCP headers of a packet to `to`, both without options (bytes).
+pub fn headers(to: SocketAddr) -> usize {
+    TCP_HEADER + if to.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
+}
+
+/// The most payload that one packet to `to` can carry (bytes). The length in an IPv6 header does not count that
+/// header, but the kernel's buffers are no larger.
 pub fn max_payload(to: SocketAddr) -> usize {
-    match to {
-        SocketAddr::V4(_) => MAX_PACKET - IPV4_HEADER - TCP_HEADER,
-        // The length in an IPv6 header does not count that header, but the kernel's buffers are no larger.
-        SocketAddr::V6(_) => MAX_PACKET - IPV6_HEADER - TCP_HEADER,
-    }
+    MAX_PACKET - headers(to)
 }
 
 /// A packet for a TUN device with virtio headers: `parts`, at most [`max_payload`] bytes in at most
@@ -224,7 +232,7 @@ pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
 mod tests {
     use super::*;
     use crate::build::{Packet, Tcp, checks_out};
-    use crate::{ip, split, tcp_flags};
+    use crate::{ip, split};
     use bytes::BytesMut;
 
     fn head(packet: &Packet) -> Head {

@@ -1,13 +1,12 @@
-use std::net::SocketAddr;
-
 use mpvpn_packet::{
-    Joined,
+    FlowKey, Joined,
     tcp::{self, Head, Segment},
     tcp_flags::{ACK, FIN, PSH, RST, SYN},
 };
 use mpvpn_types::{Duration, Instant};
 
 use super::{
+    Limits,
     inbound::Inbound,
     outbound::{Acked, Outbound, Waited},
     seq::Seq,
@@ -60,8 +59,8 @@ pub(super) enum Verdict {
 /// One connection of an app, which ends here.
 #[derive(Debug)]
 pub(super) struct Flow {
-    pub(super) app: SocketAddr,
-    pub(super) to: SocketAddr,
+    /// From the app to where it wants.
+    pub(super) key: FlowKey,
     pub(super) phase: Phase,
     pub(super) inbound: Inbound,
     pub(super) outbound: Outbound,
@@ -81,21 +80,20 @@ impl Flow {
     /// what may wait for being read (bytes).
     pub(super) fn new(
         now: Instant,
-        (app, to): (SocketAddr, SocketAddr),
+        key: FlowKey,
         syn: &Segment<'_>,
         packet: &[u8],
         first: Seq,
         limit: usize,
     ) -> Self {
         let scale = syn.window_scale();
-        let default = if app.is_ipv4() { DEFAULT_MSS_V4 } else { DEFAULT_MSS_V6 };
+        let default = if key.src.is_ipv4() { DEFAULT_MSS_V4 } else { DEFAULT_MSS_V6 };
         let mss = usize::from(syn.mss().unwrap_or(default)).max(SMALLEST_MSS);
         let theirs = Seq(syn.seq());
         // The window of a SYN's answer is not scaled.
         let window = limit.min(u16::MAX.into());
         Self {
-            app,
-            to,
+            key,
             phase: Phase::Asked {
                 syn: if packet.len() > LARGEST_SYN { Box::default() } else { packet.into() },
             },
@@ -156,7 +154,6 @@ impl Flow {
             }
             return Verdict::Goes;
         }
-        let len = segment.payload().len() + usize::from(segment.has(FIN)) + usize::from(segment.has(SYN));
         if segment.has(SYN) {
             self.challenge(now);
             return Verdict::Goes;
@@ -164,6 +161,7 @@ impl Flow {
         if !segment.has(ACK) {
             return Verdict::Goes;
         }
+        let len = segment.seq_len();
         let admitted = self.inbound.admits(seq, len);
         // A keep-alive repeats an old byte, or none (RFC 9293 §3.8.4).
         let keep_alive = len < 2 && seq.plus(1) == self.inbound.next();
@@ -228,10 +226,7 @@ impl Flow {
     /// The next packet to send, in segments that fit `mtu` bytes, where `limit` bytes may wait for being read.
     pub(super) fn poll_packet(&mut self, now: Instant, mtu: usize, limit: usize) -> Option<Joined> {
         match &mut self.phase {
-            Phase::Asked { .. } => {
-                self.ack_due = false;
-                None
-            }
+            Phase::Asked { .. } => None,
             Phase::Answered { sent, again } => {
                 if !std::mem::take(&mut self.ack_due) {
                     return None;
@@ -240,7 +235,8 @@ impl Flow {
                 *sent = (*sent + 1).min(MOST_ANSWERS);
                 let seq = Seq(self.outbound.next().0.wrapping_sub(1));
                 let window = u16::try_from(limit).unwrap_or(u16::MAX);
-                let mss = u16::try_from(mtu.saturating_sub(self.headers())).unwrap_or(u16::MAX);
+                let mss =
+                    u16::try_from(mtu.saturating_sub(tcp::headers(self.key.source()))).unwrap_or(u16::MAX);
                 let scale = self.scaled.then_some(SCALE);
                 let head =
                     Head { mss: Some(mss), window_scale: scale, window, seq: seq.0, ..self.head(SYN | ACK) };
@@ -250,10 +246,13 @@ impl Flow {
                 if !self.is_due() {
                     return None;
                 }
-                let mss = self.outbound.mss().min(mtu.saturating_sub(self.headers()).max(SMALLEST_MSS));
+                let mss = self
+                    .outbound
+                    .mss()
+                    .min(mtu.saturating_sub(tcp::headers(self.key.source())).max(SMALLEST_MSS));
                 let mss = u16::try_from(mss).unwrap_or(u16::MAX);
                 let seq = self.outbound.next();
-                let most = tcp::max_payload(self.to);
+                let most = tcp::max_payload(self.key.source());
                 let most = most - most % usize::from(mss);
                 let (parts, end) = self.outbound.take(now, most, mpvpn_packet::join::MAX_PARTS - 1);
                 let mut flags = ACK;
@@ -278,15 +277,11 @@ impl Flow {
         }
     }
 
-    fn headers(&self) -> usize {
-        tcp::TCP_HEADER + if self.app.is_ipv4() { 20 } else { 40 }
-    }
-
     /// What a packet to the app starts with.
     pub(super) fn head(&self, flags: u8) -> Head {
         Head {
-            from: self.to,
-            to: self.app,
+            from: self.key.destination(),
+            to: self.key.source(),
             seq: self.outbound.next().0,
             ack: self.inbound.next().0,
             flags,
@@ -315,6 +310,17 @@ impl Flow {
     pub(super) fn rest(&mut self) {
         self.inbound.rest();
         self.outbound.rest();
+    }
+
+    /// When it is given up unless the app is heard of before.
+    pub(super) fn ends_at(&self, limits: &Limits) -> Option<Instant> {
+        let patience = match self.phase {
+            Phase::Asked { .. } | Phase::Answered { .. } => limits.answer,
+            Phase::Open if self.inbound.has_ended() || self.outbound.has_ended() => limits.half_closed,
+            Phase::Open => limits.idle,
+            Phase::Over { .. } => return None,
+        };
+        Some(self.heard + patience)
     }
 
     /// When [`Self::handle_timeout`] has something to do.

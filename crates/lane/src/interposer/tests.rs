@@ -2,7 +2,7 @@ use super::*;
 use mpvpn_packet::{
     build::{Packet, Tcp, checks_out},
     ip, split,
-    tcp_flags::PSH,
+    tcp_flags::{FIN, PSH},
 };
 
 const MTU: usize = 1400;
