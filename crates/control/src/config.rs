@@ -25,7 +25,8 @@ pub use pipes::Pipes;
 pub use reload::{Origin, Reloaded};
 pub use shards::Shards;
 pub use values::{
-    AuthMode, CongestionControl, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, is_link_name,
+    AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
+    is_link_name,
 };
 
 use crate::{Error, Result, api, auth::Token, files, identity::Fingerprint};
@@ -110,6 +111,8 @@ pub struct ClientConfig {
     pub scheduler: Scheduler,
     /// The congestion controller of every path.
     pub cc: CongestionControl,
+    /// How TCP connections travel.
+    pub lane: LaneMode,
     /// Which destinations go into the tunnel.
     pub routes: Routes,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
@@ -212,6 +215,7 @@ impl ClientConfig {
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
             cc: CongestionControl::Bbr,
+            lane: LaneMode::Auto,
             routes: Routes::All,
             share: Vec::new(),
             shards: Shards::Auto,
@@ -260,6 +264,7 @@ impl ClientConfig {
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),
+            lane: options.lane.unwrap_or(default.lane),
             routes: options.routes.unwrap_or(default.routes),
             share: share.iter().map(ToString::to_string).collect(),
             shards: options.shards.unwrap_or(default.shards),

@@ -14,12 +14,13 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::I
 use mpvpn_control::{
     api::{self, Question},
     config::{
-        ClientConfig, ClientOptions, CongestionControl, LinkChange, Origin, Reloaded, Routes,
+        ClientConfig, ClientOptions, CongestionControl, LaneMode, LinkChange, Origin, Reloaded, Routes,
         Scheduler as SchedulerOption,
     },
     status::{Link, Status},
     tls::{self, RefusalSlot},
 };
+use mpvpn_lane::rules::{Mode, Rules};
 use mpvpn_os::{
     Tun, TunConfig, Undo, privilege,
     tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
@@ -193,6 +194,8 @@ impl Running {
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
+                lane: Rules { mode: lane_of(config.lane), rules: Vec::new() },
+                lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
             },
             meters,
             steer: spread % (MAX_SHARDS - shards + 1),
@@ -524,6 +527,14 @@ fn prepare(net: &mut ClientNet, undo: &mut Undo, name: &str) {
     tracing::info!(link = %name, "link up");
     if let Err(error) = net.prepare_link(undo, name) {
         tracing::warn!(link = %name, %error, "cannot prepare a link");
+    }
+}
+
+fn lane_of(option: LaneMode) -> Mode {
+    match option {
+        LaneMode::Auto => Mode::Auto,
+        LaneMode::Datagram => Mode::Datagram,
+        LaneMode::Stream => Mode::Stream,
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn of_client(
     });
     status.classes = vec![Class {
         name: CLASS.to_owned(),
-        lane: "datagram".to_owned(),
+        lane: config.lane.to_string(),
         cc: config.cc.to_string(),
         scheduler: config.scheduler.to_string(),
         tx_bytes: report.counters.tx_bytes,
@@ -57,6 +57,7 @@ pub(crate) fn of_client(
         drops: report.drops,
     }];
     status.lane = report.lane.map(lane_of);
+    status.flows.stream = report.streams as u64;
     for path in &report.paths {
         let Some((id, link)) = path.link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
         let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
@@ -166,7 +167,8 @@ pub(crate) fn of_server(
     status.addresses = addresses.to_vec();
     let mut class = Class {
         name: CLASS.to_owned(),
-        lane: "datagram".to_owned(),
+        // That of each client.
+        lane: "auto".to_owned(),
         cc: Cc::default().to_string(),
         scheduler: "auto".to_owned(),
         tx_bytes: 0,
@@ -184,6 +186,7 @@ pub(crate) fn of_server(
         class.tx_bytes += report.counters.tx_bytes;
         class.rx_bytes += report.counters.rx_bytes;
         class.drops += report.drops;
+        status.flows.stream += report.streams as u64;
         class.queue_ms = class.queue_ms.max(millis(report.sojourn));
         let client = sessions.entry(report.session).or_insert_with(|| Client {
             user: report.user.clone(),

@@ -1,6 +1,6 @@
 //! The lanes: how flows are carried.
 //!
-//! The stream lane is in [`interposer`]. The datagram lane is how the packets of a flow that travel over several paths
+//! The stream lane is in [`interposer`], and what takes it in [`rules`]. The datagram lane is how the packets of a flow that travel over several paths
 //! come out in order, once.
 //!
 //! In: packets about to be sent, each with the hash of its flow; packets that arrived, each with its
@@ -22,6 +22,7 @@ mod join;
 mod label;
 mod number;
 mod reorder;
+pub mod rules;
 
 pub use join::Join;
 pub use label::{BUCKETS, Label, LabelError, Part};

@@ -22,6 +22,7 @@ const TTL: u8 = 64;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_MSS: u8 = 2;
+const OPTION_MULTIPATH: u8 = 30;
 const OPTION_SCALE: u8 = 3;
 /// Higher window scales count as this one (RFC 7323 §2.3).
 const MAX_SCALE: u8 = 14;
@@ -102,6 +103,13 @@ impl<'a> Segment<'a> {
         let (_, _, value) = options(self.header).find(|(_, kind, _)| *kind == OPTION_SCALE)?;
         value.first().filter(|_| value.len() == 1).map(|scale| (*scale).min(MAX_SCALE))
     }
+}
+
+/// Whether a TCP packet asks for Multipath TCP (RFC 8684 §3.1), which a connection that ends on the way would take
+/// from it.
+pub fn wants_multipath(packet: &IpPacket<'_>) -> bool {
+    Segment::of(packet)
+        .is_some_and(|segment| options(segment.header).any(|(_, kind, _)| kind == OPTION_MULTIPATH))
 }
 
 /// Where the value of the MSS option stands in a TCP header, and the value.

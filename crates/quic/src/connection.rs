@@ -1,8 +1,9 @@
 mod fault;
+mod streams;
 mod upkeep;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::VecDeque,
     net::SocketAddr,
     num::{NonZeroU32, NonZeroUsize},
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -12,19 +13,21 @@ use bytes::Bytes;
 use mpvpn_path::Pacer;
 use mpvpn_types::{Duration, Instant, PathId};
 use noq_proto::{
-    ConnectionError, FourTuple, PathError, PathEvent, PathStatus, SendDatagramError, StreamEvent, VarInt,
+    ConnectionError, FourTuple, PathError, PathEvent, PathStatus, StreamEvent, VarInt,
     coding::{Decodable, Encodable},
 };
 
 use crate::{
-    ConnectionId, Local, PathView, Read, StreamError, StreamId, Transmit,
+    ConnectionId, Local, PathView, StreamId, Transmit,
     cap::Cap,
     config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
     ledger::Tracked,
-    streams::{from_noq, to_noq},
+    streams::from_noq,
     view::LossWindow,
 };
+pub use streams::ReadEnd;
+use streams::Streams;
 
 /// What a control pass may send on each path beyond acknowledgements, in packets.
 const CONTROL_PACKETS: u64 = 4;
@@ -58,6 +61,10 @@ pub enum Event {
     StreamReadable(StreamId),
     /// The peer wants no more bytes on a stream.
     StreamStopped(StreamId, u64),
+    /// [`Connection::stream_room`] is there again.
+    StreamWritable(StreamId),
+    /// More streams may be opened than before.
+    StreamsAvailable,
     /// Datagrams have arrived.
     Datagrams,
 }
@@ -133,13 +140,17 @@ pub(crate) struct Path {
     pub(crate) batch: Vec<Bytes>,
     /// Those of them that are followed, with their places.
     pub(crate) followed: Vec<(usize, Tracked)>,
-    /// Their size with framing.
+    /// Bytes of bulk streams that the next data pass sends here, lost ones first.
+    pub(crate) grant: u64,
+    /// Size of all that with framing.
     pub(crate) batch_bytes: u64,
     /// Bytes that it takes before another path that carries as one with it has its turn.
     pub(crate) turn: u64,
     /// Waits for the pacer rather than for acknowledgements.
     pub(crate) paced: bool,
     seen: u64,
+    /// Bytes of lost packets, when that was asked last.
+    lost: u64,
     /// When it was found last that something had arrived here.
     heard: Option<Instant>,
     /// Where its packets went when it was looked at last.
@@ -167,6 +178,11 @@ impl Path {
         self.cap.as_ref().map_or(rate, |cap| rate.min(cap.bytes_per_second()))
     }
 
+    /// Whether a data pass would send something here.
+    fn has_work(&self) -> bool {
+        !self.batch.is_empty() || self.grant > 0
+    }
+
     /// When pacer and cap let something pass again; `None` if they do now.
     fn wake_at(&self, now: Instant) -> Option<Instant> {
         self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
@@ -191,7 +207,7 @@ pub struct Connection {
     origin: Instant,
     pub(crate) paths: Vec<Path>,
     events: VecDeque<Event>,
-    writes: BTreeMap<StreamId, Writes>,
+    streams: Streams,
     /// How many there may be.
     allowed_paths: u32,
     pass: Pass,
@@ -202,12 +218,6 @@ pub struct Connection {
     broken: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
     buffer: usize,
-}
-
-#[derive(Debug, Default)]
-struct Writes {
-    queue: VecDeque<Bytes>,
-    finish: bool,
 }
 
 impl Connection {
@@ -226,7 +236,7 @@ impl Connection {
             // Most clients have one link.
             paths: Vec::with_capacity(1),
             events: VecDeque::new(),
-            writes: BTreeMap::new(),
+            streams: Streams::default(),
             allowed_paths: FIRST_PATHS,
             pass: Pass::Idle,
             granted: 0,
@@ -277,10 +287,12 @@ impl Connection {
             capped: false,
             batch: Vec::new(),
             followed: Vec::new(),
+            grant: 0,
             batch_bytes: 0,
             turn: 0,
             paced: false,
             seen: 0,
+            lost: 0,
             heard: None,
             remote: None,
             loss: LossWindow::default(),
@@ -360,7 +372,9 @@ impl Connection {
             }
             PathEvent::Abandoned { id, .. } => {
                 let id = number_of(id);
-                self.paths.retain(|path| path.id != id);
+                if let Some(at) = self.paths.iter().position(|path| path.id == id) {
+                    self.streams.forget_grant(self.paths.remove(at).grant);
+                }
                 for path in self.paths.iter_mut().filter(|path| path.head == id) {
                     path.head = path.id;
                 }
@@ -383,10 +397,13 @@ impl Connection {
                 }
             }
             StreamEvent::Readable { id } => self.events.push_back(Event::StreamReadable(from_noq(id))),
-            StreamEvent::Writable { id } => self.flush(from_noq(id)),
+            StreamEvent::Writable { id } => self.unblock(from_noq(id)),
             StreamEvent::Stopped { id, error_code } => {
-                self.writes.remove(&from_noq(id));
+                self.drop_writes(from_noq(id));
                 self.events.push_back(Event::StreamStopped(from_noq(id), error_code.into()));
+            }
+            StreamEvent::Available { dir: noq_proto::Dir::Bi } => {
+                self.events.push_back(Event::StreamsAvailable)
             }
             StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
         }
@@ -512,6 +529,7 @@ impl Connection {
                         self.paths.get(index).map(|path| (path.head, path.gate.take_credit()))
                     {
                         self.spend(head, self.granted.saturating_sub(left));
+                        self.look_for_rest(left);
                     }
                     self.look_whether_mute(now, index);
                     self.begin_pass();
@@ -542,7 +560,7 @@ impl Connection {
     fn next_batch(&self) -> Option<usize> {
         let latest = self.paths.iter().filter_map(|path| path.heard).max();
         let silent = |path: &Path| latest > path.heard.map(|heard| heard + SILENT);
-        let waiting = self.paths.iter().enumerate().filter(|(_, path)| !path.batch.is_empty());
+        let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.has_work());
         waiting.min_by_key(|(_, path)| (silent(path), path.gate.base_rtt())).map(|(index, _)| index)
     }
 
@@ -551,6 +569,7 @@ impl Connection {
         while let Some(index) = self.next_batch() {
             let path = &mut self.paths[index];
             let bytes = std::mem::take(&mut path.batch_bytes);
+            let grant = std::mem::take(&mut path.grant);
             if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
                 let mut followed = path.followed.drain(..).peekable();
                 for (at, data) in path.batch.iter().enumerate() {
@@ -558,25 +577,27 @@ impl Connection {
                     ledger.queue(data.len(), tracked);
                 }
             }
-            let sent = self.inner.datagrams().send_many(&path.batch, false);
+            let sent = match path.batch.is_empty() {
+                true => Ok(0),
+                false => self.inner.datagrams().send_many(&path.batch, false),
+            };
             path.batch.clear();
             if sent.is_err()
                 && let Some(mut ledger) = path.gate.fates()
             {
                 ledger.lose_queued();
             }
-            match sent {
-                Ok(_) => {
-                    // Room for the acknowledgements that ride along.
-                    self.granted = bytes + 1500;
-                    path.gate.set_credit(self.granted);
-                    self.pass = Pass::Data(index);
-                    return;
-                }
-                Err(SendDatagramError::TooLarge) => {
-                    tracing::debug!(path = path.id.0, "datagrams outgrew the path and were dropped");
-                }
-                Err(error) => tracing::debug!(%error, "datagrams were dropped"),
+            if let Err(error) = &sent {
+                // They outgrew the path, if nothing worse has happened.
+                tracing::debug!(%error, path = path.id.0, "datagrams were dropped");
+            }
+            if sent.is_ok() || grant > 0 {
+                // Room for the acknowledgements that ride along.
+                self.granted = bytes + 1500;
+                path.gate.set_credit(self.granted);
+                self.pass = Pass::Data(index);
+                self.write_granted(grant);
+                return;
             }
         }
         let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
@@ -620,6 +641,7 @@ impl Connection {
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.guarded(|inner| inner.handle_timeout(now));
+        self.note_losses();
     }
 
     /// Closes the connection with an application error code.
@@ -640,96 +662,6 @@ impl Connection {
                 return;
             }
         }
-    }
-
-    /// Opens a stream that only this end writes.
-    ///
-    /// # Errors
-    /// If the peer allows no more.
-    pub fn open_uni(&mut self) -> Result<StreamId, StreamError> {
-        self.inner.streams().open(noq_proto::Dir::Uni).map(from_noq).ok_or(StreamError::Limit)
-    }
-
-    /// Opens a stream that both ends write.
-    ///
-    /// # Errors
-    /// If the peer allows no more.
-    pub fn open_bi(&mut self) -> Result<StreamId, StreamError> {
-        self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
-    }
-
-    /// Writes to a stream; what flow control holds back is sent later.
-    pub fn write(&mut self, id: StreamId, data: Bytes) {
-        self.writes.entry(id).or_default().queue.push_back(data);
-        self.flush(id);
-    }
-
-    /// Ends a stream after what was written.
-    pub fn finish(&mut self, id: StreamId) {
-        self.writes.entry(id).or_default().finish = true;
-        self.flush(id);
-    }
-
-    /// Gives a stream up in the direction that this end writes.
-    pub fn reset(&mut self, id: StreamId, code: u64) {
-        self.writes.remove(&id);
-        let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
-        // A stream that is closed already needs no reset.
-        let _ = self.inner.send_stream(to_noq(id)).reset(code);
-    }
-
-    /// Asks the peer to send nothing more on a stream.
-    pub fn stop(&mut self, id: StreamId, code: u64) {
-        let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
-        let _ = self.inner.recv_stream(to_noq(id)).stop(code);
-    }
-
-    fn flush(&mut self, id: StreamId) {
-        let Some(writes) = self.writes.get_mut(&id) else { return };
-        let mut stream = self.inner.send_stream(to_noq(id));
-        while let Some(front) = writes.queue.front_mut() {
-            match stream.write(front) {
-                Ok(n) if n == front.len() => {
-                    writes.queue.pop_front();
-                }
-                Ok(n) => {
-                    let _ = front.split_to(n);
-                }
-                Err(noq_proto::WriteError::Blocked) => return,
-                Err(_) => {
-                    self.writes.remove(&id);
-                    return;
-                }
-            }
-        }
-        if writes.finish {
-            // A stream that the peer stopped is as finished as it gets.
-            let _ = stream.finish();
-        }
-        self.writes.remove(&id);
-    }
-
-    /// Bytes written and not yet taken by the transport.
-    pub fn unsent(&self, id: StreamId) -> usize {
-        self.writes.get(&id).map_or(0, |writes| writes.queue.iter().map(Bytes::len).sum())
-    }
-
-    /// Reads the next bytes of a stream.
-    pub fn read(&mut self, id: StreamId) -> Read {
-        let mut stream = self.inner.recv_stream(to_noq(id));
-        let mut chunks = match stream.read(true) {
-            Ok(chunks) => chunks,
-            Err(_) => return Read::Blocked,
-        };
-        let read = match chunks.next(64 << 10) {
-            Ok(Some(chunk)) => Read::Data(chunk.bytes),
-            Ok(None) => Read::Finished,
-            Err(noq_proto::ReadError::Blocked) => Read::Blocked,
-            Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
-        };
-        // Credit that reading gives back to the peer leaves with the next control pass.
-        let _ = chunks.finalize();
-        read
     }
 }
 

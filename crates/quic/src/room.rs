@@ -129,7 +129,7 @@ impl Connection {
     }
 
     /// Of the paths that carry as one, the one whose turn it is.
-    fn least_loaded(&mut self, head: PathId) -> Option<&mut Path> {
+    pub(crate) fn least_loaded(&mut self, head: PathId) -> Option<&mut Path> {
         let mut indices = (0..self.paths.len()).filter(|at| self.paths[*at].head == head);
         let first = indices.next()?;
         if indices.next().is_none() {
@@ -164,10 +164,15 @@ impl Connection {
 impl Path {
     fn queue(&mut self, datagram: Bytes) -> u64 {
         let cost = (datagram.len() + DATAGRAM_OVERHEAD) as u64;
-        self.batch_bytes += cost;
-        self.turn = self.turn.saturating_sub(cost);
+        self.load(cost);
         self.batch.push(datagram);
         cost
+    }
+
+    /// Its next pass will take so much room.
+    pub(crate) fn load(&mut self, cost: u64) {
+        self.batch_bytes += cost;
+        self.turn = self.turn.saturating_sub(cost);
     }
 
     fn share_cap(&mut self, other: Option<&Cap>) {

@@ -512,7 +512,7 @@ impl Carrier {
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
         let beats = self.paths.values().filter_map(|path| path.liveness.poll_timeout(now)).min();
         let repairing = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
-        let waits = repairing || !self.dispatcher.is_empty();
+        let waits = repairing || !self.dispatcher.is_empty() || connection.stream_backlog() > 0;
         let pacer = if waits { connection.pacer_timeout(now) } else { None };
         let company = if waits { self.choice.poll_timeout(now) } else { None };
         let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());

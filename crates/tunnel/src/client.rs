@@ -1,6 +1,7 @@
 //! The client of a tunnel.
 
 mod dialogue;
+mod lane;
 mod links;
 mod member;
 mod reach;
@@ -12,9 +13,10 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use ipnet::IpNet;
+use mpvpn_lane::rules::Rules;
 use mpvpn_masque::{
     capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
-    h3::{self, Side},
+    h3::{self, H3Error, Side},
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
 use mpvpn_path::Scheduler;
@@ -26,9 +28,10 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 use crate::{
     Counters, LaneCounters, PathReport,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
-    carrier::{Carrier, Gateway, Role},
+    carrier::{Carrier, Role},
     http::Http,
 };
+use lane::{Lane, Reach, gateway};
 pub use links::LinkPolicy;
 use member::Part;
 use reach::REVIVE;
@@ -51,6 +54,10 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// How packets are spread over paths.
     pub scheduler: Scheduler,
+    /// Which TCP connections travel as streams.
+    pub lane: Rules,
+    /// Random bits, which make sequence numbers of these hard to guess.
+    pub lane_secret: [u64; 2],
 }
 
 /// What the server gave the client.
@@ -122,6 +129,8 @@ pub struct ClientReport {
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub lane: Option<LaneCounters>,
+    /// TCP connections of apps that travel as streams.
+    pub streams: usize,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).
@@ -152,6 +161,8 @@ struct Session {
     routes: Vec<IpRange>,
     /// The server's networks, if it told.
     networks: Vec<IpNet>,
+    /// It makes TCP connections wherever it would translate packets.
+    streams: bool,
     /// What the server was told about the links under the paths; `None` if it does not want to know.
     told: Option<BTreeMap<PathId, LinkNotice>>,
     carrier: Carrier,
@@ -174,6 +185,7 @@ pub struct Client {
     resumed: u32,
     was_up: bool,
     joiner: Joiner,
+    lane: Lane,
     events: VecDeque<ClientEvent>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
@@ -186,7 +198,6 @@ impl Client {
     pub fn new(now: Instant, config: ClientConfig) -> Self {
         Self {
             endpoint: Endpoint::client(&config.setup),
-            config,
             links: BTreeMap::new(),
             policies: BTreeMap::new(),
             attempts: Vec::new(),
@@ -199,6 +210,8 @@ impl Client {
             resumed: 0,
             was_up: false,
             joiner: Joiner::new(),
+            lane: Lane::new(now, config.lane.clone(), config.lane_secret),
+            config,
             events: VecDeque::new(),
             probes: VecDeque::new(),
             before: Counters::default(),
@@ -350,6 +363,7 @@ impl Client {
             addresses: Vec::new(),
             routes: Vec::new(),
             networks: Vec::new(),
+            streams: false,
             told: None,
             carrier,
         });
@@ -368,7 +382,6 @@ impl Client {
             return self.lost(now, &LostReason::TimedOut);
         };
         session.carrier.note_received(now, connection);
-        let mut problem = None;
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Lost(reason) => {
@@ -385,10 +398,13 @@ impl Client {
                 QuicEvent::PathClosed(path) => session.carrier.path_closed(now, path),
                 QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) => {
-                    if let Err(error) = session.http.readable(connection, stream) {
-                        problem = Some(error);
+                    if !self.lane.wake(stream) {
+                        session.http.readable(stream);
                     }
                 }
+                QuicEvent::StreamWritable(stream) => self.lane.writable(stream),
+                QuicEvent::StreamsAvailable => self.lane.streams_available(),
+                QuicEvent::StreamStopped(stream, _) if self.lane.stopped(stream) => {}
                 // A server that refuses stops reading the request, too: the answer says why.
                 QuicEvent::StreamStopped(stream, _)
                     if Some(stream) == session.request && session.accepted =>
@@ -402,15 +418,21 @@ impl Client {
                 | QuicEvent::Datagrams => {}
             }
         }
-        if let Some(error) = problem {
-            connection.close(now, error.code, &error.reason);
-            self.lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
-            return;
-        }
         self.receive(now);
         self.drive_http(now);
+        self.drive_lane(now);
         self.tell_links();
         self.settle(id);
+    }
+
+    /// The server said what HTTP/3 does not allow.
+    fn broken(&mut self, now: Instant, error: &H3Error) {
+        if let Some(session) = &self.session
+            && let Some(connection) = self.endpoint.get(session.connection)
+        {
+            connection.close(now, error.code, &error.reason);
+        }
+        self.lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
     }
 
     fn receive(&mut self, now: Instant) {
@@ -457,6 +479,7 @@ impl Client {
             self.before.tx_bytes += session.carrier.counters.tx_bytes;
             self.before.rx_bytes += session.carrier.counters.rx_bytes;
             self.drops_before += session.carrier.drops();
+            self.lane.end_streams();
             self.close_connection(now, session.connection, reason);
         }
     }
@@ -500,8 +523,7 @@ impl Client {
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
         let (src, dst) = (view.src(), view.dst());
-        let gateway =
-            Gateway { v4: first_of(&session.addresses, true), v6: first_of(&session.addresses, false) };
+        let gateway = gateway(&session.addresses);
         let own = |ip: IpAddr| session.addresses.iter().any(|entry| entry.net.contains(&ip));
         if !own(src) || is_link_local(dst) {
             return;
@@ -511,6 +533,10 @@ impl Client {
                 .for_source(src)
                 .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
             return self.answer(error);
+        }
+        let reach = Reach { translated: session.streams, networks: &session.networks };
+        if self.lane.takes(now, &view, reach) {
+            return;
         }
         let answer = session.carrier.send(now, hdr, packet, gateway);
         self.answer(answer);
@@ -529,8 +555,8 @@ impl Client {
     }
 
     /// The next packet for the TUN.
-    pub fn poll_tun(&mut self) -> Option<Joined> {
-        self.joiner.pop()
+    pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+        self.joiner.pop().or_else(|| self.lane.poll_packet(now))
     }
 
     /// Gives the memory of a written packet back.
@@ -546,6 +572,7 @@ impl Client {
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the
     /// token of a link.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        self.drive_lane(now);
         if let Some((link, packet)) = self.probes.pop_front() {
             let remote = self.links.get(&link)?.remote;
             buf.extend_from_slice(&packet);
@@ -585,12 +612,14 @@ impl Client {
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let useless = self.useless_since(now).map(|since| (since + REVIVE).max(now + REVIVE / 8));
         let mut next = if self.may_connect() { self.backoff.next } else { None };
+        let lane = self.lane.poll_timeout();
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
         };
+        at_most(lane);
         for attempt in &self.attempts {
             at_most(Some(attempt.since + ATTEMPT));
             at_most(Some(self.renewal(attempt)).filter(|at| self.session.is_none() && *at > now));
@@ -625,6 +654,7 @@ impl Client {
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.lane.handle_timeout(now);
         if self.may_connect() && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
             self.backoff.trying();
             self.try_all_links(now);
@@ -659,6 +689,7 @@ impl Client {
             && session.up
             && let Some(mtu) = session.carrier.take_mtu()
         {
+            self.lane.set_mtu(mtu);
             self.events.push_back(ClientEvent::Mtu(mtu));
         }
         self.check_up(now);
@@ -674,6 +705,7 @@ impl Client {
             drops: self.drops_before,
             sojourn: Duration::ZERO,
             lane: None,
+            streams: self.lane.flows(),
             paths: Vec::new(),
             mtu: 0,
         };
@@ -691,10 +723,6 @@ impl Client {
         report.mtu = session.carrier.mtu();
         report
     }
-}
-
-fn first_of(addresses: &[AssignedAddress], v4: bool) -> Option<IpAddr> {
-    addresses.iter().map(|entry| entry.net.addr()).find(|ip| ip.is_ipv4() == v4)
 }
 
 /// Lowers the MSS of a SYN that came through the tunnel; every other packet passes untouched.

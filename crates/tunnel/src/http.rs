@@ -1,6 +1,13 @@
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use mpvpn_masque::h3::{Event, H3, H3Error, Settings, Side};
 use mpvpn_quic::{Connection, Read, StreamError, StreamId};
+
+use crate::relay::Relays;
+
+/// Streams with state: more than the transport allows.
+const MAX_STREAMS: usize = 20_000;
 
 /// HTTP/3 on one connection: moves bytes between its streams and the framing.
 #[derive(Debug)]
@@ -9,49 +16,70 @@ pub(crate) struct Http {
     /// Request streams that came before the peer's SETTINGS, which decide what may be answered. They are
     /// not read until then, so that flow control bounds what waits.
     early: Vec<StreamId>,
+    /// Streams that have something to read. One is read only until it says something: what follows may be for a
+    /// relay, which reads at its own pace.
+    unread: VecDeque<StreamId>,
 }
 
 impl Http {
     /// Opens the control and QPACK streams (RFC 9114 §6.2, RFC 9204 §4.2).
     pub(crate) fn start(side: Side, connection: &mut Connection) -> Result<Self, StreamError> {
-        let h3 = H3::new(side, Settings::default());
+        let h3 = H3::new(side, Settings { max_streams: MAX_STREAMS, ..Settings::default() });
         let [encoder, decoder] = h3.qpack_prefaces();
         for preface in [h3.control_preface(), encoder, decoder] {
             let stream = connection.open_uni()?;
             connection.write(stream, preface);
         }
-        Ok(Self { h3, early: Vec::new() })
+        Ok(Self { h3, early: Vec::new(), unread: VecDeque::new() })
     }
 
-    /// Reads all that a stream has.
-    pub(crate) fn readable(&mut self, connection: &mut Connection, id: StreamId) -> Result<(), H3Error> {
-        if self.h3.peer_settings().is_none() && id.is_multiple_of(4) {
-            if !self.early.contains(&id) {
-                self.early.push(id);
-            }
-            return Ok(());
-        }
-        self.read(connection, id)?;
-        if self.h3.peer_settings().is_some() {
-            for id in std::mem::take(&mut self.early) {
-                self.read(connection, id)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn read(&mut self, connection: &mut Connection, id: StreamId) -> Result<(), H3Error> {
-        loop {
-            match connection.read(id) {
-                Read::Data(data) => self.h3.handle_stream(id, data, false)?,
-                Read::Finished => return self.h3.handle_stream(id, Bytes::new(), true),
-                Read::Reset(code) => return self.h3.handle_reset(id, code),
-                Read::Blocked => return Ok(()),
-            }
+    /// A stream has something to read.
+    pub(crate) fn readable(&mut self, id: StreamId) {
+        let waits = self.h3.peer_settings().is_none() && id.is_multiple_of(4);
+        if !waits {
+            self.unread.push_back(id);
+        } else if !self.early.contains(&id) {
+            self.early.push(id);
         }
     }
 
     /// The next thing that the peer said.
+    ///
+    /// # Errors
+    /// If it breaks HTTP/3: the connection is to be closed.
+    pub(crate) fn next(
+        &mut self,
+        connection: &mut Connection,
+        relays: &Relays,
+    ) -> Result<Option<Event>, H3Error> {
+        loop {
+            if let Some(event) = self.h3.poll() {
+                return Ok(Some(event));
+            }
+            if self.h3.peer_settings().is_some() {
+                self.unread.extend(self.early.drain(..));
+            }
+            let Some(id) = self.unread.front().copied() else { return Ok(None) };
+            let read = if relays.has(id) { Read::Blocked } else { connection.read(id) };
+            match read {
+                Read::Data(data) => {
+                    self.h3.handle_stream(id, data, false)?;
+                    continue;
+                }
+                Read::Finished => self.h3.handle_stream(id, Bytes::new(), true)?,
+                Read::Reset(code) => self.h3.handle_reset(id, code)?,
+                Read::Blocked => {}
+            }
+            self.unread.pop_front();
+        }
+    }
+
+    /// Takes bytes of a stream that somebody else has read; what they say comes out of [`Self::poll`].
+    pub(crate) fn take(&mut self, id: StreamId, data: Bytes, fin: bool) -> Result<(), H3Error> {
+        self.h3.handle_stream(id, data, fin)
+    }
+
+    /// What bytes that were taken said.
     pub(crate) fn poll(&mut self) -> Option<Event> {
         self.h3.poll()
     }

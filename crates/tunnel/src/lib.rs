@@ -27,6 +27,7 @@ mod http;
 mod mtu;
 mod pool;
 mod registry;
+mod relay;
 mod server;
 
 pub use carrier::{Counters, LaneCounters, PathReport, Role};
@@ -35,7 +36,8 @@ pub use client::{
 };
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
-pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use relay::RelayRead;
+pub use server::{Authenticate, RelayId, Server, ServerConfig, ServerEvent, SessionReport, Taken};
 
 /// The request header by which a client asks the server to schedule its downlink as it does its
 /// uplink.
@@ -67,3 +69,7 @@ pub(crate) const TRUE: &str = "?1";
 /// The response header in which the server names its networks, so that clients know who their
 /// neighbours are: comma-separated prefixes, as in `10.0.0.0/24, fd00::/64`.
 pub(crate) const NETWORKS_HEADER: &str = "mpvpn-networks";
+
+/// The response header in which the server says that it makes TCP connections for clients by CONNECT wherever it
+/// would translate their packets' addresses, which is everywhere but in its networks (a Boolean of RFC 9651).
+pub(crate) const STREAMS_HEADER: &str = "mpvpn-streams";

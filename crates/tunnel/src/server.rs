@@ -2,6 +2,7 @@
 
 mod dialogue;
 mod peers;
+mod relays;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -12,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{
     capsule::CapsuleReader,
+    connect::Authority,
     connect_ip,
     h3::{self, Side},
     template::{Template, TemplateError},
@@ -29,9 +31,11 @@ use crate::{
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
+    relay::Relays,
 };
 
 use peers::Peers;
+pub use relays::RelayId;
 
 /// A connection that has not asked for a tunnel after this time is closed.
 const REQUEST: Duration = Duration::from_secs(15);
@@ -57,6 +61,9 @@ pub struct ServerConfig {
     pub subnet6: Option<Ipv6Net>,
     /// What clients may reach.
     pub routes: Vec<IpNet>,
+    /// Whether it says to clients that their TCP connections should come as streams: it then answers
+    /// [`ServerEvent::Connect`] wherever packets could go.
+    pub streams: bool,
     /// Who may use it.
     pub auth: Box<dyn Authenticate>,
     /// Sessions at a time.
@@ -72,6 +79,21 @@ pub enum ServerEvent {
     Mtu(usize),
     /// A tunnel of another shard was replaced: [`Server::close_replaced`] is to be called there.
     Replaced(Seat),
+    /// A client wants a TCP connection: [`Server::relay_opened`] or [`Server::relay_failed`] answers it.
+    Connect {
+        /// The stream that will be the connection.
+        relay: RelayId,
+        /// Who wants it.
+        user: String,
+        /// Where to.
+        to: Authority,
+    },
+    /// [`Server::relay_read`] has something to say again.
+    RelayReadable(RelayId),
+    /// [`Server::relay_room`] is there again.
+    RelayWritable(RelayId),
+    /// The client has broken it off, or is gone; there is no such relay any more.
+    RelayGone(RelayId),
 }
 
 /// What became of a packet that was read from the TUN.
@@ -105,6 +127,8 @@ pub struct SessionReport {
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub lane: Option<LaneCounters>,
+    /// TCP connections that it carries as streams.
+    pub streams: usize,
     /// Its paths.
     pub paths: Vec<PathReport>,
 }
@@ -116,10 +140,25 @@ struct Peer {
     handshaking: bool,
     since: Instant,
     tunnel: Option<Box<Tunnel>>,
+    /// Watches the paths while there is no tunnel, but relays.
+    bare: Option<Box<Carrier>>,
+    relays: Relays,
+    /// Credentials that were looked at before, and whose they are.
+    known: Option<(String, String)>,
     /// Its place in the queue of timers.
     armed: Option<Instant>,
     dirty: bool,
     waiting: bool,
+}
+
+impl Peer {
+    /// What watches and uses its paths; `None` while nothing was granted.
+    fn carrier(&mut self) -> Option<&mut Carrier> {
+        match &mut self.tunnel {
+            Some(tunnel) => Some(&mut tunnel.carrier),
+            None => self.bare.as_deref_mut(),
+        }
+    }
 }
 
 /// A session that was granted.
@@ -241,6 +280,9 @@ impl Server {
                     handshaking: true,
                     since: now,
                     tunnel: None,
+                    bare: None,
+                    relays: Relays::default(),
+                    known: None,
                     armed: None,
                     dirty: false,
                     waiting: false,
@@ -285,12 +327,13 @@ impl Server {
     fn drive(&mut self, now: Instant, id: ConnectionId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
-        if let Some(tunnel) = &mut peer.tunnel {
-            tunnel.carrier.note_received(now, connection);
+        if let Some(carrier) = peer.carrier() {
+            carrier.note_received(now, connection);
         }
         let mut problem = None;
         let mut lost = None;
         let mut ended = false;
+        let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Connected => {
@@ -305,28 +348,38 @@ impl Server {
                     lost = Some(reason);
                 }
                 QuicEvent::PathOpened(path) => {
-                    if let Some(tunnel) = &mut peer.tunnel {
-                        tunnel.carrier.path_opened(now, connection, path);
+                    if let Some(carrier) = peer.carrier() {
+                        carrier.path_opened(now, connection, path);
                     }
                 }
                 QuicEvent::PathClosed(path) => {
-                    if let Some(tunnel) = &mut peer.tunnel {
-                        tunnel.carrier.path_closed(now, path);
+                    if let Some(carrier) = peer.carrier() {
+                        carrier.path_closed(now, path);
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => {
-                    if let Some(tunnel) = &mut peer.tunnel {
-                        tunnel.carrier.peer_status(now, path, status);
+                    if let Some(carrier) = peer.carrier() {
+                        carrier.peer_status(now, path, status);
+                    }
+                }
+                QuicEvent::StreamReadable(stream) if peer.relays.has(stream) => {
+                    if peer.relays.wake(stream) {
+                        self.events.push_back(ServerEvent::RelayReadable(RelayId::new(id, stream)));
                     }
                 }
                 QuicEvent::StreamReadable(stream) => {
-                    if let Some(http) = &mut peer.http
-                        && let Err(error) = http.readable(connection, stream)
-                    {
-                        problem = Some((error.code, error.reason.to_string()));
+                    if let Some(http) = &mut peer.http {
+                        http.readable(stream);
                     }
                 }
-                QuicEvent::StreamOpened(_) | QuicEvent::StreamStopped(..) | QuicEvent::Datagrams => {}
+                QuicEvent::StreamWritable(stream) => {
+                    self.events.push_back(ServerEvent::RelayWritable(RelayId::new(id, stream)));
+                }
+                QuicEvent::StreamStopped(stream, _) if peer.relays.has(stream) => stopped.push(stream),
+                QuicEvent::StreamOpened(_)
+                | QuicEvent::StreamStopped(..)
+                | QuicEvent::StreamsAvailable
+                | QuicEvent::Datagrams => {}
             }
         }
         if ended {
@@ -337,6 +390,9 @@ impl Server {
         }
         if let Some((code, reason)) = problem {
             return self.close_peer(now, id, code, &reason);
+        }
+        for stream in stopped {
+            self.relay_broken(id, stream);
         }
         self.receive(now, id);
         self.drive_http(now, id);
@@ -358,6 +414,7 @@ impl Server {
             tracing::debug!(%reason, "connection lost");
         }
         self.end_tunnel(now, id);
+        self.end_relays(id);
         self.after(now, id);
     }
 
@@ -370,6 +427,7 @@ impl Server {
             self.endpoint.handshake_over();
         }
         self.end_tunnel(now, id);
+        self.end_relays(id);
         self.after(now, id);
     }
 
@@ -421,6 +479,7 @@ impl Server {
 
     fn forget(&mut self, now: Instant, id: ConnectionId) {
         self.end_tunnel(now, id);
+        self.end_relays(id);
         let Some(peer) = self.peers.remove(id) else { return };
         if let Some(at) = peer.armed {
             self.timers.remove(&(at, id));
@@ -549,8 +608,8 @@ impl Server {
             if let Some(peer) = self.peers.get_mut(id)
                 && let Some(connection) = self.endpoint.get(id)
             {
-                let transmit = match &mut peer.tunnel {
-                    Some(tunnel) => tunnel.carrier.poll_transmit(now, connection, buf),
+                let transmit = match peer.carrier() {
+                    Some(carrier) => carrier.poll_transmit(now, connection, buf),
                     None => connection.poll_transmit(now, buf),
                 };
                 if let Some(transmit) = transmit {
@@ -583,7 +642,10 @@ impl Server {
                 let carrier = tunnel.carrier.poll_timeout(now, connection);
                 carrier.into_iter().chain(unasked).min()
             }
-            None => Some(peer.since + REQUEST).filter(|at| *at > now),
+            None => match &peer.bare {
+                Some(carrier) => carrier.poll_timeout(now, connection),
+                None => Some(peer.since + REQUEST).filter(|at| *at > now),
+            },
         };
         let next = own.into_iter().chain(connection.poll_timeout()).min();
         if next != peer.armed {
@@ -622,6 +684,12 @@ impl Server {
                     if tunnel.addresses.is_none() && late {
                         self.address(now, id, &[]);
                     }
+                }
+                None if let Some(carrier) = &mut peer.bare => {
+                    if let Some(at) = self.forgiven {
+                        carrier.forgive(at);
+                    }
+                    carrier.handle_timeout(now, connection);
                 }
                 None if now.saturating_duration_since(peer.since) >= REQUEST && !connection.is_closed() => {
                     self.close_peer(now, id, h3::code::NO_ERROR, "no request came");
@@ -684,6 +752,7 @@ impl Server {
                 drops: tunnel.carrier.drops(),
                 sojourn: tunnel.carrier.sojourn(),
                 lane: tunnel.carrier.lane(),
+                streams: peer.relays.len(),
                 paths: tunnel.carrier.report(now, connection),
             });
         }

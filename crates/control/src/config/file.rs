@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use crate::{Error, Result, files};
 
 /// Keys that later versions will know.
-const LATER: &[&str] = &["lane", "metrics", "class", "classes", "fec", "socks"];
+const LATER: &[&str] = &["metrics", "class", "classes", "fec", "socks"];
 
 /// The file that was named, or the default one if it is there, or nothing.
 pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default: &Path) -> Result<T> {

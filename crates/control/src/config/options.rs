@@ -13,8 +13,8 @@ use super::{
     pipes::Pipes,
     shards::Shards,
     values::{
-        AuthMode, CongestionControl, InstanceName, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share,
-        Subnet6, many, one, one_or_number, text,
+        AuthMode, CongestionControl, InstanceName, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr,
+        Share, Subnet6, many, one, one_or_number, text,
     },
 };
 use crate::{auth::Token, identity::Fingerprint};
@@ -166,6 +166,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub cc: Option<CongestionControl>,
 
+    /// How TCP connections travel: datagram (as packets), stream (they end here, and the server makes
+    /// others) or auto, which is stream to public addresses if the server translates addresses [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = text::<LaneMode>)]
+    #[serde(deserialize_with = "one")]
+    pub lane: Option<LaneMode>,
+
     /// What goes into the tunnel: all, advertised (what the server says) or none (the tunnel's own
     /// network only) [default: all]
     #[arg(long, value_name = "NAME", value_parser = text::<Routes>)]
@@ -250,6 +256,7 @@ impl ClientOptions {
             tun_name: self.tun_name.or(below.tun_name),
             scheduler: self.scheduler.or(below.scheduler),
             cc: self.cc.or(below.cc),
+            lane: self.lane.or(below.lane),
             routes: self.routes.or(below.routes),
             share: list_over(self.share, below.share),
             state_dir: self.state_dir.or(below.state_dir),

@@ -69,6 +69,7 @@ fn every_key_of_a_client_arrives() {
         token = "mpvpn_secret"
         tun-name = "tun7"
         scheduler = "failover"
+        lane = "stream"
         cc = "cubic"
         routes = "advertised"
         share = ["lan0", "192.168.1.0/24"]
@@ -124,6 +125,7 @@ fn every_key_of_a_client_arrives() {
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
+            lane: LaneMode::Stream,
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
@@ -208,10 +210,10 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
              3 | tun_name = \"tun7\"\n   | ^^^^^^^^",
         ),
         (
-            "lane = 'stream'",
-            "server.toml, line 1, column 1: `lane` is not available in this version yet; available are: \
+            "fec = 'auto'",
+            "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
              listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, shards, \
-             name, api-socket, log-level\n 1 | lane = 'stream'\n   | ^^^^",
+             name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
         ),
         (
             "shards = 17",

@@ -207,6 +207,20 @@ words! {
 }
 
 words! {
+    /// How TCP connections travel where no rule says anything.
+    LaneMode: "\"auto\", \"datagram\" or \"stream\"",
+    {
+        /// As streams to where the server would translate the addresses of packets.
+        Auto = "auto",
+        /// As packets.
+        Datagram = "datagram",
+        /// As streams.
+        Stream = "stream",
+    }
+    later {}
+}
+
+words! {
     /// Which destinations go into the tunnel.
     Routes: "\"all\", \"none\" or \"advertised\"",
     {

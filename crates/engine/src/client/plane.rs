@@ -113,7 +113,7 @@ impl Plane {
             }
         }
         self.client.handle_batch(now);
-        self.write_tun();
+        self.write_tun(now);
         if tun_ready {
             self.read_tun(now);
         }
@@ -153,7 +153,7 @@ impl Plane {
                 client.handle_datagram(now, id, got.remote, got.ecn, got.data);
             });
             self.client.handle_batch(now);
-            while let Some(joined) = self.client.poll_tun() {
+            while let Some(joined) = self.client.poll_tun(now) {
                 write_tun(&self.tun, &joined);
                 self.client.recycle(joined);
             }
@@ -163,8 +163,8 @@ impl Plane {
         }
     }
 
-    fn write_tun(&mut self) {
-        while let Some(joined) = self.client.poll_tun() {
+    fn write_tun(&mut self, now: Instant) {
+        while let Some(joined) = self.client.poll_tun(now) {
             write_tun(&self.tun, &joined);
             self.client.recycle(joined);
         }
@@ -196,7 +196,7 @@ impl Plane {
                 self.look_at.get_or_insert(now + LOOK_AGAIN);
             }
         }
-        self.write_tun();
+        self.write_tun(now);
     }
 
     /// The server's addresses have become known, or others.

@@ -24,13 +24,14 @@ impl Carrier {
             sequencer.collect(now, connection);
             repairing = sequencer.has_repairs();
         }
-        if self.dispatcher.is_empty() && !repairing {
+        if self.dispatcher.is_empty() && !repairing && connection.stream_backlog() == 0 {
             for id in self.paths.keys() {
                 connection.set_limited(*id, false);
             }
             return false;
         }
-        let Some(max) = connection.max_datagram() else { return false };
+        // A peer that takes no datagrams has sent no request that needs them.
+        let max = connection.max_datagram().unwrap_or(0);
         let mut offers = std::mem::take(&mut self.offers);
         offers.clear();
         // Links of later tiers get what is left.
@@ -45,7 +46,8 @@ impl Carrier {
             offers.append(&mut later);
             moved |= self.fill(now, connection, max, &mut offers);
         }
-        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
+        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs())
+            || connection.stream_backlog() > 0;
         for offer in &offers {
             let room = connection.room(now, offer.id);
             connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
@@ -62,11 +64,15 @@ impl Carrier {
     fn fill(&mut self, now: Instant, connection: &mut Connection, max: usize, offers: &mut [Offer]) -> bool {
         let scheduler = self.dispatcher.scheduler();
         let mut moved = false;
-        while let Some(pick) = self.choice.pick(now, scheduler, offers, self.dispatcher.bytes() as u64) {
+        loop {
+            let backlog = self.dispatcher.bytes() as u64 + connection.stream_backlog();
+            let Some(pick) = self.choice.pick(now, scheduler, offers, backlog) else { break };
             let want = if pick.best { Want::Any } else { Want::Standing };
             let (some, all) = self.give(now, connection, max, offers, pick.at, want);
-            moved |= some;
-            if all {
+            // Packets and streams take turns.
+            let granted = self.grant(connection, &mut offers[pick.at]);
+            moved |= some || granted;
+            if all && !granted {
                 offers[pick.at].room = 0;
                 // What is left is for the best path, or there is nothing left.
                 if pick.best {
@@ -79,6 +85,18 @@ impl Carrier {
             moved |= self.give(now, connection, max, offers, at, Want::Own).0;
         }
         moved
+    }
+
+    /// Lets the path of an offer carry a turn's bytes of streams; whether there were any.
+    fn grant(&mut self, connection: &mut Connection, offer: &mut Offer) -> bool {
+        if offer.room == 0 || connection.stream_backlog() == 0 {
+            return false;
+        }
+        let scheduler = self.dispatcher.scheduler();
+        let taken = connection.grant(offer.id, offer.room.min(turn(scheduler, offer.room)));
+        self.choice.charge(scheduler, offer, taken);
+        offer.take(taken);
+        taken > 0
     }
 
     /// Moves a turn's packets to the path of `offers[at]`; whether any moved, and whether these were all that

@@ -18,7 +18,7 @@ use mpvpn_types::Instant;
 use super::{Assignment, Client, ClientError, ClientEvent};
 use crate::{
     HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER,
-    SCHEDULER_HEADER, TRUE,
+    SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
     carrier::{Carrier, Role},
 };
 
@@ -26,7 +26,12 @@ impl Client {
     pub(super) fn drive_http(&mut self, now: Instant) {
         loop {
             let Some(session) = &mut self.session else { return };
-            let Some(event) = session.http.poll() else { break };
+            let Some(connection) = self.endpoint.get(session.connection) else { break };
+            let event = match session.http.next(connection, self.lane.relays()) {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(error) => return self.broken(now, &error),
+            };
             match event {
                 HttpEvent::Settings(settings) => {
                     if !settings.enable_connect_protocol {
@@ -128,6 +133,7 @@ impl Client {
                     session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
+                session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
                 if headers.text(LINKS_HEADER) == Some(TRUE) {
                     session.told = Some(BTreeMap::new());
                     for (link, policy) in &self.policies {
@@ -224,6 +230,7 @@ impl Client {
         self.backoff.succeeded();
         let Some(assignment) = self.current_assignment() else { return };
         self.assignment = Some(assignment.clone());
+        self.lane.set_mtu(mtu);
         self.events.push_back(ClientEvent::Mtu(mtu));
         self.events.push_back(ClientEvent::Up(assignment));
         if self.part.has_members()

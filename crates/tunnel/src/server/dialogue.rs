@@ -9,7 +9,7 @@ use mpvpn_masque::{
     connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
-    request::Rejection,
+    request::{self, Kind, Rejection},
     structured,
 };
 use mpvpn_path::Scheduler;
@@ -19,7 +19,7 @@ use mpvpn_types::{Instant, PathId};
 use super::{Server, Tunnel};
 use crate::{
     Addresses, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
-    SCHEDULER_HEADER, Secret, TRUE,
+    SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
     carrier::{Carrier, PathPolicy, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -29,11 +29,23 @@ impl Server {
     pub(super) fn drive_http(&mut self, now: Instant, id: ConnectionId) {
         loop {
             let Some(peer) = self.peers.get_mut(id) else { return };
-            let Some(event) = peer.http.as_mut().and_then(Http::poll) else { return };
+            let (Some(http), Some(connection)) = (&mut peer.http, self.endpoint.get(id)) else { return };
+            let event = match http.next(connection, &peer.relays) {
+                Ok(Some(event)) => event,
+                Ok(None) => return,
+                Err(error) => return self.close_peer(now, id, error.code, &error.reason),
+            };
             let on_tunnel = |stream| peer.tunnel.as_ref().is_some_and(|tunnel| tunnel.stream == stream);
             match event {
                 HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
-                    self.request(now, id, stream, &headers);
+                    match request::classify(&headers) {
+                        Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
+                        _ => self.request(now, id, stream, &headers),
+                    }
+                }
+                // Read together with the request.
+                event if relay_of(&event).is_some_and(|stream| peer.relays.has(stream)) => {
+                    peer.relays.handle(event);
                 }
                 HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
                 HttpEvent::Finished { stream } if on_tunnel(stream) => {
@@ -66,10 +78,12 @@ impl Server {
     }
 
     fn request(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
-        let refusal = match self.admit(now, id, stream, headers) {
-            Ok(()) => return,
-            Err(refusal) => refusal,
-        };
+        if let Err(refusal) = self.admit(now, id, stream, headers) {
+            self.refuse(id, stream, &refusal);
+        }
+    }
+
+    pub(super) fn refuse(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection) {
         let Some(connection) = self.endpoint.get(id) else { return };
         tracing::info!(status = refusal.status, reason = %refusal.reason, "request refused");
         connection.write(stream, h3::encode_headers(&refusal.headers()));
@@ -86,8 +100,7 @@ impl Server {
     ) -> Result<(), Rejection> {
         let reject = |status, reason: &'static str| Rejection::new(status, reason);
         let request = connect_ip::parse_request(headers, &self.template)?;
-        let user = self.config.auth.authenticate(request.authorization.as_deref());
-        let user = user.map_err(Rejection::unauthorized)?;
+        let user = self.user_of(id, request.authorization.as_deref())?;
         let allowed = self.peers.get(id).and_then(|peer| peer.http.as_ref());
         if !allowed.is_some_and(Http::datagrams_allowed) {
             return Err(reject(400, "the client has not switched HTTP datagrams on"));
@@ -124,6 +137,9 @@ impl Server {
         let nets: Vec<String> =
             std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
         answer.push(NETWORKS_HEADER, nets.join(", "));
+        if self.config.streams {
+            answer.push(STREAMS_HEADER, TRUE);
+        }
         if headers.text(LINKS_HEADER) == Some(TRUE) {
             answer.push(LINKS_HEADER, TRUE);
         }
@@ -160,11 +176,30 @@ impl Server {
         };
         if let Some(peer) = self.peers.get_mut(id) {
             peer.tunnel = Some(Box::new(tunnel));
+            peer.bare = None;
         }
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);
         }
         Ok(())
+    }
+
+    /// Whose credentials these are. A client sends the same with every request.
+    pub(super) fn user_of(
+        &mut self,
+        id: ConnectionId,
+        credentials: Option<&str>,
+    ) -> Result<String, Rejection> {
+        let peer = self.peers.get_mut(id);
+        let known = peer.as_ref().and_then(|peer| peer.known.as_ref());
+        if let Some((_, user)) = known.filter(|(shown, _)| Some(shown.as_str()) == credentials) {
+            return Ok(user.clone());
+        }
+        let user = self.config.auth.authenticate(credentials).map_err(Rejection::unauthorized)?;
+        if let (Some(peer), Some(shown)) = (peer, credentials) {
+            peer.known = Some((shown.to_owned(), user.clone()));
+        }
+        Ok(user)
     }
 
     fn route_capsule(&self) -> Capsule {
@@ -259,6 +294,17 @@ impl Server {
 
     fn stream_of(&self, id: ConnectionId) -> Option<StreamId> {
         Some(self.peers.get(id)?.tunnel.as_ref()?.stream)
+    }
+}
+
+/// The stream of an event that may be of a relay.
+fn relay_of(event: &HttpEvent) -> Option<StreamId> {
+    match event {
+        HttpEvent::Data { stream, .. }
+        | HttpEvent::Finished { stream }
+        | HttpEvent::Reset { stream, .. }
+        | HttpEvent::StreamError { stream, .. } => Some(*stream),
+        _ => None,
     }
 }
 

@@ -3,6 +3,7 @@
 
 #![allow(clippy::disallowed_methods, dead_code)]
 
+pub mod app;
 pub mod tcp;
 
 use std::{
@@ -11,8 +12,10 @@ use std::{
     sync::Arc,
 };
 
+use app::Destination;
 use bytes::BytesMut;
 use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
+use mpvpn_lane::rules::Rules;
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
@@ -163,6 +166,10 @@ pub struct World {
     pub handed: usize,
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
+    /// Which TCP connections of clients that are added travel as streams.
+    pub lane: Rules,
+    /// What they are connected to.
+    pub destinations: Vec<Destination>,
     identity: Identity,
     secrets: u8,
 }
@@ -250,6 +257,7 @@ fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server>
             subnet,
             subnet6,
             routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+            streams: true,
             auth: Box::new(Tokens),
             max_clients: 200,
             secrets: Box::new(move || {
@@ -280,6 +288,8 @@ impl World {
             handed: 0,
             machines: Vec::new(),
             at_server: Vec::new(),
+            lane: Rules::default(),
+            destinations: Vec::new(),
             identity,
             secrets: 0,
         }
@@ -341,6 +351,8 @@ impl World {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
             scheduler,
+            lane: self.lane.clone(),
+            lane_secret: [1, 2],
         };
         let mut client = match member {
             None => Client::new(self.now, config),
@@ -471,13 +483,32 @@ impl World {
 
     fn deliver(&mut self, now: Instant) {
         let mut replaced = Vec::new();
-        for server in &mut self.servers {
+        for (shard, server) in self.servers.iter_mut().enumerate() {
             while let Some(joined) = server.poll_tun() {
                 self.at_server.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
             }
             while let Some(event) = server.poll_event() {
-                if let ServerEvent::Replaced(seat) = event {
-                    replaced.push(seat);
+                let theirs =
+                    |relay| self.destinations.iter().position(|other| other.relay == relay && !other.gone);
+                match event {
+                    ServerEvent::Replaced(seat) => replaced.push(seat),
+                    ServerEvent::Mtu(_) => {}
+                    ServerEvent::Connect { relay, to, .. } => {
+                        let mut destination = Destination::new(shard, relay, to.port);
+                        server.relay_opened(relay);
+                        destination.run(now, server);
+                        self.destinations.push(destination);
+                    }
+                    ServerEvent::RelayReadable(relay) | ServerEvent::RelayWritable(relay) => {
+                        if let Some(at) = theirs(relay) {
+                            self.destinations[at].run(now, server);
+                        }
+                    }
+                    ServerEvent::RelayGone(relay) => {
+                        if let Some(at) = theirs(relay) {
+                            self.destinations[at].gone = true;
+                        }
+                    }
                 }
             }
         }
@@ -485,7 +516,7 @@ impl World {
             self.servers[usize::from(seat.shard)].close_replaced(now, seat);
         }
         for machine in &mut self.machines {
-            while let Some(joined) = machine.client.poll_tun() {
+            while let Some(joined) = machine.client.poll_tun(now) {
                 machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
             }
             while let Some(event) = machine.client.poll_event() {

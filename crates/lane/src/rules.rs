@@ -1,0 +1,137 @@
+//! Which TCP connections travel as streams, and which as packets.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::RangeInclusive,
+};
+
+use ipnet::IpNet;
+
+/// What decides where no rule does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Streams where the server would translate the addresses of packets: only there nobody can tell the difference.
+    #[default]
+    Auto,
+    /// Packets.
+    Datagram,
+    /// Streams.
+    Stream,
+}
+
+/// A rule for the connections to some destinations.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// Networks that it is for; all if there are none.
+    pub to: Vec<IpNet>,
+    /// Ports that it is for; all if there are none.
+    pub ports: Vec<RangeInclusive<u16>>,
+    /// Whether these connections travel as streams.
+    pub streams: bool,
+}
+
+impl Rule {
+    fn is_for(&self, to: SocketAddr) -> bool {
+        (self.to.is_empty() || self.to.iter().any(|net| net.contains(&to.ip())))
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(&to.port())))
+    }
+}
+
+/// All that is known about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// Where no rule says anything.
+    pub mode: Mode,
+    /// The first that is for a connection counts.
+    pub rules: Vec<Rule>,
+}
+
+impl Rules {
+    /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate
+    /// addresses of packets to there.
+    pub fn takes_stream(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> bool {
+        match (self.rules.iter().find(|rule| rule.is_for(to)), self.mode) {
+            (Some(rule), _) => rule.streams,
+            (None, Mode::Auto) => is_public(to.ip()) && translated(to.ip()),
+            (None, mode) => mode == Mode::Stream,
+        }
+    }
+
+    /// Whether any connection may travel as a stream.
+    pub fn may_take_streams(&self) -> bool {
+        self.mode != Mode::Datagram || self.rules.iter().any(|rule| rule.streams)
+    }
+}
+
+/// Whether an address is one that everybody can reach, or is used as such in examples (RFC 5737, RFC 3849). Private ones
+/// mean a host near the server, which may mean something else to a connection that the server itself makes.
+fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => is_public_v4(ip),
+        IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
+            Some(v4) => is_public_v4(v4),
+            None => is_public_v6(ip),
+        },
+    }
+}
+
+fn is_public_v4(ip: Ipv4Addr) -> bool {
+    let [first, second, ..] = ip.octets();
+    let shared = first == 100 && second & 0xc0 == 64;
+    !(ip.is_private() || ip.is_loopback() || ip.is_link_local() || shared || first == 0 || first >= 224)
+}
+
+fn is_public_v6(ip: Ipv6Addr) -> bool {
+    !(ip.is_unique_local()
+        || ip.is_loopback()
+        || ip.is_unicast_link_local()
+        || ip.is_multicast()
+        || ip.is_unspecified())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(mode: Mode, rules: &[Rule]) -> Rules {
+        Rules { mode, rules: rules.to_vec() }
+    }
+
+    fn takes(rules: &Rules, to: &str) -> bool {
+        rules.takes_stream(to.parse().unwrap(), |ip| ip != IpAddr::from([203, 0, 113, 9]))
+    }
+
+    #[test]
+    fn auto_takes_streams_to_public_addresses_that_the_server_translates() {
+        let auto = rules(Mode::Auto, &[]);
+        for to in ["198.51.100.9:80", "8.8.8.8:443", "[2001:db8::1]:443", "[::ffff:8.8.8.8]:1"] {
+            assert!(takes(&auto, to), "{to}");
+        }
+        for to in [
+            "203.0.113.9:80",
+            "10.0.0.1:80",
+            "192.168.1.1:80",
+            "100.64.0.1:80",
+            "127.0.0.1:80",
+            "0.0.0.0:80",
+            "[fd00::1]:80",
+            "[::ffff:10.0.0.1]:80",
+            "[fe80::1]:80",
+        ] {
+            assert!(!takes(&auto, to), "{to}");
+        }
+        assert!(takes(&rules(Mode::Stream, &[]), "10.0.0.1:80"));
+        assert!(!takes(&rules(Mode::Datagram, &[]), "8.8.8.8:443"));
+    }
+
+    #[test]
+    fn the_first_rule_for_a_destination_counts() {
+        let ssh = Rule { ports: vec![22..=22], streams: false, ..Rule::default() };
+        let near = Rule { to: vec!["10.0.0.0/8".parse().unwrap()], streams: true, ..Rule::default() };
+        let all = rules(Mode::Auto, &[ssh, near]);
+        assert!(!takes(&all, "10.0.0.1:22"));
+        assert!(takes(&all, "10.0.0.1:80"));
+        assert!(!takes(&all, "192.168.0.1:80"), "no rule is for it");
+        assert!(all.may_take_streams() && !rules(Mode::Datagram, &[]).may_take_streams());
+    }
+}

@@ -1,0 +1,449 @@
+//! Bytes of streams: those that say how the connection is used leave at once, on any path. Those of bulk streams leave
+//! only as paths are granted to them, and so on the path that they were granted.
+//!
+//! Bytes are taken from the streams when a path's pass begins, not when it is granted: passes have another order than
+//! grants, and bytes of a stream must leave in theirs.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use mpvpn_types::PathId;
+use rustc_hash::FxHashMap;
+
+use super::{Connection, Event};
+use crate::{
+    Read, StreamError, StreamId,
+    streams::{from_noq, to_noq},
+};
+
+/// Bytes that wait in a bulk stream before its owner is told that there is no room.
+const BULK_QUEUE: usize = 256 << 10;
+/// Bytes that a bulk stream may send before the next one has its turn.
+const TURN: u64 = 16 << 10;
+/// Bytes of a packet that are none of the stream's: those around the frames (see [`crate::DATAGRAM_OVERHEAD`]), and
+/// type, stream, offset and length of a frame.
+const PACKET_OVERHEAD: u64 = 29 + 1 + 4 + 8 + 2;
+/// Bytes of a bulk stream that may have arrived before those that they follow. The peer's credit bounds what it
+/// sends in one round trip, not what may be held for a repetition that is lost again and again.
+const MOST_HELD: usize = 16 << 20;
+
+/// What waits to be sent on one stream.
+#[derive(Debug, Default)]
+struct Outbound {
+    queue: VecDeque<Bytes>,
+    /// Bytes in it.
+    bytes: usize,
+    finish: bool,
+    /// Leaves as paths are granted.
+    bulk: bool,
+    /// Has a place among those that wait for grants.
+    ready: bool,
+    /// The peer gives no credit for now.
+    blocked: bool,
+    /// The owner found no room.
+    full: bool,
+}
+
+impl Outbound {
+    /// What it takes to send it all: the end counts as one byte.
+    fn wants(&self) -> u64 {
+        self.bytes as u64 + u64::from(self.finish)
+    }
+}
+
+/// What arrives on one bulk stream.
+#[derive(Debug)]
+struct Inbound {
+    /// Where the next byte for the owner is.
+    next: u64,
+    /// Bytes behind a gap, by where they begin.
+    held: BTreeMap<u64, Bytes>,
+    bytes: usize,
+}
+
+/// All streams of a connection.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    outbound: FxHashMap<StreamId, Outbound>,
+    inbound: FxHashMap<StreamId, Inbound>,
+    /// Bulk streams with something to send that the peer gives credit for.
+    ready: VecDeque<StreamId>,
+    /// What they have to send (bytes).
+    waiting: u64,
+    /// Bytes that are lost, and may be of streams: the library sends them again as soon as it may.
+    lost: u64,
+    /// Bytes that paths have been granted for their next passes.
+    granted: u64,
+    /// Bulk streams that are open in some direction.
+    bulk: usize,
+    /// The last pass was to send this, if all went as it was reckoned (bytes).
+    reckoned: u64,
+}
+
+impl Streams {
+    /// Packets with so many bytes were lost.
+    pub(super) fn note_lost(&mut self, bytes: u64) {
+        if bytes > 0 && self.bulk > 0 {
+            self.lost += bytes;
+        }
+    }
+
+    /// A path is gone that had been granted so much.
+    pub(super) fn forget_grant(&mut self, bytes: u64) {
+        self.granted = self.granted.saturating_sub(bytes);
+    }
+
+    fn make_ready(&mut self, id: StreamId) {
+        if let Some(out) = self.outbound.get_mut(&id)
+            && out.bulk
+            && !out.ready
+            && !out.blocked
+            && out.wants() > 0
+        {
+            out.ready = true;
+            self.waiting += out.wants();
+            // What has nothing waiting is what people wait for.
+            self.ready.push_front(id);
+        }
+    }
+
+    fn remove_outbound(&mut self, id: StreamId) {
+        if let Some(out) = self.outbound.remove(&id)
+            && out.ready
+        {
+            self.waiting -= out.wants();
+            self.ready.retain(|other| *other != id);
+        }
+    }
+}
+
+/// What [`Connection::read_bulk`] stopped at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadEnd {
+    /// There may be more.
+    More,
+    /// There is no more for now.
+    Blocked,
+    /// The peer has ended the stream.
+    Finished,
+    /// The peer has reset the stream with this code.
+    Reset(u64),
+}
+
+impl Connection {
+    /// Opens a stream that only this end writes.
+    ///
+    /// # Errors
+    /// If the peer allows no more.
+    pub fn open_uni(&mut self) -> Result<StreamId, StreamError> {
+        self.inner.streams().open(noq_proto::Dir::Uni).map(from_noq).ok_or(StreamError::Limit)
+    }
+
+    /// Opens a stream that both ends write.
+    ///
+    /// # Errors
+    /// If the peer allows no more; [`Event::StreamsAvailable`] follows.
+    pub fn open_bi(&mut self) -> Result<StreamId, StreamError> {
+        self.inner.streams().open(noq_proto::Dir::Bi).map(from_noq).ok_or(StreamError::Limit)
+    }
+
+    /// Makes a stream one whose bytes leave as paths are granted ([`Self::grant`]), and are read by
+    /// [`Self::read_bulk`]. Until [`Self::end_bulk`] says that it is over.
+    pub fn make_bulk(&mut self, id: StreamId) {
+        let out = self.streams.outbound.entry(id).or_default();
+        if !out.bulk {
+            out.bulk = true;
+            self.streams.bulk += 1;
+            self.streams.make_ready(id);
+        }
+        // What was read before was read in order.
+        let next = self.inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0);
+        self.streams.inbound.entry(id).or_insert(Inbound { next, held: BTreeMap::new(), bytes: 0 });
+    }
+
+    /// Nobody will read or write a bulk stream any more; what was written still leaves.
+    pub fn end_bulk(&mut self, id: StreamId) {
+        self.streams.inbound.remove(&id);
+        if let Some(out) = self.streams.outbound.get_mut(&id) {
+            out.full = false;
+            if out.wants() == 0 {
+                self.streams.remove_outbound(id);
+            }
+        }
+        self.streams.bulk = self.streams.bulk.saturating_sub(1);
+    }
+
+    /// Writes to a stream. What flow control holds back is sent later.
+    pub fn write(&mut self, id: StreamId, data: Bytes) {
+        let out = self.streams.outbound.entry(id).or_default();
+        out.bytes += data.len();
+        if out.ready {
+            self.streams.waiting += data.len() as u64;
+        }
+        out.queue.push_back(data);
+        self.written(id);
+    }
+
+    /// Ends a stream after what was written.
+    pub fn finish(&mut self, id: StreamId) {
+        let out = self.streams.outbound.entry(id).or_default();
+        if !std::mem::replace(&mut out.finish, true) && out.ready {
+            self.streams.waiting += 1;
+        }
+        self.written(id);
+    }
+
+    fn written(&mut self, id: StreamId) {
+        if self.streams.outbound.get(&id).is_some_and(|out| out.bulk) {
+            self.streams.make_ready(id);
+        } else {
+            self.flush(id, u64::MAX);
+        }
+    }
+
+    /// Gives a stream up in the direction that this end writes.
+    pub fn reset(&mut self, id: StreamId, code: u64) {
+        self.drop_writes(id);
+        let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
+        // A stream that is closed already needs no reset.
+        let _ = self.inner.send_stream(to_noq(id)).reset(code);
+    }
+
+    /// Asks the peer to send nothing more on a stream.
+    pub fn stop(&mut self, id: StreamId, code: u64) {
+        let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
+        let _ = self.inner.recv_stream(to_noq(id)).stop(code);
+    }
+
+    /// Forgets what was to be sent on a stream.
+    pub(super) fn drop_writes(&mut self, id: StreamId) {
+        self.streams.remove_outbound(id);
+    }
+
+    /// The peer gives credit for a stream again.
+    pub(super) fn unblock(&mut self, id: StreamId) {
+        let Some(out) = self.streams.outbound.get_mut(&id) else { return };
+        out.blocked = false;
+        self.written(id);
+    }
+
+    /// Gives the library at most `most` bytes of a stream; returns how many. The end counts as one byte.
+    fn flush(&mut self, id: StreamId, most: u64) -> u64 {
+        let Some(out) = self.streams.outbound.get_mut(&id) else { return 0 };
+        let mut stream = self.inner.send_stream(to_noq(id));
+        let mut done = 0;
+        while done < most
+            && let Some(front) = out.queue.front_mut()
+        {
+            let some = front.len().min(usize::try_from(most - done).unwrap_or(usize::MAX));
+            let mut piece = [front.split_to(some)];
+            let taken = stream.write_chunks(&mut &mut piece[..]);
+            let [rest] = piece;
+            match taken {
+                Ok(n) => {
+                    done += n as u64;
+                    out.bytes -= n;
+                    if n == some {
+                        if front.is_empty() {
+                            out.queue.pop_front();
+                        }
+                        continue;
+                    }
+                }
+                Err(noq_proto::WriteError::Blocked) => {}
+                // Stopped or reset: nobody wants it any more.
+                Err(_) => {
+                    self.drop_writes(id);
+                    return done;
+                }
+            }
+            // What was not taken comes first the next time.
+            let back = std::mem::take(front);
+            out.queue.pop_front();
+            if !back.is_empty() {
+                out.queue.push_front(back);
+            }
+            if !rest.is_empty() {
+                out.queue.push_front(rest);
+            }
+            out.blocked = true;
+            return done;
+        }
+        if out.finish && out.queue.is_empty() && done < most {
+            out.finish = false;
+            // A stream that the peer stopped is as finished as it gets.
+            let _ = stream.finish();
+            done += 1;
+        }
+        if !out.bulk && out.wants() == 0 {
+            self.streams.outbound.remove(&id);
+        }
+        done
+    }
+
+    /// Bytes written and not yet taken by the transport.
+    pub fn unsent(&self, id: StreamId) -> usize {
+        self.streams.outbound.get(&id).map_or(0, |out| out.bytes)
+    }
+
+    /// Bytes that a bulk stream takes now; after 0, [`Event::StreamWritable`] follows.
+    pub fn stream_room(&mut self, id: StreamId) -> usize {
+        let Some(out) = self.streams.outbound.get_mut(&id) else { return 0 };
+        let room = BULK_QUEUE.saturating_sub(out.bytes);
+        out.full |= room == 0;
+        room
+    }
+
+    /// Bytes of bulk streams that paths could be granted now.
+    pub fn stream_backlog(&self) -> u64 {
+        (self.streams.waiting + self.streams.lost).saturating_sub(self.streams.granted)
+    }
+
+    /// Lets a path carry up to `most` bytes of bulk streams, framing included, but at least a packet if there is
+    /// anything; returns the bytes of room that this takes.
+    pub fn grant(&mut self, id: PathId, most: u64) -> u64 {
+        let backlog = self.stream_backlog();
+        if backlog == 0 {
+            return 0;
+        }
+        let packet = u64::from(self.inner.current_mtu());
+        let payload = packet - PACKET_OVERHEAD;
+        let bytes = backlog.min((most / packet).max(1) * payload);
+        let cost = bytes + bytes.div_ceil(payload) * PACKET_OVERHEAD;
+        let Some(path) = self.least_loaded(id) else { return 0 };
+        path.load(cost);
+        path.grant += bytes;
+        self.streams.granted += bytes;
+        cost
+    }
+
+    /// Gives the library what a path was granted: its pass begins.
+    pub(super) fn write_granted(&mut self, grant: u64) {
+        self.streams.granted = self.streams.granted.saturating_sub(grant);
+        self.streams.reckoned = grant;
+        let repeated = self.streams.lost.min(grant);
+        self.streams.lost -= repeated;
+        let mut left = grant - repeated;
+        while left > 0
+            && let Some(id) = self.streams.ready.pop_front()
+        {
+            let Some(out) = self.streams.outbound.get(&id) else { continue };
+            let before = out.wants();
+            let done = self.flush(id, left.min(TURN));
+            left -= done;
+            let Some(out) = self.streams.outbound.get_mut(&id) else {
+                self.streams.waiting = self.streams.waiting.saturating_sub(done);
+                continue;
+            };
+            if out.full && out.bytes <= BULK_QUEUE / 2 {
+                out.full = false;
+                self.events.push_back(Event::StreamWritable(id));
+            }
+            let wants = out.wants();
+            if wants > 0 && !out.blocked {
+                self.streams.waiting -= before - wants;
+                self.streams.ready.push_back(id);
+            } else {
+                out.ready = false;
+                self.streams.waiting -= before;
+                if wants == 0 && !self.streams.inbound.contains_key(&id) {
+                    self.streams.outbound.remove(&id);
+                }
+            }
+        }
+    }
+
+    /// A data pass has ended with so much credit left: what was meant for it and did not fit would else leave with
+    /// the next packets, on any path.
+    pub(super) fn look_for_rest(&mut self, credit: u64) {
+        let packet = u64::from(self.inner.current_mtu());
+        if std::mem::take(&mut self.streams.reckoned) > 0 && credit < packet {
+            self.streams.lost += packet;
+        }
+    }
+
+    /// Looks for lost packets, whose bytes of streams are to be sent again.
+    pub(super) fn note_losses(&mut self) {
+        if self.streams.bulk == 0 {
+            return;
+        }
+        for path in &mut self.paths {
+            let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { continue };
+            self.streams.note_lost(stats.lost_bytes - std::mem::replace(&mut path.lost, stats.lost_bytes));
+        }
+    }
+
+    /// Reads the next bytes of a stream that is not a bulk stream.
+    pub fn read(&mut self, id: StreamId) -> Read {
+        let mut stream = self.inner.recv_stream(to_noq(id));
+        let mut chunks = match stream.read(true) {
+            Ok(chunks) => chunks,
+            Err(_) => return Read::Blocked,
+        };
+        let read = match chunks.next(64 << 10) {
+            Ok(Some(chunk)) => Read::Data(chunk.bytes),
+            Ok(None) => Read::Finished,
+            Err(noq_proto::ReadError::Blocked) => Read::Blocked,
+            Err(noq_proto::ReadError::Reset(code)) => Read::Reset(code.into()),
+        };
+        // Credit that reading gives back to the peer leaves with the next control pass.
+        let _ = chunks.finalize();
+        read
+    }
+
+    /// Hands out the next bytes of a bulk stream, in order: about `most`.
+    pub fn read_bulk(&mut self, id: StreamId, most: usize, mut out: impl FnMut(Bytes)) -> ReadEnd {
+        let Some(inbound) = self.streams.inbound.get_mut(&id) else { return ReadEnd::Blocked };
+        let mut stream = self.inner.recv_stream(to_noq(id));
+        let mut chunks = match stream.read(false) {
+            Ok(chunks) => chunks,
+            Err(_) => return ReadEnd::Blocked,
+        };
+        let mut read = 0;
+        let end = loop {
+            if read >= most {
+                break ReadEnd::More;
+            }
+            // Taking nothing tells where the next chunk is.
+            if inbound.bytes > MOST_HELD
+                && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > inbound.next))
+            {
+                break ReadEnd::Blocked;
+            }
+            match chunks.next(usize::MAX) {
+                Ok(Some(chunk)) => read += inbound.take(chunk.offset, chunk.bytes, &mut out),
+                Ok(None) => break ReadEnd::Finished,
+                Err(noq_proto::ReadError::Blocked) => break ReadEnd::Blocked,
+                Err(noq_proto::ReadError::Reset(code)) => break ReadEnd::Reset(code.into()),
+            }
+        };
+        // Credit that reading gives back to the peer leaves with the next control pass.
+        let _ = chunks.finalize();
+        end
+    }
+}
+
+impl Inbound {
+    /// Hands out bytes that are next, and those that waited for them; returns how many.
+    fn take(&mut self, at: u64, bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
+        if at > self.next {
+            // A copy: the buffer behind it is of many packets.
+            self.bytes += bytes.len();
+            self.held.insert(at, Bytes::copy_from_slice(&bytes));
+            return 0;
+        }
+        let mut taken = bytes.len();
+        self.next += bytes.len() as u64;
+        out(bytes);
+        while let Some(entry) = self.held.first_entry()
+            && *entry.key() == self.next
+        {
+            let bytes = entry.remove();
+            self.bytes -= bytes.len();
+            self.next += bytes.len() as u64;
+            taken += bytes.len();
+            out(bytes);
+        }
+        taken
+    }
+}

@@ -1,0 +1,175 @@
+//! TCP connections that the server makes for clients.
+
+use bytes::Bytes;
+use mpvpn_masque::{
+    connect::{self, Failure},
+    h3::{self, H3Error},
+    headers::Headers,
+    request::Rejection,
+};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_types::{Instant, PathId};
+
+use super::{Peer, Server, ServerEvent};
+use crate::{
+    RelayRead,
+    carrier::{Carrier, Role},
+    http::Http,
+};
+
+/// A stream of a client that carries the bytes of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelayId {
+    connection: ConnectionId,
+    stream: StreamId,
+}
+
+impl RelayId {
+    pub(super) fn new(connection: ConnectionId, stream: StreamId) -> Self {
+        Self { connection, stream }
+    }
+}
+
+impl Server {
+    /// A client asks for a TCP connection.
+    pub(super) fn connect(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+        let (user, to) = match self.look_at_connect(id, headers) {
+            Ok(asked) => asked,
+            Err(refusal) => return self.refuse(id, stream, &refusal),
+        };
+        let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else { return };
+        if peer.carrier().is_none() {
+            let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
+            for path in connection.paths().collect::<Vec<PathId>>() {
+                carrier.path_opened(now, connection, path);
+            }
+            peer.bare = Some(Box::new(carrier));
+        }
+        peer.relays.insert(connection, stream);
+        self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
+    }
+
+    fn look_at_connect(
+        &mut self,
+        id: ConnectionId,
+        headers: &Headers,
+    ) -> Result<(String, connect::Authority), Rejection> {
+        let request = connect::parse_request(headers)?;
+        Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
+    }
+
+    /// What a relay needs, if it is still there.
+    fn relay(&mut self, relay: RelayId) -> Option<(&mut Peer, &mut Connection)> {
+        let peer = self.peers.get_mut(relay.connection).filter(|peer| peer.relays.has(relay.stream))?;
+        Some((peer, self.endpoint.get(relay.connection)?))
+    }
+
+    /// Lets `work` on a relay, after which the connection may have something to send.
+    fn on_relay<T>(
+        &mut self,
+        relay: RelayId,
+        work: impl FnOnce(&mut Peer, &mut Connection) -> T,
+    ) -> Option<T> {
+        let (peer, connection) = self.relay(relay)?;
+        let done = work(peer, connection);
+        self.mark_waiting(relay.connection);
+        Some(done)
+    }
+
+    /// The connection stands.
+    pub fn relay_opened(&mut self, relay: RelayId) {
+        self.on_relay(relay, |_, connection| {
+            connection.write(relay.stream, h3::encode_headers(&connect::accept()));
+        });
+    }
+
+    /// There is no connection; `reason` is for people.
+    pub fn relay_failed(&mut self, relay: RelayId, failure: Failure, reason: String) {
+        self.on_relay(relay, |peer, connection| {
+            connection.write(relay.stream, h3::encode_headers(&failure.rejection(reason).headers()));
+            if let Some(http) = &mut peer.http {
+                peer.relays.refuse(connection, http, relay.stream);
+            }
+        });
+    }
+
+    /// The next bytes from the client.
+    pub fn relay_read(&mut self, now: Instant, relay: RelayId) -> RelayRead {
+        let read = |peer: &mut Peer, connection: &mut Connection| -> Result<RelayRead, H3Error> {
+            let Some(http) = &mut peer.http else { return Ok(RelayRead::Broken) };
+            let read = peer.relays.read(connection, http, relay.stream)?;
+            if let (RelayRead::Data(data), Some(carrier)) = (&read, peer.carrier()) {
+                carrier.note_delivered(now, data.len() as u64);
+            }
+            Ok(read)
+        };
+        match self.on_relay(relay, read) {
+            Some(Ok(RelayRead::Broken)) => {
+                self.relay_broken(relay.connection, relay.stream);
+                RelayRead::Broken
+            }
+            Some(Ok(read)) => read,
+            Some(Err(error)) => {
+                self.close_peer(now, relay.connection, error.code, &error.reason);
+                RelayRead::Broken
+            }
+            None => RelayRead::Broken,
+        }
+    }
+
+    /// Bytes that may be written now; after 0, [`ServerEvent::RelayWritable`] follows.
+    pub fn relay_room(&mut self, relay: RelayId) -> usize {
+        self.relay(relay).map_or(0, |(_, connection)| connection.stream_room(relay.stream))
+    }
+
+    /// Sends bytes to the client.
+    pub fn relay_write(&mut self, relay: RelayId, data: Bytes) {
+        self.on_relay(relay, |peer, connection| {
+            if let Some(carrier) = peer.carrier() {
+                carrier.counters.tx_bytes += data.len() as u64;
+            }
+            peer.relays.write(connection, relay.stream, data);
+        });
+    }
+
+    /// Nothing more comes for the client.
+    pub fn relay_finish(&mut self, relay: RelayId) {
+        let finish = |peer: &mut Peer, connection: &mut Connection, http: &mut Http| {
+            peer.relays.finish(connection, http, relay.stream);
+        };
+        self.with_http(relay, finish);
+    }
+
+    /// The connection is broken.
+    pub fn relay_abort(&mut self, relay: RelayId) {
+        self.with_http(relay, |peer, connection, http| {
+            peer.relays.abort(connection, http, relay.stream, h3::code::CONNECT_ERROR);
+        });
+    }
+
+    fn with_http(&mut self, relay: RelayId, work: impl FnOnce(&mut Peer, &mut Connection, &mut Http)) {
+        self.on_relay(relay, |peer, connection| {
+            if let Some(mut http) = peer.http.take() {
+                work(peer, connection, &mut http);
+                peer.http = Some(http);
+            }
+        });
+    }
+
+    /// The client has broken a relay off.
+    pub(super) fn relay_broken(&mut self, id: ConnectionId, stream: StreamId) {
+        let relay = RelayId::new(id, stream);
+        self.with_http(relay, |peer, connection, http| {
+            peer.relays.abort(connection, http, stream, h3::code::REQUEST_CANCELLED);
+        });
+        self.events.push_back(ServerEvent::RelayGone(relay));
+    }
+
+    /// The connection is over.
+    pub(super) fn end_relays(&mut self, id: ConnectionId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let gone = std::mem::take(&mut peer.relays).ids();
+        self.events.extend(gone.into_iter().map(|stream| ServerEvent::RelayGone(RelayId::new(id, stream))));
+    }
+}

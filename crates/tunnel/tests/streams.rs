@@ -1,0 +1,137 @@
+//! TCP connections of apps that travel as streams, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_lab::{Direction, scenario::Scenario};
+use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
+use mpvpn_types::{Duration, LinkId};
+use world::{MS, TOKEN, World, app::App};
+
+fn world(links: &[(u64, Duration)]) -> (World, usize) {
+    let mut world = World::new();
+    world.lane = Rules { mode: Mode::Auto, rules: Vec::new() };
+    let client = world.add(TOKEN, Scheduler::Auto, links);
+    world.up(client);
+    world.run(500 * MS);
+    (world, client)
+}
+
+/// Connections of a machine to a destination that sends `mb` MB, each of which sends `sends` bytes.
+fn apps(world: &World, client: usize, count: u16, mb: u16, sends: u64) -> Vec<App> {
+    let from = |number| SocketAddr::new(world.address(client, true), 40_000 + number);
+    (0..count).map(|number| App::new(from(number), ([203, 0, 113, 9], mb).into(), sends)).collect()
+}
+
+/// Lets apps talk until all have what they want, or for `most`; how long that took.
+fn play(world: &mut World, client: usize, apps: &mut [App], most: Duration) -> Duration {
+    let start = world.now;
+    while world.now < start + most && !apps.iter().all(App::is_over) {
+        step(world, client, apps);
+    }
+    world.now - start
+}
+
+fn step(world: &mut World, client: usize, apps: &mut [App]) {
+    loop {
+        for (_, packet) in std::mem::take(&mut world.machines[client].received) {
+            apps.iter_mut().for_each(|app| app.take(&packet));
+        }
+        let out: Vec<_> = apps.iter_mut().flat_map(App::packets).collect();
+        if out.is_empty() {
+            break;
+        }
+        for packet in out {
+            world.client_sends(client, packet);
+        }
+        world.run(Duration::from_micros(50));
+    }
+    world.run(MS);
+}
+
+fn mbit(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 * 8e-6 / time.as_secs_f64()
+}
+
+#[test]
+fn one_download_fills_two_links() {
+    let (mut world, client) = world(&[(100, 10 * MS), (50, 20 * MS)]);
+    let mut apps = apps(&world, client, 1, 100, 0);
+    let time = play(&mut world, client, &mut apps, Duration::from_secs(20));
+    assert_eq!((apps[0].got, apps[0].ended, apps[0].reset), (100_000_000, true, false));
+    let rate = mbit(100_000_000, time);
+    assert!(rate > 0.9 * 150.0, "{rate:.1} Mbit/s");
+}
+
+#[test]
+fn four_uploads_fill_two_links_and_share_them() {
+    let (mut world, client) = world(&[(100, 10 * MS), (50, 20 * MS)]);
+    let mut apps = apps(&world, client, 4, 1, 20_000_000);
+    let start = world.now;
+    while world.destinations.iter().filter(|other| other.ended).count() < 4 && world.now < start + 20_000 * MS
+    {
+        step(&mut world, client, &mut apps);
+    }
+    let time = world.now - start;
+    let got: Vec<_> = world.destinations.iter().map(|other| other.got).collect();
+    assert_eq!(got, [20_000_000; 4]);
+    let rate = mbit(80_000_000, time);
+    assert!(rate > 0.88 * 150.0, "{rate:.1} Mbit/s");
+}
+
+#[test]
+fn loss_on_both_links_costs_no_byte_and_little_rate() {
+    let (mut world, client) = world(&[(50, 10 * MS), (50, 15 * MS)]);
+    for id in [LinkId(0), LinkId(1)] {
+        let link = world.machines[client].links.get_mut(&id).unwrap();
+        (link.up.loss, link.down.loss) = (0.02, 0.02);
+    }
+    let mut apps = apps(&world, client, 2, 30, 1_000_000);
+    let time = play(&mut world, client, &mut apps, Duration::from_secs(20));
+    assert!(apps.iter().all(|app| app.got == 30_000_000 && app.ended));
+    assert!(world.destinations.iter().all(|other| other.got == 1_000_000 && other.ended));
+    let rate = mbit(60_000_000, time);
+    assert!(rate > 0.8 * 100.0, "{rate:.1} Mbit/s");
+}
+
+/// What TCP needs to find its rate is not counted.
+const START_UP: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(8);
+
+/// Goodput of connections over the links of a scenario, as a share of what the links carry together.
+fn share(name: &str, count: u16, way: Direction) -> f64 {
+    let scenario = Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
+    let mut world = World::new();
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, &scenario.links);
+    world.up(client);
+    world.run(Duration::from_secs(1));
+    let (down, up) = if way == Direction::Down { (60_000, 0) } else { (1, 60_000_000_000) };
+    let mut apps = apps(&world, client, count, down, up);
+    let moved = |world: &World, apps: &[App]| match way {
+        Direction::Down => apps.iter().map(|app| app.got).sum::<u64>(),
+        _ => world.destinations.iter().map(|other| other.got).sum(),
+    };
+    play(&mut world, client, &mut apps, START_UP);
+    let before = moved(&world, &apps);
+    let time = play(&mut world, client, &mut apps, TIME);
+    let rate = mbit(moved(&world, &apps) - before, time);
+    let share = rate * 1e6 / scenario.whole(way).bps() as f64;
+    println!("{name}, {count} {way:?}: {rate:.1} Mbit/s, share {share:.3}");
+    share
+}
+
+#[test]
+fn explore() {
+    for name in std::env::var("NAMES").unwrap_or_default().split_whitespace() {
+        for way in [Direction::Up] {
+            for count in [1, 4] {
+                share(name, count, way);
+            }
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Both ends of a TCP connection that travels as a stream: an app with its kernel, behind a link that loses nothing,
+//! and the destination behind the server.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use mpvpn_packet::{
+    build::{Packet, Tcp},
+    ip,
+    tcp::Segment,
+    tcp_flags::{ACK, FIN, RST, SYN},
+};
+use mpvpn_tunnel::{RelayId, RelayRead, Server};
+use mpvpn_types::Instant;
+
+/// By how many bits the app's window is scaled, and the window.
+const SCALE: u8 = 7;
+const WINDOW: u32 = 1 << 20;
+/// Bytes of a segment of the app.
+const SEGMENT: u64 = 60_000;
+
+/// The bytes that everybody sends: `len` of them from the place `at` on.
+fn pattern(at: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|i| ((at + i) % 251) as u8).collect()
+}
+
+fn check(at: u64, bytes: &[u8]) {
+    for (i, byte) in (at..).zip(bytes) {
+        assert_eq!(u64::from(*byte), i % 251, "byte {i}");
+    }
+}
+
+/// An app that sends some bytes and reads all that comes.
+pub struct App {
+    packet: Packet,
+    first: u32,
+    theirs: Option<u32>,
+    /// Bytes that it sends, has sent, and that were acknowledged.
+    pub sends: u64,
+    sent: u64,
+    acked: u64,
+    window: u64,
+    fin: bool,
+    /// Bytes that came.
+    pub got: u64,
+    pub ended: bool,
+    pub reset: bool,
+    out: Vec<Vec<u8>>,
+}
+
+impl App {
+    pub fn new(from: SocketAddr, to: SocketAddr, sends: u64) -> Self {
+        let mut app = Self {
+            packet: Packet::between(from, to),
+            first: 77,
+            theirs: None,
+            sends,
+            sent: 0,
+            acked: 0,
+            window: 0,
+            fin: false,
+            got: 0,
+            ended: false,
+            reset: false,
+            out: Vec::new(),
+        };
+        app.send(SYN, 77, &[2, 4, 5, 80, 1, 3, 3, SCALE], b"");
+        app
+    }
+
+    fn send(&mut self, flags: u8, seq: u32, options: &[u8], payload: &[u8]) {
+        let ended = u32::from(self.ended);
+        let ack = self.theirs.map_or(0, |theirs| theirs.wrapping_add(1 + self.got as u32 + ended));
+        let window = (WINDOW >> SCALE) as u16;
+        let tcp = Tcp { seq, ack, flags, window, options: options.to_vec() };
+        self.out.push(self.packet.tcp_with(&tcp, payload));
+    }
+
+    fn seq(&self, at: u64) -> u32 {
+        self.first.wrapping_add(1 + at as u32)
+    }
+
+    /// A packet came for it.
+    pub fn take(&mut self, packet: &[u8]) {
+        let view = ip::parse(packet).unwrap();
+        let Some(segment) = Segment::of(&view).filter(|_| view.dst() == self.packet.src.ip()) else { return };
+        if u16::from_be_bytes([view.transport()[2], view.transport()[3]]) != self.packet.src.port() {
+            return;
+        }
+        if segment.has(RST) {
+            self.reset = true;
+            return;
+        }
+        if segment.has(SYN) {
+            self.theirs = Some(segment.seq());
+            self.window = u64::from(segment.window());
+        } else {
+            self.window = u64::from(segment.window()) << 4;
+            let acked = segment.ack().wrapping_sub(self.seq(self.acked));
+            self.acked += u64::from(acked).min(self.sent + u64::from(self.fin) - self.acked);
+            if !segment.payload().is_empty() || segment.has(FIN) {
+                let theirs = self.theirs.expect("a connection");
+                assert_eq!(segment.seq(), theirs.wrapping_add(1 + self.got as u32), "in order");
+                check(self.got, segment.payload());
+                self.got += segment.payload().len() as u64;
+                self.ended |= segment.has(FIN);
+            }
+        }
+        while self.sent < self.sends.min(self.acked + self.window) {
+            let len = SEGMENT.min(self.sends - self.sent).min(self.acked + self.window - self.sent);
+            let payload = pattern(self.sent, len as usize);
+            self.send(ACK, self.seq(self.sent), &[], &payload);
+            self.sent += len;
+        }
+        if self.sent == self.sends && !self.fin {
+            self.fin = true;
+            self.send(ACK | FIN, self.seq(self.sent), &[], b"");
+        } else if !segment.payload().is_empty() || segment.has(SYN | FIN) {
+            self.send(ACK, self.seq(self.sent + u64::from(self.fin)), &[], b"");
+        }
+    }
+
+    /// Nothing more will happen.
+    pub fn is_over(&self) -> bool {
+        self.reset || self.ended && self.acked > self.sends
+    }
+
+    /// What it sends.
+    pub fn packets(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.out)
+    }
+}
+
+/// What a client is connected to. It reads all that comes, and sends as many bytes as the port says, in MB.
+pub struct Destination {
+    pub relay: RelayId,
+    pub shard: usize,
+    sends: u64,
+    pub sent: u64,
+    pub got: u64,
+    pub ended: bool,
+    pub gone: bool,
+}
+
+impl Destination {
+    pub fn new(shard: usize, relay: RelayId, port: u16) -> Self {
+        let sends = u64::from(port) * 1_000_000;
+        Self { relay, shard, sends, sent: 0, got: 0, ended: false, gone: false }
+    }
+
+    pub fn run(&mut self, now: Instant, server: &mut Server) {
+        while !self.ended && !self.gone {
+            match server.relay_read(now, self.relay) {
+                RelayRead::Data(data) => {
+                    check(self.got, &data);
+                    self.got += data.len() as u64;
+                }
+                RelayRead::Finished => self.ended = true,
+                RelayRead::Blocked => break,
+                RelayRead::Broken => self.gone = true,
+            }
+        }
+        while self.sent < self.sends && !self.gone {
+            let room = server.relay_room(self.relay).min((self.sends - self.sent) as usize).min(60_000);
+            if room == 0 {
+                break;
+            }
+            server.relay_write(self.relay, Bytes::from(pattern(self.sent, room)));
+            self.sent += room as u64;
+            if self.sent == self.sends {
+                server.relay_finish(self.relay);
+            }
+        }
+    }
+}
