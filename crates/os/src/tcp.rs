@@ -119,6 +119,47 @@ impl TcpSocket {
     }
 }
 
+/// What an error of connecting means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectFailure {
+    /// Nobody listens there.
+    Refused,
+    /// No route leads there, or the host is down.
+    Unroutable,
+    /// There was no answer.
+    TimedOut,
+    /// A firewall forbids it.
+    Forbidden,
+    /// This machine has no descriptors or no memory left.
+    Exhausted,
+    /// Something else.
+    Other,
+}
+
+impl ConnectFailure {
+    /// What `error` means.
+    pub fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::ECONNREFUSED | libc::ECONNRESET) => Self::Refused,
+            Some(
+                libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EADDRNOTAVAIL
+                | libc::EHOSTDOWN
+                | libc::ENETDOWN
+                | libc::EAFNOSUPPORT
+                | libc::EINVAL,
+            ) => Self::Unroutable,
+            Some(libc::ETIMEDOUT) => Self::TimedOut,
+            Some(libc::EACCES | libc::EPERM) => Self::Forbidden,
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM | libc::EAGAIN) => {
+                Self::Exhausted
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
 impl AsFd for TcpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -209,6 +250,6 @@ mod tests {
                 socket.connected().unwrap_err()
             }
         };
-        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(ConnectFailure::of(&error), ConnectFailure::Refused);
     }
 }
