@@ -4,6 +4,7 @@
 //! same names as keys. Out: [`ServerConfig`] and [`ClientConfig`], where everything is filled in and
 //! checked. The command line wins over the file, the file over the defaults.
 
+mod access;
 mod file;
 mod links;
 mod options;
@@ -29,7 +30,7 @@ pub use values::{
     is_link_name,
 };
 
-use crate::{Error, Result, api, auth::Token, files, identity::Fingerprint};
+use crate::{Error, Result, access::AccessRule, api, auth::Token, files, identity::Fingerprint};
 
 pub use crate::status::Role;
 
@@ -45,6 +46,11 @@ pub const TUN_NAME: &str = "mpvpn0";
 
 /// Addresses that a server gives out when nobody says how many clients it may have.
 const DEFAULT_MAX_CLIENTS: u32 = 4096;
+
+/// TCP connections that a server has open for its clients unless told otherwise.
+const DEFAULT_MAX_RELAYS: u32 = 32_768;
+/// Those that it has open for one user.
+const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
 
 /// Everything a server needs to know, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,6 +75,12 @@ pub struct ServerConfig {
     pub nat: Nat,
     /// Sessions at once, at most; never more than `subnet` has addresses.
     pub max_clients: u32,
+    /// Where clients may connect to through the server's own TCP connections; the first rule that fits counts.
+    pub access: Vec<AccessRule>,
+    /// TCP connections that the server has open for its clients at once, at most.
+    pub max_relays: u32,
+    /// Those that it has open for one user, at most; never more than `max_relays`.
+    pub max_user_relays: u32,
     /// Threads that carry packets.
     pub shards: Shards,
     /// The instance's name.
@@ -151,6 +163,9 @@ impl Default for ServerConfig {
             state_dir: STATE_DIR.into(),
             nat: Nat::On,
             max_clients: 253,
+            access: Vec::new(),
+            max_relays: DEFAULT_MAX_RELAYS,
+            max_user_relays: DEFAULT_MAX_USER_RELAYS,
             shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Server, TUN_NAME),
@@ -182,10 +197,14 @@ impl ServerConfig {
                 "leave out one of the two",
             ));
         }
+        let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             listen,
             cert: cert_files(options.cert, options.key)?,
             max_clients: max_clients(options.max_clients, subnet)?,
+            access: options.access,
+            max_relays,
+            max_user_relays,
             shards: options.shards.unwrap_or(default.shards),
             subnet,
             subnet6: options.subnet6.map_or(default.subnet6, |given| given.0),
@@ -310,6 +329,27 @@ fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
             "give a larger --subnet or fewer clients",
         )),
         Some(given) => Ok(given),
+    }
+}
+
+/// Those of all clients, and those of one.
+fn max_relays(all: Option<u32>, user: Option<u32>) -> Result<(u32, u32)> {
+    for (option, given) in [("max-relays", all), ("max-user-relays", user)] {
+        if given == Some(0) {
+            return Err(Error::usage(
+                format!("--{option} 0 lets nobody connect"),
+                "give at least 1, or forbid everything with a table [[access]] of the file",
+            ));
+        }
+    }
+    let all = all.unwrap_or(DEFAULT_MAX_RELAYS);
+    match user {
+        Some(user) if user > all => Err(Error::usage(
+            format!("--max-user-relays {user} is more than all users together may have: {all}"),
+            "give a larger --max-relays or a smaller --max-user-relays",
+        )),
+        Some(user) => Ok((all, user)),
+        None => Ok((all, all.min(DEFAULT_MAX_USER_RELAYS))),
     }
 }
 

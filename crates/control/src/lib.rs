@@ -2,7 +2,8 @@
 //!
 //! In: command-line options, TOML files, PEM files, the state directory, requests on a unix socket.
 //! Out: validated [`config::ServerConfig`] and [`config::ClientConfig`], a server's
-//! [`identity::Identity`], rustls configurations, the check of a client's credentials, and the local
+//! [`identity::Identity`], rustls configurations, the check of a client's credentials and of where it may connect to
+//! ([`access::Access`]), and the local
 //! API with its [`status::Status`].
 //!
 //! Always holds: nothing here touches a packet, a route or a UDP socket that sends. Every file that
@@ -13,6 +14,7 @@
 // This crate is at the edge: files, sockets and clocks are its business.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod access;
 pub mod api;
 pub mod auth;
 pub mod config;

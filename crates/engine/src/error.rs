@@ -26,6 +26,9 @@ pub enum EngineError {
     /// The URI template of the server is malformed.
     #[error("{0}")]
     Template(#[from] mpvpn_masque::template::TemplateError),
+    /// What clients may connect to depends on them.
+    #[error("cannot read the addresses of this machine: {0}")]
+    Addresses(String),
     /// A basic facility failed.
     #[error("cannot {what}: {source}")]
     Io {

@@ -17,11 +17,13 @@
 
 pub mod client;
 mod crew;
+mod egress;
 mod error;
 mod exchange;
 mod links;
 mod moderation;
 mod policies;
+mod resolver;
 pub mod server;
 mod slow;
 mod status;

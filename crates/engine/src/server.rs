@@ -4,6 +4,7 @@
 //! which also has the signals, the local API and what is changed on the machine.
 
 mod plane;
+mod streams;
 
 use std::{
     path::Path,
@@ -13,6 +14,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_control::{
+    access::Access,
     api::{self, Question},
     auth::Authenticator,
     config::{Nat as NatOption, Origin, Reloaded, ServerConfig, ServerOptions},
@@ -34,6 +36,7 @@ use crate::{
     EngineError,
     client::random,
     crew::Crew,
+    egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
     slow::{Message, Slow},
     status,
@@ -86,6 +89,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let wakes = std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone());
     let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
+    let access = Arc::new(Access::new(config.access.clone(), net.addresses().to_vec()));
+    let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
+    let names = Budget::for_names();
     let mut planes = Vec::new();
     for ((shard, sockets), inbox) in Shard::all(shards).zip(sockets).zip(inboxes) {
         let users = credentials.authenticator.clone();
@@ -95,7 +101,20 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
             0 => &turns,
             index => &all_turns[usize::from(index) - 1],
         };
-        planes.push(Plane::new(shard, server, sockets, queues.clone(), inbox, outboxes.clone(), turns)?);
+        let egress = Egress::new(
+            Instant::now(),
+            EgressSetup {
+                access: access.clone(),
+                addresses: addresses_of_this_machine()?,
+                asker: slow.names().asker(turns.wake.clone()),
+                relays: relays.clone(),
+                names: names.clone(),
+            },
+        );
+        let egress = egress.map_err(EngineError::Addresses)?;
+        let plane =
+            Plane::new(shard, server, sockets, queues.clone(), egress, (inbox, outboxes.clone()), turns)?;
+        planes.push(plane);
     }
     let first = planes.remove(0);
     for socket in &first.sockets {
@@ -225,8 +244,7 @@ impl Running {
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
         let mut turn = Turn::new();
         loop {
-            self.plane.transmit(turns, turn.now);
-            if self.plane.events().is_some() {
+            if self.plane.transmit(turns, turn.now).is_some() {
                 self.follow_mtu();
             }
             let asking = self.asking.as_ref().map(|asking| asking.until);
@@ -311,10 +329,12 @@ impl Running {
         };
         let listen: Vec<_> = self.plane.sockets.iter().map(|socket| socket.bound).collect();
         let lost = asking.reports.iter().map(|report| report.lost).sum();
+        let streams: usize = asking.reports.iter().map(|report| report.streams).sum();
         let sessions: Vec<_> = asking.reports.into_iter().flat_map(|report| report.sessions).collect();
         let addresses = self.net.addresses();
         let mut status = status::of_server(&self.config, addresses, &listen, &sessions, now, self.started);
         status::count_lost(&mut status, lost);
+        status.flows.stream = streams as u64;
         for reply in asking.replies {
             // Who asked may be gone.
             let _ = reply.send(status.clone());

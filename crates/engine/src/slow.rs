@@ -13,7 +13,10 @@ use mpvpn_control::{api, config::ServerAddr};
 use mpvpn_os::poll::Wake;
 use tokio::sync::mpsc;
 
-use crate::EngineError;
+use crate::{
+    EngineError,
+    resolver::{LOOKUPS, Names, Resolver, resolver},
+};
 
 /// Messages that may wait for the data plane.
 const MESSAGES: usize = 64;
@@ -28,7 +31,8 @@ pub(crate) enum Message {
 
 /// The data plane's end of the slow thread. Dropping it ends the thread.
 pub(crate) struct Slow {
-    names: Option<mpsc::UnboundedSender<ServerAddr>>,
+    servers: Option<mpsc::UnboundedSender<ServerAddr>>,
+    names: Names,
     messages: Receiver<Message>,
     thread: Option<JoinHandle<()>>,
 }
@@ -36,25 +40,37 @@ pub(crate) struct Slow {
 impl Slow {
     /// Starts the thread.
     pub(crate) fn start(api: api::Server, wake: Wake) -> Result<Self, EngineError> {
-        let (names, requests) = mpsc::unbounded_channel();
+        let (servers, requests) = mpsc::unbounded_channel();
+        let (names, resolver) = resolver();
         let (sender, messages) = sync_channel(MESSAGES);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            // A name that is looked up keeps a thread busy.
+            .max_blocking_threads(LOOKUPS + 8)
             .build()
             .map_err(EngineError::io("start the runtime"))?;
         let thread = std::thread::Builder::new()
             .name("slow".to_owned())
-            .spawn(move || runtime.block_on(serve(api, requests, sender, wake)))
+            .spawn(move || {
+                runtime.block_on(serve(api, requests, resolver, sender, wake));
+                // Nobody waits for name servers that do not answer.
+                runtime.shutdown_background();
+            })
             .map_err(EngineError::io("start a thread"))?;
-        Ok(Self { names: Some(names), messages, thread: Some(thread) })
+        Ok(Self { servers: Some(servers), names, messages, thread: Some(thread) })
     }
 
     /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
     pub(crate) fn resolve(&self, server: &ServerAddr) {
-        if let Some(names) = &self.names {
+        if let Some(servers) = &self.servers {
             // The thread ends only with this value.
-            let _ = names.send(server.clone());
+            let _ = servers.send(server.clone());
         }
+    }
+
+    /// Where other threads get the means to resolve names.
+    pub(crate) fn names(&self) -> Names {
+        self.names.clone()
     }
 
     /// The next message.
@@ -65,7 +81,7 @@ impl Slow {
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        self.names = None;
+        self.servers = None;
         if let Some(thread) = self.thread.take() {
             // A panic there was reported when it happened.
             let _ = thread.join();
@@ -76,6 +92,7 @@ impl Drop for Slow {
 async fn serve(
     api: api::Server,
     mut requests: mpsc::UnboundedReceiver<ServerAddr>,
+    resolver: Resolver,
     messages: SyncSender<Message>,
     wake: Wake,
 ) {
@@ -89,7 +106,9 @@ async fn serve(
     };
     let asked = post.clone();
     let source: api::Source = Arc::new(move |question| asked(Message::Asked(question)));
-    let names = async move {
+    // Its end is that of this task: other threads may ask until then.
+    tokio::spawn(resolver.serve());
+    let servers = async move {
         while let Some(server) = requests.recv().await {
             let found = match tokio::net::lookup_host((server.host.as_str(), server.port)).await {
                 Ok(addresses) => Ok(addresses.collect()),
@@ -98,10 +117,15 @@ async fn serve(
             post(Message::Resolved(found));
         }
     };
-    tokio::select! {
-        result = api.serve(source) => if let Err(error) = result {
+    let api = async move {
+        if let Err(error) = api.serve(source).await {
             tracing::warn!(%error, "the local API has ended");
-        },
-        () = names => {}
+        }
+        // Names are resolved all the same.
+        std::future::pending().await
+    };
+    tokio::select! {
+        () = api => {}
+        () = servers => {}
     }
 }

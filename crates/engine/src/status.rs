@@ -186,7 +186,6 @@ pub(crate) fn of_server(
         class.tx_bytes += report.counters.tx_bytes;
         class.rx_bytes += report.counters.rx_bytes;
         class.drops += report.drops;
-        status.flows.stream += report.streams as u64;
         class.queue_ms = class.queue_ms.max(millis(report.sojourn));
         let client = sessions.entry(report.session).or_insert_with(|| Client {
             user: report.user.clone(),

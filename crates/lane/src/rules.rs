@@ -1,16 +1,18 @@
 //! Which TCP connections travel as streams, and which as packets.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
 };
 
 use ipnet::IpNet;
+use mpvpn_packet::is_public;
 
 /// What decides where no rule does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Streams where the server would translate the addresses of packets: only there nobody can tell the difference.
+    /// Not to private addresses: those mean a host near the server, to which it may not connect itself.
     #[default]
     Auto,
     /// Packets.
@@ -61,32 +63,6 @@ impl Rules {
     pub fn may_take_streams(&self) -> bool {
         self.mode != Mode::Datagram || self.rules.iter().any(|rule| rule.streams)
     }
-}
-
-/// Whether an address is one that everybody can reach, or is used as such in examples (RFC 5737, RFC 3849). Private ones
-/// mean a host near the server, which may mean something else to a connection that the server itself makes.
-fn is_public(ip: IpAddr) -> bool {
-    match ip {
-        IpAddr::V4(ip) => is_public_v4(ip),
-        IpAddr::V6(ip) => match ip.to_ipv4_mapped() {
-            Some(v4) => is_public_v4(v4),
-            None => is_public_v6(ip),
-        },
-    }
-}
-
-fn is_public_v4(ip: Ipv4Addr) -> bool {
-    let [first, second, ..] = ip.octets();
-    let shared = first == 100 && second & 0xc0 == 64;
-    !(ip.is_private() || ip.is_loopback() || ip.is_link_local() || shared || first == 0 || first >= 224)
-}
-
-fn is_public_v6(ip: Ipv6Addr) -> bool {
-    !(ip.is_unique_local()
-        || ip.is_loopback()
-        || ip.is_unicast_link_local()
-        || ip.is_multicast()
-        || ip.is_unspecified())
 }
 
 #[cfg(test)]

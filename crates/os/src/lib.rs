@@ -1,7 +1,8 @@
 //! The Linux kernel's edge, synchronous and without a runtime.
 //!
 //! In: calls of the engine and descriptors that became ready. Out: packets of the TUN device
-//! ([`tun`]), datagrams of the links' UDP sockets ([`udp`]), readiness ([`poll`]), news of links,
+//! ([`tun`]), datagrams of the links' UDP sockets ([`udp`]), bytes of TCP connections ([`tcp`]),
+//! readiness ([`poll`]), news of links,
 //! addresses and routes ([`netlink::Monitor`]), and a machine set up for a tunnel ([`tunnel_net`],
 //! built of [`netlink`], [`firewall`] and [`sysctl`]).
 //!
@@ -19,16 +20,19 @@
 
 mod error;
 pub mod firewall;
+pub mod limits;
 pub mod netlink;
 pub mod poll;
 pub mod privilege;
 pub mod sysctl;
+pub mod tcp;
 pub mod tun;
 pub mod tunnel_net;
 pub mod udp;
 pub mod undo;
 
 pub use error::OsError;
+pub use tcp::TcpSocket;
 pub use tun::{Tun, TunConfig};
 pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
 pub use undo::Undo;

@@ -333,6 +333,11 @@ impl Connection {
         self.events.pop_front()
     }
 
+    /// Whether [`Self::poll_event`] has something that is known already.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     fn translate_all(&mut self, now: Instant) {
         while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {
             self.translate(now, event);

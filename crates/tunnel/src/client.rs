@@ -584,14 +584,20 @@ impl Client {
                 segment_size: None,
             });
         }
-        if let Some(session) = &mut self.session
+        while let Some(session) = &mut self.session
             && let Some(connection) = self.endpoint.get(session.connection)
         {
             if let Some(transmit) = session.carrier.poll_transmit(now, connection, buf) {
                 return Some(transmit);
             }
+            // Room on a stream shows as its bytes leave.
+            if connection.has_events() {
+                self.drive_session(now);
+                continue;
+            }
             let id = session.connection;
             self.endpoint.settle(id);
+            break;
         }
         let others: Vec<_> = self
             .attempts

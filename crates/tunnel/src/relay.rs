@@ -66,11 +66,6 @@ impl Relays {
         self.relays.contains_key(&id)
     }
 
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.relays.len()
-    }
-
     /// All of them.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         self.relays.keys().copied().collect()

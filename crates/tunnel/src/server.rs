@@ -127,8 +127,6 @@ pub struct SessionReport {
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub lane: Option<LaneCounters>,
-    /// TCP connections that it carries as streams.
-    pub streams: usize,
     /// Its paths.
     pub paths: Vec<PathReport>,
 }
@@ -593,7 +591,7 @@ impl Server {
         self.joiner.recycle(joined);
     }
 
-    /// The next thing that the edge must act on.
+    /// The next thing that the edge must act on. What it does then may be worth another [`Self::poll_transmit`].
     pub fn poll_event(&mut self) -> Option<ServerEvent> {
         self.events.pop_front()
     }
@@ -618,6 +616,12 @@ impl Server {
                     return Some(transmit);
                 }
                 peer.waiting = false;
+                // Room on a stream shows as its bytes leave.
+                if connection.has_events() {
+                    self.waiting.pop_front();
+                    self.drive(now, id);
+                    continue;
+                }
             }
             self.waiting.pop_front();
             if self.endpoint.settle(id) {
@@ -752,7 +756,6 @@ impl Server {
                 drops: tunnel.carrier.drops(),
                 sojourn: tunnel.carrier.sojourn(),
                 lane: tunnel.carrier.lane(),
-                streams: peer.relays.len(),
                 paths: tunnel.carrier.report(now, connection),
             });
         }

@@ -9,6 +9,7 @@ use ipnet::Ipv4Net;
 use serde::Deserialize;
 
 use super::{
+    access,
     links::{LinkConfig, list},
     pipes::Pipes,
     shards::Shards,
@@ -17,7 +18,7 @@ use super::{
         Share, Subnet6, many, one, one_or_number, text,
     },
 };
-use crate::{auth::Token, identity::Fingerprint};
+use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 
 /// What a server is told, before defaults.
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
@@ -76,6 +77,19 @@ pub struct ServerOptions {
     /// Clients at once, at most [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
+
+    /// Where clients may connect to: the tables `[[access]]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "access::list")]
+    pub access: Vec<AccessRule>,
+
+    /// TCP connections that the server has open for clients at once, at most [default: 32768]
+    #[arg(long, value_name = "N")]
+    pub max_relays: Option<u32>,
+
+    /// Those for one user, at most [default: 8192]
+    #[arg(long, value_name = "N")]
+    pub max_user_relays: Option<u32>,
 
     /// Threads that carry packets: a number up to 16, or auto: one a processor if there are more than two [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
@@ -225,6 +239,9 @@ impl ServerOptions {
             state_dir: self.state_dir.or(below.state_dir),
             nat: self.nat.or(below.nat),
             max_clients: self.max_clients.or(below.max_clients),
+            access: list_over(self.access, below.access),
+            max_relays: self.max_relays.or(below.max_relays),
+            max_user_relays: self.max_user_relays.or(below.max_user_relays),
             shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),

@@ -86,7 +86,8 @@ impl ServerConfig {
         let restart = differing!(
             self, new, listen: "listen", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
-            max_clients: "max-clients", shards: "shards", name: "name", api_socket: "api-socket",
+            max_clients: "max-clients", access: "access", max_relays: "max-relays",
+            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket",
             log_level: "log-level"
         );
         Reloaded { links: false, restart }

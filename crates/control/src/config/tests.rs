@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::access::Ports;
 
 fn server(text: &str) -> Result<ServerConfig> {
     ServerConfig::resolve(file::parse(text, Path::new("server.toml"))?)
@@ -34,6 +35,17 @@ fn every_key_of_a_server_arrives() {
         name = "edge"
         api-socket = "/tmp/edge.sock"
         log-level = "debug"
+        max-relays = 1000
+        max-user-relays = 10
+
+        [[access]]
+        allow = false
+        ports = ["25", "8000-8100"]
+
+        [[access]]
+        allow = true
+        users = ["anna", "bob"]
+        to = ["192.168.0.0/16", "fd00::/8", "203.0.113.7"]
         "#,
     )
     .unwrap();
@@ -50,6 +62,24 @@ fn every_key_of_a_server_arrives() {
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
             max_clients: 100,
+            access: vec![
+                AccessRule {
+                    allow: false,
+                    users: vec![],
+                    to: vec![],
+                    ports: vec![Ports::new(25, 25).unwrap(), Ports::new(8000, 8100).unwrap()],
+                },
+                AccessRule {
+                    allow: true,
+                    users: vec!["anna".into(), "bob".into()],
+                    to: ["192.168.0.0/16", "fd00::/8", "203.0.113.7/32"]
+                        .map(|net| net.parse().unwrap())
+                        .into(),
+                    ports: vec![],
+                },
+            ],
+            max_relays: 1000,
+            max_user_relays: 10,
             shards: Shards::Count(4),
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
@@ -173,6 +203,47 @@ fn mistakes_about_links_are_told_where_they_are() {
 }
 
 #[test]
+fn mistakes_about_access_are_told_where_they_are() {
+    for (text, line, said) in [
+        ("[[access]]\nports = '25'\n", 1, "missing field `allow`"),
+        ("[[access]]\nallow = 'yes'\n", 2, "invalid type: string \"yes\", expected a boolean"),
+        (
+            "[[access]]\nallow = true\nport = '25'\n",
+            3,
+            "unknown key `port`; known are: allow, users, to, ports",
+        ),
+        ("[[access]]\nallow = true\nports = 25\n", 3, "expected a port or a range of ports in quotes"),
+        ("[[access]]\nallow = true\nports = [25]\n", 3, "expected a port or a range of ports in quotes"),
+        ("[[access]]\nallow = true\nports = '0'\n", 3, "`0` is neither a port from 1 to 65535"),
+        ("[[access]]\nallow = true\nports = '65536'\n", 3, "`65536` is neither"),
+        ("[[access]]\nallow = true\nports = '9-8'\n", 3, "`9-8` is neither"),
+        ("[[access]]\nallow = true\nports = '+9'\n", 3, "`+9` is neither"),
+        ("[[access]]\nallow = true\nports = ['1', '-9']\n", 3, "`-9` is neither"),
+        ("[[access]]\nallow = true\nports = []\n", 3, "the list is empty"),
+        ("[[access]]\nallow = true\nusers = ['']\n", 3, "the user's name is empty"),
+        ("[[access]]\nallow = true\nusers = 5\n", 3, "expected a user's name in quotes"),
+        ("[[access]]\nallow = true\nto = '10.0.0.1/8'\n", 3, "did you mean 10.0.0.0/8?"),
+        ("[[access]]\nallow = true\nto = 'lan'\n", 3, "`lan` is neither a network"),
+        ("[[access]]\nallow = true\nto = '::ffff:10.0.0.0/104'\n", 3, "is a network of IPv4"),
+        ("access = 'all'\n", 1, "expected a sequence"),
+        ("access = ['all']\n", 1, "a table with the head [[access]]"),
+    ] {
+        match server(text) {
+            Err(Error::ConfigFile { line: at, why, .. }) => {
+                assert!(at == line && why.contains(said), "{text}: line {at}, {why}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn fewer_relays_for_all_are_fewer_for_each() {
+    let config = server("max-relays = 100").unwrap();
+    assert_eq!((config.max_relays, config.max_user_relays), (100, 100));
+}
+
+#[test]
 fn a_client_needs_no_more_than_a_server_and_a_trust() {
     let config = client("server = 'vpn.example'\ninsecure = true").unwrap();
     assert_eq!(
@@ -212,8 +283,8 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "fec = 'auto'",
             "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
-             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, shards, \
-             name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
+             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, access, \
+             max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
         ),
         (
             "shards = 17",
@@ -287,6 +358,12 @@ fn options_that_contradict_each_other_are_explained() {
         ("listen = ['1.2.3.4:5', '1.2.3.4:5']", "--listen 1.2.3.4:5 is given twice"),
         ("auth = 'none'\nusers = 'u'", "--users and --auth none contradict each other"),
         ("max-clients = 0", "--max-clients 0 lets nobody in"),
+        ("max-relays = 0", "--max-relays 0 lets nobody connect"),
+        ("max-user-relays = 0", "--max-user-relays 0 lets nobody connect"),
+        (
+            "max-relays = 7\nmax-user-relays = 8",
+            "--max-user-relays 8 is more than all users together may have: 7",
+        ),
         ("max-clients = 254", "--max-clients 254 is more than 10.0.0.0/24 has addresses for: 253"),
     ] {
         assert_eq!(server(text).unwrap_err().to_string(), why);
@@ -423,7 +500,7 @@ proptest! {
 
     #[test]
     fn any_value_of_any_key_is_taken_or_refused(
-        key in "(listen|subnet6?|tun-name|name|cert|auth|nat|log-level|max-clients|shards)",
+        key in "(listen|subnet6?|tun-name|name|cert|auth|nat|log-level|max-clients|max-relays|access|shards)",
         value in "['\"\\[]?[ -~é]{0,30}['\"\\]]?",
     ) {
         let _ = server(&format!("{key} = {value}\n"));

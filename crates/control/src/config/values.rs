@@ -473,7 +473,7 @@ impl Text for Subnet6 {
     }
 }
 
-fn host_bits(given: &str, meant: &dyn fmt::Display) -> String {
+pub(super) fn host_bits(given: &str, meant: &dyn fmt::Display) -> String {
     format!("{given} has host bits set: did you mean {meant}?")
 }
 

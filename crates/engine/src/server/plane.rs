@@ -9,10 +9,12 @@ use std::{
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
-use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
+use mpvpn_tunnel::{RelayId, Seat, Server, ServerEvent, SessionReport, Taken};
 
+use super::streams::Streams;
 use crate::{
     EngineError,
+    egress::{EGRESS, Egress},
     exchange::{Inbox, Outbox},
     turn::{SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Wire, datagrams, read_tun, serves, write_tun},
@@ -22,6 +24,8 @@ use crate::{
 const SOCKET_READS: usize = 4;
 /// Messages a receive call.
 const BATCH: usize = 16;
+/// How often a turn looks again whether streams have something to send.
+const ROUNDS: usize = 16;
 
 /// A socket, and the address that it serves.
 pub(super) struct Listening {
@@ -51,6 +55,8 @@ pub(super) enum Word {
 pub(super) struct ShardReport {
     /// Its connections.
     pub(super) sessions: Vec<SessionReport>,
+    /// TCP connections that it has made for clients.
+    pub(super) streams: usize,
     /// Packets for clients of other shards, or handed over by others, that were lost.
     pub(super) lost: u64,
 }
@@ -62,6 +68,8 @@ pub(super) struct Plane {
     pub(super) sockets: Vec<Listening>,
     /// The queues of the TUN, one a shard, in order.
     queues: Vec<Arc<Tun>>,
+    /// The TCP connections that clients asked for.
+    egress: Egress<RelayId>,
     inbox: Inbox<Word>,
     /// All shards, in order.
     peers: Vec<Outbox<Word>>,
@@ -80,8 +88,8 @@ impl Plane {
         server: Server,
         sockets: Vec<Listening>,
         queues: Vec<Arc<Tun>>,
-        inbox: Inbox<Word>,
-        peers: Vec<Outbox<Word>>,
+        egress: Egress<RelayId>,
+        (inbox, peers): (Inbox<Word>, Vec<Outbox<Word>>),
         turns: &Turns,
     ) -> Result<Self, EngineError> {
         for (token, listening) in (SOCKETS..).zip(&sockets) {
@@ -95,6 +103,7 @@ impl Plane {
             server,
             sockets,
             queues,
+            egress,
             inbox,
             handed: vec![false; peers.len()],
             peers,
@@ -109,8 +118,7 @@ impl Plane {
     pub(super) fn run(mut self, turns: &mut Turns) -> Result<(), EngineError> {
         let mut turn = Turn::new();
         loop {
-            self.transmit(turns, turn.now);
-            if self.events().is_some() {
+            if self.transmit(turns, turn.now).is_some() {
                 self.peers[0].tell(Word::Mtu);
             }
             turns.next(self.poll_timeout(), &mut turn)?;
@@ -133,7 +141,7 @@ impl Plane {
 
     /// When [`Self::take`] wants to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.server.poll_timeout()
+        self.server.poll_timeout().into_iter().chain(self.egress.poll_timeout()).min()
     }
 
     /// Handles what has become ready, and time that has passed.
@@ -149,7 +157,9 @@ impl Plane {
                 WAKE => {
                     turns.wake.drain();
                     self.parcels(now);
+                    self.egress.resolved(now, &turns.poller, &mut Streams(&mut self.server));
                 }
+                EGRESS.. => self.egress.ready(now, &turns.poller, &mut Streams(&mut self.server), *event),
                 token => self.socket(turns, now, token, event.readable, event.writable),
             }
         }
@@ -158,6 +168,9 @@ impl Plane {
         }
         if self.server.poll_timeout().is_some_and(|at| at <= now) {
             self.server.handle_timeout(now);
+        }
+        if self.egress.poll_timeout().is_some_and(|at| at <= now) {
+            self.egress.handle_timeout(now, &turns.poller, &mut Streams(&mut self.server));
         }
     }
 
@@ -171,20 +184,29 @@ impl Plane {
         }
     }
 
-    /// Tells other shards what concerns them; returns the MTU of the clients if it has changed.
-    pub(super) fn events(&mut self) -> Option<usize> {
-        let mut changed = None;
+    /// Acts on what has happened to clients; returns whether anything has, and notes the MTU if it has changed.
+    fn events(&mut self, turns: &Turns, now: Instant, mtu: &mut Option<usize>) -> bool {
+        let (egress, poller) = (&mut self.egress, &turns.poller);
+        let mut any = false;
         while let Some(event) = self.server.poll_event() {
+            any = true;
+            let streams = &mut Streams(&mut self.server);
             match event {
-                ServerEvent::Mtu(mtu) => changed = Some(mtu),
+                ServerEvent::Mtu(new) => *mtu = Some(new),
                 ServerEvent::Replaced(seat) => {
                     if let Some(peer) = self.peers.get(usize::from(seat.shard)) {
                         peer.tell(Word::Replaced(seat));
                     }
                 }
+                ServerEvent::Connect { relay, user, to } => {
+                    egress.connect(now, poller, streams, relay, &user, to);
+                }
+                ServerEvent::RelayReadable(relay) => egress.readable(now, poller, streams, relay),
+                ServerEvent::RelayWritable(relay) => egress.writable(now, poller, streams, relay),
+                ServerEvent::RelayGone(relay) => egress.gone(relay),
             }
         }
-        changed
+        any
     }
 
     fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
@@ -279,11 +301,24 @@ impl Plane {
         }
     }
 
-    /// Sends what is to be sent.
-    pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
+    /// Sends what is to be sent; returns the MTU of the clients if it has changed.
+    pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) -> Option<usize> {
+        let mut mtu = None;
+        for round in 0..ROUNDS {
+            // Streams that have room again are filled, as long as the paths take it.
+            if !self.events(turns, now, &mut mtu) && round > 0 {
+                break;
+            }
+            self.send(turns, now);
+        }
+        self.write_tun();
+        mtu
+    }
+
+    fn send(&mut self, turns: &Turns, now: Instant) {
         loop {
             self.out.clear();
-            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { break };
+            let Some(transmit) = self.server.poll_transmit(now, &mut self.out) else { return };
             let local = transmit.local.map(Local::ip);
             let Some(number) =
                 self.sockets.iter().position(|socket| serves(socket.bound, local, transmit.remote))
@@ -294,12 +329,11 @@ impl Plane {
             let wire = &mut self.sockets[number].wire;
             wire.send(&turns.poller, token, &transmit, &self.out, source_of(&transmit));
         }
-        self.write_tun();
     }
 
     /// Figures for status output.
     pub(super) fn report(&mut self, now: Instant) -> ShardReport {
-        ShardReport { sessions: self.server.report(now), lost: self.lost }
+        ShardReport { sessions: self.server.report(now), streams: self.egress.open(), lost: self.lost }
     }
 
     /// Its number.
@@ -310,6 +344,7 @@ impl Plane {
     /// Says good-bye to the clients.
     pub(super) fn end(&mut self) {
         let now = Instant::now();
+        self.egress.end();
         self.server.close(now, "the server ends");
         loop {
             self.out.clear();

@@ -150,6 +150,8 @@ impl Members {
                 path: "/.well-known/masque/ip/*/*/".to_owned(),
                 token: None,
                 scheduler: Default::default(),
+                lane: Default::default(),
+                lane_secret: Default::default(),
             };
             all.push(Member { client: Client::new(now, config), socket, armed: None, up: false });
         }
@@ -238,7 +240,7 @@ impl Members {
             }
             self.stirred = now;
         }
-        while member.client.poll_tun().is_some() {}
+        while member.client.poll_tun(now).is_some() {}
         while let Some(event) = member.client.poll_event() {
             match event {
                 ClientEvent::Up(_) if !std::mem::replace(&mut member.up, true) => {

@@ -1,0 +1,203 @@
+//! Which TCP connections a server opens for its clients.
+//!
+//! In: the rules of the configuration, the tunnel's networks, and who wants to connect where. Out: granted, or what
+//! forbids it. Always holds: the rules of the configuration come first, and the first one that fits counts; then the
+//! server itself is reachable at its addresses in the tunnel, and nothing else that is not public. Names are none of
+//! this module's business: each address that a name has is looked at by itself, so a name that is given another address
+//! later opens nothing.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+};
+
+use ipnet::IpNet;
+use mpvpn_packet::is_public;
+
+/// One `[[access]]`: whether clients may connect to some destinations.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessRule {
+    /// Whether they may.
+    pub allow: bool,
+    /// The names of the users that it is about; all of them if there is none.
+    pub users: Vec<String>,
+    /// The addresses that it is about; all of them if there is none.
+    pub to: Vec<IpNet>,
+    /// The ports that it is about; all of them if there is none.
+    pub ports: Vec<Ports>,
+}
+
+impl AccessRule {
+    fn fits(&self, user: &str, to: SocketAddr) -> bool {
+        let ip = to.ip();
+        (self.users.is_empty() || self.users.iter().any(|name| name == user))
+            && (self.to.is_empty() || self.to.iter().any(|net| net.contains(&ip)))
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(to.port())))
+    }
+}
+
+/// Ports from one to another, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ports {
+    first: u16,
+    last: u16,
+}
+
+impl Ports {
+    /// Those from `first` to `last`, if that are any and 0 is none of them.
+    pub fn new(first: u16, last: u16) -> Option<Self> {
+        (first > 0 && first <= last).then_some(Self { first, last })
+    }
+
+    /// Whether `port` is one of them.
+    pub fn contains(self, port: u16) -> bool {
+        (self.first..=self.last).contains(&port)
+    }
+}
+
+impl fmt::Display for Ports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last { self.first.fmt(f) } else { write!(f, "{}-{}", self.first, self.last) }
+    }
+}
+
+/// Why a connection is not granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// By this `[[access]]`, counted from 1.
+    #[error("[[access]] number {0} forbids it")]
+    Rule(usize),
+    /// The address belongs to a client: what clients send each other are packets, which show who sent them.
+    #[error("the address is one of the tunnel's clients")]
+    Client,
+    /// The address is not public, and nothing allows it.
+    #[error("the address is not public")]
+    NotPublic,
+    /// The address belongs to the server's machine, and nothing allows it.
+    #[error("the address is the server's own")]
+    Server,
+}
+
+/// The rules of a server.
+///
+/// The first `[[access]]` that fits a user, an address and a port decides. Where none does:
+/// 1. the server's own addresses in the tunnel are allowed;
+/// 2. the rest of the tunnel's networks is not;
+/// 3. addresses that are not public are not ([`is_public`]);
+/// 4. addresses of the server's machine are not;
+/// 5. everything else is allowed.
+///
+/// An IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.1`) is the IPv4 address.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    rules: Vec<AccessRule>,
+    tunnel: Vec<IpNet>,
+}
+
+impl Access {
+    /// The rules of the configuration in order, and the server's addresses in the tunnel, each with the prefix of the
+    /// network that its clients are in.
+    pub fn new(rules: Vec<AccessRule>, tunnel: Vec<IpNet>) -> Self {
+        Self { rules, tunnel }
+    }
+
+    /// Whether `user` may connect to `to`. `is_own` tells whether an address belongs to the server's machine; it is
+    /// asked only where that decides.
+    ///
+    /// # Errors
+    /// What forbids it.
+    pub fn check(
+        &self,
+        user: &str,
+        to: SocketAddr,
+        is_own: impl FnOnce(IpAddr) -> bool,
+    ) -> Result<(), Denied> {
+        let ip = to.ip().to_canonical();
+        let to = SocketAddr::new(ip, to.port());
+        if let Some(at) = self.rules.iter().position(|rule| rule.fits(user, to)) {
+            return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
+        }
+        if self.tunnel.iter().any(|net| net.addr() == ip) {
+            Ok(())
+        } else if self.tunnel.iter().any(|net| net.contains(&ip)) {
+            Err(Denied::Client)
+        } else if !is_public(ip) {
+            Err(Denied::NotPublic)
+        } else if is_own(ip) {
+            Err(Denied::Server)
+        } else {
+            Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule(allow: bool) -> AccessRule {
+        AccessRule { allow, users: vec![], to: vec![], ports: vec![] }
+    }
+
+    fn nets(list: &[&str]) -> Vec<IpNet> {
+        list.iter().map(|net| net.parse().unwrap()).collect()
+    }
+
+    fn check(access: &Access, user: &str, to: &str) -> Result<(), Denied> {
+        let own: IpAddr = "203.0.113.7".parse().unwrap();
+        access.check(user, to.parse().unwrap(), |ip| ip == own)
+    }
+
+    #[test]
+    fn without_rules_the_internet_and_the_server_in_the_tunnel_are_reachable() {
+        let access = Access::new(vec![], nets(&["10.9.0.1/24", "2001:db8:9::1/64"]));
+        for to in ["1.1.1.1:443", "[2001:db8::1]:25", "10.9.0.1:53", "[2001:db8:9::1]:53"] {
+            assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
+        }
+        assert_eq!(check(&access, "anna", "[::ffff:10.9.0.1]:53"), Ok(()));
+        assert_eq!(check(&access, "anna", "192.168.0.1:80"), Err(Denied::NotPublic));
+        assert_eq!(check(&access, "anna", "[::ffff:127.0.0.1]:80"), Err(Denied::NotPublic));
+        assert_eq!(check(&access, "anna", "203.0.113.7:22"), Err(Denied::Server));
+        assert_eq!(check(&access, "anna", "[::ffff:203.0.113.7]:22"), Err(Denied::Server));
+        for client in ["10.9.0.2:80", "[2001:db8:9::2]:80"] {
+            assert_eq!(check(&access, "anna", client), Err(Denied::Client), "{client}");
+        }
+    }
+
+    #[test]
+    fn the_first_rule_that_fits_counts() {
+        let smtp = AccessRule { ports: vec![Ports::new(25, 25).unwrap()], ..rule(false) };
+        let lan = AccessRule { to: nets(&["192.168.0.0/16", "fd00::/8"]), ..rule(true) };
+        let bob = AccessRule { users: vec!["bob".into()], to: nets(&["203.0.113.7/32"]), ..rule(true) };
+        let access = Access::new(vec![smtp.clone(), lan.clone(), bob], vec![]);
+        assert_eq!(check(&access, "anna", "192.168.0.1:25"), Err(Denied::Rule(1)));
+        assert_eq!(check(&access, "anna", "[::ffff:192.168.0.1]:80"), Ok(()));
+        assert_eq!(check(&access, "anna", "[fd00::1]:80"), Ok(()));
+        assert_eq!(check(&access, "anna", "1.1.1.1:26"), Ok(()));
+        assert_eq!(check(&access, "bob", "203.0.113.7:80"), Ok(()));
+        assert_eq!(check(&access, "anna", "203.0.113.7:80"), Err(Denied::Server));
+        let access = Access::new(vec![lan, smtp], vec![]);
+        assert_eq!(check(&access, "anna", "192.168.0.1:25"), Ok(()), "another order means something else");
+        assert_eq!(check(&access, "anna", "1.1.1.1:25"), Err(Denied::Rule(2)));
+    }
+
+    #[test]
+    fn a_rule_about_nothing_in_particular_is_about_everything() {
+        let only = AccessRule { ports: vec![Ports::new(8000, 8100).unwrap()], ..rule(true) };
+        let access = Access::new(vec![only, rule(false)], nets(&["10.9.0.1/24"]));
+        for to in ["1.1.1.1:7999", "1.1.1.1:8101", "10.9.0.1:53"] {
+            assert_eq!(check(&access, "anna", to), Err(Denied::Rule(2)), "{to}");
+        }
+        for to in ["1.1.1.1:8000", "127.0.0.1:8100", "10.9.0.2:8050"] {
+            assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
+        }
+    }
+
+    #[test]
+    fn ports_are_a_port_or_a_range() {
+        assert_eq!(Ports::new(443, 443).unwrap().to_string(), "443");
+        assert_eq!(Ports::new(1, u16::MAX).unwrap().to_string(), "1-65535");
+        assert_eq!(Ports::new(0, 5), None);
+        assert_eq!(Ports::new(6, 5), None);
+    }
+}

@@ -1,0 +1,95 @@
+//! How `[[access]]` is written in a server's file.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::{Deserialize, de::Deserializer};
+
+use super::values::{Text, host_bits, many};
+use crate::access::{AccessRule, Ports};
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
+struct Table {
+    allow: bool,
+    #[serde(default, deserialize_with = "some")]
+    users: Vec<UserName>,
+    #[serde(default, deserialize_with = "some")]
+    to: Vec<Prefix>,
+    #[serde(default, deserialize_with = "some")]
+    ports: Vec<Ports>,
+}
+
+struct UserName(String);
+
+struct Prefix(IpNet);
+
+/// For serde: the tables in order.
+pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AccessRule>, D::Error> {
+    let rule = |table: Table| AccessRule {
+        allow: table.allow,
+        users: table.users.into_iter().map(|name| name.0).collect(),
+        to: table.to.into_iter().map(|prefix| prefix.0).collect(),
+        ports: table.ports,
+    };
+    Ok(Vec::<Table>::deserialize(from)?.into_iter().map(rule).collect())
+}
+
+/// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
+fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+    let values = many::<D, T>(from)?;
+    match values.is_empty() {
+        true => Err(serde::de::Error::custom("the list is empty: leave the key out if it does not matter")),
+        false => Ok(values),
+    }
+}
+
+impl Text for UserName {
+    const EXPECTED: &'static str = "a user's name in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "" => Err("the user's name is empty".into()),
+            name => Ok(Self(name.into())),
+        }
+    }
+}
+
+impl Text for Prefix {
+    const EXPECTED: &'static str = "a network or an address in quotes, as in \"192.168.1.0/24\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let host = || text.parse::<IpAddr>().ok().map(IpNet::from);
+        let net: IpNet = text.parse().ok().or_else(host).ok_or_else(|| {
+            format!("`{text}` is neither a network, as in 192.168.1.0/24 or fd00::/8, nor an address")
+        })?;
+        if net.trunc() != net {
+            return Err(host_bits(text, &net.trunc()));
+        }
+        match net {
+            IpNet::V6(v6) if v6.prefix_len() >= 96 && v6.addr().to_ipv4_mapped().is_some() => {
+                Err(format!("`{text}` is a network of IPv4: write it as such"))
+            }
+            _ => Ok(Self(net)),
+        }
+    }
+}
+
+impl Text for Ports {
+    const EXPECTED: &'static str = "a port or a range of ports in quotes, as in \"443\" or \"8000-8100\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        // Digits only: numbers with a sign are numbers, too.
+        let number = |text: &str| match text.bytes().all(|b| b.is_ascii_digit()) {
+            true => text.parse::<u16>().ok(),
+            false => None,
+        };
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let ports = number(first).zip(number(last)).and_then(|(first, last)| Self::new(first, last));
+        ports.ok_or_else(|| {
+            format!(
+                "`{text}` is neither a port from 1 to 65535 nor a range from a lower to a higher one, as in 8000-8100"
+            )
+        })
+    }
+}

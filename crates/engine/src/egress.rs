@@ -1,0 +1,514 @@
+//! The TCP connections that a server opens for its clients (CONNECT, RFC 9110 §9.3.6): one shard's.
+//!
+//! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, sockets that are ready, names
+//! that were resolved, time. Out: calls of [`Relays`], through which bytes go to and come from the clients' streams.
+//! `gate` says what is forbidden, `names` which names are known, `attempts` connects, `pipe` moves bytes.
+//!
+//! Always holds:
+//! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
+//! - No connection leads where the rules forbid it: every address is looked at, after its name was resolved.
+//! - A connection holds 64 KiB or one piece of its client at most, and reads nothing that its client has no room for.
+//! - Each connection that is asked for ends with one call of `failed`, or has one of `opened` first; nothing is told
+//!   about one that the client has given up ([`Egress::gone`]).
+//! - Connections are bounded for all users together and for each ([`Budget`]), and so are names that are asked for.
+
+mod attempts;
+mod budget;
+mod gate;
+mod names;
+mod pipe;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use mpvpn_control::access::Access;
+use mpvpn_masque::connect::{Authority, Failure, Host};
+use mpvpn_os::{
+    TcpSocket,
+    poll::{Event, Poller},
+};
+use slab::Slab;
+
+use crate::resolver::Asker;
+use attempts::{Attempts, Standing};
+pub(crate) use budget::Budget;
+use budget::Permit;
+use gate::Gate;
+pub(crate) use gate::{ReadAddresses, addresses_of_this_machine};
+use names::{Found, Names};
+use pipe::{Pipe, Scratch};
+
+/// The tokens of its sockets are this or more.
+pub(crate) const EGRESS: u64 = 1 << 32;
+
+/// A connection that does not stand after so long, the name included, is given up.
+const CONNECT: Duration = Duration::from_secs(20);
+/// Bits of a token for the place of a relay in the table; above them those of the attempt, then the generation.
+const SLOT_BITS: u32 = 27;
+const ATTEMPT_BITS: u32 = 5;
+
+/// The far ends of relays: streams of clients.
+pub(crate) trait Relays {
+    /// Names a stream.
+    type Id: Copy + Eq + std::hash::Hash + fmt::Debug;
+
+    /// The connection stands: the client may be told.
+    fn opened(&mut self, now: Instant, id: Self::Id);
+
+    /// There is no connection, and this is why; `reason` is for people.
+    fn failed(&mut self, now: Instant, id: Self::Id, failure: Failure, reason: String);
+
+    /// The next bytes from the client, which count as taken. After `Blocked`, [`Egress::readable`] is due when there
+    /// are more; after `Finished` it is not asked again.
+    fn read(&mut self, now: Instant, id: Self::Id) -> FromClient;
+
+    /// Bytes that may be written to the client now. After 0, [`Egress::writable`] is due when there is room again.
+    fn room(&mut self, id: Self::Id) -> usize;
+
+    /// Bytes of the destination, no more than there is room for.
+    fn write(&mut self, now: Instant, id: Self::Id, data: Bytes);
+
+    /// The destination has ended its half.
+    fn finish(&mut self, now: Instant, id: Self::Id);
+
+    /// The destination has reset the connection, or it broke: both halves are over.
+    fn abort(&mut self, now: Instant, id: Self::Id);
+}
+
+/// What a client's stream has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FromClient {
+    /// Bytes.
+    Data(Bytes),
+    /// There will be no more.
+    Finished,
+    /// Nothing for now.
+    Blocked,
+}
+
+/// What an [`Egress`] needs.
+pub(crate) struct EgressSetup {
+    /// What clients may connect to.
+    pub(crate) access: Arc<Access>,
+    /// Reads the addresses of this machine.
+    pub(crate) addresses: ReadAddresses,
+    /// Resolves names.
+    pub(crate) asker: Asker,
+    /// Sockets, those of all shards together.
+    pub(crate) relays: Budget,
+    /// Names that are being asked for, those of all shards together.
+    pub(crate) names: Budget,
+}
+
+/// The connections of one shard.
+pub(crate) struct Egress<Id> {
+    gate: Gate,
+    names: Names<u64>,
+    asker: Asker,
+    relay_budget: Budget,
+    name_budget: Budget,
+    table: Slab<Relay<Id>>,
+    slots: HashMap<Id, usize>,
+    /// The one timer of each relay, with its place in the table.
+    timers: BTreeSet<(Instant, usize)>,
+    /// Tells a relay from those that had its place before.
+    generation: u32,
+    open: usize,
+    scratch: Scratch,
+}
+
+struct Relay<Id> {
+    id: Id,
+    /// The upper half of its tokens.
+    generation: u32,
+    /// The same time is in the timers.
+    due: Instant,
+    to: Authority,
+    permit: Permit,
+    stage: Stage,
+}
+
+enum Stage {
+    /// Its name is being asked for, until then.
+    Naming(Instant),
+    /// It is given up then.
+    Connecting(Instant, Box<Attempts>),
+    Open(Pipe),
+}
+
+impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
+    /// None yet.
+    ///
+    /// # Errors
+    /// If the addresses of this machine cannot be read.
+    pub(crate) fn new(now: Instant, setup: EgressSetup) -> Result<Self, String> {
+        Ok(Self {
+            gate: Gate::new(now, setup.access, setup.addresses)?,
+            names: Names::new(),
+            asker: setup.asker,
+            relay_budget: setup.relays,
+            name_budget: setup.names,
+            table: Slab::new(),
+            slots: HashMap::new(),
+            timers: BTreeSet::new(),
+            generation: 0,
+            open: 0,
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// Connections of this shard that stand.
+    pub(crate) fn open(&self) -> usize {
+        self.open
+    }
+
+    /// The stream `id` of `user` wants a connection to `to`. What comes of it is told by `relays`, maybe at once.
+    pub(crate) fn connect<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        id: Id,
+        user: &str,
+        to: Authority,
+    ) {
+        // One stream has one connection.
+        self.gone(id);
+        let permit = match self.relay_budget.take(user) {
+            Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
+            Ok(_) => return refuse(now, relays, id, &to, Failure::Busy, "the table is full"),
+            Err(full) => return refuse(now, relays, id, &to, Failure::Busy, full),
+        };
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+        let until = now + CONNECT;
+        let relay =
+            Relay { id, generation: self.generation, due: until, to, permit, stage: Stage::Naming(until) };
+        let slot = self.table.insert(relay);
+        self.slots.insert(id, slot);
+        self.timers.insert((until, slot));
+        self.find(now, poller, relays, slot);
+    }
+
+    /// The stream `id` has bytes, or has ended: they go to the destination as far as that takes them.
+    pub(crate) fn readable<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        id: Id,
+    ) {
+        let Some(&slot) = self.slots.get(&id) else { return };
+        self.pump(now, poller, relays, slot, |pipe, relays, scratch| pipe.readable(now, relays, id, scratch));
+    }
+
+    /// The stream `id` has room again.
+    pub(crate) fn writable<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        id: Id,
+    ) {
+        let Some(&slot) = self.slots.get(&id) else { return };
+        self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
+            pipe.downwards(now, relays, id, scratch)
+        });
+    }
+
+    /// The client has reset the stream, or is gone itself: the connection is broken, and nothing more is told.
+    pub(crate) fn gone(&mut self, id: Id) {
+        let Some(&slot) = self.slots.get(&id) else { return };
+        let token = self.token(slot, 0);
+        let relay = self.take(slot);
+        match relay.stage {
+            Stage::Open(pipe) => pipe.reset(),
+            Stage::Naming(_) => {
+                if let Host::Name(name) = &relay.to.host {
+                    self.names.leave(name, token);
+                }
+            }
+            Stage::Connecting(..) => {}
+        }
+    }
+
+    /// A socket with a token from [`EGRESS`] upwards is ready.
+    pub(crate) fn ready<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        event: Event,
+    ) {
+        let Some((slot, attempt)) = self.locate(event.token) else { return };
+        let Some(relay) = self.table.get_mut(slot) else { return };
+        let id = relay.id;
+        match &mut relay.stage {
+            Stage::Naming(_) => {}
+            Stage::Connecting(_, attempts) => match attempts.ended(now, attempt) {
+                Some(socket) => self.stands(now, poller, relays, slot, socket, event.token),
+                None => self.advance(now, poller, relays, slot),
+            },
+            // Those of attempts that lost are stale.
+            Stage::Open(pipe) if pipe.token() != event.token => {}
+            Stage::Open(_) => self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
+                pipe.ready(now, event, relays, id, scratch)
+            }),
+        }
+    }
+
+    /// Takes the answers of the resolver, which has woken this thread.
+    pub(crate) fn resolved<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R) {
+        while let Some(answer) = self.asker.next() {
+            let (waiting, found) = self.names.answer(now, &answer.name, answer.found);
+            for token in waiting {
+                if let Some((slot, _)) = self.locate(token) {
+                    self.found(now, poller, relays, slot, &found);
+                }
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] wants to be called.
+    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// Time has passed.
+    pub(crate) fn handle_timeout<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+    ) {
+        while let Some(&(_, slot)) = self.timers.first().filter(|(due, _)| *due <= now) {
+            match &self.table[slot].stage {
+                Stage::Naming(_) => self.give_up(now, relays, slot, "its name was not resolved in time"),
+                Stage::Connecting(until, _) if *until <= now => {
+                    self.give_up(now, relays, slot, "it does not answer");
+                }
+                Stage::Connecting(..) => self.advance(now, poller, relays, slot),
+                Stage::Open(pipe) => match pipe.expires() {
+                    expires if expires <= now => {
+                        self.broken(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                    }
+                    expires => self.arm(slot, expires),
+                },
+            }
+        }
+    }
+
+    /// Breaks all connections; nothing is told.
+    pub(crate) fn end(&mut self) {
+        for relay in self.table.drain() {
+            if let Stage::Open(pipe) = relay.stage {
+                pipe.reset();
+            }
+        }
+        self.slots.clear();
+        self.timers.clear();
+        self.open = 0;
+    }
+
+    /// Looks for the addresses of a new relay.
+    fn find<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
+        let name = match &self.table[slot].to.host {
+            Host::Addr(ip) => {
+                let found = Ok([*ip].into());
+                return self.found(now, poller, relays, slot, &found);
+            }
+            Host::Name(name) => name.clone(),
+        };
+        if let Some(found) = self.names.known(now, &name) {
+            return self.found(now, poller, relays, slot, &found);
+        }
+        let token = self.token(slot, 0);
+        if self.names.join(&name, token) {
+            return;
+        }
+        match self.name_budget.take(self.table[slot].permit.user()) {
+            Ok(permit) if self.asker.ask(&name) => self.names.asked(&name, token, permit),
+            Ok(_) => self.fail(now, relays, slot, Failure::Busy, "too many names are being resolved"),
+            Err(full) => self.fail(now, relays, slot, Failure::Busy, format!("of names to resolve, {full}")),
+        }
+    }
+
+    /// The addresses of a relay are known, or that there are none.
+    fn found<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        slot: usize,
+        found: &Found,
+    ) {
+        let relay = &mut self.table[slot];
+        let Stage::Naming(until) = relay.stage else { return };
+        let list: &[IpAddr] = match found {
+            Ok(list) if list.is_empty() => {
+                return self.fail(now, relays, slot, Failure::Name, "the name has no address");
+            }
+            Ok(list) => list,
+            Err(reason) => {
+                let reason = reason.to_string();
+                return self.fail(now, relays, slot, Failure::Name, reason);
+            }
+        };
+        let (mut allowed, mut denied) = (Vec::with_capacity(list.len()), None);
+        for ip in list {
+            let address = SocketAddr::new(*ip, relay.to.port);
+            match self.gate.check(now, relay.permit.user(), address) {
+                Ok(()) => allowed.push(address),
+                Err(reason) => denied = denied.or(Some(reason)),
+            }
+        }
+        if let Some(reason) = denied.filter(|_| allowed.is_empty()) {
+            return self.fail(now, relays, slot, Failure::Prohibited, reason);
+        }
+        relay.stage = Stage::Connecting(until, Box::new(Attempts::new(now, allowed)));
+        self.advance(now, poller, relays, slot);
+    }
+
+    /// Begins what is to begin of a relay's attempts.
+    fn advance<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
+        let token = self.token(slot, 0);
+        let relay = &mut self.table[slot];
+        let Stage::Connecting(until, attempts) = &mut relay.stage else { return };
+        let with_number = |number| token | u64::from(number) << SLOT_BITS;
+        match attempts.advance(now, poller, &relay.permit, with_number) {
+            Standing::Failed(failure, reason) => self.fail(now, relays, slot, failure, reason),
+            Standing::Open => {
+                let due = attempts.poll_timeout().map_or(*until, |next| next.min(*until));
+                self.arm(slot, due);
+            }
+        }
+    }
+
+    /// The connection stands.
+    fn stands<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        slot: usize,
+        socket: TcpSocket,
+        token: u64,
+    ) {
+        let relay = &mut self.table[slot];
+        // The other attempts end here.
+        relay.stage = Stage::Open(Pipe::new(now, socket, token));
+        self.open += 1;
+        let id = relay.id;
+        tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "connected");
+        relays.opened(now, id);
+        // The client may have sent its first bytes already.
+        self.pump(now, poller, relays, slot, |pipe, relays, scratch| pipe.upwards(now, relays, id, scratch));
+    }
+
+    /// Moves bytes of a connection that stands, and sees what has become of it.
+    fn pump<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        slot: usize,
+        moves: impl FnOnce(&mut Pipe, &mut R, &mut Scratch) -> io::Result<()>,
+    ) {
+        let relay = &mut self.table[slot];
+        let Stage::Open(pipe) = &mut relay.stage else { return };
+        let moved = moves(pipe, relays, &mut self.scratch).and_then(|()| pipe.watch(poller));
+        match moved {
+            Err(error) => self.broken(now, relays, slot, &error),
+            Ok(()) if pipe.has_ended() => drop(self.take(slot)),
+            Ok(()) => {
+                // The timer that is set for a later time finds out by itself; half a connection has less.
+                let expires = pipe.expires();
+                if expires < relay.due {
+                    self.arm(slot, expires);
+                }
+            }
+        }
+    }
+
+    /// A connection that stood has broken.
+    fn broken<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, error: &io::Error) {
+        let relay = self.take(slot);
+        tracing::debug!(id = ?relay.id, to = %relay.to, %error, "a connection broke");
+        if let Stage::Open(pipe) = relay.stage {
+            pipe.reset();
+        }
+        relays.abort(now, relay.id);
+    }
+
+    fn give_up<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, reason: &str) {
+        let token = self.token(slot, 0);
+        let relay = &self.table[slot];
+        if let (Stage::Naming(_), Host::Name(name)) = (&relay.stage, &relay.to.host) {
+            self.names.leave(name, token);
+        }
+        self.fail(now, relays, slot, Failure::TimedOut, reason);
+    }
+
+    /// There will be no connection.
+    fn fail<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        slot: usize,
+        failure: Failure,
+        reason: impl fmt::Display,
+    ) {
+        let relay = self.take(slot);
+        refuse(now, relays, relay.id, &relay.to, failure, reason);
+    }
+
+    /// Sets the timer of a relay.
+    fn arm(&mut self, slot: usize, due: Instant) {
+        let relay = &mut self.table[slot];
+        self.timers.remove(&(relay.due, slot));
+        self.timers.insert((due, slot));
+        relay.due = due;
+    }
+
+    fn take(&mut self, slot: usize) -> Relay<Id> {
+        let relay = self.table.remove(slot);
+        self.slots.remove(&relay.id);
+        self.timers.remove(&(relay.due, slot));
+        self.open -= usize::from(matches!(relay.stage, Stage::Open(_)));
+        relay
+    }
+
+    fn token(&self, slot: usize, attempt: u8) -> u64 {
+        let generation = u64::from(self.table[slot].generation);
+        generation << (SLOT_BITS + ATTEMPT_BITS) | u64::from(attempt) << SLOT_BITS | slot as u64
+    }
+
+    /// The place of the relay that a token was made for, if it is still there, and the number of the attempt.
+    fn locate(&self, token: u64) -> Option<(usize, u8)> {
+        let slot = (token & ((1 << SLOT_BITS) - 1)) as usize;
+        let attempt = (token >> SLOT_BITS) as u8 & ((1 << ATTEMPT_BITS) - 1);
+        let generation = token >> (SLOT_BITS + ATTEMPT_BITS);
+        let relay = self.table.get(slot)?;
+        (u64::from(relay.generation) == generation).then_some((slot, attempt))
+    }
+}
+
+fn refuse<R: Relays>(
+    now: Instant,
+    relays: &mut R,
+    id: R::Id,
+    to: &Authority,
+    failure: Failure,
+    reason: impl fmt::Display,
+) {
+    tracing::debug!(?id, %to, ?failure, %reason, "no connection");
+    relays.failed(now, id, failure, format!("no connection to {to}: {reason}"));
+}
+
+#[cfg(test)]
+mod tests;

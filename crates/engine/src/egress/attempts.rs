@@ -1,0 +1,249 @@
+//! Connecting to a host that has several addresses ("happy eyeballs", RFC 8305).
+//!
+//! In: the addresses, time, and which attempt has come to an end. Out: the connection that stands first, or why there is
+//! none. Always holds: families take turns, IPv6 first; the next attempt begins 250 ms after the one before, or as soon
+//! as that has failed; an attempt beside others counts like a connection of its own, so descriptors stay bounded.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::{IpAddr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use mpvpn_masque::connect::Failure;
+use mpvpn_os::{
+    TcpSocket,
+    poll::{Interest, Poller},
+    tcp::ConnectFailure,
+};
+
+use super::budget::Permit;
+
+/// The recommended "Connection Attempt Delay" (RFC 8305 §8).
+const PAUSE: Duration = Duration::from_millis(250);
+/// Addresses of a host that are tried.
+const MOST: usize = 8;
+
+/// The attempts for one connection.
+pub(super) struct Attempts {
+    /// Not yet tried.
+    left: VecDeque<SocketAddr>,
+    standing: Vec<Attempt>,
+    begun: u8,
+    /// When the next one begins, if there is one left.
+    next: Instant,
+    /// What says most of those that have failed.
+    failure: Option<(Failure, String)>,
+}
+
+struct Attempt {
+    number: u8,
+    to: SocketAddr,
+    socket: TcpSocket,
+    /// What it has beside that of the relay.
+    extra: Option<Permit>,
+}
+
+/// How it stands.
+pub(super) enum Standing {
+    /// Nothing is decided.
+    Open,
+    /// No address is left.
+    Failed(Failure, String),
+}
+
+impl Attempts {
+    /// For addresses in the order of the resolver. The first attempt begins with [`Self::advance`].
+    pub(super) fn new(now: Instant, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        Self { left: interleaved(addresses), standing: Vec::new(), begun: 0, next: now, failure: None }
+    }
+
+    /// When [`Self::advance`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        (!self.left.is_empty()).then_some(self.next)
+    }
+
+    /// Begins the next attempt if it is due, or if no other stands. `permit` is what the relay has, and `token` makes
+    /// that of an attempt of its number.
+    pub(super) fn advance(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        permit: &Permit,
+        token: impl Fn(u8) -> u64,
+    ) -> Standing {
+        while !self.left.is_empty() && (self.standing.is_empty() || self.next <= now) {
+            self.next = now + PAUSE;
+            let is_free = self.standing.iter().all(|attempt| attempt.extra.is_some());
+            let extra = match is_free {
+                true => None,
+                false => match permit.another() {
+                    Ok(extra) => Some(extra),
+                    // The others may still succeed, or make room.
+                    Err(_) => break,
+                },
+            };
+            let Some(to) = self.left.pop_front() else { break };
+            let number = self.begun;
+            self.begun += 1;
+            let begun = TcpSocket::connect(to).and_then(|socket| {
+                poller.add(&socket, token(number), Interest::Write)?;
+                Ok(socket)
+            });
+            match begun {
+                Ok(socket) => {
+                    self.standing.push(Attempt { number, to, socket, extra });
+                    break;
+                }
+                Err(error) => self.note(to, &error),
+            }
+        }
+        match self.failure.take_if(|_| self.standing.is_empty() && self.left.is_empty()) {
+            Some((failure, reason)) => Standing::Failed(failure, reason),
+            None => Standing::Open,
+        }
+    }
+
+    /// The attempt of this number has come to an end: the connection, if it stands. Else [`Self::advance`] is due.
+    pub(super) fn ended(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
+        let at = self.standing.iter().position(|attempt| attempt.number == number)?;
+        let attempt = self.standing.swap_remove(at);
+        match attempt.socket.connected() {
+            Ok(()) => Some(attempt.socket),
+            Err(error) => {
+                self.note(attempt.to, &error);
+                // Nothing is gained by waiting.
+                self.next = now;
+                None
+            }
+        }
+    }
+
+    fn note(&mut self, to: SocketAddr, error: &io::Error) {
+        let failure = match ConnectFailure::of(error) {
+            ConnectFailure::Refused => Failure::Refused,
+            ConnectFailure::Unroutable => Failure::Unroutable,
+            ConnectFailure::TimedOut => Failure::TimedOut,
+            ConnectFailure::Forbidden => Failure::Prohibited,
+            ConnectFailure::Exhausted => Failure::Busy,
+            ConnectFailure::Other => Failure::Other,
+        };
+        if self.failure.as_ref().is_none_or(|(before, _)| weight(failure) >= weight(*before)) {
+            self.failure = Some((failure, format!("{to}: {error}")));
+        }
+    }
+}
+
+/// What says more about a host weighs more: that there is no route to one of its addresses says next to nothing.
+fn weight(failure: Failure) -> u8 {
+    match failure {
+        Failure::Refused => 5,
+        Failure::Prohibited => 4,
+        Failure::TimedOut => 3,
+        Failure::Busy => 2,
+        Failure::Unroutable => 1,
+        Failure::Name | Failure::Other => 0,
+    }
+}
+
+/// The families in turns, IPv6 first, each in its order (RFC 8305 §4).
+fn interleaved(addresses: impl IntoIterator<Item = SocketAddr>) -> VecDeque<SocketAddr> {
+    let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+    let (v6, v4): (Vec<_>, Vec<_>) =
+        addresses.into_iter().map(plain).partition(|address| matches!(address.ip(), IpAddr::V6(_)));
+    let longest = v6.len().max(v4.len());
+    let turns = (0..longest).flat_map(|at| [v6.get(at), v4.get(at)]);
+    turns.flatten().copied().take(MOST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use mpvpn_os::poll::Events;
+
+    use super::{super::budget::Budget, *};
+
+    fn addresses(list: &[&str]) -> Vec<SocketAddr> {
+        list.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn families_take_turns_and_ipv6_begins() {
+        let list = ["192.0.2.1:1", "192.0.2.2:1", "[2001:db8::1]:1", "192.0.2.3:1", "[::ffff:192.0.2.4]:1"];
+        let expected = ["[2001:db8::1]:1", "192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1", "192.0.2.4:1"];
+        assert_eq!(interleaved(addresses(&list)), addresses(&expected));
+        assert_eq!(interleaved(vec!["192.0.2.1:1".parse().unwrap(); 100]).len(), MOST);
+    }
+
+    #[test]
+    fn the_next_begins_after_a_pause_and_only_as_many_as_are_allowed() {
+        // Nobody looks at what becomes of the attempts: they stand.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = listener.local_addr().unwrap();
+        let (poller, budget, mut now) = (Poller::new().unwrap(), Budget::new(2, 2), Instant::now());
+        let permit = budget.take("anna").unwrap();
+        let mut attempts = Attempts::new(now, [to; 4]);
+        let advance = |attempts: &mut Attempts, now| {
+            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), Standing::Open));
+            attempts.standing.len()
+        };
+        assert_eq!(advance(&mut attempts, now), 1);
+        assert_eq!(advance(&mut attempts, now + PAUSE / 2), 1);
+        assert_eq!(attempts.poll_timeout(), Some(now + PAUSE));
+        now += PAUSE;
+        assert_eq!(advance(&mut attempts, now), 2);
+        assert_eq!(budget.in_use(), 2);
+        now += PAUSE;
+        assert_eq!(advance(&mut attempts, now), 2, "more than the budget has");
+        assert_eq!(attempts.poll_timeout(), Some(now + PAUSE));
+        drop(attempts);
+        assert_eq!(budget.in_use(), 1);
+    }
+
+    #[test]
+    fn the_next_begins_at_once_when_one_fails() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (poller, budget, now) = (Poller::new().unwrap(), Budget::new(9, 9), Instant::now());
+        let permit = budget.take("anna").unwrap();
+        let mut attempts = Attempts::new(now, [closed, good]);
+        let mut events = Events::with_capacity(4);
+        for _ in 0..3 {
+            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), Standing::Open));
+            poller.wait(&mut events, Some(Duration::from_secs(5))).unwrap();
+            let numbers: Vec<_> = events.iter().map(|event| event.token as u8).collect();
+            if numbers.into_iter().find_map(|number| attempts.ended(now, number)).is_some() {
+                return;
+            }
+        }
+        panic!("no connection");
+    }
+
+    #[test]
+    fn the_failure_that_says_most_is_told() {
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (poller, budget, now) = (Poller::new().unwrap(), Budget::new(9, 9), Instant::now());
+        let permit = budget.take("anna").unwrap();
+        // No connection can lead to a multicast address.
+        let mut attempts = Attempts::new(now, [closed, "[ff02::1]:1".parse().unwrap()]);
+        for _ in 0..9 {
+            match attempts.advance(now, &poller, &permit, u64::from) {
+                Standing::Failed(failure, reason) => {
+                    assert_eq!(failure, Failure::Refused);
+                    assert!(reason.starts_with(&closed.to_string()), "{reason}");
+                    return;
+                }
+                Standing::Open => {
+                    let mut events = Events::with_capacity(4);
+                    poller.wait(&mut events, Some(Duration::from_secs(5))).unwrap();
+                    let numbers: Vec<_> = events.iter().map(|event| event.token as u8).collect();
+                    assert!(numbers.into_iter().all(|number| attempts.ended(now, number).is_none()));
+                }
+            }
+        }
+        panic!("nothing was told");
+    }
+}

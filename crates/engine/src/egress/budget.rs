@@ -1,0 +1,163 @@
+//! How much of something there may be: for all users together, and for each.
+//!
+//! Shared by the threads of a server. The lock is taken when a connection comes and goes, never for its bytes.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use mpvpn_os::limits;
+
+use crate::resolver::LOOKUPS;
+
+/// Descriptors that this process keeps for everything but relays.
+const RESERVED: u64 = 512;
+/// Names that are being asked for. What name servers do not answer keeps a thread of the resolver busy for long, so one
+/// user must not have all of them.
+const NAMES: usize = 4096;
+const NAMES_PER_USER: usize = LOOKUPS / 2;
+
+/// The bound, and what is in use. Clones are about the same.
+#[derive(Clone)]
+pub(crate) struct Budget(Arc<Shared>);
+
+struct Shared {
+    total: usize,
+    per_user: usize,
+    used: Mutex<Used>,
+}
+
+#[derive(Default)]
+struct Used {
+    total: usize,
+    /// Users with at least one.
+    users: HashMap<Arc<str>, usize>,
+}
+
+/// One of what is counted; given back when dropped.
+pub(super) struct Permit {
+    budget: Budget,
+    user: Arc<str>,
+}
+
+/// There is no more to be had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Full {
+    /// By all users together.
+    Total(usize),
+    /// By this one.
+    User(usize),
+}
+
+impl Budget {
+    /// For relays: what the configuration says, but no more than this process may have descriptors. It takes as many as
+    /// it may.
+    pub(crate) fn for_relays(max_relays: u32, max_user_relays: u32) -> Self {
+        let files = limits::raise_open_files().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot raise the limit of open files");
+            RESERVED + u64::from(max_relays)
+        });
+        let room = usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
+        if room < max_relays as usize {
+            tracing::warn!(files, max_relays, "the limit of open files leaves room for fewer relays");
+        }
+        Self::new(room.min(max_relays as usize), max_user_relays as usize)
+    }
+
+    /// For names that are being asked for.
+    pub(crate) fn for_names() -> Self {
+        Self::new(NAMES, NAMES_PER_USER)
+    }
+
+    /// At most `total`, and `per_user` for each user.
+    pub(crate) fn new(total: usize, per_user: usize) -> Self {
+        Self(Arc::new(Shared { total, per_user, used: Mutex::default() }))
+    }
+
+    /// Takes one for `user`.
+    pub(super) fn take(&self, user: &str) -> Result<Permit, Full> {
+        let mut used = self.used();
+        if used.total >= self.0.total {
+            return Err(Full::Total(self.0.total));
+        }
+        let user = match used.users.get_key_value(user) {
+            Some((_, count)) if *count >= self.0.per_user => return Err(Full::User(self.0.per_user)),
+            Some((name, _)) => name.clone(),
+            None if self.0.per_user == 0 => return Err(Full::User(0)),
+            None => Arc::from(user),
+        };
+        *used.users.entry(user.clone()).or_default() += 1;
+        used.total += 1;
+        Ok(Permit { budget: self.clone(), user })
+    }
+
+    /// How many are in use.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> usize {
+        self.used().total
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        // Nothing that panics is done under the lock.
+        self.0.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    /// One more for the same user.
+    pub(super) fn another(&self) -> Result<Self, Full> {
+        self.budget.take(&self.user)
+    }
+
+    /// Who has it.
+    pub(super) fn user(&self) -> &str {
+        &self.user
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let mut used = self.budget.used();
+        used.total -= 1;
+        if let Some(count) = used.users.get_mut(&self.user) {
+            *count -= 1;
+            if *count == 0 {
+                used.users.remove(&self.user);
+            }
+        }
+    }
+}
+
+impl fmt::Display for Full {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Total(limit) => write!(f, "the server's limit of {limit} is reached"),
+            Self::User(limit) => write!(f, "the limit of {limit} for a user is reached"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_user_takes_all_and_what_is_given_back_can_be_had_again() {
+        let budget = Budget::new(3, 2);
+        let other = budget.clone();
+        let first = budget.take("anna").unwrap();
+        let second = first.another().unwrap();
+        assert_eq!(other.take("anna").err(), Some(Full::User(2)));
+        let bob = other.take("bob").unwrap();
+        assert_eq!(bob.user(), "bob");
+        assert_eq!(other.take("carl").err(), Some(Full::Total(3)));
+        drop(second);
+        assert_eq!(budget.in_use(), 2);
+        let third = budget.take("anna").unwrap();
+        drop((first, third, bob));
+        assert_eq!(budget.in_use(), 0);
+        assert!(budget.used().users.is_empty(), "users who have nothing are forgotten");
+    }
+}

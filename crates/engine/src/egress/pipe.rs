@@ -1,0 +1,314 @@
+//! A connection that stands, and the bytes that go through it in both directions.
+//!
+//! In: readiness of the socket and of the client's stream. Out: bytes moved from one to the other, and whether the
+//! connection has come to an end. Always holds: nothing is read that the other side has no room for, beyond 64 KiB on
+//! the way to the destination; each half ends by itself, after its last byte.
+
+use std::{
+    io::{self, IoSlice},
+    time::{Duration, Instant},
+};
+
+use arrayvec::ArrayVec;
+use bytes::{Buf, Bytes, BytesMut};
+use mpvpn_os::{
+    TcpSocket,
+    poll::{Event, Interest, Poller},
+};
+
+use super::{FromClient, Relays};
+
+/// A connection on which nothing moved for so long is given up (RFC 5382 §5: not before 2 hours and 4 minutes).
+const IDLE: Duration = Duration::from_secs(7440);
+/// The same where one half has ended.
+const HALF_CLOSED: Duration = Duration::from_secs(600);
+/// Bytes read from a socket in one turn, so that others have theirs.
+const TURN: usize = 256 << 10;
+/// Bytes and pieces of one write.
+const WRITE: usize = 64 << 10;
+const PIECES: usize = 64;
+/// The memory that is read into.
+const BUFFER: usize = 64 << 10;
+/// Less than this is copied out of that memory: however small the pieces are that wait for a client, they keep no more
+/// than four times as much alive.
+const SMALL: usize = 16 << 10;
+
+/// Memory that the connections of a shard share, because only one moves bytes at a time.
+#[derive(Default)]
+pub(super) struct Scratch {
+    /// Empty, with room for what comes next.
+    buffer: BytesMut,
+    pieces: Vec<Bytes>,
+}
+
+/// A connection.
+pub(super) struct Pipe {
+    socket: TcpSocket,
+    token: u64,
+    /// What the poller waits for; `None`: it does not know the socket.
+    watched: Option<Interest>,
+    /// Taken from the client, and not yet taken by the socket.
+    unsent: Bytes,
+    client: Half,
+    destination: Half,
+    /// The client had no room, and nobody waits for the socket to be readable.
+    paused: bool,
+    /// The socket has seen the end of both halves, or an error, and the poller would tell it again and again.
+    hung_up: bool,
+    /// When bytes moved last.
+    active: Instant,
+}
+
+/// One direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Half {
+    Open,
+    /// All bytes have been taken from its source.
+    Read,
+    /// Its end has been passed on.
+    Ended,
+}
+
+impl Pipe {
+    /// For a socket that the poller knows by `token`, with an interest in writing.
+    pub(super) fn new(now: Instant, socket: TcpSocket, token: u64) -> Self {
+        Self {
+            socket,
+            token,
+            watched: Some(Interest::Write),
+            unsent: Bytes::new(),
+            client: Half::Open,
+            destination: Half::Open,
+            paused: false,
+            hung_up: false,
+            active: now,
+        }
+    }
+
+    /// Its token.
+    pub(super) fn token(&self) -> u64 {
+        self.token
+    }
+
+    /// Whether both halves have ended.
+    pub(super) fn has_ended(&self) -> bool {
+        (self.client, self.destination) == (Half::Ended, Half::Ended)
+    }
+
+    /// When it is given up if nothing moves until then.
+    pub(super) fn expires(&self) -> Instant {
+        let is_half = self.client == Half::Ended || self.destination == Half::Ended;
+        self.active + if is_half { HALF_CLOSED } else { IDLE }
+    }
+
+    /// Breaks the connection.
+    pub(super) fn reset(self) {
+        self.socket.reset();
+    }
+
+    /// The socket is ready.
+    pub(super) fn ready<R: Relays>(
+        &mut self,
+        now: Instant,
+        event: Event,
+        relays: &mut R,
+        id: R::Id,
+        scratch: &mut Scratch,
+    ) -> io::Result<()> {
+        if event.writable && !self.unsent.is_empty() {
+            self.upwards(now, relays, id, scratch)?;
+        }
+        if event.readable && !self.paused {
+            self.downwards(now, relays, id, scratch)?;
+        }
+        if event.closed && (self.paused || self.destination != Half::Open) {
+            // Nobody will read the error. Where there is none, the end waits until there is room for what comes before.
+            self.hung_up = true;
+            self.socket.take_error().map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+
+    /// The client has sent something.
+    pub(super) fn readable<R: Relays>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        id: R::Id,
+        scratch: &mut Scratch,
+    ) -> io::Result<()> {
+        // A socket that is full says when it has room.
+        if self.unsent.is_empty() { self.upwards(now, relays, id, scratch) } else { Ok(()) }
+    }
+
+    /// Moves what the client has sent to the socket, until one has nothing more or the other takes nothing more.
+    pub(super) fn upwards<R: Relays>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        id: R::Id,
+        scratch: &mut Scratch,
+    ) -> io::Result<()> {
+        let pieces = &mut scratch.pieces;
+        loop {
+            let mut bytes = self.unsent.len();
+            if bytes > 0 {
+                pieces.push(std::mem::take(&mut self.unsent));
+            }
+            let mut is_blocked = false;
+            while self.client == Half::Open && !is_blocked && bytes < WRITE && pieces.len() < PIECES {
+                match relays.read(now, id) {
+                    FromClient::Data(data) => {
+                        // An empty piece is nothing that came.
+                        is_blocked = data.is_empty();
+                        bytes += data.len();
+                        pieces.extend((!data.is_empty()).then_some(data));
+                    }
+                    FromClient::Finished => self.client = Half::Read,
+                    FromClient::Blocked => is_blocked = true,
+                }
+            }
+            if pieces.is_empty() {
+                break;
+            }
+            let slices: ArrayVec<IoSlice<'_>, PIECES> =
+                pieces.iter().map(|piece| IoSlice::new(piece)).collect();
+            let result = self.socket.write(&slices);
+            drop(slices);
+            let written = match result {
+                Ok(written) => written,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+                Err(error) => {
+                    pieces.clear();
+                    return Err(error);
+                }
+            };
+            if written > 0 {
+                self.active = now;
+            }
+            if written < bytes {
+                self.unsent = rest(pieces, written);
+                return Ok(());
+            }
+            pieces.clear();
+            if is_blocked {
+                break;
+            }
+        }
+        if self.client == Half::Read {
+            self.socket.finish()?;
+            self.client = Half::Ended;
+            self.active = now;
+        }
+        Ok(())
+    }
+
+    /// Moves what the destination has sent to the client, until one has nothing more, the other has no more room, or
+    /// others are to have their turn.
+    pub(super) fn downwards<R: Relays>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        id: R::Id,
+        scratch: &mut Scratch,
+    ) -> io::Result<()> {
+        let buffer = &mut scratch.buffer;
+        let mut left = TURN;
+        while self.destination == Half::Open {
+            let room = relays.room(id);
+            if room == 0 {
+                // Where something was read, there may be room again before the poller tells of more.
+                self.paused |= left == TURN;
+                return Ok(());
+            }
+            if left == 0 {
+                break;
+            }
+            if buffer.capacity() < SMALL {
+                *buffer = BytesMut::with_capacity(BUFFER);
+            }
+            let limit = room.min(left).min(buffer.capacity());
+            let count = match self.socket.read(buffer, limit) {
+                Ok(count) => count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
+            };
+            self.active = now;
+            if count == 0 {
+                self.destination = Half::Ended;
+                relays.finish(now, id);
+                break;
+            }
+            let data = match count < SMALL {
+                true => Bytes::copy_from_slice(buffer),
+                false => buffer.split().freeze(),
+            };
+            buffer.clear();
+            relays.write(now, id, data);
+            left -= count;
+            if count < limit {
+                break;
+            }
+        }
+        self.paused = false;
+        Ok(())
+    }
+
+    /// Lets the poller wait for what is of use now.
+    pub(super) fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        let reads = self.destination == Half::Open && !self.paused;
+        let wanted = match (reads, !self.unsent.is_empty()) {
+            (true, true) => Some(Interest::ReadWrite),
+            (true, false) => Some(Interest::Read),
+            (false, true) => Some(Interest::Write),
+            (false, false) => (!self.hung_up).then_some(Interest::Nothing),
+        };
+        if wanted == self.watched {
+            return Ok(());
+        }
+        match (self.watched, wanted) {
+            (Some(_), Some(interest)) => poller.modify(&self.socket, self.token, interest)?,
+            (None, Some(interest)) => poller.add(&self.socket, self.token, interest)?,
+            (_, None) => poller.remove(&self.socket)?,
+        }
+        self.watched = wanted;
+        Ok(())
+    }
+}
+
+/// What of `pieces` comes after the first `written` bytes, in one piece; takes all of them.
+fn rest(pieces: &mut Vec<Bytes>, mut written: usize) -> Bytes {
+    let first = pieces.iter().position(|piece| {
+        let is_here = written < piece.len();
+        written -= if is_here { 0 } else { piece.len() };
+        is_here
+    });
+    pieces.drain(..first.unwrap_or(pieces.len()));
+    let Some(piece) = pieces.first_mut() else { return Bytes::new() };
+    piece.advance(written);
+    let rest = match &pieces[..] {
+        [large] if large.len() >= SMALL => large.clone(),
+        // Small pieces would keep whole buffers of received datagrams alive for as long as the destination is slow.
+        _ => Bytes::from(pieces.concat()),
+    };
+    pieces.clear();
+    rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_written_is_kept_in_order_and_in_one_piece() {
+        let all = b"onetwothree";
+        for written in 0..all.len() {
+            let mut pieces = [&b"one"[..], b"two", b"three"].map(Bytes::from_static).to_vec();
+            assert_eq!(rest(&mut pieces, written), all[written..]);
+            assert!(pieces.is_empty());
+        }
+        let large = Bytes::from(vec![7; SMALL + 1]);
+        let kept = rest(&mut vec![Bytes::from_static(b"one"), large.clone()], 4);
+        assert_eq!(kept.as_ptr(), large[1..].as_ptr(), "a large piece is not copied");
+    }
+}

@@ -1,0 +1,49 @@
+//! The streams of clients whose bytes are those of TCP connections, as the egress sees them.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use mpvpn_masque::connect::Failure;
+use mpvpn_tunnel::{RelayId, RelayRead, Server};
+
+use crate::egress::{FromClient, Relays};
+
+/// Those of a shard's clients.
+pub(super) struct Streams<'a>(pub(super) &'a mut Server);
+
+impl Relays for Streams<'_> {
+    type Id = RelayId;
+
+    fn opened(&mut self, _: Instant, id: RelayId) {
+        self.0.relay_opened(id);
+    }
+
+    fn failed(&mut self, _: Instant, id: RelayId, failure: Failure, reason: String) {
+        self.0.relay_failed(id, failure, reason);
+    }
+
+    fn read(&mut self, now: Instant, id: RelayId) -> FromClient {
+        match self.0.relay_read(now, id) {
+            RelayRead::Data(data) => FromClient::Data(data),
+            RelayRead::Finished => FromClient::Finished,
+            // The event that it is gone follows.
+            RelayRead::Blocked | RelayRead::Broken => FromClient::Blocked,
+        }
+    }
+
+    fn room(&mut self, id: RelayId) -> usize {
+        self.0.relay_room(id)
+    }
+
+    fn write(&mut self, _: Instant, id: RelayId, data: Bytes) {
+        self.0.relay_write(id, data);
+    }
+
+    fn finish(&mut self, _: Instant, id: RelayId) {
+        self.0.relay_finish(id);
+    }
+
+    fn abort(&mut self, _: Instant, id: RelayId) {
+        self.0.relay_abort(id);
+    }
+}

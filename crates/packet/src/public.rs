@@ -1,0 +1,128 @@
+//! Which addresses are of the internet.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{Ipv4Net, Ipv6Net};
+
+/// IPv4 networks that are not public (RFC 6890), and one that is a door to the host of a virtual machine.
+const PRIVATE_V4: [Ipv4Net; 11] = [
+    v4([0, 0, 0, 0], 8),
+    v4([10, 0, 0, 0], 8),
+    v4([100, 64, 0, 0], 10),
+    v4([127, 0, 0, 0], 8),
+    v4([169, 254, 0, 0], 16),
+    v4([172, 16, 0, 0], 12),
+    v4([192, 0, 0, 0], 24),
+    v4([192, 168, 0, 0], 16),
+    // Multicast, and what is reserved above it.
+    v4([224, 0, 0, 0], 4),
+    v4([240, 0, 0, 0], 4),
+    // The agent of Azure's hosts; the other clouds have theirs in link-local or shared networks.
+    v4([168, 63, 129, 16], 32),
+];
+
+/// IPv6 networks that are not public (RFC 6890).
+const PRIVATE_V6: [Ipv6Net; 6] = [
+    // Unspecified, loopback, and IPv4 addresses in the forms that are out of use.
+    v6([0, 0, 0, 0], 32),
+    // Translators of this network's own (RFC 8215).
+    v6([0x64, 0xff9b, 1, 0], 48),
+    v6([0xfc00, 0, 0, 0], 7),
+    v6([0xfe80, 0, 0, 0], 10),
+    v6([0xfec0, 0, 0, 0], 10),
+    v6([0xff00, 0, 0, 0], 8),
+];
+
+const fn v4(ip: [u8; 4], length: u8) -> Ipv4Net {
+    Ipv4Net::new_assert(Ipv4Addr::from_octets(ip), length)
+}
+
+const fn v6(ip: [u16; 4], length: u8) -> Ipv6Net {
+    Ipv6Net::new_assert(Ipv6Addr::new(ip[0], ip[1], ip[2], ip[3], 0, 0, 0, 0), length)
+}
+
+/// Whether an address is one of the internet: not private, loopback, link-local, multicast, shared by a carrier's
+/// customers (RFC 6598), unspecified, unique local or reserved, and no IPv6 form of such an IPv4 address (mapped,
+/// translated by RFC 6052, 6to4). The networks of documentation count as public, because labs live there.
+pub fn is_public(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => !PRIVATE_V4.iter().any(|net| net.contains(&ip)),
+        IpAddr::V6(ip) => {
+            !PRIVATE_V6.iter().any(|net| net.contains(&ip))
+                && inside(ip).is_none_or(|ip| is_public(IpAddr::V4(ip)))
+        }
+    }
+}
+
+/// The IPv4 address that a packet to `ip` ends at, where a translator (64:ff9b::/96) or a relay (2002::/16) is near.
+fn inside(ip: Ipv6Addr) -> Option<Ipv4Addr> {
+    let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low));
+    match ip.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => Some(v4(high, low)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_public_is_known() {
+        for ip in [
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.1.2.3",
+            "100.64.0.1",
+            "100.127.255.255",
+            "127.0.0.1",
+            "127.8.8.8",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.8",
+            "192.168.0.1",
+            "168.63.129.16",
+            "224.0.0.1",
+            "239.255.255.255",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::192.168.0.1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::10.0.0.1",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1::1",
+            "2002:7f00:1::1",
+            "2002:c0a8:101::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "febf::1",
+            "fec0::1",
+            "ff02::1",
+        ] {
+            assert!(!is_public(ip.parse().unwrap()), "{ip} was taken for public");
+        }
+        for ip in [
+            "1.1.1.1",
+            "100.63.255.255",
+            "100.128.0.1",
+            "172.15.0.1",
+            "172.32.0.1",
+            "192.0.2.1",
+            "198.51.100.1",
+            "203.0.113.1",
+            "223.255.255.255",
+            "2001:db8::1",
+            "2606:4700::1111",
+            "2002:101:101::1",
+            "64:ff9b::1.1.1.1",
+            "::ffff:1.1.1.1",
+        ] {
+            assert!(is_public(ip.parse().unwrap()), "{ip} was not taken for public");
+        }
+    }
+}
