@@ -32,7 +32,6 @@ pub(crate) enum Message {
 /// The data plane's end of the slow thread. Dropping it ends the thread.
 pub(crate) struct Slow {
     servers: Option<mpsc::UnboundedSender<ServerAddr>>,
-    #[expect(dead_code, reason = "the server's data plane does not carry streams yet")]
     names: Names,
     messages: Receiver<Message>,
     thread: Option<JoinHandle<()>>,
@@ -70,7 +69,7 @@ impl Slow {
     }
 
     /// Where other threads get the means to resolve names.
-    #[expect(dead_code, reason = "the server's data plane does not carry streams yet")]
+    #[expect(dead_code, reason = "servers carry no streams yet")]
     pub(crate) fn names(&self) -> Names {
         self.names.clone()
     }

@@ -159,4 +159,15 @@ mod tests {
         assert_eq!(budget.in_use(), 0);
         assert!(budget.used().users.is_empty(), "users who have nothing are forgotten");
     }
+
+    #[test]
+    fn there_are_no_more_relays_than_descriptors() {
+        let files = usize::try_from(limits::raise_open_files().unwrap()).unwrap_or(usize::MAX);
+        assert_eq!(Budget::for_relays(10, 5).0.total, 10);
+        assert_eq!(
+            Budget::for_relays(u32::MAX, 5).0.total,
+            (files - RESERVED as usize).min(u32::MAX as usize)
+        );
+        assert!(Budget::for_names().0.per_user < LOOKUPS, "one user can keep the resolver busy");
+    }
 }
