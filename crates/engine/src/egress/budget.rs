@@ -61,7 +61,7 @@ impl Budget {
         });
         let room = usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
         if room < max_relays as usize {
-            tracing::warn!(files, max_relays, "the limit of open files leaves room for fewer relays");
+            tracing::info!(files, max_relays, "the limit of open files leaves room for fewer relays");
         }
         Self::new(room.min(max_relays as usize), max_user_relays as usize)
     }
