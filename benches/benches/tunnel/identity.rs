@@ -61,6 +61,7 @@ impl Identity {
             subnet: SUBNET.parse().expect("a subnet"),
             subnet6: SUBNET6.parse().ok(),
             routes: (0..routes).map(|n| route(n, routes)).collect(),
+            streams: true,
             auth: Box::new(Anyone),
             max_clients: 65_000,
             secrets: Box::new(move || {
@@ -81,6 +82,8 @@ impl Identity {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
             scheduler: Scheduler::Auto,
+            lane: Default::default(),
+            lane_secret: Default::default(),
         };
         Client::new(now, config)
     }

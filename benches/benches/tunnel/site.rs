@@ -209,7 +209,7 @@ impl Site {
         for (link, data) in self.down.drain(..) {
             self.client.handle_datagram(self.now, link, SERVER, 0, BytesMut::from(&data[..]));
             self.client.handle_batch(self.now);
-            while let Some(joined) = self.client.poll_tun() {
+            while let Some(joined) = self.client.poll_tun(self.now) {
                 count += 1;
                 self.client.recycle(joined);
             }

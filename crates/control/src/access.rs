@@ -12,7 +12,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_packet::is_public;
+use mpvpn_packet::public::{behind, is_public};
 
 /// One `[[access]]`: whether clients may connect to some destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,10 +28,12 @@ pub struct AccessRule {
 }
 
 impl AccessRule {
-    fn fits(&self, user: &str, to: SocketAddr) -> bool {
-        let ip = to.ip();
+    fn fits(&self, user: &str, to: SocketAddr, behind: Option<IpAddr>) -> bool {
+        let has = |ip: IpAddr| self.to.iter().any(|net| net.contains(&ip));
+        // What is forbidden cannot be had by its other name; what is allowed is allowed as it is written.
+        let is_there = has(to.ip()) || !self.allow && behind.is_some_and(has);
         (self.users.is_empty() || self.users.iter().any(|name| name == user))
-            && (self.to.is_empty() || self.to.iter().any(|net| net.contains(&ip)))
+            && (self.to.is_empty() || is_there)
             && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(to.port())))
     }
 }
@@ -110,20 +112,25 @@ impl Access {
         &self,
         user: &str,
         to: SocketAddr,
-        is_own: impl FnOnce(IpAddr) -> bool,
+        mut is_own: impl FnMut(IpAddr) -> bool,
     ) -> Result<(), Denied> {
         let ip = to.ip().to_canonical();
         let to = SocketAddr::new(ip, to.port());
-        if let Some(at) = self.rules.iter().position(|rule| rule.fits(user, to)) {
+        let behind = behind(ip);
+        if let Some(at) = self.rules.iter().position(|rule| rule.fits(user, to, behind)) {
             return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
         }
         if self.tunnel.iter().any(|net| net.addr() == ip) {
             Ok(())
-        } else if self.tunnel.iter().any(|net| net.contains(&ip)) {
+        } else if self
+            .tunnel
+            .iter()
+            .any(|net| net.contains(&ip) || behind.is_some_and(|ip| net.contains(&ip)))
+        {
             Err(Denied::Client)
         } else if !is_public(ip) {
             Err(Denied::NotPublic)
-        } else if is_own(ip) {
+        } else if is_own(ip) || behind.is_some_and(is_own) {
             Err(Denied::Server)
         } else {
             Ok(())
@@ -179,6 +186,21 @@ mod tests {
         let access = Access::new(vec![lan, smtp], vec![]);
         assert_eq!(check(&access, "anna", "192.168.0.1:25"), Ok(()), "another order means something else");
         assert_eq!(check(&access, "anna", "1.1.1.1:25"), Err(Denied::Rule(2)));
+    }
+
+    #[test]
+    fn what_is_forbidden_cannot_be_had_through_a_translator() {
+        let net = AccessRule { to: nets(&["198.51.100.0/24"]), ..rule(false) };
+        let access = Access::new(vec![net.clone()], nets(&["192.0.2.1/24"]));
+        for to in ["198.51.100.9:80", "[64:ff9b::198.51.100.9]:80", "[2002:c633:6409::1]:80"] {
+            assert_eq!(check(&access, "anna", to), Err(Denied::Rule(1)), "{to}");
+        }
+        assert_eq!(check(&access, "anna", "[64:ff9b::203.0.113.7]:80"), Err(Denied::Server));
+        assert_eq!(check(&access, "anna", "[64:ff9b::192.0.2.9]:80"), Err(Denied::Client));
+        assert_eq!(check(&access, "anna", "[64:ff9b::1.1.1.1]:80"), Ok(()));
+        let lan = AccessRule { to: nets(&["10.0.0.0/8"]), ..rule(true) };
+        let access = Access::new(vec![lan], vec![]);
+        assert_eq!(check(&access, "anna", "[64:ff9b::10.0.0.1]:80"), Err(Denied::NotPublic));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_packet::is_public;
+use mpvpn_packet::public::is_public;
 
 /// What decides where no rule does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -24,7 +24,7 @@ pub mod icmp;
 pub mod ip;
 pub mod join;
 pub mod mss;
-mod public;
+pub mod public;
 pub mod split;
 pub mod tcp;
 pub mod vnet;
@@ -33,7 +33,6 @@ pub use arena::Arena;
 pub use flow::FlowKey;
 pub use ip::{IpPacket, ParseError};
 pub use join::{Joined, Joiner};
-pub use public::is_public;
 pub use split::SplitError;
 pub use vnet::{VNET_HDR_LEN, VnetHdr};
 

@@ -61,7 +61,7 @@ impl Budget {
         });
         let room = usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
         if room < max_relays as usize {
-            tracing::warn!(files, max_relays, "the limit of open files leaves room for fewer relays");
+            tracing::info!(files, max_relays, "the limit of open files leaves room for fewer relays");
         }
         Self::new(room.min(max_relays as usize), max_user_relays as usize)
     }
@@ -159,5 +159,16 @@ mod tests {
         drop((first, third, bob));
         assert_eq!(budget.in_use(), 0);
         assert!(budget.used().users.is_empty(), "users who have nothing are forgotten");
+    }
+
+    #[test]
+    fn there_are_no_more_relays_than_descriptors() {
+        let files = usize::try_from(limits::raise_open_files().unwrap()).unwrap_or(usize::MAX);
+        assert_eq!(Budget::for_relays(10, 5).0.total, 10);
+        assert_eq!(
+            Budget::for_relays(u32::MAX, 5).0.total,
+            (files - RESERVED as usize).min(u32::MAX as usize)
+        );
+        assert!(Budget::for_names().0.per_user < LOOKUPS, "one user can keep the resolver busy");
     }
 }
