@@ -26,8 +26,8 @@ use crate::{
     streams::from_noq,
     view::LossWindow,
 };
-pub use streams::ReadEnd;
 use streams::Streams;
+pub use streams::{Piece, ReadEnd};
 
 /// What a control pass may send on each path beyond acknowledgements, in packets.
 const CONTROL_PACKETS: u64 = 4;
@@ -140,6 +140,8 @@ pub(crate) struct Path {
     pub(crate) batch: Vec<Bytes>,
     /// Those of them that are followed, with their places.
     pub(crate) followed: Vec<(usize, Tracked)>,
+    /// Bytes of bulk streams that are on their way here, with the time when they left.
+    sent: VecDeque<(Instant, Piece)>,
     /// Bytes of bulk streams that the next data pass sends here, lost ones first.
     pub(crate) grant: u64,
     /// Size of all that with framing.
@@ -287,6 +289,7 @@ impl Connection {
             capped: false,
             batch: Vec::new(),
             followed: Vec::new(),
+            sent: VecDeque::new(),
             grant: 0,
             batch_bytes: 0,
             turn: 0,
@@ -518,7 +521,7 @@ impl Connection {
         self.translate_all(now);
         loop {
             if self.pass == Pass::Idle {
-                self.begin_pass();
+                self.begin_pass(now);
             }
             let segments = self.max_segments();
             let Some(transmit) = self.guarded(|inner| inner.poll_transmit(now, segments, buf)) else {
@@ -537,7 +540,7 @@ impl Connection {
                         self.look_for_rest(left);
                     }
                     self.look_whether_mute(now, index);
-                    self.begin_pass();
+                    self.begin_pass(now);
                 }
                 Pass::Control | Pass::Idle => {
                     for path in &self.paths {
@@ -570,7 +573,7 @@ impl Connection {
     }
 
     /// Starts the data pass of the next path that has datagrams, or the control pass.
-    fn begin_pass(&mut self) {
+    fn begin_pass(&mut self, now: Instant) {
         while let Some(index) = self.next_batch() {
             let path = &mut self.paths[index];
             let bytes = std::mem::take(&mut path.batch_bytes);
@@ -601,7 +604,7 @@ impl Connection {
                 self.granted = bytes + 1500;
                 path.gate.set_credit(self.granted);
                 self.pass = Pass::Data(index);
-                self.write_granted(grant);
+                self.write_granted(now, index, grant);
                 return;
             }
         }

@@ -6,6 +6,7 @@ mod pipes;
 mod policy;
 mod pulse;
 mod report;
+mod rescue;
 mod sequence;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -29,6 +30,7 @@ use crate::mtu::MtuFollower;
 pub(crate) use policy::PathPolicy;
 use pulse::{Echo, Pulses};
 pub use report::{Counters, PathReport};
+use rescue::Rescue;
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
 
@@ -114,6 +116,8 @@ pub(crate) struct Carrier {
     offers: Vec<Offer>,
     /// Where both ends know how to number packets.
     sequencer: Option<Box<Sequencer>>,
+    /// Where both ends can send bytes of streams as datagrams.
+    rescue: Option<Box<Rescue>>,
     /// Where both ends tell each other what they hear.
     pulses: Option<Pulses>,
     paths: BTreeMap<PathId, Watched>,
@@ -146,6 +150,7 @@ impl Carrier {
             choice: Choice::new(),
             offers: Vec::new(),
             sequencer: None,
+            rescue: None,
             pulses: None,
             paths: BTreeMap::new(),
             together: Vec::new(),
@@ -276,6 +281,10 @@ impl Carrier {
         {
             let opened = sequencer.open(datagram);
             return Ok(opened.map(|(label, packet)| Arrived { label: Some(label), packet }));
+        }
+        if let Some(rescue) = self.rescue.as_mut().filter(|rescue| rescue.is_own(&datagram)) {
+            rescue.take(datagram);
+            return Ok(None);
         }
         if self.pulses.as_ref().is_some_and(|pulses| pulses.is_report(&datagram)) {
             self.take_report(now, &datagram);
@@ -409,6 +418,7 @@ impl Carrier {
         let (told_by_reports, lost) = (self.is_told(), self.is_lost(now));
         let mut infos = Vec::with_capacity(self.paths.len());
         let mut views = Vec::with_capacity(self.paths.len());
+        let mut dead = Vec::new();
         for (id, path) in &mut self.paths {
             if due && let Some(view) = connection.view(now, *id) {
                 path.liveness.on_measured(view.rtt, view.jitter, view.loss);
@@ -441,12 +451,13 @@ impl Carrier {
             if state != path.state {
                 tracing::debug!(path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
                 path.state = state;
-                if state == PathState::Down
-                    && let Some(sequencer) = &mut self.sequencer
-                {
-                    sequencer.rescue(now, connection, *id);
+                if state == PathState::Down {
+                    dead.push(*id);
                 }
             }
+        }
+        for id in dead {
+            self.rescue_from(now, connection, id);
         }
         self.join(connection);
         let heads = self.together.iter().filter_map(|list| self.paths.get_key_value(list.first()?));
@@ -512,7 +523,8 @@ impl Carrier {
     pub(crate) fn poll_timeout(&self, now: Instant, connection: &Connection) -> Option<Instant> {
         let beats = self.paths.values().filter_map(|path| path.liveness.poll_timeout(now)).min();
         let repairing = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs());
-        let waits = repairing || !self.dispatcher.is_empty() || connection.stream_backlog() > 0;
+        let rescuing = self.rescue.as_ref().is_some_and(|rescue| rescue.has_waiting());
+        let waits = repairing || rescuing || !self.dispatcher.is_empty() || connection.stream_backlog() > 0;
         let pacer = if waits { connection.pacer_timeout(now) } else { None };
         let company = if waits { self.choice.poll_timeout(now) } else { None };
         let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());

@@ -457,6 +457,7 @@ impl Client {
             let mtu = carrier.mtu();
             carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
+        session.carrier.deliver_rescued(connection);
         if bytes > 0 {
             session.carrier.note_delivered(now, bytes);
             self.joiner.flush();

@@ -61,6 +61,14 @@ pub(crate) const HEARTBEATS_HEADER: &str = "mpvpn-heartbeats";
 /// The context ID that our client offers for them.
 pub(crate) const HEARTBEATS_CONTEXT: u64 = 4;
 
+/// The request header in which a client offers that bytes of streams which were on their way on a path that died
+/// come as datagrams: the context ID for them, an Integer of RFC 9651. A server that knows the field repeats it in its
+/// response.
+pub(crate) const RESCUE_HEADER: &str = "mpvpn-rescue";
+
+/// The context ID that our client offers for them.
+pub(crate) const RESCUE_CONTEXT: u64 = 6;
+
 /// The header with which a client offers to tell about its links by LINK capsules, and a server accepts
 /// (a Boolean of RFC 9651).
 pub(crate) const LINKS_HEADER: &str = "mpvpn-links";

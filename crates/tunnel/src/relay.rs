@@ -66,6 +66,11 @@ impl Relays {
         self.relays.contains_key(&id)
     }
 
+    /// Whether more is to be written to a stream that the other side reads no more, so that it is broken.
+    pub(crate) fn breaks_when_stopped(&self, id: StreamId) -> bool {
+        self.relays.get(&id).is_some_and(|relay| !relay.write_ended)
+    }
+
     /// All of them.
     pub(crate) fn ids(&self) -> Vec<StreamId> {
         self.relays.keys().copied().collect()

@@ -373,7 +373,9 @@ impl Server {
                 QuicEvent::StreamWritable(stream) => {
                     self.events.push_back(ServerEvent::RelayWritable(RelayId::new(id, stream)));
                 }
-                QuicEvent::StreamStopped(stream, _) if peer.relays.has(stream) => stopped.push(stream),
+                QuicEvent::StreamStopped(stream, _) if peer.relays.breaks_when_stopped(stream) => {
+                    stopped.push(stream);
+                }
                 QuicEvent::StreamOpened(_)
                 | QuicEvent::StreamStopped(..)
                 | QuicEvent::StreamsAvailable
@@ -514,6 +516,7 @@ impl Server {
             let mtu = carrier.mtu();
             carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
+        tunnel.carrier.deliver_rescued(connection);
         let mut starts_to_serve = None;
         if bytes > 0 {
             tunnel.carrier.note_delivered(now, bytes);

@@ -99,6 +99,50 @@ fn loss_on_both_links_costs_no_byte_and_little_rate() {
     assert!(rate > 0.8 * 100.0, "{rate:.1} Mbit/s");
 }
 
+/// The longest time without a byte for a connection while a link dies without a word.
+fn gap_when_a_link_falls_silent(way: Direction) -> Duration {
+    let delay = Duration::from_micros(12_500);
+    let (mut world, client) = world(&[(100, delay), (100, delay)]);
+    let (down, up) = if way == Direction::Down { (100, 1000) } else { (1, 100_000_000) };
+    let mut apps = apps(&world, client, 1, down, up);
+    let moved = |world: &World, apps: &[App]| {
+        if way == Direction::Down {
+            apps[0].got
+        } else {
+            world.destinations.first().map_or(0, |other| other.got)
+        }
+    };
+    let (mut last, mut longest) = (world.now, Duration::ZERO);
+    let start = world.now;
+    let is_over = |world: &World, apps: &[App]| {
+        apps[0].is_over() && world.destinations.first().is_some_and(|other| other.ended)
+    };
+    while !is_over(&world, &apps) && world.now < start + Duration::from_secs(30) {
+        let elapsed = world.now - start;
+        let loss = if (2000 * MS..4000 * MS).contains(&elapsed) { 1.0 } else { 0.0 };
+        let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+        (link.up.loss, link.down.loss) = (loss, loss);
+        let before = moved(&world, &apps);
+        step(&mut world, client, &mut apps);
+        if moved(&world, &apps) > before {
+            longest = longest.max(world.now - last);
+            last = world.now;
+        }
+    }
+    assert!(is_over(&world, &apps) && !apps[0].reset);
+    assert_eq!(moved(&world, &apps), 100_000_000);
+    println!("{way:?}: longest gap {longest:?}, {:?} in all", world.now - start);
+    longest
+}
+
+#[test]
+fn a_link_that_falls_silent_is_hardly_felt() {
+    for way in [Direction::Down, Direction::Up] {
+        let gap = gap_when_a_link_falls_silent(way);
+        assert!(gap < 250 * MS, "{way:?}: {gap:?}");
+    }
+}
+
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);
 const TIME: Duration = Duration::from_secs(8);

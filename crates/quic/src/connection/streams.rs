@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::Bytes;
-use mpvpn_types::PathId;
+use bytes::{Buf, Bytes};
+use mpvpn_types::{Instant, PathId};
 use rustc_hash::FxHashMap;
 
 use super::{Connection, Event};
@@ -33,6 +33,8 @@ struct Outbound {
     queue: VecDeque<Bytes>,
     /// Bytes in it.
     bytes: usize,
+    /// Where the first of them is in the stream.
+    at: u64,
     finish: bool,
     /// Leaves as paths are granted.
     bulk: bool,
@@ -56,9 +58,24 @@ impl Outbound {
 struct Inbound {
     /// Where the next byte for the owner is.
     next: u64,
-    /// Bytes behind a gap, by where they begin.
+    /// Bytes that are not next, by where they begin; they may overlap.
     held: BTreeMap<u64, Bytes>,
     bytes: usize,
+    /// Where the stream ends, as far as [`Connection::rescue`] was told.
+    end: Option<u64>,
+}
+
+/// Bytes of a bulk stream that are on their way on a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Which stream.
+    pub stream: StreamId,
+    /// Where in it they are.
+    pub at: u64,
+    /// The bytes.
+    pub bytes: Bytes,
+    /// The stream ends after them.
+    pub ends: bool,
 }
 
 /// All streams of a connection.
@@ -158,12 +175,22 @@ impl Connection {
         }
         // What was read before was read in order.
         let next = self.inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0);
-        self.streams.inbound.entry(id).or_insert(Inbound { next, held: BTreeMap::new(), bytes: 0 });
+        self.streams.inbound.entry(id).or_insert(Inbound {
+            next,
+            held: BTreeMap::new(),
+            bytes: 0,
+            end: None,
+        });
     }
 
     /// Nobody will read or write a bulk stream any more; what was written still leaves.
     pub fn end_bulk(&mut self, id: StreamId) {
-        self.streams.inbound.remove(&id);
+        if let Some(inbound) = self.streams.inbound.remove(&id)
+            && inbound.end == Some(inbound.next)
+        {
+            // What was rescued may still come a second time, and nobody will read it.
+            self.stop(id, 0);
+        }
         if let Some(out) = self.streams.outbound.get_mut(&id) {
             out.full = false;
             if out.wants() == 0 {
@@ -197,7 +224,7 @@ impl Connection {
         if self.streams.outbound.get(&id).is_some_and(|out| out.bulk) {
             self.streams.make_ready(id);
         } else {
-            self.flush(id, u64::MAX);
+            self.flush(id, u64::MAX, |_| {});
         }
     }
 
@@ -227,8 +254,9 @@ impl Connection {
         self.written(id);
     }
 
-    /// Gives the library at most `most` bytes of a stream; returns how many. The end counts as one byte.
-    fn flush(&mut self, id: StreamId, most: u64) -> u64 {
+    /// Gives the library at most `most` bytes of a stream, of which `each` is told; returns how many. The end counts
+    /// as one byte.
+    fn flush(&mut self, id: StreamId, most: u64, mut each: impl FnMut(Piece)) -> u64 {
         let Some(out) = self.streams.outbound.get_mut(&id) else { return 0 };
         let mut stream = self.inner.send_stream(to_noq(id));
         let mut done = 0;
@@ -237,12 +265,15 @@ impl Connection {
         {
             let some = front.len().min(usize::try_from(most - done).unwrap_or(usize::MAX));
             let mut piece = [front.split_to(some)];
+            let bytes = piece[0].clone();
             let taken = stream.write_chunks(&mut &mut piece[..]);
             let [rest] = piece;
             match taken {
                 Ok(n) => {
                     done += n as u64;
                     out.bytes -= n;
+                    each(Piece { stream: id, at: out.at, bytes: bytes.slice(..n), ends: false });
+                    out.at += n as u64;
                     if n == some {
                         if front.is_empty() {
                             out.queue.pop_front();
@@ -273,6 +304,7 @@ impl Connection {
             out.finish = false;
             // A stream that the peer stopped is as finished as it gets.
             let _ = stream.finish();
+            each(Piece { stream: id, at: out.at, bytes: Bytes::new(), ends: true });
             done += 1;
         }
         if !out.bulk && out.wants() == 0 {
@@ -317,8 +349,9 @@ impl Connection {
         cost
     }
 
-    /// Gives the library what a path was granted: its pass begins.
-    pub(super) fn write_granted(&mut self, grant: u64) {
+    /// Gives the library what the path at `index` was granted: its pass begins.
+    pub(super) fn write_granted(&mut self, now: Instant, index: usize, grant: u64) {
+        let mut sent = std::mem::take(&mut self.paths[index].sent);
         self.streams.granted = self.streams.granted.saturating_sub(grant);
         self.streams.reckoned = grant;
         let repeated = self.streams.lost.min(grant);
@@ -329,7 +362,7 @@ impl Connection {
         {
             let Some(out) = self.streams.outbound.get(&id) else { continue };
             let before = out.wants();
-            let done = self.flush(id, left.min(TURN));
+            let done = self.flush(id, left.min(TURN), |piece| sent.push_back((now, piece)));
             left -= done;
             let Some(out) = self.streams.outbound.get_mut(&id) else {
                 self.streams.waiting = self.streams.waiting.saturating_sub(done);
@@ -351,6 +384,25 @@ impl Connection {
                 }
             }
         }
+        self.paths[index].sent = sent;
+    }
+
+    /// Takes the bytes of bulk streams that are on their way on a path, which is dead. What the library had sent again
+    /// there is not among them.
+    pub fn take_unsettled(&mut self, id: PathId) -> Vec<Piece> {
+        let Some(path) = self.path_mut(id) else { return Vec::new() };
+        path.settle();
+        std::mem::take(&mut path.sent).into_iter().map(|(_, piece)| piece).collect()
+    }
+
+    /// Bytes of a bulk stream have come on another way than in the stream.
+    pub fn rescue(&mut self, piece: Piece) {
+        let Some(inbound) = self.streams.inbound.get_mut(&piece.stream) else { return };
+        if piece.ends {
+            inbound.end = Some(piece.at + piece.bytes.len() as u64);
+        }
+        inbound.hold(piece.at, &piece.bytes);
+        self.events.push_back(Event::StreamReadable(piece.stream));
     }
 
     /// A data pass has ended with so much credit left: what was meant for it and did not fit would else leave with
@@ -399,8 +451,11 @@ impl Connection {
             Ok(chunks) => chunks,
             Err(_) => return ReadEnd::Blocked,
         };
-        let mut read = 0;
+        let mut read = inbound.next_held(&mut out);
         let end = loop {
+            if inbound.end == Some(inbound.next) {
+                break ReadEnd::Finished;
+            }
             if read >= most {
                 break ReadEnd::More;
             }
@@ -424,26 +479,90 @@ impl Connection {
 }
 
 impl Inbound {
-    /// Hands out bytes that are next, and those that waited for them; returns how many.
-    fn take(&mut self, at: u64, bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
-        if at > self.next {
+    /// Keeps bytes that are not next, if they are new.
+    fn hold(&mut self, at: u64, bytes: &Bytes) {
+        let longer = self.held.get(&at).is_none_or(|held| held.len() < bytes.len());
+        if at + bytes.len() as u64 > self.next && longer {
             // A copy: the buffer behind it is of many packets.
-            self.bytes += bytes.len();
-            self.held.insert(at, Bytes::copy_from_slice(&bytes));
-            return 0;
+            let before = self.held.insert(at, Bytes::copy_from_slice(bytes));
+            self.bytes += bytes.len() - before.map_or(0, |before| before.len());
         }
-        let mut taken = bytes.len();
-        self.next += bytes.len() as u64;
-        out(bytes);
+    }
+
+    /// Hands out what is held and next; returns how many bytes that are.
+    fn next_held(&mut self, out: &mut impl FnMut(Bytes)) -> usize {
+        let mut taken = 0;
         while let Some(entry) = self.held.first_entry()
-            && *entry.key() == self.next
+            && *entry.key() <= self.next
         {
-            let bytes = entry.remove();
+            let (at, bytes) = entry.remove_entry();
             self.bytes -= bytes.len();
-            self.next += bytes.len() as u64;
-            taken += bytes.len();
-            out(bytes);
+            taken += self.hand_out(at, bytes, out);
         }
         taken
+    }
+
+    /// Hands out those of `bytes`, which do not begin behind what is next, that were not handed out before.
+    fn hand_out(&mut self, at: u64, mut bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
+        let known = usize::try_from(self.next - at).unwrap_or(usize::MAX);
+        if known >= bytes.len() {
+            return 0;
+        }
+        bytes.advance(known);
+        let taken = bytes.len();
+        self.next += taken as u64;
+        out(bytes);
+        taken
+    }
+
+    /// Takes bytes, and hands out those that are next; returns how many.
+    fn take(&mut self, at: u64, bytes: Bytes, out: &mut impl FnMut(Bytes)) -> usize {
+        if at > self.next {
+            self.hold(at, &bytes);
+            return 0;
+        }
+        self.hand_out(at, bytes, out) + self.next_held(out)
+    }
+}
+
+impl super::Path {
+    /// Forgets the bytes of streams that have arrived here, or were found lost and are sent again: those before the
+    /// newest that was acknowledged.
+    pub(super) fn settle(&mut self) {
+        let newest = self.gate.acked_sent();
+        while self.sent.pop_front_if(|(sent, _)| *sent < newest).is_some() {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_out_once_and_in_order_whatever_way_they_came() {
+        let mut inbound = Inbound { next: 0, held: BTreeMap::new(), bytes: 0, end: None };
+        let all: Vec<u8> = (0..200).collect();
+        let mut got = Vec::new();
+        let mut give = |at: usize, len: usize, rescued: bool| {
+            let bytes = Bytes::copy_from_slice(&all[at..at + len]);
+            let mut out = |bytes: Bytes| got.extend_from_slice(&bytes);
+            if rescued {
+                inbound.hold(at as u64, &bytes);
+                inbound.next_held(&mut out);
+            } else {
+                inbound.take(at as u64, bytes, &mut out);
+            }
+            inbound.bytes
+        };
+        give(10, 20, false);
+        give(25, 20, true);
+        give(10, 5, true);
+        assert_eq!(give(10, 30, true), 50, "the longer one");
+        assert_eq!(give(0, 10, false), 0);
+        assert_eq!(give(5, 10, true), 0, "known");
+        give(60, 10, true);
+        assert_eq!(give(44, 100, false), 0);
+        assert_eq!(give(144, 56, true), 0);
+        assert_eq!(got, all);
     }
 }

@@ -48,6 +48,7 @@ impl Connection {
             }
             path.seen = stats.udp_rx.datagrams;
             path.heard = Some(now);
+            path.settle();
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
             if std::mem::replace(&mut path.remote, remote) == remote {

@@ -19,11 +19,8 @@ const TURN_BYTES: u64 = 12 * 1024;
 impl Carrier {
     /// Moves packets from the queues to paths that have room. Returns whether any moved.
     pub(super) fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
-        let mut repairing = false;
-        if let Some(sequencer) = &mut self.sequencer {
-            sequencer.collect(now, connection);
-            repairing = sequencer.has_repairs();
-        }
+        self.collect(now, connection);
+        let repairing = self.has_repairs();
         if self.dispatcher.is_empty() && !repairing && connection.stream_backlog() == 0 {
             for id in self.paths.keys() {
                 connection.set_limited(*id, false);
@@ -40,14 +37,14 @@ impl Carrier {
             let offer = self.offer(now, connection, id, PASS_BYTES);
             if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
-        let mut moved = repairing && self.repair(connection, max, &mut offers);
+        let mut moved = self.send_rescued(now, connection, max, &mut offers);
+        moved |= repairing && self.repair(connection, max, &mut offers);
         moved |= self.fill(now, connection, max, &mut offers);
         if !later.is_empty() {
             offers.append(&mut later);
             moved |= self.fill(now, connection, max, &mut offers);
         }
-        let waits = self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs())
-            || connection.stream_backlog() > 0;
+        let waits = self.has_repairs() || connection.stream_backlog() > 0;
         for offer in &offers {
             let room = connection.room(now, offer.id);
             connection.set_limited(offer.id, room == 0 && (waits || self.dispatcher.has_for(offer.id)));
@@ -58,6 +55,12 @@ impl Carrier {
             self.note_traffic(now);
         }
         moved
+    }
+
+    /// Whether anything that was lost waits to be sent again.
+    fn has_repairs(&self) -> bool {
+        self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs())
+            || self.rescue.as_ref().is_some_and(|rescue| rescue.has_waiting())
     }
 
     /// Moves packets to the paths of `offers` until these have no room, or nothing should wait for them.

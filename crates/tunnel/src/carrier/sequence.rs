@@ -8,8 +8,8 @@ use mpvpn_class::Queued;
 use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{Arena, ip, protocol};
-use mpvpn_quic::{Connection, PathView, Tracked};
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_quic::{PathView, Tracked};
+use mpvpn_types::{Duration, Instant};
 
 /// A packet is sent again this often at most.
 const MOST_TRIES: u8 = 8;
@@ -159,19 +159,8 @@ impl Sequencer {
             .collect()
     }
 
-    /// Takes what was lost on the paths of `connection`.
-    pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
-        connection.drain_lost(|_, lost| self.keep(now, lost));
-    }
-
-    /// Takes all that is on its way on a path that is dead, and on no other.
-    pub(super) fn rescue(&mut self, now: Instant, connection: &mut Connection, id: PathId) {
-        for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
-            self.keep(now, datagram);
-        }
-    }
-
-    fn keep(&mut self, now: Instant, lost: Tracked) {
+    /// Takes a datagram that was lost, if it is worth sending again.
+    pub(super) fn keep(&mut self, now: Instant, lost: Tracked) {
         let old = now.saturating_duration_since(lost.born) > MOST_AGE;
         if old || lost.tries >= MOST_TRIES || self.repair_bytes > MOST_REPAIRS {
             return;

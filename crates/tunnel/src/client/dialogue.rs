@@ -18,7 +18,7 @@ use mpvpn_types::Instant;
 use super::{Assignment, Client, ClientError, ClientEvent};
 use crate::{
     HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER,
-    SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
+    RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
     carrier::{Carrier, Role},
 };
 
@@ -82,6 +82,7 @@ impl Client {
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
         request.extra.push((HEARTBEATS_HEADER.to_owned(), HEARTBEATS_CONTEXT.to_string()));
+        request.extra.push((RESCUE_HEADER.to_owned(), RESCUE_CONTEXT.to_string()));
         request.extra.push((LINKS_HEADER.to_owned(), TRUE.to_owned()));
         request.extra.extend(self.part.header());
         let headers = request.headers();
@@ -131,6 +132,11 @@ impl Client {
                     && let Some(stream) = session.request
                 {
                     session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
+                }
+                if headers.single(RESCUE_HEADER).and_then(structured::integer) == Some(RESCUE_CONTEXT)
+                    && let Some(stream) = session.request
+                {
+                    session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);

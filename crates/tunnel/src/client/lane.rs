@@ -139,7 +139,7 @@ impl Lane {
     /// The server reads a stream no more; whether it is one of these. The answer to a request says why it was refused.
     pub(super) fn stopped(&mut self, stream: StreamId) -> bool {
         let Some(flow) = self.flows.get(&stream).copied() else { return false };
-        if flow.opened {
+        if flow.opened && self.relays.breaks_when_stopped(stream) {
             self.interposer.abort(flow.id);
             self.streams.remove(&flow.id);
             self.flows.remove(&stream);

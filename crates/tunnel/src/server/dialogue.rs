@@ -19,7 +19,7 @@ use mpvpn_types::{Instant, PathId};
 use super::{Server, Tunnel};
 use crate::{
     Addresses, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
-    SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
+    RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
     carrier::{Carrier, PathPolicy, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -152,6 +152,10 @@ impl Server {
         {
             carrier.report_paths(stream, context);
             answer.push(HEARTBEATS_HEADER, context.to_string());
+        }
+        if let Some(context) = own_context(headers, RESCUE_HEADER).filter(|context| order != Some(*context)) {
+            carrier.rescue_streams(stream, context);
+            answer.push(RESCUE_HEADER, context.to_string());
         }
         if let Some(context) = order {
             carrier.number_packets(stream, context);
