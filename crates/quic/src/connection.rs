@@ -142,6 +142,8 @@ pub(crate) struct Path {
     pub(crate) followed: Vec<(usize, Tracked)>,
     /// Bytes of bulk streams that are on their way here, with the time when they left.
     sent: VecDeque<(Instant, Piece)>,
+    /// When bytes of streams may have been sent here that had been lost elsewhere, last.
+    repeated: Option<Instant>,
     /// Bytes of bulk streams that the next data pass sends here, lost ones first.
     pub(crate) grant: u64,
     /// Size of all that with framing.
@@ -290,6 +292,7 @@ impl Connection {
             batch: Vec::new(),
             followed: Vec::new(),
             sent: VecDeque::new(),
+            repeated: None,
             grant: 0,
             batch_bytes: 0,
             turn: 0,
@@ -537,7 +540,9 @@ impl Connection {
                         self.paths.get(index).map(|path| (path.head, path.gate.take_credit()))
                     {
                         self.spend(head, self.granted.saturating_sub(left));
-                        self.look_for_rest(left);
+                        if self.prolongs_pass(now, index, left) {
+                            continue;
+                        }
                     }
                     self.look_whether_mute(now, index);
                     self.begin_pass(now);
@@ -612,6 +617,7 @@ impl Connection {
         for path in &self.paths {
             path.gate.set_credit(credit);
         }
+        self.note_repeats(now);
         self.pass = Pass::Control;
     }
 

@@ -75,6 +75,8 @@ struct Watched {
     place: Place,
     link: LinkId,
     thaw: Option<Instant>,
+    /// If it is dead still then, it is closed: streams wait for what is on its way here.
+    close: Option<Instant>,
     told: PathStatus,
     state: PathState,
     /// Measurements in a row in which packets waited for it (positive) or none did (negative).
@@ -196,6 +198,7 @@ impl Carrier {
             place: Place::Active,
             link,
             thaw: None,
+            close: None,
             told: PathStatus::Available,
             state: PathState::Active,
             load: 0,
@@ -204,14 +207,15 @@ impl Carrier {
         self.changed = true;
     }
 
-    /// A path is gone.
-    pub(crate) fn path_closed(&mut self, now: Instant, id: PathId) {
-        self.paths.remove(&id);
+    /// A path is gone; returns the link that it ran over.
+    pub(crate) fn path_closed(&mut self, now: Instant, id: PathId) -> Option<LinkId> {
+        let closed = self.paths.remove(&id);
         if self.paths.is_empty() {
             self.bare = now;
         }
         self.by_path.remove(&id);
         self.changed = true;
+        closed.map(|path| path.link)
     }
 
     /// The kernel says whether a link can carry packets.
@@ -508,6 +512,7 @@ impl Carrier {
         }
         self.send_beats(now, connection, &beats);
         self.give_up_mute(now, connection);
+        self.close_dead(now, connection);
         if self.busy.is_some_and(|at| now >= at + REST) && self.dispatcher.is_empty() {
             self.busy = None;
             self.arena.release();
@@ -529,6 +534,7 @@ impl Carrier {
         let company = if waits { self.choice.poll_timeout(now) } else { None };
         let order = self.sequencer.as_ref().and_then(|sequencer| sequencer.poll_timeout());
         let thaw = self.paths.values().filter_map(|path| path.thaw).min();
+        let close = self.paths.values().filter_map(|path| path.close).min();
         let rest = self.busy.filter(|_| self.dispatcher.is_empty()).map(|at| at + REST);
         let overflow = self.measured.filter(|_| self.tiers.is_overflowing()).map(|at| at + OVERFLOW);
         let all = [
@@ -537,6 +543,7 @@ impl Carrier {
             company,
             order,
             thaw,
+            close,
             rest,
             overflow,
             self.mtu.poll_timeout(),

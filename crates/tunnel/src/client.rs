@@ -395,7 +395,13 @@ impl Client {
                         (link.opening, link.path) = (None, None);
                     }
                 }
-                QuicEvent::PathClosed(path) => session.carrier.path_closed(now, path),
+                QuicEvent::PathClosed(path) => {
+                    let link = session.carrier.path_closed(now, path);
+                    if let Some(link) = link.and_then(|link| self.links.get_mut(&link)) {
+                        link.probe.restart(now);
+                        link.opening = None;
+                    }
+                }
                 QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) => {
                     if !self.lane.wake(stream) {

@@ -61,15 +61,13 @@ fn contradictions_are_refused() {
 #[test]
 fn what_does_not_work_yet_says_so_and_is_not_offered() {
     let stage = Stage::new(&["100mbit"]);
-    let client = ["client", "--server", "192.0.2.1:4433", "--insecure"];
-    rejected(&stage, &[&client[..], &["--lane", "stream"]].concat(), &["not available in this version yet"]);
     rejected(&stage, &["server", "--auth", "mtls"], &["not available in this version yet"]);
     rejected(&stage, &["top"], &["not available in this version yet"]);
     for side in ["client", "server"] {
         let output = stage.mpvpn(Place::Client, &[side, "--help"]);
         let help = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && help.contains("--log-level"), "{help}");
-        for later in ["--lane", "mtls", "--metrics"] {
+        for later in ["mtls", "--metrics"] {
             assert!(!help.contains(later), "mpvpn {side} --help offers {later}");
         }
     }

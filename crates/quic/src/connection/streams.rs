@@ -23,6 +23,9 @@ const TURN: u64 = 16 << 10;
 /// Bytes of a packet that are none of the stream's: those around the frames (see [`crate::DATAGRAM_OVERHEAD`]), and
 /// type, stream, offset and length of a frame.
 const PACKET_OVERHEAD: u64 = 29 + 1 + 4 + 8 + 2;
+/// Packets by which a pass goes on when the library had more to repeat than was known, and how often.
+const PROLONGED: u64 = 2;
+const MOST_PROLONGED: u32 = 16;
 /// Bytes of a bulk stream that may have arrived before those that they follow. The peer's credit bounds what it
 /// sends in one round trip, not what may be held for a repetition that is lost again and again.
 const MOST_HELD: usize = 16 << 20;
@@ -93,8 +96,8 @@ pub(crate) struct Streams {
     granted: u64,
     /// Bulk streams that are open in some direction.
     bulk: usize,
-    /// The last pass was to send this, if all went as it was reckoned (bytes).
-    reckoned: u64,
+    /// How often the pass may go on with more credit than was reckoned.
+    prolong: u32,
 }
 
 impl Streams {
@@ -353,9 +356,12 @@ impl Connection {
     pub(super) fn write_granted(&mut self, now: Instant, index: usize, grant: u64) {
         let mut sent = std::mem::take(&mut self.paths[index].sent);
         self.streams.granted = self.streams.granted.saturating_sub(grant);
-        self.streams.reckoned = grant;
+        self.streams.prolong = if grant > 0 { MOST_PROLONGED } else { 0 };
         let repeated = self.streams.lost.min(grant);
         self.streams.lost -= repeated;
+        if repeated > 0 {
+            self.paths[index].repeated = Some(now);
+        }
         let mut left = grant - repeated;
         while left > 0
             && let Some(id) = self.streams.ready.pop_front()
@@ -395,6 +401,12 @@ impl Connection {
         std::mem::take(&mut path.sent).into_iter().map(|(_, piece)| piece).collect()
     }
 
+    /// Whether bytes of streams may be on their way on a path that had been lost before: those are not among the
+    /// unsettled, and the library repeats them only when they are lost again, or the path is closed.
+    pub fn may_hold_repeated(&self, id: PathId) -> bool {
+        self.path(id).is_some_and(|path| path.repeated.is_some_and(|at| at >= path.gate.acked_sent()))
+    }
+
     /// Bytes of a bulk stream have come on another way than in the stream.
     pub fn rescue(&mut self, piece: Piece) {
         let Some(inbound) = self.streams.inbound.get_mut(&piece.stream) else { return };
@@ -405,13 +417,34 @@ impl Connection {
         self.events.push_back(Event::StreamReadable(piece.stream));
     }
 
-    /// A data pass has ended with so much credit left: what was meant for it and did not fit would else leave with
-    /// the next packets, on any path.
-    pub(super) fn look_for_rest(&mut self, credit: u64) {
+    /// A data pass has ended with so much credit left; whether it goes on with more, because what was meant for it did
+    /// not fit: the library first repeats what was lost. What is left over would leave with the next packets, on any
+    /// path.
+    pub(super) fn prolongs_pass(&mut self, now: Instant, index: usize, left: u64) -> bool {
         let packet = u64::from(self.inner.current_mtu());
-        if std::mem::take(&mut self.streams.reckoned) > 0 && credit < packet {
-            self.streams.lost += packet;
+        if left >= packet || self.streams.prolong == 0 {
+            return false;
         }
+        self.streams.prolong -= 1;
+        let Some(path) = self.paths.get_mut(index) else { return false };
+        path.repeated = Some(now);
+        self.granted = PROLONGED * packet;
+        path.gate.set_credit(self.granted);
+        true
+    }
+
+    /// A control pass begins, in which the library may repeat what was lost, on any path.
+    pub(super) fn note_repeats(&mut self, now: Instant) {
+        if self.streams.lost > 0 {
+            for path in &mut self.paths {
+                path.repeated = Some(now);
+            }
+        }
+    }
+
+    /// Whether streams are open whose bytes leave as paths are granted.
+    pub fn has_bulk(&self) -> bool {
+        self.streams.bulk > 0
     }
 
     /// Looks for lost packets, whose bytes of streams are to be sent again.

@@ -12,10 +12,14 @@ use mpvpn_masque::{
 };
 use mpvpn_path::{Offer, first_to_arrive};
 use mpvpn_quic::{Connection, Piece, Tracked};
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId};
 
 use super::Carrier;
 
+/// A path that is dead for this long is closed if streams wait for what only its end lets the library send again.
+const CLOSE: Duration = Duration::from_millis(50);
+/// The same if that is not known.
+const CLOSE_ANYWAY: Duration = Duration::from_millis(400);
 /// Bytes of a datagram beside prefix and data, at most: stream and offset.
 const AROUND: usize = 16;
 
@@ -93,10 +97,28 @@ impl Carrier {
         for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
             self.keep(now, datagram);
         }
-        let Some(max) = connection.max_datagram() else { return };
-        if let Some(rescue) = &mut self.rescue {
-            for piece in connection.take_unsettled(id) {
-                rescue.send(now, &piece, max);
+        let pieces = connection.take_unsettled(id);
+        let mut stuck = connection.may_hold_repeated(id);
+        match (&mut self.rescue, connection.max_datagram()) {
+            (Some(rescue), Some(max)) => pieces.iter().for_each(|piece| rescue.send(now, piece, max)),
+            _ => stuck |= !pieces.is_empty(),
+        }
+        let streams = connection.has_bulk();
+        if let Some(path) = self.paths.get_mut(&id).filter(|_| streams) {
+            path.close = Some(now + if stuck { CLOSE } else { CLOSE_ANYWAY });
+        }
+    }
+
+    /// Closes paths that are dead while streams wait for what was sent there.
+    pub(super) fn close_dead(&mut self, now: Instant, connection: &mut Connection) {
+        let others = self.any_alive();
+        for (id, path) in &mut self.paths {
+            if path.close.is_some_and(|at| now >= at) {
+                path.close = None;
+                if others && !path.works() {
+                    tracing::info!(path = id.0, "a dead path is closed: streams wait for what it holds");
+                    connection.close_path(now, *id);
+                }
             }
         }
     }
