@@ -263,6 +263,13 @@ impl ClientConfig {
                 "leave out one of the two",
             ));
         }
+        let shards = options.shards.unwrap_or(default.shards);
+        if options.lane == Some(LaneMode::Stream) && shards.count(1) > 1 {
+            return Err(Error::usage(
+                "--lane stream works with one thread only",
+                "leave out --shards, or use --lane datagram",
+            ));
+        }
         let tun_name = options.tun_name.unwrap_or(default.tun_name);
         let name = options.name.unwrap_or_else(|| tun_name.clone());
         let share = options.share;
@@ -286,7 +293,7 @@ impl ClientConfig {
             lane: options.lane.unwrap_or(default.lane),
             routes: options.routes.unwrap_or(default.routes),
             share: share.iter().map(ToString::to_string).collect(),
-            shards: options.shards.unwrap_or(default.shards),
+            shards,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
             tun_name,
             name,

@@ -194,7 +194,7 @@ impl Running {
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
-                lane: Rules { mode: lane_of(config.lane), rules: Vec::new() },
+                lane: Rules { mode: lane_of(config.lane, shards), rules: Vec::new() },
                 lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
             },
             meters,
@@ -530,8 +530,11 @@ fn prepare(net: &mut ClientNet, undo: &mut Undo, name: &str) {
     }
 }
 
-fn lane_of(option: LaneMode) -> Mode {
+/// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does
+/// not have its end.
+fn lane_of(option: LaneMode, shards: u8) -> Mode {
     match option {
+        LaneMode::Auto if shards > 1 => Mode::Datagram,
         LaneMode::Auto => Mode::Auto,
         LaneMode::Datagram => Mode::Datagram,
         LaneMode::Stream => Mode::Stream,

@@ -109,7 +109,7 @@ impl Default for TransportOptions {
         Self {
             cc: Cc::default(),
             max_udp_payload: 1472,
-            idle_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(180),
             rng_seed: None,
         }
     }

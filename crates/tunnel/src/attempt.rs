@@ -3,6 +3,8 @@ use mpvpn_types::{Duration, Instant, LinkId};
 
 /// A handshake that has not succeeded after this time is given up.
 pub(crate) const ATTEMPT: Duration = Duration::from_secs(8);
+/// A connection whose end would end streams has so long to show that it works, when another one stands.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
 /// Pause after the first failure; doubles up to [`PAUSE_MAX`].
 const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
@@ -15,6 +17,8 @@ pub(crate) struct Attempt {
     pub(crate) since: Instant,
     /// When the server was heard last.
     pub(crate) heard: Option<Instant>,
+    /// When it succeeded, where the connection in use may still turn out to work.
+    pub(crate) ready: Option<Instant>,
 }
 
 /// When to try again.

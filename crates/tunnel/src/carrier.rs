@@ -226,6 +226,13 @@ impl Carrier {
         }
     }
 
+    /// Asks at once whether the paths over a link work.
+    pub(crate) fn beat_on(&mut self, link: LinkId) {
+        for path in self.paths.values_mut().filter(|path| path.link == link) {
+            path.liveness.beat_now();
+        }
+    }
+
     /// The path that runs over a link.
     pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
         self.paths.iter().find(|(_, path)| path.link == link).map(|(id, _)| *id)

@@ -300,8 +300,22 @@ impl Client {
             self.settle(id);
             return;
         };
+        if self.attempts[position].ready.is_some() {
+            self.settle(id);
+            return;
+        }
         while let Some(event) = self.endpoint.get(id).and_then(|connection| connection.poll_event(now)) {
             match event {
+                // With the old connection its streams would end: it is asked once more.
+                QuicEvent::Connected
+                    if let Some(session) = &mut self.session
+                        && self.lane.flows() > 0 =>
+                {
+                    let attempt = &mut self.attempts[position];
+                    attempt.ready = Some(now);
+                    session.carrier.beat_on(attempt.link);
+                    break;
+                }
                 QuicEvent::Connected => {
                     let attempt = self.attempts.remove(position);
                     self.connected(now, attempt);
@@ -634,6 +648,7 @@ impl Client {
         };
         at_most(lane);
         for attempt in &self.attempts {
+            at_most(self.replaces_at(attempt));
             at_most(Some(attempt.since + ATTEMPT));
             at_most(Some(self.renewal(attempt)).filter(|at| self.session.is_none() && *at > now));
             at_most(self.endpoint.get(attempt.connection).and_then(|c| c.poll_timeout()));

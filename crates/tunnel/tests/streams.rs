@@ -154,6 +154,42 @@ fn a_lossy_link_that_falls_silent_is_felt_for_a_moment() {
     }
 }
 
+/// How long after the links are back bytes come again, if all were silent for so long.
+fn pause_after_an_outage(time: Duration) -> Duration {
+    let (mut world, client) = world(&[(20, 10 * MS), (20, 15 * MS)]);
+    let mut apps = apps(&world, client, 2, 20, 1000);
+    let start = world.now;
+    let (mut back, mut seen) = (None, None);
+    while !apps.iter().all(App::is_over) && world.now < start + time + Duration::from_secs(60) {
+        let elapsed = world.now - start;
+        let silent = (1000 * MS..1000 * MS + time).contains(&elapsed);
+        for link in world.machines[client].links.values_mut() {
+            (link.up.loss, link.down.loss) = if silent { (1.0, 1.0) } else { (0.0, 0.0) };
+        }
+        let before: u64 = apps.iter().map(|app| app.got).sum();
+        if silent {
+            back = Some(world.now);
+        }
+        step(&mut world, client, &mut apps);
+        let moved = apps.iter().map(|app| app.got).sum::<u64>() > before;
+        if moved && !silent && back.is_some() {
+            seen.get_or_insert(world.now);
+        }
+    }
+    let ends: Vec<_> = apps.iter().map(|app| (app.got, app.ended, app.reset)).collect();
+    assert_eq!(ends, [(20_000_000, true, false); 2], "{time:?}, {} times down", world.machines[client].downs);
+    seen.unwrap() - back.unwrap()
+}
+
+#[test]
+fn connections_survive_when_all_links_are_gone_for_a_while() {
+    for seconds in [3, 20, 90] {
+        let pause = pause_after_an_outage(Duration::from_secs(seconds));
+        println!("{seconds} s of silence: {pause:?}");
+        assert!(pause < Duration::from_secs(2), "{pause:?}");
+    }
+}
+
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);
 const TIME: Duration = Duration::from_secs(8);

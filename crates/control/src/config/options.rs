@@ -181,7 +181,8 @@ pub struct ClientOptions {
     pub cc: Option<CongestionControl>,
 
     /// How TCP connections travel: datagram (as packets), stream (they end here, and the server makes
-    /// others) or auto, which is stream to public addresses if the server translates addresses [default: auto]
+    /// others) or auto, which is stream to public addresses if the server translates addresses and this client has
+    /// one shard [default: auto]
     #[arg(long, value_name = "NAME", value_parser = text::<LaneMode>)]
     #[serde(deserialize_with = "one")]
     pub lane: Option<LaneMode>,

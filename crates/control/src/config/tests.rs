@@ -99,7 +99,7 @@ fn every_key_of_a_client_arrives() {
         token = "mpvpn_secret"
         tun-name = "tun7"
         scheduler = "failover"
-        lane = "stream"
+        lane = "datagram"
         cc = "cubic"
         routes = "advertised"
         share = ["lan0", "192.168.1.0/24"]
@@ -155,7 +155,7 @@ fn every_key_of_a_client_arrives() {
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
-            lane: LaneMode::Stream,
+            lane: LaneMode::Datagram,
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
             share: vec!["lan0".into(), "192.168.1.0/24".into()],

@@ -5,7 +5,7 @@ use mpvpn_quic::{Local, PathStatus};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use super::Client;
-use crate::attempt::{ATTEMPT, Attempt};
+use crate::attempt::{ATTEMPT, Attempt, GRACE};
 
 /// With every path silent for this long while data moves, or no answer to the request, a new connection is
 /// tried beside the old one.
@@ -48,7 +48,7 @@ impl Client {
         let local = Local::link(id);
         match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
             Ok(connection) => {
-                self.attempts.push(Attempt { connection, link: id, since: now, heard: None });
+                self.attempts.push(Attempt { connection, link: id, since: now, heard: None, ready: None });
                 self.backoff.trying();
             }
             Err(error) => tracing::warn!(%error, link = id.0, "cannot connect"),
@@ -77,8 +77,17 @@ impl Client {
         }
     }
 
+    /// When an attempt that succeeded takes the place of the connection in use.
+    pub(super) fn replaces_at(&self, attempt: &Attempt) -> Option<Instant> {
+        attempt.ready.map(|at| if self.session.is_some() { at + GRACE } else { at })
+    }
+
     pub(super) fn expire_attempts(&mut self, now: Instant) {
         for attempt in self.attempts.clone() {
+            if self.replaces_at(&attempt).is_some_and(|at| now >= at) {
+                self.attempts.retain(|other| other.connection != attempt.connection);
+                return self.connected(now, attempt);
+            }
             if now.saturating_duration_since(attempt.since) >= ATTEMPT {
                 self.attempts.retain(|other| other.connection != attempt.connection);
                 self.close_connection(now, attempt.connection, "took too long");
