@@ -23,4 +23,5 @@ mod restart;
 mod shards;
 mod sharing;
 mod status;
+mod streams;
 mod the_stage;

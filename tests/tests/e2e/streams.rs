@@ -1,0 +1,118 @@
+//! TCP connections that end at the client and travel as streams.
+
+use std::{fs, thread, time::Duration};
+
+use mpvpn_tests::{
+    http::{Download, MB, Site},
+    ping::reaches,
+    stage::{Direction, Place, Stage, TUNNEL, inet4},
+    tcp::{Sink, Way},
+};
+use serde_json::Value;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn streams(status: &Value) -> u64 {
+    status["flows"]["stream"].as_u64().expect("a count of streams")
+}
+
+/// What curl says of a connection to a port of a host, and after how long at most.
+fn curl(stage: &Stage, host: &str, port: u16, seconds: u32) -> (Option<i32>, Duration) {
+    let start = std::time::Instant::now();
+    let url = format!("http://{host}:{port}/");
+    let limit = seconds.to_string();
+    let status = stage
+        .command(Place::Client, "curl")
+        .args(["--silent", "--output", "/dev/null", "--max-time", &limit, &url])
+        .status()
+        .expect("curl runs");
+    (status.code(), start.elapsed())
+}
+
+#[test]
+fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    let client = stage.client(&[]);
+    reaches(&stage, Place::Client, &inet4());
+    for (place, host, wanted) in [(Place::Inet, inet4(), true), (Place::Server, TUNNEL.to_owned(), false)] {
+        let sink = Sink::start(&stage, place, 5201);
+        let load = sink.tcp(&stage, Place::Client, &host, 4, Way::Up, 4);
+        thread::sleep(Duration::from_secs(2));
+        // The connection that iperf3 talks over, and four for the data.
+        let counts = [streams(&client.status()), streams(&server.status())];
+        assert_eq!(counts, if wanted { [5, 5] } else { [0, 0] }, "{host}");
+        let report = load.finish();
+        assert!(report.megabits() > 150.0, "{host}: {:.0} Mbit/s over 2 × 100", report.megabits());
+        client.until(Duration::from_secs(10), "no streams are left", |status| match streams(status) {
+            0 => Ok(()),
+            left => Err(format!("{left} streams")),
+        });
+    }
+    let report =
+        Sink::start(&stage, Place::Inet, 5202).udp(&stage, Place::Client, &inet4(), 20, Way::Down, 2);
+    let report = report.finish();
+    assert!(report.megabits() > 19.0 && report.loss_pct < 1.0, "{report:?}");
+}
+
+#[test]
+fn one_connection_fills_both_links_in_both_directions() {
+    let stage = Stage::new(&["60mbit,10ms", "40mbit,20ms"]);
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--lane", "stream"]);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", Duration::from_secs(5));
+    }
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    for way in [Way::Up, Way::Down] {
+        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 8).finish();
+        let last = &report.seconds[2..];
+        let rate = last.iter().sum::<f64>() / last.len() as f64 / 1e6;
+        assert!(rate > 88.0, "{way:?}: {rate:.1} of 100 Mbit/s");
+    }
+}
+
+#[test]
+fn an_app_learns_why_there_is_no_connection() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let _client = stage.client(&["--lane", "stream"]);
+    const NO_CONNECTION: Option<i32> = Some(7);
+    // Nobody listens there.
+    let (code, time) = curl(&stage, &inet4(), 81, 10);
+    assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
+    // Forbidden by the server, which is told by an ICMP error.
+    let (code, time) = curl(&stage, "192.168.77.1", 80, 10);
+    assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
+}
+
+#[test]
+fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
+    let stage = Stage::two_links();
+    let file = stage.file("access", Place::Server);
+    fs::write(&file, "[[access]]\nallow = false\nports = ['5201']\n").expect("a file to write");
+    let server = stage.server(&["--config", file.to_str().expect("a path of text")]);
+    let _client = stage.client(&[]);
+    let sink = Sink::start(&stage, Place::Inet, 5201);
+    // The first connection is tried as a stream, and again as packets a second later.
+    let report = sink.tcp(&stage, Place::Client, &inet4(), 1, Way::Down, 4).finish();
+    assert!(report.megabits() > 50.0, "{:.0} Mbit/s", report.megabits());
+    assert_eq!(streams(&server.status()), 0);
+}
+
+#[test]
+fn a_download_brings_every_byte_across_a_silent_cut() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--lane", "stream"]);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", Duration::from_secs(5));
+    }
+    let site = Site::start(&stage, Place::Inet);
+    let download = Download::start(&stage, &site, &inet4(), 100 * MB, LIMIT, &[]);
+    thread::sleep(Duration::from_secs(2));
+    stage.link(1).silence(Direction::Both);
+    thread::sleep(Duration::from_secs(3));
+    stage.link(1).heal();
+    download.finish();
+}
