@@ -182,8 +182,11 @@ impl Running {
             CongestionControl::Bbr => Cc::Bbr,
             CongestionControl::Cubic => Cc::Cubic,
         };
-        let options =
-            TransportOptions { cc, max_udp_payload: links.max_payload(), ..TransportOptions::default() };
+        let options = TransportOptions {
+            cc,
+            max_udp_payload: links.max_payload(),
+            ..TransportOptions::of_shards(shards)
+        };
         let [spread] = random::<1>()?;
         let parts = Parts {
             mark: net_config.mark,

@@ -116,6 +116,14 @@ impl Default for TransportOptions {
 }
 
 impl TransportOptions {
+    /// For a client with so many connections. Of several, one that is silent is soon no loss but in the way: the far
+    /// end sends flows to it that the others could carry.
+    #[must_use]
+    pub fn of_shards(shards: u8) -> Self {
+        let default = Self::default();
+        if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
+    }
+
     pub(crate) fn transport(&self) -> Arc<TransportConfig> {
         let mut mtu = MtuDiscoveryConfig::default();
         mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(BLACK_HOLE);

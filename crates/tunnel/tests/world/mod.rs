@@ -233,8 +233,8 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-fn options(seed: u8) -> TransportOptions {
-    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::default() }
+fn options(seed: u8, shards: u8) -> TransportOptions {
+    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
 }
 
 fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server> {
@@ -246,7 +246,7 @@ fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server>
         .with_single_cert(vec![identity.cert.clone()], key)
         .unwrap();
     tls.alpn_protocols = vec![b"h3".to_vec()];
-    let options = TransportOptions { max_udp_payload: 65_000, ..options(1) };
+    let options = TransportOptions { max_udp_payload: 65_000, ..options(1, 1) };
     let setup = ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap();
     let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
     let registry = Registry::new(subnet, subnet6, 200);
@@ -339,7 +339,7 @@ impl World {
         let number = self.machines.len() as u8;
         let setup = ClientSetup::new(
             Arc::new(tls),
-            &TransportOptions { cc, ..options(10 + number) },
+            &TransportOptions { cc, ..options(10 + number, self.servers.len() as u8) },
             &[100 + number; 32],
         )
         .unwrap();
