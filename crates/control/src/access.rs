@@ -9,6 +9,7 @@
 use std::{
     fmt,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
 };
 
 use ipnet::IpNet;
@@ -34,7 +35,7 @@ impl AccessRule {
         let is_there = has(to.ip()) || !self.allow && behind.is_some_and(has);
         (self.users.is_empty() || self.users.iter().any(|name| name == user))
             && (self.to.is_empty() || is_there)
-            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.contains(to.port())))
+            && (self.ports.is_empty() || self.ports.iter().any(|ports| ports.range().contains(&to.port())))
     }
 }
 
@@ -51,9 +52,9 @@ impl Ports {
         (first > 0 && first <= last).then_some(Self { first, last })
     }
 
-    /// Whether `port` is one of them.
-    pub fn contains(self, port: u16) -> bool {
-        (self.first..=self.last).contains(&port)
+    /// All of them.
+    pub fn range(self) -> RangeInclusive<u16> {
+        self.first..=self.last
     }
 }
 

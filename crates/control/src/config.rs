@@ -6,6 +6,7 @@
 
 mod access;
 mod file;
+mod lane;
 mod links;
 mod options;
 mod pipes;
@@ -20,6 +21,7 @@ use std::{
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+pub use lane::LaneRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
@@ -123,8 +125,10 @@ pub struct ClientConfig {
     pub scheduler: Scheduler,
     /// The congestion controller of every path.
     pub cc: CongestionControl,
-    /// How TCP connections travel.
+    /// How TCP connections travel where no rule says anything.
     pub lane: LaneMode,
+    /// How they travel to some destinations; the first that fits counts.
+    pub lane_rules: Vec<LaneRule>,
     /// Which destinations go into the tunnel.
     pub routes: Routes,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
@@ -235,6 +239,7 @@ impl ClientConfig {
             scheduler: Scheduler::Auto,
             cc: CongestionControl::Bbr,
             lane: LaneMode::Auto,
+            lane_rules: Vec::new(),
             routes: Routes::All,
             share: Vec::new(),
             shards: Shards::Auto,
@@ -264,10 +269,12 @@ impl ClientConfig {
             ));
         }
         let shards = options.shards.unwrap_or(default.shards);
-        if options.lane == Some(LaneMode::Stream) && shards.count(1) > 1 {
+        let streams =
+            options.lane == Some(LaneMode::Stream) || options.lane_rule.iter().any(|rule| rule.streams);
+        if streams && shards.count(1) > 1 {
             return Err(Error::usage(
-                "--lane stream works with one thread only",
-                "leave out --shards, or use --lane datagram",
+                "TCP connections travel as streams with one thread only",
+                "leave out --shards, or use --lane datagram and no [[lane-rule]] that says stream",
             ));
         }
         let tun_name = options.tun_name.unwrap_or(default.tun_name);
@@ -291,6 +298,7 @@ impl ClientConfig {
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),
             lane: options.lane.unwrap_or(default.lane),
+            lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or(default.routes),
             share: share.iter().map(ToString::to_string).collect(),
             shards,

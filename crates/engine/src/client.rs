@@ -14,13 +14,13 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::I
 use mpvpn_control::{
     api::{self, Question},
     config::{
-        ClientConfig, ClientOptions, CongestionControl, LaneMode, LinkChange, Origin, Reloaded, Routes,
+        ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded, Routes,
         Scheduler as SchedulerOption,
     },
     status::{Link, Status},
     tls::{self, RefusalSlot},
 };
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{Mode, Rule, Rules};
 use mpvpn_os::{
     Tun, TunConfig, Undo, privilege,
     tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
@@ -197,7 +197,10 @@ impl Running {
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
-                lane: Rules { mode: lane_of(config.lane, shards), rules: Vec::new() },
+                lane: Rules {
+                    mode: lane_of(config.lane, shards),
+                    rules: config.lane_rules.iter().map(rule_of).collect(),
+                },
                 lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
             },
             meters,
@@ -531,6 +534,11 @@ fn prepare(net: &mut ClientNet, undo: &mut Undo, name: &str) {
     if let Err(error) = net.prepare_link(undo, name) {
         tracing::warn!(link = %name, %error, "cannot prepare a link");
     }
+}
+
+fn rule_of(rule: &LaneRule) -> Rule {
+    let ports = rule.ports.iter().map(|ports| ports.range());
+    Rule { to: rule.to.clone(), ports: ports.collect(), streams: rule.streams }
 }
 
 /// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does

@@ -208,9 +208,8 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 
 /// Options that later versions will have, and what there is today.
 const LATER_OPTIONS: &[(&str, &str)] = &[
-    ("--lane", "every flow is carried as datagrams"),
     ("--metrics", "`mpvpn status --json` gives the figures"),
-    ("--fec", "lost packets are repaired by the connections inside the tunnel"),
+    ("--fec", "lost packets are repaired by sending them again"),
     ("--class", "all packets are of one class"),
     ("--socks", "`mpvpn client` makes a TUN device"),
 ];

@@ -22,7 +22,7 @@ struct Table {
 
 struct UserName(String);
 
-struct Prefix(IpNet);
+pub(super) struct Prefix(pub(super) IpNet);
 
 /// For serde: the tables in order.
 pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AccessRule>, D::Error> {
@@ -36,7 +36,7 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AccessRule>
 }
 
 /// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
-fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+pub(super) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
     let values = many::<D, T>(from)?;
     match values.is_empty() {
         true => Err(serde::de::Error::custom("the list is empty: leave the key out if it does not matter")),

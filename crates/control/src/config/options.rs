@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::{
     access,
+    lane::{self, LaneRule},
     links::{LinkConfig, list},
     pipes::Pipes,
     shards::Shards,
@@ -187,6 +188,11 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub lane: Option<LaneMode>,
 
+    /// How they travel to some destinations: the tables `[[lane-rule]]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "lane::list")]
+    pub lane_rule: Vec<LaneRule>,
+
     /// What goes into the tunnel: all, advertised (what the server says) or none (the tunnel's own
     /// network only) [default: all]
     #[arg(long, value_name = "NAME", value_parser = text::<Routes>)]
@@ -275,6 +281,7 @@ impl ClientOptions {
             scheduler: self.scheduler.or(below.scheduler),
             cc: self.cc.or(below.cc),
             lane: self.lane.or(below.lane),
+            lane_rule: list_over(self.lane_rule, below.lane_rule),
             routes: self.routes.or(below.routes),
             share: list_over(self.share, below.share),
             state_dir: self.state_dir.or(below.state_dir),

@@ -63,7 +63,7 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc",
-            lane: "lane", routes: "routes", share: "share", shards: "shards", name: "name", api_socket: "api-socket",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", share: "share", shards: "shards", name: "name", api_socket: "api-socket",
             log_level: "log-level"
         );
         // The socket of a link has it from its beginning.

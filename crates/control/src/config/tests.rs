@@ -124,6 +124,11 @@ fn every_key_of_a_client_arrives() {
 
         [[link]]
         name = "eth0"
+
+        [[lane-rule]]
+        lane = "datagram"
+        to = ["192.0.2.0/24"]
+        ports = ["22-23"]
         "#
     ))
     .unwrap();
@@ -156,6 +161,11 @@ fn every_key_of_a_client_arrives() {
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
             lane: LaneMode::Datagram,
+            lane_rules: vec![LaneRule {
+                streams: false,
+                to: vec!["192.0.2.0/24".parse().unwrap()],
+                ports: vec![Ports::new(22, 23).unwrap()],
+            }],
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
             share: vec!["lan0".into(), "192.168.1.0/24".into()],

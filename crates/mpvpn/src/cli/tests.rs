@@ -79,9 +79,9 @@ fn the_mode_of_a_command_run_in_a_lab_is_not_ours() {
 #[test]
 fn what_does_not_work_yet_says_so() {
     assert_eq!(
-        refused("mpvpn client --server a --insecure --lane stream"),
-        "mpvpn: bad usage: `--lane` is not available in this version yet\n  \
-         next: leave it out: every flow is carried as datagrams"
+        refused("mpvpn client --server a --insecure --class calls"),
+        "mpvpn: bad usage: `--class` is not available in this version yet\n  \
+         next: leave it out: all packets are of one class"
     );
     assert_eq!(
         refused("mpvpn server --auth mtls"),
@@ -104,7 +104,7 @@ fn what_does_not_work_yet_is_absent_from_the_help() {
     for command in ["server", "client", "status"] {
         let mut root = Cli::command();
         let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
-        for absent in ["--lane", "mtls", "--metrics", "reload"] {
+        for absent in ["mtls", "--metrics", "reload"] {
             assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
         }
     }
@@ -150,7 +150,7 @@ fn every_option_is_a_key() {
         let (_, known) = error.split_once("expected one of ").unwrap();
         let mut keys: Vec<_> = known.trim().split(", ").map(|key| key.trim_matches('`')).collect();
         // Tables have no place on a command line.
-        keys.retain(|key| !["access", "link"].contains(key));
+        keys.retain(|key| !["access", "lane-rule", "link"].contains(key));
         assert_eq!(options, keys, "{role}");
     }
 }
