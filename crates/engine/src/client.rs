@@ -14,8 +14,8 @@ use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::I
 use mpvpn_control::{
     api::{self, Question},
     config::{
-        ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded, Routes,
-        Scheduler as SchedulerOption,
+        ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded,
+        Routes, Scheduler as SchedulerOption,
     },
     status::{Link, Status},
     tls::{self, RefusalSlot},

@@ -201,6 +201,11 @@ impl Interposer {
         self.held
     }
 
+    /// Whether [`Self::poll_event`] has something.
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// What happened since.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()

@@ -407,7 +407,13 @@ impl Connection {
                     self.events.push_back(Event::StreamReadable(from_noq(id)));
                 }
             }
-            StreamEvent::Readable { id } => self.events.push_back(Event::StreamReadable(from_noq(id))),
+            StreamEvent::Readable { id } => {
+                // The library says so for every frame.
+                let event = Event::StreamReadable(from_noq(id));
+                if self.events.back() != Some(&event) {
+                    self.events.push_back(event);
+                }
+            }
             StreamEvent::Writable { id } => self.unblock(from_noq(id)),
             StreamEvent::Stopped { id, error_code } => {
                 self.drop_writes(from_noq(id));

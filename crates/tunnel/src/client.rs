@@ -171,6 +171,8 @@ struct Session {
 /// A client: takes packets from a TUN, keeps a connection over all links, survives its loss.
 pub struct Client {
     config: ClientConfig,
+    /// The credentials, as header fields have them.
+    authorization: Option<String>,
     endpoint: Endpoint,
     links: BTreeMap<LinkId, Link>,
     policies: BTreeMap<LinkId, LinkPolicy>,
@@ -211,6 +213,7 @@ impl Client {
             was_up: false,
             joiner: Joiner::new(),
             lane: Lane::new(now, config.lane.clone(), config.lane_secret),
+            authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             config,
             events: VecDeque::new(),
             probes: VecDeque::new(),

@@ -216,13 +216,91 @@ fn share(name: &str, count: u16, way: Direction) -> f64 {
     share
 }
 
-#[test]
-fn explore() {
-    for name in std::env::var("NAMES").unwrap_or_default().split_whitespace() {
-        for way in [Direction::Up] {
-            for count in [1, 4] {
-                share(name, count, way);
-            }
-        }
+/// Random numbers (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, most: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % most
     }
+}
+
+/// Connections of all sizes over two lossy links that come and go; some are broken off by the app. Every byte is
+/// compared where it arrives.
+#[test]
+fn connections_over_links_that_come_and_go_bring_every_byte() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    let (count, seed) = (number("MPVPN_STREAMS").unwrap_or(120), number("MPVPN_STREAMS_SEED").unwrap_or(1));
+    let mut dice = Dice(seed);
+    let (mut world, client) = world(&[(80, 8 * MS), (50, 25 * MS)]);
+    let mut apps: Vec<App> = Vec::new();
+    let (mut begun, mut done, mut broken) = (0u64, 0u64, 0u64);
+    let mut silent = [world.now; 2];
+    let start = world.now;
+    while done + broken < count {
+        assert!(world.now < start + Duration::from_secs(3) * count as u32, "{done} of {count} are over");
+        if begun < count && apps.len() < 8 {
+            let from = SocketAddr::new(world.address(client, true), 20_000 + begun as u16 % 30_000);
+            // From nothing to some megabytes, most of them small.
+            let (up, down) = (4 + dice.below(18), dice.below(3));
+            let (up, megabytes) = (dice.below(1 << up), 1 + dice.below(1 << down) as u16);
+            apps.push(App::new(from, ([203, 0, 113, 9], megabytes).into(), up));
+            begun += 1;
+        }
+        for (at, link) in world.machines[client].links.values_mut().enumerate() {
+            if world.now > silent[at] + Duration::from_secs(2) && dice.below(1000) == 0 {
+                silent[at] = world.now + Duration::from_millis(dice.below(2000));
+            }
+            let loss = if world.now < silent[at] { 1.0 } else { 0.01 };
+            (link.up.loss, link.down.loss) = (loss, loss);
+        }
+        step(&mut world, client, &mut apps);
+        if !apps.is_empty() && dice.below(2000) == 0 {
+            let at = dice.below(apps.len() as u64) as usize;
+            apps[at].break_off();
+            step(&mut world, client, &mut apps);
+            apps.remove(at);
+            broken += 1;
+        }
+        apps.retain(|app| {
+            assert!(!app.reset, "a connection was reset");
+            let over = app.is_over();
+            if over {
+                assert_eq!(app.got % 1_000_000, 0);
+                done += 1;
+            }
+            !over
+        });
+    }
+    assert_eq!(world.machines[client].downs, 0);
+    let whole = world.destinations.iter().filter(|other| other.ended && !other.gone).count() as u64;
+    assert!(whole >= done, "{whole} destinations got all, {done} connections ended well");
+}
+
+/// One connection each way over the links of a scenario, and the share of what they carry together that it gets at
+/// least. Headers take 4 to 5 %.
+macro_rules! fills {
+    ($($name:ident $least:literal)*) => {
+        $(#[test]
+        fn $name() {
+            for way in [Direction::Down, Direction::Up] {
+                let share = share(stringify!($name), 1, way);
+                assert!(share > $least, "{way:?}: {share:.3}");
+            }
+        })*
+    };
+}
+
+fills! {
+    two_100_far 1.01
+    fast_slow 1.02
+    asym_jitter 0.91
+    lossy 0.92
+    dual_lte 0.90
+    lte_leo 0.90
+    loss_10 0.92
 }

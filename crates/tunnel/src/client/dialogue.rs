@@ -77,7 +77,7 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         let Ok(stream) = connection.open_bi() else { return };
         let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
-        request.authorization = self.config.token.as_ref().map(|token| format!("Bearer {token}"));
+        request.authorization.clone_from(&self.authorization);
         request.session = self.secret.clone();
         request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));

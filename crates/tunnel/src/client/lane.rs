@@ -57,7 +57,7 @@ pub(super) struct Far<'a> {
     /// Where errors come from.
     pub(super) gateway: Gateway,
     /// For `proxy-authorization`.
-    pub(super) credentials: Option<String>,
+    pub(super) credentials: Option<&'a str>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -205,6 +205,14 @@ impl Lane {
         self.may_open = true;
     }
 
+    /// Whether there is anything to move.
+    fn has_work(&self) -> bool {
+        self.interposer.has_events()
+            || !self.readable.is_empty()
+            || !self.writable.is_empty()
+            || self.may_open && !self.waiting.is_empty()
+    }
+
     /// Nothing can be reached now.
     pub(super) fn idle(&mut self) {
         while let Some(event) = self.interposer.poll_event() {
@@ -267,7 +275,7 @@ impl Lane {
             return;
         };
         self.relays.insert(far.connection, stream);
-        let request = connect::request(&Authority::from(to), far.credentials.as_deref());
+        let request = connect::request(&Authority::from(to), far.credentials);
         far.connection.write(stream, h3::encode_headers(&request));
         self.streams.insert(id, stream);
         self.flows.insert(stream, Flow { id, to, opened: false });
@@ -384,6 +392,9 @@ impl Lane {
 impl Client {
     /// Moves bytes between apps and streams.
     pub(super) fn drive_lane(&mut self, now: Instant) {
+        if !self.lane.has_work() {
+            return;
+        }
         let Some(session) = self.session.as_mut().filter(|session| session.up) else {
             return self.lane.idle();
         };
@@ -393,7 +404,7 @@ impl Client {
             http: &mut session.http,
             carrier: &mut session.carrier,
             gateway: gateway(&session.addresses),
-            credentials: self.config.token.as_ref().map(|token| format!("Bearer {token}")),
+            credentials: self.authorization.as_deref(),
         };
         if let Err(error) = self.lane.drive(now, far) {
             self.broken(now, &error);

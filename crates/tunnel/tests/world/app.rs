@@ -120,6 +120,11 @@ impl App {
         }
     }
 
+    /// Its user ends it.
+    pub fn break_off(&mut self) {
+        self.send(RST | ACK, self.seq(self.sent + u64::from(self.fin)), &[], b"");
+    }
+
     /// Nothing more will happen.
     pub fn is_over(&self) -> bool {
         self.reset || self.ended && self.acked > self.sends
