@@ -317,6 +317,12 @@ impl Client {
                     let attempt = &mut self.attempts[position];
                     attempt.ready = Some(now);
                     session.carrier.beat_on(attempt.link);
+                    // Where it has no path there it may open one.
+                    if let Some(link) = self.links.get_mut(&attempt.link) {
+                        link.probe.answer();
+                        link.opening = None;
+                    }
+                    self.open_paths(now);
                     break;
                 }
                 QuicEvent::Connected => {

@@ -266,8 +266,9 @@ fn connections_over_links_that_come_and_go_bring_every_byte() {
             apps.remove(at);
             broken += 1;
         }
+        let ups = world.machines[client].ups;
         apps.retain(|app| {
-            assert!(!app.reset, "a connection was reset");
+            assert!(!app.reset, "a connection was reset, the tunnel came up {ups} times");
             let over = app.is_over();
             if over {
                 assert_eq!(app.got % 1_000_000, 0);

@@ -49,9 +49,8 @@ fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
             left => Err(format!("{left} streams")),
         });
     }
-    let report =
-        Sink::start(&stage, Place::Inet, 5202).udp(&stage, Place::Client, &inet4(), 20, Way::Down, 2);
-    let report = report.finish();
+    let sink = Sink::start(&stage, Place::Inet, 5202);
+    let report = sink.udp(&stage, Place::Client, &inet4(), 20, Way::Down, 2).finish();
     assert!(report.megabits() > 19.0 && report.loss_pct < 1.0, "{report:?}");
 }
 
