@@ -11,6 +11,7 @@ mod peers;
 mod plot;
 mod report;
 mod rigs;
+mod stream;
 
 use std::process::ExitCode;
 
@@ -26,7 +27,7 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 8] = [
+const RIGS: [Rig; 9] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
@@ -38,6 +39,11 @@ const RIGS: [Rig; 8] = [
         "peers",
         "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
         peers::run,
+    ),
+    (
+        "stream",
+        "TCP on streams: scenarios, beside wireguard-go, short and many connections, readers that stop",
+        stream::run,
     ),
 ];
 
@@ -51,7 +57,10 @@ fn main() -> ExitCode {
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
             RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
-            println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
+            println!(
+                "\nscenarios of `paths` and `stream`: {}",
+                Scenario::names().collect::<Vec<_>>().join(" ")
+            );
             print!("{}", options::HELP);
             return ExitCode::SUCCESS;
         }
