@@ -6,9 +6,9 @@ mod harm;
 mod judge;
 pub(crate) mod load;
 mod mptcp;
-mod plan;
-mod play;
-mod talk;
+pub(crate) mod plan;
+pub(crate) mod play;
+pub(crate) mod talk;
 mod watch;
 
 use std::{
