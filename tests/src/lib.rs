@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod cut;
+pub mod gets;
 pub mod http;
 pub mod iperf;
 pub mod ping;
@@ -20,6 +21,7 @@ pub mod system;
 pub mod tcp;
 pub mod tun_copy;
 pub mod usage;
+pub mod visits;
 
 use std::{
     path::{Path, PathBuf},

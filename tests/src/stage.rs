@@ -16,7 +16,7 @@ pub use mpvpn_lab::Direction;
 use mpvpn_lab::{Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace};
 use serde_json::Value;
 
-use crate::eventually;
+use crate::{eventually, usage::resident_memory};
 
 /// Where the server is reached, over every link.
 pub const SERVER: &str = "192.0.2.1:4433";
@@ -429,13 +429,14 @@ impl Peer {
         found.unwrap_or_else(|| panic!("no {family:?} address in {all:?}")).to_owned()
     }
 
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Resident memory, bytes.
     pub fn memory(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.child.id());
-        let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
-        let line =
-            text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a running process has VmRSS");
-        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number of kB") * 1024
+        resident_memory(self.id()).expect("a running process has VmRSS")
     }
 
     /// Processor time used so far, user and system.

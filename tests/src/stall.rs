@@ -19,9 +19,24 @@ const PIECE: usize = 64 << 10;
 /// How often a writer that cannot go on looks at the time.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// Opens `flows` connections from the client to `address`, half of them with data up and half with data down, and holds
-/// them for `time` with readers that have stopped. Returns the bytes that writers got rid of.
-pub fn stall(stage: &Stage, address: IpAddr, flows: usize, time: Duration) -> Result<u64, String> {
+/// Which way the data goes that nobody reads, seen from the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ways {
+    /// Half of the flows up, half of them down.
+    Both,
+    /// All of them down.
+    Down,
+}
+
+/// Opens `flows` connections from the client to `address` and holds them for `time` with readers that have stopped.
+/// Returns the bytes that writers got rid of.
+pub fn stall(
+    stage: &Stage,
+    address: IpAddr,
+    flows: usize,
+    ways: Ways,
+    time: Duration,
+) -> Result<u64, String> {
     let listener = stage
         .inside(Place::Server, || TcpListener::bind((address, 0)))
         .map_err(|error| format!("no listener at {address}: {error}"))?;
@@ -32,7 +47,8 @@ pub fn stall(stage: &Stage, address: IpAddr, flows: usize, time: Duration) -> Re
         let mut tasks = Vec::new();
         for number in 0..flows {
             let (near, far) = connect(stage, &listener, target)?;
-            let (writer, reader) = if number % 2 == 0 { (near, far) } else { (far, near) };
+            let is_up = ways == Ways::Both && number % 2 == 0;
+            let (writer, reader) = if is_up { (near, far) } else { (far, near) };
             tasks.push(scope.spawn(move || write_until(writer, deadline)));
             tasks.push(scope.spawn(move || stop_reading(reader, deadline)));
         }

@@ -2,7 +2,7 @@
 //!
 //! In: the files of `crates/lab/scenarios`, one a scenario, named after it. Out: [`Scenario`]s, checked: every list has
 //! the length that it must have, every event is about a link that exists. `./dev bench paths` plays them with real
-//! traffic, a test of `tunnel` with simulated time.
+//! traffic, `./dev bench stream` those that have bars for streams, a test of `tunnel` with simulated time.
 
 mod random_cuts;
 
@@ -22,6 +22,8 @@ use crate::{
 const FULL_PACKET: u32 = 1500;
 /// Bytes of those that are no payload of the inner TCP: outer IP, UDP, QUIC, and inner IP and TCP with timestamps.
 const HEADERS: u32 = 120;
+/// The same where bytes travel without the packets they were in: outer IP, UDP and QUIC.
+const HEADERS_OF_STREAMS: u32 = 63;
 
 macro_rules! files {
     ($($name:literal)*) => {
@@ -77,6 +79,21 @@ pub struct Scenario {
     pub client: ClientOptions,
     /// What is asked.
     pub bars: Bars,
+    /// What is asked where TCP travels as streams.
+    pub stream: Option<Bars>,
+    /// How TCP travels; a file is about packets, see [`Scenario::over`].
+    #[serde(skip)]
+    pub lane: Lane,
+}
+
+/// How the bytes of TCP flows travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lane {
+    /// In the packets they came in.
+    #[default]
+    Datagram,
+    /// On streams, without these packets.
+    Stream,
 }
 
 /// Something that happens to a link.
@@ -126,6 +143,8 @@ pub enum ShareOf {
     Sum,
     /// What headers leave of the rates: Σ rate × inner TCP payload ÷ bytes that the link counts.
     Ceiling,
+    /// What headers and losses leave: the same with (1 − loss) × rate.
+    Left,
 }
 
 /// What is asked of a tunnel. Lists have an element for each number of flows.
@@ -191,8 +210,10 @@ impl Scenario {
     }
 
     fn check(&self) -> Result<(), String> {
-        let bars = &self.bars;
-        for (key, list) in [("min_share", &bars.min_share), ("sim_min_share", &bars.sim_min_share)] {
+        let bars = std::iter::once(&self.bars).chain(&self.stream);
+        let lists =
+            bars.flat_map(|bars| [("min_share", &bars.min_share), ("sim_min_share", &bars.sim_min_share)]);
+        for (key, list) in lists {
             if !list.is_empty() && list.len() != self.flows.len() {
                 return Err(format!("{key} has {} elements, flows {}", list.len(), self.flows.len()));
             }
@@ -226,6 +247,17 @@ impl Scenario {
         Ok(())
     }
 
+    /// The scenario as it is played over that lane, which only TCP has a choice of; `None` where nothing is asked of it.
+    pub fn over(self, lane: Lane) -> Option<Self> {
+        match lane {
+            Lane::Datagram => Some(Self { lane, ..self }),
+            Lane::Stream => {
+                let bars = self.stream.clone()?;
+                Some(Self { lane, bars, quic: false, udp_mbit: None, ..self })
+            }
+        }
+    }
+
     /// (1 − loss) × rate of every link in a direction, added up.
     pub fn sum(&self, direction: Direction) -> BitRate {
         add_up(self.links.iter().map(|link| usable(link, direction)))
@@ -240,12 +272,23 @@ impl Scenario {
 
     /// The goodput of inner TCP that headers and the rates leave, whatever the loss.
     pub fn ceiling(&self, direction: Direction) -> BitRate {
-        let of_link = |link: &LinkSpec| {
-            let counted = u64::from(FULL_PACKET + link.count.overhead());
-            let rate = link.towards(direction).rate.unwrap_or_default();
-            BitRate::from_bps(rate.bps() * u64::from(FULL_PACKET - HEADERS) / counted)
+        let rate = |link: &LinkSpec| link.towards(direction).rate.unwrap_or_default();
+        add_up(self.links.iter().map(|link| self.payload(link, rate(link))))
+    }
+
+    /// The goodput of inner TCP that headers, rates and losses leave.
+    pub fn left(&self, direction: Direction) -> BitRate {
+        add_up(self.links.iter().map(|link| self.payload(link, usable(link, direction))))
+    }
+
+    /// What a rate of a link is worth in payload of inner TCP.
+    fn payload(&self, link: &LinkSpec, rate: BitRate) -> BitRate {
+        let headers = match self.lane {
+            Lane::Datagram => HEADERS,
+            Lane::Stream => HEADERS_OF_STREAMS,
         };
-        add_up(self.links.iter().map(of_link))
+        let counted = u64::from(FULL_PACKET + link.count.overhead());
+        BitRate::from_bps(rate.bps() * u64::from(FULL_PACKET - headers) / counted)
     }
 
     /// What shares are shares of.
@@ -253,6 +296,7 @@ impl Scenario {
         match self.bars.share_of {
             ShareOf::Sum => self.sum(direction),
             ShareOf::Ceiling => self.ceiling(direction),
+            ShareOf::Left => self.left(direction),
         }
     }
 
@@ -390,6 +434,24 @@ mod tests {
     }
 
     #[test]
+    fn streams_have_bars_and_headers_of_their_own() {
+        let text = format!(
+            "{}udp_mbit = 5\n[bars]\n[stream]\nshare_of = 'left'\nmin_share = [0.9]",
+            TWO.replace("'100mbit'", "'100mbit,count=ethernet'")
+        );
+        let scenario = Scenario::parse("made_up", &text).unwrap();
+        let streams = scenario.clone().over(Lane::Stream).unwrap();
+        assert_eq!(
+            (streams.lane, streams.udp_mbit, &streams.bars.min_share[..]),
+            (Lane::Stream, None, &[0.9][..])
+        );
+        assert_eq!(streams.ceiling(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 47_900_000);
+        assert_eq!(streams.whole(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 43_110_000);
+        assert_eq!(scenario.over(Lane::Datagram).unwrap().udp_mbit, Some(5));
+        assert!(Scenario::parse("made_up", &format!("{TWO}[bars]")).unwrap().over(Lane::Stream).is_none());
+    }
+
+    #[test]
     fn links_that_cannot_be_the_best_are_not_tried_alone() {
         let candidates = |links: &str| {
             let text = format!("story = 's'\nlinks = [{links}]\nflows = [1]\n[bars]");
@@ -418,6 +480,7 @@ mod tests {
             ("colour = 'red'\n[bars]", "colour"),
             ("[bars]\nmin_shares = [1]", "min_shares"),
             ("[bars]\nmin_share = [0.5, 0.5]", "min_share has 2 elements, flows 1"),
+            ("[bars]\n[stream]\nmin_share = [0.5, 0.5]", "min_share has 2 elements, flows 1"),
             ("event = [{ at_s = 1, link = 3, change = 'cut' }]\n[bars]", "link 3, of 2"),
             ("event = [{ at_s = 11, link = 1, change = 'cut' }]\n[bars]", "after the end"),
             ("event = [{ at_s = 1, link = 1, change = 'broken' }]\n[bars]", "`broken` is no change"),

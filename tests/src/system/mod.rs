@@ -39,6 +39,8 @@ pub enum System {
     TunCopy,
     /// This project.
     Mpvpn,
+    /// This project with TCP on streams.
+    MpvpnStream,
     /// WireGuard in Go, from the module `golang.zx2c4.com/wireguard`.
     WireguardGo,
     /// OpenVPN from Debian.
@@ -73,10 +75,11 @@ pub struct Tunnel {
 
 impl System {
     /// All of them, the nearest neighbours of mpvpn beside it.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Raw,
         Self::TunCopy,
         Self::Mpvpn,
+        Self::MpvpnStream,
         Self::WireguardGo,
         Self::Openvpn,
         Self::Boringtun,
@@ -89,6 +92,7 @@ impl System {
             Self::Raw => "raw",
             Self::TunCopy => "tun-copy",
             Self::Mpvpn => "mpvpn",
+            Self::MpvpnStream => "mpvpn-stream",
             Self::WireguardGo => "wireguard-go",
             Self::Openvpn => "openvpn",
             Self::Boringtun => "boringtun",
@@ -109,6 +113,7 @@ impl System {
                 "TUN and UDP with all offloads, packets split and joined as mpvpn does, no cryptography"
             }
             Self::Mpvpn => "defaults, --auth none, --insecure",
+            Self::MpvpnStream => "defaults, --auth none, --insecure, --lane stream",
             Self::WireguardGo => wireguard_go::SETTINGS,
             Self::Openvpn => openvpn::SETTINGS,
             Self::Boringtun => boringtun::SETTINGS,
@@ -123,7 +128,7 @@ impl System {
                 let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
                 Ok(format!("Linux {}", kernel.trim()))
             }
-            Self::Mpvpn => first_line(Command::new(binary()).arg("--version")),
+            Self::Mpvpn | Self::MpvpnStream => first_line(Command::new(binary()).arg("--version")),
             Self::WireguardGo | Self::Boringtun => {
                 tool("wg")?;
                 installed(self.name()).map(|(_, version)| version)
@@ -145,7 +150,8 @@ impl System {
         let parts = match self {
             Self::Raw => Parts { server: None, client: None, address: OUTSIDE, device: "eth1" },
             Self::TunCopy => crate::tun_copy::start(stage)?,
-            Self::Mpvpn => mpvpn::start(stage)?,
+            Self::Mpvpn => mpvpn::start(stage, &[])?,
+            Self::MpvpnStream => mpvpn::start(stage, &["--lane", "stream"])?,
             Self::WireguardGo => wireguard_go::start(stage)?,
             Self::Openvpn => openvpn::start(stage)?,
             Self::Boringtun => boringtun::start(stage)?,

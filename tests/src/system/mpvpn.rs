@@ -1,11 +1,12 @@
-//! mpvpn as a system among others: with its defaults.
+//! mpvpn as a system among others: with its defaults, but for what it is told to do otherwise.
 
 use std::net::Ipv4Addr;
 
 use super::{Daemon, Parts};
 use crate::stage::{Place, SERVER, Stage, binary};
 
-pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
+/// `more` are words for the client.
+pub(super) fn start(stage: &Stage, more: &[&str]) -> Result<Parts, String> {
     let program = binary();
     let program = program.to_str().ok_or("the path of mpvpn is not UTF-8")?;
     let run = |place, words: &[&str]| {
@@ -29,7 +30,8 @@ pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
             "none",
         ],
     )?;
-    let client = run(Place::Client, &["client", "--server", SERVER, "--insecure", "--path", "eth1"])?;
+    let words = [&["client", "--server", SERVER, "--insecure", "--path", "eth1"], more].concat();
+    let client = run(Place::Client, &words)?;
     let address = Ipv4Addr::new(10, 0, 0, 1);
     Ok(Parts::new(server, client, address, "mpvpn0"))
 }

@@ -9,13 +9,15 @@ mod options;
 mod paths;
 mod peers;
 mod plot;
+mod pseudotcp;
 mod report;
 mod rigs;
+mod stream;
 
 use std::process::ExitCode;
 
 use mpvpn_lab::scenario::Scenario;
-use mpvpn_tests::{quic_bulk, tun_copy};
+use mpvpn_tests::{quic_bulk, tun_copy, visits};
 
 use crate::{
     figure::{Figure, table},
@@ -26,7 +28,7 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 8] = [
+const RIGS: [Rig; 10] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
@@ -39,6 +41,16 @@ const RIGS: [Rig; 8] = [
         "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
         peers::run,
     ),
+    (
+        "stream",
+        "TCP on streams: scenarios, beside wireguard-go, short and many connections, readers that stop",
+        stream::run,
+    ),
+    (
+        "pseudotcp",
+        "HTTP downloads of 10 kB to 100 MB: TCP on streams, beside TCP past the tunnel",
+        pseudotcp::run,
+    ),
 ];
 
 fn main() -> ExitCode {
@@ -46,12 +58,16 @@ fn main() -> ExitCode {
     match words.first().map(String::as_str) {
         Some(tun_copy::WORD) => return end_of(tun_copy::run(&words[1..]), 1),
         Some(quic_bulk::WORD) => return end_of(quic_bulk::run(&words[1..]), 1),
+        Some(visits::WORD) => return end_of(visits::run(&words[1..]), 1),
         _ => {}
     }
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
             RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
-            println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
+            println!(
+                "\nscenarios of `paths` and `stream`: {}",
+                Scenario::names().collect::<Vec<_>>().join(" ")
+            );
             print!("{}", options::HELP);
             return ExitCode::SUCCESS;
         }

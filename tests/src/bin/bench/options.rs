@@ -5,20 +5,23 @@ use std::time::Duration;
 use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
 
-use crate::{paths::load::InnerCc, peers::Setting};
+use crate::{paths::load::InnerCc, peers::Setting, stream::Part};
 
 /// What `--list` says after the rigs.
 pub(crate) const HELP: &str = "
---rounds N        of `peers`: how often every system has its turn (5)
---seconds N       of `peers`: how long a TCP or UDP run takes (2)
---tries N         of `peers`: how often a run is tried that something else on the machine disturbs (3)
---systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard
+--rounds N        of `peers` and `stream`: how often every system has its turn (5)
+--seconds N       of `peers` and `stream`: how long a TCP or UDP run takes (2)
+--tries N         of `peers` and `stream`: how often a run is tried that something else on the machine disturbs (3)
+--systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard;
+                  mpvpn-stream is left out if not named
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
-SCENARIO...       of `paths`: only these (--list names them)
---quick           of `paths`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random ones
---cuts N          of `paths`: how often a link is cut (as the scenario says: 10, 20 or 100)
---runs N          of `paths`: how often each row is measured (3)
---inner CC        of `paths`: the congestion control of inner TCP: cubic (default) or bbr
+SCENARIO...       of `paths` and `stream`: only these (--list names them)
+--quick           of `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random
+                  ones; of `stream` and `pseudotcp`: one round
+--cuts N          of `paths` and `stream`: how often a link is cut (as the scenario says: 10, 20 or 100)
+--runs N          of `paths` and `stream`: how often each row is measured (3)
+--inner CC        of `paths` and `stream`: the congestion control of inner TCP: cubic (default) or bbr
+--parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named)
 --load N          of `memory`: seconds of load (60)
 ";
 
@@ -29,9 +32,9 @@ pub(crate) struct Options {
     pub(crate) list: bool,
     /// The rigs to run; none means all.
     pub(crate) rigs: Vec<String>,
-    /// Scenarios of the paths rig; none means all.
+    /// Scenarios of the paths and stream rigs; none means all.
     pub(crate) scenarios: Vec<String>,
-    /// Whether the paths rig is to be short.
+    /// Whether the rigs that take long are to be short.
     pub(crate) quick: bool,
     /// How often the paths rig repeats events, where not as the scenario says.
     pub(crate) cuts: Option<u32>,
@@ -39,6 +42,8 @@ pub(crate) struct Options {
     pub(crate) runs: Option<u32>,
     /// The congestion control of inner TCP in the paths rig.
     pub(crate) inner: InnerCc,
+    /// Parts of the stream rig.
+    pub(crate) parts: Vec<Part>,
     /// Load of the memory rig.
     pub(crate) load: Duration,
     /// Rounds of the peers rig.
@@ -63,11 +68,12 @@ impl Options {
             cuts: None,
             runs: None,
             inner: InnerCc::default(),
+            parts: Vec::new(),
             load: Duration::from_secs(60),
             rounds: 5,
             seconds: 2,
             tries: 3,
-            systems: System::ALL.to_vec(),
+            systems: System::ALL.into_iter().filter(|system| *system != System::MpvpnStream).collect(),
             settings: Setting::ALL.to_vec(),
         };
         let mut words = words.iter();
@@ -88,6 +94,7 @@ impl Options {
                 "--quick" => options.quick = true,
                 "--runs" => options.runs = Some(number()?),
                 "--inner" => options.inner = one(words.next(), &InnerCc::ALL, InnerCc::name)?,
+                "--parts" => options.parts = chosen(words.next(), &Part::ALL, Part::name)?,
                 "--cuts" => options.cuts = Some(number()?),
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
                 name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
@@ -96,6 +103,10 @@ impl Options {
         }
         if options.rigs.is_empty() && !options.scenarios.is_empty() {
             options.rigs.push("paths".to_owned());
+        }
+        if options.parts.is_empty() {
+            let all = if options.scenarios.is_empty() { &Part::ALL[..] } else { &[Part::Links] };
+            options.parts = all.to_vec();
         }
         Ok(options)
     }
@@ -150,6 +161,13 @@ mod tests {
     }
 
     #[test]
+    fn who_names_scenarios_means_links() {
+        assert_eq!(parse("").unwrap().parts, Part::ALL);
+        assert_eq!(parse("equal").unwrap().parts, [Part::Links]);
+        assert_eq!(parse("equal --parts readers,links").unwrap().parts, [Part::Links, Part::Readers]);
+    }
+
+    #[test]
     fn what_is_not_understood_is_refused() {
         for line in [
             "--rounds",
@@ -160,6 +178,7 @@ mod tests {
             "--systems raw,x",
             "--settings lan",
             "--inner reno",
+            "--parts tunnel",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

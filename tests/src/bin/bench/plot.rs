@@ -19,7 +19,7 @@ const OTHERS: &str = "#9aa7b5";
 pub(crate) struct Panel {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
-    /// Names and values; those called `mpvpn` stand out.
+    /// Names and values; those that begin with `mpvpn` stand out.
     pub(crate) bars: Vec<(&'static str, f64)>,
 }
 
@@ -40,7 +40,8 @@ pub(crate) fn draw(title: &str, panels: &[Panel]) -> String {
         let most = panel.bars.iter().map(|bar| bar.1).filter(|value| value.is_finite()).fold(0.0, f64::max);
         for (name, value) in &panel.bars {
             let share = if most > 0.0 && value.is_finite() { (value / most).clamp(0.0, 1.0) } else { 0.0 };
-            let (length, colour) = ((RIGHT - LEFT) * share, if *name == "mpvpn" { OURS } else { OTHERS });
+            let (length, colour) =
+                ((RIGHT - LEFT) * share, if name.starts_with("mpvpn") { OURS } else { OTHERS });
             text(&mut svg, (LEFT - 8.0, y + 14.0), "end", 13, name);
             let _ = writeln!(
                 svg,

@@ -18,6 +18,8 @@ use super::{
 
 /// Between pings.
 const DENSE: Duration = Duration::from_millis(5);
+/// From one question of the quiet TCP connection to the next.
+const PAUSE: Duration = Duration::from_millis(500);
 /// A harm is looked for from so long before it, so that the last answer before it counts.
 const BEFORE: Duration = Duration::from_millis(100);
 /// The window in which a link's return is looked for.
@@ -57,7 +59,7 @@ pub(crate) fn harmed(
     let seconds = scenario.seconds * repeat;
     let (period, start_up) =
         (Duration::from_secs(scenario.seconds.into()), Duration::from_secs(START_UP.into()));
-    let talk = Talk::start(stage, TUNNEL)?;
+    let talk = Talk::start(stage, TUNNEL, PAUSE)?;
     let run = start(seconds)?;
     let ping = Ping::every(stage, Place::Client, DENSE, TUNNEL, START_UP + seconds + 1);
     let (begin, wall) = (Instant::now() + start_up, SystemTime::now() + start_up);
@@ -92,7 +94,8 @@ pub(crate) fn harmed(
         }
     };
     let harms = times.iter().enumerate().map(harm).collect();
-    Ok(Harmed { arrived, harms, lost_pings: pings.missing(), talk: talk.finish() })
+    let talk = talk.finish().map(|times| times.into_iter().max().unwrap_or_default());
+    Ok(Harmed { arrived, harms, lost_pings: pings.missing(), talk })
 }
 
 fn histories(stage: &Stage, scenario: &Scenario) -> Option<Vec<mpvpn_lab::History>> {

@@ -10,6 +10,7 @@ use super::{
     harm::Harm,
     load::{Load, START_UP},
     play::{Measured, Row, median},
+    rig,
     watch::Resent,
 };
 use crate::figure::{Bar, Figure, figure};
@@ -28,15 +29,15 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.way);
     let mut all = Vec::new();
     let mut ask = |name: &str, value: f64, unit, bar| {
-        all.push(figure("paths", format!("{what}: {name}"), value, unit, bar));
+        all.push(figure(rig(scenario.lane), format!("{what}: {name}"), value, unit, bar));
     };
     let mbit = row.mbit().unwrap_or(f64::NAN);
     if let Some(least) = row.index.and_then(|index| bars.min_share.get(index)) {
         let whole = scenario.whole(row.way).bps() as f64 / 1e6;
-        let of = if bars.share_of == ShareOf::Sum {
-            "share of (1 − loss) × sum"
-        } else {
-            "share of the ceiling"
+        let of = match bars.share_of {
+            ShareOf::Sum => "share of (1 − loss) × sum",
+            ShareOf::Ceiling => "share of the ceiling",
+            ShareOf::Left => "share of (1 − loss) × ceiling",
         };
         ask(of, 100.0 * mbit / whole, "%", Bar::AtLeast(100.0 * least));
     }
@@ -59,7 +60,7 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     }
     harm_figures(bars, row, &mut ask);
     if all.is_empty() {
-        all.push(figure("paths", format!("{what}: goodput"), mbit, "Mbit/s", Bar::None));
+        all.push(figure(rig(scenario.lane), format!("{what}: goodput"), mbit, "Mbit/s", Bar::None));
     }
     all
 }

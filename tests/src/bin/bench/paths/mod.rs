@@ -6,9 +6,9 @@ mod harm;
 mod judge;
 pub(crate) mod load;
 mod mptcp;
-mod plan;
-mod play;
-mod talk;
+pub(crate) mod plan;
+pub(crate) mod play;
+pub(crate) mod talk;
 mod watch;
 
 use std::{
@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_lab::scenario::Scenario;
+use mpvpn_lab::scenario::{Lane, Scenario};
 use mpvpn_tests::target_dir;
 use serde_json::{Value, json};
 
@@ -28,6 +28,20 @@ use crate::{
 };
 
 pub(crate) fn run(options: &Options) -> Outcome {
+    over(Lane::Datagram, options)
+}
+
+/// The rig that plays scenarios over that lane.
+fn rig(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Datagram => "paths",
+        Lane::Stream => "stream",
+    }
+}
+
+/// Plays the scenarios that are wanted and have bars for that lane.
+pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
+    let rig = rig(lane);
     let mut plan = if options.quick { Plan::QUICK } else { Plan::WHOLE };
     plan.inner = options.inner;
     plan.runs = options.runs.unwrap_or(plan.runs);
@@ -37,13 +51,14 @@ pub(crate) fn run(options: &Options) -> Outcome {
     let wanted = |scenario: &Scenario| {
         options.scenarios.is_empty() || options.scenarios.iter().any(|name| name == scenario.name)
     };
-    let scenarios: Vec<Scenario> =
-        scenarios.into_iter().filter(wanted).map(|scenario| plan.of(scenario)).collect();
+    let played = scenarios.into_iter().filter(wanted).filter_map(|scenario| scenario.over(lane));
+    let scenarios: Vec<Scenario> = played.map(|scenario| plan.of(scenario)).collect();
     let mut left: Duration = scenarios.iter().map(|scenario| plan.estimate(scenario)).sum();
     let count = scenarios.len();
-    eprintln!("  {count} scenarios, {}; each is in target/bench/paths as soon as it is done", about(left));
+    eprintln!("  {count} scenarios, {}; each is in target/bench/{rig} as soon as it is done", about(left));
     let (began, mut failed) = (Instant::now(), Vec::new());
-    let mut outcome = Outcome { chapter: format!("\n## Paths\n\n{}", judge::HEAD), ..Outcome::default() };
+    let mut outcome =
+        Outcome { chapter: format!("\n## {}\n\n{}", title(lane), judge::HEAD), ..Outcome::default() };
     let mut raw = serde_json::Map::new();
     for (number, scenario) in (1..).zip(&scenarios) {
         eprintln!("  {number} of {count}, {} left: {}: {}", about(left), scenario.name, scenario.story);
@@ -60,22 +75,29 @@ pub(crate) fn run(options: &Options) -> Outcome {
                 failed.push(scenario.name);
                 eprintln!("  {}: {why}", scenario.name);
                 let name = format!("{}: it cannot be played", scenario.name);
-                outcome.figures.push(figure("paths", name, f64::NAN, "", Bar::AtLeast(0.0)));
+                outcome.figures.push(figure(rig, name, f64::NAN, "", Bar::AtLeast(0.0)));
                 let first = why.lines().next().unwrap_or_default().replace('|', "/");
                 outcome.chapter += &format!("| {} {}| {first} |\n", scenario.name, "| ".repeat(10));
                 json!({ "error": why })
             }
         };
-        keep(scenario.name, &record);
+        keep(rig, scenario.name, &record);
         raw.insert(scenario.name.to_owned(), record);
         left = left.saturating_sub(plan.estimate(scenario));
     }
     eprintln!("  played in {}", about(began.elapsed()));
     if !failed.is_empty() {
-        eprintln!("  not all of these could be measured\n  next: ./dev bench paths {}", failed.join(" "));
+        eprintln!("  not all of these could be measured\n  next: ./dev bench {rig} {}", failed.join(" "));
     }
     outcome.raw = Value::Object(raw);
     outcome
+}
+
+fn title(lane: Lane) -> &'static str {
+    match lane {
+        Lane::Datagram => "Paths",
+        Lane::Stream => "Streams over paths",
+    }
 }
 
 fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Value {
@@ -87,13 +109,13 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     }
     eprint!("{lines}");
     outcome.chapter += &lines;
-    outcome.plots.push((format!("paths/{}.svg", scenario.name), draw::draw(scenario, rows)));
+    outcome.plots.push((format!("{}/{}.svg", rig(scenario.lane), scenario.name), draw::draw(scenario, rows)));
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 
 /// What was found so far outlives a run that is ended early.
-fn keep(name: &str, record: &Value) {
-    let folder = target_dir().join("bench/paths");
+fn keep(rig: &str, name: &str, record: &Value) {
+    let folder = target_dir().join("bench").join(rig);
     let path = folder.join(format!("{name}.json"));
     let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
     if let Err(error) = kept {

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_lab::scenario::Scenario;
+use mpvpn_lab::scenario::{Lane, Scenario};
 use mpvpn_types::panic_text;
 
 use super::load::{InnerCc, Load, START_UP};
@@ -88,9 +88,21 @@ impl Plan {
         if scenario.event.is_empty() { self.runs } else { 1 }
     }
 
-    /// Whether single links and kernel MPTCP are measured as well.
-    pub(crate) fn compares(scenario: &Scenario) -> bool {
-        scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some()
+    /// Whether kernel MPTCP is measured as well.
+    pub(crate) fn asks_kernel(scenario: &Scenario) -> bool {
+        scenario.lane == Lane::Datagram
+            && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some())
+    }
+
+    /// Whether single links are measured as well. With streams only where a bar is about them: they have been with
+    /// packets already.
+    pub(crate) fn asks_singles(scenario: &Scenario) -> bool {
+        let bars = &scenario.bars;
+        let is_wanted = match scenario.lane {
+            Lane::Datagram => scenario.event.is_empty(),
+            Lane::Stream => bars.not_below_best_single,
+        };
+        scenario.links.len() > 1 && (is_wanted || bars.min_single_mbit.is_some())
     }
 
     /// About how long the scenario takes.
@@ -111,13 +123,13 @@ impl Plan {
         if scenario.bars.max_repair.is_some() {
             time += calm * rows;
         }
-        if Self::compares(scenario) {
+        if Self::asks_kernel(scenario) {
             let tcp = loads.iter().filter(|(_, load)| matches!(load, Load::Tcp(..))).count() as u32;
             time += calm * self.runs * tcp * scenario.directions.len() as u32;
-            if scenario.links.len() > 1 {
-                let alone = scenario.directions.iter().map(|way| scenario.candidates(*way).len()).max();
-                time += calm * self.runs * rows * alone.unwrap_or(0) as u32;
-            }
+        }
+        if Self::asks_singles(scenario) {
+            let alone = scenario.directions.iter().map(|way| scenario.candidates(*way).len()).max();
+            time += calm * self.runs * rows * alone.unwrap_or(0) as u32;
         }
         time
     }
@@ -152,6 +164,25 @@ mod tests {
         assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::WHOLE, "cut_silent"));
         // Three loads over both links, three over each of two links, two by MPTCP; each three times 10 s and more.
         assert!((330..460).contains(&seconds(Plan::WHOLE, "lossy")), "{}", seconds(Plan::WHOLE, "lossy"));
+    }
+
+    #[test]
+    fn streams_are_not_compared_with_what_nothing_is_asked_of() {
+        let played = |name, lane| scenario(name).over(lane).expect(name);
+        let asks = |name, lane| {
+            let scenario = played(name, lane);
+            (Plan::asks_kernel(&scenario), Plan::asks_singles(&scenario))
+        };
+        assert_eq!(
+            (asks("equal", Lane::Datagram), asks("equal", Lane::Stream)),
+            ((true, true), (false, false))
+        );
+        assert_eq!(
+            (asks("lte_geo", Lane::Stream), asks("two_10", Lane::Stream)),
+            ((false, true), (false, true))
+        );
+        let loads = Plan::WHOLE.loads(&played("equal", Lane::Stream));
+        assert_eq!(loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>(), ["1 TCP", "4 TCP"]);
     }
 
     #[test]

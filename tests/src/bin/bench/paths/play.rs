@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mpvpn_lab::{
     Direction, LinkStats,
-    scenario::{Change, Scenario},
+    scenario::{Change, Lane, Scenario},
 };
 use mpvpn_tests::{
     quic_bulk::Source,
@@ -64,7 +64,7 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
             rows.push(Row { load, index, way, runs, clean: None, singles, mptcp: None });
         }
     }
-    if Plan::compares(scenario) {
+    if Plan::asks_kernel(scenario) {
         beside(&stage, scenario, plan, &mut rows);
     }
     let server = stage.server(&[]);
@@ -72,7 +72,7 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
     let source = if scenario.quic { Some(Source::start(&stage)?) } else { None };
     let scene = Scene { scenario, stage: &stage, plan, server, source };
     scene.together(&mut rows);
-    if Plan::compares(scenario) && scenario.links.len() > 1 {
+    if Plan::asks_singles(scenario) {
         scene.alone(&mut rows);
     }
     drop(sink);
@@ -118,6 +118,7 @@ impl Scene<'_> {
             ("--scheduler", options.scheduler.as_deref()),
             ("--cc", options.cc.as_deref()),
             ("--pipes", pipes.as_deref()),
+            ("--lane", (self.scenario.lane == Lane::Stream).then_some("stream")),
             ("--path", device.as_deref()),
         ];
         let words: Vec<&str> =

@@ -14,20 +14,18 @@ use std::{
 
 use mpvpn_tests::stage::{Place, Stage};
 
-/// From one question to the next.
-const EVERY: Duration = Duration::from_millis(500);
 /// A connection whose answer takes longer counts as lost. TCP repeats a question seldom after it was lost a few times.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// The connection, until it is asked how it was.
 pub(crate) struct Talk {
     stop: Arc<AtomicBool>,
-    asking: JoinHandle<io::Result<Duration>>,
+    asking: JoinHandle<io::Result<Vec<Duration>>>,
 }
 
 impl Talk {
-    /// Connects the client to the server's `address` inside the tunnel.
-    pub(crate) fn start(stage: &Stage, address: &str) -> Result<Self, String> {
+    /// Connects the client to the server's `address` inside the tunnel; `pause` is from an answer to the next question.
+    pub(crate) fn start(stage: &Stage, address: &str, pause: Duration) -> Result<Self, String> {
         let ip: IpAddr = address.parse().map_err(|error| format!("{address}: {error}"))?;
         let listener = stage.inside(Place::Server, || TcpListener::bind((ip, 0)));
         let connect = |listener: TcpListener| {
@@ -43,19 +41,19 @@ impl Talk {
             listener.and_then(connect).map_err(|error| format!("a TCP connection to talk over: {error}"))?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
-        Ok(Self { stop, asking: thread::spawn(move || ask(stream, &seen)) })
+        Ok(Self { stop, asking: thread::spawn(move || ask(stream, pause, &seen)) })
     }
 
-    /// The longest time an answer took, or why the connection was lost.
-    pub(crate) fn finish(self) -> Result<Duration, String> {
+    /// How long each answer took, or why the connection was lost.
+    pub(crate) fn finish(self) -> Result<Vec<Duration>, String> {
         self.stop.store(true, Ordering::Relaxed);
         let asked = self.asking.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
         asked.map_err(|error| format!("the quiet TCP connection: {error}"))
     }
 }
 
-fn ask(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<Duration> {
-    let mut longest = Duration::ZERO;
+fn ask(mut stream: TcpStream, pause: Duration, stop: &AtomicBool) -> io::Result<Vec<Duration>> {
+    let mut times = Vec::new();
     for number in (0u8..=255).cycle() {
         if stop.load(Ordering::Relaxed) {
             break;
@@ -66,10 +64,10 @@ fn ask(mut stream: TcpStream, stop: &AtomicBool) -> io::Result<Duration> {
         if answer != [number] {
             return Err(io::Error::other(format!("{} came back for {number}", answer[0])));
         }
-        longest = longest.max(asked.elapsed());
-        thread::sleep(EVERY);
+        times.push(asked.elapsed());
+        thread::sleep(pause);
     }
-    Ok(longest)
+    Ok(times)
 }
 
 /// Serves one connection until its other end closes it.

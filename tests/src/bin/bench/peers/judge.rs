@@ -6,7 +6,7 @@ use mpvpn_tests::{quiet, system::System};
 use serde_json::{Value, json};
 
 use super::{
-    Setting, Versions,
+    Contest, Scope, Setting, Versions,
     notebook::{MEASURES, Measure, Notebook, known},
 };
 use crate::{
@@ -16,9 +16,20 @@ use crate::{
     report::Outcome,
 };
 
-const RIG: &str = "peers";
 /// Whom mpvpn is compared with.
-const RIVAL: System = System::WireguardGo;
+pub(super) const RIVAL: System = System::WireguardGo;
+
+/// mpvpn with its defaults.
+pub(super) const PEERS: Contest =
+    Contest { rig: "peers", title: "Peers", ours: System::Mpvpn, bars: &BARS, scope: Scope::Everything };
+/// mpvpn with TCP on streams.
+pub(super) const STREAM: Contest = Contest {
+    rig: "stream",
+    title: "Streams beside another VPN",
+    ours: System::MpvpnStream,
+    bars: &STREAM_BARS,
+    scope: Scope::Tcp,
+};
 
 /// What is asked of mpvpn: where, what, and how much.
 const BARS: [(Setting, &str, Asked); 28] = [
@@ -52,8 +63,24 @@ const BARS: [(Setting, &str, Asked); 28] = [
     (Setting::Veth, "rss_stalled_server", Asked::AtMost(64.0)),
 ];
 
+/// What is asked of it with TCP on streams.
+const STREAM_BARS: [(Setting, &str, Asked); 12] = [
+    (Setting::Veth, "tcp1_up", Asked::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_down", Asked::TimesRival(2.5)),
+    (Setting::Veth, "tcp8_up", Asked::TimesRival(2.5)),
+    (Setting::Veth, "tcp8_down", Asked::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_up_cpu_client", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp1_up_cpu_server", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp1_down_cpu_client", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp1_down_cpu_server", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp8_up_cpu_client", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp8_up_cpu_server", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp8_down_cpu_client", Asked::AtMost(1.2)),
+    (Setting::Veth, "tcp8_down_cpu_server", Asked::AtMost(1.2)),
+];
+
 #[derive(Clone, Copy)]
-enum Asked {
+pub(super) enum Asked {
     AtLeast(f64),
     AtMost(f64),
     /// So many times what the rival does in the same round.
@@ -61,12 +88,12 @@ enum Asked {
     Told,
 }
 
-/// File name, title, and what is drawn of which setting.
+/// End of the file name, title, and what is drawn of which setting.
 type Plot = (&'static str, &'static str, &'static [(Setting, &'static str)]);
 
 const PLOTS: [Plot; 5] = [
     (
-        "peers-tcp.svg",
+        "tcp.svg",
         "TCP goodput",
         &[
             (Setting::Veth, "tcp1_up"),
@@ -80,7 +107,7 @@ const PLOTS: [Plot; 5] = [
         ],
     ),
     (
-        "peers-udp.svg",
+        "udp.svg",
         "UDP packets at less than 1 % loss",
         &[
             (Setting::Veth, "udp64"),
@@ -91,7 +118,7 @@ const PLOTS: [Plot; 5] = [
         ],
     ),
     (
-        "peers-cpu.svg",
+        "cpu.svg",
         "Processor time, one TCP flow",
         &[
             (Setting::Veth, "tcp1_up_cpu_client"),
@@ -103,7 +130,7 @@ const PLOTS: [Plot; 5] = [
         ],
     ),
     (
-        "peers-latency.svg",
+        "latency.svg",
         "Round trips beyond those of the idle link",
         &[
             (Setting::Veth, "idle_median"),
@@ -115,7 +142,7 @@ const PLOTS: [Plot; 5] = [
         ],
     ),
     (
-        "peers-memory.svg",
+        "memory.svg",
         "Peak resident memory",
         &[
             (Setting::Veth, "rss_client"),
@@ -126,10 +153,15 @@ const PLOTS: [Plot; 5] = [
     ),
 ];
 
-pub(super) fn outcome(options: &Options, versions: &Versions, notes: &Notebook) -> Outcome {
-    let figures = figures(options, notes);
-    let chapter = chapter(options, versions, notes);
-    let plots = plots(options, notes);
+pub(super) fn outcome(
+    options: &Options,
+    contest: &Contest,
+    versions: &Versions,
+    notes: &Notebook,
+) -> Outcome {
+    let figures = figures(options, contest, notes);
+    let chapter = chapter(options, contest, versions, notes);
+    let plots = plots(options, contest, notes);
     let versions: Vec<Value> = versions
         .iter()
         .map(|(system, version)| {
@@ -145,33 +177,37 @@ pub(super) fn outcome(options: &Options, versions: &Versions, notes: &Notebook) 
 }
 
 /// Only what was asked for is judged; what was and has no value has missed its bar.
-fn figures(options: &Options, notes: &Notebook) -> Vec<Figure> {
-    if !options.systems.contains(&System::Mpvpn) {
+fn figures(options: &Options, contest: &Contest, notes: &Notebook) -> Vec<Figure> {
+    if !options.systems.contains(&contest.ours) {
         return Vec::new();
     }
-    let asked = BARS.iter().filter(|(setting, ..)| options.settings.contains(setting));
-    asked.filter_map(|(setting, key, asked)| judged(*setting, known(key), *asked, options, notes)).collect()
+    let asked = contest.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
+    asked
+        .filter_map(|(setting, key, asked)| judged(contest, *setting, known(key), *asked, options, notes))
+        .collect()
 }
 
 fn judged(
+    contest: &Contest,
     setting: Setting,
     measure: &Measure,
     asked: Asked,
     options: &Options,
     notes: &Notebook,
 ) -> Option<Figure> {
-    let mark = if notes.is_disturbed(setting, System::Mpvpn, measure.key) { " *" } else { "" };
+    let (rig, ours) = (contest.rig, contest.ours);
+    let mark = if notes.is_disturbed(setting, ours, measure.key) { " *" } else { "" };
     let name = format!("{}, {}{mark}", setting.name(), measure.title);
     let absolute = |bar| {
-        let value = notes.median(setting, System::Mpvpn, measure.key).unwrap_or(f64::NAN);
-        Some(Figure { rig: RIG, name: name.clone(), value, unit: measure.unit, bar })
+        let value = notes.median(setting, ours, measure.key).unwrap_or(f64::NAN);
+        Some(Figure { rig, name: name.clone(), value, unit: measure.unit, bar })
     };
     match asked {
         Asked::AtLeast(bar) => absolute(Bar::AtLeast(bar)),
         Asked::AtMost(bar) => absolute(Bar::AtMost(bar)),
         Asked::Told => absolute(Bar::None),
         Asked::TimesRival(bar) => {
-            let value = notes.ratio(setting, System::Mpvpn, RIVAL, measure.key);
+            let value = notes.ratio(setting, ours, RIVAL, measure.key);
             // Without figures of the rival there is nothing to judge; missing figures of ours beside them are a miss.
             let judged =
                 options.systems.contains(&RIVAL) && notes.median(setting, RIVAL, measure.key).is_some();
@@ -180,20 +216,23 @@ fn judged(
             }
             let bar = if judged { Bar::AtLeast(bar) } else { Bar::None };
             let name = format!("{name}, ÷ {}", RIVAL.name());
-            Some(Figure { rig: RIG, name, value: value.unwrap_or(f64::NAN), unit: "×", bar })
+            Some(Figure { rig, name, value: value.unwrap_or(f64::NAN), unit: "×", bar })
         }
     }
 }
 
-fn chapter(options: &Options, versions: &Versions, notes: &Notebook) -> String {
-    let mut text =
-        format!("\n## Peers\n\n{}\n\n| system | version | setup |\n|---|---|---|\n", method(options, notes));
+fn chapter(options: &Options, contest: &Contest, versions: &Versions, notes: &Notebook) -> String {
+    let mut text = format!(
+        "\n## {}\n\n{}\n\n| system | version | setup |\n|---|---|---|\n",
+        contest.title,
+        method(options, notes)
+    );
     for (system, version) in versions {
         let version = version.clone().unwrap_or_else(|why| format!("not installed: {why}"));
         let _ = writeln!(text, "| {} | {} | {} |", system.name(), one_line(&version), system.settings());
     }
     for &setting in &options.settings {
-        text += &section(setting, versions, notes);
+        text += &section(contest.ours, setting, versions, notes);
     }
     if !notes.failures().is_empty() {
         text += "\n### What did not work\n\n";
@@ -226,12 +265,12 @@ fn method(options: &Options, notes: &Notebook) -> String {
     )
 }
 
-fn section(setting: Setting, versions: &Versions, notes: &Notebook) -> String {
+fn section(ours: System, setting: Setting, versions: &Versions, notes: &Notebook) -> String {
     let here: Vec<System> =
         versions.iter().filter(|(_, version)| version.is_ok()).map(|(system, _)| *system).collect();
     let mut text = format!("\n### {}: {}\n\n| |", setting.name(), setting.about());
     here.iter().for_each(|system| text += &format!(" {} |", system.name()));
-    text += &format!(" mpvpn ÷ {} |\n|---|", RIVAL.name());
+    text += &format!(" {} ÷ {} |\n|---|", ours.name(), RIVAL.name());
     text += &"---:|".repeat(here.len() + 1);
     text.push('\n');
     for measure in &MEASURES {
@@ -245,19 +284,19 @@ fn section(setting: Setting, versions: &Versions, notes: &Notebook) -> String {
             let mark = if notes.is_disturbed(setting, *system, measure.key) { "*" } else { "" };
             let _ = write!(text, " {bound}{}{mark} |", value.map_or("–".to_owned(), number));
         }
-        let ratio = notes.ratio(setting, System::Mpvpn, RIVAL, measure.key);
+        let ratio = notes.ratio(setting, ours, RIVAL, measure.key);
         let _ = writeln!(text, " {} |", ratio.map_or(String::new(), number));
     }
     text
 }
 
-fn plots(options: &Options, notes: &Notebook) -> Vec<(String, String)> {
+fn plots(options: &Options, contest: &Contest, notes: &Notebook) -> Vec<(String, String)> {
     let plot = |(file, title, measures): &Plot| {
         let panels: Vec<Panel> = measures
             .iter()
             .filter_map(|(setting, key)| panel(*setting, known(key), options, notes))
             .collect();
-        (!panels.is_empty()).then(|| ((*file).to_owned(), draw(title, &panels)))
+        (!panels.is_empty()).then(|| (format!("{}-{file}", contest.rig), draw(title, &panels)))
     };
     PLOTS.iter().filter_map(plot).collect()
 }

@@ -19,6 +19,7 @@ use mpvpn_types::panic_text;
 
 pub(crate) use self::setting::Setting;
 use self::{
+    judge::{Asked, PEERS, STREAM},
     notebook::{Notebook, Turn},
     turn::{Paces, Session},
 };
@@ -32,7 +33,36 @@ const HOPELESS: usize = 24;
 /// What is known of a system before it runs: its version, or why it is not here.
 type Versions = Vec<(System, Result<String, String>)>;
 
+/// A rig that compares: who is judged, by what, and what is measured.
+struct Contest {
+    rig: &'static str,
+    title: &'static str,
+    ours: System,
+    bars: &'static [(Setting, &'static str, Asked)],
+    scope: Scope,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    /// All there is.
+    Everything,
+    /// The rate of TCP flows and the processor time they take.
+    Tcp,
+}
+
 pub(crate) fn run(options: &Options) -> Outcome {
+    compare(options, &PEERS)
+}
+
+/// mpvpn with TCP on streams beside its rival, over a link without a limit.
+pub(crate) fn streams(options: &Options) -> Outcome {
+    let rounds = if options.quick { 1 } else { options.rounds };
+    let systems = vec![System::MpvpnStream, judge::RIVAL];
+    compare(&Options { rounds, systems, settings: vec![Setting::Veth], ..options.clone() }, &STREAM)
+}
+
+fn compare(options: &Options, contest: &Contest) -> Outcome {
     let versions: Versions = options.systems.iter().map(|system| (*system, system.version())).collect();
     for (system, version) in &versions {
         match version {
@@ -58,8 +88,9 @@ pub(crate) fn run(options: &Options) -> Outcome {
                     turn,
                     stage: &stage,
                     seconds: options.seconds,
+                    scope: contest.scope,
                     tries,
-                    is_full,
+                    is_full: is_full && contest.scope == Scope::Everything,
                     notes: &mut notes,
                     paces: &mut paces,
                 };
@@ -74,7 +105,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
             }
         }
     }
-    judge::outcome(options, &versions, &notes)
+    judge::outcome(options, contest, &versions, &notes)
 }
 
 /// The systems, each round beginning with another.

@@ -10,7 +10,7 @@ use mpvpn_tests::{
     ping::{Ping, Pings},
     quiet::{Watched, undisturbed},
     stage::{Place, Stage},
-    stall::stall,
+    stall::{Ways, stall},
     system::{System, Tunnel},
     tcp::Way,
     usage::{forget_peak, peak_memory, processor_time},
@@ -18,7 +18,7 @@ use mpvpn_tests::{
 use serde_json::{Value, json};
 
 use super::{
-    Setting,
+    Scope, Setting,
     notebook::{Conditions, Notebook, Turn, median, percentile},
     pace::{Found, Length, Probe, search},
     setting::frames,
@@ -36,6 +36,7 @@ pub(super) struct Session<'a> {
     pub(super) turn: Turn,
     pub(super) stage: &'a Stage,
     pub(super) seconds: u32,
+    pub(super) scope: Scope,
     /// How often a disturbed run is tried.
     pub(super) tries: u32,
     /// Whether pings, memory and small datagrams are measured, too.
@@ -65,6 +66,9 @@ impl Session<'_> {
         }
         if everything && tunnel.server().is_some() {
             self.stalled(&tunnel)?;
+        }
+        if self.scope == Scope::Tcp {
+            return Ok(());
         }
         let sizes: &[u32] = if everything { &[64, 512, 1200] } else { &[1200] };
         sizes.iter().try_for_each(|size| self.udp(&mut target, *size))
@@ -203,7 +207,7 @@ impl Session<'_> {
             let _ = forget_peak(process);
         });
         let time = Duration::from_secs(u64::from(self.seconds) + 1);
-        stall(self.stage, tunnel.address().into(), STALLED, time)?;
+        stall(self.stage, tunnel.address().into(), STALLED, Ways::Both, time)?;
         self.memory(tunnel, "rss_stalled");
         Ok(())
     }

@@ -1,0 +1,143 @@
+//! Downloads by HTTP over connections that are kept, with TCP on streams and past the tunnel, in turn: what it costs
+//! that TCP ends at the client.
+
+use std::{net::Ipv4Addr, thread, time::Duration};
+
+use mpvpn_tests::{
+    gets::{Reader, Shelf},
+    stage::{Place, Stage},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    figure::{Bar, figure},
+    options::Options,
+    paths::{plan::caught, play::median},
+    peers::Setting,
+    report::Outcome,
+    stream::STREAM,
+};
+
+const RIG: &str = "pseudotcp";
+/// Sizes, bytes, and how often each is downloaded in a row.
+const SIZES: [(u64, u32); 5] = [(10_000, 9), (100_000, 9), (1_000_000, 9), (10_000_000, 3), (100_000_000, 1)];
+/// A download that does not count lets a connection find its window again; it need not be larger than this, bytes.
+const WARM_UP: u64 = 1_000_000;
+/// How often both ways have their turn.
+const ROUNDS: u32 = 5;
+/// How long a client may take after its start to have learned of its paths.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// Where a download comes from, and the device to there.
+const WAYS: [(Ipv4Addr, &str); 2] =
+    [(Ipv4Addr::new(10, 101, 0, 1), "eth1"), (Ipv4Addr::new(10, 0, 0, 1), "mpvpn0")];
+
+#[derive(Clone, Copy)]
+enum Link {
+    Gigabit,
+    Near,
+    Veth,
+}
+
+impl Link {
+    const ALL: [Self; 3] = [Self::Gigabit, Self::Near, Self::Veth];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Gigabit => "1 Gbit/s",
+            Self::Near => "100 Mbit/s, 5 ms there and back",
+            Self::Veth => "veth without a limit",
+        }
+    }
+
+    fn stage(self) -> Stage {
+        match self {
+            Self::Gigabit => Setting::Gigabit.stage(),
+            Self::Near => Stage::new(&["100mbit,2.5ms,queue=60ms"]),
+            Self::Veth => Setting::Veth.stage(),
+        }
+    }
+
+    /// What is asked of the time on streams, as a multiple of that past the tunnel.
+    fn bar(self, size: u64) -> Bar {
+        match (self, size) {
+            (Self::Gigabit, 10_000_000 | 100_000_000) => Bar::AtMost(1.15),
+            (Self::Near, 10_000 | 100_000) => Bar::AtMost(1.2),
+            _ => Bar::None,
+        }
+    }
+}
+
+/// Times of one size over one link, past the tunnel and on streams, ms.
+struct Row {
+    size: u64,
+    times: [Vec<f64>; 2],
+}
+
+pub(crate) fn run(options: &Options) -> Outcome {
+    let rounds = options.runs.unwrap_or(if options.quick { 1 } else { ROUNDS });
+    let mut outcome = Outcome {
+        chapter: "\n## HTTP downloads\n\nMedians, each download over a connection that is kept.\n\n\
+                  | link | bytes | past the tunnel, ms | on streams, ms | × |\n|---|---:|---:|---:|---:|\n"
+            .to_owned(),
+        ..Outcome::default()
+    };
+    let mut raw = Vec::new();
+    for link in Link::ALL {
+        match caught(|| measure(link, rounds)) {
+            Ok(rows) => rows.iter().for_each(|row| raw.push(tell(link, row, &mut outcome))),
+            Err(why) => {
+                eprintln!("  {}: {why}", link.name());
+                let name = format!("{}: it cannot be measured", link.name());
+                outcome.figures.push(figure(RIG, name, f64::NAN, "", Bar::AtLeast(0.0)));
+                raw.push(json!({ "link": link.name(), "error": why }));
+            }
+        }
+    }
+    outcome.raw = Value::Array(raw);
+    outcome
+}
+
+fn measure(link: Link, rounds: u32) -> Result<Vec<Row>, String> {
+    let stage = link.stage();
+    let (_server, _client) = (stage.server(&[]), stage.client(&STREAM));
+    thread::sleep(SETTLE);
+    let shelf = Shelf::start(&stage)?;
+    let mut readers = Vec::new();
+    for (address, device) in WAYS {
+        let route = stage.run(Place::Client, &["ip", "route", "get", &address.to_string()]);
+        if !route.contains(&format!("dev {device} ")) {
+            return Err(format!("what is for {address} would not leave by {device}: {}", route.trim()));
+        }
+        readers.push(shelf.connect(&stage, address)?);
+    }
+    let row = |(size, _)| Row { size, times: [Vec::new(), Vec::new()] };
+    let mut rows: Vec<Row> = SIZES.into_iter().map(row).collect();
+    for round in 0..rounds {
+        for (row, (_, count)) in rows.iter_mut().zip(SIZES) {
+            // Whoever goes first changes from round to round.
+            let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
+            for way in order {
+                let times = in_a_row(&mut readers[way], row.size, count);
+                row.times[way].extend(times.map_err(|why| format!("from {}: {why}", WAYS[way].0))?);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn in_a_row(reader: &mut Reader, size: u64, count: u32) -> Result<Vec<f64>, String> {
+    reader.get(size.min(WARM_UP))?;
+    (0..count).map(|_| Ok(reader.get(size)?.as_secs_f64() * 1e3)).collect()
+}
+
+fn tell(link: Link, row: &Row, outcome: &mut Outcome) -> Value {
+    let [direct, streams] = row.times.clone().map(median);
+    let name = format!("{}, {} kB on streams, of the time past the tunnel", link.name(), row.size / 1000);
+    outcome.figures.push(figure(RIG, name, streams / direct, "×", link.bar(row.size)));
+    let line =
+        format!("| {} | {} | {direct:.2} | {streams:.2} | {:.2} |", link.name(), row.size, streams / direct);
+    eprintln!("{line}");
+    outcome.chapter += &(line + "\n");
+    json!({ "link": link.name(), "bytes": row.size, "direct_ms": row.times[0], "streams_ms": row.times[1] })
+}

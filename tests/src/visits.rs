@@ -1,0 +1,315 @@
+//! TCP connections in numbers: one after the other, each with a question and its answer, or all at once.
+//!
+//! In: an address, and for how long or how many. Out: how many connections came to what they were made for. Both ends
+//! run as processes of their own, inside the namespaces of a stage; the server closes a short connection, so that no
+//! port of the client's kernel waits for its time to pass.
+
+use std::{
+    io::Read,
+    net::{Ipv4Addr, SocketAddr},
+    process::{Child, Stdio},
+    rc::Rc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+    sync::{Barrier, Semaphore},
+    task::{JoinSet, LocalSet},
+    time,
+};
+
+use crate::stage::{Place, Stage};
+
+/// The word by which a binary that uses this crate is asked to be an end: `PROGRAM visits serve ADDRESS:PORT`,
+/// `PROGRAM visits repeat ADDRESS:PORT SECONDS` or `PROGRAM visits hold ADDRESS:PORT COUNT`.
+pub const WORD: &str = "visits";
+
+const PORT: u16 = 5203;
+/// Questions and answers, bytes.
+const MESSAGE: usize = 300;
+/// What a question begins with after whose answer the server closes.
+const LAST: u8 = 1;
+/// Short connections at a time, and long ones that are being made at a time.
+const AT_ONCE: usize = 128;
+/// How long a step of a connection may take before it has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long connections are held before they are used.
+const REST: Duration = Duration::from_secs(2);
+/// Files a process may have open: more than any count asks for.
+const FILES: u64 = 65_536;
+
+/// Errors of an end are told, not handled.
+type Result<T> = std::result::Result<T, String>;
+
+/// A server at the lab's server; ended when dropped.
+pub struct Host(Child);
+
+/// Connections one after the other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Repeated {
+    /// Those that came to their end as they should.
+    pub done: u64,
+    /// The others.
+    pub failed: u64,
+    /// How long all of them took.
+    pub time: Duration,
+    /// What the first one that failed said.
+    pub why: String,
+}
+
+/// Connections at once.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// Those that could not be made, or whose question was not answered after the rest.
+    pub failed: u64,
+    /// How long it took to make all of them.
+    pub opening: Duration,
+    /// How long it took until all questions, asked together, were answered.
+    pub asking: Duration,
+    /// What the first one that failed said.
+    pub why: String,
+}
+
+impl Host {
+    /// Listens on every IPv4 address, and is ready when this returns.
+    pub fn start(stage: &Stage) -> Result<Self> {
+        let mut command = stage.command(Place::Server, &program()?);
+        command.args([WORD, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
+        let host = Self(command.spawn().map_err(|error| format!("the server does not start: {error}"))?);
+        for _ in 0..250 {
+            thread::sleep(Duration::from_millis(20));
+            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{PORT}")]).is_empty() {
+                return Ok(host);
+            }
+        }
+        Err("the server does not listen after 5 s".to_owned())
+    }
+
+    /// Lets the client make connections to it at `address` one after the other, several at a time, for some seconds.
+    pub fn repeat(&self, stage: &Stage, address: &str, seconds: u32) -> Result<Repeated> {
+        let (numbers, why) = self.ask(stage, "repeat", address, seconds, seconds)?;
+        let [done, failed, ms] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
+        Ok(Repeated { done, failed, time: Duration::from_millis(ms), why })
+    }
+
+    /// Lets the client make so many connections to it at `address`, hold them, and use each once.
+    pub fn hold(&self, stage: &Stage, address: &str, count: u32) -> Result<Held> {
+        let (numbers, why) = self.ask(stage, "hold", address, count, 120)?;
+        let [failed, opening, asking] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
+        let (opening, asking) = (Duration::from_millis(opening), Duration::from_millis(asking));
+        Ok(Held { failed, opening, asking, why })
+    }
+
+    /// The numbers of the line that the client's end prints, and the words after them.
+    fn ask(
+        &self,
+        stage: &Stage,
+        what: &str,
+        address: &str,
+        number: u32,
+        seconds: u32,
+    ) -> Result<(Vec<u64>, String)> {
+        let limit = (seconds + 45).to_string();
+        let mut command = stage.command(Place::Client, "timeout");
+        command.args(["-k", "2", &limit, &program()?, WORD, what, &format!("{address}:{PORT}")]);
+        command.arg(number.to_string()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| format!("the client does not start: {error}"))?;
+        let mut line = String::new();
+        if let Some(mut output) = child.stdout.take() {
+            output.read_to_string(&mut line).map_err(|error| error.to_string())?;
+        }
+        let status = child.wait().map_err(|error| error.to_string())?;
+        if !status.success() {
+            return Err(format!("the client ended with {status}"));
+        }
+        let (numbers, why) = line.trim().split_once(';').ok_or("the client has printed nothing")?;
+        let numbers = numbers.split_whitespace().map(str::parse).collect::<std::result::Result<_, _>>();
+        Ok((numbers.map_err(|error| format!("{line}: {error}"))?, why.trim().to_owned()))
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn program() -> Result<String> {
+    let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
+    program.into_os_string().into_string().map_err(|_| "this program's own path is not UTF-8".to_owned())
+}
+
+/// Is one end: the server for ever, the client until it has done what it was asked for.
+pub fn run(words: &[String]) -> Result<()> {
+    allow_files()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("{WORD}: no runtime: {error}"))?;
+    let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
+    let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text}: {error}"));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let tasks = LocalSet::new();
+    let result = match words[..] {
+        ["serve", at] => tasks.block_on(&runtime, serve(address(at)?)),
+        ["repeat", to, seconds] => {
+            let time = Duration::from_secs(number(seconds)?.into());
+            tasks.block_on(&runtime, repeat(address(to)?, time))
+        }
+        ["hold", to, count] => tasks.block_on(&runtime, hold(address(to)?, number(count)? as usize)),
+        _ => return Err(format!("{WORD} takes serve ADDRESS, repeat ADDRESS SECONDS or hold ADDRESS COUNT")),
+    };
+    result.map_err(|error| format!("{WORD}: {error}"))
+}
+
+/// As many files as there may be connections, or as many as are allowed: whoever needs more will say so.
+fn allow_files() -> Result<()> {
+    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(FILES);
+    let limits = |files| Rlimit { current: Some(files), maximum: Some(most.max(files)) };
+    let allowed = setrlimit(Resource::Nofile, limits(FILES))
+        .or_else(|_| setrlimit(Resource::Nofile, limits(most.min(FILES))));
+    allowed.map_err(|error| format!("the number of open files cannot be raised: {error}"))
+}
+
+async fn serve(at: SocketAddr) -> Result<()> {
+    let listen = || {
+        let socket = TcpSocket::new_v4()?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(at)?;
+        socket.listen(4096)
+    };
+    let listener = listen().map_err(|error| format!("{at}: {error}"))?;
+    loop {
+        let (stream, _) = listener.accept().await.map_err(|error| format!("accept: {error}"))?;
+        // A connection that ends badly shows at the other end.
+        tokio::task::spawn_local(async move { drop(answer(stream).await) });
+    }
+}
+
+async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut message = [0; MESSAGE];
+    loop {
+        stream.read_exact(&mut message).await?;
+        stream.write_all(&message).await?;
+        if message[0] == LAST {
+            return stream.shutdown().await;
+        }
+    }
+}
+
+async fn repeat(to: SocketAddr, length: Duration) -> Result<()> {
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        tasks.spawn_local(async move {
+            let (mut done, mut complaints) = (0_u64, Vec::new());
+            while began.elapsed() < length {
+                match visit(to).await {
+                    Ok(()) => done += 1,
+                    Err(complaint) => complaints.push(complaint),
+                }
+            }
+            (done, complaints)
+        });
+    }
+    let found = tasks.join_all().await;
+    let done: u64 = found.iter().map(|(done, _)| done).sum();
+    let complaints: Vec<&String> = found.iter().flat_map(|(_, complaints)| complaints).collect();
+    let why = complaints.first().map_or("", |why| why.as_str());
+    println!("{done} {} {} ; {why}", complaints.len(), began.elapsed().as_millis());
+    Ok(())
+}
+
+/// A connection with one question that the server closes after its answer.
+async fn visit(to: SocketAddr) -> Result<()> {
+    let mut stream = connect(to).await?;
+    talk(&mut stream, LAST).await?;
+    let rest = time::timeout(PATIENCE, stream.read(&mut [0])).await;
+    match rest {
+        Ok(Ok(0)) => Ok(()),
+        Ok(Ok(_)) => Err("more than an answer".to_owned()),
+        Ok(Err(error)) => Err(format!("the end: {error}")),
+        Err(_) => Err("no end".to_owned()),
+    }
+}
+
+async fn hold(to: SocketAddr, count: usize) -> Result<()> {
+    let began = Instant::now();
+    let (doors, all) = (Rc::new(Semaphore::new(AT_ONCE)), Rc::new(Barrier::new(count + 1)));
+    let mut tasks = JoinSet::new();
+    for _ in 0..count {
+        let (doors, all) = (Rc::clone(&doors), Rc::clone(&all));
+        tasks.spawn_local(async move {
+            let made = match doors.acquire().await {
+                Ok(_door) => connect(to).await,
+                Err(error) => Err(error.to_string()),
+            };
+            all.wait().await;
+            time::sleep(REST).await;
+            let mut stream = made?;
+            talk(&mut stream, 0).await?;
+            // Nobody leaves before all have been answered.
+            Ok(stream)
+        });
+    }
+    all.wait().await;
+    let opening = began.elapsed();
+    let found: Vec<Result<TcpStream>> = tasks.join_all().await;
+    let asking = began.elapsed().saturating_sub(opening + REST);
+    let complaints: Vec<&String> = found.iter().filter_map(|found| found.as_ref().err()).collect();
+    let why = complaints.first().map_or("", |why| why.as_str());
+    println!("{} {} {} ; {why}", complaints.len(), opening.as_millis(), asking.as_millis());
+    Ok(())
+}
+
+async fn connect(to: SocketAddr) -> Result<TcpStream> {
+    let stream = time::timeout(PATIENCE, TcpStream::connect(to)).await;
+    let stream = stream.map_err(|_| "no connection in time".to_owned())?;
+    let stream = stream.map_err(|error| format!("connect: {error}"))?;
+    stream.set_nodelay(true).map_err(|error| error.to_string())?;
+    Ok(stream)
+}
+
+/// A question that begins with that byte, and its answer.
+async fn talk(stream: &mut TcpStream, first: u8) -> Result<()> {
+    let (mut question, mut answer) = ([0x55; MESSAGE], [0; MESSAGE]);
+    question[0] = first;
+    let both = async {
+        stream.write_all(&question).await?;
+        stream.read_exact(&mut answer).await
+    };
+    let read = time::timeout(PATIENCE, both).await.map_err(|_| "no answer in time".to_owned())?;
+    read.map_err(|error| format!("the answer: {error}"))?;
+    if answer == question { Ok(()) } else { Err("another answer".to_owned()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn connections_are_answered_and_ended() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        LocalSet::new().block_on(&runtime, async {
+            tokio::task::spawn_local(serve(free));
+            tokio::task::yield_now().await;
+            assert_eq!(visit(free).await, Ok(()));
+            let mut stream = connect(free).await.expect("a connection");
+            assert_eq!((talk(&mut stream, 0).await, talk(&mut stream, 0).await), (Ok(()), Ok(())));
+        });
+    }
+
+    #[test]
+    fn nobody_there_is_a_failure() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        assert!(runtime.block_on(visit(free)).is_err_and(|why| why.starts_with("connect: ")));
+    }
+}
