@@ -191,7 +191,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         let Some(&slot) = self.slots.get(&id) else { return };
         self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-            pipe.to_stream(now, relays, id, scratch)
+            pipe.fill_stream(now, relays, id, scratch)
         });
     }
 
@@ -382,7 +382,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         relays.opened(now, id);
         // The client may have sent its first bytes already.
         self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-            pipe.to_socket(now, relays, id, scratch)
+            pipe.fill_socket(now, relays, id, scratch)
         });
     }
 

@@ -27,7 +27,7 @@ pub(crate) trait ByteStreams {
     /// more; after `Finished` it is not asked again.
     fn read(&mut self, now: Instant, id: Self::Id) -> FromStream;
 
-    /// Bytes that may be written to a stream now. After 0, [`Pipe::to_stream`] is due when there is room again.
+    /// Bytes that may be written to a stream now. After 0, [`Pipe::fill_stream`] is due when there is room again.
     fn room(&mut self, id: Self::Id) -> usize;
 
     /// Bytes of the socket, no more than there is room for.
@@ -155,10 +155,10 @@ impl Pipe {
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         if event.writable && !self.unsent.is_empty() {
-            self.to_socket(now, streams, id, scratch)?;
+            self.fill_socket(now, streams, id, scratch)?;
         }
         if event.readable && !self.paused {
-            self.to_stream(now, streams, id, scratch)?;
+            self.fill_stream(now, streams, id, scratch)?;
         }
         if event.closed && (self.paused || self.far != Half::Open) {
             // Nobody will read the error. Where there is none, the end waits until there is room for what comes before.
@@ -177,11 +177,11 @@ impl Pipe {
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         // A socket that is full says when it has room.
-        if self.unsent.is_empty() { self.to_socket(now, streams, id, scratch) } else { Ok(()) }
+        if self.unsent.is_empty() { self.fill_socket(now, streams, id, scratch) } else { Ok(()) }
     }
 
     /// Moves what the stream has to the socket, until one has nothing more or the other takes nothing more.
-    pub(crate) fn to_socket<S: ByteStreams>(
+    pub(crate) fn fill_socket<S: ByteStreams>(
         &mut self,
         now: Instant,
         streams: &mut S,
@@ -243,7 +243,7 @@ impl Pipe {
     }
 
     /// Moves what the socket has to the stream, until one has nothing more, the other has no more room, or others are to have their turn.
-    pub(crate) fn to_stream<S: ByteStreams>(
+    pub(crate) fn fill_stream<S: ByteStreams>(
         &mut self,
         now: Instant,
         streams: &mut S,

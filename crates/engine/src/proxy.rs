@@ -266,7 +266,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
             News::Writable(id) => {
                 if let Some(token) = token(id) {
                     self.pump(now, poller, tunnel, token, |pipe, tunnel, scratch| {
-                        pipe.to_stream(now, tunnel, id, scratch)
+                        pipe.fill_stream(now, tunnel, id, scratch)
                     });
                 }
             }
@@ -502,8 +502,8 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
         app.stage = Stage::Open(id, pipe);
         self.put(token, app);
         self.pump(now, poller, tunnel, token, |pipe, tunnel, scratch| {
-            pipe.to_socket(now, tunnel, id, scratch)?;
-            pipe.to_stream(now, tunnel, id, scratch)
+            pipe.fill_socket(now, tunnel, id, scratch)?;
+            pipe.fill_stream(now, tunnel, id, scratch)
         });
     }
 

@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(refused_with(&asked(&[5, 3, 0, 1])), Reply::CommandNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
-        for name in [&b""[..], b"a b", b"\xff", b"1.2.3", b"[::1]", b"a:1"] {
+        for name in [&b""[..], b"a b", b"\xff", b"1.2.3", b"a:1"] {
             let request = [&[5, 1, 0, 3, name.len() as u8], name, &[0, 80]].concat();
             assert_eq!(refused_with(&asked(&request)), Reply::HostUnreachable as u8, "{name:?}");
         }
