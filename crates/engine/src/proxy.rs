@@ -58,6 +58,9 @@ const ACCEPTS: usize = 64;
 /// With no descriptors left, it is tried again after this time.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Between two lines of the log about that.
+const COMPLAINTS: Duration = Duration::from_secs(30);
+
 /// What a listener speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
@@ -156,6 +159,8 @@ pub(crate) struct Proxy<Id> {
     listens: bool,
     /// When they are again.
     resumes: Option<Instant>,
+    /// When the log said last that none can be accepted.
+    complained: Option<Instant>,
     most: usize,
     apps: HashMap<u64, App<Id>>,
     tokens: HashMap<Id, u64>,
@@ -197,6 +202,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
             listeners,
             listens: true,
             resumes: None,
+            complained: None,
             most: room.clamp(1, MOST_APPS),
             apps: HashMap::new(),
             tokens: HashMap::new(),
@@ -355,7 +361,10 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection of an app");
+                    if self.complained.is_none_or(|at| now.saturating_duration_since(at) >= COMPLAINTS) {
+                        self.complained = Some(now);
+                        tracing::warn!(%error, "cannot accept connections of apps, they wait");
+                    }
                     self.resumes = Some(now + PAUSE);
                     return;
                 }

@@ -43,7 +43,8 @@ impl Drop for RuntimeDir {
 
 /// A proxy of an ordinary user over both links, without waiting for it.
 fn start(stage: &Stage, home: &RuntimeDir, more: &[&str]) -> Peer {
-    let mut words = vec!["proxy", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2"];
+    // Both links have default routes.
+    let mut words = vec!["proxy", "--server", SERVER, "--insecure"];
     words.extend(["--socks5", SOCKS5, "--http", HTTP]);
     words.extend(more);
     stage.start_as_user(Place::Client, USER, &home.0, &words, &home.socket())
@@ -64,6 +65,10 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let home = RuntimeDir::new();
     let mut proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
+    let shown = stage.mpvpn(Place::Client, &["status", "--api-socket", &home.socket().to_string_lossy()]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    println!("{shown}");
+    assert!(shown.contains(SERVER) && shown.contains("eth1") && shown.contains("eth2"), "{shown}");
     assert!(!Path::new("/sys/class/net/mpvpn0").exists());
     let site = Site::start(&stage, Place::Inet);
     let socks = ["--socks5-hostname", SOCKS5];
