@@ -258,6 +258,22 @@ impl Stage {
         self.spawn(command, place, words, socket)
     }
 
+    /// The same as the user with this number, who has a runtime folder and no privilege.
+    pub fn start_as_user(
+        &self,
+        place: Place,
+        user: u32,
+        runtime_dir: &Path,
+        words: &[&str],
+        socket: &Path,
+    ) -> Peer {
+        let mut command = self.command(place, "setpriv");
+        let user = user.to_string();
+        command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
+        command.arg(binary()).env("XDG_RUNTIME_DIR", runtime_dir).env("XDG_STATE_HOME", runtime_dir);
+        self.spawn(command, place, words, socket)
+    }
+
     fn spawn(&self, mut command: Command, place: Place, words: &[&str], socket: &Path) -> Peer {
         let log = self.file("log", place);
         let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));

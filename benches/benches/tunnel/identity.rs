@@ -5,7 +5,7 @@ use std::{net::Ipv4Addr, sync::Arc};
 use ipnet::{IpNet, Ipv4Net};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Client, ClientConfig, Server, ServerConfig};
+use mpvpn_tunnel::{Authenticate, Carries, Client, ClientConfig, Server, ServerConfig};
 use mpvpn_types::Instant;
 use rustls::{
     ClientConfig as TlsClient, DigitallySignedStruct, Error, ServerConfig as TlsServer, SignatureScheme,
@@ -76,6 +76,7 @@ impl Identity {
     pub(crate) fn client(&self, now: Instant, seed: u32) -> Client {
         let setup = ClientSetup::new(self.client.clone(), &options(seed), &seed.to_be_bytes());
         let config = ClientConfig {
+            carries: Carries::Packets,
             setup: setup.expect("a setup"),
             server_name: "mpvpn".to_owned(),
             authority: "mpvpn".to_owned(),

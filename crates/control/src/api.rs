@@ -18,7 +18,7 @@ use std::{
 pub use client::{change_link, fetch_status, list_sockets, reload};
 pub use server::{Question, Server, Source};
 
-use crate::status::Role;
+use crate::{Error, Result, places, status::Role};
 
 /// Where sockets are unless an option says otherwise.
 pub const SOCKET_DIR: &str = "/run/mpvpn";
@@ -26,6 +26,17 @@ pub const SOCKET_DIR: &str = "/run/mpvpn";
 /// The socket of the instance `name`.
 pub fn default_socket(role: Role, name: &str) -> PathBuf {
     PathBuf::from(SOCKET_DIR).join(format!("{role}-{name}.sock"))
+}
+
+/// The socket of the instance `name` of this user.
+pub fn own_socket(role: Role, name: &str) -> Result<PathBuf> {
+    let dir = places::runtime_dir().ok_or_else(|| {
+        Error::usage(
+            "there is no folder for the socket of the local API: XDG_RUNTIME_DIR is not set",
+            "set it, or give --api-socket PATH",
+        )
+    })?;
+    Ok(dir.join(format!("{role}-{name}.sock")))
 }
 
 /// Connects to the socket `path` without waiting: a live process whose queue is full is `WouldBlock`.

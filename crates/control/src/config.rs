@@ -10,6 +10,7 @@ mod lane;
 mod links;
 mod options;
 mod pipes;
+mod proxy;
 mod reload;
 mod shards;
 mod values;
@@ -25,6 +26,7 @@ pub use lane::LaneRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
+pub use proxy::Proxies;
 pub use reload::{Origin, Reloaded};
 pub use shards::Shards;
 pub use values::{
@@ -133,6 +135,8 @@ pub struct ClientConfig {
     pub routes: Routes,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
     pub share: Vec<String>,
+    /// Where it is a proxy for apps; if anywhere, it has no TUN.
+    pub proxies: Proxies,
     /// Threads that carry packets, each with a connection of its own.
     pub shards: Shards,
     /// The instance's name.
@@ -242,6 +246,7 @@ impl ClientConfig {
             lane_rules: Vec::new(),
             routes: Routes::All,
             share: Vec::new(),
+            proxies: Proxies::default(),
             shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Client, TUN_NAME),
@@ -251,6 +256,12 @@ impl ClientConfig {
 
     /// The options `cli` over those in `file` (by default [`CLIENT_FILE`], if it is there), checked.
     pub fn load(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
+        if !cli.socks5.is_empty() || !cli.http.is_empty() {
+            return Err(Error::usage(
+                "--socks5 and --http belong to a proxy, which has no TUN device",
+                "use `mpvpn proxy`, or leave them out",
+            ));
+        }
         let from_file: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
         Self::resolve(cli.over(from_file))
     }

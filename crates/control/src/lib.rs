@@ -23,6 +23,7 @@ mod error;
 mod files;
 pub mod identity;
 pub mod log;
+mod places;
 pub mod status;
 pub mod tls;
 pub mod usage;

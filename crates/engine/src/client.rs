@@ -3,32 +3,34 @@
 //! Its first shard is the main thread: it makes the session, and has the signals, the local API and
 //! what is changed on the machine. The others, if any, are threads with a connection, sockets and a
 //! queue of the TUN of their own, and join the session.
+//!
+//! A client for proxies has one shard and no TUN, changes nothing on the machine, and needs no privilege.
 
+mod apps;
+mod machine;
 mod member;
 mod names;
 mod plane;
 mod quotas;
 
-use std::{collections::BTreeMap, net::SocketAddr, path::Path, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     api::{self, Question},
     config::{
         ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded,
-        Routes, Scheduler as SchedulerOption,
+        Scheduler as SchedulerOption,
     },
     status::{Link, Status},
     tls::{self, RefusalSlot},
 };
 use mpvpn_lane::rules::{Mode, Rule, Rules};
-use mpvpn_os::{
-    Tun, TunConfig, Undo, privilege,
-    tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
-    undo::{self, Interface},
-};
+use mpvpn_os::{Tun, privilege};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
-use mpvpn_tunnel::{Assignment, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member};
+use mpvpn_tunnel::{
+    Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
+};
 use mpvpn_types::Duration;
 use tokio::sync::oneshot;
 
@@ -38,11 +40,13 @@ use crate::{
     exchange::{Inbox, exchange},
     links::Links,
     policies::{Meters, Policies},
+    proxy::{PROXY, Proxy},
     slow::{Message, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
-    wire::{TUN_QUEUE, take_back},
 };
+use apps::Apps;
+use machine::Machine;
 use member::{Joiner, Word};
 use names::Names;
 use plane::Plane;
@@ -53,30 +57,31 @@ const PATH: &str = "/.well-known/masque/ip/*/*/";
 /// A shard that has not reported after this time is left out of the status.
 const REPORT: Duration = Duration::from_millis(500);
 
+/// How often a turn looks again whether streams have something to send.
+const ROUNDS: usize = 16;
+
 /// Keeps a tunnel up until told to stop. What may change meanwhile is read from `origin` when asked to.
 ///
 /// # Errors
 /// If it cannot be started, or the server refuses it.
 pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
-    if !privilege::has_net_admin() {
+    let is_proxy = !config.proxies.is_empty();
+    if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
     let mut turns = Turns::new()?;
     let slot = RefusalSlot::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
-    let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-    let queues = Tun::open_queues(
-        TunConfig {
-            name: Some(config.tun_name.clone()),
-            queue_packets: Some(TUN_QUEUE),
-            ..TunConfig::default()
-        },
-        // Flows of one client share links that no thread has to itself: one is right for most.
-        config.shards.count(1),
-    )?;
+    let gear = match is_proxy {
+        true => Gear { proxy: Some(apps::listen(&config.proxies, &turns.poller)?), ..Gear::default() },
+        false => {
+            let (machine, queues) = Machine::open(&config)?;
+            Gear { machine: Some(machine), queues, proxy: None }
+        }
+    };
     let slow = Slow::start(api, turns.wake.clone())?;
-    let mut running = Running::new((config, origin), &turns, Arc::new(tls), undo, queues, slow)?;
+    let mut running = Running::new((config, origin), &turns, Arc::new(tls), gear, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();
     match result {
@@ -88,10 +93,18 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
     }
 }
 
+/// What a client is for: a TUN, or proxies.
+#[derive(Default)]
+struct Gear {
+    machine: Option<Machine>,
+    queues: Vec<Tun>,
+    proxy: Option<Proxy<RelayId>>,
+}
+
 /// What all shards are made of.
 struct Parts {
     config: ClientConfig,
-    mark: u32,
+    mark: Option<u32>,
     tunnel: TunnelConfig,
     meters: Meters,
     /// The low bits of the first connection IDs of the first shard; the next ones follow.
@@ -120,7 +133,7 @@ impl Parts {
             let mut turns = Turns::without_signals()?;
             let links = self.links(&tun, &turns)?;
             let client = Client::member(Instant::now(), self.tunnel(shard), member);
-            let plane = Plane::new(client, links, Policies::new(&self.config.links), tun, &turns)?;
+            let plane = Plane::new(client, links, Policies::new(&self.config.links), Some(tun), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -146,15 +159,12 @@ struct Running {
     inbox: Inbox<Word>,
     /// Members that carry packets, and the largest they can (bytes).
     carrying: BTreeMap<Member, usize>,
-    net: ClientNet,
-    net_config: ClientNetConfig,
-    share: Option<ShareNet>,
-    undo: Undo,
+    machine: Option<Machine>,
+    proxy: Option<Proxy<RelayId>>,
     slow: Slow,
     quotas: Quotas,
     /// `None` where the server is an address.
     names: Option<Names>,
-    assignment: Option<Assignment>,
     up: bool,
     mtu: u32,
     rounds: u64,
@@ -166,16 +176,17 @@ impl Running {
         (config, origin): (ClientConfig, Origin<ClientOptions>),
         turns: &Turns,
         tls: Arc<rustls::ClientConfig>,
-        undo: Undo,
-        mut queues: Vec<Tun>,
+        Gear { machine, queues, proxy }: Gear,
         slow: Slow,
     ) -> Result<Self, EngineError> {
-        let shards = queues.len() as u8;
-        let tun = queues.remove(0);
-        let net_config =
-            ClientNetConfig::new(Interface { name: tun.name().to_owned(), index: tun.ifindex() });
+        let shards = queues.len().max(1) as u8;
+        let mut queues = queues.into_iter();
+        let tun = queues.next();
+        // Without routes of our own nothing leads our packets astray.
+        let mark = machine.as_ref().map(|machine| machine.mark);
         let meters = Meters::default();
-        let mut links = Links::new(&config.paths, &meters, tun.name(), net_config.mark, &turns.poller)?;
+        let tun_name = tun.as_ref().map_or("", Tun::name);
+        let mut links = Links::new(&config.paths, &meters, tun_name, mark, &turns.poller)?;
         let quotas = Quotas::load(Instant::now(), &config.state_dir, &config.name, meters.clone())?;
         let policies = Policies::new(&config.links);
         let cc = match config.cc {
@@ -189,8 +200,9 @@ impl Running {
         };
         let [spread] = random::<1>()?;
         let parts = Parts {
-            mark: net_config.mark,
+            mark,
             tunnel: TunnelConfig {
+                carries: if machine.is_some() { Carries::Packets } else { Carries::Streams },
                 setup: ClientSetup::new(tls, &options, &random::<32>()?)?,
                 server_name: config.server.host.clone(),
                 authority: config.server.to_string(),
@@ -211,20 +223,17 @@ impl Running {
         if shards > 1 {
             client.allow_members();
         }
-        let (crew, inbox) = parts.crew(turns, queues)?;
+        let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
-            net: ClientNet::new(net_config.clone())?,
-            net_config,
             plane: Plane::new(client, links, policies, tun, turns)?,
             quotas,
             crew,
             inbox,
             carrying: BTreeMap::new(),
-            share: None,
-            undo,
+            machine,
+            proxy,
             slow,
             names: parts.config.server.ip().is_none().then(Names::default),
-            assignment: None,
             up: false,
             mtu: 1280,
             rounds: 0,
@@ -248,16 +257,17 @@ impl Running {
         tracing::info!(server = %self.config.server, "connecting");
         let mut turn = Turn::new();
         loop {
-            self.plane.transmit(turns, turn.now);
-            self.apply_events(turns, turn.now)?;
+            let busy = self.transmit(turns, turn.now)?.then_some(turn.now);
             self.look_at_names(turn.now);
             let asking = self.asking.as_ref().map(|asking| asking.until);
             let names = self.names.as_ref().and_then(Names::poll_timeout);
             let quotas = Some(self.quotas.poll_timeout());
-            let deadline = [self.plane.poll_timeout(turn.now), names, asking, quotas];
+            let proxy = self.proxy.as_ref().and_then(Proxy::poll_timeout);
+            let deadline = [busy, self.plane.poll_timeout(turn.now), names, asking, quotas, proxy];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
-            let (net, undo) = (&mut self.net, &mut self.undo);
-            self.plane.take(turns, &turn, &mut |name| prepare(net, undo, name))?;
+            let machine = &mut self.machine;
+            self.plane.take(turns, &turn, &mut |name| prepare(machine, name))?;
+            self.serve_apps(turns, &turn);
             if turn.ready.iter().any(|event| event.token == SIGNAL)
                 && let Some(told) = turns.told()
             {
@@ -296,8 +306,32 @@ impl Running {
         remotes: Vec<SocketAddr>,
     ) -> Result<(), EngineError> {
         self.crew.tell(|| Word::Remotes(remotes.clone()));
-        let (net, undo) = (&mut self.net, &mut self.undo);
-        self.plane.set_remotes(turns, now, remotes, &mut |name| prepare(net, undo, name))
+        let machine = &mut self.machine;
+        self.plane.set_remotes(turns, now, remotes, &mut |name| prepare(machine, name))
+    }
+
+    /// Sends what is to be sent, and acts on what has happened; whether there is more of that.
+    fn transmit(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
+        for _ in 0..ROUNDS {
+            self.plane.transmit(turns, now);
+            // Streams that have room again are filled, as long as the paths take it.
+            if !self.apply_events(turns, now)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Handles the sockets of apps that have become ready, and time that has passed.
+    fn serve_apps(&mut self, turns: &Turns, turn: &Turn) {
+        let Some(proxy) = &mut self.proxy else { return };
+        let apps = &mut Apps(&mut self.plane.client);
+        for event in turn.ready.iter().filter(|event| event.token >= PROXY) {
+            proxy.ready(turn.now, &turns.poller, apps, *event);
+        }
+        if proxy.poll_timeout().is_some_and(|at| at <= turn.now) {
+            proxy.handle_timeout(turn.now, &turns.poller, apps);
+        }
     }
 
     /// What the other shards say; whether one of them has ended.
@@ -455,8 +489,20 @@ impl Running {
         }
     }
 
-    fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
+    /// Acts on what has happened; whether anything has to streams, which then may have something to send.
+    fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
+        let mut streams = false;
         while let Some(event) = self.plane.client.poll_event() {
+            let event = match apps::news(event) {
+                Ok(news) => {
+                    streams = true;
+                    if let Some(proxy) = &mut self.proxy {
+                        proxy.handle(now, &turns.poller, &mut Apps(&mut self.plane.client), news);
+                    }
+                    continue;
+                }
+                Err(event) => event,
+            };
             match event {
                 ClientEvent::Mtu(mtu) => {
                     self.mtu = mtu as u32;
@@ -465,15 +511,21 @@ impl Running {
                 }
                 ClientEvent::Up(assignment) => {
                     tracing::info!(addresses = ?assignment.addresses, "tunnel up");
-                    self.assignment = Some(assignment);
                     self.up = true;
                     self.attach(turns)?;
+                    if let Some(machine) = &mut self.machine {
+                        machine.assignment = Some(assignment);
+                    }
                     self.configure()?;
-                    self.share()?;
+                    if let Some(machine) = &mut self.machine {
+                        machine.share(&self.config)?;
+                    }
                 }
                 ClientEvent::Changed(assignment) => {
                     tracing::info!(addresses = ?assignment.addresses, "addresses or routes changed");
-                    self.assignment = Some(assignment);
+                    if let Some(machine) = &mut self.machine {
+                        machine.assignment = Some(assignment);
+                    }
                     self.configure()?;
                 }
                 ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
@@ -486,53 +538,38 @@ impl Running {
                     self.plane.transmit(turns, now);
                     return Err(error.into());
                 }
+                // Told above.
+                _ => {}
             }
         }
-        Ok(())
+        Ok(streams)
     }
 
     fn configure(&mut self) -> Result<(), EngineError> {
-        let Some(assignment) = &self.assignment else { return Ok(()) };
-        let routes = match self.config.routes {
-            Routes::All => tunnel_net::Routes::All,
-            Routes::None => tunnel_net::Routes::None,
-            Routes::Advertised => tunnel_net::Routes::Advertised(
-                assignment.routes.iter().flat_map(|range| range.to_nets()).collect(),
-            ),
-        };
         // Any packet may meet any shard.
         let mtu = self.carrying.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32));
-        let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu };
-        self.net.apply(&mut self.undo, &wanted)?;
-        Ok(())
-    }
-
-    fn share(&mut self) -> Result<(), EngineError> {
-        if self.config.share.is_empty() || self.share.is_some() {
-            return Ok(());
-        }
-        let sources =
-            self.config.share.iter().map(|text| text.parse()).collect::<Result<Vec<ShareSource>, _>>()?;
-        self.share = Some(ShareNet::up(&mut self.undo, &self.net_config.tun.name, &sources)?);
-        Ok(())
+        self.machine.as_mut().map_or(Ok(()), |machine| machine.configure(&self.config, mtu))
     }
 
     /// Says good-bye to the server and takes back what was changed.
     fn end(mut self) -> Result<(), EngineError> {
         let crew = self.crew.end(|| Word::End);
+        if let Some(proxy) = &mut self.proxy {
+            proxy.end();
+        }
         self.plane.end();
         let mut policies = self.plane.policies.clone();
         let names = self.plane.links.uplinks().map(|(_, link)| link.name.as_str());
         self.quotas.look(Instant::now(), &mut policies, names);
         self.quotas.save();
-        take_back(&mut self.undo).and(crew)
+        self.machine.map_or(Ok(()), Machine::end).and(crew)
     }
 }
 
-fn prepare(net: &mut ClientNet, undo: &mut Undo, name: &str) {
+fn prepare(machine: &mut Option<Machine>, name: &str) {
     tracing::info!(link = %name, "link up");
-    if let Err(error) = net.prepare_link(undo, name) {
-        tracing::warn!(link = %name, %error, "cannot prepare a link");
+    if let Some(machine) = machine {
+        machine.prepare_link(name);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, sockets that are ready, names
 //! that were resolved, time. Out: calls of [`Relays`], through which bytes go to and come from the clients' streams.
-//! `gate` says what is forbidden, `names` which names are known, `attempts` connects, `pipe` moves bytes.
+//! `gate` says what is forbidden, `names` which names are known, `attempts` connects, a [`Pipe`] moves bytes.
 //!
 //! Always holds:
 //! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
@@ -16,7 +16,6 @@ mod attempts;
 mod budget;
 mod gate;
 mod names;
-mod pipe;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -26,23 +25,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use mpvpn_control::access::Access;
 use mpvpn_masque::connect::{Authority, Failure, Host};
 use mpvpn_os::{
     TcpSocket,
-    poll::{Event, Poller},
+    poll::{Event, Interest, Poller},
 };
 use slab::Slab;
 
-use crate::resolver::Asker;
+use crate::{
+    pipe::{ByteStreams, Pipe, Scratch},
+    resolver::Asker,
+};
 use attempts::{Attempts, Standing};
 pub(crate) use budget::Budget;
 use budget::Permit;
 use gate::Gate;
 pub(crate) use gate::{ReadAddresses, addresses_of_this_machine};
 use names::{Found, Names};
-use pipe::{Pipe, Scratch};
 
 /// The tokens of its sockets are this or more.
 pub(crate) const EGRESS: u64 = 1 << 32;
@@ -53,43 +53,17 @@ const CONNECT: Duration = Duration::from_secs(20);
 const SLOT_BITS: u32 = 27;
 const ATTEMPT_BITS: u32 = 5;
 
-/// The far ends of relays: streams of clients.
-pub(crate) trait Relays {
-    /// Names a stream.
-    type Id: Copy + Eq + std::hash::Hash + fmt::Debug;
-
+/// The far ends of relays: streams of clients. [`Egress::readable`] is due when one that was blocked has more, and
+/// [`Egress::writable`] when one that was full has room.
+pub(crate) trait Relays: ByteStreams {
     /// The connection stands: the client may be told.
     fn opened(&mut self, now: Instant, id: Self::Id);
 
     /// There is no connection, and this is why; `reason` is for people.
     fn failed(&mut self, now: Instant, id: Self::Id, failure: Failure, reason: String);
 
-    /// The next bytes from the client, which count as taken. After `Blocked`, [`Egress::readable`] is due when there
-    /// are more; after `Finished` it is not asked again.
-    fn read(&mut self, now: Instant, id: Self::Id) -> FromClient;
-
-    /// Bytes that may be written to the client now. After 0, [`Egress::writable`] is due when there is room again.
-    fn room(&mut self, id: Self::Id) -> usize;
-
-    /// Bytes of the destination, no more than there is room for.
-    fn write(&mut self, now: Instant, id: Self::Id, data: Bytes);
-
-    /// The destination has ended its half.
-    fn finish(&mut self, now: Instant, id: Self::Id);
-
     /// The destination has reset the connection, or it broke: both halves are over.
     fn abort(&mut self, now: Instant, id: Self::Id);
-}
-
-/// What a client's stream has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum FromClient {
-    /// Bytes.
-    Data(Bytes),
-    /// There will be no more.
-    Finished,
-    /// Nothing for now.
-    Blocked,
 }
 
 /// What an [`Egress`] needs.
@@ -217,7 +191,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         let Some(&slot) = self.slots.get(&id) else { return };
         self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-            pipe.downwards(now, relays, id, scratch)
+            pipe.fill_stream(now, relays, id, scratch)
         });
     }
 
@@ -401,13 +375,15 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         let relay = &mut self.table[slot];
         // The other attempts end here.
-        relay.stage = Stage::Open(Pipe::new(now, socket, token));
+        relay.stage = Stage::Open(Pipe::new(now, socket, token, Interest::Write));
         self.open += 1;
         let id = relay.id;
         tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "connected");
         relays.opened(now, id);
         // The client may have sent its first bytes already.
-        self.pump(now, poller, relays, slot, |pipe, relays, scratch| pipe.upwards(now, relays, id, scratch));
+        self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
+            pipe.fill_socket(now, relays, id, scratch)
+        });
     }
 
     /// Moves bytes of a connection that stands, and sees what has become of it.

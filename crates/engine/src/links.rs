@@ -2,12 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
 use mpvpn_control::config::is_match;
 use mpvpn_os::{
-    UdpOptions, UdpSocket,
+    OsError, UdpOptions, UdpSocket,
     netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
     poll::{Interest, Poller},
 };
@@ -33,6 +34,8 @@ pub(crate) struct Link {
     /// Where the server is, seen from here; set while the link can carry packets.
     pub(crate) remote: Option<SocketAddr>,
     pub(crate) wire: Option<Wire>,
+    /// The address that the socket is bound to, where it could not be bound to the device.
+    bound: Option<IpAddr>,
     pub(crate) meter: Meter,
     /// Why it cannot be used.
     pub(crate) reason: &'static str,
@@ -57,7 +60,7 @@ pub(crate) struct Links {
     names: Vec<String>,
     meters: Meters,
     tun: String,
-    mark: u32,
+    mark: Option<u32>,
     netlink: Netlink,
     monitor: Monitor,
     pub(crate) links: BTreeMap<LinkId, Link>,
@@ -65,12 +68,13 @@ pub(crate) struct Links {
 }
 
 impl Links {
-    /// `names` are interfaces or patterns of their names, or the one word `auto`.
+    /// `names` are interfaces or patterns of their names, or the one word `auto`; `tun` is none of them, empty if there
+    /// is none. Sockets get the mark, which needs privilege.
     pub(crate) fn new(
         names: &[String],
         meters: &Meters,
         tun: &str,
-        mark: u32,
+        mark: Option<u32>,
         poller: &Poller,
     ) -> Result<Self, EngineError> {
         let monitor = Monitor::open()?;
@@ -113,6 +117,7 @@ impl Links {
             mtu: 1500,
             remote: None,
             wire: None,
+            bound: None,
             meter: self.meters.of(name),
             reason: "not looked at yet",
             pipes,
@@ -245,12 +250,13 @@ impl Links {
         let family = |remote: SocketAddr| remote.is_ipv4();
         let rebind = link.wire.is_none()
             || link.index != index
+            || link.bound.is_some_and(|ip| !link.addresses.contains(&ip))
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
             link.wire = None;
             let dscp = policies.of(&link.name).dscp;
-            match bind(&link.name, remote, self.mark, dscp, poller, id) {
-                Ok(wire) => link.wire = Some(wire),
+            match bind(&link.name, &link.addresses, remote, self.mark, dscp, poller, id) {
+                Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
                 Err(error) => {
                     tracing::warn!(link = %link.name, %error, "cannot use a link");
                     link.reason = "its socket cannot be bound";
@@ -289,26 +295,38 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
+/// A socket for a link, and its address if it is bound to that: old kernels let nobody but root bind to a device.
 fn bind(
     name: &str,
+    addresses: &[IpAddr],
     remote: SocketAddr,
-    mark: u32,
+    mark: Option<u32>,
     dscp: u8,
     poller: &Poller,
     id: LinkId,
-) -> Result<Wire, EngineError> {
+) -> Result<(Wire, Option<IpAddr>), EngineError> {
     let any =
         if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let socket = UdpSocket::bind(&UdpOptions {
+    let options = UdpOptions {
         device: Some(name.to_owned()),
-        mark: Some(mark),
+        mark,
         recv_buffer: Some(SOCKET_BUFFER),
         send_buffer: Some(SOCKET_BUFFER),
         dscp,
         ..UdpOptions::new(SocketAddr::new(any, 0))
-    })?;
+    };
+    let own = addresses.iter().copied().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+    let (socket, bound) = match (UdpSocket::bind(&options), own) {
+        (Err(OsError::Bind { source, .. }), Some(ip))
+            if mark.is_none() && source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            let local = SocketAddr::new(ip, 0);
+            (UdpSocket::bind(&UdpOptions { device: None, local, ..options })?, Some(ip))
+        }
+        (result, _) => (result?, None),
+    };
     poller
         .add(&socket, SOCKETS + u64::from(id.0), Interest::Read)
         .map_err(EngineError::io("watch a socket"))?;
-    Ok(Wire::new(socket))
+    Ok((Wire::new(socket), bound))
 }

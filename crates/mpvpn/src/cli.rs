@@ -26,6 +26,8 @@ Examples:
       as root on the server: makes a certificate and a token, and prints the command for clients
   mpvpn client --server 203.0.113.1 --pin SHA256 --token TOKEN
       as root on the client: that command
+  mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token TOKEN
+      as any user: a proxy for apps instead of a VPN for the machine
   mpvpn status
       which links and paths carry how much
   mpvpn lab demo
@@ -40,8 +42,11 @@ pub(crate) enum Command {
     #[command(after_help = SERVER_EXAMPLES)]
     Server(ServerArgs),
     /// Send this machine's traffic through a server, over all links at once
-    #[command(after_help = CLIENT_EXAMPLES)]
+    #[command(after_help = CLIENT_EXAMPLES, mut_args(hide_from_client))]
     Client(ClientArgs),
+    /// Offer apps a SOCKS5 or HTTP proxy that goes through a server over all links; needs no root
+    #[command(after_help = PROXY_EXAMPLES, mut_args(hide_from_proxy))]
+    Proxy(ClientArgs),
     /// Show how a running server or client is
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
@@ -90,6 +95,22 @@ Examples:
 Every option but --config is a key of the configuration file, as in
   server = \"vpn.example:4433\"
   path = [\"eth0\", \"wwan0\"]
+Options given here win over the file.";
+
+const PROXY_EXAMPLES: &str = "\
+Examples:
+  mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token-file ~/token
+      then, for example: curl --socks5-hostname 127.0.0.1:1080 https://example.com/
+  mpvpn proxy --socks5 127.0.0.1:1080 --http 127.0.0.1:8080 --config ~/mpvpn.toml
+      both kinds, and the rest from a file; then: export https_proxy=http://127.0.0.1:8080
+  mpvpn proxy --http 127.0.0.1:8080 --server vpn.example --ca server.crt --path eth0 --path wwan0
+      over these two interfaces only
+
+The server makes the TCP connections and resolves the names. No TUN device, no routes and no root are
+needed. Whoever reaches the addresses may use the proxy: 127.0.0.1 is for this machine only.
+The file has the keys of `mpvpn client`, and
+  socks5 = [\"127.0.0.1:1080\"]
+  http = [\"127.0.0.1:8080\"]
 Options given here win over the file.";
 
 const STATUS_EXAMPLES: &str = "\
@@ -182,6 +203,30 @@ pub(crate) struct StatusArgs {
     pub(crate) api_socket: Option<PathBuf>,
 }
 
+/// Options that are about a TUN.
+const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "share", "shards"];
+
+fn hide_from_proxy(arg: clap::Arg) -> clap::Arg {
+    let arg = match arg.get_id().as_str() {
+        "config" => arg.help("Configuration file"),
+        "name" => arg.help("Name of this proxy among the mpvpn processes of this machine [default: proxy]"),
+        "api_socket" => arg.help(
+            "Unix socket for `mpvpn status` [default: client-NAME.sock in $XDG_RUNTIME_DIR/mpvpn, for root in /run/mpvpn]",
+        ),
+        "state_dir" => arg.help(
+            "Folder for what links have used of their quotas [default: $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
+        ),
+        _ => arg,
+    };
+    let is_hidden = OF_A_TUN.contains(&arg.get_id().as_str());
+    arg.hide(is_hidden)
+}
+
+fn hide_from_client(arg: clap::Arg) -> clap::Arg {
+    let is_hidden = matches!(arg.get_id().as_str(), "socks5" | "http");
+    arg.hide(is_hidden)
+}
+
 /// Turns `--mode server …`, wherever it stands among options, into `server …`.
 pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Failure> {
     let starts_with_option =
@@ -211,7 +256,6 @@ const LATER_OPTIONS: &[(&str, &str)] = &[
     ("--metrics", "`mpvpn status --json` gives the figures"),
     ("--fec", "lost packets are repaired by sending them again"),
     ("--class", "all packets are of one class"),
-    ("--socks", "`mpvpn client` makes a TUN device"),
 ];
 
 /// Commands that later versions will have.
@@ -238,7 +282,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let available = "available are: server, client, status, link, config, lab";
+            let available = "available are: server, client, proxy, status, link, config, lab";
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
                 return Failure::usage(WHAT, why, available);

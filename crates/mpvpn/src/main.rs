@@ -60,6 +60,13 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
             run::client(config, origin).map_err(|error| Failure::run("the client ended", &error, LOG))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Proxy(args) => {
+            let origin = Origin::of_proxy(args.config, args.options);
+            let config = origin.load().map_err(|error| Failure::control("cannot start the proxy", &error))?;
+            log::init(config.log_level);
+            run::client(config, origin).map_err(|error| Failure::run("the proxy ended", &error, LOG))?;
+            Ok(ExitCode::SUCCESS)
+        }
         Command::Status(args) => status::show(&args),
         Command::Link { command } => link::perform(command),
         Command::Config { command } => config::perform(command),

@@ -46,7 +46,7 @@ fn choose(what: &str, mut sockets: Vec<PathBuf>, name: Option<&str>) -> Result<P
             Err(Failure::world(
                 what,
                 format!("no mpvpn{named} answers in {}", api::SOCKET_DIR),
-                "start `mpvpn server` or `mpvpn client`, or name its socket with --api-socket",
+                "start `mpvpn server`, `mpvpn client` or `mpvpn proxy`, or name its socket with --api-socket",
             ))
         }
         several => Err(Failure::usage(

@@ -47,6 +47,14 @@ pub enum OsError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Nobody can be listened to there.
+    #[error("cannot listen on TCP {local}: {source}{}", listen_hint(.source))]
+    Listen {
+        /// The address asked for.
+        local: SocketAddr,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// Another interface already has an address in the tunnel's subnet.
     #[error("{address} of {interface} is inside the tunnel's subnet {subnet}: choose another subnet")]
     SubnetInUse {
@@ -109,9 +117,10 @@ impl OsError {
     /// The kernel's error number, where there was one.
     pub fn errno(&self) -> Option<i32> {
         match self {
-            Self::Kernel { source, .. } | Self::Bind { source, .. } | Self::Journal { source, .. } => {
-                source.raw_os_error()
-            }
+            Self::Kernel { source, .. }
+            | Self::Bind { source, .. }
+            | Self::Listen { source, .. }
+            | Self::Journal { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }
@@ -147,6 +156,15 @@ fn on_device(device: &Option<String>) -> String {
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => "; run as root, or with the capability CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+fn listen_hint(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => "; `ss -tlpn` shows which process has the port",
+        Some(libc::EADDRNOTAVAIL) => "; no interface has that address",
+        Some(libc::EACCES) => "; ports below 1024 need root or CAP_NET_BIND_SERVICE",
         _ => "",
     }
 }

@@ -32,7 +32,7 @@ pub mod udp;
 pub mod undo;
 
 pub use error::OsError;
-pub use tcp::TcpSocket;
+pub use tcp::{TcpAcceptor, TcpSocket};
 pub use tun::{Tun, TunConfig};
 pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
 pub use undo::Undo;

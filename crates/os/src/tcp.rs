@@ -1,12 +1,12 @@
-//! TCP connections that this process opens.
+//! TCP connections that this process opens or takes.
 //!
-//! In: an address to connect to, bytes to write. Out: whether the connection stands, bytes that came. Always holds:
+//! In: an address to connect to or to listen on, bytes to write. Out: whether the connection stands, bytes that came. Always holds:
 //! nonblocking; nothing is delayed to fill segments (TCP_NODELAY), and a far end that is gone is found by keep-alives;
 //! writing never raises SIGPIPE; what is read goes into memory that was not zeroed first.
 
 use std::{
     io::{self, IoSlice},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
@@ -18,6 +18,8 @@ use rustix::{
         AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
     },
 };
+
+use crate::error::OsError;
 
 /// The far end is asked whether it is still there after so long without anything from it.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
@@ -41,11 +43,7 @@ impl TcpSocket {
         };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-        sockopt::set_tcp_nodelay(&fd, true)?;
-        sockopt::set_socket_keepalive(&fd, true)?;
-        sockopt::set_tcp_keepidle(&fd, KEEP_ALIVE_IDLE)?;
-        sockopt::set_tcp_keepintvl(&fd, KEEP_ALIVE_PAUSE)?;
-        sockopt::set_tcp_keepcnt(&fd, KEEP_ALIVE_COUNT)?;
+        configure(&fd)?;
         match rustix::net::connect(&fd, &to) {
             // An interrupted call goes on by itself.
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Self(fd)),
@@ -119,6 +117,68 @@ impl TcpSocket {
     }
 }
 
+fn configure(fd: &OwnedFd) -> rustix::io::Result<()> {
+    sockopt::set_tcp_nodelay(fd, true)?;
+    sockopt::set_socket_keepalive(fd, true)?;
+    sockopt::set_tcp_keepidle(fd, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(fd, KEEP_ALIVE_PAUSE)?;
+    sockopt::set_tcp_keepcnt(fd, KEEP_ALIVE_COUNT)
+}
+
+/// Takes connections of others.
+#[derive(Debug)]
+pub struct TcpAcceptor(TcpListener);
+
+impl TcpAcceptor {
+    /// Listens on `local`; port 0 lets the kernel choose.
+    ///
+    /// # Errors
+    /// If the address is not one of this machine, or taken.
+    pub fn bind(local: SocketAddr) -> Result<Self, OsError> {
+        let bind = || {
+            let listener = TcpListener::bind(local)?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        };
+        bind().map(Self).map_err(|source| OsError::Listen { local, source })
+    }
+
+    /// The address that it listens on.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    /// The next connection; `None` if nobody waits.
+    ///
+    /// # Errors
+    /// If this machine has no descriptors or no memory left.
+    pub fn accept(&self) -> io::Result<Option<TcpSocket>> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        loop {
+            match rustix::net::accept_with(&self.0, flags) {
+                Ok(fd) => {
+                    // One that is closed again already cannot be configured; reading tells.
+                    let _ = configure(&fd);
+                    return Ok(Some(TcpSocket(fd)));
+                }
+                Err(Errno::AGAIN) => return Ok(None),
+                // Who left before it was their turn.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl AsFd for TcpAcceptor {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// What an error of connecting means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {
@@ -170,7 +230,7 @@ impl AsFd for TcpSocket {
 mod tests {
     use std::{
         io::{Read, Write},
-        net::{TcpListener, TcpStream},
+        net::TcpStream,
     };
 
     use super::*;
@@ -236,6 +296,21 @@ mod tests {
         assert_eq!(socket.take_error().unwrap().kind(), io::ErrorKind::ConnectionReset);
         assert!(socket.take_error().is_none());
         assert!(socket.write(&[IoSlice::new(b"x")]).is_err(), "and no signal ends this process");
+    }
+
+    #[test]
+    fn connections_of_others_are_taken() {
+        let acceptor = TcpAcceptor::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        assert!(acceptor.accept().unwrap().is_none());
+        let local = acceptor.local_addr().unwrap();
+        let mut peer = TcpStream::connect(local).unwrap();
+        let socket = acceptor.accept().unwrap().unwrap();
+        peer.write_all(b"hello").unwrap();
+        wait(&socket, Interest::Read);
+        let mut buffer = BytesMut::with_capacity(8);
+        assert_eq!(socket.read(&mut buffer, 8).unwrap(), 5);
+        let error = TcpAcceptor::bind(local).unwrap_err().to_string();
+        assert!(error.contains(&local.to_string()), "{error}");
     }
 
     #[test]

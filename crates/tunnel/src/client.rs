@@ -5,6 +5,8 @@ mod lane;
 mod links;
 mod member;
 mod reach;
+mod relays;
+mod told;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,22 +28,37 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::{
-    Counters, LaneCounters, PathReport,
+    Counters, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Role},
     http::Http,
+    relay::Relays,
 };
 use lane::{Lane, Reach, gateway};
 pub use links::LinkPolicy;
 use member::Part;
 use reach::REVIVE;
+use relays::Own;
+pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
 
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
 
+/// What a client is there for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carries {
+    /// The packets of a TUN, by CONNECT-IP, and relays.
+    #[default]
+    Packets,
+    /// Relays only: it is up as soon as the server speaks HTTP/3, and gets no addresses.
+    Streams,
+}
+
 /// What a client needs to know.
 #[derive(Clone)]
 pub struct ClientConfig {
+    /// What it is there for.
+    pub carries: Carries,
     /// TLS and transport.
     pub setup: ClientSetup,
     /// The name that the certificate must have.
@@ -60,83 +77,6 @@ pub struct ClientConfig {
     pub lane_secret: [u64; 2],
 }
 
-/// What the server gave the client.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assignment {
-    /// Addresses with the length of the prefix that was assigned.
-    pub addresses: Vec<IpNet>,
-    /// What the server offers to reach.
-    pub routes: Vec<IpRange>,
-}
-
-/// Something that the edge must act on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ClientEvent {
-    /// The tunnel carries packets; addresses and routes are these, also when they are those of before.
-    Up(Assignment),
-    /// Addresses or routes have changed.
-    Changed(Assignment),
-    /// Packets up to this size (bytes) can be carried.
-    Mtu(usize),
-    /// Other clients may now join this session as its members, with this secret ([`Client::join`]).
-    Members(Vec<u8>),
-    /// The connection is lost; the client tries to make a new one by itself.
-    Down(String),
-    /// Going on makes no sense.
-    Fatal(ClientError),
-}
-
-/// Why a client ends.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ClientError {
-    /// The credentials were refused.
-    #[error("the server refuses the token (HTTP status {0})")]
-    Unauthorized(u16),
-    /// The server has no CONNECT-IP at this path, or refuses this request.
-    #[error("{0}")]
-    Refused(String),
-    /// TLS failed.
-    #[error("the secure connection to the server failed: {0}")]
-    Tls(String),
-    /// The peer speaks HTTP/3 but not what a tunnel needs.
-    #[error("the server does not offer {0}")]
-    Unsupported(&'static str),
-}
-
-/// Whether the tunnel works.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ClientState {
-    /// No connection yet, or again.
-    Connecting,
-    /// Packets flow.
-    Up,
-}
-
-/// Figures for status output.
-#[derive(Clone, Debug)]
-pub struct ClientReport {
-    /// Whether the tunnel works.
-    pub state: ClientState,
-    /// What the server gave.
-    pub assignment: Option<Assignment>,
-    /// How often the session was taken up again.
-    pub resumed: u32,
-    /// Bytes of inner packets.
-    pub counters: Counters,
-    /// Packets dropped in queues.
-    pub drops: u64,
-    /// How long packets wait.
-    pub sojourn: Duration,
-    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
-    pub lane: Option<LaneCounters>,
-    /// TCP connections of apps that travel as streams.
-    pub streams: usize,
-    /// Every path.
-    pub paths: Vec<PathReport>,
-    /// MTU of the tunnel (bytes).
-    pub mtu: usize,
-}
-
 #[derive(Debug)]
 struct Link {
     remote: SocketAddr,
@@ -153,6 +93,10 @@ struct Session {
     connection: ConnectionId,
     http: Http,
     request: Option<StreamId>,
+    /// Where the credentials were shown, without packets.
+    greeting: Option<StreamId>,
+    /// Streams that carry the bytes of connections.
+    relays: Relays,
     since: Instant,
     accepted: bool,
     up: bool,
@@ -188,6 +132,7 @@ pub struct Client {
     was_up: bool,
     joiner: Joiner,
     lane: Lane,
+    own: Own,
     events: VecDeque<ClientEvent>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
@@ -214,6 +159,7 @@ impl Client {
             joiner: Joiner::new(),
             lane: Lane::new(now, config.lane.clone(), config.lane_secret),
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
+            own: Own::default(),
             config,
             events: VecDeque::new(),
             probes: VecDeque::new(),
@@ -312,7 +258,7 @@ impl Client {
                 // With the old connection its streams would end: it is asked once more.
                 QuicEvent::Connected
                     if let Some(session) = &mut self.session
-                        && self.lane.flows() > 0 =>
+                        && self.lane.flows() + self.own.len() > 0 =>
                 {
                     let attempt = &mut self.attempts[position];
                     attempt.ready = Some(now);
@@ -379,6 +325,8 @@ impl Client {
             connection: id,
             http,
             request: None,
+            greeting: None,
+            relays: Relays::default(),
             since: now,
             accepted: false,
             up: false,
@@ -405,6 +353,7 @@ impl Client {
             return self.lost(now, &LostReason::TimedOut);
         };
         session.carrier.note_received(now, connection);
+        let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
                 QuicEvent::Lost(reason) => {
@@ -426,14 +375,24 @@ impl Client {
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
-                QuicEvent::StreamReadable(stream) => {
-                    if !self.lane.wake(stream) {
-                        session.http.readable(stream);
+                QuicEvent::StreamReadable(stream) if session.relays.has(stream) => {
+                    let relay = RelayId::new(id, stream);
+                    if session.relays.wake(stream) && !self.own.readable(relay, &mut self.events) {
+                        self.lane.readable(stream);
                     }
                 }
-                QuicEvent::StreamWritable(stream) => self.lane.writable(stream),
-                QuicEvent::StreamsAvailable => self.lane.streams_available(),
-                QuicEvent::StreamStopped(stream, _) if self.lane.stopped(stream) => {}
+                QuicEvent::StreamReadable(stream) => session.http.readable(stream),
+                QuicEvent::StreamWritable(stream) => {
+                    if !self.own.writable(RelayId::new(id, stream), &mut self.events) {
+                        self.lane.writable(stream);
+                    }
+                }
+                QuicEvent::StreamsAvailable => {
+                    self.lane.streams_available();
+                    self.own.allowed(&mut self.events);
+                }
+                QuicEvent::StreamStopped(stream, _) if self.lane.stopped(&session.relays, stream) => {}
+                QuicEvent::StreamStopped(stream, _) if self.own.has(stream) => stopped.push(stream),
                 // A server that refuses stops reading the request, too: the answer says why.
                 QuicEvent::StreamStopped(stream, _)
                     if Some(stream) == session.request && session.accepted =>
@@ -450,6 +409,8 @@ impl Client {
         self.receive(now);
         self.drive_http(now);
         self.drive_lane(now);
+        stopped.into_iter().for_each(|stream| self.own_stopped(stream));
+        self.drive_own(now);
         self.tell_links();
         self.settle(id);
     }
@@ -510,6 +471,7 @@ impl Client {
             self.before.rx_bytes += session.carrier.counters.rx_bytes;
             self.drops_before += session.carrier.drops();
             self.lane.end_streams();
+            self.own.end(session.connection, &mut self.events);
             self.close_connection(now, session.connection, reason);
         }
     }
@@ -742,7 +704,7 @@ impl Client {
             drops: self.drops_before,
             sojourn: Duration::ZERO,
             lane: None,
-            streams: self.lane.flows(),
+            streams: self.lane.flows() + self.own.len(),
             paths: Vec::new(),
             mtu: 0,
         };

@@ -32,12 +32,13 @@ mod server;
 
 pub use carrier::{Counters, LaneCounters, PathReport, Role};
 pub use client::{
-    Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState, LinkPolicy,
+    Assignment, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
+    LinkPolicy,
 };
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
-pub use relay::RelayRead;
-pub use server::{Authenticate, RelayId, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use relay::{RelayId, RelayRead};
+pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
 
 /// The request header by which a client asks the server to schedule its downlink as it does its
 /// uplink.

@@ -7,12 +7,25 @@ use mpvpn_masque::{
     h3::{self, Event as HttpEvent, H3Error},
     headers::Headers,
 };
-use mpvpn_quic::{Connection, ReadEnd, StreamId};
+use mpvpn_quic::{Connection, ConnectionId, ReadEnd, StreamId};
 
 use crate::http::Http;
 
 /// Bytes of a stream that are taken out of the transport at a time.
 const PULL: usize = 128 << 10;
+
+/// A stream that carries the bytes of a TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelayId {
+    pub(crate) connection: ConnectionId,
+    pub(crate) stream: StreamId,
+}
+
+impl RelayId {
+    pub(crate) fn new(connection: ConnectionId, stream: StreamId) -> Self {
+        Self { connection, stream }
+    }
+}
 
 /// What a relay has for whom its bytes are for.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -27,7 +27,7 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Counters, LaneCounters, Member, PathReport, Registry, Seat, Secret,
+    Addresses, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -35,7 +35,6 @@ use crate::{
 };
 
 use peers::Peers;
-pub use relays::RelayId;
 
 /// A connection that has not asked for a tunnel after this time is closed.
 const REQUEST: Duration = Duration::from_secs(15);

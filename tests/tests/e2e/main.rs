@@ -19,6 +19,7 @@ mod many_links;
 mod moved_server;
 mod packet_sizes;
 mod pipes;
+mod proxy;
 mod restart;
 mod shards;
 mod sharing;

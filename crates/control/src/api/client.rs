@@ -12,6 +12,7 @@ use super::{SOCKET_DIR, connect_at_once};
 use crate::{
     Error, Result,
     config::{LinkChange, Reloaded},
+    places,
     status::{Link, Status},
 };
 
@@ -104,9 +105,11 @@ async fn exchange(path: &Path, method: Method, uri: &str, body: Bytes) -> Result
     Ok((code, body))
 }
 
-/// The sockets in [`SOCKET_DIR`] where a process listens, in the order of their names.
+/// The sockets in [`SOCKET_DIR`] and in the folder of this user where a process listens, in the order of their names.
 pub fn list_sockets() -> Vec<PathBuf> {
-    sockets_in(Path::new(SOCKET_DIR))
+    let common = Path::new(SOCKET_DIR);
+    let own = places::runtime_dir().filter(|own| own != common);
+    own.into_iter().flat_map(|own| sockets_in(&own)).chain(sockets_in(common)).collect()
 }
 
 pub(super) fn sockets_in(dir: &Path) -> Vec<PathBuf> {

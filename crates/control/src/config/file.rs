@@ -7,7 +7,12 @@ use serde::de::DeserializeOwned;
 use crate::{Error, Result, files};
 
 /// Keys that later versions will know.
-const LATER: &[&str] = &["metrics", "class", "classes", "fec", "socks"];
+const LATER: &[&str] = &["metrics", "class", "classes", "fec"];
+
+/// The file that was named.
+pub(super) fn load_named<T: DeserializeOwned + Default>(named: &Path) -> Result<T> {
+    load(Some(named), named)
+}
 
 /// The file that was named, or the default one if it is there, or nothing.
 pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default: &Path) -> Result<T> {

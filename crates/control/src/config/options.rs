@@ -204,6 +204,16 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "many")]
     pub share: Vec<Share>,
 
+    /// Offer a SOCKS5 proxy to apps at this TCP address; repeatable
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "many")]
+    pub socks5: Vec<SocketAddr>,
+
+    /// Offer an HTTP proxy to apps at this TCP address; repeatable
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "many")]
+    pub http: Vec<SocketAddr>,
+
     /// Folder for what links have used of their quotas [default: /var/lib/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
@@ -284,6 +294,8 @@ impl ClientOptions {
             lane_rule: list_over(self.lane_rule, below.lane_rule),
             routes: self.routes.or(below.routes),
             share: list_over(self.share, below.share),
+            socks5: list_over(self.socks5, below.socks5),
+            http: list_over(self.http, below.http),
             state_dir: self.state_dir.or(below.state_dir),
             shards: self.shards.or(below.shards),
             name: self.name.or(below.name),

@@ -15,6 +15,7 @@ use crate::Result;
 pub struct Origin<O> {
     file: Option<PathBuf>,
     options: O,
+    is_proxy: bool,
 }
 
 /// What came of reading a configuration again.
@@ -29,13 +30,21 @@ pub struct Reloaded {
 impl<O> Origin<O> {
     /// `file` as given by `--config`, and the options beside it.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
-        Self { file, options }
+        Self { file, options, is_proxy: false }
     }
 }
 
 impl Origin<ClientOptions> {
+    /// The same for a client that is a proxy.
+    pub fn of_proxy(file: Option<PathBuf>, options: ClientOptions) -> Self {
+        Self { is_proxy: true, ..Self::new(file, options) }
+    }
+
     /// What a client that starts now would be told.
     pub fn load(&self) -> Result<ClientConfig> {
+        if self.is_proxy {
+            return ClientConfig::load_proxy(self.file.as_deref(), self.options.clone());
+        }
         ClientConfig::load(self.file.as_deref(), self.options.clone())
     }
 }
@@ -63,7 +72,7 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", share: "share", shards: "shards", name: "name", api_socket: "api-socket",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket",
             log_level: "log-level"
         );
         // The socket of a link has it from its beginning.

@@ -168,6 +168,7 @@ fn every_key_of_a_client_arrives() {
             }],
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
+            proxies: Proxies::default(),
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
             shards: Shards::Count(2),
             name: "home".into(),

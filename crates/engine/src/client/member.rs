@@ -68,7 +68,8 @@ impl Joiner {
                         );
                     }
                     ClientEvent::Fatal(error) => return Err(error.into()),
-                    ClientEvent::Changed(_) | ClientEvent::Members(_) => {}
+                    // It opens no streams.
+                    _ => {}
                 }
             }
             let carries = up.then_some(mtu).flatten();

@@ -1,4 +1,4 @@
-//! The data plane of one shard of a client: its links with their sockets, its queue of the TUN, its
+//! The data plane of one shard of a client: its links with their sockets, its queue of the TUN if there is one, its
 //! connection.
 
 use std::{net::SocketAddr, time::Instant};
@@ -30,7 +30,7 @@ pub(super) struct Plane {
     pub(super) client: Client,
     pub(super) links: Links,
     pub(super) policies: Policies,
-    tun: Tun,
+    tun: Option<Tun>,
     attached: bool,
     started: Instant,
     batch: RecvBatch,
@@ -45,19 +45,21 @@ impl Plane {
         client: Client,
         links: Links,
         policies: Policies,
-        tun: Tun,
+        tun: Option<Tun>,
         turns: &Turns,
     ) -> Result<Self, EngineError> {
-        turns.poller.add(&tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        if let Some(tun) = &tun {
+            turns.poller.add(tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        }
         Ok(Self {
             client,
             links,
             policies,
-            tun,
             attached: true,
             started: Instant::now(),
             batch: RecvBatch::new(BATCH),
-            tun_buffer: vec![0; READ_BUFFER],
+            tun_buffer: if tun.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
+            tun,
             out: Vec::with_capacity(64 << 10),
             look_at: None,
         })
@@ -65,16 +67,14 @@ impl Plane {
 
     /// Lets the kernel put packets into this shard's queue, or into those of the others only.
     pub(super) fn attach(&mut self, turns: &Turns, attached: bool) -> Result<(), EngineError> {
-        if self.attached == attached {
-            return Ok(());
-        }
+        let Some(tun) = self.tun.as_mut().filter(|_| self.attached != attached) else { return Ok(()) };
         if attached {
-            self.tun.set_attached(true)?;
-            turns.poller.add(&self.tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+            tun.set_attached(true)?;
+            turns.poller.add(&*tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
         } else {
             // A queue that is not attached reports an error all the time.
-            turns.poller.remove(&self.tun).map_err(EngineError::io("stop watching the TUN"))?;
-            self.tun.set_attached(false)?;
+            turns.poller.remove(&*tun).map_err(EngineError::io("stop watching the TUN"))?;
+            tun.set_attached(false)?;
         }
         self.attached = attached;
         Ok(())
@@ -154,7 +154,9 @@ impl Plane {
             });
             self.client.handle_batch(now);
             while let Some(joined) = self.client.poll_tun(now) {
-                write_tun(&self.tun, &joined);
+                if let Some(tun) = &self.tun {
+                    write_tun(tun, &joined);
+                }
                 self.client.recycle(joined);
             }
             if count < BATCH {
@@ -165,14 +167,17 @@ impl Plane {
 
     fn write_tun(&mut self, now: Instant) {
         while let Some(joined) = self.client.poll_tun(now) {
-            write_tun(&self.tun, &joined);
+            if let Some(tun) = &self.tun {
+                write_tun(tun, &joined);
+            }
             self.client.recycle(joined);
         }
     }
 
     fn read_tun(&mut self, now: Instant) {
         let client = &mut self.client;
-        read_tun(&self.tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
+        let Some(tun) = &self.tun else { return };
+        read_tun(tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
     }
 
     /// Sends what is to be sent.

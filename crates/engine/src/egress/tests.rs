@@ -5,11 +5,15 @@ use std::{
     thread::JoinHandle,
 };
 
+use bytes::Bytes;
 use mpvpn_control::access::{AccessRule, Ports};
-use mpvpn_os::poll::{Events, Interest, Wake};
+use mpvpn_os::poll::{Events, Wake};
 
 use super::*;
-use crate::resolver::{Resolver, resolver};
+use crate::{
+    pipe::FromStream,
+    resolver::{Resolver, resolver},
+};
 
 const LONG: Duration = Duration::from_secs(20);
 const MB: usize = 1 << 20;
@@ -44,24 +48,15 @@ impl Fake {
     }
 }
 
-impl Relays for Fake {
+impl ByteStreams for Fake {
     type Id = u32;
 
-    fn opened(&mut self, _: Instant, id: u32) {
-        assert!(!std::mem::replace(&mut self.stream(id).is_open, true), "told twice");
-    }
-
-    fn failed(&mut self, _: Instant, id: u32, failure: Failure, reason: String) {
-        assert!(!self.stream(id).told(), "told twice");
-        self.stream(id).failure = Some((failure, reason));
-    }
-
-    fn read(&mut self, _: Instant, id: u32) -> FromClient {
+    fn read(&mut self, _: Instant, id: u32) -> FromStream {
         let stream = self.stream(id);
         match stream.sent.pop_front() {
-            Some(data) => FromClient::Data(data),
-            None if stream.has_finished => FromClient::Finished,
-            None => FromClient::Blocked,
+            Some(data) => FromStream::Data(data),
+            None if stream.has_finished => FromStream::Finished,
+            None => FromStream::Blocked,
         }
     }
 
@@ -78,6 +73,17 @@ impl Relays for Fake {
 
     fn finish(&mut self, _: Instant, id: u32) {
         assert!(!std::mem::replace(&mut self.stream(id).is_ended, true), "ended twice");
+    }
+}
+
+impl Relays for Fake {
+    fn opened(&mut self, _: Instant, id: u32) {
+        assert!(!std::mem::replace(&mut self.stream(id).is_open, true), "told twice");
+    }
+
+    fn failed(&mut self, _: Instant, id: u32, failure: Failure, reason: String) {
+        assert!(!self.stream(id).told(), "told twice");
+        self.stream(id).failure = Some((failure, reason));
     }
 
     fn abort(&mut self, _: Instant, id: u32) {

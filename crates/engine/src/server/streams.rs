@@ -6,28 +6,23 @@ use bytes::Bytes;
 use mpvpn_masque::connect::Failure;
 use mpvpn_tunnel::{RelayId, RelayRead, Server};
 
-use crate::egress::{FromClient, Relays};
+use crate::{
+    egress::Relays,
+    pipe::{ByteStreams, FromStream},
+};
 
 /// Those of a shard's clients.
 pub(super) struct Streams<'a>(pub(super) &'a mut Server);
 
-impl Relays for Streams<'_> {
+impl ByteStreams for Streams<'_> {
     type Id = RelayId;
 
-    fn opened(&mut self, _: Instant, id: RelayId) {
-        self.0.relay_opened(id);
-    }
-
-    fn failed(&mut self, _: Instant, id: RelayId, failure: Failure, reason: String) {
-        self.0.relay_failed(id, failure, reason);
-    }
-
-    fn read(&mut self, now: Instant, id: RelayId) -> FromClient {
+    fn read(&mut self, now: Instant, id: RelayId) -> FromStream {
         match self.0.relay_read(now, id) {
-            RelayRead::Data(data) => FromClient::Data(data),
-            RelayRead::Finished => FromClient::Finished,
+            RelayRead::Data(data) => FromStream::Data(data),
+            RelayRead::Finished => FromStream::Finished,
             // The event that it is gone follows.
-            RelayRead::Blocked | RelayRead::Broken => FromClient::Blocked,
+            RelayRead::Blocked | RelayRead::Broken => FromStream::Blocked,
         }
     }
 
@@ -41,6 +36,16 @@ impl Relays for Streams<'_> {
 
     fn finish(&mut self, _: Instant, id: RelayId) {
         self.0.relay_finish(id);
+    }
+}
+
+impl Relays for Streams<'_> {
+    fn opened(&mut self, _: Instant, id: RelayId) {
+        self.0.relay_opened(id);
+    }
+
+    fn failed(&mut self, _: Instant, id: RelayId, failure: Failure, reason: String) {
+        self.0.relay_failed(id, failure, reason);
     }
 
     fn abort(&mut self, _: Instant, id: RelayId) {

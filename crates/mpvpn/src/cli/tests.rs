@@ -91,7 +91,7 @@ fn what_does_not_work_yet_says_so() {
     for command in ["top", "check", "ping 10.0.0.1", "user list"] {
         let text = refused(&format!("mpvpn {command}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
-        assert!(text.contains("available are: server, client, status, link, config, lab"), "{text}");
+        assert!(text.contains("available are: server, client, proxy, status, link, config, lab"), "{text}");
     }
     for option in ["--metrics=127.0.0.1:9100", "--fec 1"] {
         let text = refused(&format!("mpvpn server {option}"));
@@ -156,9 +156,31 @@ fn every_option_is_a_key() {
 }
 
 #[test]
+fn a_proxy_has_no_options_of_a_tun_and_a_client_none_of_a_proxy() {
+    let help =
+        |command: &str| Cli::command().find_subcommand_mut(command).unwrap().render_long_help().to_string();
+    for (command, present, absent) in [
+        (
+            "proxy",
+            ["--socks5 ", "--http ", "--server ", "--scheduler "],
+            ["--tun-name", "--routes", "--share ", "--shards"],
+        ),
+        (
+            "client",
+            ["--tun-name ", "--routes ", "--share ", "--shards "],
+            ["--socks5", "--http", "$XDG", "apps"],
+        ),
+    ] {
+        let help = help(command);
+        present.iter().for_each(|option| assert!(help.contains(option), "{command}: {option}"));
+        absent.iter().for_each(|option| assert!(!help.contains(option), "{command}: {option}"));
+    }
+}
+
+#[test]
 fn the_examples_in_the_help_are_commands_that_work() {
     let pin = "ab".repeat(32);
-    for text in [EXAMPLES, SERVER_EXAMPLES, CLIENT_EXAMPLES, STATUS_EXAMPLES, LINK_EXAMPLES] {
+    for text in [EXAMPLES, SERVER_EXAMPLES, CLIENT_EXAMPLES, PROXY_EXAMPLES, STATUS_EXAMPLES, LINK_EXAMPLES] {
         for line in text.lines().filter_map(|line| line.strip_prefix("  mpvpn ")) {
             let line = line.replace("SHA256", &pin).replace('\'', "");
             if line.starts_with("lab") {

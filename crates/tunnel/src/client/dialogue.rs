@@ -15,7 +15,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Assignment, Client, ClientError, ClientEvent};
+use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
     HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER,
     RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
@@ -27,12 +27,13 @@ impl Client {
         loop {
             let Some(session) = &mut self.session else { return };
             let Some(connection) = self.endpoint.get(session.connection) else { break };
-            let event = match session.http.next(connection, self.lane.relays()) {
+            let event = match session.http.next(connection, &session.relays) {
                 Ok(Some(event)) => event,
                 Ok(None) => break,
                 Err(error) => return self.broken(now, &error),
             };
             match event {
+                HttpEvent::Settings(_) if self.config.carries == Carries::Streams => self.greet(now),
                 HttpEvent::Settings(settings) => {
                     if !settings.enable_connect_protocol {
                         return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
@@ -44,6 +45,9 @@ impl Client {
                 }
                 HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
                     self.response(now, &headers);
+                }
+                HttpEvent::Headers { stream, headers } if Some(stream) == session.greeting => {
+                    self.greeted(now, &headers);
                 }
                 HttpEvent::Data { stream, data } if Some(stream) == session.request => {
                     self.capsules(now, &data);
@@ -227,18 +231,24 @@ impl Client {
 
     pub(super) fn check_up(&mut self, _now: Instant) {
         let Some(session) = &mut self.session else { return };
-        if session.up || !session.accepted || session.addresses.is_empty() {
+        if session.up || !session.accepted {
             return;
         }
-        let Some(mtu) = session.carrier.take_mtu() else { return };
+        if self.config.carries == Carries::Packets {
+            if session.addresses.is_empty() {
+                return;
+            }
+            let Some(mtu) = session.carrier.take_mtu() else { return };
+            self.lane.set_mtu(mtu);
+            self.events.push_back(ClientEvent::Mtu(mtu));
+        }
         session.up = true;
         self.was_up = true;
         self.backoff.succeeded();
         let Some(assignment) = self.current_assignment() else { return };
         self.assignment = Some(assignment.clone());
-        self.lane.set_mtu(mtu);
-        self.events.push_back(ClientEvent::Mtu(mtu));
         self.events.push_back(ClientEvent::Up(assignment));
+        self.own.allowed(&mut self.events);
         if self.part.has_members()
             && let Some(secret) = &self.secret
         {

@@ -53,6 +53,7 @@ pub(super) struct Reach<'a> {
 pub(super) struct Far<'a> {
     pub(super) connection: &'a mut Connection,
     pub(super) http: &'a mut Http,
+    pub(super) relays: &'a mut Relays,
     pub(super) carrier: &'a mut Carrier,
     /// Where errors come from.
     pub(super) gateway: Gateway,
@@ -73,7 +74,6 @@ struct Flow {
 pub(super) struct Lane {
     rules: Rules,
     interposer: Interposer,
-    relays: Relays,
     streams: FxHashMap<FlowId, StreamId>,
     flows: BTreeMap<StreamId, Flow>,
     /// Connections that wait until the server allows another stream.
@@ -92,7 +92,6 @@ impl Lane {
         Self {
             rules,
             interposer: Interposer::new(now, Limits::default(), secret, FIRST_MTU),
-            relays: Relays::default(),
             streams: FxHashMap::default(),
             flows: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -113,17 +112,9 @@ impl Lane {
         self.interposer.flows()
     }
 
-    /// The streams that it reads.
-    pub(super) fn relays(&self) -> &Relays {
-        &self.relays
-    }
-
-    /// A stream has something to read; whether it is one of these.
-    pub(super) fn wake(&mut self, stream: StreamId) -> bool {
-        if self.relays.wake(stream) {
-            self.readable.push_back(stream);
-        }
-        self.relays.has(stream)
+    /// A stream has something to read.
+    pub(super) fn readable(&mut self, stream: StreamId) {
+        self.readable.push_back(stream);
     }
 
     /// A stream has room again.
@@ -137,9 +128,9 @@ impl Lane {
     }
 
     /// The server reads a stream no more; whether it is one of these. The answer to a request says why it was refused.
-    pub(super) fn stopped(&mut self, stream: StreamId) -> bool {
+    pub(super) fn stopped(&mut self, relays: &Relays, stream: StreamId) -> bool {
         let Some(flow) = self.flows.get(&stream).copied() else { return false };
-        if flow.opened && self.relays.breaks_when_stopped(stream) {
+        if flow.opened && relays.breaks_when_stopped(stream) {
             self.interposer.abort(flow.id);
             self.streams.remove(&flow.id);
             self.flows.remove(&stream);
@@ -192,7 +183,6 @@ impl Lane {
 
     /// All streams are gone, and the connections of the apps with them.
     pub(super) fn end_streams(&mut self) {
-        self.relays = Relays::default();
         for flow in std::mem::take(&mut self.flows).into_values() {
             self.interposer.refuse(flow.id, if flow.opened { Refusal::Reset } else { Refusal::Silence });
         }
@@ -261,7 +251,7 @@ impl Lane {
                 self.waiting.retain(|(waiting, _)| *waiting != id);
                 if let Some(stream) = self.streams.remove(&id) {
                     self.flows.remove(&stream);
-                    self.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+                    far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
                 }
             }
         }
@@ -274,7 +264,7 @@ impl Lane {
             self.may_open = false;
             return;
         };
-        self.relays.insert(far.connection, stream);
+        far.relays.insert(far.connection, stream);
         let request = connect::request(&Authority::from(to), far.credentials);
         far.connection.write(stream, h3::encode_headers(&request));
         self.streams.insert(id, stream);
@@ -288,12 +278,12 @@ impl Lane {
             match self.interposer.read(now, flow.id, PIECE) {
                 Read::Data(data) => {
                     far.carrier.counters.tx_bytes += data.len() as u64;
-                    self.relays.write(far.connection, stream, data);
+                    far.relays.write(far.connection, stream, data);
                 }
                 Read::Blocked => return,
                 Read::Finished => {
-                    self.relays.finish(far.connection, far.http, stream);
-                    return self.forget_if_over(stream);
+                    far.relays.finish(far.connection, far.http, stream);
+                    return self.forget_if_over(far.relays, stream);
                 }
                 Read::Gone => return,
             }
@@ -304,13 +294,12 @@ impl Lane {
     fn download(&mut self, now: Instant, far: &mut Far<'_>, stream: StreamId) -> Result<(), H3Error> {
         let Some(flow) = self.flows.get_mut(&stream) else {
             // The server has stopped it.
-            self.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+            far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
             return Ok(());
         };
         let id = flow.id;
         if !flow.opened {
-            match self.relays.answer(far.connection, far.http, stream)?.as_ref().map(connect::check_response)
-            {
+            match far.relays.answer(far.connection, far.http, stream)?.as_ref().map(connect::check_response) {
                 Some(Ok(())) => {
                     flow.opened = true;
                     self.interposer.accept(now, id);
@@ -329,7 +318,7 @@ impl Lane {
             if opened && self.interposer.room(id) == 0 {
                 return Ok(());
             }
-            match self.relays.read(far.connection, far.http, stream)? {
+            match far.relays.read(far.connection, far.http, stream)? {
                 RelayRead::Data(data) => {
                     far.carrier.note_delivered(now, data.len() as u64);
                     self.interposer.write(now, id, data);
@@ -337,7 +326,7 @@ impl Lane {
                 RelayRead::Blocked => return Ok(()),
                 RelayRead::Finished if opened => {
                     self.interposer.finish(now, id);
-                    self.forget_if_over(stream);
+                    self.forget_if_over(far.relays, stream);
                     return Ok(());
                 }
                 RelayRead::Finished | RelayRead::Broken => {
@@ -377,11 +366,11 @@ impl Lane {
     fn give_up(&mut self, far: &mut Far<'_>, stream: StreamId, id: FlowId) {
         self.streams.remove(&id);
         self.flows.remove(&stream);
-        self.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
+        far.relays.abort(far.connection, far.http, stream, h3::code::REQUEST_CANCELLED);
     }
 
-    fn forget_if_over(&mut self, stream: StreamId) {
-        if !self.relays.has(stream)
+    fn forget_if_over(&mut self, relays: &Relays, stream: StreamId) {
+        if !relays.has(stream)
             && let Some(flow) = self.flows.remove(&stream)
         {
             self.streams.remove(&flow.id);
@@ -402,6 +391,7 @@ impl Client {
         let far = Far {
             connection,
             http: &mut session.http,
+            relays: &mut session.relays,
             carrier: &mut session.carrier,
             gateway: gateway(&session.addresses),
             credentials: self.authorization.as_deref(),

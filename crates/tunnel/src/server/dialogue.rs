@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, LinkNotice, routes_sorted},
-    connect_ip,
+    connect, connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
     request::{self, Kind, Rejection},
@@ -40,6 +40,9 @@ impl Server {
                 HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
                     match request::classify(&headers) {
                         Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
+                        Ok(Kind::Plain) if connect::is_greeting(&headers) => {
+                            self.greeted(now, id, stream, &headers);
+                        }
                         _ => self.request(now, id, stream, &headers),
                     }
                 }

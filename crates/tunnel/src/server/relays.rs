@@ -13,23 +13,10 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Peer, Server, ServerEvent};
 use crate::{
-    RelayRead,
+    RelayId, RelayRead,
     carrier::{Carrier, Role},
     http::Http,
 };
-
-/// A stream of a client that carries the bytes of a TCP connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct RelayId {
-    connection: ConnectionId,
-    stream: StreamId,
-}
-
-impl RelayId {
-    pub(super) fn new(connection: ConnectionId, stream: StreamId) -> Self {
-        Self { connection, stream }
-    }
-}
 
 impl Server {
     /// A client asks for a TCP connection.
@@ -38,7 +25,30 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let (Some(peer), Some(connection)) = (self.peers.get_mut(id), self.endpoint.get(id)) else { return };
+        let Some((peer, connection)) = self.watched(now, id, stream) else { return };
+        peer.relays.insert(connection, stream);
+        self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
+    }
+
+    /// A client that wants relays later shows who it is.
+    pub(super) fn greeted(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+        let credentials = connect::credentials(headers);
+        if let Err(reason) = self.user_of(id, credentials.as_deref()) {
+            return self.refuse(id, stream, &reason);
+        }
+        let Some((_, connection)) = self.watched(now, id, stream) else { return };
+        connection.write(stream, h3::encode_headers(&Headers::response(204)));
+        connection.finish(stream);
+    }
+
+    /// A client that was granted something: its paths are watched, if they are not yet.
+    fn watched(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        stream: StreamId,
+    ) -> Option<(&mut Peer, &mut Connection)> {
+        let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
         if peer.carrier().is_none() {
             let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
             for path in connection.paths().collect::<Vec<PathId>>() {
@@ -46,8 +56,7 @@ impl Server {
             }
             peer.bare = Some(Box::new(carrier));
         }
-        peer.relays.insert(connection, stream);
-        self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
+        Some((peer, connection))
     }
 
     fn look_at_connect(

@@ -20,11 +20,11 @@ const WINDOW: u32 = 1 << 20;
 const SEGMENT: u64 = 60_000;
 
 /// The bytes that everybody sends: `len` of them from the place `at` on.
-fn pattern(at: u64, len: usize) -> Vec<u8> {
+pub fn pattern(at: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| ((at + i) % 251) as u8).collect()
 }
 
-fn check(at: u64, bytes: &[u8]) {
+pub fn check(at: u64, bytes: &[u8]) {
     for (i, byte) in (at..).zip(bytes) {
         assert_eq!(u64::from(*byte), i % 251, "byte {i}");
     }

@@ -7,7 +7,7 @@ pub mod app;
 pub mod tcp;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -16,12 +16,13 @@ use app::Destination;
 use bytes::BytesMut;
 use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
 use mpvpn_lane::rules::Rules;
+use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Authenticate, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member, Registry,
-    Server, ServerConfig, ServerEvent, Taken,
+    Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member,
+    Registry, Server, ServerConfig, ServerEvent, Taken,
 };
 use mpvpn_types::{BitRate, Duration, Instant, LinkId};
 
@@ -131,6 +132,8 @@ pub struct Machine {
     pub fatal: Option<ClientError>,
     /// The secret that members may join with.
     pub members: Option<Vec<u8>>,
+    /// What happened to streams.
+    pub streams: VecDeque<ClientEvent>,
     /// The machine whose session this one joins.
     pub home: Option<usize>,
 }
@@ -168,6 +171,10 @@ pub struct World {
     pub at_server: Vec<(Instant, Vec<u8>)>,
     /// Which TCP connections of clients that are added travel as streams.
     pub lane: Rules,
+    /// What clients that are added are there for.
+    pub carries: Carries,
+    /// Destinations to which the server makes no connection, and why.
+    pub refuses: Vec<(Authority, Failure)>,
     /// What they are connected to.
     pub destinations: Vec<Destination>,
     identity: Identity,
@@ -289,6 +296,8 @@ impl World {
             machines: Vec::new(),
             at_server: Vec::new(),
             lane: Rules::default(),
+            carries: Carries::default(),
+            refuses: Vec::new(),
             destinations: Vec::new(),
             identity,
             secrets: 0,
@@ -345,6 +354,7 @@ impl World {
         .unwrap();
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         let config = ClientConfig {
+            carries: self.carries,
             setup,
             server_name: "mpvpn".to_owned(),
             authority: SERVER.to_owned(),
@@ -372,6 +382,7 @@ impl World {
             ups: 0,
             fatal: None,
             members: None,
+            streams: VecDeque::new(),
             home: member.map(|(home, _)| home),
         };
         for (i, spec) in links.iter().enumerate() {
@@ -493,6 +504,11 @@ impl World {
                 match event {
                     ServerEvent::Replaced(seat) => replaced.push(seat),
                     ServerEvent::Mtu(_) => {}
+                    ServerEvent::Connect { relay, to, .. }
+                        if let Some((_, failure)) = self.refuses.iter().find(|(other, _)| *other == to) =>
+                    {
+                        server.relay_failed(relay, *failure, "as asked".to_owned());
+                    }
                     ServerEvent::Connect { relay, to, .. } => {
                         let mut destination = Destination::new(shard, relay, to.port);
                         server.relay_opened(relay);
@@ -529,6 +545,7 @@ impl World {
                     ClientEvent::Down(_) => machine.downs += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
                     ClientEvent::Members(secret) => machine.members = Some(secret),
+                    event => machine.streams.push_back(event),
                 }
             }
         }

@@ -22,7 +22,7 @@ use mpvpn_control::{config::Trust, tls};
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_tests::stage::{Place, Stage};
-use mpvpn_tunnel::{Client, ClientConfig, ClientEvent};
+use mpvpn_tunnel::{Carries, Client, ClientConfig, ClientEvent};
 use mpvpn_types::LinkId;
 
 /// A client's only link.
@@ -143,6 +143,7 @@ impl Members {
         for (number, socket) in sockets.into_iter().enumerate() {
             poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
             let config = ClientConfig {
+                carries: Carries::Packets,
                 setup: setup.clone(),
                 // Tickets are kept by name: a name of its own keeps every client from using another's.
                 server_name: format!("client-{number}.example"),

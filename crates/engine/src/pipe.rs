@@ -1,10 +1,12 @@
-//! A connection that stands, and the bytes that go through it in both directions.
+//! A TCP connection that stands, a stream of the tunnel, and the bytes that go between them in both directions.
 //!
-//! In: readiness of the socket and of the client's stream. Out: bytes moved from one to the other, and whether the
+//! In: readiness of the socket and of the stream. Out: bytes moved from one to the other, and whether the
 //! connection has come to an end. Always holds: nothing is read that the other side has no room for, beyond 64 KiB on
-//! the way to the destination; each half ends by itself, after its last byte.
+//! the way to the socket; each half ends by itself, after its last byte.
 
 use std::{
+    fmt,
+    hash::Hash,
     io::{self, IoSlice},
     time::{Duration, Instant},
 };
@@ -16,7 +18,35 @@ use mpvpn_os::{
     poll::{Event, Interest, Poller},
 };
 
-use super::{FromClient, Relays};
+/// The streams at the other ends of pipes.
+pub(crate) trait ByteStreams {
+    /// Names a stream.
+    type Id: Copy + Eq + Hash + fmt::Debug;
+
+    /// The next bytes of a stream, which count as taken. After `Blocked`, [`Pipe::readable`] is due when there are
+    /// more; after `Finished` it is not asked again.
+    fn read(&mut self, now: Instant, id: Self::Id) -> FromStream;
+
+    /// Bytes that may be written to a stream now. After 0, [`Pipe::fill_stream`] is due when there is room again.
+    fn room(&mut self, id: Self::Id) -> usize;
+
+    /// Bytes of the socket, no more than there is room for.
+    fn write(&mut self, now: Instant, id: Self::Id, data: Bytes);
+
+    /// The socket's half has ended.
+    fn finish(&mut self, now: Instant, id: Self::Id);
+}
+
+/// What a stream has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum FromStream {
+    /// Bytes.
+    Data(Bytes),
+    /// There will be no more.
+    Finished,
+    /// Nothing for now.
+    Blocked,
+}
 
 /// A connection on which nothing moved for so long is given up (RFC 5382 §5: not before 2 hours and 4 minutes).
 const IDLE: Duration = Duration::from_secs(7440);
@@ -29,29 +59,31 @@ const WRITE: usize = 64 << 10;
 const PIECES: usize = 64;
 /// The memory that is read into.
 const BUFFER: usize = 64 << 10;
-/// Less than this is copied out of that memory: however small the pieces are that wait for a client, they keep no more
+/// Less than this is copied out of that memory: however small the pieces are that wait for a stream, they keep no more
 /// than four times as much alive.
 const SMALL: usize = 16 << 10;
 
 /// Memory that the connections of a shard share, because only one moves bytes at a time.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(crate) struct Scratch {
     /// Empty, with room for what comes next.
     buffer: BytesMut,
     pieces: Vec<Bytes>,
 }
 
 /// A connection.
-pub(super) struct Pipe {
+pub(crate) struct Pipe {
     socket: TcpSocket,
     token: u64,
     /// What the poller waits for; `None`: it does not know the socket.
     watched: Option<Interest>,
-    /// Taken from the client, and not yet taken by the socket.
+    /// Taken from the stream, and not yet taken by the socket.
     unsent: Bytes,
-    client: Half,
-    destination: Half,
-    /// The client had no room, and nobody waits for the socket to be readable.
+    /// Taken from the socket before there was a pipe, and not yet given to the stream.
+    early: Bytes,
+    stream: Half,
+    far: Half,
+    /// The stream had no room, and nobody waits for the socket to be readable.
     paused: bool,
     /// The socket has seen the end of both halves, or an error, and the poller would tell it again and again.
     hung_up: bool,
@@ -70,58 +102,65 @@ enum Half {
 }
 
 impl Pipe {
-    /// For a socket that the poller knows by `token`, with an interest in writing.
-    pub(super) fn new(now: Instant, socket: TcpSocket, token: u64) -> Self {
+    /// For a socket that the poller knows by `token`, with this interest.
+    pub(crate) fn new(now: Instant, socket: TcpSocket, token: u64, watched: Interest) -> Self {
         Self {
             socket,
             token,
-            watched: Some(Interest::Write),
+            watched: Some(watched),
             unsent: Bytes::new(),
-            client: Half::Open,
-            destination: Half::Open,
+            early: Bytes::new(),
+            stream: Half::Open,
+            far: Half::Open,
             paused: false,
             hung_up: false,
             active: now,
         }
     }
 
+    /// The same, with bytes that come before all others: those that the socket is to have, and those that were read
+    /// from it.
+    pub(crate) fn with(self, to_socket: Bytes, to_stream: Bytes) -> Self {
+        Self { unsent: to_socket, early: to_stream, ..self }
+    }
+
     /// Its token.
-    pub(super) fn token(&self) -> u64 {
+    pub(crate) fn token(&self) -> u64 {
         self.token
     }
 
     /// Whether both halves have ended.
-    pub(super) fn has_ended(&self) -> bool {
-        (self.client, self.destination) == (Half::Ended, Half::Ended)
+    pub(crate) fn has_ended(&self) -> bool {
+        (self.stream, self.far) == (Half::Ended, Half::Ended)
     }
 
     /// When it is given up if nothing moves until then.
-    pub(super) fn expires(&self) -> Instant {
-        let is_half = self.client == Half::Ended || self.destination == Half::Ended;
+    pub(crate) fn expires(&self) -> Instant {
+        let is_half = self.stream == Half::Ended || self.far == Half::Ended;
         self.active + if is_half { HALF_CLOSED } else { IDLE }
     }
 
     /// Breaks the connection.
-    pub(super) fn reset(self) {
+    pub(crate) fn reset(self) {
         self.socket.reset();
     }
 
     /// The socket is ready.
-    pub(super) fn ready<R: Relays>(
+    pub(crate) fn ready<S: ByteStreams>(
         &mut self,
         now: Instant,
         event: Event,
-        relays: &mut R,
-        id: R::Id,
+        streams: &mut S,
+        id: S::Id,
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         if event.writable && !self.unsent.is_empty() {
-            self.upwards(now, relays, id, scratch)?;
+            self.fill_socket(now, streams, id, scratch)?;
         }
         if event.readable && !self.paused {
-            self.downwards(now, relays, id, scratch)?;
+            self.fill_stream(now, streams, id, scratch)?;
         }
-        if event.closed && (self.paused || self.destination != Half::Open) {
+        if event.closed && (self.paused || self.far != Half::Open) {
             // Nobody will read the error. Where there is none, the end waits until there is room for what comes before.
             self.hung_up = true;
             self.socket.take_error().map_or(Ok(()), Err)?;
@@ -129,24 +168,24 @@ impl Pipe {
         Ok(())
     }
 
-    /// The client has sent something.
-    pub(super) fn readable<R: Relays>(
+    /// The stream has something.
+    pub(crate) fn readable<S: ByteStreams>(
         &mut self,
         now: Instant,
-        relays: &mut R,
-        id: R::Id,
+        streams: &mut S,
+        id: S::Id,
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         // A socket that is full says when it has room.
-        if self.unsent.is_empty() { self.upwards(now, relays, id, scratch) } else { Ok(()) }
+        if self.unsent.is_empty() { self.fill_socket(now, streams, id, scratch) } else { Ok(()) }
     }
 
-    /// Moves what the client has sent to the socket, until one has nothing more or the other takes nothing more.
-    pub(super) fn upwards<R: Relays>(
+    /// Moves what the stream has to the socket, until one has nothing more or the other takes nothing more.
+    pub(crate) fn fill_socket<S: ByteStreams>(
         &mut self,
         now: Instant,
-        relays: &mut R,
-        id: R::Id,
+        streams: &mut S,
+        id: S::Id,
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         let pieces = &mut scratch.pieces;
@@ -156,16 +195,16 @@ impl Pipe {
                 pieces.push(std::mem::take(&mut self.unsent));
             }
             let mut is_blocked = false;
-            while self.client == Half::Open && !is_blocked && bytes < WRITE && pieces.len() < PIECES {
-                match relays.read(now, id) {
-                    FromClient::Data(data) => {
+            while self.stream == Half::Open && !is_blocked && bytes < WRITE && pieces.len() < PIECES {
+                match streams.read(now, id) {
+                    FromStream::Data(data) => {
                         // An empty piece is nothing that came.
                         is_blocked = data.is_empty();
                         bytes += data.len();
                         pieces.extend((!data.is_empty()).then_some(data));
                     }
-                    FromClient::Finished => self.client = Half::Read,
-                    FromClient::Blocked => is_blocked = true,
+                    FromStream::Finished => self.stream = Half::Read,
+                    FromStream::Blocked => is_blocked = true,
                 }
             }
             if pieces.is_empty() {
@@ -195,31 +234,36 @@ impl Pipe {
                 break;
             }
         }
-        if self.client == Half::Read {
+        if self.stream == Half::Read {
             self.socket.finish()?;
-            self.client = Half::Ended;
+            self.stream = Half::Ended;
             self.active = now;
         }
         Ok(())
     }
 
-    /// Moves what the destination has sent to the client, until one has nothing more, the other has no more room, or
-    /// others are to have their turn.
-    pub(super) fn downwards<R: Relays>(
+    /// Moves what the socket has to the stream, until one has nothing more, the other has no more room, or others are to have their turn.
+    pub(crate) fn fill_stream<S: ByteStreams>(
         &mut self,
         now: Instant,
-        relays: &mut R,
-        id: R::Id,
+        streams: &mut S,
+        id: S::Id,
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         let buffer = &mut scratch.buffer;
         let mut left = TURN;
-        while self.destination == Half::Open {
-            let room = relays.room(id);
+        while self.far == Half::Open {
+            let room = streams.room(id);
             if room == 0 {
                 // Where something was read, there may be room again before the poller tells of more.
                 self.paused |= left == TURN;
                 return Ok(());
+            }
+            if !self.early.is_empty() {
+                let data = self.early.split_to(room.min(self.early.len()));
+                streams.write(now, id, data);
+                self.active = now;
+                continue;
             }
             if left == 0 {
                 break;
@@ -235,8 +279,8 @@ impl Pipe {
             };
             self.active = now;
             if count == 0 {
-                self.destination = Half::Ended;
-                relays.finish(now, id);
+                self.far = Half::Ended;
+                streams.finish(now, id);
                 break;
             }
             let data = match count < SMALL {
@@ -244,7 +288,7 @@ impl Pipe {
                 false => buffer.split().freeze(),
             };
             buffer.clear();
-            relays.write(now, id, data);
+            streams.write(now, id, data);
             left -= count;
             if count < limit {
                 break;
@@ -255,8 +299,8 @@ impl Pipe {
     }
 
     /// Lets the poller wait for what is of use now.
-    pub(super) fn watch(&mut self, poller: &Poller) -> io::Result<()> {
-        let reads = self.destination == Half::Open && !self.paused;
+    pub(crate) fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        let reads = self.far == Half::Open && !self.paused;
         let wanted = match (reads, !self.unsent.is_empty()) {
             (true, true) => Some(Interest::ReadWrite),
             (true, false) => Some(Interest::Read),
@@ -288,7 +332,7 @@ fn rest(pieces: &mut Vec<Bytes>, mut written: usize) -> Bytes {
     piece.advance(written);
     let rest = match &pieces[..] {
         [large] if large.len() >= SMALL => large.clone(),
-        // Small pieces would keep whole buffers of received datagrams alive for as long as the destination is slow.
+        // Small pieces would keep whole buffers of received datagrams alive for as long as the socket is full.
         _ => Bytes::from(pieces.concat()),
     };
     pieces.clear();

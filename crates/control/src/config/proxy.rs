@@ -1,0 +1,135 @@
+//! A client that is a proxy for apps instead of having a TUN. It has the options of a client but those that are about a
+//! TUN; a file for both may have the keys of both.
+
+use std::{net::SocketAddr, path::Path};
+
+use super::{ClientConfig, ClientOptions, LaneMode, Shards, first_repeated};
+use crate::{Error, Result, api, places, status::Role};
+
+/// The name of a proxy unless `--name` gives another.
+const NAME: &str = "proxy";
+
+/// Where apps find proxies.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Proxies {
+    /// TCP addresses of SOCKS5 proxies.
+    pub socks5: Vec<SocketAddr>,
+    /// TCP addresses of HTTP proxies.
+    pub http: Vec<SocketAddr>,
+}
+
+impl Proxies {
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.socks5.is_empty() && self.http.is_empty()
+    }
+}
+
+impl ClientConfig {
+    /// The options `cli` over those in `file`, for a proxy. There is no default file: that of the client is root's.
+    pub fn load_proxy(file: Option<&Path>, cli: ClientOptions) -> Result<Self> {
+        if let Some(option) = of_a_tun(&cli) {
+            return Err(Error::usage(
+                format!("--{option} is about a TUN device, which a proxy does not have"),
+                "leave it out, or use `mpvpn client`",
+            ));
+        }
+        let from_file = file.map_or_else(|| Ok(ClientOptions::default()), super::file::load_named)?;
+        Self::resolve_proxy(cli.over(from_file))
+    }
+
+    /// Fills in the defaults of a proxy, and checks what belongs together.
+    pub fn resolve_proxy(options: ClientOptions) -> Result<Self> {
+        let proxies = Proxies { socks5: options.socks5.clone(), http: options.http.clone() };
+        if proxies.is_empty() {
+            return Err(Error::usage(
+                "nothing says where apps find the proxy",
+                "add --socks5 127.0.0.1:1080 or --http 127.0.0.1:8080, or both",
+            ));
+        }
+        let all: Vec<_> = proxies.socks5.iter().chain(&proxies.http).copied().collect();
+        if let Some(twice) = first_repeated(&all).filter(|address| address.port() != 0) {
+            return Err(Error::usage(
+                format!("{twice} is given twice"),
+                "give every proxy an address of its own",
+            ));
+        }
+        let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+        let api_socket = match options.api_socket.clone() {
+            Some(path) => path,
+            None => api::own_socket(Role::Client, &name)?,
+        };
+        let state_dir = options.state_dir.clone().unwrap_or_else(places::state_dir);
+        let options = ClientOptions {
+            tun_name: None,
+            lane: None,
+            routes: None,
+            share: Vec::new(),
+            shards: None,
+            name: Some(name),
+            api_socket: Some(api_socket),
+            state_dir: Some(state_dir),
+            ..options
+        };
+        Ok(Self { proxies, lane: LaneMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? })
+    }
+}
+
+/// The first option that is about a TUN.
+fn of_a_tun(options: &ClientOptions) -> Option<&'static str> {
+    let given = [
+        (options.tun_name.is_some(), "tun-name"),
+        (options.lane.is_some(), "lane"),
+        (options.routes.is_some(), "routes"),
+        (!options.share.is_empty(), "share"),
+        (options.shards.is_some(), "shards"),
+    ];
+    given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(socks5: &[&str], http: &[&str]) -> ClientOptions {
+        let list = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+        ClientOptions {
+            server: Some("vpn.example".parse().unwrap()),
+            insecure: true,
+            api_socket: Some("api.sock".into()),
+            socks5: list(socks5),
+            http: list(http),
+            ..ClientOptions::default()
+        }
+    }
+
+    #[test]
+    fn a_proxy_says_where_it_is_and_has_no_tun() {
+        let config =
+            ClientConfig::load_proxy(None, options(&["127.0.0.1:1080"], &["127.0.0.1:8080"])).unwrap();
+        assert_eq!((config.proxies.socks5.len(), config.proxies.http.len()), (1, 1));
+        assert_eq!((config.name.as_str(), config.lane), ("proxy", LaneMode::Stream));
+        let refused = |options| ClientConfig::load_proxy(None, options).unwrap_err().to_string();
+        assert!(refused(options(&[], &[])).contains("nothing says where apps find the proxy"));
+        assert!(refused(options(&["127.0.0.1:1"], &["127.0.0.1:1"])).contains("127.0.0.1:1 is given twice"));
+        let tun = ClientOptions { tun_name: Some("tun7".into()), ..options(&["127.0.0.1:1"], &[]) };
+        assert!(refused(tun).contains("--tun-name is about a TUN device"));
+    }
+
+    #[test]
+    fn one_file_may_serve_both_a_client_and_a_proxy() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("both.toml");
+        let text = "server = 'vpn.example'\ninsecure = true\napi-socket = 'a'\ntun-name = 'tun7'\nshards = 2\n\
+                    socks5 = ['127.0.0.1:1080']\n";
+        std::fs::write(&file, text).unwrap();
+        let config = ClientConfig::load_proxy(Some(&file), ClientOptions::default()).unwrap();
+        assert_eq!(config.proxies.socks5, ["127.0.0.1:1080".parse().unwrap()]);
+        let config = ClientConfig::load(Some(&file), ClientOptions::default()).unwrap();
+        assert!(config.proxies.is_empty());
+        assert_eq!(config.tun_name, "tun7");
+        let with_option = options(&["127.0.0.1:1080"], &[]);
+        let error = ClientConfig::load(Some(&file), with_option).unwrap_err().to_string();
+        assert!(error.contains("`mpvpn proxy`") || error.contains("a proxy"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! The streams that the tunnel has for the proxies of a client.
+
+use std::time::Instant;
+
+use bytes::Bytes;
+use mpvpn_control::config::Proxies;
+use mpvpn_masque::connect::Authority;
+use mpvpn_os::poll::Poller;
+use mpvpn_tunnel::{Client, ClientEvent, RelayId, RelayRead};
+
+use crate::{
+    EngineError,
+    pipe::{ByteStreams, FromStream},
+    proxy::{News, Protocol, Proxy, Tunnel},
+};
+
+/// Those of a connection.
+pub(super) struct Apps<'a>(pub(super) &'a mut Client);
+
+impl ByteStreams for Apps<'_> {
+    type Id = RelayId;
+
+    fn read(&mut self, now: Instant, id: RelayId) -> FromStream {
+        match self.0.relay_read(now, id) {
+            RelayRead::Data(data) => FromStream::Data(data),
+            RelayRead::Finished => FromStream::Finished,
+            // The event that it is gone follows.
+            RelayRead::Blocked | RelayRead::Broken => FromStream::Blocked,
+        }
+    }
+
+    fn room(&mut self, id: RelayId) -> usize {
+        self.0.relay_room(id)
+    }
+
+    fn write(&mut self, _: Instant, id: RelayId, data: Bytes) {
+        self.0.relay_write(id, data);
+    }
+
+    fn finish(&mut self, _: Instant, id: RelayId) {
+        self.0.relay_finish(id);
+    }
+}
+
+impl Tunnel for Apps<'_> {
+    fn open(&mut self, to: &Authority) -> Option<RelayId> {
+        self.0.relay_open(to)
+    }
+
+    fn abort(&mut self, id: RelayId) {
+        self.0.relay_abort(id);
+    }
+}
+
+/// Listens as configured.
+pub(super) fn listen(proxies: &Proxies, poller: &Poller) -> Result<Proxy<RelayId>, EngineError> {
+    let socks5 = proxies.socks5.iter().map(|local| (Protocol::Socks5, *local));
+    let http = proxies.http.iter().map(|local| (Protocol::Http, *local));
+    Proxy::bind(&socks5.chain(http).collect::<Vec<_>>(), poller)
+}
+
+/// What an event tells about streams; the others come back.
+pub(super) fn news(event: ClientEvent) -> Result<News<RelayId>, ClientEvent> {
+    Ok(match event {
+        ClientEvent::RelaysAllowed => News::Allowed,
+        ClientEvent::RelayOpened(id) => News::Opened(id),
+        ClientEvent::RelayFailed(id, failure) => News::Failed(id, failure),
+        ClientEvent::RelayReadable(id) => News::Readable(id),
+        ClientEvent::RelayWritable(id) => News::Writable(id),
+        ClientEvent::RelayGone(id) => News::Gone(id),
+        other => return Err(other),
+    })
+}

@@ -1,0 +1,250 @@
+//! What an app says to an HTTP proxy (RFC 9110 §7.2, RFC 9112 §3.2), and the answers.
+//!
+//! In: the bytes of a request's head so far. Out: what to do about them ([`Step`]). CONNECT makes a tunnel. Other
+//! methods with a target in absolute form are for the origin, to which the same request goes in origin form; it is told
+//! to close the connection after the answer, so that no second request comes to the wrong place. Always holds: bytes
+//! after the head stay as they are.
+
+use bytes::{Buf, Bytes, BytesMut};
+use httparse::Status;
+use mpvpn_masque::connect::{Authority, Failure};
+
+use super::Step;
+
+/// Fields of one head.
+const FIELDS: usize = 128;
+
+/// The connection to the target of a CONNECT stands.
+pub(super) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
+
+/// Fields that are about this connection, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them:
+/// the content goes on as it is.
+const HOP_BY_HOP: &[&str] =
+    &["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade"];
+/// Fields that no `Connection` field can take away: they say where the content ends.
+const FRAMING: &[&str] = &["content-length", "transfer-encoding"];
+
+/// Looks at what came.
+pub(super) fn step(bytes: &mut BytesMut) -> Step {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut request = httparse::Request::new(&mut fields);
+    let length = match request.parse(bytes) {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) => return Step::More,
+        Err(httparse::Error::TooManyHeaders) => return refuse(431, "the request has too many header fields"),
+        Err(error) => return refuse(400, &format!("this is no HTTP/1.1 request: {error}")),
+    };
+    let (Some(method), Some(target), Some(version)) = (request.method, request.path, request.version) else {
+        return refuse(400, "the request line is not whole");
+    };
+    let read = if method == "CONNECT" {
+        target
+            .parse::<Authority>()
+            .map(|to| (to, BytesMut::new()))
+            .map_err(|error| (400, format!("`{}` is nothing to connect to: {error}", shown(target))))
+    } else {
+        origin_form(method, target, version, request.headers)
+    };
+    match read {
+        Ok((to, early)) => {
+            bytes.advance(length);
+            Step::Connect { to, early }
+        }
+        Err((status, why)) => refuse(status, &why),
+    }
+}
+
+/// Where a request in absolute form is to go, and its head for there.
+fn origin_form(
+    method: &str,
+    target: &str,
+    version: u8,
+    fields: &[httparse::Header<'_>],
+) -> Result<(Authority, BytesMut), (u16, String)> {
+    let bad = |why: String| (400, why);
+    let Some((scheme, rest)) = target.split_once("://") else {
+        let why = "this is a proxy: expected CONNECT HOST:PORT or a target that starts with http://";
+        return Err(bad(why.to_owned()));
+    };
+    if !scheme.eq_ignore_ascii_case("http") {
+        return Err(bad(format!("only http:// is forwarded, not {}://: use CONNECT", shown(scheme))));
+    }
+    let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let path = path.split('#').next().unwrap_or_default();
+    let to = authority(host).ok_or_else(|| bad(format!("`{}` is no host with a port", shown(host))))?;
+    let mut head = BytesMut::with_capacity(target.len() + 1024);
+    let mut put = |text: &str| head.extend_from_slice(text.as_bytes());
+    put(method);
+    put(" ");
+    match path {
+        // RFC 9112 §3.2.4.
+        "" if method == "OPTIONS" => put("*"),
+        path if path.starts_with('/') => put(path),
+        path => {
+            put("/");
+            put(path);
+        }
+    }
+    put(&format!(" HTTP/1.{version}\r\nHost: {host}\r\n"));
+    let named: Vec<String> = fields
+        .iter()
+        .filter(|field| field.name.eq_ignore_ascii_case("connection"))
+        .flat_map(|field| field.value.split(|byte| *byte == b','))
+        .map(|name| String::from_utf8_lossy(name.trim_ascii()).to_ascii_lowercase())
+        .filter(|name| !FRAMING.contains(&name.as_str()))
+        .collect();
+    for field in fields {
+        let name = field.name.to_ascii_lowercase();
+        if name == "host" || HOP_BY_HOP.contains(&name.as_str()) || named.contains(&name) {
+            continue;
+        }
+        head.extend_from_slice(field.name.as_bytes());
+        head.extend_from_slice(b": ");
+        head.extend_from_slice(field.value);
+        head.extend_from_slice(b"\r\n");
+    }
+    head.extend_from_slice(b"Connection: close\r\n\r\n");
+    Ok((to, head))
+}
+
+/// Host and port of a URI, without user information.
+fn authority(text: &str) -> Option<Authority> {
+    let after_host = text.rfind(']').map_or(0, |at| at + 1);
+    match text[after_host..].rfind(':') {
+        Some(at) if text.len() == after_host + at + 1 => format!("{text}80").parse().ok(),
+        Some(_) => text.parse().ok(),
+        None => format!("{text}:80").parse().ok(),
+    }
+}
+
+fn refuse(status: u16, why: &str) -> Step {
+    Step::Refuse { answer: answer(status, why), why: why.to_owned() }
+}
+
+/// The status with which an app is told why there is no connection.
+pub(super) fn status_of(failure: Failure) -> u16 {
+    failure.rejection("").status
+}
+
+/// An answer of this proxy's own, after which the connection ends.
+pub(super) fn answer(status: u16, why: &str) -> Bytes {
+    let reason = match status {
+        400 => "Bad Request",
+        403 => "Forbidden",
+        408 => "Request Timeout",
+        431 => "Request Header Fields Too Large",
+        502 => "Bad Gateway",
+        503 => "Service Unavailable",
+        504 => "Gateway Timeout",
+        _ => "Error",
+    };
+    let text = format!("mpvpn: {why}\n");
+    let length = text.len();
+    Bytes::from(format!(
+        "HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n{text}"
+    ))
+}
+
+/// What an app sent, to be shown to it.
+fn shown(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_default).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where a request goes, and its head for there.
+    fn asked(request: &str) -> (String, String) {
+        let mut bytes = BytesMut::from(request);
+        match step(&mut bytes) {
+            Step::Connect { to, early } => {
+                assert!(bytes.is_empty(), "{bytes:?}");
+                (to.to_string(), String::from_utf8(early.to_vec()).unwrap())
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn refused(request: &str) -> String {
+        match step(&mut BytesMut::from(request)) {
+            Step::Refuse { answer, .. } => String::from_utf8(answer.to_vec()).unwrap(),
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_tunnel_is_asked_for_a_byte_at_a_time() {
+        let request = b"CONNECT example.com:443 HTTP/1.1\r\nHost: example.com:443\r\n\r\n";
+        let mut bytes = BytesMut::new();
+        for byte in &request[..request.len() - 1] {
+            bytes.extend_from_slice(&[*byte]);
+            assert_eq!(step(&mut bytes), Step::More);
+        }
+        bytes.extend_from_slice(b"\nearly");
+        let wanted = Step::Connect { to: "example.com:443".parse().unwrap(), early: BytesMut::new() };
+        assert_eq!(step(&mut bytes), wanted);
+        assert_eq!(&bytes[..], b"early");
+        assert_eq!(asked("CONNECT [2001:db8::1]:443 HTTP/1.0\r\n\r\n").0, "[2001:db8::1]:443");
+    }
+
+    #[test]
+    fn the_origin_gets_the_request_without_what_is_for_the_proxy() {
+        let (to, head) = asked(
+            "POST HTTP://Example.com/a?b#c HTTP/1.1\r\nHost: other.example\r\nProxy-Connection: keep-alive\r\n\
+             Proxy-Authorization: Basic eA==\r\nConnection: X-Own, content-length\r\nX-Own: 1\r\n\
+             Content-Length: 3\r\nX-Kept:  two words \r\n\r\n",
+        );
+        assert_eq!(to, "example.com:80");
+        let wanted = "POST /a?b HTTP/1.1\r\nHost: Example.com\r\nContent-Length: 3\r\nX-Kept: two words\r\n\
+                      Connection: close\r\n\r\n";
+        assert_eq!(head, wanted);
+    }
+
+    #[test]
+    fn targets_are_read_as_uris() {
+        for (target, to, path) in [
+            ("http://a", "a:80", "/"),
+            ("http://a:8080", "a:8080", "/"),
+            ("http://a:/x", "a:80", "/x"),
+            ("http://a?q", "a:80", "/?q"),
+            ("http://192.0.2.1:81/x/y", "192.0.2.1:81", "/x/y"),
+            ("http://[2001:db8::1]/", "[2001:db8::1]:80", "/"),
+            ("http://[2001:db8::1]:81/", "[2001:db8::1]:81", "/"),
+        ] {
+            let (got, head) = asked(&format!("GET {target} HTTP/1.1\r\n\r\n"));
+            assert_eq!(got, to, "{target}");
+            assert!(head.starts_with(&format!("GET {path} HTTP/1.1\r\n")), "{target}: {head}");
+        }
+        assert!(asked("OPTIONS http://a HTTP/1.1\r\n\r\n").1.starts_with("OPTIONS * HTTP/1.1\r\n"));
+    }
+
+    #[test]
+    fn everything_else_is_told_what_is_wrong() {
+        for (request, status, why) in [
+            ("GET / HTTP/1.1\r\n\r\n", 400, "this is a proxy"),
+            ("GET https://a/ HTTP/1.1\r\n\r\n", 400, "use CONNECT"),
+            ("GET http://user:word@a/ HTTP/1.1\r\n\r\n", 400, "no host with a port"),
+            ("GET http:///x HTTP/1.1\r\n\r\n", 400, "no host with a port"),
+            ("CONNECT a HTTP/1.1\r\n\r\n", 400, "nothing to connect to"),
+            ("CONNECT a:0 HTTP/1.1\r\n\r\n", 400, "nothing to connect to"),
+            ("\x05\x01\x00", 400, "no HTTP/1.1 request"),
+            ("GET http://a/ HTTP/2.0\r\n\r\n", 400, "no HTTP/1.1 request"),
+            ("GET http://a/ HTTP/1.1\r\na b: c\r\n\r\n", 400, "no HTTP/1.1 request"),
+        ] {
+            let answer = refused(request);
+            assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
+            assert!(answer.contains(why), "{request:?}: {answer}");
+        }
+        let many = format!("GET http://a/ HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(FIELDS + 1));
+        assert!(refused(&many).starts_with("HTTP/1.1 431 "));
+    }
+
+    #[test]
+    fn failures_have_the_status_that_says_who_failed() {
+        assert_eq!(status_of(Failure::Refused), 502);
+        assert_eq!(status_of(Failure::TimedOut), 504);
+        assert_eq!(status_of(Failure::Prohibited), 403);
+    }
+}

@@ -1,0 +1,224 @@
+//! What an app says to a SOCKS5 proxy, and the answers (RFC 1928).
+//!
+//! In: the bytes that came so far. Out: what to do about them ([`Step`]). Always holds: nothing is taken before it is
+//! whole, and no byte after the request.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bytes::{Buf, Bytes, BytesMut};
+use mpvpn_masque::connect::{Authority, Failure, Host};
+
+use super::Step;
+
+const VERSION: u8 = 5;
+const NO_AUTHENTICATION: u8 = 0;
+const NO_ACCEPTABLE_METHOD: u8 = 0xff;
+const CONNECT: u8 = 1;
+
+const ATYP_V4: u8 = 1;
+const ATYP_NAME: u8 = 3;
+const ATYP_V6: u8 = 4;
+
+/// The `REP` field of a reply (§6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Succeeded = 0,
+    GeneralFailure = 1,
+    NotAllowed = 2,
+    HostUnreachable = 4,
+    ConnectionRefused = 5,
+    TtlExpired = 6,
+    CommandNotSupported = 7,
+    AddressTypeNotSupported = 8,
+}
+
+impl Reply {
+    /// What the server found.
+    pub(super) fn of(failure: Failure) -> Self {
+        match failure {
+            Failure::Name | Failure::Unroutable => Self::HostUnreachable,
+            Failure::Prohibited => Self::NotAllowed,
+            Failure::Refused => Self::ConnectionRefused,
+            Failure::TimedOut => Self::TtlExpired,
+            Failure::Busy | Failure::Other => Self::GeneralFailure,
+        }
+    }
+
+    /// The address from which the server connects is nobody's business: all zero.
+    pub(super) fn bytes(self) -> Bytes {
+        Bytes::copy_from_slice(&[VERSION, self as u8, 0, ATYP_V4, 0, 0, 0, 0, 0, 0])
+    }
+}
+
+/// How far the conversation is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Socks5 {
+    /// The app tells how it could authenticate.
+    #[default]
+    Methods,
+    Request,
+}
+
+impl Socks5 {
+    /// Looks at what came.
+    pub(super) fn step(&mut self, bytes: &mut BytesMut) -> Step {
+        match self {
+            Self::Methods => self.methods(bytes),
+            Self::Request => request(bytes),
+        }
+    }
+
+    fn methods(&mut self, bytes: &mut BytesMut) -> Step {
+        let Some(version) = bytes.first() else { return Step::More };
+        if *version != VERSION {
+            let why =
+                format!("it speaks version {version} of SOCKS, or something else: version 5 works here");
+            return Step::Refuse { answer: Bytes::new(), why };
+        }
+        let Some(count) = bytes.get(1).copied().map(usize::from) else { return Step::More };
+        let Some(methods) = bytes.get(2..2 + count) else { return Step::More };
+        if !methods.contains(&NO_AUTHENTICATION) {
+            let answer = Bytes::from_static(&[VERSION, NO_ACCEPTABLE_METHOD]);
+            return Step::Refuse {
+                answer,
+                why: "it wants to authenticate, which is not needed here".to_owned(),
+            };
+        }
+        bytes.advance(2 + count);
+        *self = Self::Request;
+        Step::Say(Bytes::from_static(&[VERSION, NO_AUTHENTICATION]))
+    }
+}
+
+fn request(bytes: &mut BytesMut) -> Step {
+    let refuse = |reply: Reply, why: &str| Step::Refuse { answer: reply.bytes(), why: why.to_owned() };
+    let Some(&[version, command, _, kind]) = bytes.first_chunk() else { return Step::More };
+    if version != VERSION {
+        return refuse(Reply::GeneralFailure, "its request is not of version 5");
+    }
+    // Before what follows is read: it may be in no form that is known here.
+    if command != CONNECT {
+        return refuse(
+            Reply::CommandNotSupported,
+            "only CONNECT is supported, neither BIND nor UDP ASSOCIATE",
+        );
+    }
+    let (host, at) = match kind {
+        ATYP_V4 => match bytes[4..].first_chunk::<4>() {
+            Some(octets) => (Some(Host::Addr(IpAddr::V4(Ipv4Addr::from(*octets)))), 8),
+            None => return Step::More,
+        },
+        ATYP_V6 => match bytes[4..].first_chunk::<16>() {
+            Some(octets) => (Some(Host::Addr(IpAddr::V6(Ipv6Addr::from(*octets)))), 20),
+            None => return Step::More,
+        },
+        ATYP_NAME => {
+            let Some(length) = bytes.get(4).copied().map(usize::from) else { return Step::More };
+            let Some(name) = bytes.get(5..5 + length) else { return Step::More };
+            (host_of(name), 5 + length)
+        }
+        _ => return refuse(Reply::AddressTypeNotSupported, "its address is of no type that is known"),
+    };
+    let Some(port) = bytes[at..].first_chunk().map(|port| u16::from_be_bytes(*port)) else {
+        return Step::More;
+    };
+    bytes.advance(at + 2);
+    match host {
+        None => refuse(Reply::HostUnreachable, "it asked for something that is no host name"),
+        Some(_) if port == 0 => refuse(Reply::GeneralFailure, "it asked for port 0"),
+        Some(host) => Step::Connect { to: Authority { host, port }, early: BytesMut::new() },
+    }
+}
+
+/// Some apps give addresses as names.
+fn host_of(name: &[u8]) -> Option<Host> {
+    let name = std::str::from_utf8(name).ok()?;
+    if let Ok(ip) = name.parse() {
+        return Some(Host::Addr(ip));
+    }
+    format!("{name}:1").parse::<Authority>().ok().map(|authority| authority.host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: &[u8] = &[5, 1, 0];
+
+    /// Talks a byte at a time; what was said, what came of it, and what is left.
+    fn talk(bytes: &[u8]) -> (Vec<u8>, Step, BytesMut) {
+        let (mut socks, mut buffer, mut said) = (Socks5::default(), BytesMut::new(), Vec::new());
+        for byte in bytes {
+            buffer.extend_from_slice(&[*byte]);
+            match socks.step(&mut buffer) {
+                Step::More => {}
+                Step::Say(words) => said.extend_from_slice(&words),
+                step => return (said, step, buffer),
+            }
+        }
+        (said, Step::More, buffer)
+    }
+
+    fn asked(request: &[u8]) -> Step {
+        let (said, step, left) = talk(&[HELLO, request].concat());
+        assert_eq!(said, [5, 0]);
+        assert!(left.is_empty() || matches!(step, Step::Refuse { .. } | Step::More), "{left:?}");
+        step
+    }
+
+    fn connects(to: &str) -> Step {
+        Step::Connect { to: to.parse().unwrap(), early: BytesMut::new() }
+    }
+
+    fn refused_with(step: &Step) -> u8 {
+        match step {
+            Step::Refuse { answer, .. } => answer[1],
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn all_kinds_of_addresses_are_understood() {
+        assert_eq!(asked(&[5, 1, 0, 1, 192, 0, 2, 1, 0, 80]), connects("192.0.2.1:80"));
+        let v6 =
+            [&[5, 1, 0, 4][..], &"2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), &[1, 187]].concat();
+        assert_eq!(asked(&v6), connects("[2001:db8::1]:443"));
+        let name = |name: &str| [&[5, 1, 0, 3, name.len() as u8], name.as_bytes(), &[1, 187]].concat();
+        assert_eq!(asked(&name("Example.com")), connects("example.com:443"));
+        assert_eq!(asked(&name("192.0.2.1")), connects("192.0.2.1:443"));
+        assert_eq!(asked(&name("2001:db8::1")), connects("[2001:db8::1]:443"));
+    }
+
+    #[test]
+    fn what_is_not_supported_gets_its_reply_code() {
+        assert_eq!(refused_with(&asked(&[5, 2, 0, 1])), Reply::CommandNotSupported as u8);
+        assert_eq!(refused_with(&asked(&[5, 3, 0, 1])), Reply::CommandNotSupported as u8);
+        assert_eq!(refused_with(&asked(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
+        assert_eq!(refused_with(&asked(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
+        for name in [&b""[..], b"a b", b"\xff", b"1.2.3", b"a:1"] {
+            let request = [&[5, 1, 0, 3, name.len() as u8], name, &[0, 80]].concat();
+            assert_eq!(refused_with(&asked(&request)), Reply::HostUnreachable as u8, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn other_protocols_are_not_talked_to() {
+        for bytes in [&b"GET / HTTP/1.1\r\n"[..], &[4, 1, 0, 80, 1, 2, 3, 4, 0]] {
+            let (said, step, _) = talk(bytes);
+            assert!(said.is_empty());
+            assert!(matches!(step, Step::Refuse { answer, .. } if answer.is_empty()));
+        }
+        let (_, step, _) = talk(&[5, 2, 1, 2]);
+        assert_eq!(refused_with(&step), NO_ACCEPTABLE_METHOD);
+        assert!(matches!(talk(&[5, 0]).1, Step::Refuse { .. }));
+    }
+
+    #[test]
+    fn an_app_that_does_not_wait_for_answers_loses_nothing() {
+        let mut bytes = BytesMut::from(&[HELLO, &[5, 1, 0, 1, 192, 0, 2, 1, 0, 80], b"hello"].concat()[..]);
+        let mut socks = Socks5::default();
+        assert!(matches!(socks.step(&mut bytes), Step::Say(_)));
+        assert_eq!(socks.step(&mut bytes), connects("192.0.2.1:80"));
+        assert_eq!(&bytes[..], b"hello");
+    }
+}

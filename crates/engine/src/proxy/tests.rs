@@ -1,0 +1,295 @@
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpStream},
+};
+
+use mpvpn_os::poll::Events;
+
+use super::*;
+use crate::pipe::FromStream;
+
+/// A tunnel, played: what goes in is kept, and what comes out was put there.
+#[derive(Default)]
+struct Fake {
+    streams: Vec<Stream>,
+    /// Streams that may be opened.
+    allowed: usize,
+}
+
+#[derive(Default)]
+struct Stream {
+    to: String,
+    got: Vec<u8>,
+    room: usize,
+    sends: VecDeque<Bytes>,
+    has_finished: bool,
+    is_ended: bool,
+    is_aborted: bool,
+}
+
+impl ByteStreams for Fake {
+    type Id = usize;
+
+    fn read(&mut self, _: Instant, id: usize) -> FromStream {
+        let stream = &mut self.streams[id];
+        match stream.sends.pop_front() {
+            Some(data) => FromStream::Data(data),
+            None if stream.has_finished => FromStream::Finished,
+            None => FromStream::Blocked,
+        }
+    }
+
+    fn room(&mut self, id: usize) -> usize {
+        self.streams[id].room
+    }
+
+    fn write(&mut self, _: Instant, id: usize, data: Bytes) {
+        let stream = &mut self.streams[id];
+        assert!(!stream.is_ended && !stream.is_aborted && !data.is_empty());
+        stream.room = stream.room.checked_sub(data.len()).expect("written without room");
+        stream.got.extend_from_slice(&data);
+    }
+
+    fn finish(&mut self, _: Instant, id: usize) {
+        assert!(!std::mem::replace(&mut self.streams[id].is_ended, true), "ended twice");
+    }
+}
+
+impl Tunnel for Fake {
+    fn open(&mut self, to: &Authority) -> Option<usize> {
+        if self.allowed == 0 {
+            return None;
+        }
+        self.allowed -= 1;
+        self.streams.push(Stream { to: to.to_string(), room: 1 << 20, ..Stream::default() });
+        Some(self.streams.len() - 1)
+    }
+
+    fn abort(&mut self, id: usize) {
+        assert!(!std::mem::replace(&mut self.streams[id].is_aborted, true), "aborted twice");
+    }
+}
+
+/// A proxy of each kind, and a tunnel.
+struct World {
+    proxy: Proxy<usize>,
+    tunnel: Fake,
+    poller: Poller,
+    events: Events,
+    /// Ahead of the clock.
+    skipped: Duration,
+}
+
+impl World {
+    fn new() -> Self {
+        let poller = Poller::new().unwrap();
+        let local = "127.0.0.1:0".parse().unwrap();
+        let proxy = Proxy::bind(&[(Protocol::Socks5, local), (Protocol::Http, local)], &poller).unwrap();
+        let tunnel = Fake { allowed: 100, ..Fake::default() };
+        Self { proxy, tunnel, poller, events: Events::with_capacity(64), skipped: Duration::ZERO }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now() + self.skipped
+    }
+
+    /// An app that has said `words` to the proxy.
+    fn app(&mut self, protocol: Protocol, words: &[u8]) -> TcpStream {
+        let listener = self.proxy.listeners.iter().find(|listener| listener.protocol == protocol).unwrap();
+        let mut app = TcpStream::connect(listener.acceptor.local_addr().unwrap()).unwrap();
+        app.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        app.write_all(words).unwrap();
+        self.run();
+        app
+    }
+
+    fn socks(&mut self) -> TcpStream {
+        let mut app = self.app(Protocol::Socks5, &[5, 1, 0]);
+        assert_eq!(read(&mut app, 2), [5, 0]);
+        app.write_all(&[5, 1, 0, 3, 1, b'a', 0, 80]).unwrap();
+        self.run();
+        app
+    }
+
+    /// Lets the proxy do what there is to do.
+    fn run(&mut self) {
+        let mut idle = 0;
+        while idle < 3 {
+            let count = self.poller.wait(&mut self.events, Some(Duration::from_millis(5))).unwrap();
+            idle = if count == 0 { idle + 1 } else { 0 };
+            let now = self.now();
+            for event in self.events.iter().collect::<Vec<_>>() {
+                self.proxy.ready(now, &self.poller, &mut self.tunnel, event);
+            }
+            if self.proxy.poll_timeout().is_some_and(|at| at <= now) {
+                self.proxy.handle_timeout(now, &self.poller, &mut self.tunnel);
+            }
+        }
+    }
+
+    fn tell(&mut self, news: News<usize>) {
+        let now = self.now();
+        self.proxy.handle(now, &self.poller, &mut self.tunnel, news);
+        self.run();
+    }
+
+    fn skip(&mut self, time: Duration) {
+        self.skipped += time;
+        self.run();
+    }
+}
+
+fn read(app: &mut TcpStream, count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    app.read_exact(&mut bytes).unwrap();
+    bytes
+}
+
+fn read_all(app: &mut TcpStream) -> String {
+    let mut text = String::new();
+    app.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn bytes_go_both_ways_and_each_half_ends_by_itself() {
+    let mut world = World::new();
+    let mut app = world.socks();
+    assert_eq!(world.tunnel.streams[0].to, "a:80");
+    world.tell(News::Opened(0));
+    assert_eq!(read(&mut app, 10)[..2], [5, 0]);
+    app.write_all(b"question").unwrap();
+    app.shutdown(Shutdown::Write).unwrap();
+    world.run();
+    let stream = &mut world.tunnel.streams[0];
+    assert_eq!((&stream.got[..], stream.is_ended), (&b"question"[..], true));
+    stream.sends.push_back(Bytes::from_static(b"answer"));
+    stream.has_finished = true;
+    world.tell(News::Readable(0));
+    assert_eq!(read_all(&mut app), "answer");
+    assert!(world.proxy.apps.is_empty() && world.proxy.tokens.is_empty() && world.proxy.timers.is_empty());
+    assert!(!world.tunnel.streams[0].is_aborted);
+}
+
+#[test]
+fn what_comes_with_the_request_arrives_first_and_as_there_is_room() {
+    let mut world = World::new();
+    let mut app = world.app(Protocol::Http, b"CONNECT a:1 HTTP/1.1\r\n\r\nearly");
+    world.tunnel.streams[0].room = 3;
+    app.write_all(b" and late").unwrap();
+    world.tell(News::Opened(0));
+    assert_eq!(world.tunnel.streams[0].got, b"ear");
+    world.tunnel.streams[0].room = 100;
+    world.tell(News::Writable(0));
+    assert_eq!(world.tunnel.streams[0].got, b"early and late");
+    assert_eq!(read(&mut app, http::ESTABLISHED.len()), http::ESTABLISHED);
+}
+
+#[test]
+fn a_plain_request_is_rewritten_and_its_answer_comes_as_it_is() {
+    let mut world = World::new();
+    let mut app = world.app(Protocol::Http, b"POST http://a/x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi");
+    assert_eq!(world.tunnel.streams[0].to, "a:80");
+    world.tell(News::Opened(0));
+    let wanted = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi";
+    assert_eq!(world.tunnel.streams[0].got, wanted);
+    let stream = &mut world.tunnel.streams[0];
+    stream.sends.push_back(Bytes::from_static(b"HTTP/1.1 204 No Content\r\n\r\n"));
+    stream.has_finished = true;
+    world.tell(News::Readable(0));
+    assert_eq!(read_all(&mut app), "HTTP/1.1 204 No Content\r\n\r\n");
+}
+
+#[test]
+fn a_failure_is_told_in_the_words_of_the_protocol() {
+    let mut world = World::new();
+    let mut socks = world.socks();
+    let mut http = world.app(Protocol::Http, b"CONNECT b.example:1 HTTP/1.1\r\n\r\nmore than it should");
+    world.tell(News::Failed(0, Failure::Refused));
+    world.tell(News::Failed(1, Failure::TimedOut));
+    assert_eq!(read(&mut socks, 10)[..2], [5, 5]);
+    assert_eq!(socks.read(&mut [0]).unwrap(), 0);
+    let answer = read_all(&mut http);
+    assert!(answer.starts_with("HTTP/1.1 504 Gateway Timeout\r\n"), "{answer}");
+    assert!(answer.ends_with("mpvpn: no connection to b.example:1: it does not answer\n"), "{answer}");
+    drop((socks, http));
+    world.run();
+    assert!(world.proxy.apps.is_empty());
+    assert!(world.tunnel.streams.iter().all(|stream| !stream.is_aborted), "they were over");
+}
+
+#[test]
+fn a_reset_is_passed_on_in_both_directions() {
+    let mut world = World::new();
+    let (mut first, second) = (world.socks(), world.socks());
+    world.tell(News::Opened(0));
+    world.tell(News::Opened(1));
+    world.tell(News::Gone(0));
+    read(&mut first, 10);
+    assert_eq!(first.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+    // What was not read makes it a reset.
+    drop(second);
+    world.run();
+    assert!(world.tunnel.streams[1].is_aborted && !world.tunnel.streams[0].is_aborted);
+    assert!(world.proxy.apps.is_empty() && world.proxy.tokens.is_empty());
+}
+
+#[test]
+fn apps_wait_for_a_tunnel_and_not_for_ever() {
+    let mut world = World::new();
+    world.tunnel.allowed = 0;
+    let mut first = world.app(Protocol::Http, b"CONNECT a:1 HTTP/1.1\r\n\r\n");
+    assert!(world.tunnel.streams.is_empty());
+    world.tunnel.allowed = 1;
+    world.tell(News::Allowed);
+    assert_eq!(world.tunnel.streams[0].to, "a:1");
+    let mut second = world.app(Protocol::Http, b"CONNECT b:1 HTTP/1.1\r\n\r\n");
+    world.skip(CONNECTING + Duration::from_secs(1));
+    assert!(world.tunnel.streams[0].is_aborted);
+    assert!(read_all(&mut first).contains("the mpvpn server does not answer"));
+    let answer = read_all(&mut second);
+    assert!(answer.starts_with("HTTP/1.1 504 ") && answer.contains("the mpvpn server is not reached"));
+    world.skip(LEAVING);
+    assert!(world.proxy.apps.is_empty());
+}
+
+#[test]
+fn who_says_too_little_or_too_much_is_left() {
+    let mut world = World::new();
+    let mut slow = [world.app(Protocol::Socks5, &[5]), world.app(Protocol::Http, b"GET http")];
+    world.skip(ASKING + Duration::from_secs(1));
+    assert_eq!(slow[0].read(&mut [0]).unwrap(), 0);
+    assert!(read_all(&mut slow[1]).starts_with("HTTP/1.1 408 "));
+    let endless = [&b"GET http://a/ HTTP/1.1\r\nx: "[..], &[b'y'; HEAD]].concat();
+    let mut loud = world.app(Protocol::Http, &endless);
+    assert!(read_all(&mut loud).starts_with("HTTP/1.1 431 "));
+    world.skip(LEAVING + Duration::from_secs(1));
+    assert!(world.proxy.apps.is_empty() && world.tunnel.streams.is_empty());
+}
+
+#[test]
+fn an_app_that_leaves_while_it_waits_leaves_nothing_behind() {
+    let mut world = World::new();
+    // It does not read that no authentication is needed, so that its end is a reset.
+    let app = world.app(Protocol::Socks5, &[5, 1, 0, 5, 1, 0, 1, 192, 0, 2, 1, 0, 80]);
+    assert_eq!(world.tunnel.streams[0].to, "192.0.2.1:80");
+    drop(app);
+    world.run();
+    assert!(world.tunnel.streams[0].is_aborted);
+    world.tell(News::Opened(0));
+    assert!(world.proxy.apps.is_empty() && world.proxy.tokens.is_empty());
+}
+
+#[test]
+fn more_apps_than_there_is_room_for_wait_in_the_kernel() {
+    let mut world = World::new();
+    world.proxy.most = 2;
+    let first = world.app(Protocol::Socks5, &[]);
+    let _second = world.app(Protocol::Socks5, &[]);
+    let mut third = world.app(Protocol::Socks5, &[5, 1, 0]);
+    assert_eq!((world.proxy.apps.len(), world.proxy.listens), (2, false));
+    drop(first);
+    world.run();
+    assert_eq!(read(&mut third, 2), [5, 0]);
+    assert_eq!(world.proxy.apps.len(), 2);
+}

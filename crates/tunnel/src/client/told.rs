@@ -1,0 +1,97 @@
+//! What a client tells its edge.
+
+use ipnet::IpNet;
+use mpvpn_masque::{capsule::IpRange, connect::Failure};
+use mpvpn_types::Duration;
+
+use crate::{Counters, LaneCounters, PathReport, RelayId};
+
+/// What the server gave the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Addresses with the length of the prefix that was assigned.
+    pub addresses: Vec<IpNet>,
+    /// What the server offers to reach.
+    pub routes: Vec<IpRange>,
+}
+
+/// Something that the edge must act on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClientEvent {
+    /// The tunnel works; addresses and routes are these, also when they are those of before. There are none where it
+    /// carries no packets.
+    Up(Assignment),
+    /// Addresses or routes have changed.
+    Changed(Assignment),
+    /// Packets up to this size (bytes) can be carried.
+    Mtu(usize),
+    /// Other clients may now join this session as its members, with this secret ([`Client::join`](super::Client::join)).
+    Members(Vec<u8>),
+    /// [`Client::relay_open`](super::Client::relay_open) gave none, and may give one now.
+    RelaysAllowed,
+    /// The server has made the connection of a relay: bytes may be read and written.
+    RelayOpened(RelayId),
+    /// There is no connection, and no relay any more.
+    RelayFailed(RelayId, Failure),
+    /// A relay has something to read.
+    RelayReadable(RelayId),
+    /// A relay has room again.
+    RelayWritable(RelayId),
+    /// A relay is over: the destination has broken it off, or the server is lost.
+    RelayGone(RelayId),
+    /// The connection is lost; the client tries to make a new one by itself.
+    Down(String),
+    /// Going on makes no sense.
+    Fatal(ClientError),
+}
+
+/// Why a client ends.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClientError {
+    /// The credentials were refused.
+    #[error("the server refuses the token (HTTP status {0})")]
+    Unauthorized(u16),
+    /// The server has no CONNECT-IP at this path, or refuses this request.
+    #[error("{0}")]
+    Refused(String),
+    /// TLS failed.
+    #[error("the secure connection to the server failed: {0}")]
+    Tls(String),
+    /// The peer speaks HTTP/3 but not what a tunnel needs.
+    #[error("the server does not offer {0}")]
+    Unsupported(&'static str),
+}
+
+/// Whether the tunnel works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientState {
+    /// No connection yet, or again.
+    Connecting,
+    /// Packets flow.
+    Up,
+}
+
+/// Figures for status output.
+#[derive(Clone, Debug)]
+pub struct ClientReport {
+    /// Whether the tunnel works.
+    pub state: ClientState,
+    /// What the server gave.
+    pub assignment: Option<Assignment>,
+    /// How often the session was taken up again.
+    pub resumed: u32,
+    /// Bytes of inner packets.
+    pub counters: Counters,
+    /// Packets dropped in queues.
+    pub drops: u64,
+    /// How long packets wait.
+    pub sojourn: Duration,
+    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    pub lane: Option<LaneCounters>,
+    /// TCP connections that travel as streams.
+    pub streams: usize,
+    /// Every path.
+    pub paths: Vec<PathReport>,
+    /// MTU of the tunnel (bytes).
+    pub mtu: usize,
+}

@@ -1,0 +1,305 @@
+//! TCP connections that a client's edge asks for, without packets and beside them, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_tunnel::{Carries, ClientError, ClientEvent, RelayId, RelayRead};
+use mpvpn_types::{Duration, LinkId};
+use world::{
+    MS, TOKEN, World,
+    app::{App, check, pattern},
+};
+
+const S: Duration = Duration::from_secs(1);
+
+/// One connection as the edge sees it.
+struct Talk {
+    to: Authority,
+    relay: Option<RelayId>,
+    opened: bool,
+    failed: Option<Failure>,
+    gone: bool,
+    sends: u64,
+    sent: u64,
+    got: u64,
+    ended: bool,
+    /// It reads what comes.
+    reads: bool,
+}
+
+impl Talk {
+    /// To a destination that sends `mb` MB and takes `sends` bytes.
+    fn new(mb: u16, sends: u64) -> Self {
+        Self {
+            to: format!("destination.example:{mb}").parse().unwrap(),
+            relay: None,
+            opened: false,
+            failed: None,
+            gone: false,
+            sends,
+            sent: 0,
+            got: 0,
+            ended: false,
+            reads: true,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.failed.is_some() || self.gone || self.ended && self.sent == self.sends
+    }
+
+    fn take(&mut self, event: &ClientEvent) {
+        match *event {
+            ClientEvent::RelayOpened(id) if self.relay == Some(id) => self.opened = true,
+            ClientEvent::RelayFailed(id, failure) if self.relay == Some(id) => self.failed = Some(failure),
+            ClientEvent::RelayGone(id) if self.relay == Some(id) => self.gone = true,
+            _ => {}
+        }
+    }
+
+    fn run(&mut self, world: &mut World, machine: usize) {
+        let client = &mut world.machines[machine].client;
+        if self.relay.is_none() {
+            self.relay = client.relay_open(&self.to);
+        }
+        let Some(relay) = self.relay.filter(|_| self.opened && !self.gone) else { return };
+        while self.reads && !self.ended {
+            match client.relay_read(world.now, relay) {
+                RelayRead::Data(data) => {
+                    check(self.got, &data);
+                    self.got += data.len() as u64;
+                }
+                RelayRead::Finished => self.ended = true,
+                RelayRead::Blocked => break,
+                RelayRead::Broken => return,
+            }
+        }
+        while self.sent < self.sends {
+            let room = client.relay_room(relay).min((self.sends - self.sent) as usize).min(60_000);
+            if room == 0 {
+                break;
+            }
+            client.relay_write(relay, Bytes::from(pattern(self.sent, room)));
+            self.sent += room as u64;
+            if self.sent == self.sends {
+                client.relay_finish(relay);
+            }
+        }
+    }
+}
+
+fn world(carries: Carries, token: &str, links: &[(u64, Duration)]) -> (World, usize) {
+    let mut world = World::new();
+    world.carries = carries;
+    world.lane = Rules { mode: Mode::Auto, rules: Vec::new() };
+    let client = world.add(token, Scheduler::Auto, links);
+    (world, client)
+}
+
+/// A client without packets that is up.
+fn streams(links: &[(u64, Duration)]) -> (World, usize) {
+    let (mut world, client) = world(Carries::Streams, TOKEN, links);
+    world.up(client);
+    world.run(500 * MS);
+    (world, client)
+}
+
+/// Lets all talk until they are over, or for `most`; how long that took.
+fn play(world: &mut World, client: usize, talks: &mut [Talk], most: Duration) -> Duration {
+    let start = world.now;
+    while world.now < start + most && !talks.iter().all(Talk::is_over) {
+        step(world, client, talks);
+    }
+    world.now - start
+}
+
+fn step(world: &mut World, client: usize, talks: &mut [Talk]) {
+    while let Some(event) = world.machines[client].streams.pop_front() {
+        talks.iter_mut().for_each(|talk| talk.take(&event));
+    }
+    talks.iter_mut().for_each(|talk| talk.run(world, client));
+    world.run(MS);
+}
+
+fn mbit(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 * 8e-6 / time.as_secs_f64()
+}
+
+#[test]
+fn a_client_without_packets_asks_for_no_addresses_and_uses_all_links() {
+    let (mut world, client) = streams(&[(100, 10 * MS), (50, 20 * MS)]);
+    let report = world.machines[client].client.report(world.now);
+    assert_eq!(report.paths.len(), 2);
+    assert!(report.assignment.unwrap().addresses.is_empty());
+    let mut talks = [Talk::new(100, 1000)];
+    let time = play(&mut world, client, &mut talks, 20 * S);
+    assert_eq!((talks[0].got, talks[0].ended, talks[0].gone), (100_000_000, true, false));
+    let rate = mbit(100_000_000, time);
+    assert!(rate > 0.85 * 150.0, "{rate:.1} Mbit/s");
+    assert_eq!(world.destinations[0].got, 1000);
+    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+}
+
+#[test]
+fn uploads_fill_all_links_too() {
+    let (mut world, client) = streams(&[(50, 10 * MS), (50, 15 * MS)]);
+    let mut talks: Vec<Talk> = (0..4).map(|_| Talk::new(1, 10_000_000)).collect();
+    let start = world.now;
+    while world.destinations.iter().filter(|other| other.ended).count() < 4 && world.now < start + 20 * S {
+        step(&mut world, client, &mut talks);
+    }
+    let time = world.now - start;
+    assert!(world.destinations.iter().all(|other| other.got == 10_000_000));
+    let rate = mbit(40_000_000, time);
+    assert!(rate > 0.8 * 100.0, "{rate:.1} Mbit/s");
+}
+
+#[test]
+fn an_idle_client_keeps_its_connection_and_its_paths() {
+    let (mut world, client) = streams(&[(100, 10 * MS), (50, 20 * MS)]);
+    world.run(90 * S);
+    assert_eq!(world.machines[client].downs, 0);
+    let report = world.machines[client].client.report(world.now);
+    let states: Vec<_> = report.paths.iter().map(|path| path.state).collect();
+    assert_eq!(states, [PathState::Active; 2]);
+    let mut talks = [Talk::new(1, 0)];
+    assert!(play(&mut world, client, &mut talks, 5 * S) < S);
+    assert_eq!(talks[0].got, 1_000_000);
+}
+
+#[test]
+fn a_link_that_dies_ends_nothing() {
+    let (mut world, client) = streams(&[(100, 10 * MS), (100, 10 * MS)]);
+    let mut talks = [Talk::new(50, 0)];
+    play(&mut world, client, &mut talks, S);
+    let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    let time = play(&mut world, client, &mut talks, 20 * S);
+    assert_eq!((talks[0].got, talks[0].ended, talks[0].gone), (50_000_000, true, false));
+    assert!(time < 8 * S, "{time:?}");
+}
+
+#[test]
+fn what_the_server_finds_is_told() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let failures = [Failure::Name, Failure::Prohibited, Failure::Refused, Failure::TimedOut];
+    let mut talks: Vec<Talk> = failures.iter().zip(1..).map(|(_, port)| Talk::new(port, 0)).collect();
+    world.refuses = talks.iter().map(|talk| talk.to.clone()).zip(failures).collect();
+    play(&mut world, client, &mut talks, S);
+    let told: Vec<_> = talks.iter().map(|talk| talk.failed).collect();
+    assert_eq!(told, failures.map(Some));
+    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+}
+
+#[test]
+fn who_does_not_read_stops_the_destination_and_nobody_else() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let mut talks = [Talk::new(100, 0), Talk::new(10, 0)];
+    talks[0].reads = false;
+    world.run(MS);
+    let start = world.now;
+    while world.now < start + 10 * S && !talks[1].is_over() {
+        step(&mut world, client, &mut talks);
+    }
+    assert_eq!(talks[1].got, 10_000_000);
+    assert!(world.destinations[0].sent < 90_000_000, "{}", world.destinations[0].sent);
+    talks[0].reads = true;
+    play(&mut world, client, &mut talks, 30 * S);
+    assert_eq!(talks[0].got, 100_000_000);
+}
+
+#[test]
+fn each_end_learns_that_the_other_has_broken_it_off() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let mut talks = [Talk::new(1000, 0), Talk::new(1000, 0)];
+    play(&mut world, client, &mut talks, S);
+    world.machines[client].client.relay_abort(talks[0].relay.unwrap());
+    let (shard, relay) = (world.destinations[1].shard, world.destinations[1].relay);
+    world.servers[shard].relay_abort(relay);
+    world.destinations[1].gone = true;
+    for _ in 0..200 {
+        step(&mut world, client, &mut talks[1..]);
+    }
+    assert!(world.destinations[0].gone);
+    assert!(talks[1].gone && !talks[1].ended);
+    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+}
+
+#[test]
+fn a_server_that_is_lost_takes_its_relays_along_and_new_ones_follow() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let mut talks = [Talk::new(1000, 0)];
+    play(&mut world, client, &mut talks, S);
+    world.restart_server();
+    world.destinations.clear();
+    play(&mut world, client, &mut talks, 10 * S);
+    assert!(talks[0].gone);
+    let mut talks = [Talk::new(1, 1000)];
+    play(&mut world, client, &mut talks, 10 * S);
+    assert_eq!((talks[0].got, talks[0].ended), (1_000_000, true));
+}
+
+#[test]
+fn who_asks_too_early_is_told_when_to_ask_again() {
+    let (mut world, client) = world(Carries::Streams, TOKEN, &[(100, 10 * MS)]);
+    let mut talks = [Talk::new(1, 0)];
+    talks[0].run(&mut world, client);
+    assert!(talks[0].relay.is_none());
+    world.up(client);
+    assert_eq!(world.machines[client].streams.pop_front(), Some(ClientEvent::RelaysAllowed));
+    play(&mut world, client, &mut talks, 5 * S);
+    assert_eq!(talks[0].got, 1_000_000);
+}
+
+#[test]
+fn more_connections_than_the_server_allows_wait_for_their_turn() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let to: Authority = "destination.example:1".parse().unwrap();
+    world.refuses = vec![(to.clone(), Failure::Refused)];
+    let asked = (0..100_000).map_while(|_| world.machines[client].client.relay_open(&to)).count();
+    assert!(asked < 100_000, "the server allows fewer");
+    world.run(5 * S);
+    let told = &world.machines[client].streams;
+    let failed = told.iter().filter(|event| matches!(event, ClientEvent::RelayFailed(..))).count();
+    assert_eq!(failed, asked);
+    assert!(told.contains(&ClientEvent::RelaysAllowed));
+}
+
+#[test]
+fn a_wrong_token_is_found_before_anybody_asks_for_anything() {
+    let (mut world, client) = world(Carries::Streams, "a token that does not open", &[(100, 10 * MS)]);
+    world.run(2 * S);
+    assert_eq!(world.machines[client].fatal, Some(ClientError::Unauthorized(401)));
+}
+
+#[test]
+fn relays_work_beside_packets_and_interposed_connections() {
+    let (mut world, client) = world(Carries::Packets, TOKEN, &[(100, 10 * MS), (50, 20 * MS)]);
+    world.up(client);
+    world.run(500 * MS);
+    let from = SocketAddr::new(world.address(client, true), 40_000);
+    let mut app = App::new(from, ([203, 0, 113, 9], 10).into(), 1000);
+    let mut talks = [Talk::new(10, 1000)];
+    let start = world.now;
+    while world.now < start + 10 * S && !(app.is_over() && talks[0].is_over()) {
+        for (_, packet) in std::mem::take(&mut world.machines[client].received) {
+            app.take(&packet);
+        }
+        for packet in app.packets() {
+            world.client_sends(client, packet);
+        }
+        step(&mut world, client, &mut talks);
+    }
+    assert_eq!((app.got, app.ended), (10_000_000, true));
+    assert_eq!((talks[0].got, talks[0].ended), (10_000_000, true));
+    assert!(world.destinations.iter().all(|other| other.got == 1000 && other.ended));
+    let (up, _) = world.chat(client, 200 * MS);
+    assert!(up < 100 * MS, "{up:?}");
+}

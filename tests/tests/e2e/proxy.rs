@@ -1,0 +1,143 @@
+//! An ordinary user has no TUN, but a proxy for apps.
+
+use std::{
+    fs,
+    os::unix::fs::chown,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use mpvpn_tests::{
+    http::{Download, MB, Site},
+    stage::{Family, Peer, Place, SERVER, Stage, inet},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const SOCKS5: &str = "127.0.0.1:1080";
+const HTTP: &str = "127.0.0.1:8080";
+/// `nobody`.
+const USER: u32 = 65534;
+
+/// A folder of that user, as a session has one.
+struct RuntimeDir(PathBuf);
+
+impl RuntimeDir {
+    fn new() -> Self {
+        let dir = std::env::temp_dir().join(format!("mpvpn-user-{}", std::process::id()));
+        fs::create_dir_all(&dir).expect("a folder");
+        chown(&dir, Some(USER), Some(USER)).expect("root may give it away");
+        Self(dir)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("mpvpn/client-proxy.sock")
+    }
+}
+
+impl Drop for RuntimeDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A proxy of an ordinary user over both links, without waiting for it.
+fn start(stage: &Stage, home: &RuntimeDir, more: &[&str]) -> Peer {
+    // Both links have default routes.
+    let mut words = vec!["proxy", "--server", SERVER, "--insecure"];
+    words.extend(["--socks5", SOCKS5, "--http", HTTP]);
+    words.extend(more);
+    stage.start_as_user(Place::Client, USER, &home.0, &words, &home.socket())
+}
+
+fn code_of_curl(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
+    let mut all = vec!["curl", "-gsS", "--max-time", "20"];
+    all.extend(words);
+    let output = stage.attempt(Place::Client, Duration::from_secs(30), &all);
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8_lossy(&text).into_owned())
+}
+
+#[test]
+fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let home = RuntimeDir::new();
+    let mut proxy = start(&stage, &home, &[]).up();
+    proxy.until_path("eth2", "active", Duration::from_secs(10));
+    let shown = stage.mpvpn(Place::Client, &["status", "--api-socket", &home.socket().to_string_lossy()]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    println!("{shown}");
+    assert!(shown.contains(SERVER) && shown.contains("eth1") && shown.contains("eth2"), "{shown}");
+    assert!(!Path::new("/sys/class/net/mpvpn0").exists());
+    let site = Site::start(&stage, Place::Inet);
+    let socks = ["--socks5-hostname", SOCKS5];
+    let (url, tunnel) = (format!("http://{HTTP}"), "--proxytunnel");
+    for words in [&socks[..], &["-x", &url], &["-x", &url, tunnel]] {
+        for family in [Family::V4, Family::V6] {
+            Download::start(&stage, &site, &inet(family), 20 * MB, LIMIT, words).finish();
+        }
+    }
+    let before = stage.counters(Place::Client, "eth2").0;
+    Download::start(&stage, &site, &inet(Family::V4), 30 * MB, LIMIT, &socks).finish();
+    let carried = stage.counters(Place::Client, "eth2").0 - before;
+    assert!(carried > 5 * MB, "the second link carried {carried} bytes");
+    assert!(proxy.terminate().success());
+    assert!(!home.socket().exists());
+}
+
+#[test]
+fn a_cut_link_does_not_stop_a_download() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let home = RuntimeDir::new();
+    let proxy = start(&stage, &home, &[]).up();
+    proxy.until_path("eth2", "active", Duration::from_secs(10));
+    let site = Site::start(&stage, Place::Inet);
+    let words = ["--socks5-hostname", SOCKS5];
+    let download = Download::start(&stage, &site, &inet(Family::V4), 100 * MB, LIMIT, &words);
+    thread::sleep(Duration::from_secs(1));
+    stage.link(1).cut();
+    let streams = proxy.status()["flows"]["stream"].as_u64();
+    assert_eq!(streams, Some(1));
+    thread::sleep(Duration::from_secs(3));
+    stage.link(1).restore();
+    download.finish();
+}
+
+#[test]
+fn an_app_learns_at_once_why_it_gets_no_connection() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let home = RuntimeDir::new();
+    let _proxy = start(&stage, &home, &[]).up();
+    let start = Instant::now();
+    let refused = format!("http://{}:9/", inet(Family::V4));
+    let (code, said) = code_of_curl(&stage, &["--socks5-hostname", SOCKS5, &refused]);
+    // CURLE_PROXY.
+    assert_eq!(code, Some(97), "{said}");
+    let proxy = format!("http://{HTTP}");
+    let (code, said) = code_of_curl(&stage, &["-x", &proxy, "-w", "%{http_code}", &refused]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("nobody listens there") && said.ends_with("502"), "{said}");
+    let (code, said) = code_of_curl(&stage, &["-x", &proxy, "-p", &refused]);
+    assert!(code != Some(0) && said.contains("502"), "{code:?}: {said}");
+    // The server itself is no destination.
+    let (code, said) = code_of_curl(&stage, &["-x", &proxy, "-w", "%{http_code}", "http://127.0.0.1/"]);
+    assert_eq!((code, &said[said.len() - 3..]), (Some(0), "403"), "{said}");
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_wrong_token_and_a_missing_address_end_it_with_the_reason() {
+    let stage = Stage::two_links();
+    let home = RuntimeDir::new();
+    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
+    let mut proxy = start(&stage, &home, &["--token", "0123456789abcdef0123456789abcdef"]);
+    assert_eq!(proxy.wait(Duration::from_secs(15)).code(), Some(1));
+    assert!(proxy.log().contains("refuses the token"), "{}", proxy.log());
+    let output = stage.mpvpn(Place::Client, &["proxy", "--server", SERVER, "--insecure"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("nothing says where apps find the proxy"), "{text}");
+}
