@@ -187,6 +187,25 @@ fn a_link_that_dies_ends_nothing() {
 }
 
 #[test]
+fn connections_survive_when_all_links_are_gone_for_a_while() {
+    for seconds in [3, 20, 90] {
+        let (mut world, client) = streams(&[(20, 10 * MS), (20, 15 * MS)]);
+        let mut talks = [Talk::new(10, 1000)];
+        play(&mut world, client, &mut talks, S);
+        for lost in [1.0, 0.0] {
+            for link in world.machines[client].links.values_mut() {
+                (link.up.loss, link.down.loss) = (lost, lost);
+            }
+            let before = talks[0].got;
+            let most = if lost == 1.0 { S * seconds } else { 10 * S };
+            let time = play(&mut world, client, &mut talks, most);
+            println!("{seconds} s: {} bytes in {time:?}", talks[0].got - before);
+        }
+        assert_eq!((talks[0].got, talks[0].ended, talks[0].gone), (10_000_000, true, false), "{seconds} s");
+    }
+}
+
+#[test]
 fn what_the_server_finds_is_told() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let failures = [Failure::Name, Failure::Prohibited, Failure::Refused, Failure::TimedOut];
