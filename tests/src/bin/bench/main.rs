@@ -16,7 +16,7 @@ mod stream;
 
 use std::process::ExitCode;
 
-use mpvpn_lab::scenario::Scenario;
+use mpvpn_lab::scenario::{Lane, Scenario};
 use mpvpn_tests::{quic_bulk, tun_copy, visits};
 
 use crate::{
@@ -64,10 +64,8 @@ fn main() -> ExitCode {
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
             RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
-            println!(
-                "\nscenarios of `paths` and `stream`: {}",
-                Scenario::names().collect::<Vec<_>>().join(" ")
-            );
+            println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
+            println!("of them in `stream`: {}", paths::names(Lane::Stream).join(" "));
             print!("{}", options::HELP);
             return ExitCode::SUCCESS;
         }

@@ -19,7 +19,7 @@ SCENARIO...       of `paths` and `stream`: only these (--list names them)
 --quick           of `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random
                   ones; of `stream` and `pseudotcp`: one round
 --cuts N          of `paths` and `stream`: how often a link is cut (as the scenario says: 10, 20 or 100)
---runs N          of `paths` and `stream`: how often each row is measured (3)
+--runs N          of `paths` and `stream`: how often each row is measured (3); of `pseudotcp`: rounds (5)
 --inner CC        of `paths` and `stream`: the congestion control of inner TCP: cubic (default) or bbr
 --parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named)
 --load N          of `memory`: seconds of load (60)

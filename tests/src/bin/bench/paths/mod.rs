@@ -39,6 +39,12 @@ fn rig(lane: Lane) -> &'static str {
     }
 }
 
+/// The scenarios that have bars for that lane.
+pub(crate) fn names(lane: Lane) -> Vec<&'static str> {
+    let all = Scenario::all().unwrap_or_else(|error| panic!("{error}"));
+    all.into_iter().filter_map(|scenario| Some(scenario.over(lane)?.name)).collect()
+}
+
 /// Plays the scenarios that are wanted and have bars for that lane.
 pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     let rig = rig(lane);
@@ -53,6 +59,10 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     };
     let played = scenarios.into_iter().filter(wanted).filter_map(|scenario| scenario.over(lane));
     let scenarios: Vec<Scenario> = played.map(|scenario| plan.of(scenario)).collect();
+    let left_out = |name: &&String| !scenarios.iter().any(|scenario| scenario.name == **name);
+    for name in options.scenarios.iter().filter(left_out) {
+        eprintln!("  {name} is left out: its file asks nothing of {rig}");
+    }
     let mut left: Duration = scenarios.iter().map(|scenario| plan.estimate(scenario)).sum();
     let count = scenarios.len();
     eprintln!("  {count} scenarios, {}; each is in target/bench/{rig} as soon as it is done", about(left));
@@ -60,6 +70,10 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     let mut outcome =
         Outcome { chapter: format!("\n## {}\n\n{}", title(lane), judge::HEAD), ..Outcome::default() };
     let mut raw = serde_json::Map::new();
+    if scenarios.is_empty() {
+        let name = "there is no scenario to play".to_owned();
+        outcome.figures.push(figure(rig, name, f64::NAN, "", Bar::AtLeast(0.0)));
+    }
     for (number, scenario) in (1..).zip(&scenarios) {
         eprintln!("  {number} of {count}, {} left: {}: {}", about(left), scenario.name, scenario.story);
         // One scenario that fails is a figure that is missing, not the end of the others.
