@@ -12,7 +12,7 @@ use mpvpn_quic::{Connection, ConnectionId, ReadEnd, StreamId};
 use crate::http::Http;
 
 /// Bytes of a stream that are taken out of the transport at a time.
-const PULL: usize = 128 << 10;
+const PULL: usize = 64 << 10;
 
 /// A stream that carries the bytes of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

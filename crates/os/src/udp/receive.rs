@@ -16,8 +16,9 @@ use super::{
 /// Bytes that the largest datagram, or train of datagrams joined by the kernel, can have.
 const LARGEST: usize = 65_535;
 /// Bytes a buffer is made with. Small datagrams are cut off its front one after the other; when less
-/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped.
-const BUFFER: usize = 128 * 1024;
+/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped. What is left
+/// over is lost for as long as somebody keeps the rest: a quarter at most.
+const BUFFER: usize = 256 * 1024;
 
 /// One datagram, or several of the same sender joined by the kernel (UDP_GRO).
 #[derive(Debug)]
@@ -58,7 +59,7 @@ struct Slot {
 
 impl RecvBatch {
     /// Room for `slots` datagrams or joined trains a call (1 to 64), each up to 64 KiB. Memory is
-    /// taken when first used, 128 KiB a slot.
+    /// taken when first used, 256 KiB a slot.
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, 64);
         // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.

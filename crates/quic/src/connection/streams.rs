@@ -26,9 +26,11 @@ const PACKET_OVERHEAD: u64 = 29 + 1 + 4 + 8 + 2;
 /// Packets by which a pass goes on when the library had more to repeat than was known, and how often.
 const PROLONGED: u64 = 2;
 const MOST_PROLONGED: u32 = 16;
-/// Bytes of a bulk stream that may have arrived before those that they follow. The peer's credit bounds what it
-/// sends in one round trip, not what may be held for a repetition that is lost again and again.
-const MOST_HELD: usize = 16 << 20;
+/// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
+/// sends in one round trip, not what comes while something is lost again and again.
+const MOST_HELD: usize = 8 << 20;
+/// So much each stream may hold in any case.
+const LEAST_HELD: usize = 64 << 10;
 
 /// What waits to be sent on one stream.
 #[derive(Debug, Default)]
@@ -96,6 +98,8 @@ pub(crate) struct Streams {
     granted: u64,
     /// Bulk streams that are open in some direction.
     bulk: usize,
+    /// Bytes that are held in all of them.
+    held: usize,
     /// How often the pass may go on with more credit than was reckoned.
     prolong: u32,
 }
@@ -188,11 +192,12 @@ impl Connection {
 
     /// Nobody will read or write a bulk stream any more; what was written still leaves.
     pub fn end_bulk(&mut self, id: StreamId) {
-        if let Some(inbound) = self.streams.inbound.remove(&id)
-            && inbound.end == Some(inbound.next)
-        {
-            // What was rescued may still come a second time, and nobody will read it.
-            self.stop(id, 0);
+        if let Some(inbound) = self.streams.inbound.remove(&id) {
+            self.streams.held -= inbound.bytes;
+            if inbound.end == Some(inbound.next) {
+                // What was rescued may still come a second time, and nobody will read it.
+                self.stop(id, 0);
+            }
         }
         if let Some(out) = self.streams.outbound.get_mut(&id) {
             out.full = false;
@@ -413,7 +418,9 @@ impl Connection {
         if piece.ends {
             inbound.end = Some(piece.at + piece.bytes.len() as u64);
         }
+        let before = inbound.bytes;
         inbound.hold(piece.at, &piece.bytes);
+        self.streams.held = self.streams.held + inbound.bytes - before;
         self.events.push_back(Event::StreamReadable(piece.stream));
     }
 
@@ -484,7 +491,8 @@ impl Connection {
             Ok(chunks) => chunks,
             Err(_) => return ReadEnd::Blocked,
         };
-        let mut read = inbound.next_held(&mut out);
+        let (before, others) = (inbound.bytes, self.streams.held - inbound.bytes);
+        let mut read = inbound.next_held(most, &mut out);
         let end = loop {
             if inbound.end == Some(inbound.next) {
                 break ReadEnd::Finished;
@@ -493,13 +501,17 @@ impl Connection {
                 break ReadEnd::More;
             }
             // Taking nothing tells where the next chunk is.
-            if inbound.bytes > MOST_HELD
+            if inbound.bytes > LEAST_HELD
+                && inbound.bytes + others > MOST_HELD
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > inbound.next))
             {
                 break ReadEnd::Blocked;
             }
             match chunks.next(usize::MAX) {
-                Ok(Some(chunk)) => read += inbound.take(chunk.offset, chunk.bytes, &mut out),
+                Ok(Some(chunk)) => {
+                    read += inbound.take(chunk.offset, chunk.bytes, &mut out);
+                    read += inbound.next_held(most.saturating_sub(read), &mut out);
+                }
                 Ok(None) => break ReadEnd::Finished,
                 Err(noq_proto::ReadError::Blocked) => break ReadEnd::Blocked,
                 Err(noq_proto::ReadError::Reset(code)) => break ReadEnd::Reset(code.into()),
@@ -507,6 +519,7 @@ impl Connection {
         };
         // Credit that reading gives back to the peer leaves with the next control pass.
         let _ = chunks.finalize();
+        self.streams.held = self.streams.held + inbound.bytes - before;
         end
     }
 }
@@ -522,10 +535,11 @@ impl Inbound {
         }
     }
 
-    /// Hands out what is held and next; returns how many bytes that are.
-    fn next_held(&mut self, out: &mut impl FnMut(Bytes)) -> usize {
+    /// Hands out about `most` bytes of what is held and next; returns how many.
+    fn next_held(&mut self, most: usize, out: &mut impl FnMut(Bytes)) -> usize {
         let mut taken = 0;
-        while let Some(entry) = self.held.first_entry()
+        while taken < most
+            && let Some(entry) = self.held.first_entry()
             && *entry.key() <= self.next
         {
             let (at, bytes) = entry.remove_entry();
@@ -554,7 +568,7 @@ impl Inbound {
             self.hold(at, &bytes);
             return 0;
         }
-        self.hand_out(at, bytes, out) + self.next_held(out)
+        self.hand_out(at, bytes, out)
     }
 }
 
@@ -581,9 +595,10 @@ mod tests {
             let mut out = |bytes: Bytes| got.extend_from_slice(&bytes);
             if rescued {
                 inbound.hold(at as u64, &bytes);
-                inbound.next_held(&mut out);
+                inbound.next_held(1000, &mut out);
             } else {
                 inbound.take(at as u64, bytes, &mut out);
+                inbound.next_held(1000, &mut out);
             }
             inbound.bytes
         };
