@@ -17,6 +17,7 @@ use mpvpn_os::{
     TcpSocket,
     poll::{Event, Interest, Poller},
 };
+use mpvpn_tunnel::RelayRead;
 
 /// The streams at the other ends of pipes.
 pub(crate) trait ByteStreams {
@@ -46,6 +47,17 @@ pub(crate) enum FromStream {
     Finished,
     /// Nothing for now.
     Blocked,
+}
+
+impl From<RelayRead> for FromStream {
+    fn from(read: RelayRead) -> Self {
+        match read {
+            RelayRead::Data(data) => Self::Data(data),
+            RelayRead::Finished => Self::Finished,
+            // The event that it is gone follows.
+            RelayRead::Blocked | RelayRead::Broken => Self::Blocked,
+        }
+    }
 }
 
 /// A connection on which nothing moved for so long is given up (RFC 5382 §5: not before 2 hours and 4 minutes).

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use mpvpn_control::config::Proxies;
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::poll::Poller;
-use mpvpn_tunnel::{Client, ClientEvent, RelayId, RelayRead};
+use mpvpn_tunnel::{Client, ClientEvent, RelayId};
 
 use crate::{
     EngineError,
@@ -21,12 +21,7 @@ impl ByteStreams for Apps<'_> {
     type Id = RelayId;
 
     fn read(&mut self, now: Instant, id: RelayId) -> FromStream {
-        match self.0.relay_read(now, id) {
-            RelayRead::Data(data) => FromStream::Data(data),
-            RelayRead::Finished => FromStream::Finished,
-            // The event that it is gone follows.
-            RelayRead::Blocked | RelayRead::Broken => FromStream::Blocked,
-        }
+        self.0.relay_read(now, id).into()
     }
 
     fn room(&mut self, id: RelayId) -> usize {

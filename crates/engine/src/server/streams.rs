@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use mpvpn_masque::connect::Failure;
-use mpvpn_tunnel::{RelayId, RelayRead, Server};
+use mpvpn_tunnel::{RelayId, Server};
 
 use crate::{
     egress::Relays,
@@ -18,12 +18,7 @@ impl ByteStreams for Streams<'_> {
     type Id = RelayId;
 
     fn read(&mut self, now: Instant, id: RelayId) -> FromStream {
-        match self.0.relay_read(now, id) {
-            RelayRead::Data(data) => FromStream::Data(data),
-            RelayRead::Finished => FromStream::Finished,
-            // The event that it is gone follows.
-            RelayRead::Blocked | RelayRead::Broken => FromStream::Blocked,
-        }
+        self.0.relay_read(now, id).into()
     }
 
     fn room(&mut self, id: RelayId) -> usize {

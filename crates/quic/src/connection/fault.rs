@@ -30,7 +30,7 @@ impl Connection {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use mpvpn_types::{Instant, LinkId};
@@ -38,15 +38,20 @@ mod tests {
     use super::*;
     use crate::{ClientSetup, Endpoint, Local, TransportOptions};
 
-    #[test]
-    fn a_panic_costs_the_connection_in_which_it_happens_and_no_other() {
+    /// A client that trusts nobody.
+    pub(in super::super) fn setup() -> ClientSetup {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .with_root_certificates(rustls::RootCertStore::empty())
             .with_no_client_auth();
-        let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"key").unwrap();
+        ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"key").unwrap()
+    }
+
+    #[test]
+    fn a_panic_costs_the_connection_in_which_it_happens_and_no_other() {
+        let setup = setup();
         let mut endpoint = Endpoint::client(&setup);
         let (now, remote) = (Instant::now(), "192.0.2.1:443".parse().unwrap());
         let mut connect = || endpoint.connect(now, &setup, Local::link(LinkId(0)), remote, "mpvpn").unwrap();

@@ -29,8 +29,8 @@ const MOST_PROLONGED: u32 = 16;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
-/// So much each stream may hold in any case.
-const LEAST_HELD: usize = 64 << 10;
+/// What holding some bytes takes beside them.
+const HOLDING: usize = 128;
 
 /// What waits to be sent on one stream.
 #[derive(Debug, Default)]
@@ -65,6 +65,7 @@ struct Inbound {
     next: u64,
     /// Bytes that are not next, by where they begin; they may overlap.
     held: BTreeMap<u64, Bytes>,
+    /// Memory for them (bytes).
     bytes: usize,
     /// Where the stream ends, as far as [`Connection::rescue`] was told.
     end: Option<u64>,
@@ -98,7 +99,7 @@ pub(crate) struct Streams {
     granted: u64,
     /// Bulk streams that are open in some direction.
     bulk: usize,
-    /// Bytes that are held in all of them.
+    /// Memory for what is held in all of them (bytes).
     held: usize,
     /// How often the pass may go on with more credit than was reckoned.
     prolong: u32,
@@ -412,9 +413,13 @@ impl Connection {
         self.path(id).is_some_and(|path| path.repeated.is_some_and(|at| at >= path.gate.acked_sent()))
     }
 
-    /// Bytes of a bulk stream have come on another way than in the stream.
+    /// Bytes of a bulk stream have come on another way than in the stream. They are dropped where too much is held:
+    /// they come in the stream as well.
     pub fn rescue(&mut self, piece: Piece) {
         let Some(inbound) = self.streams.inbound.get_mut(&piece.stream) else { return };
+        if piece.at > inbound.next && self.streams.held > MOST_HELD {
+            return;
+        }
         if piece.ends {
             inbound.end = Some(piece.at + piece.bytes.len() as u64);
         }
@@ -461,7 +466,7 @@ impl Connection {
         }
         for path in &mut self.paths {
             let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { continue };
-            self.streams.note_lost(stats.lost_bytes - std::mem::replace(&mut path.lost, stats.lost_bytes));
+            self.streams.note_lost(path.newly_lost(stats.lost_bytes));
         }
     }
 
@@ -501,8 +506,7 @@ impl Connection {
                 break ReadEnd::More;
             }
             // Taking nothing tells where the next chunk is.
-            if inbound.bytes > LEAST_HELD
-                && inbound.bytes + others > MOST_HELD
+            if inbound.bytes + others > MOST_HELD
                 && chunks.next(0).is_ok_and(|chunk| chunk.is_some_and(|chunk| chunk.offset > inbound.next))
             {
                 break ReadEnd::Blocked;
@@ -531,7 +535,7 @@ impl Inbound {
         if at + bytes.len() as u64 > self.next && longer {
             // A copy: the buffer behind it is of many packets.
             let before = self.held.insert(at, Bytes::copy_from_slice(bytes));
-            self.bytes += bytes.len() - before.map_or(0, |before| before.len());
+            self.bytes += bytes.len() + HOLDING - before.map_or(0, |before| before.len() + HOLDING);
         }
     }
 
@@ -543,7 +547,7 @@ impl Inbound {
             && *entry.key() <= self.next
         {
             let (at, bytes) = entry.remove_entry();
-            self.bytes -= bytes.len();
+            self.bytes -= bytes.len() + HOLDING;
             taken += self.hand_out(at, bytes, out);
         }
         taken
@@ -573,6 +577,11 @@ impl Inbound {
 }
 
 impl super::Path {
+    /// Of the bytes that were ever lost here, those since this was asked last.
+    pub(super) fn newly_lost(&mut self, all: u64) -> u64 {
+        all - std::mem::replace(&mut self.lost, all)
+    }
+
     /// Forgets the bytes of streams that have arrived here, or were found lost and are sent again: those before the
     /// newest that was acknowledged.
     pub(super) fn settle(&mut self) {
@@ -583,7 +592,32 @@ impl super::Path {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_types::LinkId;
+
     use super::*;
+    use crate::{Endpoint, Local, connection::fault::tests::setup};
+
+    #[test]
+    fn what_a_peer_rescues_without_end_is_not_kept_without_end() {
+        let setup = setup();
+        let mut endpoint = Endpoint::client(&setup);
+        let (now, remote) = (Instant::now(), "192.0.2.1:443".parse().unwrap());
+        let id = endpoint.connect(now, &setup, Local::link(LinkId(0)), remote, "mpvpn").unwrap();
+        let connection = endpoint.get(id).unwrap();
+        for stream in [0, 4] {
+            connection.make_bulk(stream);
+            for at in 0..100_000 {
+                let bytes = Bytes::from_static(b"x");
+                connection.rescue(Piece { stream, at: 1 + 2 * at, bytes, ends: false });
+            }
+        }
+        assert!(connection.streams.held <= MOST_HELD + 1 + HOLDING, "{} bytes", connection.streams.held);
+        let pieces: usize = connection.streams.inbound.values().map(|inbound| inbound.held.len()).sum();
+        assert!((10_000..100_000).contains(&pieces), "{pieces} pieces");
+        // What is next is taken all the same.
+        connection.rescue(Piece { stream: 4, at: 0, bytes: Bytes::from_static(b"first"), ends: false });
+        assert_eq!(connection.streams.inbound[&4].held[&0], &b"first"[..]);
+    }
 
     #[test]
     fn bytes_come_out_once_and_in_order_whatever_way_they_came() {
@@ -605,7 +639,7 @@ mod tests {
         give(10, 20, false);
         give(25, 20, true);
         give(10, 5, true);
-        assert_eq!(give(10, 30, true), 50, "the longer one");
+        assert_eq!(give(10, 30, true), 50 + 2 * HOLDING, "the longer one");
         assert_eq!(give(0, 10, false), 0);
         assert_eq!(give(5, 10, true), 0, "known");
         give(60, 10, true);

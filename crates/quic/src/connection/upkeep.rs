@@ -42,7 +42,7 @@ impl Connection {
         for path in &mut self.paths {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
-            self.streams.note_lost(stats.lost_bytes - std::mem::replace(&mut path.lost, stats.lost_bytes));
+            self.streams.note_lost(path.newly_lost(stats.lost_bytes));
             if stats.udp_rx.datagrams == path.seen {
                 continue;
             }

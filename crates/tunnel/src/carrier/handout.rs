@@ -143,7 +143,7 @@ impl Carrier {
         let label = numbered.map_or(0, |sequencer| sequencer.overhead(&self.prefix));
         let fits = packet.data.len() + label <= max;
         if !fits && (self.sequencer.is_none() || self.is_tcp(&packet)) {
-            let parts = self.cut(&packet, max - label);
+            let parts = self.cut(&packet, max.saturating_sub(label));
             return parts.into_iter().map(|part| self.carry(now, connection, part, id, max, offers)).sum();
         }
         let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on() || !fits) else {
