@@ -4,8 +4,9 @@
 //! not be sent (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). How often to send them is the caller's
 //! business.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
+use crate::head::ip_header;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, Version};
 use crate::{checksum, protocol, put16};
 
@@ -14,7 +15,6 @@ const ICMP_HEADER: usize = 8;
 const MAX_V4: usize = 576;
 /// Errors over IPv6 are at most this long, in bytes (RFC 4443 §2.4 (c)).
 const MAX_V6: usize = 1280;
-const TTL: u8 = 64;
 /// Precedence "internetwork control" (RFC 1812 §4.3.2.5).
 const TOS_V4: u8 = 0xc0;
 
@@ -65,11 +65,7 @@ fn error(original: &[u8], from: IpAddr, message: &Message) -> Option<Vec<u8>> {
     if !may_answer(&packet, message) {
         return None;
     }
-    match (from, packet.src()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => Some(error_v4(&packet, from, to, message)),
-        (IpAddr::V6(from), IpAddr::V6(to)) => Some(error_v6(&packet, from, to, message)),
-        _ => None,
-    }
+    error_from(&packet, from, message)
 }
 
 fn may_answer(packet: &IpPacket<'_>, message: &Message) -> bool {
@@ -98,47 +94,29 @@ fn is_error(packet: &IpPacket<'_>) -> bool {
     }
 }
 
-fn error_v4(original: &IpPacket<'_>, from: Ipv4Addr, to: Ipv4Addr, message: &Message) -> Vec<u8> {
-    let quote = quote(original, MAX_V4 - IPV4_HEADER - ICMP_HEADER);
-    let total = IPV4_HEADER + ICMP_HEADER + quote.len();
-    let mut bytes = Vec::with_capacity(total);
-    bytes.extend_from_slice(&[0x45, TOS_V4]);
-    bytes.extend_from_slice(&(total as u16).to_be_bytes());
-    // Don't fragment: only then may the identification be the same in every packet (RFC 6864 §4.1).
-    bytes.extend_from_slice(&[0, 0, 0x40, 0, TTL, protocol::ICMP, 0, 0]);
-    bytes.extend_from_slice(&from.octets());
-    bytes.extend_from_slice(&to.octets());
-    let check = !checksum::sum(&bytes);
-    put16(&mut bytes, 10, check);
-    append_message(&mut bytes, message.v4, message.word, quote, 0);
-    bytes
-}
-
-fn error_v6(original: &IpPacket<'_>, from: Ipv6Addr, to: Ipv6Addr, message: &Message) -> Vec<u8> {
-    let quote = quote(original, MAX_V6 - IPV6_HEADER - ICMP_HEADER);
+fn error_from(original: &IpPacket<'_>, from: IpAddr, message: &Message) -> Option<Vec<u8>> {
+    let v4 = from.is_ipv4();
+    let (header, max, tos, protocol, kind) = match v4 {
+        true => (IPV4_HEADER, MAX_V4, TOS_V4, protocol::ICMP, message.v4),
+        false => (IPV6_HEADER, MAX_V6, 0, protocol::ICMPV6, message.v6),
+    };
+    let quote = quote(original, max - header - ICMP_HEADER);
     let len = ICMP_HEADER + quote.len();
-    let mut bytes = Vec::with_capacity(IPV6_HEADER + len);
-    bytes.extend_from_slice(&[0x60, 0, 0, 0]);
-    bytes.extend_from_slice(&(len as u16).to_be_bytes());
-    bytes.extend_from_slice(&[protocol::ICMPV6, TTL]);
-    bytes.extend_from_slice(&from.octets());
-    bytes.extend_from_slice(&to.octets());
-    let pseudo = checksum::pseudo(&bytes[8..40], protocol::ICMPV6, len);
-    append_message(&mut bytes, message.v6, message.word, quote, pseudo);
-    bytes
+    let (header, pseudo) = ip_header(from, original.src(), tos, protocol, len)?;
+    let mut bytes = Vec::with_capacity(header.len() + len);
+    bytes.extend_from_slice(&header);
+    bytes.extend_from_slice(&[kind.0, kind.1, 0, 0]);
+    bytes.extend_from_slice(&message.word.to_be_bytes());
+    bytes.extend_from_slice(quote);
+    // ICMP for IPv4 has no pseudo header.
+    let pseudo = if v4 { 0 } else { pseudo };
+    let check = !checksum::add(pseudo, checksum::sum(&bytes[header.len()..]));
+    put16(&mut bytes, header.len() + 2, check);
+    Some(bytes)
 }
 
 fn quote<'a>(original: &IpPacket<'a>, max: usize) -> &'a [u8] {
     &original.bytes()[..original.total_len().min(max)]
-}
-
-fn append_message(bytes: &mut Vec<u8>, (kind, code): (u8, u8), word: u32, quote: &[u8], pseudo: u16) {
-    let start = bytes.len();
-    bytes.extend_from_slice(&[kind, code, 0, 0]);
-    bytes.extend_from_slice(&word.to_be_bytes());
-    bytes.extend_from_slice(quote);
-    let check = !checksum::add(pseudo, checksum::sum(&bytes[start..]));
-    put16(bytes, start + 2, check);
 }
 
 #[cfg(test)]
@@ -146,7 +124,7 @@ mod tests {
     use super::*;
     use crate::be32;
     use crate::build::{Packet, checks_out};
-    use std::net::SocketAddr;
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     const V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1));

@@ -4,7 +4,7 @@
 //! a TUN device with virtio headers. Out go views of their headers ([`ip`], [`flow`]), packets that fit an
 //! MTU ([`split`]), super-packets for the kernel ([`join`]), corrected headers ([`mss`]) and ICMP
 //! errors about packets that could not be carried ([`icmp`]); and the segments of TCP connections that end here
-//! ([`tcp`]).
+//! ([`tcp`]), and UDP datagrams taken out of their packets and put into them ([`udp`]).
 //!
 //! What always holds:
 //! - No input makes this crate panic: every length and offset is checked against the slice before use.
@@ -20,6 +20,7 @@ pub mod build;
 pub mod checksum;
 pub mod flow;
 mod fragment;
+mod head;
 pub mod icmp;
 pub mod ip;
 pub mod join;
@@ -27,6 +28,7 @@ pub mod mss;
 pub mod public;
 pub mod split;
 pub mod tcp;
+pub mod udp;
 pub mod vnet;
 
 pub use arena::Arena;

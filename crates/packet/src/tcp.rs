@@ -9,15 +9,15 @@ use std::net::SocketAddr;
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 
+use crate::head::ip_header;
 use crate::ip::{IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET};
 use crate::vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
-use crate::{Joined, be16, be32, checksum, protocol, put16, tcp_flags};
+use crate::{Joined, be16, be32, protocol, tcp_flags};
 
 /// Length of a TCP header without options, in bytes.
 pub const TCP_HEADER: usize = 20;
 /// Where the checksum stands in it.
 const CHECKSUM_AT: u16 = 16;
-const TTL: u8 = 64;
 
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
@@ -188,31 +188,10 @@ pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
     let payload: usize = parts.iter().map(Bytes::len).sum();
     let options = head.options();
     let tcp_len = TCP_HEADER + options.len() + payload;
+    let (header, pseudo) = ip_header(head.from.ip(), head.to.ip(), 0, protocol::TCP, tcp_len)?;
+    let ip_len = header.len();
     let mut bytes = ArrayVec::<u8, { IPV6_HEADER + TCP_HEADER + 8 }>::new();
-    match (head.from, head.to) {
-        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
-            let total = u16::try_from(IPV4_HEADER + tcp_len).ok()?;
-            bytes.extend([0x45, 0]);
-            bytes.extend(total.to_be_bytes());
-            // Don't fragment: only then may the identification be the same in every packet (RFC 6864 §4.1).
-            bytes.extend([0, 0, 0x40, 0, TTL, protocol::TCP, 0, 0]);
-            bytes.extend(from.ip().octets());
-            bytes.extend(to.ip().octets());
-            let check = !checksum::sum(&bytes);
-            put16(&mut bytes, 10, check);
-        }
-        (SocketAddr::V6(from), SocketAddr::V6(to)) => {
-            bytes.extend([0x60, 0, 0, 0]);
-            bytes.extend(u16::try_from(tcp_len).ok()?.to_be_bytes());
-            bytes.extend([protocol::TCP, TTL]);
-            bytes.extend(from.ip().octets());
-            bytes.extend(to.ip().octets());
-        }
-        _ => return None,
-    }
-    let ip_len = bytes.len();
-    let addresses = if head.from.is_ipv4() { &bytes[12..20] } else { &bytes[8..40] };
-    let pseudo = checksum::pseudo(addresses, protocol::TCP, tcp_len);
+    bytes.extend(header);
     bytes.extend(head.from.port().to_be_bytes());
     bytes.extend(head.to.port().to_be_bytes());
     bytes.extend(head.seq.to_be_bytes());

@@ -1,0 +1,46 @@
+//! IP headers of packets that are made here.
+
+use std::net::IpAddr;
+
+use arrayvec::ArrayVec;
+
+use crate::ip::{IPV4_HEADER, IPV6_HEADER};
+use crate::{checksum, put16};
+
+const TTL: u8 = 64;
+
+/// An IP header without options, and the sum over the pseudo header of what follows: `len` bytes of `protocol`. `None`
+/// if the addresses are of two families, or there is too much.
+pub(crate) fn ip_header(
+    from: IpAddr,
+    to: IpAddr,
+    tos: u8,
+    protocol: u8,
+    len: usize,
+) -> Option<(ArrayVec<u8, IPV6_HEADER>, u16)> {
+    let mut bytes = ArrayVec::new();
+    let addresses = match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            bytes.extend([0x45, tos]);
+            bytes.extend(u16::try_from(IPV4_HEADER + len).ok()?.to_be_bytes());
+            // Don't fragment: only then may the identification be the same in every packet (RFC 6864 §4.1).
+            bytes.extend([0, 0, 0x40, 0, TTL, protocol, 0, 0]);
+            bytes.extend(from.octets());
+            bytes.extend(to.octets());
+            let check = !checksum::sum(&bytes);
+            put16(&mut bytes, 10, check);
+            12..20
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            bytes.extend([0x60 | tos >> 4, tos << 4, 0, 0]);
+            bytes.extend(u16::try_from(len).ok()?.to_be_bytes());
+            bytes.extend([protocol, TTL]);
+            bytes.extend(from.octets());
+            bytes.extend(to.octets());
+            8..40
+        }
+        _ => return None,
+    };
+    let pseudo = checksum::pseudo(&bytes[addresses], protocol, len);
+    Some((bytes, pseudo))
+}
