@@ -92,27 +92,6 @@ pub fn request(target: &Authority, credentials: Option<&str>) -> Headers {
     headers
 }
 
-/// A request that wants nothing (`OPTIONS *`, RFC 9110 §9.3.7): it shows the credentials before there is a target, so that
-/// a server which knows it keeps the connection, and says at once if they are wrong.
-#[must_use]
-pub fn greeting(authority: &str, credentials: Option<&str>) -> Headers {
-    let mut headers = Headers::new();
-    headers.push(":method", "OPTIONS");
-    headers.push(":scheme", "https");
-    headers.push(":authority", authority.to_owned());
-    headers.push(":path", "*");
-    if let Some(credentials) = credentials {
-        headers.push("authorization", credentials.to_owned());
-    }
-    headers
-}
-
-/// Whether a valid request is a [`greeting`].
-#[must_use]
-pub fn is_greeting(headers: &Headers) -> bool {
-    headers.method() == Some("OPTIONS") && headers.path() == Some("*")
-}
-
 /// The credentials of a request: the value of `proxy-authorization` (RFC 9110 §11.7.2), or else of `authorization`, if
 /// there is exactly one.
 #[must_use]
@@ -146,7 +125,7 @@ pub fn parse_request(headers: &Headers) -> Result<Connect, Rejection> {
     match request::classify(headers)? {
         Kind::ConnectTcp => {}
         Kind::Plain => return Err(Rejection::new(405, "expected CONNECT")),
-        Kind::ConnectIp | Kind::ConnectUdp => {
+        Kind::ConnectIp | Kind::ConnectUdp | Kind::Paths => {
             return Err(Rejection::new(501, "expected CONNECT without :protocol"));
         }
     }
@@ -260,15 +239,6 @@ mod tests {
         assert_eq!((&parsed.target, parsed.credentials.as_deref()), (&target, Some("Bearer secret")));
         assert!(!format!("{parsed:?}").contains("secret"));
         assert_eq!(parse_request(&request(&target, None)).unwrap().credentials, None);
-    }
-
-    #[test]
-    fn a_greeting_shows_credentials_and_no_target() {
-        let headers = greeting("vpn.example:443", Some("Bearer secret"));
-        assert_eq!(headers.validate(Section::Request), Ok(()));
-        assert!(is_greeting(&headers));
-        assert_eq!(credentials(&headers).as_deref(), Some("Bearer secret"));
-        assert!(!is_greeting(&request(&"a:1".parse().unwrap(), None)));
     }
 
     #[test]

@@ -175,7 +175,7 @@ impl fmt::Debug for ConnectIp {
 /// a bad target or protocol, or for fields that cannot stand beside capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp, Rejection> {
     let kind = request::classify(headers)?;
-    if matches!(kind, Kind::ConnectUdp | Kind::ConnectTcp) {
+    if matches!(kind, Kind::ConnectUdp | Kind::ConnectTcp | Kind::Paths) {
         return Err(Rejection::new(501, "only CONNECT with :protocol connect-ip is supported"));
     }
     let path = headers.path().unwrap_or_default();

@@ -5,7 +5,7 @@
 //! close the stream or the connection with. Always holds: no input makes this crate panic, what it
 //! buffers is bounded (each module says by how much), and it keeps no clock and opens no socket.
 //!
-//! A request goes [`h3`] → [`headers`] → [`request`] → [`connect_ip`] or [`connect`]; the data of a CONNECT-IP stream
+//! A request goes [`h3`] → [`headers`] → [`request`] → [`connect_ip`], [`connect`] or [`paths`]; the data of a CONNECT-IP stream
 //! then goes through [`capsule`], and packets go past all of it through [`datagram`].
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod datagram;
 mod error;
 pub mod h3;
 pub mod headers;
+pub mod paths;
 pub mod qpack;
 pub mod request;
 pub mod structured;

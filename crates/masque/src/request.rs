@@ -19,6 +19,8 @@ pub enum Kind {
     ConnectUdp,
     /// CONNECT without `:protocol`: a TCP connection (RFC 9114 §4.4).
     ConnectTcp,
+    /// Extended CONNECT with `:protocol` mpvpn (see [`crate::paths`]).
+    Paths,
     /// Any other method.
     Plain,
 }
@@ -82,6 +84,7 @@ pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
         None => Ok(Kind::ConnectTcp),
         Some(b"connect-ip") => Ok(Kind::ConnectIp),
         Some(b"connect-udp") => Ok(Kind::ConnectUdp),
+        Some(b"mpvpn") => Ok(Kind::Paths),
         Some(other) => {
             let other = other.escape_ascii();
             Err(Rejection::new(501, format!(":protocol {other} is not supported")))
@@ -155,6 +158,7 @@ mod tests {
     fn requests_are_told_apart_by_method_and_protocol() {
         assert_eq!(classify(&connect(Some("connect-ip"))), Ok(Kind::ConnectIp));
         assert_eq!(classify(&connect(Some("connect-udp"))), Ok(Kind::ConnectUdp));
+        assert_eq!(classify(&connect(Some("mpvpn"))), Ok(Kind::Paths));
         assert_eq!(classify(&connect(None)), Ok(Kind::ConnectTcp));
         let mut get = Headers::new();
         get.push(":method", "GET");

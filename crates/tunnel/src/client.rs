@@ -92,9 +92,10 @@ struct Link {
 struct Session {
     connection: ConnectionId,
     http: Http,
+    /// The tunnel's request, or without packets the one on which was agreed what both ends know.
     request: Option<StreamId>,
-    /// Where the credentials were shown, without packets.
-    greeting: Option<StreamId>,
+    /// Without packets: where the server was asked whether it knows more than the RFCs, until it answers.
+    asked: Option<StreamId>,
     /// Streams that carry the bytes of connections.
     relays: Relays,
     since: Instant,
@@ -325,7 +326,7 @@ impl Client {
             connection: id,
             http,
             request: None,
-            greeting: None,
+            asked: None,
             relays: Relays::default(),
             since: now,
             accepted: false,

@@ -1,5 +1,6 @@
 //! The server of a tunnel, or one shard of it.
 
+mod bare;
 mod dialogue;
 mod peers;
 mod relays;
@@ -34,6 +35,7 @@ use crate::{
     relay::Relays,
 };
 
+use bare::Bare;
 use peers::Peers;
 
 /// A connection that has not asked for a tunnel after this time is closed.
@@ -138,7 +140,7 @@ struct Peer {
     since: Instant,
     tunnel: Option<Box<Tunnel>>,
     /// Watches the paths while there is no tunnel, but relays.
-    bare: Option<Box<Carrier>>,
+    bare: Option<Box<Bare>>,
     relays: Relays,
     /// Credentials that were looked at before, and whose they are.
     known: Option<(String, String)>,
@@ -153,7 +155,7 @@ impl Peer {
     fn carrier(&mut self) -> Option<&mut Carrier> {
         match &mut self.tunnel {
             Some(tunnel) => Some(&mut tunnel.carrier),
-            None => self.bare.as_deref_mut(),
+            None => self.bare.as_mut().map(|bare| &mut bare.carrier),
         }
     }
 }
@@ -492,8 +494,17 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let Some(tunnel) = &mut peer.tunnel else {
-            // Datagrams before the request was granted: drop them (RFC 9297 §2).
-            connection.receive_datagrams(drop);
+            let malformed = match &mut peer.bare {
+                Some(bare) => bare.receive(now, connection),
+                None => {
+                    // Datagrams before the request was granted: drop them (RFC 9297 §2).
+                    connection.receive_datagrams(drop);
+                    None
+                }
+            };
+            if let Some(error) = malformed {
+                self.close_peer(now, id, error.code(), &error.to_string());
+            }
             return;
         };
         let mut bytes = 0;
@@ -649,7 +660,7 @@ impl Server {
                 carrier.into_iter().chain(unasked).min()
             }
             None => match &peer.bare {
-                Some(carrier) => carrier.poll_timeout(now, connection),
+                Some(bare) => bare.carrier.poll_timeout(now, connection),
                 None => Some(peer.since + REQUEST).filter(|at| *at > now),
             },
         };
@@ -691,7 +702,7 @@ impl Server {
                         self.address(now, id, &[]);
                     }
                 }
-                None if let Some(carrier) = &mut peer.bare => {
+                None if let Some(Bare { carrier, .. }) = peer.bare.as_deref_mut() => {
                     if let Some(at) = self.forgiven {
                         carrier.forgive(at);
                     }

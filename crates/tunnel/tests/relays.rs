@@ -10,8 +10,8 @@ use bytes::Bytes;
 use mpvpn_lane::rules::{Mode, Rules};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{Carries, ClientError, ClientEvent, RelayId, RelayRead};
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_tunnel::{Carries, ClientError, ClientEvent, LinkPolicy, RelayId, RelayRead};
+use mpvpn_types::{Duration, LinkId, Tier};
 use world::{
     MS, TOKEN, World,
     app::{App, check, pattern},
@@ -172,6 +172,58 @@ fn an_idle_client_keeps_its_connection_and_its_paths() {
     let mut talks = [Talk::new(1, 0)];
     assert!(play(&mut world, client, &mut talks, 5 * S) < S);
     assert_eq!(talks[0].got, 1_000_000);
+}
+
+/// The longest time without a byte for a connection while one of two links, of 25 ms both ways, dies without a word.
+fn gap_when_a_link_falls_silent(down: u16, up: u64) -> Duration {
+    let delay = Duration::from_micros(12_500);
+    let (mut world, client) = streams(&[(100, delay), (100, delay)]);
+    let mut talks = [Talk::new(down, up)];
+    let moved = |world: &World, talks: &[Talk]| {
+        talks[0].got + world.destinations.first().map_or(0, |other| other.got)
+    };
+    let (start, mut last, mut longest) = (world.now, world.now, Duration::ZERO);
+    let is_over = |world: &World, talks: &[Talk]| {
+        talks[0].is_over() && world.destinations.first().is_some_and(|other| other.ended)
+    };
+    while !is_over(&world, &talks) && world.now < start + 30 * S {
+        if world.now > start + S {
+            let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+            (link.up.loss, link.down.loss) = (1.0, 1.0);
+        }
+        let before = moved(&world, &talks);
+        step(&mut world, client, &mut talks);
+        if moved(&world, &talks) > before {
+            longest = longest.max(world.now - last);
+            last = world.now;
+        }
+    }
+    assert!(is_over(&world, &talks) && !talks[0].gone);
+    assert_eq!(moved(&world, &talks), u64::from(down) * 1_000_000 + up);
+    println!("{down} MB down, {up} bytes up: longest gap {longest:?}");
+    longest
+}
+
+#[test]
+fn a_link_that_falls_silent_is_hardly_felt_without_packets_either() {
+    for (down, up) in [(40, 1000), (1, 40_000_000)] {
+        let gap = gap_when_a_link_falls_silent(down, up);
+        assert!(gap < 250 * MS, "{down} MB down, {up} bytes up: {gap:?}");
+    }
+}
+
+#[test]
+fn the_server_learns_about_links_without_packets_too() {
+    let (mut world, client) = world(Carries::Streams, TOKEN, &[(50, 10 * MS), (50, 10 * MS)]);
+    let policy = LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() };
+    world.machines[client].client.set_link(world.now, LinkId(1), policy);
+    world.up(client);
+    world.run(500 * MS);
+    let mut talks = [Talk::new(10, 1000)];
+    play(&mut world, client, &mut talks, 10 * S);
+    assert_eq!(talks[0].got, 10_000_000);
+    let down = |link: u16| world.machines[client].links[&LinkId(link)].down.carried;
+    assert!(down(1) < 100_000 && down(0) > 10_000_000, "{} and {} bytes", down(0), down(1));
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
 
+use mpvpn_masque::capsule::LinkNotice;
 use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
 use mpvpn_quic::Connection;
 use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier, Weight};
@@ -27,6 +28,13 @@ pub(crate) struct PathPolicy {
 impl PathPolicy {
     pub(crate) fn liveness(&self) -> LivenessConfig {
         if self.metered { LivenessConfig::metered() } else { LivenessConfig::default() }
+    }
+}
+
+impl From<LinkNotice> for PathPolicy {
+    fn from(notice: LinkNotice) -> Self {
+        let LinkNotice { tier, metered, cap, weight, with, .. } = notice;
+        Self { tier, metered, cap, weight, with }
     }
 }
 

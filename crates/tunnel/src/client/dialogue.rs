@@ -10,7 +10,7 @@ use mpvpn_masque::{
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
-    structured,
+    paths, structured,
 };
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
@@ -33,7 +33,10 @@ impl Client {
                 Err(error) => return self.broken(now, &error),
             };
             match event {
-                HttpEvent::Settings(_) if self.config.carries == Carries::Streams => self.greet(now),
+                HttpEvent::Settings(settings) if self.config.carries == Carries::Streams => {
+                    let asks = settings.enable_connect_protocol && session.http.datagrams_allowed();
+                    self.begin_streams(now, asks);
+                }
                 HttpEvent::Settings(settings) => {
                     if !settings.enable_connect_protocol {
                         return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
@@ -46,8 +49,8 @@ impl Client {
                 HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
                     self.response(now, &headers);
                 }
-                HttpEvent::Headers { stream, headers } if Some(stream) == session.greeting => {
-                    self.greeted(now, &headers);
+                HttpEvent::Headers { stream, headers } if Some(stream) == session.asked => {
+                    self.paths_response(now, &headers);
                 }
                 HttpEvent::Data { stream, data } if Some(stream) == session.request => {
                     self.capsules(now, &data);
@@ -73,7 +76,7 @@ impl Client {
     }
 
     fn request(&mut self, now: Instant) {
-        let wishes = self.wishes();
+        let (wishes, offers) = (self.wishes(), self.offers());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -83,11 +86,8 @@ impl Client {
         let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
         request.authorization.clone_from(&self.authorization);
         request.session = self.secret.clone();
-        request.extra.push((SCHEDULER_HEADER.to_owned(), self.config.scheduler.to_string()));
+        request.extra = offers;
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
-        request.extra.push((HEARTBEATS_HEADER.to_owned(), HEARTBEATS_CONTEXT.to_string()));
-        request.extra.push((RESCUE_HEADER.to_owned(), RESCUE_CONTEXT.to_string()));
-        request.extra.push((LINKS_HEADER.to_owned(), TRUE.to_owned()));
         request.extra.extend(self.part.header());
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
@@ -106,6 +106,73 @@ impl Client {
             carrier.path_opened(now, connection, path);
         }
         session.carrier = carrier;
+    }
+
+    /// What is offered for any connection.
+    fn offers(&self) -> Vec<(String, String)> {
+        let offers = [
+            (SCHEDULER_HEADER, self.config.scheduler.to_string()),
+            (HEARTBEATS_HEADER, HEARTBEATS_CONTEXT.to_string()),
+            (RESCUE_HEADER, RESCUE_CONTEXT.to_string()),
+            (LINKS_HEADER, TRUE.to_owned()),
+        ];
+        offers.map(|(name, value)| (name.to_owned(), value)).into()
+    }
+
+    /// Switches on what was offered and the server takes.
+    fn agree(&mut self, now: Instant, headers: &Headers) {
+        let Some(session) = &mut self.session else { return };
+        let Some(stream) = session.request else { return };
+        let context = |field| headers.single(field).and_then(structured::integer);
+        if context(HEARTBEATS_HEADER) == Some(HEARTBEATS_CONTEXT) {
+            session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
+        }
+        if context(RESCUE_HEADER) == Some(RESCUE_CONTEXT) {
+            session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
+        }
+        session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
+        if headers.text(LINKS_HEADER) == Some(TRUE) {
+            session.told = Some(BTreeMap::new());
+            for (link, policy) in &self.policies {
+                session.carrier.set_link(now, *link, policy.ours(true));
+            }
+        }
+    }
+
+    /// The server speaks HTTP/3: that is all that streams need. `asks`: the server may know more than that, and is
+    /// asked; it sees the credentials then, rather than with the first stream.
+    fn begin_streams(&mut self, now: Instant, asks: bool) {
+        let offers = self.offers();
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        session.accepted = true;
+        for (link, policy) in &self.policies {
+            session.carrier.set_link(now, *link, policy.ours(false));
+        }
+        if asks && let Ok(stream) = connection.open_bi() {
+            let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);
+            connection.write(stream, h3::encode_headers(&request));
+            session.asked = Some(stream);
+        }
+    }
+
+    /// A server that does not know what it was asked for may answer what it likes, unless it refuses the credentials.
+    fn paths_response(&mut self, now: Instant, headers: &Headers) {
+        let Some(session) = &mut self.session else { return };
+        let Some(stream) = session.asked.take() else { return };
+        match connect_ip::check_response(headers) {
+            Ok(_) => {
+                session.request = Some(stream);
+                self.agree(now, headers);
+            }
+            Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
+            Err(error) => {
+                tracing::debug!(%error, "the server is none of ours");
+                if let Some(connection) = self.endpoint.get(session.connection) {
+                    connection.finish(stream);
+                }
+            }
+        }
     }
 
     /// The addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference").
@@ -132,24 +199,8 @@ impl Client {
                 {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
                 }
-                if headers.single(HEARTBEATS_HEADER).and_then(structured::integer) == Some(HEARTBEATS_CONTEXT)
-                    && let Some(stream) = session.request
-                {
-                    session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
-                }
-                if headers.single(RESCUE_HEADER).and_then(structured::integer) == Some(RESCUE_CONTEXT)
-                    && let Some(stream) = session.request
-                {
-                    session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
-                }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
-                session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
-                if headers.text(LINKS_HEADER) == Some(TRUE) {
-                    session.told = Some(BTreeMap::new());
-                    for (link, policy) in &self.policies {
-                        session.carrier.set_link(now, *link, policy.ours(true));
-                    }
-                }
+                self.agree(now, headers);
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
                     let reason = "the server takes no second connection of a session".to_owned();
                     return self.lost(now, &LostReason::Transport(reason));

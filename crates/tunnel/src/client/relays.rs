@@ -219,31 +219,7 @@ impl Client {
         }
     }
 
-    /// The server speaks HTTP/3: that is all that relays need. The credentials are shown at once, because a server need
-    /// not keep a connection from which it heard none.
-    pub(super) fn greet(&mut self, now: Instant) {
-        let greeting = connect::greeting(&self.config.authority, self.authorization.as_deref());
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        session.accepted = true;
-        for (link, policy) in &self.policies {
-            session.carrier.set_link(now, *link, policy.ours(false));
-        }
-        if let Ok(stream) = connection.open_bi() {
-            connection.write(stream, h3::encode_headers(&greeting));
-            connection.finish(stream);
-            session.greeting = Some(stream);
-        }
-    }
-
-    /// A server that knows no greeting may answer what it likes, unless it refuses the credentials.
-    pub(super) fn greeted(&mut self, now: Instant, headers: &Headers) {
-        if let Some(status) = refuses_credentials(headers) {
-            self.unauthorized(now, status);
-        }
-    }
-
-    fn unauthorized(&mut self, now: Instant, status: u16) {
+    pub(super) fn unauthorized(&mut self, now: Instant, status: u16) {
         // Beside packets the session has shown that they are right.
         if self.config.carries == Carries::Streams {
             self.fail(now, ClientError::Unauthorized(status));

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, LinkNotice, routes_sorted},
-    connect, connect_ip,
+    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, routes_sorted},
+    connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
     request::{self, Kind, Rejection},
@@ -20,7 +20,7 @@ use super::{Server, Tunnel};
 use crate::{
     Addresses, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
     RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
-    carrier::{Carrier, PathPolicy, Role},
+    carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
 };
@@ -40,9 +40,7 @@ impl Server {
                 HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
                     match request::classify(&headers) {
                         Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
-                        Ok(Kind::Plain) if connect::is_greeting(&headers) => {
-                            self.greeted(now, id, stream, &headers);
-                        }
+                        Ok(Kind::Paths) => self.paths_request(now, id, stream, &headers),
                         _ => self.request(now, id, stream, &headers),
                     }
                 }
@@ -51,6 +49,9 @@ impl Server {
                     peer.relays.handle(event);
                 }
                 HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
+                event if let Some(bare) = peer.bare.as_mut().filter(|bare| bare.concerns(&event)) => {
+                    bare.handle(now, connection, http, event);
+                }
                 HttpEvent::Finished { stream } if on_tunnel(stream) => {
                     if let Some(connection) = self.endpoint.get(id) {
                         connection.finish(stream);
@@ -124,14 +125,13 @@ impl Server {
         if let Some(seat) = entry.replaced {
             self.replace(now, seat);
         }
-        let scheduler = headers.text(SCHEDULER_HEADER).and_then(|name| name.parse::<Scheduler>().ok());
         let mut routes = BytesMut::new();
         self.route_capsule().encode(&mut routes);
         let Some(connection) = self.endpoint.get(id) else {
             self.registry.leave(now, &entry.secret, member, entry.serial);
             return Err(reject(500, "the connection is gone"));
         };
-        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler.unwrap_or_default());
+        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler_of(headers));
         for path in connection.paths().collect::<Vec<PathId>>() {
             carrier.path_opened(now, connection, path);
         }
@@ -140,30 +140,16 @@ impl Server {
         let nets: Vec<String> =
             std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
         answer.push(NETWORKS_HEADER, nets.join(", "));
-        if self.config.streams {
-            answer.push(STREAMS_HEADER, TRUE);
-        }
-        if headers.text(LINKS_HEADER) == Some(TRUE) {
-            answer.push(LINKS_HEADER, TRUE);
-        }
         if headers.value(MEMBER_HEADER).is_some() {
             answer.push(MEMBER_HEADER, member.number().to_string());
         }
         let order = own_context(headers, ORDER_HEADER);
-        if let Some(context) =
-            own_context(headers, HEARTBEATS_HEADER).filter(|context| order != Some(*context))
-        {
-            carrier.report_paths(stream, context);
-            answer.push(HEARTBEATS_HEADER, context.to_string());
-        }
-        if let Some(context) = own_context(headers, RESCUE_HEADER).filter(|context| order != Some(*context)) {
-            carrier.rescue_streams(stream, context);
-            answer.push(RESCUE_HEADER, context.to_string());
-        }
+        self.agree(headers, stream, order, &mut carrier, &mut answer);
         if let Some(context) = order {
             carrier.number_packets(stream, context);
             answer.push(ORDER_HEADER, context.to_string());
         }
+        let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
         self.by_member.insert((entry.secret, member), id);
@@ -189,6 +175,33 @@ impl Server {
             self.grant(id, addresses, &[]);
         }
         Ok(())
+    }
+
+    /// Switches on what a client offers for any connection, and puts it into the answer; `order` is the context of
+    /// numbered packets.
+    pub(super) fn agree(
+        &self,
+        headers: &Headers,
+        stream: StreamId,
+        order: Option<u64>,
+        carrier: &mut Carrier,
+        answer: &mut Headers,
+    ) {
+        if self.config.streams {
+            answer.push(STREAMS_HEADER, TRUE);
+        }
+        if headers.text(LINKS_HEADER) == Some(TRUE) {
+            answer.push(LINKS_HEADER, TRUE);
+        }
+        let offered = |field| own_context(headers, field).filter(|context| order != Some(*context));
+        if let Some(context) = offered(HEARTBEATS_HEADER) {
+            carrier.report_paths(stream, context);
+            answer.push(HEARTBEATS_HEADER, context.to_string());
+        }
+        if let Some(context) = offered(RESCUE_HEADER) {
+            carrier.rescue_streams(stream, context);
+            answer.push(RESCUE_HEADER, context.to_string());
+        }
     }
 
     /// Whose credentials these are. A client sends the same with every request.
@@ -261,10 +274,7 @@ impl Server {
                         requests.iter().map(|request| (request.request_id, request.net)).collect();
                     self.address(now, id, &asked);
                 }
-                Ok(Some(Capsule::Link(notice))) => {
-                    let LinkNotice { path, tier, metered, cap, weight, with } = notice;
-                    tunnel.carrier.set_path(now, path, PathPolicy { tier, metered, cap, weight, with });
-                }
+                Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice.path, notice.into()),
                 // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
                 Ok(Some(_)) => {}
                 Err(error) => {
@@ -323,6 +333,11 @@ fn member_of(headers: &Headers) -> Option<Member> {
     }
     let number = structured::integer(headers.single(MEMBER_HEADER)?)?;
     Member::new(u8::try_from(number).ok()?)
+}
+
+/// How the client wants what is sent to it to be spread over paths.
+pub(super) fn scheduler_of(headers: &Headers) -> Scheduler {
+    headers.text(SCHEDULER_HEADER).and_then(|name| name.parse().ok()).unwrap_or_default()
 }
 
 /// A context that the client offers in a header field: one of its own, and not that of plain packets.

@@ -7,16 +7,11 @@ use mpvpn_masque::{
     headers::Headers,
     request::Rejection,
 };
-use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::Instant;
 
 use super::{Peer, Server, ServerEvent};
-use crate::{
-    RelayId, RelayRead,
-    carrier::{Carrier, Role},
-    http::Http,
-};
+use crate::{RelayId, RelayRead, http::Http};
 
 impl Server {
     /// A client asks for a TCP connection.
@@ -28,35 +23,6 @@ impl Server {
         let Some((peer, connection)) = self.watched(now, id, stream) else { return };
         peer.relays.insert(connection, stream);
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
-    }
-
-    /// A client that wants relays later shows who it is.
-    pub(super) fn greeted(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
-        let credentials = connect::credentials(headers);
-        if let Err(reason) = self.user_of(id, credentials.as_deref()) {
-            return self.refuse(id, stream, &reason);
-        }
-        let Some((_, connection)) = self.watched(now, id, stream) else { return };
-        connection.write(stream, h3::encode_headers(&Headers::response(204)));
-        connection.finish(stream);
-    }
-
-    /// A client that was granted something: its paths are watched, if they are not yet.
-    fn watched(
-        &mut self,
-        now: Instant,
-        id: ConnectionId,
-        stream: StreamId,
-    ) -> Option<(&mut Peer, &mut Connection)> {
-        let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
-        if peer.carrier().is_none() {
-            let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
-            for path in connection.paths().collect::<Vec<PathId>>() {
-                carrier.path_opened(now, connection, path);
-            }
-            peer.bare = Some(Box::new(carrier));
-        }
-        Some((peer, connection))
     }
 
     fn look_at_connect(

@@ -1,0 +1,81 @@
+//! Extended CONNECT with `:protocol` mpvpn: a stream on which the two ends of a connection without packets agree on how
+//! they use its paths (docs/protocol.md, "Paths without packets").
+//!
+//! In: on the client, what it offers, and later the response; on the server, a valid request header section. Out: header
+//! sections. Always holds: a server that does not know the protocol refuses it (RFC 9220 §3), which costs nothing.
+
+use crate::{
+    connect,
+    headers::Headers,
+    request::{self, Kind, Rejection},
+};
+
+/// The path of the request.
+pub const PATH: &str = "/.well-known/mpvpn/";
+
+/// A request to the server at `authority`; `credentials` is the value of `authorization`, and `offers` are further
+/// fields, lowercase names first.
+#[must_use]
+pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, String)>) -> Headers {
+    let mut headers = Headers::new();
+    headers.push(":method", "CONNECT");
+    headers.push(":protocol", "mpvpn");
+    headers.push(":scheme", "https");
+    headers.push(":authority", authority.to_owned());
+    headers.push(":path", PATH);
+    headers.push("capsule-protocol", "?1");
+    if let Some(credentials) = credentials {
+        headers.push("authorization", credentials.to_owned());
+    }
+    for (name, value) in offers {
+        headers.push(name, value);
+    }
+    headers
+}
+
+/// Reads a request whose header section is valid ([`Headers::validate`]): its credentials.
+///
+/// # Errors
+/// 501 for another kind of request, 404 for another path, 400 for fields that cannot stand beside capsules.
+pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
+    if request::classify(headers)? != Kind::Paths {
+        return Err(Rejection::new(501, "expected CONNECT with :protocol mpvpn"));
+    }
+    if headers.path() != Some(PATH) {
+        return Err(Rejection::new(404, format!("no such path; expected {PATH}")));
+    }
+    if let Some(name) = request::forbidden_with_capsules(headers) {
+        return Err(Rejection::new(400, format!("{name} must not be in a request with capsules")));
+    }
+    Ok(connect::credentials(headers))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::Section;
+
+    #[test]
+    fn requests_are_read_as_they_were_written() {
+        let offers = vec![("mpvpn-rescue".to_owned(), "6".to_owned())];
+        let headers = request("vpn.example:4433", Some("Bearer x"), offers);
+        assert_eq!(headers.validate(Section::Request), Ok(()));
+        assert_eq!(headers.text("mpvpn-rescue"), Some("6"));
+        assert_eq!(parse_request(&headers), Ok(Some("Bearer x".to_owned())));
+        assert_eq!(parse_request(&request("vpn.example", None, Vec::new())), Ok(None));
+    }
+
+    #[test]
+    fn others_are_refused() {
+        let status = |headers: &Headers| parse_request(headers).map_err(|refusal| refusal.status);
+        let content = vec![("content-length".to_owned(), "0".to_owned())];
+        assert_eq!(status(&request("vpn.example", None, content)), Err(400));
+        let connect_ip = crate::connect_ip::ConnectIpRequest::new("vpn.example", PATH).headers();
+        assert_eq!(status(&connect_ip), Err(501));
+        let mut elsewhere = Headers::new();
+        elsewhere.push(":method", "CONNECT");
+        elsewhere.push(":protocol", "mpvpn");
+        elsewhere.push(":path", "/");
+        assert_eq!(status(&elsewhere), Err(404));
+    }
+}
