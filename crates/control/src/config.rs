@@ -5,6 +5,7 @@
 //! checked. The command line wins over the file, the file over the defaults.
 
 mod access;
+mod app;
 mod file;
 mod lane;
 mod links;

@@ -4,16 +4,19 @@
 //! what is changed on the machine. The others, if any, are threads with a connection, sockets and a
 //! queue of the TUN of their own, and join the session.
 //!
-//! A client for proxies has one shard and no TUN, changes nothing on the machine, and needs no privilege.
+//! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN, changes nothing on the machine, and
+//! needs no privilege.
 
 mod apps;
+mod device;
+pub mod embedded;
 mod machine;
 mod member;
 mod names;
 mod plane;
 mod quotas;
 
-use std::{collections::BTreeMap, net::SocketAddr, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     api::{self, Question},
@@ -29,7 +32,7 @@ use mpvpn_os::{Tun, privilege};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
-    Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
+    Assignment, Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
 };
 use mpvpn_types::Duration;
 use tokio::sync::oneshot;
@@ -38,7 +41,7 @@ use crate::{
     EngineError,
     crew::Crew,
     exchange::{Inbox, exchange},
-    links::Links,
+    links::{Ground, Links},
     policies::{Meters, Policies},
     proxy::{PROXY, Proxy},
     slow::{Message, Slow},
@@ -46,6 +49,8 @@ use crate::{
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
 };
 use apps::Apps;
+use device::Device;
+use embedded::Host;
 use machine::Machine;
 use member::{Joiner, Word};
 use names::Names;
@@ -73,38 +78,51 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
     let slot = RefusalSlot::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
+    let state_dir = Some(config.state_dir.clone());
     let gear = match is_proxy {
-        true => Gear { proxy: Some(apps::listen(&config.proxies, &turns.poller)?), ..Gear::default() },
+        true => {
+            let proxy = Some(apps::listen(&config.proxies, &turns.poller)?);
+            Gear { proxy, state_dir, ..Gear::default() }
+        }
         false => {
             let (machine, queues) = Machine::open(&config)?;
-            Gear { machine: Some(machine), queues, proxy: None }
+            let tun = queues.first().map_or("", Tun::name).to_owned();
+            let ground = Ground { tun, mark: Some(machine.mark), ..Ground::default() };
+            let queues = queues.into_iter().map(Device::Tun).collect();
+            Gear { machine: Some(machine), queues, ground, state_dir, ..Gear::default() }
         }
     };
-    let slow = Slow::start(api, turns.wake.clone())?;
+    let slow = Slow::start(Some(api), None, turns.wake.clone())?;
     let mut running = Running::new((config, origin), &turns, Arc::new(tls), gear, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();
-    match result {
-        Err(EngineError::Tunnel(ClientError::Tls(reason))) => {
-            Err(slot.take().map_or(EngineError::Tunnel(ClientError::Tls(reason)), EngineError::from))
-        }
-        Err(error) => Err(error),
-        Ok(()) => end,
+    result.map_err(|error| refusal(error, &slot)).and(end)
+}
+
+/// Why the server's certificate was refused, if that is the reason.
+fn refusal(error: EngineError, slot: &RefusalSlot) -> EngineError {
+    match error {
+        EngineError::Tunnel(ClientError::Tls(_)) => slot.take().map_or(error, EngineError::from),
+        error => error,
     }
 }
 
-/// What a client is for: a TUN, or proxies.
+/// What a client is for: a TUN, the packets of an app, or proxies.
 #[derive(Default)]
 struct Gear {
     machine: Option<Machine>,
-    queues: Vec<Tun>,
+    queues: Vec<Device>,
+    ground: Ground,
     proxy: Option<Proxy<RelayId>>,
+    host: Option<Host>,
+    /// For what has to survive a restart.
+    state_dir: Option<PathBuf>,
 }
 
 /// What all shards are made of.
 struct Parts {
     config: ClientConfig,
-    mark: Option<u32>,
+    ground: Ground,
     tunnel: TunnelConfig,
     meters: Meters,
     /// The low bits of the first connection IDs of the first shard; the next ones follow.
@@ -120,20 +138,20 @@ impl Parts {
         tunnel
     }
 
-    fn links(&self, tun: &Tun, turns: &Turns) -> Result<Links, EngineError> {
-        Links::new(&self.config.paths, &self.meters, tun.name(), self.mark, &turns.poller)
+    fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
+        Links::new(&self.config.paths, &self.meters, self.ground.clone(), &turns.poller)
     }
 
     /// The shards beside the first.
-    fn crew(&self, turns: &Turns, queues: Vec<Tun>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
+    fn crew(&self, turns: &Turns, queues: Vec<Device>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
         let (first, inbox) = exchange(turns.wake.clone());
         let mut crew = Crew::new(first.clone(), || Word::Ended);
-        for (shard, tun) in (1..).zip(queues) {
+        for (shard, device) in (1..).zip(queues) {
             let Some(member) = Member::new(shard) else { break };
             let mut turns = Turns::without_signals()?;
-            let links = self.links(&tun, &turns)?;
+            let links = self.links(&turns)?;
             let client = Client::member(Instant::now(), self.tunnel(shard), member);
-            let plane = Plane::new(client, links, Policies::new(&self.config.links), Some(tun), &turns)?;
+            let plane = Plane::new(client, links, Policies::new(&self.config.links), Some(device), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -161,6 +179,7 @@ struct Running {
     carrying: BTreeMap<Member, usize>,
     machine: Option<Machine>,
     proxy: Option<Proxy<RelayId>>,
+    host: Option<Host>,
     slow: Slow,
     quotas: Quotas,
     /// `None` where the server is an address.
@@ -176,18 +195,15 @@ impl Running {
         (config, origin): (ClientConfig, Origin<ClientOptions>),
         turns: &Turns,
         tls: Arc<rustls::ClientConfig>,
-        Gear { machine, queues, proxy }: Gear,
+        Gear { machine, queues, ground, proxy, host, state_dir }: Gear,
         slow: Slow,
     ) -> Result<Self, EngineError> {
         let shards = queues.len().max(1) as u8;
         let mut queues = queues.into_iter();
-        let tun = queues.next();
-        // Without routes of our own nothing leads our packets astray.
-        let mark = machine.as_ref().map(|machine| machine.mark);
+        let device = queues.next();
         let meters = Meters::default();
-        let tun_name = tun.as_ref().map_or("", Tun::name);
-        let mut links = Links::new(&config.paths, &meters, tun_name, mark, &turns.poller)?;
-        let quotas = Quotas::load(Instant::now(), &config.state_dir, &config.name, meters.clone())?;
+        let mut links = Links::new(&config.paths, &meters, ground.clone(), &turns.poller)?;
+        let quotas = Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone())?;
         let policies = Policies::new(&config.links);
         let cc = match config.cc {
             CongestionControl::Bbr => Cc::Bbr,
@@ -200,9 +216,9 @@ impl Running {
         };
         let [spread] = random::<1>()?;
         let parts = Parts {
-            mark,
+            ground,
             tunnel: TunnelConfig {
-                carries: if machine.is_some() { Carries::Packets } else { Carries::Streams },
+                carries: if device.is_some() { Carries::Packets } else { Carries::Streams },
                 setup: ClientSetup::new(tls, &options, &random::<32>()?)?,
                 server_name: config.server.host.clone(),
                 authority: config.server.to_string(),
@@ -225,13 +241,14 @@ impl Running {
         }
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
-            plane: Plane::new(client, links, policies, tun, turns)?,
+            plane: Plane::new(client, links, policies, device, turns)?,
             quotas,
             crew,
             inbox,
             carrying: BTreeMap::new(),
             machine,
             proxy,
+            host,
             slow,
             names: parts.config.server.ip().is_none().then(Names::default),
             up: false,
@@ -278,6 +295,9 @@ impl Running {
                     }
                     Told::Reload => drop(self.reload(turn.now)),
                 }
+            }
+            if self.obey(turns, turn.now)? {
+                return Ok(());
             }
             if self.words(turns)? {
                 // The reason comes out when the threads are joined.
@@ -513,9 +533,7 @@ impl Running {
                     tracing::info!(addresses = ?assignment.addresses, "tunnel up");
                     self.up = true;
                     self.attach(turns)?;
-                    if let Some(machine) = &mut self.machine {
-                        machine.assignment = Some(assignment);
-                    }
+                    self.assign(assignment);
                     self.configure()?;
                     if let Some(machine) = &mut self.machine {
                         machine.share(&self.config)?;
@@ -523,9 +541,7 @@ impl Running {
                 }
                 ClientEvent::Changed(assignment) => {
                     tracing::info!(addresses = ?assignment.addresses, "addresses or routes changed");
-                    if let Some(machine) = &mut self.machine {
-                        machine.assignment = Some(assignment);
-                    }
+                    self.assign(assignment);
                     self.configure()?;
                 }
                 ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
@@ -533,6 +549,9 @@ impl Running {
                     tracing::warn!(reason, "connection lost, connecting again");
                     self.up = false;
                     self.attach(turns)?;
+                    if let Some(host) = &mut self.host {
+                        host.down(reason);
+                    }
                 }
                 ClientEvent::Fatal(error) => {
                     self.plane.transmit(turns, now);
@@ -545,9 +564,20 @@ impl Running {
         Ok(streams)
     }
 
+    fn assign(&mut self, assignment: Assignment) {
+        if let Some(machine) = &mut self.machine {
+            machine.assignment = Some(assignment);
+        } else if let Some(host) = &mut self.host {
+            host.assignment = Some(assignment);
+        }
+    }
+
     fn configure(&mut self) -> Result<(), EngineError> {
         // Any packet may meet any shard.
         let mtu = self.carrying.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32));
+        if let Some(host) = &mut self.host {
+            host.configure(mtu);
+        }
         self.machine.as_mut().map_or(Ok(()), |machine| machine.configure(&self.config, mtu))
     }
 

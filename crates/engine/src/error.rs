@@ -37,6 +37,14 @@ pub enum EngineError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The app in which a client runs does not let a socket be used.
+    #[error("the app does not let the socket of a link be used")]
+    Unprotected,
+    /// The kernel does not tell which links there are.
+    #[error(
+        "the kernel does not tell the links of this machine: {0} (an app that may not ask gives them itself)"
+    )]
+    NoLinks(OsError),
     /// Too little privilege.
     #[error("a TUN device and routes need root (or CAP_NET_ADMIN): run this with sudo")]
     Privilege,

@@ -2,7 +2,7 @@
 //!
 //! In: a checked configuration. Out: a running client ([`client::run`]) or server
 //! ([`server::run`]) that ends when it is told to (SIGINT, SIGTERM, and SIGHUP in a terminal) or when going on makes
-//! no sense.
+//! no sense; or a client inside an app ([`client::embedded`]).
 //!
 //! Always holds:
 //! - A thread that moves packets owns everything on their way; nothing there blocks, locks or
@@ -33,3 +33,5 @@ mod turn;
 mod wire;
 
 pub use error::EngineError;
+pub use links::{GivenLink, Protect};
+pub use slow::Resolve;

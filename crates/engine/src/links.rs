@@ -1,15 +1,19 @@
 //! The links of a client: which interfaces they are, and whether they can carry packets.
 
+mod seen;
+
 use std::{
     collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
 };
 
 use mpvpn_control::config::is_match;
 use mpvpn_os::{
     OsError, UdpOptions, UdpSocket,
-    netlink::{AddressInfo, Event, LinkInfo, Monitor, Netlink},
+    netlink::Event,
     poll::{Interest, Poller},
 };
 use mpvpn_types::LinkId;
@@ -17,12 +21,16 @@ use mpvpn_types::LinkId;
 use crate::{
     EngineError,
     policies::{Meter, Meters, Policies},
-    turn::{MONITOR, SOCKETS},
+    turn::SOCKETS,
     wire::{SOCKET_BUFFER, Wire},
 };
+pub use seen::GivenLink;
+use seen::{Seen, Source};
 
 /// The word for "every interface with a default route".
 const AUTO: &str = "auto";
+/// ENODEV.
+const NO_DEVICE: i32 = 19;
 
 /// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
@@ -54,38 +62,48 @@ pub(crate) enum LinkChange {
     Gone(LinkId),
 }
 
+/// Asked about each socket of a link before anything is sent through it, with the link's name: whether it may be used.
+pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
+
+/// What the sockets of links stand on.
+#[derive(Clone, Default)]
+pub(crate) struct Ground {
+    /// An interface that is no link; empty if there is none.
+    pub(crate) tun: String,
+    /// The mark of the tunnel's own packets, which needs privilege.
+    pub(crate) mark: Option<u32>,
+    pub(crate) protect: Option<Protect>,
+    /// Where the app knows the links; else the kernel does.
+    pub(crate) given: Option<Vec<GivenLink>>,
+}
+
 /// All links of a client.
-#[derive(Debug)]
 pub(crate) struct Links {
     names: Vec<String>,
     meters: Meters,
-    tun: String,
-    mark: Option<u32>,
-    netlink: Netlink,
-    monitor: Monitor,
+    ground: Ground,
+    source: Source,
     pub(crate) links: BTreeMap<LinkId, Link>,
     remotes: Vec<SocketAddr>,
 }
 
 impl Links {
-    /// `names` are interfaces or patterns of their names, or the one word `auto`; `tun` is none of them, empty if there
-    /// is none. Sockets get the mark, which needs privilege.
+    /// `names` are interfaces or patterns of their names, or the one word `auto`, which means all where an app gives them.
     pub(crate) fn new(
         names: &[String],
         meters: &Meters,
-        tun: &str,
-        mark: Option<u32>,
+        mut ground: Ground,
         poller: &Poller,
     ) -> Result<Self, EngineError> {
-        let monitor = Monitor::open()?;
-        poller.add(&monitor, MONITOR, Interest::Read).map_err(EngineError::io("watch the network"))?;
+        let source = match ground.given.take() {
+            Some(given) => Source::App(given),
+            None => Source::kernel(poller)?,
+        };
         let mut links = Self {
             names: names.to_vec(),
             meters: meters.clone(),
-            tun: tun.to_owned(),
-            mark,
-            netlink: Netlink::open()?,
-            monitor,
+            ground,
+            source,
             links: BTreeMap::new(),
             remotes: Vec::new(),
         };
@@ -140,13 +158,24 @@ impl Links {
         self.remotes = remotes;
     }
 
+    /// The app knows other links now, which take the place of all that were known before.
+    pub(crate) fn give(&mut self, poller: &Poller, given: Vec<GivenLink>) -> Result<(), EngineError> {
+        if let Source::Kernel { monitor, .. } = &self.source {
+            poller.remove(monitor).map_err(EngineError::io("stop watching the network"))?;
+        }
+        self.source = Source::App(given);
+        Ok(())
+    }
+
     /// Reads all news; returns whether anything has changed that matters.
     pub(crate) fn news(&mut self) -> bool {
+        let is_auto = self.is_auto();
+        let Source::Kernel { monitor, .. } = &mut self.source else { return false };
         let mut matters = false;
-        while let Ok(Some(event)) = self.monitor.next() {
+        while let Ok(Some(event)) = monitor.next() {
             matters |= match event {
-                Event::Link { name, .. } => name != self.tun,
-                Event::Route { route, .. } => self.is_auto() && route.is_default(),
+                Event::Link { name, .. } => name != self.ground.tun,
+                Event::Route { route, .. } => is_auto && route.is_default(),
                 Event::Address { .. } | Event::Overrun => true,
             };
         }
@@ -159,29 +188,32 @@ impl Links {
         poller: &Poller,
         policies: &Policies,
     ) -> Result<Vec<LinkChange>, EngineError> {
-        if self.is_auto() {
-            for name in self.netlink.default_route_interfaces(&[&self.tun])? {
+        if self.is_auto()
+            && let Source::Kernel { netlink, .. } = &mut self.source
+        {
+            for name in netlink.default_route_interfaces(&[&self.ground.tun])? {
                 self.add(&name);
             }
         }
-        let infos = self.netlink.links()?;
-        for info in infos.iter().filter(|info| !info.loopback) {
-            let meant = |name: &String| is_pattern(name) && is_match(name, &info.name);
-            if info.name != self.tun && self.names.iter().any(meant) {
+        let seen = self.source.look()?;
+        for info in seen.infos.iter().filter(|info| !info.loopback) {
+            let meant = |name: &String| {
+                is_pattern(name) && is_match(name, &info.name) || seen.is_given() && name == AUTO
+            };
+            if info.name != self.ground.tun && self.names.iter().any(meant) {
                 self.add(&info.name);
             }
         }
-        let addresses = self.netlink.addresses()?;
         let uplinks: Vec<LinkId> = self.uplinks().map(|(id, _)| id).collect();
         let mut changes = Vec::new();
         for id in uplinks {
-            changes.extend(self.look_at(id, &infos, &addresses, poller, policies));
+            changes.extend(self.look_at(id, &seen, poller, policies));
             self.count_pipes(id, policies);
         }
         let pipes: Vec<LinkId> = self.links.keys().copied().filter(|id| id.pipe() > 0).collect();
         for id in pipes {
             changes.extend(match self.has(id) {
-                true => self.look_at(id, &infos, &addresses, poller, policies),
+                true => self.look_at(id, &seen, poller, policies),
                 false => self.close(id),
             });
         }
@@ -209,20 +241,15 @@ impl Links {
     fn look_at(
         &mut self,
         id: LinkId,
-        infos: &[LinkInfo],
-        addresses: &[AddressInfo],
+        seen: &Seen,
         poller: &Poller,
         policies: &Policies,
     ) -> Option<LinkChange> {
         let link = self.links.get_mut(&id)?;
-        let info = infos.iter().find(|info| info.name == link.name);
-        let own: Vec<IpAddr> = addresses
-            .iter()
-            .filter(|entry| info.is_some_and(|info| info.index == entry.index))
-            .filter(|entry| entry.usable && !entry.link_local)
-            .map(|entry| entry.address.addr())
-            .collect();
-        let remote = self.remotes.iter().find(|remote| own.iter().any(|ip| ip.is_ipv4() == remote.is_ipv4()));
+        let info = seen.info(&link.name);
+        let own = info.map(|info| seen.addresses(info)).unwrap_or_default();
+        let reached = |remote: &&SocketAddr| info.is_some_and(|info| seen.reaches(info, &own, **remote));
+        let remote = self.remotes.iter().find(reached).copied();
         link.reason = match (info, remote) {
             (None, _) => "no such interface",
             (Some(info), _) if !info.up => "switched off",
@@ -246,20 +273,24 @@ impl Links {
             return was_up.then_some(LinkChange::Down(id));
         }
         let index = info.map(|info| info.index);
-        let remote = *remote?;
+        let remote = remote?;
         let family = |remote: SocketAddr| remote.is_ipv4();
         let rebind = link.wire.is_none()
             || link.index != index
+            || seen.is_given() && before.2 != link.addresses
             || link.bound.is_some_and(|ip| !link.addresses.contains(&ip))
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
             link.wire = None;
             let dscp = policies.of(&link.name).dscp;
-            match bind(&link.name, &link.addresses, remote, self.mark, dscp, poller, id) {
+            match bind(link, &self.ground, seen.is_given(), remote, dscp, poller, id) {
                 Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
                 Err(error) => {
                     tracing::warn!(link = %link.name, %error, "cannot use a link");
-                    link.reason = "its socket cannot be bound";
+                    link.reason = match error {
+                        EngineError::Unprotected => "the app does not let its socket be used",
+                        _ => "its socket cannot be bound",
+                    };
                     return link.remote.take().is_some().then_some(LinkChange::Down(id));
                 }
             }
@@ -272,13 +303,13 @@ impl Links {
 
     /// The largest UDP payload that any link could carry (bytes).
     pub(crate) fn max_payload(&mut self) -> u16 {
-        let infos = self.netlink.links().unwrap_or_default();
+        let infos = self.source.look().map(|seen| seen.infos).unwrap_or_default();
         let auto = self.is_auto();
         let largest = infos
             .iter()
             .filter(|info| {
                 if auto {
-                    !info.loopback && info.name != self.tun && info.up
+                    !info.loopback && info.name != self.ground.tun && info.up
                 } else {
                     self.names.iter().any(|name| is_match(name, &info.name))
                 }
@@ -295,12 +326,13 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// A socket for a link, and its address if it is bound to that: old kernels let nobody but root bind to a device.
+/// A socket for a link, and its address if it is bound to that: old kernels let nobody but root bind to a device. A name
+/// that an app `is_given` may be none of a device; and its leave to use the socket may bind that to a network.
 fn bind(
-    name: &str,
-    addresses: &[IpAddr],
+    link: &Link,
+    ground: &Ground,
+    is_given: bool,
     remote: SocketAddr,
-    mark: Option<u32>,
     dscp: u8,
     poller: &Poller,
     id: LinkId,
@@ -308,23 +340,31 @@ fn bind(
     let any =
         if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let options = UdpOptions {
-        device: Some(name.to_owned()),
-        mark,
+        device: Some(link.name.clone()),
+        mark: ground.mark,
         recv_buffer: Some(SOCKET_BUFFER),
         send_buffer: Some(SOCKET_BUFFER),
         dscp,
         ..UdpOptions::new(SocketAddr::new(any, 0))
     };
-    let own = addresses.iter().copied().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+    let own = link.addresses.iter().copied().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+    let elsewhere = |local| UdpOptions { device: None, local: SocketAddr::new(local, 0), ..options.clone() };
+    let refused = |error: &io::Error| {
+        ground.mark.is_none() && error.kind() == io::ErrorKind::PermissionDenied
+            || is_given && error.raw_os_error() == Some(NO_DEVICE)
+    };
     let (socket, bound) = match (UdpSocket::bind(&options), own) {
-        (Err(OsError::Bind { source, .. }), Some(ip))
-            if mark.is_none() && source.kind() == io::ErrorKind::PermissionDenied =>
-        {
-            let local = SocketAddr::new(ip, 0);
-            (UdpSocket::bind(&UdpOptions { device: None, local, ..options })?, Some(ip))
+        (Err(OsError::Bind { source, .. }), Some(ip)) if refused(&source) => {
+            (UdpSocket::bind(&elsewhere(ip))?, Some(ip))
+        }
+        (Err(OsError::Bind { source, .. }), None) if refused(&source) && ground.protect.is_some() => {
+            (UdpSocket::bind(&elsewhere(any))?, None)
         }
         (result, _) => (result?, None),
     };
+    if ground.protect.as_ref().is_some_and(|protect| !protect(socket.as_fd(), &link.name)) {
+        return Err(EngineError::Unprotected);
+    }
     poller
         .add(&socket, SOCKETS + u64::from(id.0), Interest::Read)
         .map_err(EngineError::io("watch a socket"))?;

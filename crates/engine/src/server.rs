@@ -73,7 +73,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
         },
         shards,
     )?;
-    let slow = Slow::start(api, turns.wake.clone())?;
+    let slow = Slow::start(Some(api), None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);

@@ -1,7 +1,7 @@
 //! The thread for everything that may block: the local API and name resolution.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc,
         mpsc::{Receiver, SyncSender, sync_channel},
@@ -21,6 +21,9 @@ use crate::{
 /// Messages that may wait for the data plane.
 const MESSAGES: usize = 64;
 
+/// How an app resolves names: the addresses of one, or why there is none. It may take its time.
+pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync>;
+
 /// What the slow thread wants of the data plane.
 pub(crate) enum Message {
     /// Somebody asks over the local API.
@@ -38,8 +41,12 @@ pub(crate) struct Slow {
 }
 
 impl Slow {
-    /// Starts the thread.
-    pub(crate) fn start(api: api::Server, wake: Wake) -> Result<Self, EngineError> {
+    /// Starts the thread. Without an API nobody asks; without `resolve` the system resolves the server's name.
+    pub(crate) fn start(
+        api: Option<api::Server>,
+        resolve: Option<Resolve>,
+        wake: Wake,
+    ) -> Result<Self, EngineError> {
         let (servers, requests) = mpsc::unbounded_channel();
         let (names, resolver) = resolver();
         let (sender, messages) = sync_channel(MESSAGES);
@@ -52,12 +59,21 @@ impl Slow {
         let thread = std::thread::Builder::new()
             .name("slow".to_owned())
             .spawn(move || {
-                runtime.block_on(serve(api, requests, resolver, sender, wake));
-                // Nobody waits for name servers that do not answer.
-                runtime.shutdown_background();
+                let ours = resolve.is_none();
+                runtime.block_on(serve(api, resolve, requests, resolver, sender, wake));
+                // Nobody waits for name servers that do not answer; but no app is called when all is over.
+                if ours {
+                    runtime.shutdown_background();
+                }
             })
             .map_err(EngineError::io("start a thread"))?;
         Ok(Self { servers: Some(servers), names, messages, thread: Some(thread) })
+    }
+
+    /// No thread, where nobody needs one.
+    pub(crate) fn idle() -> Self {
+        let (_, messages) = sync_channel(1);
+        Self { servers: None, names: resolver().0, messages, thread: None }
     }
 
     /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
@@ -90,7 +106,8 @@ impl Drop for Slow {
 }
 
 async fn serve(
-    api: api::Server,
+    api: Option<api::Server>,
+    resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<ServerAddr>,
     resolver: Resolver,
     messages: SyncSender<Message>,
@@ -110,15 +127,13 @@ async fn serve(
     tokio::spawn(resolver.serve());
     let servers = async move {
         while let Some(server) = requests.recv().await {
-            let found = match tokio::net::lookup_host((server.host.as_str(), server.port)).await {
-                Ok(addresses) => Ok(addresses.collect()),
-                Err(error) => Err(error.to_string()),
-            };
-            post(Message::Resolved(found));
+            post(Message::Resolved(look_up(server, resolve.clone()).await));
         }
     };
     let api = async move {
-        if let Err(error) = api.serve(source).await {
+        if let Some(api) = api
+            && let Err(error) = api.serve(source).await
+        {
             tracing::warn!(%error, "the local API has ended");
         }
         // Names are resolved all the same.
@@ -128,4 +143,15 @@ async fn serve(
         () = api => {}
         () = servers => {}
     }
+}
+
+async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec<SocketAddr>, String> {
+    let Some(resolve) = resolve else {
+        let found = tokio::net::lookup_host((server.host.as_str(), server.port)).await;
+        return found.map(Iterator::collect).map_err(|error| error.to_string());
+    };
+    let port = server.port;
+    let found = tokio::task::spawn_blocking(move || resolve(&server.host)).await;
+    let addresses = found.unwrap_or_else(|_| Err("the resolver of the app panicked".to_owned()))?;
+    Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
 }

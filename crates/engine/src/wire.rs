@@ -32,7 +32,7 @@ pub(crate) const TUN_QUEUE: u32 = 1000;
 const TUN_BYTES: usize = 1 << 20;
 /// Packets read from the TUN a turn. What is read together arrives together: a longer train of datagrams
 /// would overflow the buffer of the socket at its end, which holds about 90 by default.
-const TUN_READS: usize = 64;
+pub(crate) const TUN_READS: usize = 64;
 
 /// A socket that keeps what the kernel could not take.
 #[derive(Debug)]

@@ -96,6 +96,14 @@ pub enum OsError {
         /// Why not.
         source: io::Error,
     },
+    /// A descriptor is no way for packets.
+    #[error(
+        "the descriptor for packets is {what}: it must carry one packet a read, as a TUN device, SOCK_SEQPACKET or SOCK_DGRAM"
+    )]
+    NoPackets {
+        /// What it is.
+        what: &'static str,
+    },
     /// `--share` names neither an interface nor a network.
     #[error("`{text}` is neither an interface nor a network as in 192.168.1.0/24")]
     BadShare {

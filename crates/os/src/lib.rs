@@ -1,7 +1,7 @@
 //! The Linux kernel's edge, synchronous and without a runtime.
 //!
 //! In: calls of the engine and descriptors that became ready. Out: packets of the TUN device
-//! ([`tun`]), datagrams of the links' UDP sockets ([`udp`]), bytes of TCP connections ([`tcp`]),
+//! ([`tun`]) or of a descriptor of an app ([`PacketFd`]), datagrams of the links' UDP sockets ([`udp`]), bytes of TCP connections ([`tcp`]),
 //! readiness ([`poll`]), news of links,
 //! addresses and routes ([`netlink::Monitor`]), and a machine set up for a tunnel ([`tunnel_net`],
 //! built of [`netlink`], [`firewall`] and [`sysctl`]).
@@ -22,6 +22,7 @@ mod error;
 pub mod firewall;
 pub mod limits;
 pub mod netlink;
+mod packet_fd;
 pub mod poll;
 pub mod privilege;
 pub mod sysctl;
@@ -32,6 +33,7 @@ pub mod udp;
 pub mod undo;
 
 pub use error::OsError;
+pub use packet_fd::PacketFd;
 pub use tcp::{TcpAcceptor, TcpSocket};
 pub use tun::{Tun, TunConfig};
 pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};

@@ -100,6 +100,13 @@ impl Joined {
         VnetHdr::parse(&self.head).unwrap_or_default()
     }
 
+    /// The packet as an interface without virtio headers takes it, if it is complete and in one piece.
+    pub fn as_plain(&self) -> Option<&[u8]> {
+        let is_plain =
+            self.rest.is_empty() && self.head.len() == VNET_HDR_LEN && self.vnet() == VnetHdr::NONE;
+        is_plain.then_some(&self.first)
+    }
+
     /// The parts for `writev`, at most [`MAX_PARTS`].
     pub fn io_slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let parts = std::iter::once(&self.first).chain(&self.rest);

@@ -76,7 +76,7 @@ impl ClientConfig {
 }
 
 /// The first option that is about a TUN.
-fn of_a_tun(options: &ClientOptions) -> Option<&'static str> {
+pub(super) fn of_a_tun(options: &ClientOptions) -> Option<&'static str> {
     let given = [
         (options.tun_name.is_some(), "tun-name"),
         (options.lane.is_some(), "lane"),

@@ -15,7 +15,15 @@ use crate::Result;
 pub struct Origin<O> {
     file: Option<PathBuf>,
     options: O,
-    is_proxy: bool,
+    kind: Kind,
+}
+
+/// What a configuration is for.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Machine,
+    Proxy,
+    App,
 }
 
 /// What came of reading a configuration again.
@@ -30,22 +38,28 @@ pub struct Reloaded {
 impl<O> Origin<O> {
     /// `file` as given by `--config`, and the options beside it.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
-        Self { file, options, is_proxy: false }
+        Self { file, options, kind: Kind::Machine }
     }
 }
 
 impl Origin<ClientOptions> {
     /// The same for a client that is a proxy.
     pub fn of_proxy(file: Option<PathBuf>, options: ClientOptions) -> Self {
-        Self { is_proxy: true, ..Self::new(file, options) }
+        Self { kind: Kind::Proxy, ..Self::new(file, options) }
+    }
+
+    /// The options of a client inside an app, which has no file.
+    pub fn of_app(options: ClientOptions) -> Self {
+        Self { kind: Kind::App, ..Self::new(None, options) }
     }
 
     /// What a client that starts now would be told.
     pub fn load(&self) -> Result<ClientConfig> {
-        if self.is_proxy {
-            return ClientConfig::load_proxy(self.file.as_deref(), self.options.clone());
+        match self.kind {
+            Kind::Machine => ClientConfig::load(self.file.as_deref(), self.options.clone()),
+            Kind::Proxy => ClientConfig::load_proxy(self.file.as_deref(), self.options.clone()),
+            Kind::App => ClientConfig::resolve_app(self.options.clone()),
         }
-        ClientConfig::load(self.file.as_deref(), self.options.clone())
     }
 }
 

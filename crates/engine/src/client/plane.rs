@@ -1,21 +1,22 @@
-//! The data plane of one shard of a client: its links with their sockets, its queue of the TUN if there is one, its
+//! The data plane of one shard of a client: its links with their sockets, its device for packets if there is one, its
 //! connection.
 
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{config::ClientConfig, status::Status};
-use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
+use mpvpn_os::{RecvBatch, tun::READ_BUFFER};
 use mpvpn_quic::Local;
 use mpvpn_tunnel::{Client, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
 
+use super::device::Device;
 use crate::{
     EngineError,
     links::{LinkChange, Links},
     policies::Policies,
     status,
     turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{Sent, datagrams, read_tun, write_tun},
+    wire::{Sent, datagrams},
 };
 
 /// Receive calls a socket a turn.
@@ -30,26 +31,26 @@ pub(super) struct Plane {
     pub(super) client: Client,
     pub(super) links: Links,
     pub(super) policies: Policies,
-    tun: Option<Tun>,
+    device: Option<Device>,
     attached: bool,
     started: Instant,
     batch: RecvBatch,
-    tun_buffer: Vec<u8>,
+    device_buffer: Vec<u8>,
     out: Vec<u8>,
     look_at: Option<Instant>,
 }
 
 impl Plane {
-    /// Starts to watch the queue of the TUN, which must be attached.
+    /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
         client: Client,
         links: Links,
         policies: Policies,
-        tun: Option<Tun>,
+        device: Option<Device>,
         turns: &Turns,
     ) -> Result<Self, EngineError> {
-        if let Some(tun) = &tun {
-            turns.poller.add(tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        if let Some(device) = &device {
+            device.watch(&turns.poller)?;
         }
         Ok(Self {
             client,
@@ -58,8 +59,8 @@ impl Plane {
             attached: true,
             started: Instant::now(),
             batch: RecvBatch::new(BATCH),
-            tun_buffer: if tun.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
-            tun,
+            device_buffer: if device.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
+            device,
             out: Vec::with_capacity(64 << 10),
             look_at: None,
         })
@@ -67,15 +68,8 @@ impl Plane {
 
     /// Lets the kernel put packets into this shard's queue, or into those of the others only.
     pub(super) fn attach(&mut self, turns: &Turns, attached: bool) -> Result<(), EngineError> {
-        let Some(tun) = self.tun.as_mut().filter(|_| self.attached != attached) else { return Ok(()) };
-        if attached {
-            tun.set_attached(true)?;
-            turns.poller.add(&*tun, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
-        } else {
-            // A queue that is not attached reports an error all the time.
-            turns.poller.remove(&*tun).map_err(EngineError::io("stop watching the TUN"))?;
-            tun.set_attached(false)?;
-        }
+        let Some(device) = self.device.as_ref().filter(|_| self.attached != attached) else { return Ok(()) };
+        device.set_attached(&turns.poller, attached)?;
         self.attached = attached;
         Ok(())
     }
@@ -97,11 +91,19 @@ impl Plane {
         if turn.overslept {
             self.client.forgive(now);
         }
-        let mut tun_ready = false;
+        let mut packets_ready = false;
         for event in &turn.ready {
             match event.token {
-                TUN => tun_ready = true,
-                WAKE => _ = turns.wake.drain(),
+                TUN => {
+                    packets_ready |= event.readable;
+                    if let Some(device) = self.device.as_mut().filter(|_| event.writable) {
+                        device.flush(&turns.poller);
+                    }
+                }
+                WAKE => {
+                    turns.wake.drain();
+                    packets_ready |= self.device.as_ref().is_some_and(Device::comes_by_call);
+                }
                 SIGNAL => {}
                 MONITOR => {
                     if self.links.news() {
@@ -113,9 +115,9 @@ impl Plane {
             }
         }
         self.client.handle_batch(now);
-        self.write_tun(now);
-        if tun_ready {
-            self.read_tun(now);
+        self.write_packets(turns, now);
+        if packets_ready {
+            self.read_packets(turns, now)?;
         }
         if self.client.poll_timeout(now).is_some_and(|at| at <= now) {
             self.client.handle_timeout(now);
@@ -154,8 +156,8 @@ impl Plane {
             });
             self.client.handle_batch(now);
             while let Some(joined) = self.client.poll_tun(now) {
-                if let Some(tun) = &self.tun {
-                    write_tun(tun, &joined);
+                if let Some(device) = &mut self.device {
+                    device.write(&turns.poller, &joined);
                 }
                 self.client.recycle(joined);
             }
@@ -165,19 +167,20 @@ impl Plane {
         }
     }
 
-    fn write_tun(&mut self, now: Instant) {
+    fn write_packets(&mut self, turns: &Turns, now: Instant) {
         while let Some(joined) = self.client.poll_tun(now) {
-            if let Some(tun) = &self.tun {
-                write_tun(tun, &joined);
+            if let Some(device) = &mut self.device {
+                device.write(&turns.poller, &joined);
             }
             self.client.recycle(joined);
         }
     }
 
-    fn read_tun(&mut self, now: Instant) {
+    fn read_packets(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         let client = &mut self.client;
-        let Some(tun) = &self.tun else { return };
-        read_tun(tun, &mut self.tun_buffer, |hdr, packet| client.handle_tun(now, hdr, packet));
+        let Some(device) = &self.device else { return Ok(()) };
+        let handle = |hdr, packet: &mut [u8]| client.handle_tun(now, hdr, packet);
+        device.read(&mut self.device_buffer, &turns.wake, handle)
     }
 
     /// Sends what is to be sent.
@@ -201,7 +204,7 @@ impl Plane {
                 self.look_at.get_or_insert(now + LOOK_AGAIN);
             }
         }
-        self.write_tun(now);
+        self.write_packets(turns, now);
     }
 
     /// The server's addresses have become known, or others.

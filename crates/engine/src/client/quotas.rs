@@ -19,7 +19,8 @@ const SAVE: Duration = Duration::from_secs(30);
 
 /// The use of all links.
 pub(super) struct Quotas {
-    file: PathBuf,
+    /// `None`: they are forgotten at the end.
+    file: Option<PathBuf>,
     used: BTreeMap<String, Usage>,
     meters: Meters,
     /// What of each meter is in `used`.
@@ -31,16 +32,16 @@ pub(super) struct Quotas {
 }
 
 impl Quotas {
-    /// Takes up what the file of the client `name` in `state_dir` tells.
+    /// Takes up what the file of the client `name` in `state_dir`, if there is one, tells.
     pub(super) fn load(
         now: Instant,
-        state_dir: &Path,
+        state_dir: Option<&Path>,
         name: &str,
         meters: Meters,
     ) -> Result<Self, mpvpn_control::Error> {
-        let file = state_dir.join(format!("links-{name}.json"));
+        let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
         Ok(Self {
-            used: usage::load(&file)?,
+            used: file.as_deref().map_or_else(|| Ok(BTreeMap::new()), usage::load)?,
             file,
             meters,
             counted: BTreeMap::new(),
@@ -122,10 +123,8 @@ impl Quotas {
 
     /// Writes down what has not been yet.
     pub(super) fn save(&mut self) {
-        if !self.dirty {
-            return;
-        }
-        match usage::save(&self.file, &self.used) {
+        let Some(file) = self.file.as_deref().filter(|_| self.dirty) else { return };
+        match usage::save(file, &self.used) {
             Ok(()) => (self.dirty, self.failed) = (false, false),
             Err(error) if !self.failed => {
                 self.failed = true;
@@ -157,7 +156,7 @@ mod tests {
         let start = || {
             let meters = Meters::default();
             (
-                Quotas::load(now, home.path(), "a", meters.clone()).unwrap(),
+                Quotas::load(now, Some(home.path()), "a", meters.clone()).unwrap(),
                 Policies::new(std::slice::from_ref(&link)),
                 meters,
             )
@@ -186,7 +185,7 @@ mod tests {
     fn without_a_quota_no_file_is_made() {
         let home = tempfile::tempdir().unwrap();
         let meters = Meters::default();
-        let mut quotas = Quotas::load(Instant::now(), home.path(), "a", meters.clone()).unwrap();
+        let mut quotas = Quotas::load(Instant::now(), Some(home.path()), "a", meters.clone()).unwrap();
         meters.of("eth0").count(5000, 4, false);
         assert!(!quotas.count(NOVEMBER, &mut Policies::new(&[]), "eth0"));
         quotas.save();

@@ -1,0 +1,68 @@
+//! A client inside an app, which hands it the packets and changes the machine itself. It has the keys of a client but
+//! those that are about a TUN device, proxies and the log.
+
+use std::path::Path;
+
+use super::{ClientConfig, ClientOptions, file, proxy::of_a_tun};
+use crate::{Error, Result};
+
+/// The name of such a client unless `name` gives another.
+const NAME: &str = "app";
+
+impl ClientOptions {
+    /// Reads the text of a configuration file.
+    pub fn parse(text: &str) -> Result<Self> {
+        file::parse(text, Path::new("configuration"))
+    }
+}
+
+impl ClientConfig {
+    /// Fills in the defaults of a client inside an app, and checks what belongs together. Nothing is read from files but
+    /// what `options` name.
+    pub fn resolve_app(options: ClientOptions) -> Result<Self> {
+        let others = [
+            (!options.socks5.is_empty(), "socks5"),
+            (!options.http.is_empty(), "http"),
+            (options.log_level.is_some(), "log-level"),
+        ];
+        // How packets travel counts for those of an app, too.
+        let lane = options.lane;
+        let options = ClientOptions { lane: None, ..options };
+        let others = others.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option);
+        if let Some(option) = of_a_tun(&options).or(others) {
+            return Err(Error::usage(
+                format!("`{option}` means nothing to a client inside an app"),
+                "leave it out: the app has the packets, the routes and the log",
+            ));
+        }
+        let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+        Self::resolve(ClientOptions { lane, name: Some(name), ..options })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::LaneMode;
+
+    fn resolve(text: &str) -> Result<ClientConfig> {
+        ClientConfig::resolve_app(ClientOptions::parse(text)?)
+    }
+
+    #[test]
+    fn the_keys_are_those_of_a_client_but_what_an_app_does_itself() {
+        let base = "server = 'vpn.example'\ninsecure = true\n";
+        let config = resolve(&format!("{base}lane = 'stream'\n[[link]]\nname = 'wwan*'\ntier = 'backup'\n"));
+        let config = config.unwrap();
+        assert_eq!((config.lane, config.links.len(), config.name.as_str()), (LaneMode::Stream, 1, "app"));
+        for key in
+            ["tun-name = 'a'", "routes = 'all'", "share = ['lan0']", "shards = 2", "log-level = 'info'"]
+        {
+            let error = resolve(&format!("{base}{key}\n")).unwrap_err().to_string();
+            let name = key.split(' ').next().unwrap();
+            assert!(error.contains(&format!("`{name}` means nothing")), "{error}");
+        }
+        let error = resolve("server = 'vpn.example'\nsever = 1\n").unwrap_err().to_string();
+        assert!(error.contains("line 2") && error.contains("sever"), "{error}");
+    }
+}

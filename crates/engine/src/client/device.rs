@@ -1,0 +1,308 @@
+//! Where the packets of a client come from and go to: the kernel's TUN, which cuts and joins them, or an app, which does
+//! not.
+//!
+//! Always holds: packets to an app are complete, checksums included, and none is larger than it was on its way through
+//! the tunnel; what waits for an app is bounded, and what does not fit is lost, as on any link.
+
+use std::{collections::VecDeque, io, ops::Range, sync::mpsc::Receiver};
+
+use bytes::BytesMut;
+use mpvpn_os::{
+    PacketFd, Tun,
+    poll::{Interest, Poller, Wake},
+};
+use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, ip::MAX_PACKET, split::split};
+
+use crate::{
+    EngineError,
+    turn::TUN,
+    wire::{TUN_READS, read_tun, write_tun},
+};
+
+/// Bytes that wait for a descriptor of an app, at most.
+const MAX_WAITING: usize = 1 << 20;
+
+/// What a shard has.
+pub(super) enum Device {
+    Tun(Tun),
+    App(Box<AppDevice>),
+}
+
+/// Packets of an app.
+pub(super) struct AppDevice {
+    way: Way,
+    /// Memory for packets that are cut.
+    whole: Vec<u8>,
+    cut: BytesMut,
+    ranges: Vec<Range<usize>>,
+}
+
+enum Way {
+    Descriptor {
+        fd: PacketFd,
+        waiting: VecDeque<Vec<u8>>,
+        waiting_bytes: usize,
+    },
+    Calls {
+        packets: Receiver<Vec<u8>>,
+        /// Takes packets for the app.
+        out: Box<dyn FnMut(&[u8]) + Send>,
+    },
+}
+
+impl Device {
+    /// Starts to wait for packets.
+    pub(super) fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
+        let watched = match self {
+            Self::Tun(tun) => poller.add(tun, TUN, Interest::Read),
+            Self::App(app) => match &app.way {
+                Way::Descriptor { fd, .. } => poller.add(fd, TUN, Interest::Read),
+                Way::Calls { .. } => Ok(()),
+            },
+        };
+        watched.map_err(EngineError::io("watch the device for packets"))
+    }
+
+    /// Lets the kernel put packets into this queue of a TUN, or into the others only.
+    pub(super) fn set_attached(&self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
+        let Self::Tun(tun) = self else { return Ok(()) };
+        if attached {
+            tun.set_attached(true)?;
+            return self.watch(poller);
+        }
+        // A queue that is not attached reports an error all the time.
+        poller.remove(tun).map_err(EngineError::io("stop watching the TUN"))?;
+        Ok(tun.set_attached(false)?)
+    }
+
+    /// Whether packets come with the wake-up call of the thread.
+    pub(super) fn comes_by_call(&self) -> bool {
+        matches!(self, Self::App(app) if matches!(app.way, Way::Calls { .. }))
+    }
+
+    /// Reads what waits, within bounds: what is left makes itself heard again.
+    ///
+    /// # Errors
+    /// If nothing can come any more.
+    pub(super) fn read(
+        &self,
+        buffer: &mut [u8],
+        wake: &Wake,
+        mut each: impl FnMut(VnetHdr, &mut [u8]),
+    ) -> Result<(), EngineError> {
+        let app = match self {
+            Self::Tun(tun) => {
+                read_tun(tun, buffer, each);
+                return Ok(());
+            }
+            Self::App(app) => app,
+        };
+        for _ in 0..TUN_READS {
+            match &app.way {
+                Way::Descriptor { fd, .. } => match fd.read(buffer) {
+                    Ok(length) => each(VnetHdr::NONE, &mut buffer[..length]),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                    Err(error) => return Err(EngineError::io("read the packets of the app")(error)),
+                },
+                Way::Calls { packets, .. } => match packets.try_recv() {
+                    Ok(mut packet) => each(VnetHdr::NONE, &mut packet),
+                    Err(_) => return Ok(()),
+                },
+            }
+        }
+        if self.comes_by_call() {
+            wake.wake();
+        }
+        Ok(())
+    }
+
+    /// Hands out one packet.
+    pub(super) fn write(&mut self, poller: &Poller, joined: &Joined) {
+        match self {
+            Self::Tun(tun) => write_tun(tun, joined),
+            Self::App(app) => app.write(poller, joined),
+        }
+    }
+
+    /// There is room again.
+    pub(super) fn flush(&mut self, poller: &Poller) {
+        let Self::App(app) = self else { return };
+        let Way::Descriptor { fd, waiting, waiting_bytes } = &mut app.way else { return };
+        while let Some(packet) = waiting.front() {
+            if is_busy(&fd.write(packet)) {
+                return;
+            }
+            *waiting_bytes -= packet.len();
+            waiting.pop_front();
+        }
+        let _ = poller.modify(&*fd, TUN, Interest::Read);
+    }
+}
+
+impl AppDevice {
+    /// A descriptor.
+    pub(super) fn descriptor(fd: PacketFd) -> Box<Self> {
+        Self::new(Way::Descriptor { fd, waiting: VecDeque::new(), waiting_bytes: 0 })
+    }
+
+    /// Packets of the app come out of `packets`, with a wake-up call; those for it go to `out`.
+    pub(super) fn calls(packets: Receiver<Vec<u8>>, out: Box<dyn FnMut(&[u8]) + Send>) -> Box<Self> {
+        Self::new(Way::Calls { packets, out })
+    }
+
+    fn new(way: Way) -> Box<Self> {
+        Box::new(Self { way, whole: Vec::new(), cut: BytesMut::new(), ranges: Vec::new() })
+    }
+
+    fn write(&mut self, poller: &Poller, joined: &Joined) {
+        if let Some(packet) = joined.as_plain() {
+            return self.way.write(poller, packet);
+        }
+        self.whole.clear();
+        joined.io_slices().for_each(|part| self.whole.extend_from_slice(&part));
+        self.cut.clear();
+        self.ranges.clear();
+        let whole = &self.whole[VNET_HDR_LEN..];
+        // Each part is as large as it was before it was joined, or as the app's own MSS allows.
+        match split(joined.vnet(), whole, MAX_PACKET, &[], &mut self.cut, &mut self.ranges) {
+            Ok(()) => self.ranges.iter().for_each(|range| self.way.write(poller, &self.cut[range.clone()])),
+            Err(error) => tracing::debug!(%error, "a packet for the app cannot be cut"),
+        }
+    }
+}
+
+impl Way {
+    fn write(&mut self, poller: &Poller, packet: &[u8]) {
+        let (fd, waiting, waiting_bytes) = match self {
+            Self::Calls { out, .. } => return out(packet),
+            Self::Descriptor { fd, waiting, waiting_bytes } => (fd, waiting, waiting_bytes),
+        };
+        if waiting.is_empty() {
+            let written = fd.write(packet);
+            if let Err(error) = &written
+                && !is_busy(&written)
+            {
+                tracing::debug!(%error, bytes = packet.len(), "the app did not take a packet");
+            }
+            if !is_busy(&written) {
+                return;
+            }
+            // Without notice of room the packets would leave with the next ones.
+            let _ = poller.modify(&*fd, TUN, Interest::ReadWrite);
+        }
+        if *waiting_bytes + packet.len() <= MAX_WAITING {
+            *waiting_bytes += packet.len();
+            waiting.push_back(packet.to_vec());
+        }
+    }
+}
+
+fn is_busy(written: &io::Result<()>) -> bool {
+    written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::{fd::OwnedFd, unix::net::UnixDatagram},
+        sync::{
+            Arc, Mutex,
+            mpsc::{Sender, channel},
+        },
+    };
+
+    use bytes::Bytes;
+    use mpvpn_packet::{
+        Joiner,
+        build::{Packet, Tcp, checks_out},
+    };
+
+    use super::*;
+
+    /// `count` segments of one flow, as they come through the tunnel.
+    fn segments(count: usize) -> Vec<Vec<u8>> {
+        let segment = |n: usize| {
+            Packet::v6().tcp_with(&Tcp { seq: (n * 1000) as u32, ..Tcp::default() }, &[n as u8; 1000])
+        };
+        (0..count).map(segment).collect()
+    }
+
+    fn join(packets: &[Vec<u8>]) -> Joined {
+        let mut joiner = Joiner::new();
+        packets.iter().for_each(|packet| joiner.push(Bytes::from(packet.clone())));
+        joiner.flush();
+        let joined = joiner.pop().unwrap();
+        assert_eq!(joined.segments(), packets.len());
+        joined
+    }
+
+    fn by_call() -> (Device, Sender<Vec<u8>>, Arc<Mutex<Vec<Vec<u8>>>>) {
+        let (sender, packets) = channel();
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let put = got.clone();
+        let out = Box::new(move |packet: &[u8]| put.lock().unwrap().push(packet.to_vec()));
+        (Device::App(AppDevice::calls(packets, out)), sender, got)
+    }
+
+    #[test]
+    fn an_app_gets_what_was_joined_in_the_packets_of_before() {
+        let (mut device, _sender, got) = by_call();
+        let packets = segments(20);
+        device.write(&Poller::new().unwrap(), &join(&packets));
+        let got = got.lock().unwrap();
+        assert_eq!(*got, packets);
+        assert!(got.iter().all(|packet| checks_out(packet)));
+    }
+
+    #[test]
+    fn more_packets_than_fit_a_turn_are_announced_again() {
+        let (device, sender, _) = by_call();
+        let wake = Wake::new().unwrap();
+        for _ in 0..TUN_READS + 1 {
+            sender.send(vec![0; 20]).unwrap();
+        }
+        let read = || {
+            let mut count = 0;
+            device.read(&mut [], &wake, |_, _| count += 1).unwrap();
+            count
+        };
+        assert_eq!(read(), TUN_READS);
+        assert!(wake.drain());
+        assert_eq!(read(), 1);
+        assert!(!wake.drain());
+    }
+
+    #[test]
+    fn what_a_descriptor_has_no_room_for_waits_within_bounds() {
+        let (near, far) = UnixDatagram::pair().unwrap();
+        let poller = Poller::new().unwrap();
+        let mut device = Device::App(AppDevice::descriptor(PacketFd::new(OwnedFd::from(near)).unwrap()));
+        device.watch(&poller).unwrap();
+        let joined = join(&segments(50));
+        for _ in 0..40 {
+            device.write(&poller, &joined);
+        }
+        far.set_nonblocking(true).unwrap();
+        let mut buffer = [0; 2000];
+        let mut count = 0;
+        let mut drain = || {
+            while far.recv(&mut buffer).is_ok() {
+                count += 1;
+            }
+            count
+        };
+        let first = drain();
+        assert!(first > 0);
+        let mut all = first;
+        loop {
+            device.flush(&poller);
+            let more = drain();
+            if more == all {
+                break;
+            }
+            all = more;
+        }
+        let kept = (all - first) * 1060;
+        assert!(all < 2000 && kept <= MAX_WAITING && kept > MAX_WAITING / 2, "{first} at once, {all} in all");
+    }
+}

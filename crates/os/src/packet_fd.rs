@@ -1,0 +1,137 @@
+//! A descriptor that carries one IP packet a read and a write, without any header: the TUN device that Android's
+//! `VpnService` gives to an app, or an end of a pair of datagram sockets.
+//!
+//! What always holds: it is nonblocking, and nobody's SIGPIPE.
+
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    fs::{FileType, OFlags},
+    net::{RecvFlags, SendFlags, SocketType, sockopt::socket_type},
+};
+
+use crate::error::OsError;
+
+/// An open descriptor.
+#[derive(Debug)]
+pub struct PacketFd {
+    fd: OwnedFd,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    /// Reads nothing once the other end is closed.
+    Sequenced,
+    /// Has empty packets, and no end.
+    Datagrams,
+}
+
+impl PacketFd {
+    /// Takes the descriptor over, and makes it nonblocking; that counts for all its duplicates.
+    ///
+    /// # Errors
+    /// If it has no borders between packets.
+    pub fn new(fd: OwnedFd) -> Result<Self, OsError> {
+        let kernel = |e| OsError::kernel("use", "the descriptor for packets", e);
+        let kind = match FileType::from_raw_mode(rustix::fs::fstat(&fd).map_err(kernel)?.st_mode) {
+            FileType::Socket => match socket_type(&fd).map_err(kernel)? {
+                SocketType::SEQPACKET => Kind::Sequenced,
+                SocketType::DGRAM => Kind::Datagrams,
+                _ => return Err(OsError::NoPackets { what: "a stream socket" }),
+            },
+            FileType::CharacterDevice => Kind::Device,
+            FileType::Fifo => return Err(OsError::NoPackets { what: "a pipe" }),
+            _ => return Err(OsError::NoPackets { what: "neither a device nor a socket" }),
+        };
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(kernel)?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(kernel)?;
+        Ok(Self { fd, kind })
+    }
+
+    /// Reads one packet and returns its length (bytes); `WouldBlock` when there is none, `UnexpectedEof` when there will
+    /// be none. What a buffer has no room for is lost.
+    pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let result = match self.kind {
+                Kind::Device => rustix::io::read(&self.fd, &mut *buffer),
+                _ => rustix::net::recv(&self.fd, &mut *buffer, RecvFlags::empty()).map(|(length, _)| length),
+            };
+            match result {
+                Err(rustix::io::Errno::INTR) => {}
+                Ok(0) if self.kind != Kind::Datagrams => return Err(io::ErrorKind::UnexpectedEof.into()),
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    /// Writes one packet; `WouldBlock` when there is no room for it.
+    pub fn write(&self, packet: &[u8]) -> io::Result<()> {
+        loop {
+            let result = match self.kind {
+                Kind::Device => rustix::io::write(&self.fd, packet),
+                _ => rustix::net::send(&self.fd, packet, SendFlags::NOSIGNAL),
+            };
+            match result {
+                Err(rustix::io::Errno::INTR) => {}
+                result => return Ok(result.map(drop)?),
+            }
+        }
+    }
+}
+
+impl AsFd for PacketFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, socketpair};
+
+    use super::*;
+
+    fn pair(kind: SocketType) -> (OwnedFd, OwnedFd) {
+        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap()
+    }
+
+    #[test]
+    fn packets_keep_their_borders_and_the_end_is_told() {
+        let (one, other) = pair(SocketType::SEQPACKET);
+        let (one, other) = (PacketFd::new(one).unwrap(), PacketFd::new(other).unwrap());
+        let mut buffer = [0; 100];
+        assert_eq!(one.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        other.write(b"first").unwrap();
+        other.write(b"second").unwrap();
+        assert_eq!((one.read(&mut buffer).unwrap(), &buffer[..5]), (5, &b"first"[..]));
+        assert_eq!((one.read(&mut buffer).unwrap(), &buffer[..6]), (6, &b"second"[..]));
+        drop(other);
+        assert_eq!(one.read(&mut buffer).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        assert!(one.write(b"for nobody").is_err());
+    }
+
+    #[test]
+    fn an_empty_datagram_is_no_end() {
+        let (one, other) = pair(SocketType::DGRAM);
+        let (one, other) = (PacketFd::new(one).unwrap(), PacketFd::new(other).unwrap());
+        other.write(b"").unwrap();
+        assert_eq!(one.read(&mut [0; 10]).unwrap(), 0);
+    }
+
+    #[test]
+    fn what_has_no_packets_is_refused() {
+        for fd in [
+            pair(SocketType::STREAM).0,
+            rustix::pipe::pipe().unwrap().0,
+            std::fs::File::open("/proc/self/exe").unwrap().into(),
+        ] {
+            let error = PacketFd::new(fd).unwrap_err().to_string();
+            assert!(error.contains("one packet a read"), "{error}");
+        }
+    }
+}
