@@ -8,6 +8,7 @@
 
 pub mod cut;
 pub mod gets;
+pub mod home;
 pub mod http;
 pub mod iperf;
 pub mod ping;

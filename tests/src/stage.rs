@@ -16,7 +16,11 @@ pub use mpvpn_lab::Direction;
 use mpvpn_lab::{Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace};
 use serde_json::Value;
 
-use crate::{eventually, usage::resident_memory};
+use crate::{
+    eventually,
+    home::{Home, USER},
+    usage::resident_memory,
+};
 
 /// Where the server is reached, over every link.
 pub const SERVER: &str = "192.0.2.1:4433";
@@ -258,19 +262,12 @@ impl Stage {
         self.spawn(command, place, words, socket)
     }
 
-    /// The same as the user with this number, who has a runtime folder and no privilege.
-    pub fn start_as_user(
-        &self,
-        place: Place,
-        user: u32,
-        runtime_dir: &Path,
-        words: &[&str],
-        socket: &Path,
-    ) -> Peer {
+    /// The same as an ordinary user, who has no privilege.
+    pub fn start_as_user(&self, place: Place, home: &Home, words: &[&str], socket: &Path) -> Peer {
         let mut command = self.command(place, "setpriv");
-        let user = user.to_string();
+        let user = USER.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
-        command.arg(binary()).env("XDG_RUNTIME_DIR", runtime_dir).env("XDG_STATE_HOME", runtime_dir);
+        command.arg(binary()).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
         self.spawn(command, place, words, socket)
     }
 

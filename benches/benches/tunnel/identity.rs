@@ -57,6 +57,7 @@ impl Identity {
         tls.send_tls13_tickets = 0;
         let mut sessions = 0u128;
         let config = ServerConfig {
+            carries: Carries::Packets,
             setup: ServerSetup::new(Arc::new(tls), &options(u32::MAX), &[7; 32]).expect("a setup"),
             subnet: SUBNET.parse().expect("a subnet"),
             subnet6: SUBNET6.parse().ok(),

@@ -13,6 +13,7 @@ mod options;
 mod pipes;
 mod proxy;
 mod reload;
+mod service;
 mod shards;
 mod values;
 
@@ -29,6 +30,7 @@ pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
 pub use proxy::Proxies;
 pub use reload::{Origin, Reloaded};
+pub use service::{Rights, Service};
 pub use shards::Shards;
 pub use values::{
     AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
@@ -49,6 +51,9 @@ pub const STATE_DIR: &str = "/var/lib/mpvpn";
 /// The name of the TUN device unless `--tun-name` gives another.
 pub const TUN_NAME: &str = "mpvpn0";
 
+/// The port of a server unless `--listen` gives another.
+const PORT: u16 = 443;
+
 /// Addresses that a server gives out when nobody says how many clients it may have.
 const DEFAULT_MAX_CLIENTS: u32 = 4096;
 
@@ -62,6 +67,8 @@ const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
 pub struct ServerConfig {
     /// UDP addresses to listen on, at least one.
     pub listen: Vec<SocketAddr>,
+    /// What it does for its clients.
+    pub service: Service,
     /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
     pub cert: Option<CertFiles>,
     /// IPv4 addresses of the tunnel; the server takes the first host.
@@ -162,7 +169,8 @@ pub enum Trust {
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
-            listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 443)],
+            listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
+            service: Service::Packets,
             cert: None,
             subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
             subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
@@ -184,15 +192,19 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// The options `cli` over those in `file` (by default [`SERVER_FILE`], if it is there), checked.
-    pub fn load(file: Option<&Path>, cli: ServerOptions) -> Result<Self> {
-        let from_file: ServerOptions = file::load(file, Path::new(SERVER_FILE))?;
-        Self::resolve(cli.over(from_file))
+    /// The options `cli` over those in `file`, checked. Without one they are over those in [`SERVER_FILE`] if it is
+    /// there, and this is no ordinary user's process.
+    pub fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<Self> {
+        service::load(file, cli, rights)
     }
 
     /// Fills in the defaults and checks what belongs together.
-    pub fn resolve(options: ServerOptions) -> Result<Self> {
+    pub fn resolve(mut options: ServerOptions, rights: Rights) -> Result<Self> {
         let default = Self::default();
+        let service = Service::of(&options, rights);
+        if !service.has_tun() {
+            options = service::without_tun(options, rights)?;
+        }
         let subnet = options.subnet.unwrap_or(default.subnet);
         let tun_name = options.tun_name.unwrap_or(default.tun_name);
         let name = options.name.unwrap_or_else(|| tun_name.clone());
@@ -209,6 +221,7 @@ impl ServerConfig {
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             listen,
+            service,
             cert: cert_files(options.cert, options.key)?,
             max_clients: max_clients(options.max_clients, subnet)?,
             access: options.access,

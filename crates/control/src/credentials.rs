@@ -92,13 +92,17 @@ pub fn first_start_message(
     let host = address.map_or_else(|| "SERVER-ADDRESS".to_owned(), |address| address.to_string());
     let server = ServerAddr { host, port };
     let pin = credentials.identity.fingerprint();
-    let mut command = format!("mpvpn client --server {server} --pin {pin}");
+    let mut options = format!("--server {server} --pin {pin}");
     if let Some(token) = &credentials.token {
-        command.push_str(&format!(" --token {}", token.reveal()));
+        options.push_str(&format!(" --token {}", token.reveal()));
     } else if config.auth == AuthMode::Token {
-        command.push_str(" --token-file FILE");
+        options.push_str(" --token-file FILE");
     }
-    let mut message = format!("A client connects with\n  {command}\n");
+    let mut message = format!("A client connects with\n  mpvpn client {options}\n");
+    if let Some(note) = config.service.note() {
+        message.push_str(&format!("or, without root,\n  mpvpn proxy --socks5 127.0.0.1:1080 {options}\n"));
+        message.insert_str(0, &format!("This server {note}.\n"));
+    }
     if address.is_none() {
         message.push_str("with this machine's address for SERVER-ADDRESS.\n");
     }

@@ -4,7 +4,7 @@ use std::{env, path::PathBuf};
 
 use crate::{api, config};
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 

@@ -24,6 +24,9 @@ pub struct Status {
     /// Seconds since the start.
     #[serde(serialize_with = "finite")]
     pub uptime_s: f64,
+    /// What people should know about how it runs, a sentence each; left out if there is nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// Its addresses in the tunnel.
     #[serde(default)]
     pub addresses: Vec<IpNet>,
@@ -59,6 +62,7 @@ impl Status {
             version: env!("CARGO_PKG_VERSION").into(),
             state: State::Starting,
             uptime_s: 0.0,
+            notes: Vec::new(),
             addresses: Vec::new(),
             session: None,
             classes: Vec::new(),

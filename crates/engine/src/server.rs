@@ -3,6 +3,7 @@
 //! Its shards are threads that share nothing on the way of a packet. The first is the main thread,
 //! which also has the signals, the local API and what is changed on the machine.
 
+mod machine;
 mod plane;
 mod streams;
 
@@ -17,19 +18,14 @@ use mpvpn_control::{
     access::Access,
     api::{self, Question},
     auth::Authenticator,
-    config::{Nat as NatOption, Origin, Reloaded, ServerConfig, ServerOptions},
+    config::{Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
     credentials::{Credentials, first_start_message, guess_address},
     status::Status,
     tls,
 };
-use mpvpn_os::{
-    Tun, TunConfig, UdpOptions, Undo, privilege,
-    tunnel_net::{Nat, ServerNet, ServerNetConfig},
-    udp::bind_group,
-    undo::{self, Interface},
-};
+use mpvpn_os::{UdpOptions, Undo, privilege, udp::bind_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Registry, Server, ServerConfig as TunnelConfig};
+use mpvpn_tunnel::{Authenticate, Carries, Registry, Server, ServerConfig as TunnelConfig};
 use tokio::sync::oneshot;
 
 use crate::{
@@ -41,44 +37,39 @@ use crate::{
     slow::{Message, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
-    wire::{SOCKET_BUFFER, TUN_QUEUE, Wire, take_back},
+    wire::{SOCKET_BUFFER, Wire},
 };
+use machine::Machine;
 use plane::{Listening, Plane, ShardReport, Word};
 
-/// The MTU of the TUN until a client has told what the paths carry (bytes).
-const FIRST_MTU: u32 = 1400;
 /// A shard that has not reported after this time is left out of the status.
 const REPORT: Duration = Duration::from_millis(500);
+
+/// What this process may do.
+pub fn rights() -> Rights {
+    Rights { network: privilege::has_net_admin(), port_443: privilege::may_bind(443) }
+}
 
 /// Serves until told to stop.
 ///
 /// # Errors
 /// If it cannot be started.
 pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), EngineError> {
-    if !privilege::has_net_admin() {
-        return Err(EngineError::Privilege);
-    }
     let mut turns = Turns::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
-    let mut undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
+    // A TUN of that name, or what a killed process left of it, matters before anything else is tried.
+    let open = || Undo::open(Path::new(undo::BASE), &config.tun_name);
+    let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
-    let queues = Tun::open_queues(
-        TunConfig {
-            name: Some(config.tun_name.clone()),
-            mtu: Some(FIRST_MTU),
-            queue_packets: Some(TUN_QUEUE),
-            ..TunConfig::default()
-        },
-        shards,
-    )?;
     let slow = Slow::start(Some(api), None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
     let setup = setup(&credentials)?;
-    let net = net_up(&config, &mut undo, &queues[0])?;
+    let machine = undo.map(|undo| Machine::up(&config, undo, shards)).transpose()?;
+    let (machine, queues) = machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
     // Checked once here, so that a broken generator is an error at the start.
     random::<16>()?;
 
@@ -89,7 +80,8 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let wakes = std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone());
     let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
-    let access = Arc::new(Access::new(config.access.clone(), net.addresses().to_vec()));
+    let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
+    let access = Arc::new(Access::new(config.access.clone(), tunnel));
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let names = Budget::for_names();
     let mut planes = Vec::new();
@@ -120,13 +112,16 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     for socket in &first.sockets {
         tracing::info!(address = %socket.bound, shards, "listening");
     }
+    if let (Service::Unprivileged, Some(note)) = (config.service, config.service.note()) {
+        tracing::warn!("this server {note}");
+    }
     let mut crew = Crew::new(outboxes[0].clone(), || Word::Ended);
     let others = planes.into_iter().zip(all_turns).zip(outboxes.iter().skip(1));
     for ((plane, mut turns), outbox) in others {
         crew.start(format!("shard {}", plane.number()), outbox.clone(), move || plane.run(&mut turns))?;
     }
     println!("{message}");
-    let mut running = Running::new((config, origin), first, crew, registry, net, undo, slow);
+    let mut running = Running::new((config, origin), first, crew, registry, machine, slow);
     let result = running.run(&mut turns);
     let end = running.end();
     result.and(end)
@@ -168,21 +163,6 @@ fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
     Ok(ServerSetup::new(tls, &options, &secret)?)
 }
 
-fn net_up(config: &ServerConfig, undo: &mut Undo, tun: &Tun) -> Result<ServerNet, EngineError> {
-    let nat = match config.nat {
-        NatOption::On => Nat::Masquerade,
-        NatOption::Off => Nat::None,
-    };
-    let v6 = config.subnet6.map(IpNet::V6);
-    let net = ServerNetConfig {
-        tun: Interface { name: tun.name().to_owned(), index: tun.ifindex() },
-        subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
-        mtu: FIRST_MTU,
-        nat,
-    };
-    Ok(ServerNet::up(undo, &net)?)
-}
-
 struct Users(Authenticator);
 
 impl Authenticate for Users {
@@ -194,10 +174,11 @@ impl Authenticate for Users {
 fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator) -> TunnelConfig {
     TunnelConfig {
         setup,
+        carries: if config.service.has_tun() { Carries::Packets } else { Carries::Streams },
         subnet: config.subnet,
         subnet6: config.subnet6,
         routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
-        streams: config.nat == NatOption::On,
+        streams: !config.service.has_tun() || config.nat == NatOption::On,
         auth: Box::new(Users(users)),
         max_clients: config.max_clients as usize,
         secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
@@ -219,8 +200,8 @@ struct Running {
     plane: Plane,
     crew: Crew<Word>,
     registry: Registry,
-    net: ServerNet,
-    undo: Undo,
+    /// `None` without a TUN.
+    machine: Option<Machine>,
     slow: Slow,
     started: Instant,
     rounds: u64,
@@ -233,12 +214,11 @@ impl Running {
         plane: Plane,
         crew: Crew<Word>,
         registry: Registry,
-        net: ServerNet,
-        undo: Undo,
+        machine: Option<Machine>,
         slow: Slow,
     ) -> Self {
         let started = Instant::now();
-        Self { config, origin, plane, crew, registry, net, undo, slow, started, rounds: 0, asking: None }
+        Self { config, origin, plane, crew, registry, machine, slow, started, rounds: 0, asking: None }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -331,7 +311,7 @@ impl Running {
         let lost = asking.reports.iter().map(|report| report.lost).sum();
         let streams: usize = asking.reports.iter().map(|report| report.streams).sum();
         let sessions: Vec<_> = asking.reports.into_iter().flat_map(|report| report.sessions).collect();
-        let addresses = self.net.addresses();
+        let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         let mut status = status::of_server(&self.config, addresses, &listen, &sessions, now, self.started);
         status::count_lost(&mut status, lost);
         status.flows.stream = streams as u64;
@@ -342,10 +322,8 @@ impl Running {
     }
 
     fn follow_mtu(&mut self) {
-        let Some(mtu) = self.registry.mtu() else { return };
-        match self.net.set_mtu(mtu as u32) {
-            Ok(()) => tracing::info!(mtu, "tunnel MTU"),
-            Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
+        if let (Some(mtu), Some(machine)) = (self.registry.mtu(), &mut self.machine) {
+            machine.set_mtu(mtu);
         }
     }
 
@@ -353,6 +331,6 @@ impl Running {
     fn end(mut self) -> Result<(), EngineError> {
         self.plane.end();
         let crew = self.crew.end(|| Word::End);
-        take_back(&mut self.undo).and(crew)
+        self.machine.map_or(Ok(()), Machine::end).and(crew)
     }
 }

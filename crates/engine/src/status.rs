@@ -165,6 +165,7 @@ pub(crate) fn of_server(
     status.state = State::Up;
     status.uptime_s = now.saturating_duration_since(started).as_secs_f64();
     status.addresses = addresses.to_vec();
+    status.notes.extend(config.service.note().map(str::to_owned));
     let mut class = Class {
         name: CLASS.to_owned(),
         // That of each client.
@@ -176,18 +177,20 @@ pub(crate) fn of_server(
         queue_ms: 0.0,
         drops: 0,
     };
-    let mut sessions: BTreeMap<SessionId, Client> = BTreeMap::new();
+    // A client that only relays has no session: each of its connections stands for itself.
+    let mut clients: BTreeMap<(Option<SessionId>, usize), Client> = BTreeMap::new();
     let port = listen.first().map_or(0, SocketAddr::port);
     let prefix = |ip: IpAddr| match ip {
         IpAddr::V4(_) => IpNet::new(ip, config.subnet.prefix_len()),
         IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
     };
-    for report in reports {
+    for (at, report) in reports.iter().enumerate() {
         class.tx_bytes += report.counters.tx_bytes;
         class.rx_bytes += report.counters.rx_bytes;
         class.drops += report.drops;
         class.queue_ms = class.queue_ms.max(millis(report.sojourn));
-        let client = sessions.entry(report.session).or_insert_with(|| Client {
+        let key = (report.session, if report.session.is_some() { 0 } else { at });
+        let client = clients.entry(key).or_insert_with(|| Client {
             user: report.user.clone(),
             addresses: Vec::new(),
             connected_s: 0.0,
@@ -209,7 +212,7 @@ pub(crate) fn of_server(
             client.paths.push(path_of(path, "", SocketAddr::new(ip, port), report.member));
         }
     }
-    status.clients = sessions.into_values().collect();
+    status.clients = clients.into_values().collect();
     status.classes = vec![class];
     status
 }

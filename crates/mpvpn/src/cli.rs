@@ -78,6 +78,9 @@ Examples:
   mpvpn server --subnet 10.8.0.0/16 --subnet6 none --nat off
       other addresses; the network behind routes 10.8.0.0/16 back to this machine
 
+Not as root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
+$XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no file but the one of --config.
+
 Every option but --config is a key of the configuration file, as in
   listen = [\"0.0.0.0:4433\", \"[::]:4433\"]
   subnet = \"10.8.0.0/16\"

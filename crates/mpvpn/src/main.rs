@@ -17,7 +17,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
 use mpvpn_control::{
-    config::{ClientOptions, Origin, ServerOptions},
+    config::{ClientOptions, Origin},
     log,
 };
 
@@ -45,7 +45,7 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
     };
     match cli.command {
         Command::Server(args) => {
-            let origin = Origin::<ServerOptions>::new(args.config, args.options);
+            let origin = Origin::of_server(args.config, args.options, run::rights());
             let config =
                 origin.load().map_err(|error| Failure::control("cannot start the server", &error))?;
             log::init(config.log_level);

@@ -2,18 +2,28 @@
 
 use std::fs;
 
-/// Bit of CAP_NET_ADMIN in a capability set (linux/capability.h).
+/// Bits of a capability set (linux/capability.h).
+const CAP_NET_BIND_SERVICE: u32 = 10;
 const CAP_NET_ADMIN: u32 = 12;
 
-/// Whether the effective user is root.
-pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
+/// The first port of ordinary users where the kernel does not say.
+const FIRST_FREE_PORT: u16 = 1024;
 
 /// Whether this thread may configure the network (CAP_NET_ADMIN is in its effective set).
 pub fn has_net_admin() -> bool {
+    has(CAP_NET_ADMIN)
+}
+
+/// Whether this thread may listen on `port`, if nobody else does.
+pub fn may_bind(port: u16) -> bool {
+    let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
+    let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FIRST_FREE_PORT);
+    port >= first || has(CAP_NET_BIND_SERVICE)
+}
+
+fn has(capability: u32) -> bool {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    effective_capabilities(&status).is_some_and(|set| set >> CAP_NET_ADMIN & 1 == 1)
+    effective_capabilities(&status).is_some_and(|set| set >> capability & 1 == 1)
 }
 
 fn effective_capabilities(status: &str) -> Option<u64> {

@@ -44,13 +44,14 @@ pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// What a client is there for.
+/// What a client or a server is there for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Carries {
     /// The packets of a TUN, by CONNECT-IP, and relays.
     #[default]
     Packets,
-    /// Relays only: it is up as soon as the server speaks HTTP/3, and gets no addresses.
+    /// Relays only: a client is up as soon as the server speaks HTTP/3, and gets no addresses; a server refuses
+    /// CONNECT-IP.
     Streams,
 }
 

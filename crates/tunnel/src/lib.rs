@@ -80,5 +80,6 @@ pub(crate) const TRUE: &str = "?1";
 pub(crate) const NETWORKS_HEADER: &str = "mpvpn-networks";
 
 /// The response header in which the server says that it makes TCP connections for clients by CONNECT wherever it
-/// would translate their packets' addresses, which is everywhere but in its networks (a Boolean of RFC 9651).
+/// would translate their packets' addresses, which is everywhere but in its networks (a Boolean of RFC 9651). With a
+/// 501 it means that there are no packets, but such connections.
 pub(crate) const STREAMS_HEADER: &str = "mpvpn-streams";

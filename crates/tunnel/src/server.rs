@@ -28,7 +28,7 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret,
+    Addresses, Carries, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -56,6 +56,8 @@ pub trait Authenticate: Send {
 pub struct ServerConfig {
     /// TLS and transport.
     pub setup: ServerSetup,
+    /// What it is there for. Without packets, nobody gets an address.
+    pub carries: Carries,
     /// IPv4 addresses for clients; the first is the server's own.
     pub subnet: Ipv4Net,
     /// IPv6 addresses for clients.
@@ -107,11 +109,12 @@ pub enum Taken {
     By(u8),
 }
 
-/// Figures of one connection of a session for status output.
+/// Figures of one connection of a client for status output.
 #[derive(Clone, Debug)]
 pub struct SessionReport {
-    /// Its number; a session with several connections has a report for each, with the same number.
-    pub session: SessionId,
+    /// The number of its session; one with several connections has a report for each, with the same number. `None`
+    /// for a client that sends no packets, only relays.
+    pub session: Option<SessionId>,
     /// Which of its connections this is.
     pub member: Member,
     /// Whose it is.
@@ -139,7 +142,7 @@ struct Peer {
     handshaking: bool,
     since: Instant,
     tunnel: Option<Box<Tunnel>>,
-    /// Watches the paths while there is no tunnel, but relays.
+    /// While there is no tunnel, but relays.
     bare: Option<Box<Bare>>,
     relays: Relays,
     /// Credentials that were looked at before, and whose they are.
@@ -757,19 +760,24 @@ impl Server {
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
         let mut reports = Vec::new();
         for (id, peer) in self.peers.iter_mut() {
-            let Some(tunnel) = &peer.tunnel else { continue };
+            let tunnel = peer.tunnel.as_deref();
+            let (user, carrier) = match (tunnel, &peer.bare) {
+                (Some(tunnel), _) => (&tunnel.user, &tunnel.carrier),
+                (None, Some(bare)) => (&bare.user, &bare.carrier),
+                (None, None) => continue,
+            };
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
             reports.push(SessionReport {
-                session: tunnel.session,
-                member: tunnel.member,
-                user: tunnel.user.clone(),
-                addresses: tunnel.addresses.unwrap_or_default(),
-                since: tunnel.since,
-                counters: tunnel.carrier.counters,
-                drops: tunnel.carrier.drops(),
-                sojourn: tunnel.carrier.sojourn(),
-                lane: tunnel.carrier.lane(),
-                paths: tunnel.carrier.report(now, connection),
+                session: tunnel.map(|tunnel| tunnel.session),
+                member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+                user: user.clone(),
+                addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
+                since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
+                counters: carrier.counters,
+                drops: carrier.drops(),
+                sojourn: carrier.sojourn(),
+                lane: carrier.lane(),
+                paths: carrier.report(now, connection),
             });
         }
         reports

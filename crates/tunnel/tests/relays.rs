@@ -374,3 +374,31 @@ fn relays_work_beside_packets_and_interposed_connections() {
     let (up, _) = world.chat(client, 200 * MS);
     assert!(up < 100 * MS, "{up:?}");
 }
+
+#[test]
+fn a_server_without_packets_has_relays_and_tells_who_uses_them() {
+    let (mut world, _) = world(Carries::Streams, TOKEN, &[]);
+    world.server_carries = Carries::Streams;
+    world.restart_server();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS), (50, 20 * MS)]);
+    world.up(client);
+    let mut talks = [Talk::new(50, 1000)];
+    play(&mut world, client, &mut talks, 20 * S);
+    assert_eq!((talks[0].got, talks[0].ended), (50_000_000, true));
+    let reports = world.servers[0].report(world.now);
+    let [report] = &reports[..] else { panic!("{} reports", reports.len()) };
+    assert_eq!((report.user.as_str(), report.session, report.paths.len()), ("alice", None, 2));
+    assert!(report.counters.tx_bytes >= 50_000_000, "{:?}", report.counters);
+    assert_eq!(world.servers[0].sessions(), 0);
+}
+
+#[test]
+fn a_server_without_packets_tells_it_only_to_its_users() {
+    let (mut world, _) = world(Carries::Packets, TOKEN, &[]);
+    world.server_carries = Carries::Streams;
+    world.restart_server();
+    let stranger = world.add("a token that does not open", Scheduler::Auto, &[(100, 10 * MS)]);
+    world.run(2 * S);
+    assert_eq!(world.machines[stranger].fatal, Some(ClientError::Unauthorized(401)));
+    assert!(world.servers[0].report(world.now).is_empty());
+}

@@ -26,3 +26,4 @@ mod sharing;
 mod status;
 mod streams;
 mod the_stage;
+mod without_root;

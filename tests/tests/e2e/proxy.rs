@@ -1,14 +1,13 @@
 //! An ordinary user has no TUN, but a proxy for apps.
 
 use std::{
-    fs,
-    os::unix::fs::chown,
-    path::{Path, PathBuf},
+    path::Path,
     thread,
     time::{Duration, Instant},
 };
 
 use mpvpn_tests::{
+    home::Home,
     http::{Download, MB, Site},
     stage::{Family, Peer, Place, SERVER, Stage, inet},
 };
@@ -16,38 +15,16 @@ use mpvpn_tests::{
 const LIMIT: Duration = Duration::from_secs(60);
 const SOCKS5: &str = "127.0.0.1:1080";
 const HTTP: &str = "127.0.0.1:8080";
-/// `nobody`.
-const USER: u32 = 65534;
-
-/// A folder of that user, as a session has one.
-struct RuntimeDir(PathBuf);
-
-impl RuntimeDir {
-    fn new() -> Self {
-        let dir = std::env::temp_dir().join(format!("mpvpn-user-{}", std::process::id()));
-        fs::create_dir_all(&dir).expect("a folder");
-        chown(&dir, Some(USER), Some(USER)).expect("root may give it away");
-        Self(dir)
-    }
-
-    fn socket(&self) -> PathBuf {
-        self.0.join("mpvpn/client-proxy.sock")
-    }
-}
-
-impl Drop for RuntimeDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
+/// Of its local API.
+const SOCKET: &str = "client-proxy.sock";
 
 /// A proxy of an ordinary user over both links, without waiting for it.
-fn start(stage: &Stage, home: &RuntimeDir, more: &[&str]) -> Peer {
+fn start(stage: &Stage, home: &Home, more: &[&str]) -> Peer {
     // Both links have default routes.
     let mut words = vec!["proxy", "--server", SERVER, "--insecure"];
     words.extend(["--socks5", SOCKS5, "--http", HTTP]);
     words.extend(more);
-    stage.start_as_user(Place::Client, USER, &home.0, &words, &home.socket())
+    stage.start_as_user(Place::Client, home, &words, &home.file(SOCKET))
 }
 
 fn code_of_curl(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
@@ -62,10 +39,10 @@ fn code_of_curl(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
 fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let home = RuntimeDir::new();
+    let home = Home::new();
     let mut proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
-    let shown = stage.mpvpn(Place::Client, &["status", "--api-socket", &home.socket().to_string_lossy()]);
+    let shown = stage.mpvpn(Place::Client, &["status", "--api-socket", &home.file(SOCKET).to_string_lossy()]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     println!("{shown}");
     assert!(shown.contains(SERVER) && shown.contains("eth1") && shown.contains("eth2"), "{shown}");
@@ -83,14 +60,14 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let carried = stage.counters(Place::Client, "eth2").0 - before;
     assert!(carried > 5 * MB, "the second link carried {carried} bytes");
     assert!(proxy.terminate().success());
-    assert!(!home.socket().exists());
+    assert!(!home.file(SOCKET).exists());
 }
 
 #[test]
 fn a_cut_link_does_not_stop_a_download() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let home = RuntimeDir::new();
+    let home = Home::new();
     let proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
     let site = Site::start(&stage, Place::Inet);
@@ -109,7 +86,7 @@ fn a_cut_link_does_not_stop_a_download() {
 fn an_app_learns_at_once_why_it_gets_no_connection() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let home = RuntimeDir::new();
+    let home = Home::new();
     let _proxy = start(&stage, &home, &[]).up();
     let start = Instant::now();
     let refused = format!("http://{}:9/", inet(Family::V4));
@@ -131,7 +108,7 @@ fn an_app_learns_at_once_why_it_gets_no_connection() {
 #[test]
 fn a_wrong_token_and_a_missing_address_end_it_with_the_reason() {
     let stage = Stage::two_links();
-    let home = RuntimeDir::new();
+    let home = Home::new();
     let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
     let mut proxy = start(&stage, &home, &["--token", "0123456789abcdef0123456789abcdef"]);
     assert_eq!(proxy.wait(Duration::from_secs(15)).code(), Some(1));

@@ -25,10 +25,14 @@ use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServerOptions {
-    /// Listen on this UDP address; repeatable [default: 0.0.0.0:443]
+    /// Listen on this UDP address; repeatable [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     pub listen: Vec<SocketAddr>,
+
+    /// Relay TCP and UDP only, without a TUN device: what a server that is not root does anyway
+    #[arg(long)]
+    pub relay_only: bool,
 
     /// Certificate, leaf first [default: one of its own, made at the first start]
     #[arg(long, value_name = "PEM")]
@@ -65,7 +69,7 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     pub users: Option<PathBuf>,
 
-    /// Folder for what has to survive a restart [default: /var/lib/mpvpn]
+    /// Folder for what has to survive a restart [default: /var/lib/mpvpn; without root $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
     pub state_dir: Option<PathBuf>,
@@ -97,12 +101,12 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one_or_number")]
     pub shards: Option<Shards>,
 
-    /// Name of this server among the mpvpn processes of this machine [default: that of the TUN]
+    /// Name of this server among the mpvpn processes of this machine [default: that of the TUN, else server]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
     pub name: Option<String>,
 
-    /// Unix socket for `mpvpn status` [default: /run/mpvpn/server-NAME.sock]
+    /// Unix socket for `mpvpn status` [default: server-NAME.sock in /run/mpvpn; without root in $XDG_RUNTIME_DIR/mpvpn]
     #[arg(long, value_name = "PATH")]
     #[serde(deserialize_with = "one")]
     pub api_socket: Option<PathBuf>,
@@ -246,6 +250,7 @@ impl ServerOptions {
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             listen: list_over(self.listen, below.listen),
+            relay_only: self.relay_only || below.relay_only,
             cert: self.cert.or(below.cert),
             key: self.key.or(below.key),
             subnet: self.subnet.or(below.subnet),

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientConfig, ClientOptions, LinkConfig, ServerConfig, ServerOptions};
+use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions};
 use crate::Result;
 
 /// Where a configuration came from.
@@ -16,6 +16,8 @@ pub struct Origin<O> {
     file: Option<PathBuf>,
     options: O,
     kind: Kind,
+    /// Only servers ask for them.
+    rights: Rights,
 }
 
 /// What a configuration is for.
@@ -38,7 +40,7 @@ pub struct Reloaded {
 impl<O> Origin<O> {
     /// `file` as given by `--config`, and the options beside it.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
-        Self { file, options, kind: Kind::Machine }
+        Self { file, options, kind: Kind::Machine, rights: Rights::ALL }
     }
 }
 
@@ -64,9 +66,14 @@ impl Origin<ClientOptions> {
 }
 
 impl Origin<ServerOptions> {
+    /// The same for a server that has these rights.
+    pub fn of_server(file: Option<PathBuf>, options: ServerOptions, rights: Rights) -> Self {
+        Self { rights, ..Self::new(file, options) }
+    }
+
     /// What a server that starts now would be told.
     pub fn load(&self) -> Result<ServerConfig> {
-        ServerConfig::load(self.file.as_deref(), self.options.clone())
+        ServerConfig::load(self.file.as_deref(), self.options.clone(), self.rights)
     }
 }
 
@@ -107,7 +114,7 @@ impl ServerConfig {
     /// What differs in `new`; nothing of it can change while a server runs.
     pub fn compare(&self, new: &Self) -> Reloaded {
         let restart = differing!(
-            self, new, listen: "listen", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
+            self, new, listen: "listen", service: "relay-only", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat",
             max_clients: "max-clients", access: "access", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket",

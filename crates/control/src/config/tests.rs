@@ -4,7 +4,7 @@ use super::*;
 use crate::access::Ports;
 
 fn server(text: &str) -> Result<ServerConfig> {
-    ServerConfig::resolve(file::parse(text, Path::new("server.toml"))?)
+    ServerConfig::resolve(file::parse(text, Path::new("server.toml"))?, Rights::ALL)
 }
 
 fn client(text: &str) -> Result<ClientConfig> {
@@ -53,6 +53,7 @@ fn every_key_of_a_server_arrives() {
         config,
         ServerConfig {
             listen: vec!["0.0.0.0:4433".parse().unwrap(), "[::]:4433".parse().unwrap()],
+            service: Service::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
             subnet: "10.9.0.0/16".parse().unwrap(),
             subnet6: Some("fd12:3456::/48".parse().unwrap()),
@@ -482,7 +483,8 @@ fn the_command_line_wins_over_the_file() {
 
 #[test]
 fn a_file_that_is_named_must_be_there() {
-    let error = ServerConfig::load(Some(Path::new("/nonexistent/s.toml")), ServerOptions::default());
+    let error =
+        ServerConfig::load(Some(Path::new("/nonexistent/s.toml")), ServerOptions::default(), Rights::ALL);
     let error = error.unwrap_err().to_string();
     assert_eq!(error, "--config names /nonexistent/s.toml, which does not exist");
 }

@@ -8,6 +8,9 @@ use super::{Client, Lane, Link, Path, Role, Session, State, Status};
 /// that do not fit are cut.
 pub fn render(status: &Status, width: usize) -> String {
     let mut text = headline(status);
+    for note in &status.notes {
+        let _ = writeln!(text, "note      {note}");
+    }
     if let Some(Session { server, user, resumed }) = &status.session {
         let again = match resumed {
             0 => String::new(),

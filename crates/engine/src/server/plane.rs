@@ -66,7 +66,7 @@ pub(super) struct Plane {
     shard: Shard,
     server: Server,
     pub(super) sockets: Vec<Listening>,
-    /// The queues of the TUN, one a shard, in order.
+    /// The queues of the TUN, one a shard, in order; none if there is no TUN.
     queues: Vec<Arc<Tun>>,
     /// The TCP connections that clients asked for.
     egress: Egress<RelayId>,
@@ -96,8 +96,9 @@ impl Plane {
             let socket = &listening.wire.socket;
             turns.poller.add(socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
         }
-        let own = &queues[usize::from(shard.index())];
-        turns.poller.add(own, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        if let Some(own) = queues.get(usize::from(shard.index())) {
+            turns.poller.add(own, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        }
         Ok(Self {
             shard,
             server,
@@ -242,7 +243,9 @@ impl Plane {
 
     fn write_tun(&mut self) {
         while let Some(joined) = self.server.poll_tun() {
-            write_tun(&self.queues[self.queue_for(&joined)], &joined);
+            if let Some(queue) = self.queues.get(self.queue_for(&joined)) {
+                write_tun(queue, &joined);
+            }
             self.server.recycle(joined);
         }
     }
@@ -253,7 +256,7 @@ impl Plane {
     /// through one queue; else the flow's packets would come back through two, out of order.
     fn queue_for(&self, joined: &Joined) -> usize {
         let own = usize::from(self.shard.index());
-        if self.queues.len() == 1 {
+        if self.queues.len() < 2 {
             return own;
         }
         let mut parts = joined.io_slices();
@@ -275,7 +278,7 @@ impl Plane {
     fn read_tun(&mut self, now: Instant) {
         let (server, peers, handed) = (&mut self.server, &self.peers, &mut self.handed);
         let lost = &mut self.lost;
-        let tun = &self.queues[usize::from(self.shard.index())];
+        let Some(tun) = self.queues.get(usize::from(self.shard.index())) else { return };
         read_tun(tun, &mut self.tun_buffer, |hdr, packet| {
             let Taken::By(shard) = server.handle_tun(now, hdr, packet) else { return };
             let shard = usize::from(shard);

@@ -1,5 +1,5 @@
 use clap::CommandFactory;
-use mpvpn_control::config::{AuthMode, ClientConfig, ServerConfig, Trust};
+use mpvpn_control::config::{AuthMode, ClientConfig, Rights, ServerConfig, Trust};
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn parse(line: &str) -> Result<Cli, Failure> {
 
 fn server(line: &str) -> ServerConfig {
     match parse(line).unwrap().command {
-        Command::Server(args) => ServerConfig::resolve(args.options).unwrap(),
+        Command::Server(args) => ServerConfig::resolve(args.options, Rights::ALL).unwrap(),
         other => panic!("{other:?}"),
     }
 }

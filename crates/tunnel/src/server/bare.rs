@@ -24,18 +24,26 @@ use crate::{
 /// What watches and uses the paths of a connection without packets.
 #[derive(Debug)]
 pub(super) struct Bare {
+    /// Whose connection it is.
+    pub(super) user: String,
     pub(super) carrier: Carrier,
     /// The stream on which the two ends agreed on more than the RFCs say, and what comes there.
     agreed: Option<(StreamId, CapsuleReader)>,
 }
 
 impl Bare {
-    fn new(now: Instant, connection: &Connection, stream: StreamId, scheduler: Scheduler) -> Self {
+    fn new(
+        now: Instant,
+        connection: &Connection,
+        user: String,
+        stream: StreamId,
+        scheduler: Scheduler,
+    ) -> Self {
         let mut carrier = Carrier::new(now, Role::Server, stream, scheduler);
         for path in connection.paths().collect::<Vec<PathId>>() {
             carrier.path_opened(now, connection, path);
         }
-        Self { carrier, agreed: None }
+        Self { user, carrier, agreed: None }
     }
 
     /// Whether an event is one of the stream on which was agreed.
@@ -89,7 +97,8 @@ impl Bare {
         }
         http.forget(stream);
         let counters = self.carrier.counters;
-        *self = Self::new(now, connection, stream, Scheduler::default());
+        let user = std::mem::take(&mut self.user);
+        *self = Self::new(now, connection, user, stream, Scheduler::default());
         self.carrier.counters = counters;
     }
 
@@ -126,7 +135,7 @@ impl Server {
         headers: &Headers,
     ) -> Result<(), Rejection> {
         let credentials = paths::parse_request(headers)?;
-        self.user_of(id, credentials.as_deref())?;
+        let user = self.user_of(id, credentials.as_deref())?;
         let Some(peer) = self.peers.get(id) else { return Ok(()) };
         if !peer.http.as_ref().is_some_and(Http::datagrams_allowed) {
             return Err(Rejection::new(400, "the client has not switched HTTP datagrams on"));
@@ -136,7 +145,7 @@ impl Server {
             return Err(Rejection::new(409, "how paths are used was agreed on already"));
         }
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
-        let mut bare = Bare::new(now, connection, stream, scheduler_of(headers));
+        let mut bare = Bare::new(now, connection, user, stream, scheduler_of(headers));
         bare.agreed = Some((stream, CapsuleReader::new()));
         let mut answer = connect_ip::accept(None);
         self.agree(headers, stream, None, &mut bare.carrier, &mut answer);
@@ -158,10 +167,12 @@ impl Server {
         now: Instant,
         id: ConnectionId,
         stream: StreamId,
+        user: &str,
     ) -> Option<(&mut Peer, &mut Connection)> {
         let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
         if peer.carrier().is_none() {
-            peer.bare = Some(Box::new(Bare::new(now, connection, stream, Scheduler::default())));
+            peer.bare =
+                Some(Box::new(Bare::new(now, connection, user.to_owned(), stream, Scheduler::default())));
         }
         Some((peer, connection))
     }

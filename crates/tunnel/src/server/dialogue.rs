@@ -18,8 +18,8 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
-    RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
+    Addresses, Carries, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
+    ORDER_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -41,6 +41,9 @@ impl Server {
                     match request::classify(&headers) {
                         Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
                         Ok(Kind::Paths) => self.paths_request(now, id, stream, &headers),
+                        Ok(Kind::ConnectIp) if self.config.carries == Carries::Streams => {
+                            self.refuse_packets(now, id, stream, &headers);
+                        }
                         _ => self.request(now, id, stream, &headers),
                     }
                 }
@@ -87,10 +90,29 @@ impl Server {
         }
     }
 
+    /// A client wants to send packets, which nobody takes here. It learns that streams would do, and its connection
+    /// stays for them.
+    fn refuse_packets(&mut self, now: Instant, id: ConnectionId, stream: StreamId, headers: &Headers) {
+        let request = connect_ip::parse_request(headers, &self.template);
+        let user = request.and_then(|request| self.user_of(id, request.authorization.as_deref()));
+        let user = match user {
+            Ok(user) => user,
+            Err(refusal) => return self.refuse(id, stream, &refusal),
+        };
+        if self.watched(now, id, stream, &user).is_some() {
+            let (refusal, answer) = no_packets(self.config.streams);
+            self.answer_and_end(id, stream, &refusal, &answer);
+        }
+    }
+
     pub(super) fn refuse(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection) {
+        self.answer_and_end(id, stream, refusal, &refusal.headers());
+    }
+
+    fn answer_and_end(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection, answer: &Headers) {
         let Some(connection) = self.endpoint.get(id) else { return };
         tracing::info!(status = refusal.status, reason = %refusal.reason, "request refused");
-        connection.write(stream, h3::encode_headers(&refusal.headers()));
+        connection.write(stream, h3::encode_headers(answer));
         connection.finish(stream);
         connection.stop(stream, h3::code::NO_ERROR);
     }
@@ -314,6 +336,16 @@ impl Server {
     }
 }
 
+/// What a server without packets answers to CONNECT-IP; `streams` says whether it makes TCP connections instead.
+fn no_packets(streams: bool) -> (Rejection, Headers) {
+    let refusal = Rejection::new(501, "this server carries no IP packets, only TCP and UDP by CONNECT");
+    let mut answer = refusal.headers();
+    if streams {
+        answer.push(STREAMS_HEADER, TRUE);
+    }
+    (refusal, answer)
+}
+
 /// The stream of an event that may be of a relay.
 fn relay_of(event: &HttpEvent) -> Option<StreamId> {
     match event {
@@ -344,4 +376,19 @@ pub(super) fn scheduler_of(headers: &Headers) -> Scheduler {
 fn own_context(headers: &Headers, field: &str) -> Option<u64> {
     let context = structured::integer(headers.single(field)?)?;
     (context > 0 && context.is_multiple_of(2)).then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_for_packets_in_vain_learns_of_streams() {
+        let (_, answer) = no_packets(true);
+        assert_eq!((answer.status(), answer.text("mpvpn-streams")), (Some(501), Some("?1")));
+        assert!(answer.text("proxy-status").unwrap().contains("no IP packets"));
+        let error = connect_ip::check_response(&answer).unwrap_err();
+        assert!(matches!(error, connect_ip::ResponseError::NotOffered { status: 501, .. }), "{error}");
+        assert_eq!(no_packets(false).1.text("mpvpn-streams"), None);
+    }
 }

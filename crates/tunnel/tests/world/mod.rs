@@ -165,6 +165,8 @@ pub struct World {
     pub pipes: u8,
     /// The shards of the server.
     pub servers: Vec<Server>,
+    /// What a server that is started next is there for.
+    pub server_carries: Carries,
     /// Packets that one shard read and another one carried.
     pub handed: usize,
     pub machines: Vec<Machine>,
@@ -244,7 +246,7 @@ fn options(seed: u8, shards: u8) -> TransportOptions {
     TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
 }
 
-fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server> {
+fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: u8) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -261,6 +263,7 @@ fn new_servers(identity: &Identity, first_secret: u8, shards: u8) -> Vec<Server>
         let mut secret = first_secret.wrapping_add(16 * shard.index());
         let config = ServerConfig {
             setup: setup.clone(),
+            carries,
             subnet,
             subnet6,
             routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
@@ -291,7 +294,8 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, 0, shards),
+            servers: new_servers(&identity, Carries::Packets, 0, shards),
+            server_carries: Carries::Packets,
             handed: 0,
             machines: Vec::new(),
             at_server: Vec::new(),
@@ -401,7 +405,8 @@ impl World {
     /// The server dies and a new one with the same identity takes its place.
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
-        self.servers = new_servers(&self.identity, self.secrets, self.servers.len() as u8);
+        let shards = self.servers.len() as u8;
+        self.servers = new_servers(&self.identity, self.server_carries, self.secrets, shards);
     }
 
     fn next_time(&mut self) -> Option<Instant> {

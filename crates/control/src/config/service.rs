@@ -1,0 +1,167 @@
+//! What a server does for its clients: all, or as much as an ordinary user can.
+
+use std::path::Path;
+
+use super::{SERVER_FILE, ServerConfig, ServerOptions, file};
+use crate::{Error, Result, api, places, status::Role};
+
+/// The name of a server without a TUN device unless `--name` gives another.
+const NAME: &str = "server";
+/// The port of a server that may not have [`super::PORT`].
+const HIGH_PORT: u16 = 4433;
+
+/// What this process may do to the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rights {
+    /// Open a TUN device and change addresses and routes.
+    pub network: bool,
+    /// Listen on port 443.
+    pub port_443: bool,
+}
+
+impl Rights {
+    /// Those of root.
+    pub const ALL: Self = Self { network: true, port_443: true };
+}
+
+/// What a server does for its clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Service {
+    /// It carries their packets through a TUN device, and relays.
+    #[default]
+    Packets,
+    /// It relays TCP and UDP only, as it was told to.
+    Relays,
+    /// It relays TCP and UDP only, as it may not open a TUN device.
+    Unprivileged,
+}
+
+impl Service {
+    pub(super) fn of(options: &ServerOptions, rights: Rights) -> Self {
+        match (options.relay_only, rights.network) {
+            (true, _) => Self::Relays,
+            (false, true) => Self::Packets,
+            (false, false) => Self::Unprivileged,
+        }
+    }
+
+    /// Whether it has a TUN device, and addresses for clients.
+    pub fn has_tun(self) -> bool {
+        self == Self::Packets
+    }
+
+    /// What people should know about it, and do about it.
+    pub fn note(self) -> Option<&'static str> {
+        match self {
+            Self::Packets => None,
+            Self::Relays => Some("relays TCP and UDP only, and no IP packets, as --relay-only says"),
+            Self::Unprivileged => Some(
+                "relays TCP and UDP only: run it as root (or with CAP_NET_ADMIN) to carry all IP packets",
+            ),
+        }
+    }
+}
+
+/// The options `cli` over those of the file. That in `/etc` is root's: an ordinary user names one.
+pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
+    let from_file = match file {
+        Some(named) => file::load_named(named)?,
+        None if rights.network || places::is_root() => file::load(None, Path::new(SERVER_FILE))?,
+        None => ServerOptions::default(),
+    };
+    let of_a_tun = of_a_tun(&cli);
+    let options = cli.over(from_file);
+    match (Service::of(&options, rights), of_a_tun) {
+        (Service::Relays, Some(option)) => Err(Error::usage(
+            format!("--{option} is about a TUN device, which a server with --relay-only does not have"),
+            "leave out one of the two",
+        )),
+        (Service::Unprivileged, Some(option)) => Err(Error::usage(
+            format!("--{option} is about a TUN device, which needs root (or CAP_NET_ADMIN)"),
+            format!("run this with sudo, or leave --{option} out to relay TCP and UDP only"),
+        )),
+        _ => ServerConfig::resolve(options, rights),
+    }
+}
+
+/// Fills in what is different without a TUN device.
+pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<ServerOptions> {
+    let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
+    let api_socket = match options.api_socket.clone() {
+        Some(path) => path,
+        None => api::own_socket(Role::Server, &name)?,
+    };
+    let mut listen = options.listen.clone();
+    if listen.is_empty() && !rights.port_443 {
+        listen = ServerConfig::default().listen;
+        listen.iter_mut().for_each(|address| address.set_port(HIGH_PORT));
+    }
+    Ok(ServerOptions {
+        listen,
+        name: Some(name),
+        api_socket: Some(api_socket),
+        state_dir: Some(options.state_dir.clone().unwrap_or_else(places::state_dir)),
+        ..options
+    })
+}
+
+/// The first option that is about a TUN.
+fn of_a_tun(options: &ServerOptions) -> Option<&'static str> {
+    let given = [
+        (options.subnet.is_some(), "subnet"),
+        (options.subnet6.is_some(), "subnet6"),
+        (options.tun_name.is_some(), "tun-name"),
+        (options.nat.is_some(), "nat"),
+        (options.max_clients.is_some(), "max-clients"),
+    ];
+    given.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USER: Rights = Rights { network: false, port_443: false };
+
+    fn options() -> ServerOptions {
+        ServerOptions { api_socket: Some("api.sock".into()), ..ServerOptions::default() }
+    }
+
+    #[test]
+    fn an_ordinary_user_gets_a_server_that_relays_on_a_port_of_users() {
+        let config = load(None, options(), USER).unwrap();
+        assert_eq!((config.service, config.name.as_str()), (Service::Unprivileged, "server"));
+        assert_eq!(config.listen, ["0.0.0.0:4433".parse().unwrap()]);
+        assert!(config.service.note().unwrap().contains("as root"));
+        let may = Rights { port_443: true, ..USER };
+        assert_eq!(load(None, options(), may).unwrap().listen, ServerConfig::default().listen);
+        let listen = vec!["127.0.0.1:7".parse().unwrap()];
+        let config = load(None, ServerOptions { listen: listen.clone(), ..options() }, USER).unwrap();
+        assert_eq!(config.listen, listen);
+    }
+
+    #[test]
+    fn root_has_a_tun_unless_it_is_told_otherwise() {
+        let config = ServerConfig::resolve(options(), Rights::ALL).unwrap();
+        assert_eq!((config.service, config.name.as_str()), (Service::Packets, "mpvpn0"));
+        assert_eq!(config.service.note(), None);
+        let options = ServerOptions { relay_only: true, ..options() };
+        let config = ServerConfig::resolve(options, Rights::ALL).unwrap();
+        assert_eq!((config.service, config.listen[0].port()), (Service::Relays, 443));
+    }
+
+    #[test]
+    fn options_about_a_tun_are_refused_and_keys_of_a_file_are_not() {
+        let with_nat = ServerOptions { nat: Some(super::super::Nat::Off), ..options() };
+        let error = load(None, with_nat.clone(), USER).unwrap_err();
+        assert!(error.to_string().contains("--nat is about a TUN device"), "{error}");
+        assert!(error.next_step().contains("sudo"), "{}", error.next_step());
+        let error = load(None, ServerOptions { relay_only: true, ..with_nat }, Rights::ALL).unwrap_err();
+        assert!(error.to_string().contains("--relay-only"), "{error}");
+
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("server.toml");
+        std::fs::write(&file, "subnet = '10.9.0.0/16'\nmax-clients = 7\n").unwrap();
+        assert_eq!(load(Some(&file), options(), USER).unwrap().service, Service::Unprivileged);
+    }
+}

@@ -1,0 +1,73 @@
+//! What a server changes on its machine so that packets of clients get somewhere.
+
+use ipnet::IpNet;
+use mpvpn_control::config::{Nat as NatOption, ServerConfig};
+use mpvpn_os::{
+    Tun, TunConfig, Undo,
+    tunnel_net::{Nat, ServerNet, ServerNetConfig},
+    undo::Interface,
+};
+
+use crate::{
+    EngineError,
+    wire::{TUN_QUEUE, take_back},
+};
+
+/// The MTU of the TUN until a client has told what the paths carry (bytes).
+const FIRST_MTU: u32 = 1400;
+
+/// The server's addresses in the tunnel, forwarding and address translation.
+pub(super) struct Machine {
+    net: ServerNet,
+    undo: Undo,
+}
+
+impl Machine {
+    /// Opens as many queues of the TUN as there are shards, and sets everything up.
+    pub(super) fn up(
+        config: &ServerConfig,
+        mut undo: Undo,
+        shards: u8,
+    ) -> Result<(Self, Vec<Tun>), EngineError> {
+        let queues = Tun::open_queues(
+            TunConfig {
+                name: Some(config.tun_name.clone()),
+                mtu: Some(FIRST_MTU),
+                queue_packets: Some(TUN_QUEUE),
+                ..TunConfig::default()
+            },
+            shards,
+        )?;
+        let nat = match config.nat {
+            NatOption::On => Nat::Masquerade,
+            NatOption::Off => Nat::None,
+        };
+        let v6 = config.subnet6.map(IpNet::V6);
+        let net = ServerNetConfig {
+            tun: Interface { name: queues[0].name().to_owned(), index: queues[0].ifindex() },
+            subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
+            mtu: FIRST_MTU,
+            nat,
+        };
+        let net = ServerNet::up(&mut undo, &net)?;
+        Ok((Self { net, undo }, queues))
+    }
+
+    /// The server's addresses in the tunnel, with the lengths of the subnets' prefixes.
+    pub(super) fn addresses(&self) -> &[IpNet] {
+        self.net.addresses()
+    }
+
+    /// Lets the TUN take packets of `mtu` bytes.
+    pub(super) fn set_mtu(&mut self, mtu: usize) {
+        match self.net.set_mtu(mtu as u32) {
+            Ok(()) => tracing::info!(mtu, "tunnel MTU"),
+            Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
+        }
+    }
+
+    /// Takes back what was changed.
+    pub(super) fn end(mut self) -> Result<(), EngineError> {
+        take_back(&mut self.undo)
+    }
+}
