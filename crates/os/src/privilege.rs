@@ -36,6 +36,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn ports_of_users_are_for_everybody() {
+        assert!(may_bind(u16::MAX));
+    }
+
+    #[test]
     fn the_effective_set_is_read_from_the_status_file() {
         let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t0000000000001000\n";
         assert_eq!(effective_capabilities(status), Some(1 << CAP_NET_ADMIN));

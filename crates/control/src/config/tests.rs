@@ -295,8 +295,8 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "fec = 'auto'",
             "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
-             listen, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, access, \
-             max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
+             listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, \
+             access, max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
         ),
         (
             "shards = 17",
