@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod cut;
+pub mod dns;
 pub mod gets;
 pub mod home;
 pub mod http;

@@ -253,12 +253,19 @@ impl Stage {
         self.spawn(self.command(place, binary().to_str().expect("an ASCII path")), place, words, socket)
     }
 
-    /// The same for a process that sees the file `hosts` as `/etc/hosts`. What is written into that file later counts
+    /// The same for a process that finds the file `own` at `path`. What is written into that file later counts
     /// for it, too.
-    pub fn start_with_hosts(&self, place: Place, hosts: &Path, words: &[&str], socket: &Path) -> Peer {
+    pub fn start_with_file(
+        &self,
+        place: Place,
+        own: &Path,
+        path: &Path,
+        words: &[&str],
+        socket: &Path,
+    ) -> Peer {
         let mut command = self.command(place, "unshare");
-        command.args(["--mount", "sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#]);
-        command.arg(hosts).arg(binary());
+        let script = r#"mount --bind "$0" "$1" && shift && exec "$@""#;
+        command.args(["--mount", "sh", "-c", script]).arg(own).arg(path).arg(binary());
         self.spawn(command, place, words, socket)
     }
 

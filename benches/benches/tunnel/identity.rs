@@ -63,6 +63,7 @@ impl Identity {
             subnet6: SUBNET6.parse().ok(),
             routes: (0..routes).map(|n| route(n, routes)).collect(),
             streams: true,
+            dns: Vec::new(),
             auth: Box::new(Anyone),
             max_clients: 65_000,
             secrets: Box::new(move || {

@@ -6,6 +6,7 @@
 
 mod access;
 mod app;
+mod dns;
 mod file;
 mod lane;
 mod links;
@@ -24,6 +25,7 @@ use std::{
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+pub use dns::Dns;
 pub use lane::LaneRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
@@ -87,6 +89,8 @@ pub struct ServerConfig {
     pub nat: Nat,
     /// Sessions at once, at most; never more than `subnet` has addresses.
     pub max_clients: u32,
+    /// Resolvers that it suggests to clients, at most three, the best first.
+    pub dns: Vec<IpAddr>,
     /// Where clients may connect to through the server's own TCP connections; the first rule that fits counts.
     pub access: Vec<AccessRule>,
     /// TCP connections that the server has open for its clients at once, at most.
@@ -141,6 +145,8 @@ pub struct ClientConfig {
     pub lane_rules: Vec<LaneRule>,
     /// Which destinations go into the tunnel.
     pub routes: Routes,
+    /// Which resolvers this machine asks while the tunnel is up.
+    pub dns: Dns,
     /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
     pub share: Vec<String>,
     /// Where it is a proxy for apps; if anywhere, it has no TUN.
@@ -179,6 +185,7 @@ impl Default for ServerConfig {
             users: None,
             state_dir: STATE_DIR.into(),
             nat: Nat::On,
+            dns: Vec::new(),
             max_clients: 253,
             access: Vec::new(),
             max_relays: DEFAULT_MAX_RELAYS,
@@ -235,6 +242,7 @@ impl ServerConfig {
             users: options.users,
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             nat: options.nat.unwrap_or(default.nat),
+            dns: dns::suggestions(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             log_level: options.log_level.unwrap_or(default.log_level),
@@ -259,6 +267,7 @@ impl ClientConfig {
             lane: LaneMode::Auto,
             lane_rules: Vec::new(),
             routes: Routes::All,
+            dns: Dns::Suggested,
             share: Vec::new(),
             proxies: Proxies::default(),
             shards: Shards::Auto,
@@ -325,6 +334,7 @@ impl ClientConfig {
             lane: options.lane.unwrap_or(default.lane),
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or(default.routes),
+            dns: dns::of_client(options.dns)?,
             share: share.iter().map(ToString::to_string).collect(),
             shards,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),

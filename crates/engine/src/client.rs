@@ -477,6 +477,7 @@ impl Running {
         for link in status.links.iter_mut().filter(|link| link.quota_bytes.is_some()) {
             link.quota_used_bytes = Some(self.quotas.used(&link.name));
         }
+        status.notes.extend(self.machine.as_ref().and_then(|machine| machine.leak.clone()));
         status
     }
 

@@ -178,6 +178,7 @@ fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator
         subnet: config.subnet,
         subnet6: config.subnet6,
         routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
+        dns: config.dns.clone(),
         streams: !config.service.has_tun() || config.nat == NatOption::On,
         auth: Box::new(Users(users)),
         max_clients: config.max_clients as usize,

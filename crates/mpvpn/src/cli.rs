@@ -207,7 +207,7 @@ pub(crate) struct StatusArgs {
 }
 
 /// Options that are about a TUN.
-const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "share", "shards"];
+const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "dns", "share", "shards"];
 
 fn hide_from_proxy(arg: clap::Arg) -> clap::Arg {
     let arg = match arg.get_id().as_str() {

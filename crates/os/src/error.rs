@@ -104,6 +104,15 @@ pub enum OsError {
         /// What it is.
         what: &'static str,
     },
+    /// The name servers of the machine are not those of one of its network namespaces.
+    #[error(
+        "{} is the whole machine's, and this is a network namespace of its own: give it a file of its own, as \
+         `ip netns exec NAME` does with /etc/netns/NAME/resolv.conf, or use --dns off", path.display()
+    )]
+    SharedFile {
+        /// The file.
+        path: PathBuf,
+    },
     /// `--share` names neither an interface nor a network.
     #[error("`{text}` is neither an interface nor a network as in 192.168.1.0/24")]
     BadShare {

@@ -4,7 +4,7 @@
 //! ([`tun`]) or of a descriptor of an app ([`PacketFd`]), datagrams of the links' UDP sockets ([`udp`]), bytes of TCP connections ([`tcp`]),
 //! readiness ([`poll`]), news of links,
 //! addresses and routes ([`netlink::Monitor`]), and a machine set up for a tunnel ([`tunnel_net`],
-//! built of [`netlink`], [`firewall`] and [`sysctl`]).
+//! built of [`netlink`], [`firewall`] and [`sysctl`]; its name servers by [`dns`]).
 //!
 //! What always holds:
 //! - Nothing here knows QUIC, sessions or configuration files.
@@ -18,6 +18,7 @@
 // The edge of the system: clocks, files and sockets are what this crate is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+pub mod dns;
 mod error;
 pub mod firewall;
 pub mod limits;

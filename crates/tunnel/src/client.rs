@@ -107,6 +107,8 @@ struct Session {
     routes: Vec<IpRange>,
     /// The server's networks, if it told.
     networks: Vec<IpNet>,
+    /// Resolvers that the server suggests.
+    dns: Vec<IpAddr>,
     /// It makes TCP connections wherever it would translate packets.
     streams: bool,
     /// What the server was told about the links under the paths; `None` if it does not want to know.
@@ -336,6 +338,7 @@ impl Client {
             addresses: Vec::new(),
             routes: Vec::new(),
             networks: Vec::new(),
+            dns: Vec::new(),
             streams: false,
             told: None,
             carrier,

@@ -83,3 +83,7 @@ pub(crate) const NETWORKS_HEADER: &str = "mpvpn-networks";
 /// would translate their packets' addresses, which is everywhere but in its networks (a Boolean of RFC 9651). With a
 /// 501 it means that there are no packets, but such connections.
 pub(crate) const STREAMS_HEADER: &str = "mpvpn-streams";
+
+/// The response header in which the server names resolvers that it suggests: comma-separated addresses, the best
+/// first, as in `10.0.0.1, fd00::1`.
+pub(crate) const DNS_HEADER: &str = "mpvpn-dns";

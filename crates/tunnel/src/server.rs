@@ -67,6 +67,8 @@ pub struct ServerConfig {
     /// Whether it says to clients that their TCP connections should come as streams: it then answers
     /// [`ServerEvent::Connect`] wherever packets could go.
     pub streams: bool,
+    /// Resolvers that it suggests to clients, the best first.
+    pub dns: Vec<IpAddr>,
     /// Who may use it.
     pub auth: Box<dyn Authenticate>,
     /// Sessions at a time.

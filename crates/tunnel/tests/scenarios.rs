@@ -10,7 +10,7 @@ use mpvpn_packet::{build, ip};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClientError, ClientState};
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World};
+use world::{DNS, MS, TOKEN, World};
 
 fn two_links() -> (World, usize) {
     let mut world = World::new();
@@ -18,6 +18,14 @@ fn two_links() -> (World, usize) {
     world.up(client);
     world.run(Duration::from_secs(1));
     (world, client)
+}
+
+#[test]
+fn a_client_learns_which_resolvers_the_server_suggests() {
+    let (world, client) = two_links();
+    let assignment = world.machines[client].assignment.as_ref().unwrap();
+    let suggested: Vec<String> = assignment.dns.iter().map(ToString::to_string).collect();
+    assert_eq!(suggested, DNS);
 }
 
 fn states(world: &mut World, client: usize) -> Vec<PathState> {

@@ -17,6 +17,7 @@ mod legacy;
 mod links;
 mod many_links;
 mod moved_server;
+mod name_servers;
 mod packet_sizes;
 mod pipes;
 mod proxy;

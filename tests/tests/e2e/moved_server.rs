@@ -1,6 +1,6 @@
 //! The server gets another address, and its name tells the new one: the client finds it by itself.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use mpvpn_lab::SERVER_V4;
 use mpvpn_tests::{
@@ -25,7 +25,8 @@ fn a_client_follows_its_servers_name() {
     let socket = stage.dir().join("named.sock");
     let words = ["client", "--server", "vpn.example:4433", "--insecure", "--path", "eth1", "--path", "eth2"];
     let more = ["--api-socket", "named.sock"];
-    let client = stage.start_with_hosts(Place::Client, &hosts, &[&words[..], &more].concat(), &socket).up();
+    let (path, words) = (Path::new("/etc/hosts"), [&words[..], &more].concat());
+    let client = stage.start_with_file(Place::Client, &hosts, path, &words, &socket).up();
     reaches(&stage, Place::Client, TUNNEL);
     let before = client.address(Family::V4);
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 
 use super::{
     access,
+    dns::{DnsServer, DnsWord},
     lane::{self, LaneRule},
     links::{LinkConfig, list},
     pipes::Pipes,
@@ -78,6 +79,11 @@ pub struct ServerOptions {
     #[arg(long, value_name = "on|off", value_parser = text::<Nat>)]
     #[serde(deserialize_with = "one")]
     pub nat: Option<Nat>,
+
+    /// Suggest this resolver to clients, which use it where all their traffic comes here; repeatable
+    #[arg(long, value_name = "ADDR", value_parser = text::<DnsServer>)]
+    #[serde(deserialize_with = "many")]
+    pub dns: Vec<DnsServer>,
 
     /// Clients at once, at most [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
@@ -203,6 +209,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub routes: Option<Routes>,
 
+    /// Ask this resolver while the tunnel is up, repeatable; or off: leave the system's resolver alone; or
+    /// auto: what the server suggests, if everything goes into the tunnel [default: auto]
+    #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsWord>)]
+    #[serde(deserialize_with = "many")]
+    pub dns: Vec<DnsWord>,
+
     /// Let the machines behind this interface, or of this network, use the tunnel; repeatable
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<Share>)]
     #[serde(deserialize_with = "many")]
@@ -260,6 +272,7 @@ impl ServerOptions {
             users: self.users.or(below.users),
             state_dir: self.state_dir.or(below.state_dir),
             nat: self.nat.or(below.nat),
+            dns: list_over(self.dns, below.dns),
             max_clients: self.max_clients.or(below.max_clients),
             access: list_over(self.access, below.access),
             max_relays: self.max_relays.or(below.max_relays),
@@ -298,6 +311,7 @@ impl ClientOptions {
             lane: self.lane.or(below.lane),
             lane_rule: list_over(self.lane_rule, below.lane_rule),
             routes: self.routes.or(below.routes),
+            dns: list_over(self.dns, below.dns),
             share: list_over(self.share, below.share),
             socks5: list_over(self.socks5, below.socks5),
             http: list_over(self.http, below.http),

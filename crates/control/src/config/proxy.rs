@@ -64,6 +64,7 @@ impl ClientConfig {
             tun_name: None,
             lane: None,
             routes: None,
+            dns: Vec::new(),
             share: Vec::new(),
             shards: None,
             name: Some(name),
@@ -81,6 +82,7 @@ pub(super) fn of_a_tun(options: &ClientOptions) -> Option<&'static str> {
         (options.tun_name.is_some(), "tun-name"),
         (options.lane.is_some(), "lane"),
         (options.routes.is_some(), "routes"),
+        (!options.dns.is_empty(), "dns"),
         (!options.share.is_empty(), "share"),
         (options.shards.is_some(), "shards"),
     ];

@@ -30,6 +30,7 @@ fn every_key_of_a_server_arrives() {
         users = "/etc/mpvpn/users.toml"
         state-dir = "/tmp/state"
         nat = "off"
+        dns = ["10.9.0.1", "fd12:3456::1"]
         max-clients = 100
         shards = 4
         name = "edge"
@@ -62,6 +63,7 @@ fn every_key_of_a_server_arrives() {
             users: Some("/etc/mpvpn/users.toml".into()),
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
+            dns: ["10.9.0.1", "fd12:3456::1"].map(|ip| ip.parse().unwrap()).into(),
             max_clients: 100,
             access: vec![
                 AccessRule {
@@ -103,6 +105,7 @@ fn every_key_of_a_client_arrives() {
         lane = "datagram"
         cc = "cubic"
         routes = "advertised"
+        dns = "192.0.2.53"
         share = ["lan0", "192.168.1.0/24"]
         state-dir = "/tmp/state"
         shards = "2"
@@ -169,6 +172,7 @@ fn every_key_of_a_client_arrives() {
             }],
             cc: CongestionControl::Cubic,
             routes: Routes::Advertised,
+            dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
             proxies: Proxies::default(),
             share: vec!["lan0".into(), "192.168.1.0/24".into()],
             shards: Shards::Count(2),
@@ -295,8 +299,9 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "fec = 'auto'",
             "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
-             listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, max-clients, \
-             access, max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | fec = 'auto'\n   | ^^^",
+             listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, dns, \
+             max-clients, access, max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | \
+             fec = 'auto'\n   | ^^^",
         ),
         (
             "shards = 17",

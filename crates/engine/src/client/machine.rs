@@ -1,10 +1,11 @@
 //! What a client changes on its machine so that packets go into the tunnel.
 
-use std::path::Path;
+use std::{net::IpAddr, path::Path};
 
-use mpvpn_control::config::{ClientConfig, Routes};
+use mpvpn_control::config::{ClientConfig, Dns, Routes};
 use mpvpn_os::{
     Tun, TunConfig, Undo,
+    dns::Resolver,
     tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
     undo::{self, Interface},
 };
@@ -22,6 +23,11 @@ pub(super) struct Machine {
     /// The mark of the tunnel's own packets.
     pub(super) mark: u32,
     share: Option<ShareNet>,
+    resolver: Resolver,
+    /// The resolvers that were wanted last.
+    wanted: Option<Vec<IpAddr>>,
+    /// Where names are asked past the tunnel, and what to do about it.
+    pub(super) leak: Option<String>,
     undo: Undo,
     pub(super) assignment: Option<Assignment>,
 }
@@ -44,7 +50,18 @@ impl Machine {
             ClientNetConfig::new(Interface { name: tun_name.clone(), index: queues[0].ifindex() });
         let mark = net_config.mark;
         let net = ClientNet::new(net_config)?;
-        Ok((Self { net, tun_name, mark, share: None, undo, assignment: None }, queues))
+        let machine = Self {
+            net,
+            resolver: Resolver::new(&tun_name),
+            tun_name,
+            mark,
+            share: None,
+            wanted: None,
+            leak: None,
+            undo,
+            assignment: None,
+        };
+        Ok((machine, queues))
     }
 
     /// Makes a link fit to carry the tunnel.
@@ -66,7 +83,56 @@ impl Machine {
         };
         let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
+        self.ask_resolvers(config)
+    }
+
+    /// Has programs ask the resolvers that are wanted.
+    fn ask_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
+        let Some(assignment) = &self.assignment else { return Ok(()) };
+        let is_reachable =
+            |ip: &&IpAddr| assignment.addresses.iter().any(|own| own.addr().is_ipv4() == ip.is_ipv4());
+        let servers: Vec<IpAddr> = match &config.dns {
+            Dns::Servers(servers) => servers.clone(),
+            Dns::Suggested if config.routes == Routes::All => {
+                assignment.dns.iter().filter(is_reachable).copied().collect()
+            }
+            Dns::Suggested | Dns::Untouched => Vec::new(),
+        };
+        if self.wanted.as_ref() == Some(&servers) {
+            return Ok(());
+        }
+        match self.resolver.apply(&mut self.undo, &servers) {
+            Ok(()) if servers.is_empty() => {}
+            Ok(()) => tracing::info!(?servers, "names are asked in the tunnel"),
+            Err(error) if config.dns == Dns::Suggested => {
+                tracing::warn!(?servers, %error, "the resolvers that the server suggests are not asked");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.wanted = Some(servers);
+        self.find_leak(config);
         Ok(())
+    }
+
+    /// Names that are asked past the tunnel although everything goes into it tell others what is done there.
+    fn find_leak(&mut self, config: &ClientConfig) {
+        self.leak = None;
+        if config.routes != Routes::All || config.dns == Dns::Untouched {
+            return;
+        }
+        match self.resolver.past_tunnel() {
+            Ok(servers) if servers.is_empty() => {}
+            Ok(servers) => {
+                let list = servers.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+                let leak = format!(
+                    "names are asked past the tunnel, at {list}: give --dns ADDR with a resolver beyond the tunnel, \
+                     or --dns off if that is meant"
+                );
+                tracing::warn!("{leak}");
+                self.leak = Some(leak);
+            }
+            Err(error) => tracing::debug!(%error, "cannot tell where names are asked"),
+        }
     }
 
     /// Lets others use the tunnel.

@@ -6,6 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    dns,
     error::{OsError, ignore_gone},
     firewall,
     netlink::{LinkInfo, Netlink, Route, Rule},
@@ -64,6 +65,8 @@ pub enum Step {
         /// What we set.
         set: String,
     },
+    /// The file with the name servers was rewritten; it is put back only if it is still as we left it.
+    Resolver(dns::Rewrite),
     /// A file was created (by the caller).
     File {
         /// Which.
@@ -79,6 +82,7 @@ impl Step {
             Self::Rule { rule } => netlink.add_rule(rule),
             Self::Firewall { rules } => firewall::install(rules),
             Self::Sysctl { key, set, .. } => sysctl::write(key, set),
+            Self::Resolver(rewrite) => dns::make(rewrite),
             Self::File { .. } => Ok(()),
         }
     }
@@ -98,6 +102,7 @@ impl Step {
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),
             Self::Firewall { rules } => firewall::remove(&rules.name),
             Self::Sysctl { key, before, set } => restore(key, before, set),
+            Self::Resolver(rewrite) => dns::revert(rewrite),
             Self::File { path } => match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     Err(OsError::kernel("remove the file", path.display(), error))

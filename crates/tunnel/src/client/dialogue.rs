@@ -1,7 +1,7 @@
 //! What client and server say to each other on the request stream: settings, the request and its
 //! answer, addresses and routes.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::BytesMut;
 use ipnet::IpNet;
@@ -17,10 +17,13 @@ use mpvpn_types::Instant;
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
-    HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER,
-    RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
+    DNS_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
+    ORDER_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
     carrier::{Carrier, Role},
 };
+
+/// As many as a resolver asks (`MAXNS` of resolv.conf(5)).
+const MAX_RESOLVERS: usize = 3;
 
 impl Client {
     pub(super) fn drive_http(&mut self, now: Instant) {
@@ -199,6 +202,7 @@ impl Client {
                 {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
                 }
+                session.dns = suggested(headers.text(DNS_HEADER).unwrap_or_default());
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 self.agree(now, headers);
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
@@ -277,7 +281,7 @@ impl Client {
             network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
         };
         let addresses = session.addresses.iter().map(|entry| in_network(entry.net)).collect();
-        Some(Assignment { addresses, routes: session.routes.clone() })
+        Some(Assignment { addresses, routes: session.routes.clone(), dns: session.dns.clone() })
     }
 
     pub(super) fn check_up(&mut self, _now: Instant) {
@@ -305,5 +309,32 @@ impl Client {
         {
             self.events.push_back(ClientEvent::Members(secret.clone()));
         }
+    }
+}
+
+/// The resolvers of a list that may be somewhere behind a server: none that is this machine, or on one of its links.
+fn suggested(list: &str) -> Vec<IpAddr> {
+    let may_be = |ip: &IpAddr| {
+        let is_on_link = match ip {
+            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_on_link)
+    };
+    let all = list.split(',').filter_map(|ip| Some(ip.trim().parse::<IpAddr>().ok()?.to_canonical()));
+    all.filter(may_be).take(MAX_RESOLVERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {
+        let list = "10.0.0.1, fd00::1,127.0.0.53,::1, ::ffff:127.0.0.1,0.0.0.0,224.0.0.1,fe80::1,169.254.1.1,x,9.9.9.9";
+        let expected: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "9.9.9.9"].map(|ip| ip.parse().unwrap()).into();
+        assert_eq!(suggested(list), expected);
+        assert_eq!(suggested(""), Vec::<IpAddr>::new());
+        assert_eq!(suggested(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
     }
 }

@@ -1,5 +1,7 @@
 //! What a client tells its edge.
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::Failure};
 use mpvpn_types::Duration;
@@ -13,6 +15,8 @@ pub struct Assignment {
     pub addresses: Vec<IpNet>,
     /// What the server offers to reach.
     pub routes: Vec<IpRange>,
+    /// Resolvers that it suggests, the best first; at most three.
+    pub dns: Vec<IpAddr>,
 }
 
 /// Something that the edge must act on.

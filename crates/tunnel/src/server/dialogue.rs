@@ -18,7 +18,7 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, Carries, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
+    Addresses, Carries, DNS_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
     ORDER_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
     carrier::{Carrier, Role},
     http::Http,
@@ -211,6 +211,10 @@ impl Server {
     ) {
         if self.config.streams {
             answer.push(STREAMS_HEADER, TRUE);
+        }
+        if !self.config.dns.is_empty() {
+            let dns: Vec<String> = self.config.dns.iter().map(IpAddr::to_string).collect();
+            answer.push(DNS_HEADER, dns.join(", "));
         }
         if headers.text(LINKS_HEADER) == Some(TRUE) {
             answer.push(LINKS_HEADER, TRUE);

@@ -31,6 +31,8 @@ const HEADERS: u32 = 28;
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 pub const SERVER: &str = "192.0.2.1:443";
+/// What the server suggests.
+pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 
 /// A direction of a link.
 pub struct Wire {
@@ -268,6 +270,7 @@ fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: 
             subnet6,
             routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
             streams: true,
+            dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(Tokens),
             max_clients: 200,
             secrets: Box::new(move || {

@@ -1,0 +1,129 @@
+//! Which resolvers a client's machine asks while the tunnel is up, and which a server suggests.
+
+use std::net::IpAddr;
+
+use super::{first_repeated, values::Text};
+use crate::{Error, Result};
+
+/// Resolvers that a machine asks at most: `MAXNS` of resolv.conf(5).
+const MOST: usize = 3;
+
+/// Which resolvers a client's machine asks while the tunnel is up.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Dns {
+    /// Those that the server suggests, where everything goes into the tunnel; else those of before.
+    #[default]
+    Suggested,
+    /// Those of before.
+    Untouched,
+    /// These, at least one and at most three, the best first.
+    Servers(Vec<IpAddr>),
+}
+
+/// The address of a resolver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DnsServer(IpAddr);
+
+/// What a client may be told about resolvers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DnsWord {
+    /// To ask those that the server suggests.
+    Auto,
+    /// To leave the system's resolver alone.
+    Off,
+    /// To ask this one.
+    Server(DnsServer),
+}
+
+/// The resolvers that a server suggests.
+pub(super) fn suggestions(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
+    addresses(given.into_iter().map(|server| server.0).collect())
+}
+
+/// What a client makes of the words that it was given.
+pub(super) fn of_client(given: Vec<DnsWord>) -> Result<Dns> {
+    let servers: Vec<IpAddr> = given
+        .iter()
+        .filter_map(|word| match word {
+            DnsWord::Server(server) => Some(server.0),
+            DnsWord::Auto | DnsWord::Off => None,
+        })
+        .collect();
+    match &given[..] {
+        [] | [DnsWord::Auto] => Ok(Dns::Suggested),
+        [DnsWord::Off] => Ok(Dns::Untouched),
+        _ if servers.len() == given.len() => Ok(Dns::Servers(addresses(servers)?)),
+        _ => Err(Error::usage(
+            "--dns auto and --dns off stand alone",
+            "give either of them, or the addresses of resolvers",
+        )),
+    }
+}
+
+fn addresses(servers: Vec<IpAddr>) -> Result<Vec<IpAddr>> {
+    if let Some(twice) = first_repeated(&servers) {
+        return Err(Error::usage(format!("--dns {twice} is given twice"), "give every resolver once"));
+    }
+    match servers.len() > MOST {
+        true => Err(Error::usage(
+            format!("{} resolvers are given: programs ask {MOST} at most", servers.len()),
+            "leave out the last ones",
+        )),
+        false => Ok(servers),
+    }
+}
+
+impl Text for DnsServer {
+    const EXPECTED: &'static str = "the address of a resolver in quotes, as in \"10.0.0.1\"";
+
+    fn read(text: &str) -> std::result::Result<Self, String> {
+        match text.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
+            Ok(ip) if !ip.is_unspecified() && !ip.is_multicast() => Ok(Self(ip)),
+            _ => Err(format!("`{text}` is not the address of a resolver, as in 10.0.0.1 or fd00::1")),
+        }
+    }
+}
+
+impl Text for DnsWord {
+    const EXPECTED: &'static str = "addresses of resolvers in quotes, \"auto\" or \"off\"";
+
+    fn read(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            _ => {
+                DnsServer::read(text).map(Self::Server).map_err(|error| format!("{error}, nor auto, nor off"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &[&str]) -> Result<Dns> {
+        of_client(words.iter().map(|word| DnsWord::read(word).unwrap()).collect())
+    }
+
+    #[test]
+    fn a_client_is_told_addresses_or_one_word() {
+        assert_eq!(read(&[]).unwrap(), Dns::Suggested);
+        assert_eq!(read(&["auto"]).unwrap(), Dns::Suggested);
+        assert_eq!(read(&["off"]).unwrap(), Dns::Untouched);
+        let servers = vec!["10.0.0.1".parse().unwrap(), "fd00::1".parse().unwrap()];
+        assert_eq!(read(&["10.0.0.1", "fd00::1"]).unwrap(), Dns::Servers(servers));
+        for (words, said) in [
+            (&["off", "10.0.0.1"][..], "stand alone"),
+            (&["off", "auto"], "stand alone"),
+            (&["9.9.9.9", "9.9.9.9"], "9.9.9.9 is given twice"),
+            (&["9.9.9.1", "9.9.9.2", "9.9.9.3", "9.9.9.4"], "3 at most"),
+        ] {
+            let error = read(words).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        for bad in ["0.0.0.0", "dns.example", "224.0.0.1", "", "10.0.0.1:53"] {
+            assert!(DnsWord::read(bad).is_err(), "{bad}");
+        }
+    }
+}
