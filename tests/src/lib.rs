@@ -10,6 +10,7 @@ pub mod cut;
 pub mod gets;
 pub mod home;
 pub mod http;
+pub mod https;
 pub mod iperf;
 pub mod ping;
 pub mod quic_bulk;
