@@ -170,7 +170,7 @@ fn mix(counter: u64) -> u64 {
 }
 
 /// Reads to the end and compares with the stream.
-fn check(reader: &mut impl Read, size: u64) -> Result<(), String> {
+pub fn check(reader: &mut impl Read, size: u64) -> Result<(), String> {
     let (mut got, mut expected) = (vec![0; 65536], vec![0; 65536]);
     let (mut stream, mut total) = (Stream::default(), 0_u64);
     loop {

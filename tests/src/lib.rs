@@ -11,6 +11,7 @@ pub mod dns;
 pub mod gets;
 pub mod home;
 pub mod http;
+pub mod https;
 pub mod iperf;
 pub mod ping;
 pub mod quic_bulk;

@@ -10,6 +10,7 @@ mod configuration;
 mod credentials;
 mod cut;
 mod download;
+mod embed;
 mod first_contact;
 mod hostile;
 mod lab_command;

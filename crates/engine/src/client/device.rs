@@ -22,6 +22,9 @@ use crate::{
 /// Bytes that wait for a descriptor of an app, at most.
 const MAX_WAITING: usize = 1 << 20;
 
+/// Takes packets for an app.
+pub type Out = Box<dyn FnMut(&[u8]) + Send>;
+
 /// What a shard has.
 pub(super) enum Device {
     Tun(Tun),
@@ -38,16 +41,8 @@ pub(super) struct AppDevice {
 }
 
 enum Way {
-    Descriptor {
-        fd: PacketFd,
-        waiting: VecDeque<Vec<u8>>,
-        waiting_bytes: usize,
-    },
-    Calls {
-        packets: Receiver<Vec<u8>>,
-        /// Takes packets for the app.
-        out: Box<dyn FnMut(&[u8]) + Send>,
-    },
+    Descriptor { fd: PacketFd, waiting: VecDeque<Vec<u8>>, waiting_bytes: usize },
+    Calls { packets: Receiver<Vec<u8>>, out: Out },
 }
 
 impl Device {
@@ -146,7 +141,7 @@ impl AppDevice {
     }
 
     /// Packets of the app come out of `packets`, with a wake-up call; those for it go to `out`.
-    pub(super) fn calls(packets: Receiver<Vec<u8>>, out: Box<dyn FnMut(&[u8]) + Send>) -> Box<Self> {
+    pub(super) fn calls(packets: Receiver<Vec<u8>>, out: Out) -> Box<Self> {
         Self::new(Way::Calls { packets, out })
     }
 

@@ -30,7 +30,12 @@ use mpvpn_os::{
 use mpvpn_tunnel::Assignment;
 use mpvpn_types::{Duration, panic_text};
 
-use super::{Gear, Running, device::AppDevice, device::Device, refusal};
+pub use super::device::Out;
+use super::{
+    Gear, Running,
+    device::{AppDevice, Device},
+    refusal,
+};
 use crate::{
     EngineError,
     links::{GivenLink, Ground, Protect},
@@ -50,7 +55,7 @@ pub enum Packets {
     /// One packet a read and a write. The descriptor becomes nonblocking.
     Descriptor(OwnedFd),
     /// By [`Handle::push`], and by this function, which the tunnel's thread calls and which must not wait.
-    Calls(Box<dyn FnMut(&[u8]) + Send>),
+    Calls(Out),
 }
 
 /// What happens, told by the tunnel's thread.

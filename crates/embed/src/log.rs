@@ -1,0 +1,88 @@
+//! The log of a tunnel, line by line, for apps that have no subscriber of `tracing`.
+
+use std::fmt::{self, Write};
+
+use tracing::{
+    Dispatch, Event, Metadata, Subscriber,
+    field::{Field, Visit},
+    level_filters::LevelFilter,
+    span::{Attributes, Id, Record},
+};
+
+pub use tracing::Level;
+
+/// Takes a line: its level, the part of the program that says it, and what it says.
+type Sink = Box<dyn Fn(Level, &str, &str) + Send + Sync>;
+
+struct Lines {
+    most: Level,
+    sink: Sink,
+}
+
+/// Hands lines up to the level `most` to `sink`.
+pub(crate) fn lines(most: Level, sink: Sink) -> Dispatch {
+    Dispatch::new(Lines { most, sink })
+}
+
+impl Subscriber for Lines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.is_event() && *metadata.level() <= self.most
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(self.most.into())
+    }
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let metadata = event.metadata();
+        (self.sink)(*metadata.level(), metadata.target(), &(line.message + &line.fields));
+    }
+
+    // Spans are not enabled.
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing to a string does not fail.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    #[test]
+    fn lines_have_their_fields_and_those_below_the_level_are_left_out() {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let put = got.clone();
+        let sink = move |level: Level, target: &str, line: &str| {
+            put.lock().unwrap().push(format!("{level} {target} {line}"));
+        };
+        tracing::dispatcher::with_default(&lines(Level::INFO, Box::new(sink)), || {
+            tracing::info!(target: "here", link = %"eth0", mtu = 1400, "link up");
+            tracing::debug!("a detail");
+        });
+        assert_eq!(*got.lock().unwrap(), ["INFO here link up link=eth0 mtu=1400"]);
+    }
+}

@@ -1,0 +1,227 @@
+//! A tunnel of an app: how to start one, and what to do with it.
+
+use std::{
+    net::IpAddr,
+    os::fd::{BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use mpvpn_control::config::ClientOptions;
+use mpvpn_engine::{
+    Protect, Resolve,
+    client::embedded::{App, Handle, Packets, start},
+};
+
+use crate::{Error, Event, Level, Link, Status, log};
+
+/// A tunnel that is about to be started.
+pub struct Builder {
+    options: ClientOptions,
+    protect: Option<Protect>,
+    resolve: Option<Resolve>,
+    links: Option<Vec<Link>>,
+    log: Option<tracing::Dispatch>,
+}
+
+impl Builder {
+    /// A tunnel with this configuration: TOML with the keys of `client.toml` but those about a TUN device, proxies and the
+    /// log. `server`, and one of `ca`, `pin` and `insecure`, have to be there.
+    ///
+    /// # Errors
+    /// If the text cannot be understood; whether the keys fit together is told at the start.
+    pub fn new(configuration: &str) -> Result<Self, Error> {
+        let options = ClientOptions::parse(configuration)?;
+        Ok(Self { options, protect: None, resolve: None, links: None, log: None })
+    }
+
+    /// Has every socket shown to the app before anything is sent through it, with the name of its link. There the app
+    /// keeps it out of the tunnel (`VpnService.protect`) and may bind it to a network (`Network.bindSocket`). A link whose
+    /// socket is answered with `false` is not used.
+    #[must_use]
+    pub fn protect(mut self, protect: impl Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync + 'static) -> Self {
+        self.protect = Some(Arc::new(protect));
+        self
+    }
+
+    /// Resolves the server's name in place of the system, whose resolver may ask through this very tunnel. It is called by
+    /// a thread of its own and may take its time; the tunnel stops when it has returned.
+    #[must_use]
+    pub fn resolve(
+        mut self,
+        resolve: impl Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync + 'static,
+    ) -> Self {
+        self.resolve = Some(Arc::new(resolve));
+        self
+    }
+
+    /// Gives the links, where the kernel does not tell them, as on Android, or others are wanted. With `path` in the
+    /// configuration only those that it names are used.
+    #[must_use]
+    pub fn links(mut self, links: Vec<Link>) -> Self {
+        self.links = Some(links);
+        self
+    }
+
+    /// Has the lines of the log up to the level `most` handed to `sink`, by the tunnel's thread. Without it they go to the
+    /// subscriber of `tracing` that the process has, if any.
+    #[must_use]
+    pub fn log(mut self, most: Level, sink: impl Fn(Level, &str, &str) + Send + Sync + 'static) -> Self {
+        self.log = Some(log::lines(most, Box::new(sink)));
+        self
+    }
+
+    /// Starts the tunnel with the packets of a descriptor, one a read and a write: what `VpnService` gives, or an end of a
+    /// pair of sockets (SOCK_SEQPACKET, SOCK_DGRAM). It becomes nonblocking, with all its duplicates.
+    ///
+    /// `events` is called by the tunnel's thread and must not wait.
+    ///
+    /// # Errors
+    /// If the configuration or the descriptor cannot be used.
+    pub fn start_with_descriptor(
+        self,
+        packets: OwnedFd,
+        events: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Tunnel, Error> {
+        self.start(Packets::Descriptor(packets), Box::new(events))
+    }
+
+    /// Starts the tunnel with packets by calls: [`Tunnel::push`] takes those of the app, `packets` gets those for it, each
+    /// a whole IP packet with right checksums.
+    ///
+    /// `packets` and `events` are called by the tunnel's thread and must not wait.
+    ///
+    /// # Errors
+    /// If the configuration cannot be used.
+    pub fn start_with_calls(
+        self,
+        packets: impl FnMut(&[u8]) + Send + 'static,
+        events: impl FnMut(Event) + Send + 'static,
+    ) -> Result<Tunnel, Error> {
+        self.start(Packets::Calls(Box::new(packets)), Box::new(events))
+    }
+
+    pub(crate) fn start(
+        self,
+        packets: Packets,
+        events: Box<dyn FnMut(Event) + Send>,
+    ) -> Result<Tunnel, Error> {
+        let Self { options, protect, resolve, links, log } = self;
+        start(App { options, packets, events, protect, resolve, links, log }).map(Tunnel)
+    }
+}
+
+/// A running tunnel, for any thread. Dropping it stops it.
+pub struct Tunnel(Handle);
+
+impl Tunnel {
+    /// Hands over one packet of the app without waiting; whether it was taken. It is not if too many wait (1024), if the
+    /// tunnel has ended, or if packets come by a descriptor. While there is no connection packets are taken and lost.
+    pub fn push(&self, packet: &[u8]) -> bool {
+        self.0.push(packet)
+    }
+
+    /// Links may have come or gone, or have other addresses: they are looked at anew. Linux tells of that by itself, so
+    /// this is for systems that do not.
+    pub fn network_changed(&self) {
+        self.0.network_changed();
+    }
+
+    /// The links are these now, whoever told before. One that is here again with the same address keeps its socket.
+    pub fn set_links(&self, links: Vec<Link>) {
+        self.0.set_links(links);
+    }
+
+    /// How things are, as `mpvpn status` tells; `None` if the tunnel has ended, or in a call of its own thread.
+    pub fn status(&self) -> Option<Status> {
+        self.0.status()
+    }
+
+    /// The same in JSON, as of `mpvpn status --json`.
+    pub fn status_json(&self) -> Option<String> {
+        serde_json::to_string(&self.status()?).ok()
+    }
+
+    /// Whether the tunnel has not ended by itself.
+    pub fn is_running(&self) -> bool {
+        self.0.is_running()
+    }
+
+    /// Says good-bye to the server and waits until the tunnel's threads have ended: nothing is called after this, but for
+    /// the rest of the call in which it may itself have been called.
+    pub fn stop(self) {
+        self.0.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        sync::mpsc::channel,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    const NOBODY: &str = "server = '127.0.0.1:9'\ninsecure = true\n";
+
+    fn start(text: &str) -> Result<Tunnel, Error> {
+        let given = vec![Link { address: Some([127, 0, 0, 1].into()), ..Link::new("lo") }];
+        Builder::new(text)?.links(given).start_with_calls(|_| {}, |_| {})
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told_and_nothing_is_left() {
+        let text = |result: Result<Tunnel, Error>| result.err().expect("an error").to_string();
+        assert!(text(start("server = 'a'")).contains("how to recognise the server"));
+        assert!(text(start("server")).contains("line 1"));
+        assert!(text(start(&format!("{NOBODY}share = ['lan0']"))).contains("`share` means nothing"));
+        let pipe = fs::File::open("/proc/self/exe").unwrap();
+        let started = Builder::new(NOBODY).unwrap().start_with_descriptor(pipe.into(), |_| {});
+        assert!(text(started).contains("one packet a read"));
+    }
+
+    #[test]
+    fn several_tunnels_run_beside_each_other_and_stop() {
+        let tunnels: Vec<_> = (0..3).map(|_| start(NOBODY).unwrap()).collect();
+        for tunnel in &tunnels {
+            let status = tunnel.status().expect("a status");
+            assert_eq!((status.links.len(), status.links[0].name.as_str()), (1, "lo"));
+            assert!(tunnel.status_json().unwrap().contains("\"connecting\""));
+            assert!(tunnel.push(&[0x45; 20]), "a packet is taken before there is a connection");
+            assert!(!tunnel.push(&[0; 65_536]), "larger than any packet");
+        }
+        tunnels.into_iter().for_each(Tunnel::stop);
+    }
+
+    #[test]
+    fn a_link_whose_socket_the_app_refuses_is_not_used() {
+        let (asked, names) = channel();
+        let given = vec![Link { address: Some([127, 0, 0, 1].into()), ..Link::new("lo") }];
+        let builder = Builder::new(NOBODY).unwrap().links(given).protect(move |_, name| {
+            let _ = asked.send(name.to_owned());
+            false
+        });
+        let tunnel = builder.start_with_calls(|_| {}, |_| {}).unwrap();
+        assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "lo");
+        let link = tunnel.status().unwrap().links.remove(0);
+        assert!(link.reason.contains("the app"), "{}", link.reason);
+        tunnel.set_links(vec![Link::new("other")]);
+        assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "other");
+    }
+
+    #[test]
+    fn the_app_resolves_the_name_and_may_stop_in_a_call() {
+        let (asked, names) = channel();
+        let builder = Builder::new("server = 'vpn.example'\ninsecure = true\n").unwrap().links(Vec::new());
+        let builder = builder.resolve(move |name| {
+            let _ = asked.send(name.to_owned());
+            Err("nobody knows".to_owned())
+        });
+        let tunnel = builder.start_with_calls(|_| {}, |_| {}).unwrap();
+        assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "vpn.example");
+        let start = Instant::now();
+        tunnel.stop();
+        assert!(start.elapsed() < Duration::from_secs(5));
+    }
+}

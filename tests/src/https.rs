@@ -1,0 +1,183 @@
+//! A small web server that gives a known stream of bytes over TLS, and a name server that knows its name.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+};
+
+use crate::{
+    http::Stream,
+    stage::{Place, Stage},
+};
+
+/// How long a client may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// `GET /N` gives N bytes of the stream.
+pub struct SecureSite {
+    name: String,
+    port: u16,
+    certificate: String,
+    sent: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+impl SecureSite {
+    /// Serves on every address of that host, with a certificate for `name`.
+    pub fn start(stage: &Stage, place: Place, name: &str) -> Self {
+        let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+        let config = ServerConfig::builder()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key)
+            .expect("a certificate and its key");
+        let config = Arc::new(config);
+        let listener = stage.inside(place, || TcpListener::bind("[::]:0").expect("a free port"));
+        let port = listener.local_addr().expect("a bound socket").port();
+        listener.set_nonblocking(true).expect("a socket can be nonblocking");
+        let (sent, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counter, stopped) = (Arc::clone(&sent), Arc::clone(&stop));
+        let acceptor = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        let (config, counter) = (Arc::clone(&config), Arc::clone(&counter));
+                        // A connection that ends badly shows at the client's end.
+                        thread::spawn(move || drop(serve(stream, config, &counter)));
+                    }
+                    Err(_) => thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        });
+        let certificate = made.cert.pem();
+        Self { name: name.to_owned(), port, certificate, sent, stop, acceptor: Some(acceptor) }
+    }
+
+    /// The page with so many bytes.
+    pub fn url(&self, size: u64) -> String {
+        format!("https://{}:{}/{size}", self.name, self.port)
+    }
+
+    /// Its certificate (PEM).
+    pub fn certificate(&self) -> &str {
+        &self.certificate
+    }
+
+    /// Bytes of the stream that went into its sockets so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for SecureSite {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+    }
+}
+
+fn serve(stream: TcpStream, config: Arc<ServerConfig>, sent: &AtomicU64) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(SILENCE))?;
+    stream.set_write_timeout(Some(SILENCE))?;
+    let connection = ServerConnection::new(config).map_err(io::Error::other)?;
+    let mut reader = BufReader::new(StreamOwned::new(connection, stream));
+    let (mut line, mut request) = (String::new(), String::new());
+    while reader.read_line(&mut line)? > 2 {
+        if request.is_empty() {
+            request.clone_from(&line);
+        }
+        line.clear();
+    }
+    let path = request.split_whitespace().nth(1).unwrap_or("/");
+    let size: u64 = path.trim_start_matches('/').parse().unwrap_or(0);
+    let mut tls = reader.into_inner();
+    write!(tls, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n")?;
+    let mut rest = Stream::default().take(size);
+    let mut piece = [0; 16 << 10];
+    loop {
+        let length = rest.read(&mut piece)?;
+        if length == 0 {
+            break;
+        }
+        tls.write_all(&piece[..length])?;
+        sent.fetch_add(length as u64, Ordering::Relaxed);
+    }
+    tls.conn.send_close_notify();
+    tls.flush()
+}
+
+/// Answers every question with one address.
+pub struct NameServer {
+    address: SocketAddr,
+    asked: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NameServer {
+    /// Answers at `own` on that host, that every name has the address `answer`.
+    pub fn start(stage: &Stage, place: Place, own: Ipv4Addr, answer: Ipv4Addr) -> Self {
+        let socket = stage.inside(place, || UdpSocket::bind((own, 0)).expect("a free port"));
+        let address = socket.local_addr().expect("a bound socket");
+        socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket can be patient");
+        let (asked, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counter, stopped) = (Arc::clone(&asked), Arc::clone(&stop));
+        let thread = thread::spawn(move || {
+            let mut question = [0; 512];
+            while !stopped.load(Ordering::Relaxed) {
+                let Ok((length, from)) = socket.recv_from(&mut question) else { continue };
+                counter.fetch_add(1, Ordering::Relaxed);
+                if let Some(reply) = reply(&question[..length], answer) {
+                    let _ = socket.send_to(&reply, from);
+                }
+            }
+        });
+        Self { address, asked, stop, thread: Some(thread) }
+    }
+
+    /// Where it answers.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Questions so far.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for NameServer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The question again, and one record A (RFC 1035 §4.1).
+fn reply(question: &[u8], answer: Ipv4Addr) -> Option<Vec<u8>> {
+    let mut bytes = question.to_vec();
+    let header = bytes.get_mut(..12)?;
+    header[2] |= 0x80;
+    header[6..8].copy_from_slice(&1_u16.to_be_bytes());
+    // The name of the question, type A, class IN, a minute, four bytes.
+    bytes.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+    bytes.extend(answer.octets());
+    Some(bytes)
+}
