@@ -34,5 +34,5 @@ pub mod undo;
 pub use error::OsError;
 pub use tcp::{TcpAcceptor, TcpSocket};
 pub use tun::{Tun, TunConfig};
-pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
+pub use udp::{ConnectedUdp, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
 pub use undo::Undo;

@@ -25,7 +25,7 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, connection)) = self.watched(now, id, stream) else { return };
+        let Some((peer, connection)) = self.watched(now, id) else { return };
         peer.relays.insert(connection, stream);
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }
@@ -36,21 +36,16 @@ impl Server {
         if let Err(reason) = self.user_of(id, credentials.as_deref()) {
             return self.refuse(id, stream, &reason);
         }
-        let Some((_, connection)) = self.watched(now, id, stream) else { return };
+        let Some((_, connection)) = self.watched(now, id) else { return };
         connection.write(stream, h3::encode_headers(&Headers::response(204)));
         connection.finish(stream);
     }
 
     /// A client that was granted something: its paths are watched, if they are not yet.
-    fn watched(
-        &mut self,
-        now: Instant,
-        id: ConnectionId,
-        stream: StreamId,
-    ) -> Option<(&mut Peer, &mut Connection)> {
+    pub(super) fn watched(&mut self, now: Instant, id: ConnectionId) -> Option<(&mut Peer, &mut Connection)> {
         let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
         if peer.carrier().is_none() {
-            let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
+            let mut carrier = Carrier::new(now, Role::Server, None, Scheduler::default());
             for path in connection.paths().collect::<Vec<PathId>>() {
                 carrier.path_opened(now, connection, path);
             }
