@@ -31,6 +31,8 @@ pub struct Queued {
     pub flow: u32,
     /// Overtaking another packet of its flow would cost the flow speed. The queue only carries it along.
     pub ordered: bool,
+    /// It travels as it is: nobody at the far end puts such packets back in order, or together. Carried along as well.
+    pub plain: bool,
 }
 
 /// What an [`FqCodel`] may hold and how long packets may wait in it.
@@ -136,7 +138,8 @@ impl FqCodel {
         };
         self.bytes += packet.data.len();
         self.packets += 1;
-        let packet = Packet { data: packet.data, flow: packet.flow, ordered: packet.ordered, at };
+        let Queued { data, flow, ordered, plain } = packet;
+        let packet = Packet { data, flow, ordered, plain, at };
         self.store.push(&mut self.flows.get_mut(slot).fifo, packet);
         if self.bytes <= self.limit_bytes && self.packets <= self.limit_packets {
             return 0;
@@ -276,8 +279,8 @@ impl FqCodel {
             match flow.codel.judge(&self.law, now, waited, flow.fifo.bytes) {
                 Verdict::Send => {
                     flow.deficit -= as_deficit(packet.data.len().max(1));
-                    let queued = Queued { data: packet.data, flow: packet.flow, ordered: packet.ordered };
-                    return Some(Ready { queued, at: packet.at });
+                    let Packet { data, flow, ordered, plain, at } = packet;
+                    return Some(Ready { queued: Queued { data, flow, ordered, plain }, at });
                 }
                 Verdict::Drop => {
                     self.bytes -= packet.data.len();

@@ -1,8 +1,10 @@
-//! The TCP connections that a server opens for its clients (CONNECT, RFC 9110 §9.3.6): one shard's.
+//! The TCP connections and UDP sockets that a server opens for its clients (CONNECT, RFC 9110 §9.3.6; CONNECT-UDP,
+//! RFC 9298): one shard's.
 //!
-//! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, sockets that are ready, names
-//! that were resolved, time. Out: calls of [`Relays`], through which bytes go to and come from the clients' streams.
-//! `gate` says what is forbidden, `names` which names are known, `attempts` connects, a [`Pipe`] moves bytes.
+//! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, their payloads, sockets that are
+//! ready, names that were resolved, time. Out: calls of [`Relays`], through which bytes and payloads go to and come from
+//! the clients. `gate` says what is forbidden, `names` which names are known, `attempts` connects, a [`Pipe`] moves
+//! bytes, `datagrams` payloads.
 //!
 //! Always holds:
 //! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
@@ -10,10 +12,12 @@
 //! - A connection holds 64 KiB or one piece of its client at most, and reads nothing that its client has no room for.
 //! - Each connection that is asked for ends with one call of `failed`, or has one of `opened` first; nothing is told
 //!   about one that the client has given up ([`Egress::gone`]).
-//! - Connections are bounded for all users together and for each ([`Budget`]), and so are names that are asked for.
+//! - Connections and UDP sockets are bounded, together, for all users and for each ([`Budget`]), and so are names that
+//!   are asked for.
 
 mod attempts;
 mod budget;
+mod datagrams;
 mod gate;
 mod names;
 
@@ -28,7 +32,7 @@ use std::{
 use mpvpn_control::access::Access;
 use mpvpn_masque::connect::{Authority, Failure, Host};
 use mpvpn_os::{
-    TcpSocket,
+    RecvBatch, TcpSocket,
     poll::{Event, Interest, Poller},
 };
 use slab::Slab;
@@ -40,6 +44,7 @@ use crate::{
 use attempts::{Attempts, Standing};
 pub(crate) use budget::Budget;
 use budget::Permit;
+use datagrams::{Early, Port};
 use gate::Gate;
 pub(crate) use gate::{ReadAddresses, addresses_of_this_machine};
 use names::{Found, Names};
@@ -49,6 +54,8 @@ pub(crate) const EGRESS: u64 = 1 << 32;
 
 /// A connection that does not stand after so long, the name included, is given up.
 const CONNECT: Duration = Duration::from_secs(20);
+/// Messages a receive call of a UDP socket.
+const BATCH: usize = 16;
 /// Bits of a token for the place of a relay in the table; above them those of the attempt, then the generation.
 const SLOT_BITS: u32 = 27;
 const ATTEMPT_BITS: u32 = 5;
@@ -62,8 +69,18 @@ pub(crate) trait Relays: ByteStreams {
     /// There is no connection, and this is why; `reason` is for people.
     fn failed(&mut self, now: Instant, id: Self::Id, failure: Failure, reason: String);
 
-    /// The destination has reset the connection, or it broke: both halves are over.
+    /// The destination has reset the connection, or it broke: both halves are over. Or nothing moves in a flow of UDP.
     fn abort(&mut self, now: Instant, id: Self::Id);
+
+    /// A UDP payload has come from the target.
+    fn payload(&mut self, now: Instant, id: Self::Id, payload: &[u8]);
+}
+
+/// What a client wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Tcp,
+    Udp,
 }
 
 /// What an [`Egress`] needs.
@@ -94,7 +111,9 @@ pub(crate) struct Egress<Id> {
     /// Tells a relay from those that had its place before.
     generation: u32,
     open: usize,
+    open_udp: usize,
     scratch: Scratch,
+    batch: RecvBatch,
 }
 
 struct Relay<Id> {
@@ -109,11 +128,14 @@ struct Relay<Id> {
 }
 
 enum Stage {
-    /// Its name is being asked for, until then.
+    /// The name of a TCP connection's destination is being asked for, until then.
     Naming(Instant),
+    /// The name of a UDP flow's target is.
+    NamingUdp(Early),
     /// It is given up then.
     Connecting(Instant, Box<Attempts>),
     Open(Pipe),
+    Udp(Port),
 }
 
 impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
@@ -133,7 +155,9 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             timers: BTreeSet::new(),
             generation: 0,
             open: 0,
+            open_udp: 0,
             scratch: Scratch::default(),
+            batch: RecvBatch::new(BATCH),
         })
     }
 
@@ -142,15 +166,19 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.open
     }
 
-    /// The stream `id` of `user` wants a connection to `to`. What comes of it is told by `relays`, maybe at once.
+    /// UDP flows of this shard.
+    pub(crate) fn open_udp(&self) -> usize {
+        self.open_udp
+    }
+
+    /// The stream `id` of `user` wants a connection, or payloads to be carried, to `to`. What comes of it is told by `relays`, maybe at once.
     pub(crate) fn connect<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         relays: &mut R,
         id: Id,
-        user: &str,
-        to: Authority,
+        (user, to, transport): (&str, Authority, Transport),
     ) {
         // One stream has one connection.
         self.gone(id);
@@ -161,12 +189,25 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         };
         self.generation = self.generation.checked_add(1).unwrap_or(1);
         let until = now + CONNECT;
-        let relay =
-            Relay { id, generation: self.generation, due: until, to, permit, stage: Stage::Naming(until) };
+        let stage = match transport {
+            Transport::Tcp => Stage::Naming(until),
+            Transport::Udp => Stage::NamingUdp(Early::default()),
+        };
+        let relay = Relay { id, generation: self.generation, due: until, to, permit, stage };
         let slot = self.table.insert(relay);
         self.slots.insert(id, slot);
         self.timers.insert((until, slot));
         self.find(now, poller, relays, slot);
+    }
+
+    /// A payload of the client for the target of the flow `id`.
+    pub(crate) fn payload(&mut self, now: Instant, id: Id, payload: &[u8]) {
+        let Some(&slot) = self.slots.get(&id) else { return };
+        match &mut self.table[slot].stage {
+            Stage::Udp(port) => port.send(now, payload),
+            Stage::NamingUdp(early) => early.keep(payload),
+            _ => {}
+        }
     }
 
     /// The stream `id` has bytes, or has ended: they go to the destination as far as that takes them.
@@ -202,12 +243,12 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let relay = self.take(slot);
         match relay.stage {
             Stage::Open(pipe) => pipe.reset(),
-            Stage::Naming(_) => {
+            Stage::Naming(_) | Stage::NamingUdp(_) => {
                 if let Host::Name(name) = &relay.to.host {
                     self.names.leave(name, token);
                 }
             }
-            Stage::Connecting(..) => {}
+            Stage::Connecting(..) | Stage::Udp(_) => {}
         }
     }
 
@@ -223,7 +264,13 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let Some(relay) = self.table.get_mut(slot) else { return };
         let id = relay.id;
         match &mut relay.stage {
-            Stage::Naming(_) => {}
+            Stage::Naming(_) | Stage::NamingUdp(_) => {}
+            Stage::Udp(port) => {
+                let each = |payload: &[u8]| relays.payload(now, id, payload);
+                if let Err(error) = port.receive(now, &mut self.batch, each) {
+                    self.broken(now, relays, slot, &error);
+                }
+            }
             Stage::Connecting(_, attempts) => match attempts.ended(now, attempt) {
                 Some(socket) => self.stands(now, poller, relays, slot, socket, event.token),
                 None => self.advance(now, poller, relays, slot),
@@ -262,12 +309,20 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         while let Some(&(_, slot)) = self.timers.first().filter(|(due, _)| *due <= now) {
             match &self.table[slot].stage {
-                Stage::Naming(_) => self.give_up(now, relays, slot, "its name was not resolved in time"),
+                Stage::Naming(_) | Stage::NamingUdp(_) => {
+                    self.give_up(now, relays, slot, "its name was not resolved in time")
+                }
                 Stage::Connecting(until, _) if *until <= now => {
                     self.give_up(now, relays, slot, "it does not answer");
                 }
                 Stage::Connecting(..) => self.advance(now, poller, relays, slot),
                 Stage::Open(pipe) => match pipe.expires() {
+                    expires if expires <= now => {
+                        self.broken(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                    }
+                    expires => self.arm(slot, expires),
+                },
+                Stage::Udp(port) => match port.expires() {
                     expires if expires <= now => {
                         self.broken(now, relays, slot, &io::ErrorKind::TimedOut.into());
                     }
@@ -286,7 +341,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
         self.slots.clear();
         self.timers.clear();
-        self.open = 0;
+        (self.open, self.open_udp) = (0, 0);
     }
 
     /// Looks for the addresses of a new relay.
@@ -322,7 +377,9 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         found: &Found,
     ) {
         let relay = &mut self.table[slot];
-        let Stage::Naming(until) = relay.stage else { return };
+        if !matches!(relay.stage, Stage::Naming(_) | Stage::NamingUdp(_)) {
+            return;
+        }
         let list: &[IpAddr] = match found {
             Ok(list) if list.is_empty() => {
                 return self.fail(now, relays, slot, Failure::Name, "the name has no address");
@@ -344,8 +401,39 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         if let Some(reason) = denied.filter(|_| allowed.is_empty()) {
             return self.fail(now, relays, slot, Failure::Prohibited, reason);
         }
-        relay.stage = Stage::Connecting(until, Box::new(Attempts::new(now, allowed)));
-        self.advance(now, poller, relays, slot);
+        match &mut relay.stage {
+            Stage::NamingUdp(early) => {
+                let early = std::mem::take(early);
+                self.open_port(now, poller, relays, slot, &allowed, early);
+            }
+            Stage::Naming(until) => {
+                relay.stage = Stage::Connecting(*until, Box::new(Attempts::new(now, allowed)));
+                self.advance(now, poller, relays, slot);
+            }
+            _ => {}
+        }
+    }
+
+    /// Opens the socket of a UDP flow.
+    fn open_port<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        slot: usize,
+        addresses: &[SocketAddr],
+        early: Early,
+    ) {
+        let port = match Port::open(now, poller, self.token(slot, 0), addresses, early) {
+            Ok(port) => port,
+            Err((failure, error)) => return self.fail(now, relays, slot, failure, error),
+        };
+        self.arm(slot, port.expires());
+        let relay = &mut self.table[slot];
+        relay.stage = Stage::Udp(port);
+        self.open_udp += 1;
+        tracing::debug!(id = ?relay.id, to = %relay.to, user = relay.permit.user(), "carries UDP");
+        relays.opened(now, relay.id);
     }
 
     /// Begins what is to begin of a relay's attempts.
@@ -414,7 +502,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// A connection that stood has broken.
     fn broken<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, error: &io::Error) {
         let relay = self.take(slot);
-        tracing::debug!(id = ?relay.id, to = %relay.to, %error, "a connection broke");
+        tracing::debug!(id = ?relay.id, to = %relay.to, %error, "over");
         if let Stage::Open(pipe) = relay.stage {
             pipe.reset();
         }
@@ -424,7 +512,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     fn give_up<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, reason: &str) {
         let token = self.token(slot, 0);
         let relay = &self.table[slot];
-        if let (Stage::Naming(_), Host::Name(name)) = (&relay.stage, &relay.to.host) {
+        if let (Stage::Naming(_) | Stage::NamingUdp(_), Host::Name(name)) = (&relay.stage, &relay.to.host) {
             self.names.leave(name, token);
         }
         self.fail(now, relays, slot, Failure::TimedOut, reason);
@@ -456,6 +544,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.slots.remove(&relay.id);
         self.timers.remove(&(relay.due, slot));
         self.open -= usize::from(matches!(relay.stage, Stage::Open(_)));
+        self.open_udp -= usize::from(matches!(relay.stage, Stage::Udp(_)));
         relay
     }
 

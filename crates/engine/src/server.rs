@@ -311,11 +311,12 @@ impl Running {
         let listen: Vec<_> = self.plane.sockets.iter().map(|socket| socket.bound).collect();
         let lost = asking.reports.iter().map(|report| report.lost).sum();
         let streams: usize = asking.reports.iter().map(|report| report.streams).sum();
+        let udp: usize = asking.reports.iter().map(|report| report.udp).sum();
         let sessions: Vec<_> = asking.reports.into_iter().flat_map(|report| report.sessions).collect();
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         let mut status = status::of_server(&self.config, addresses, &listen, &sessions, now, self.started);
         status::count_lost(&mut status, lost);
-        status.flows.stream = streams as u64;
+        (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
         for reply in asking.replies {
             // Who asked may be gone.
             let _ = reply.send(status.clone());

@@ -57,7 +57,7 @@ pub(crate) fn of_client(
         drops: report.drops,
     }];
     status.lane = report.lane.map(lane_of);
-    status.flows.stream = report.streams as u64;
+    (status.flows.stream, status.flows.udp) = (report.streams as u64, report.udp as u64);
     for path in &report.paths {
         let Some((id, link)) = path.link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
         let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());

@@ -107,13 +107,7 @@ impl ConnectIpRequest {
     /// The header section (RFC 9484 §4.5). A session secret of illegal length is left out.
     #[must_use]
     pub fn headers(&self) -> Headers {
-        let mut headers = Headers::new();
-        headers.push(":method", "CONNECT");
-        headers.push(":protocol", "connect-ip");
-        headers.push(":scheme", self.scheme.clone());
-        headers.push(":authority", self.authority.clone());
-        headers.push(":path", self.path.clone());
-        headers.push("capsule-protocol", "?1");
+        let mut headers = request::extended("connect-ip", &self.scheme, &self.authority, &self.path);
         if let Some(authorization) = &self.authorization {
             headers.push("authorization", authorization.clone());
         }

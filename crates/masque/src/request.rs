@@ -92,6 +92,18 @@ pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
     }
 }
 
+/// What every extended CONNECT begins with (RFC 9220 §3); its stream carries capsules.
+pub(crate) fn extended(protocol: &'static str, scheme: &str, authority: &str, path: &str) -> Headers {
+    let mut headers = Headers::new();
+    headers.push(":method", "CONNECT");
+    headers.push(":protocol", protocol);
+    headers.push(":scheme", scheme.to_owned());
+    headers.push(":authority", authority.to_owned());
+    headers.push(":path", path.to_owned());
+    headers.push("capsule-protocol", "?1");
+    headers
+}
+
 /// Whether a message says that its stream carries capsules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapsuleProtocol {

@@ -74,6 +74,12 @@ pub enum TemplateError {
         /// Its name.
         name: String,
     },
+    /// A variable that the protocol needs is not there.
+    #[error("template has no variable {name:?}")]
+    Missing {
+        /// Its name.
+        name: &'static str,
+    },
     /// Two expressions side by side, or a literal after one that a value could contain.
     #[error("variable {name:?} is followed by something that could be part of its value")]
     Ambiguous {

@@ -37,5 +37,5 @@ pub use error::OsError;
 pub use packet_fd::PacketFd;
 pub use tcp::{TcpAcceptor, TcpSocket};
 pub use tun::{Tun, TunConfig};
-pub use udp::{Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
+pub use udp::{ConnectedUdp, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
 pub use undo::Undo;

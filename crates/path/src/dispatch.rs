@@ -154,7 +154,7 @@ impl Dispatcher {
             self.flows.clear();
         }
         self.move_stranded(now);
-        if self.scheduler == Scheduler::Auto && !self.numbered {
+        if self.scheduler == Scheduler::Auto {
             self.relieve();
         }
     }
@@ -202,7 +202,7 @@ impl Dispatcher {
     pub fn push(&mut self, now: Instant, packet: Queued) -> usize {
         let pin = match self.scheduler {
             Scheduler::Flow => true,
-            Scheduler::Auto => packet.ordered && !self.numbered,
+            Scheduler::Auto => packet.ordered && (packet.plain || !self.numbered),
             _ => false,
         };
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     fn packet(flow: u32, n: u8, ordered: bool) -> Queued {
-        Queued { data: Bytes::from(vec![n; 1000]), flow, ordered }
+        Queued { data: Bytes::from(vec![n; 1000]), flow, ordered, plain: false }
     }
 
     fn dispatcher(scheduler: Scheduler, paths: &[PathInfo]) -> (Dispatcher, Instant) {
@@ -327,6 +327,18 @@ mod tests {
         let mut dispatcher = Dispatcher::new(scheduler, QueueConfig::default());
         dispatcher.set_paths(now, paths);
         (dispatcher, now)
+    }
+
+    #[test]
+    fn a_flow_that_nobody_puts_in_order_stays_on_a_path_beside_numbered_ones() {
+        let paths = [path(1, 10, PathState::Active), path(2, 20, PathState::Active)];
+        let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
+        dispatcher.set_numbered(now, true);
+        for n in 0..4 {
+            dispatcher.push(now, Queued { plain: true, ..packet(7, n, ORDERED) });
+        }
+        let mut gets = |id| dispatcher.pop(now, PathId(id), Want::Any).is_some();
+        assert_ne!(gets(1), gets(2), "one path has all of them");
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(crate) use policy::PathPolicy;
 use pulse::{Echo, Pulses};
 pub use report::{Counters, PathReport};
 use rescue::Rescue;
+pub(crate) use sequence::FlowMeter;
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
 
@@ -111,6 +112,8 @@ impl Watched {
 #[derive(Debug)]
 pub(crate) struct Carrier {
     role: Role,
+    /// The request stream whose packets it carries; `None` if it carries streams and payloads of UDP only.
+    stream: Option<u64>,
     prefix: DatagramPrefix,
     dispatcher: Dispatcher,
     choice: Choice,
@@ -139,15 +142,18 @@ pub(crate) struct Carrier {
     /// When memory for packets was last in use, until it has been given back.
     busy: Option<Instant>,
     ranges: Vec<std::ops::Range<usize>>,
+    /// Payloads of UDP that no path took.
+    too_big: u64,
     pub(crate) counters: Counters,
 }
 
 impl Carrier {
-    /// A tunnel on the request stream `stream` of a connection whose path 0 is open.
-    pub(crate) fn new(now: Instant, role: Role, stream: u64, scheduler: Scheduler) -> Self {
+    /// For a connection whose path 0 is open, with a tunnel on the request stream `stream`, if there is one.
+    pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {
             role,
-            prefix: datagram::prefix(stream, 0),
+            stream,
+            prefix: datagram::prefix(stream.unwrap_or_default(), datagram::CONTEXT_PAYLOAD),
             dispatcher: Dispatcher::new(scheduler, queue()),
             choice: Choice::new(),
             offers: Vec::new(),
@@ -167,6 +173,7 @@ impl Carrier {
             arena: Arena::new(),
             busy: None,
             ranges: Vec::new(),
+            too_big: 0,
             counters: Counters::default(),
         }
     }
@@ -273,39 +280,38 @@ impl Carrier {
         self.steer_acks(now, connection);
     }
 
-    /// Takes the payload of a received HTTP datagram apart; `None` if it is not an IP packet of
-    /// this tunnel.
+    /// Takes the payload of a received QUIC DATAGRAM frame apart.
     ///
     /// # Errors
     /// If it is malformed, which the peer must be told (RFC 9297 §2.1).
-    pub(crate) fn open_datagram(
-        &mut self,
-        now: Instant,
-        datagram: Bytes,
-    ) -> Result<Option<Arrived>, DatagramError> {
+    pub(crate) fn open_datagram(&mut self, now: Instant, datagram: Bytes) -> Result<Opened, DatagramError> {
         let prefix = self.prefix.as_ref();
-        if datagram.starts_with(prefix) {
-            return Ok(Some(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
+        if self.stream.is_some() && datagram.starts_with(prefix) {
+            return Ok(Opened::Packet(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
         }
         if let Some(sequencer) = &mut self.sequencer
             && datagram.starts_with(sequencer.prefix().as_ref())
         {
             let opened = sequencer.open(datagram);
-            return Ok(opened.map(|(label, packet)| Arrived { label: Some(label), packet }));
+            return Ok(opened.map_or(Opened::Nothing, |(label, packet)| {
+                Opened::Packet(Arrived { label: Some(label), packet })
+            }));
         }
         if let Some(rescue) = self.rescue.as_mut().filter(|rescue| rescue.is_own(&datagram)) {
             rescue.take(datagram);
-            return Ok(None);
+            return Ok(Opened::Nothing);
         }
         if self.pulses.as_ref().is_some_and(|pulses| pulses.is_report(&datagram)) {
             self.take_report(now, &datagram);
-            return Ok(None);
+            return Ok(Opened::Nothing);
         }
-        // The same numbers may be written in longer varints (RFC 9000 §16).
-        let parsed = datagram::parse(&datagram)?;
-        let own = datagram::parse(prefix)?;
-        let ours = parsed.stream_id == own.stream_id && parsed.context_id == own.context_id;
-        Ok(ours.then(|| Arrived { label: None, packet: datagram.slice(parsed.payload_at..) }))
+        Ok(match open_payload(&datagram)? {
+            // The same numbers may be written in longer varints (RFC 9000 §16).
+            Opened::Payload(stream, packet) if Some(stream) == self.stream => {
+                Opened::Packet(Arrived { label: None, packet })
+            }
+            opened => opened,
+        })
     }
 
     /// Hands out a packet that arrived, and those that waited for it.
@@ -380,11 +386,35 @@ impl Carrier {
         for range in &self.ranges {
             let data = whole.slice(range.clone());
             self.counters.tx_bytes += (data.len() - prefix.len()) as u64;
-            self.dispatcher.push(now, Queued { data, flow: hash, ordered });
+            self.dispatcher.push(now, Queued { data, flow: hash, ordered, plain: false });
         }
         self.note_traffic(now);
         self.busy = Some(now);
         None
+    }
+
+    /// Takes a payload of UDP that fits a datagram behind its prefix; `ordered` if overtaking hurts its flow.
+    pub(crate) fn send_payload(
+        &mut self,
+        now: Instant,
+        prefix: &DatagramPrefix,
+        payload: &[u8],
+        flow: u32,
+        ordered: bool,
+    ) {
+        let room = self.arena.room(prefix.as_ref().len() + payload.len());
+        room.extend_from_slice(prefix.as_ref());
+        room.extend_from_slice(payload);
+        let data = self.arena.take();
+        self.counters.tx_bytes += payload.len() as u64;
+        self.dispatcher.push(now, Queued { data, flow, ordered, plain: true });
+        self.note_traffic(now);
+        self.busy = Some(now);
+    }
+
+    /// A payload of UDP does not fit a datagram, and is dropped.
+    pub(crate) fn count_too_big(&mut self) {
+        self.too_big += 1;
     }
 
     /// Bytes that wait for a path.
@@ -629,6 +659,29 @@ fn is_pure_ack(segment: &[u8]) -> bool {
     const OTHER_FLAGS: u8 = 0b111;
     let (Some(offset), Some(flags)) = (segment.get(12), segment.get(13)) else { return false };
     usize::from(offset >> 4) * 4 == segment.len() && flags & OTHER_FLAGS == 0
+}
+
+/// What a received QUIC DATAGRAM frame holds.
+#[derive(Debug)]
+pub(crate) enum Opened {
+    /// An IP packet of the tunnel.
+    Packet(Arrived),
+    /// What is in context 0 of another request stream.
+    Payload(u64, Bytes),
+    /// Nothing that anybody waits for.
+    Nothing,
+}
+
+/// Takes the payload of a QUIC DATAGRAM frame apart where there is no tunnel.
+///
+/// # Errors
+/// If it is malformed, which the peer must be told (RFC 9297 §2.1).
+pub(crate) fn open_payload(datagram: &Bytes) -> Result<Opened, DatagramError> {
+    let parsed = datagram::parse(datagram)?;
+    if parsed.context_id != datagram::CONTEXT_PAYLOAD {
+        return Ok(Opened::Nothing);
+    }
+    Ok(Opened::Payload(parsed.stream_id, datagram.slice(parsed.payload_at..)))
 }
 
 /// An IP packet that came through the tunnel.

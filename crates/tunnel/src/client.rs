@@ -7,6 +7,7 @@ mod member;
 mod reach;
 mod relays;
 mod told;
+mod udp;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,7 +19,10 @@ use ipnet::IpNet;
 use mpvpn_lane::rules::Rules;
 use mpvpn_masque::{
     capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
+    connect_udp,
+    datagram::DatagramError,
     h3::{self, H3Error, Side},
+    template::Template,
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
 use mpvpn_path::Scheduler;
@@ -28,11 +32,12 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::{
-    Counters, RelayId,
+    Counters, RelayId, UdpId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
-    carrier::{Carrier, Role},
+    carrier::{Carrier, Opened, Role},
     http::Http,
     relay::Relays,
+    udp::Inbox,
 };
 use lane::{Lane, Reach, gateway};
 pub use links::LinkPolicy;
@@ -40,6 +45,8 @@ use member::Part;
 use reach::REVIVE;
 use relays::Own;
 pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
+use udp::Udp;
+pub use udp::UdpNews;
 
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -99,6 +106,8 @@ struct Session {
     asked: Option<StreamId>,
     /// Streams that carry the bytes of connections.
     relays: Relays,
+    /// Flows of UDP payloads.
+    udp: Udp,
     since: Instant,
     accepted: bool,
     up: bool,
@@ -111,6 +120,8 @@ struct Session {
     dns: Vec<IpAddr>,
     /// It makes TCP connections wherever it would translate packets.
     streams: bool,
+    /// It carries UDP payloads there, too.
+    udp_like_packets: bool,
     /// What the server was told about the links under the paths; `None` if it does not want to know.
     told: Option<BTreeMap<PathId, LinkNotice>>,
     carrier: Carrier,
@@ -137,6 +148,9 @@ pub struct Client {
     joiner: Joiner,
     lane: Lane,
     own: Own,
+    udp_template: Template,
+    /// Payloads from targets.
+    udp_in: Inbox,
     events: VecDeque<ClientEvent>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
@@ -164,6 +178,8 @@ impl Client {
             lane: Lane::new(now, config.lane.clone(), config.lane_secret),
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             own: Own::default(),
+            udp_template: connect_udp::default_template(),
+            udp_in: Inbox::default(),
             config,
             events: VecDeque::new(),
             probes: VecDeque::new(),
@@ -262,7 +278,7 @@ impl Client {
                 // With the old connection its streams would end: it is asked once more.
                 QuicEvent::Connected
                     if let Some(session) = &mut self.session
-                        && self.lane.flows() + self.own.len() > 0 =>
+                        && self.lane.flows() + self.own.len() + session.udp.flows.len() > 0 =>
                 {
                     let attempt = &mut self.attempts[position];
                     attempt.ready = Some(now);
@@ -323,7 +339,7 @@ impl Client {
             }
         };
         // Replaced by the tunnel's own once the number of the request stream is known.
-        let mut carrier = Carrier::new(now, Role::Client, 0, self.config.scheduler);
+        let mut carrier = Carrier::new(now, Role::Client, None, self.config.scheduler);
         carrier.path_opened(now, connection, PathId(0));
         self.session = Some(Session {
             connection: id,
@@ -331,6 +347,7 @@ impl Client {
             request: None,
             asked: None,
             relays: Relays::default(),
+            udp: Udp::default(),
             since: now,
             accepted: false,
             up: false,
@@ -340,6 +357,7 @@ impl Client {
             networks: Vec::new(),
             dns: Vec::new(),
             streams: false,
+            udp_like_packets: false,
             told: None,
             carrier,
         });
@@ -436,11 +454,16 @@ impl Client {
         let mut bytes = 0;
         let mut malformed = None;
         let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
-        let addresses = &session.addresses;
+        let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
+        let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
             let arrived = match carrier.open_datagram(now, datagram) {
-                Ok(Some(arrived)) => arrived,
-                Ok(None) => return,
+                Ok(Opened::Packet(arrived)) => arrived,
+                Ok(Opened::Payload(stream, payload)) => {
+                    payload_bytes += payload.len() as u64;
+                    return udp.arrived(UdpId::new(id, stream), payload, inbox);
+                }
+                Ok(Opened::Nothing) => return,
                 Err(error) => return malformed = Some(error),
             };
             // What is not for this client was misrouted, or is an attempt to get past its firewall.
@@ -453,11 +476,19 @@ impl Client {
             carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
         session.carrier.deliver_rescued(connection);
-        if bytes > 0 {
-            session.carrier.note_delivered(now, bytes);
+        if bytes + payload_bytes > 0 {
+            session.carrier.note_delivered(now, bytes + payload_bytes);
             self.joiner.flush();
         }
-        if let Some(error) = malformed {
+        if let Some(DatagramError::NoContextId { stream_id }) = malformed
+            && Some(stream_id) != session.request
+        {
+            let flow = UdpId::new(session.connection, stream_id);
+            if session.udp.flows.has(stream_id) {
+                self.udp_over(flow, Err(h3::code::DATAGRAM_ERROR));
+                self.events.push_back(ClientEvent::Udp(flow, UdpNews::Closed));
+            }
+        } else if let Some(error) = malformed {
             connection.close(now, error.code(), &error.to_string());
             self.lost(now, &LostReason::Transport(format!("the server sent a malformed datagram: {error}")));
         }
@@ -477,6 +508,7 @@ impl Client {
             self.drops_before += session.carrier.drops();
             self.lane.end_streams();
             self.own.end(session.connection, &mut self.events);
+            session.udp.end(session.connection, &mut self.events);
             self.close_connection(now, session.connection, reason);
         }
     }
@@ -710,6 +742,7 @@ impl Client {
             sojourn: Duration::ZERO,
             lane: None,
             streams: self.lane.flows() + self.own.len(),
+            udp: 0,
             paths: Vec::new(),
             mtu: 0,
         };
@@ -720,6 +753,7 @@ impl Client {
         }
         report.counters.tx_bytes += session.carrier.counters.tx_bytes;
         report.counters.rx_bytes += session.carrier.counters.rx_bytes;
+        report.udp = session.udp.flows.len();
         report.drops += session.carrier.drops();
         report.sojourn = session.carrier.sojourn();
         report.lane = session.carrier.lane();

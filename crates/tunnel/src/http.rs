@@ -89,6 +89,11 @@ impl Http {
         self.h3.forget(id);
     }
 
+    /// Whether the peer, a server, takes extended CONNECT (RFC 9220 §3).
+    pub(crate) fn extended_connect_allowed(&self) -> bool {
+        self.h3.peer_settings().is_some_and(|settings| settings.enable_connect_protocol)
+    }
+
     /// Whether HTTP datagrams may be sent: both ends have said so (RFC 9297 §2.1.1).
     pub(crate) fn datagrams_allowed(&self) -> bool {
         self.h3.datagrams_allowed()

@@ -29,16 +29,18 @@ mod pool;
 mod registry;
 mod relay;
 mod server;
+mod udp;
 
 pub use carrier::{Counters, LaneCounters, PathReport, Role};
 pub use client::{
     Assignment, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
-    LinkPolicy,
+    LinkPolicy, UdpNews,
 };
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
 pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use udp::UdpId;
 
 /// The request header by which a client asks the server to schedule its downlink as it does its
 /// uplink.
@@ -83,6 +85,9 @@ pub(crate) const NETWORKS_HEADER: &str = "mpvpn-networks";
 /// would translate their packets' addresses, which is everywhere but in its networks (a Boolean of RFC 9651). With a
 /// 501 it means that there are no packets, but such connections.
 pub(crate) const STREAMS_HEADER: &str = "mpvpn-streams";
+
+/// The response header in which the server says the same of UDP payloads, by CONNECT-UDP.
+pub(crate) const UDP_HEADER: &str = "mpvpn-udp";
 
 /// The response header in which the server names resolvers that it suggests: comma-separated addresses, the best
 /// first, as in `10.0.0.1, fd00::1`.

@@ -4,6 +4,7 @@ mod bare;
 mod dialogue;
 mod peers;
 mod relays;
+mod udp;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -15,7 +16,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{
     capsule::CapsuleReader,
     connect::Authority,
-    connect_ip,
+    connect_ip, connect_udp,
+    datagram::DatagramError,
     h3::{self, Side},
     template::{Template, TemplateError},
 };
@@ -28,11 +30,12 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Carries, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret,
-    carrier::{Carrier, Gateway},
+    Addresses, Carries, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret, UdpId,
+    carrier::{Carrier, Gateway, Opened, open_payload},
     client::{clamp_received, is_link_local},
     http::Http,
     relay::Relays,
+    udp::{Early, Inbox, UdpFlows},
 };
 
 use bare::Bare;
@@ -64,8 +67,8 @@ pub struct ServerConfig {
     pub subnet6: Option<Ipv6Net>,
     /// What clients may reach.
     pub routes: Vec<IpNet>,
-    /// Whether it says to clients that their TCP connections should come as streams: it then answers
-    /// [`ServerEvent::Connect`] wherever packets could go.
+    /// Whether it says to clients that their TCP connections and UDP payloads should come by CONNECT and CONNECT-UDP: it
+    /// then answers [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] wherever packets could go.
     pub streams: bool,
     /// Resolvers that it suggests to clients, the best first.
     pub dns: Vec<IpAddr>,
@@ -99,6 +102,18 @@ pub enum ServerEvent {
     RelayWritable(RelayId),
     /// The client has broken it off, or is gone; there is no such relay any more.
     RelayGone(RelayId),
+    /// A client wants UDP payloads to be carried: [`Server::udp_opened`] or [`Server::udp_failed`] answers it. Its
+    /// payloads may come before that ([`Server::poll_udp`]).
+    ConnectUdp {
+        /// The flow.
+        udp: UdpId,
+        /// Who wants it.
+        user: String,
+        /// Where to.
+        to: Authority,
+    },
+    /// The client has ended it, or is gone; there is no such flow any more.
+    UdpGone(UdpId),
 }
 
 /// What became of a packet that was read from the TUN.
@@ -147,6 +162,8 @@ struct Peer {
     /// While there is no tunnel, but relays.
     bare: Option<Box<Bare>>,
     relays: Relays,
+    udp: UdpFlows,
+    early: Early,
     /// Credentials that were looked at before, and whose they are.
     known: Option<(String, String)>,
     /// Its place in the queue of timers.
@@ -189,6 +206,7 @@ struct Tunnel {
 pub struct Server {
     config: ServerConfig,
     template: Template,
+    udp_template: Template,
     endpoint: Endpoint,
     shard: Shard,
     registry: Registry,
@@ -204,6 +222,8 @@ pub struct Server {
     waiting: VecDeque<ConnectionId>,
     joiner: Joiner,
     events: VecDeque<ServerEvent>,
+    /// Payloads from clients.
+    udp_in: Inbox,
     /// How many clients of this shard can take packets of a size (bytes).
     mtus: BTreeMap<usize, u32>,
     /// The largest of them, as the registry knows it.
@@ -232,6 +252,7 @@ impl Server {
         Ok(Self {
             endpoint: Endpoint::server(&config.setup.for_shard(shard)),
             template,
+            udp_template: connect_udp::default_template(),
             config,
             shard,
             own: registry.own(),
@@ -245,6 +266,7 @@ impl Server {
             waiting: VecDeque::new(),
             joiner: Joiner::new(),
             events: VecDeque::new(),
+            udp_in: Inbox::default(),
             mtus: BTreeMap::new(),
             mtu: None,
             forgiven: None,
@@ -286,6 +308,8 @@ impl Server {
                     tunnel: None,
                     bare: None,
                     relays: Relays::default(),
+                    udp: UdpFlows::default(),
+                    early: Early::default(),
                     known: None,
                     armed: None,
                     dirty: false,
@@ -379,7 +403,9 @@ impl Server {
                 QuicEvent::StreamWritable(stream) => {
                     self.events.push_back(ServerEvent::RelayWritable(RelayId::new(id, stream)));
                 }
-                QuicEvent::StreamStopped(stream, _) if peer.relays.breaks_when_stopped(stream) => {
+                QuicEvent::StreamStopped(stream, _)
+                    if peer.relays.breaks_when_stopped(stream) || peer.udp.has(stream) =>
+                {
                     stopped.push(stream);
                 }
                 QuicEvent::StreamOpened(_)
@@ -398,7 +424,10 @@ impl Server {
             return self.close_peer(now, id, code, &reason);
         }
         for stream in stopped {
-            self.relay_broken(id, stream);
+            match self.peers.get(id).is_some_and(|peer| peer.udp.has(stream)) {
+                true => self.udp_broken(id, stream, h3::code::REQUEST_CANCELLED),
+                false => self.relay_broken(id, stream),
+            }
         }
         self.receive(now, id);
         self.drive_http(now, id);
@@ -421,6 +450,7 @@ impl Server {
         }
         self.end_tunnel(now, id);
         self.end_relays(id);
+        self.end_udp(id);
         self.after(now, id);
     }
 
@@ -434,6 +464,7 @@ impl Server {
         }
         self.end_tunnel(now, id);
         self.end_relays(id);
+        self.end_udp(id);
         self.after(now, id);
     }
 
@@ -486,6 +517,7 @@ impl Server {
     fn forget(&mut self, now: Instant, id: ConnectionId) {
         self.end_tunnel(now, id);
         self.end_relays(id);
+        self.end_udp(id);
         let Some(peer) = self.peers.remove(id) else { return };
         if let Some(at) = peer.armed {
             self.timers.remove(&(at, id));
@@ -498,29 +530,28 @@ impl Server {
     fn receive(&mut self, now: Instant, id: ConnectionId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
-        let Some(tunnel) = &mut peer.tunnel else {
-            let malformed = match &mut peer.bare {
-                Some(bare) => bare.receive(now, connection),
-                None => {
-                    // Datagrams before the request was granted: drop them (RFC 9297 §2).
-                    connection.receive_datagrams(drop);
-                    None
-                }
-            };
-            if let Some(error) = malformed {
-                self.close_peer(now, id, error.code(), &error.to_string());
-            }
-            return;
-        };
-        let mut bytes = 0;
+        let Peer { tunnel, bare, udp, early, .. } = peer;
+        let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
-        let (carrier, joiner, addresses) = (&mut tunnel.carrier, &mut self.joiner, tunnel.addresses);
+        let (joiner, inbox) = (&mut self.joiner, &mut self.udp_in);
         connection.receive_datagrams(|datagram| {
-            let arrived = match carrier.open_datagram(now, datagram) {
-                Ok(Some(arrived)) => arrived,
-                Ok(None) => return,
+            let opened = match (&mut *tunnel, &mut *bare) {
+                (Some(tunnel), _) => tunnel.carrier.open_datagram(now, datagram),
+                (None, Some(bare)) => bare.carrier.open_datagram(now, datagram),
+                (None, None) => open_payload(&datagram),
+            };
+            let arrived = match opened {
+                Ok(Opened::Packet(arrived)) => arrived,
+                Ok(Opened::Payload(stream, payload)) if udp.has(stream) => {
+                    payload_bytes += payload.len() as u64;
+                    return inbox.push(UdpId::new(id, stream), payload);
+                }
+                Ok(Opened::Payload(stream, payload)) => return early.keep(stream, &payload),
+                Ok(Opened::Nothing) => return,
                 Err(error) => return malformed = Some(error),
             };
+            let Some(tunnel) = tunnel else { return };
+            let (carrier, addresses) = (&mut tunnel.carrier, tunnel.addresses);
             let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else {
                 return;
             };
@@ -531,19 +562,28 @@ impl Server {
             let mtu = carrier.mtu();
             carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
-        tunnel.carrier.deliver_rescued(connection);
         let mut starts_to_serve = None;
-        if bytes > 0 {
-            tunnel.carrier.note_delivered(now, bytes);
-            if !std::mem::replace(&mut tunnel.serves, true) {
-                starts_to_serve = Some((tunnel.secret, tunnel.addresses));
+        if let Some(tunnel) = tunnel
+            && bytes > 0
+            && !std::mem::replace(&mut tunnel.serves, true)
+        {
+            starts_to_serve = Some((tunnel.secret, tunnel.addresses));
+        }
+        if let Some(carrier) = peer.carrier() {
+            carrier.deliver_rescued(connection);
+            if bytes + payload_bytes > 0 {
+                carrier.note_delivered(now, bytes + payload_bytes);
             }
         }
         if let Some((secret, addresses)) = starts_to_serve {
             self.serve(&secret, addresses.unwrap_or_default());
         }
-        if let Some(error) = malformed {
-            self.close_peer(now, id, error.code(), &error.to_string());
+        match malformed {
+            Some(DatagramError::NoContextId { stream_id }) if !self.is_tunnel(id, stream_id) => {
+                self.udp_broken(id, stream_id, h3::code::DATAGRAM_ERROR);
+            }
+            Some(error) => self.close_peer(now, id, error.code(), &error.to_string()),
+            None => {}
         }
     }
 

@@ -18,6 +18,7 @@ pub(super) struct Packet {
     pub(super) data: Bytes,
     pub(super) flow: u32,
     pub(super) ordered: bool,
+    pub(super) plain: bool,
     /// When it was pushed, in ns.
     pub(super) at: u64,
 }

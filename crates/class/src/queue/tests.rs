@@ -26,7 +26,7 @@ fn start() -> Instant {
 fn packet(flow: u32, number: u64, length: usize) -> Queued {
     let mut data = vec![0; length];
     data[..8].copy_from_slice(&number.to_be_bytes());
-    Queued { data: data.into(), flow, ordered: false }
+    Queued { data: data.into(), flow, ordered: false, plain: false }
 }
 
 fn number(packet: &Queued) -> u64 {

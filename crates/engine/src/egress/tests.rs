@@ -1,7 +1,7 @@
 use std::{
     collections::VecDeque,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::{TcpListener, TcpStream, UdpSocket},
     thread::JoinHandle,
 };
 
@@ -33,6 +33,8 @@ struct Stream {
     is_open: bool,
     is_ended: bool,
     is_aborted: bool,
+    /// UDP payloads to the client.
+    payloads: Vec<Vec<u8>>,
     failure: Option<(Failure, String)>,
 }
 
@@ -88,6 +90,11 @@ impl Relays for Fake {
 
     fn abort(&mut self, _: Instant, id: u32) {
         assert!(!std::mem::replace(&mut self.stream(id).is_aborted, true), "aborted twice");
+    }
+
+    fn payload(&mut self, _: Instant, id: u32, payload: &[u8]) {
+        assert!(self.stream(id).is_open, "a payload before it is open");
+        self.stream(id).payloads.push(payload.to_vec());
     }
 }
 
@@ -190,7 +197,13 @@ impl World {
 
     fn connect(&mut self, id: u32, to: &str) {
         let now = self.now();
-        self.egress.connect(now, &self.poller, &mut self.relays, id, "anna", to.parse().unwrap());
+        self.egress.connect(
+            now,
+            &self.poller,
+            &mut self.relays,
+            id,
+            ("anna", to.parse().unwrap(), Transport::Tcp),
+        );
     }
 
     fn readable(&mut self, id: u32) {
@@ -519,9 +532,9 @@ fn rules_are_about_users_and_ports() {
     };
     let mut world = World::with(vec![rule], Budget::new(9, 9));
     let now = Instant::now();
-    world.egress.connect(now, &world.poller, &mut world.relays, 1, "anna", to.clone());
+    world.egress.connect(now, &world.poller, &mut world.relays, 1, ("anna", to.clone(), Transport::Tcp));
     assert_eq!(world.failure(1).0, Failure::Prohibited);
-    world.egress.connect(now, &world.poller, &mut world.relays, 2, "bob", to);
+    world.egress.connect(now, &world.poller, &mut world.relays, 2, ("bob", to, Transport::Tcp));
     world.until("a connection", |world| world.relays.stream(2).is_open);
 }
 
@@ -597,7 +610,7 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     let mut world = World::with(vec![], Budget::new(3, 2));
     let connect = |world: &mut World, id: u32, user: &str, to: &str| {
         let (now, to) = (world.now(), to.parse().unwrap());
-        world.egress.connect(now, &world.poller, &mut world.relays, id, user, to);
+        world.egress.connect(now, &world.poller, &mut world.relays, id, (user, to, Transport::Tcp));
         world.relays.stream(id).failure.clone().map(|(failure, _)| failure)
     };
     assert_eq!(connect(&mut world, 1, "anna", "a.example:1"), None);
@@ -660,4 +673,97 @@ fn tokens_of_the_past_are_ignored() {
     }
     assert_eq!(world.egress.open(), 1);
     assert!(!world.relays.stream(2).is_aborted);
+}
+
+/// A UDP flow to `to`, and what the client has sent before it stands.
+fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
+    let now = world.now();
+    let asked = ("anna", to.parse().unwrap(), Transport::Udp);
+    world.egress.connect(now, &world.poller, &mut world.relays, id, asked);
+    early.iter().for_each(|payload| world.egress.payload(now, id, payload));
+}
+
+fn udp_target() -> UdpSocket {
+    let target = UdpSocket::bind("127.0.0.1:0").unwrap();
+    target.set_read_timeout(Some(LONG)).unwrap();
+    target
+}
+
+#[test]
+fn payloads_go_to_the_target_and_only_its_own_come_back() {
+    let mut world = World::new();
+    world.resolve();
+    let target = udp_target();
+    let port = target.local_addr().unwrap().port();
+    // A name that is not known yet: what comes meanwhile waits.
+    flow(&mut world, 1, &format!("localhost:{port}"), &[b"first", b""]);
+    world.until("a flow", |world| world.relays.stream(1).is_open);
+    let mut buffer = [0; 2000];
+    let (length, from) = target.recv_from(&mut buffer).unwrap();
+    assert_eq!(&buffer[..length], b"first");
+    assert_eq!(target.recv_from(&mut buffer).unwrap(), (0, from));
+    udp_target().send_to(b"not the target", from).unwrap();
+    for n in 0..100_u8 {
+        target.send_to(&[n; 1200], from).unwrap();
+    }
+    world.until("payloads", |world| world.relays.stream(1).payloads.len() >= 100);
+    let got = &world.relays.stream(1).payloads;
+    assert!(
+        got.iter().zip(0..).all(|(payload, n)| *payload == [n; 1200]),
+        "other payloads, or another order"
+    );
+    assert_eq!((world.egress.open_udp(), world.egress.open(), world.budget.in_use()), (1, 0, 1));
+    world.egress.gone(1);
+    assert_eq!(world.egress.open_udp(), 0);
+    world.is_empty();
+}
+
+#[test]
+fn a_port_where_nobody_listens_ends_no_flow() {
+    let mut world = World::new();
+    let target = udp_target();
+    let to = target.local_addr().unwrap();
+    drop(target);
+    flow(&mut world, 1, &to.to_string(), &[]);
+    for _ in 0..5 {
+        let now = world.now();
+        world.egress.payload(now, 1, b"anybody?");
+        world.turn();
+    }
+    assert!(world.relays.stream(1).is_open && !world.relays.stream(1).is_aborted);
+    let target = UdpSocket::bind(to).unwrap();
+    target.set_read_timeout(Some(LONG)).unwrap();
+    let now = world.now();
+    world.egress.payload(now, 1, b"now?");
+    assert_eq!(target.recv(&mut [0; 10]).unwrap(), 4, "the error was about an earlier payload");
+}
+
+#[test]
+fn a_flow_of_udp_ends_when_it_is_silent_for_long() {
+    let mut world = World::new();
+    let target = udp_target();
+    flow(&mut world, 1, &target.local_addr().unwrap().to_string(), &[]);
+    for _ in 0..3 {
+        world.skipped += Duration::from_secs(150);
+        world.turn();
+        let now = world.now();
+        world.egress.payload(now, 1, b"still here");
+    }
+    assert!(!world.relays.stream(1).is_aborted);
+    world.skipped += Duration::from_secs(181);
+    world.turn();
+    assert!(world.relays.stream(1).is_aborted);
+    world.is_empty();
+}
+
+#[test]
+fn udp_leads_nowhere_that_tcp_may_not_and_counts_like_it() {
+    let mut world = World::with(vec![], Budget::new(9, 9));
+    for to in ["127.0.0.1:53", "10.0.0.1:53", "10.9.0.2:53", "[::ffff:192.168.0.1]:53", "203.0.113.7:53"] {
+        flow(&mut world, 1, to, &[b"no"]);
+        assert_eq!(world.failure(1).0, Failure::Prohibited, "{to}");
+    }
+    let mut world = World::with(vec![], Budget::new(9, 0));
+    flow(&mut world, 1, "198.51.100.1:53", &[]);
+    assert_eq!(world.failure(1).0, Failure::Busy);
 }

@@ -9,12 +9,12 @@ use std::{
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
-use mpvpn_tunnel::{RelayId, Seat, Server, ServerEvent, SessionReport, Taken};
+use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
 
-use super::streams::Streams;
+use super::streams::{Asked, Streams};
 use crate::{
     EngineError,
-    egress::{EGRESS, Egress},
+    egress::{EGRESS, Egress, Transport},
     exchange::{Inbox, Outbox},
     turn::{SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Wire, datagrams, read_tun, serves, write_tun},
@@ -57,6 +57,8 @@ pub(super) struct ShardReport {
     pub(super) sessions: Vec<SessionReport>,
     /// TCP connections that it has made for clients.
     pub(super) streams: usize,
+    /// UDP flows that it carries for clients.
+    pub(super) udp: usize,
     /// Packets for clients of other shards, or handed over by others, that were lost.
     pub(super) lost: u64,
 }
@@ -68,8 +70,8 @@ pub(super) struct Plane {
     pub(super) sockets: Vec<Listening>,
     /// The queues of the TUN, one a shard, in order; none if there is no TUN.
     queues: Vec<Arc<Tun>>,
-    /// The TCP connections that clients asked for.
-    egress: Egress<RelayId>,
+    /// The TCP connections and UDP flows that clients asked for.
+    egress: Egress<Asked>,
     inbox: Inbox<Word>,
     /// All shards, in order.
     peers: Vec<Outbox<Word>>,
@@ -88,7 +90,7 @@ impl Plane {
         server: Server,
         sockets: Vec<Listening>,
         queues: Vec<Arc<Tun>>,
-        egress: Egress<RelayId>,
+        egress: Egress<Asked>,
         (inbox, peers): (Inbox<Word>, Vec<Outbox<Word>>),
         turns: &Turns,
     ) -> Result<Self, EngineError> {
@@ -200,12 +202,19 @@ impl Plane {
                     }
                 }
                 ServerEvent::Connect { relay, user, to } => {
-                    egress.connect(now, poller, streams, relay, &user, to);
+                    egress.connect(now, poller, streams, Asked::Tcp(relay), (&user, to, Transport::Tcp));
                 }
-                ServerEvent::RelayReadable(relay) => egress.readable(now, poller, streams, relay),
-                ServerEvent::RelayWritable(relay) => egress.writable(now, poller, streams, relay),
-                ServerEvent::RelayGone(relay) => egress.gone(relay),
+                ServerEvent::RelayReadable(relay) => egress.readable(now, poller, streams, Asked::Tcp(relay)),
+                ServerEvent::RelayWritable(relay) => egress.writable(now, poller, streams, Asked::Tcp(relay)),
+                ServerEvent::RelayGone(relay) => egress.gone(Asked::Tcp(relay)),
+                ServerEvent::ConnectUdp { udp, user, to } => {
+                    egress.connect(now, poller, streams, Asked::Udp(udp), (&user, to, Transport::Udp));
+                }
+                ServerEvent::UdpGone(udp) => egress.gone(Asked::Udp(udp)),
             }
+        }
+        while let Some((udp, payload)) = self.server.poll_udp() {
+            egress.payload(now, Asked::Udp(udp), &payload);
         }
         any
     }
@@ -336,7 +345,12 @@ impl Plane {
 
     /// Figures for status output.
     pub(super) fn report(&mut self, now: Instant) -> ShardReport {
-        ShardReport { sessions: self.server.report(now), streams: self.egress.open(), lost: self.lost }
+        ShardReport {
+            sessions: self.server.report(now),
+            streams: self.egress.open(),
+            udp: self.egress.open_udp(),
+            lost: self.lost,
+        }
     }
 
     /// Its number.

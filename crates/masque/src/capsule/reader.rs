@@ -20,6 +20,8 @@ pub struct CapsuleReader {
     /// Bytes of an unknown capsule that are still to come.
     skip: u64,
     host_bits: HostBits,
+    /// Only DATAGRAM capsules are read, with values of so many bytes.
+    datagrams: Option<usize>,
     failed: Option<CapsuleError>,
 }
 
@@ -43,6 +45,13 @@ impl CapsuleReader {
     #[must_use]
     pub fn lenient() -> Self {
         Self { host_bits: HostBits::Mask, ..Self::default() }
+    }
+
+    /// A reader of DATAGRAM capsules, where every other type is unknown, as on a stream of CONNECT-UDP. One whose value
+    /// has more than `most` bytes is passed over as unknown, as datagrams may be dropped (RFC 9297 §3.5).
+    #[must_use]
+    pub fn datagrams(most: usize) -> Self {
+        Self { datagrams: Some(most), ..Self::default() }
     }
 
     /// Takes the next bytes of the stream.
@@ -95,12 +104,13 @@ impl CapsuleReader {
         let Some((kind, at)) = varint::decode(&self.bytes) else { return Ok(None) };
         let Some((len, len_len)) = varint::decode(&self.bytes[at..]) else { return Ok(None) };
         let header = at + len_len;
-        let Some(max) = size_limit(kind) else {
+        let limit = size_limit(kind).filter(|_| self.datagrams.is_none() || kind == DATAGRAM);
+        if let Some(max) = limit.filter(|max| len > *max as u64) {
+            return Err(CapsuleError::TooLarge { kind, len, max });
+        }
+        if limit.is_none() || self.datagrams.is_some_and(|most| len > most as u64) {
             self.skip_value(header, len);
             return Ok(Some(Capsule::Unknown { kind }));
-        };
-        if len > max as u64 {
-            return Err(CapsuleError::TooLarge { kind, len, max });
         }
         if self.bytes.len() < header + len as usize {
             return Ok(None);

@@ -36,6 +36,21 @@ fn route(protocol: u8, start: u8, end: u8) -> Vec<u8> {
 }
 
 #[test]
+fn a_reader_of_datagrams_passes_over_the_rest() {
+    let mut reader = CapsuleReader::datagrams(10);
+    let whole = one(&mut reader, DATAGRAM, &[0, 1, 2]);
+    assert_eq!(whole, Ok(Capsule::Datagram(Bytes::from_static(&[0, 1, 2]))));
+    assert_eq!(one(&mut reader, ADDRESS_ASSIGN, &[9]), Ok(Capsule::Unknown { kind: ADDRESS_ASSIGN }));
+    reader.push(&wire(DATAGRAM, &[7; 11])[..5]);
+    assert_eq!(reader.next(), Ok(Some(Capsule::Unknown { kind: DATAGRAM })));
+    assert_eq!(reader.buffered(), 0, "what is not wanted is not kept");
+    reader.push(&[7; 8]);
+    assert_eq!(one(&mut reader, DATAGRAM, &[0]), Ok(Capsule::Datagram(Bytes::from_static(&[0]))));
+    let error = one(&mut reader, DATAGRAM, &[0; MAX_DATAGRAM + 1]).unwrap_err();
+    assert!(matches!(error, CapsuleError::TooLarge { .. }));
+}
+
+#[test]
 fn an_assignment_has_the_layout_of_the_rfc() {
     let assigned = AssignedAddress { request_id: 1, net: "192.0.2.11/32".parse().unwrap() };
     let bytes = Capsule::AddressAssign(vec![assigned]).to_bytes();

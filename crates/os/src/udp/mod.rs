@@ -7,6 +7,7 @@
 //! leave this module.
 
 mod address;
+mod connected;
 mod control;
 mod receive;
 mod send;
@@ -19,6 +20,7 @@ use std::{
 };
 
 use address::{Family, RawAddress};
+pub use connected::ConnectedUdp;
 pub use receive::{Received, RecvBatch};
 use send::Sender;
 pub use send::{MAX_SEGMENTS, MAX_TRAIN, Outgoing, SendFailure};
@@ -103,14 +105,7 @@ impl UdpSocket {
     /// Receives what is there, at most one batch, and returns how many messages came; 0 if nothing
     /// waits. Take them with [`RecvBatch::drain`].
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
-        for _ in 0..8 {
-            match batch.receive(self.fd.as_fd()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
-                Err(error) if is_transient(&error) => {}
-                result => return result,
-            }
-        }
-        Ok(0)
+        receive_batch(self.fd.as_fd(), batch)
     }
 
     /// Sends one message. A train that the device cannot take is sent one datagram a call.
@@ -146,6 +141,17 @@ impl AsFd for UdpSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn receive_batch(fd: BorrowedFd<'_>, batch: &mut RecvBatch) -> io::Result<usize> {
+    for _ in 0..8 {
+        match batch.receive(fd) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Err(error) if is_transient(&error) => {}
+            result => return result,
+        }
+    }
+    Ok(0)
 }
 
 /// Errors that tell of an earlier datagram (by ICMP), not of this socket.

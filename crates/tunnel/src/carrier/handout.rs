@@ -139,6 +139,14 @@ impl Carrier {
         max: usize,
         offers: &mut [Offer],
     ) -> u64 {
+        if packet.plain {
+            if packet.data.len() <= max {
+                return connection.queue(id, packet.data);
+            }
+            // The paths became smaller while it waited.
+            self.too_big += 1;
+            return 0;
+        }
         let numbered = self.sequencer.as_ref().filter(|sequencer| sequencer.is_on());
         let label = numbered.map_or(0, |sequencer| sequencer.overhead(&self.prefix));
         let fits = packet.data.len() + label <= max;

@@ -48,7 +48,7 @@ impl Carrier {
 
     /// Packets dropped in the queues.
     pub(crate) fn drops(&self) -> u64 {
-        self.dispatcher.drops()
+        self.dispatcher.drops() + self.too_big
     }
 
     /// What became of numbered packets.

@@ -249,19 +249,46 @@ impl Meter {
         if self.sequences.is_empty() {
             self.sequences = vec![Metered::default(); mpvpn_lane::BUCKETS as usize];
         }
-        let origin = *self.origin.get_or_insert(now);
-        let step = (now.saturating_duration_since(origin).as_millis() / METER_STEP.as_millis()) as u32;
+        let step = step(*self.origin.get_or_insert(now), now);
         let Some(metered) = self.sequences.get_mut(usize::from(bucket)) else { return false };
-        if step != metered.last {
-            metered.quic &= step.saturating_sub(metered.last) < QUIC_STEPS;
-            metered.sum = metered.sum.checked_shr(step.saturating_sub(metered.last)).unwrap_or(0);
-            metered.last = step;
-            metered.bulk &= metered.sum > BULK / 4;
+        metered.wants_order(step, packet.len(), || begins_quic(packet))
+    }
+}
+
+impl Metered {
+    fn wants_order(&mut self, step: u32, bytes: usize, begins_quic: impl FnOnce() -> bool) -> bool {
+        if step != self.last {
+            self.quic &= step.saturating_sub(self.last) < QUIC_STEPS;
+            self.sum = self.sum.checked_shr(step.saturating_sub(self.last)).unwrap_or(0);
+            self.last = step;
+            self.bulk &= self.sum > BULK / 4;
         }
-        metered.sum = metered.sum.saturating_add(packet.len() as u32);
-        metered.bulk |= metered.sum > BULK;
-        metered.quic = metered.quic || begins_quic(packet);
-        metered.bulk || metered.quic
+        self.sum = self.sum.saturating_add(bytes as u32);
+        self.bulk |= self.sum > BULK;
+        self.quic = self.quic || begins_quic();
+        self.bulk || self.quic
+    }
+}
+
+fn step(origin: Instant, now: Instant) -> u32 {
+    (now.saturating_duration_since(origin).as_millis() / METER_STEP.as_millis()) as u32
+}
+
+/// How much one flow of UDP payloads carried lately.
+#[derive(Debug)]
+pub(crate) struct FlowMeter {
+    origin: Instant,
+    metered: Metered,
+}
+
+impl FlowMeter {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { origin: now, metered: Metered::default() }
+    }
+
+    /// Whether overtaking hurts the flow of a payload.
+    pub(crate) fn wants_order(&mut self, now: Instant, payload: &[u8]) -> bool {
+        self.metered.wants_order(step(self.origin, now), payload.len(), || is_long_header(payload))
     }
 }
 
@@ -272,10 +299,11 @@ fn begins_quic(packet: &[u8]) -> bool {
     if view.protocol() != protocol::UDP || !view.has_transport_header() {
         return false;
     }
-    let Some([first, version @ ..]) = view.transport().get(UDP_HEADER..).and_then(<[u8]>::first_chunk::<5>)
-    else {
-        return false;
-    };
+    view.transport().get(UDP_HEADER..).is_some_and(is_long_header)
+}
+
+fn is_long_header(payload: &[u8]) -> bool {
+    let Some([first, version @ ..]) = payload.first_chunk::<5>() else { return false };
     first & 0xc0 == 0xc0 && QUIC_VERSIONS.contains(&u32::from_be_bytes(*version))
 }
 

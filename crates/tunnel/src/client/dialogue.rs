@@ -18,7 +18,7 @@ use mpvpn_types::Instant;
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
     DNS_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
-    ORDER_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE,
+    ORDER_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -36,18 +36,27 @@ impl Client {
                 Err(error) => return self.broken(now, &error),
             };
             match event {
-                HttpEvent::Settings(settings) if self.config.carries == Carries::Streams => {
-                    let asks = settings.enable_connect_protocol && session.http.datagrams_allowed();
+                HttpEvent::Settings(_) if self.config.carries == Carries::Streams => {
+                    let asks = session.http.extended_connect_allowed() && session.http.datagrams_allowed();
                     self.begin_streams(now, asks);
                 }
-                HttpEvent::Settings(settings) => {
-                    if !settings.enable_connect_protocol {
+                HttpEvent::Settings(_) => {
+                    if !session.http.extended_connect_allowed() {
                         return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
                     }
                     if !session.http.datagrams_allowed() {
                         return self.fail(now, ClientError::Unsupported("HTTP datagrams (RFC 9297)"));
                     }
                     self.request(now);
+                }
+                HttpEvent::Headers { stream, .. }
+                | HttpEvent::Data { stream, .. }
+                | HttpEvent::Finished { stream }
+                | HttpEvent::Reset { stream, .. }
+                | HttpEvent::StreamError { stream, .. }
+                    if session.udp.flows.has(stream) =>
+                {
+                    self.udp_said(now, stream, event);
                 }
                 HttpEvent::Headers { stream, headers } if Some(stream) == session.request => {
                     self.response(now, &headers);
@@ -100,7 +109,7 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.request = Some(stream);
-        let mut carrier = Carrier::new(now, Role::Client, stream, self.config.scheduler);
+        let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
         for (link, policy) in &self.policies {
             // Until the server agrees its heartbeats are those of any link.
             carrier.set_link(now, *link, policy.ours(false));
@@ -134,6 +143,7 @@ impl Client {
             session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
         }
         session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
+        session.udp_like_packets = headers.text(UDP_HEADER) == Some(TRUE);
         if headers.text(LINKS_HEADER) == Some(TRUE) {
             session.told = Some(BTreeMap::new());
             for (link, policy) in &self.policies {

@@ -39,6 +39,16 @@ impl Own {
         self.streams.len()
     }
 
+    /// The edge wants a stream.
+    pub(super) fn want(&mut self) {
+        self.wants = true;
+    }
+
+    /// It got one.
+    pub(super) fn got(&mut self) {
+        self.wants = false;
+    }
+
     /// Whether a stream is one of these.
     pub(super) fn has(&self, stream: StreamId) -> bool {
         self.streams.contains_key(&stream)
@@ -90,11 +100,11 @@ impl Client {
     /// [`ClientEvent::RelaysAllowed`] says when to ask again. What comes of it is told by [`ClientEvent::RelayOpened`]
     /// or [`ClientEvent::RelayFailed`].
     pub fn relay_open(&mut self, to: &Authority) -> Option<RelayId> {
-        self.own.wants = true;
+        self.own.want();
         let session = self.session.as_mut().filter(|session| session.up)?;
         let connection = self.endpoint.get(session.connection)?;
         let stream = connection.open_bi().ok()?;
-        self.own.wants = false;
+        self.own.got();
         session.relays.insert(connection, stream);
         connection.write(stream, h3::encode_headers(&connect::request(to, self.authorization.as_deref())));
         self.own.streams.insert(stream, Stage::Asked);
@@ -241,6 +251,6 @@ fn open_relay<'a>(
     Some((session, endpoint.get(relay.connection)?))
 }
 
-fn refuses_credentials(headers: &Headers) -> Option<u16> {
+pub(super) fn refuses_credentials(headers: &Headers) -> Option<u16> {
     headers.status().filter(|status| matches!(status, 401 | 407))
 }

@@ -6,7 +6,8 @@ use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::Failure};
 use mpvpn_types::Duration;
 
-use crate::{Counters, LaneCounters, PathReport, RelayId};
+use super::UdpNews;
+use crate::{Counters, LaneCounters, PathReport, RelayId, UdpId};
 
 /// What the server gave the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +32,8 @@ pub enum ClientEvent {
     Mtu(usize),
     /// Other clients may now join this session as its members, with this secret ([`Client::join`](super::Client::join)).
     Members(Vec<u8>),
-    /// [`Client::relay_open`](super::Client::relay_open) gave none, and may give one now.
+    /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) gave none, and
+    /// may give one now.
     RelaysAllowed,
     /// The server has made the connection of a relay: bytes may be read and written.
     RelayOpened(RelayId),
@@ -43,6 +45,8 @@ pub enum ClientEvent {
     RelayWritable(RelayId),
     /// A relay is over: the destination has broken it off, or the server is lost.
     RelayGone(RelayId),
+    /// What has become of a flow of UDP payloads.
+    Udp(UdpId, UdpNews),
     /// The connection is lost; the client tries to make a new one by itself.
     Down(String),
     /// Going on makes no sense.
@@ -94,6 +98,8 @@ pub struct ClientReport {
     pub lane: Option<LaneCounters>,
     /// TCP connections that travel as streams.
     pub streams: usize,
+    /// Flows of UDP payloads that travel by CONNECT-UDP.
+    pub udp: usize,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).

@@ -1,11 +1,9 @@
 //! Connections without packets: their paths are watched as soon as something was granted, and what both ends know beyond
 //! that is agreed on by a request of its own ([`mpvpn_masque::paths`]).
 
-use bytes::Bytes;
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader},
     connect_ip,
-    datagram::DatagramError,
     h3::{self, Event as HttpEvent},
     headers::Headers,
     paths,
@@ -36,7 +34,7 @@ impl Bare {
         now: Instant,
         connection: &Connection,
         user: String,
-        stream: StreamId,
+        stream: Option<StreamId>,
         scheduler: Scheduler,
     ) -> Self {
         let mut carrier = Carrier::new(now, Role::Server, stream, scheduler);
@@ -98,18 +96,8 @@ impl Bare {
         http.forget(stream);
         let counters = self.carrier.counters;
         let user = std::mem::take(&mut self.user);
-        *self = Self::new(now, connection, user, stream, Scheduler::default());
+        *self = Self::new(now, connection, user, None, Scheduler::default());
         self.carrier.counters = counters;
-    }
-
-    /// Takes the datagrams that have arrived; there are no packets among those that count.
-    pub(super) fn receive(&mut self, now: Instant, connection: &mut Connection) -> Option<DatagramError> {
-        let mut malformed = None;
-        connection.receive_datagrams(|datagram: Bytes| {
-            malformed = malformed.or(self.carrier.open_datagram(now, datagram).err());
-        });
-        self.carrier.deliver_rescued(connection);
-        malformed
     }
 }
 
@@ -145,7 +133,7 @@ impl Server {
             return Err(Rejection::new(409, "how paths are used was agreed on already"));
         }
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
-        let mut bare = Bare::new(now, connection, user, stream, scheduler_of(headers));
+        let mut bare = Bare::new(now, connection, user, Some(stream), scheduler_of(headers));
         bare.agreed = Some((stream, CapsuleReader::new()));
         let mut answer = connect_ip::accept(None);
         self.agree(headers, stream, None, &mut bare.carrier, &mut answer);
@@ -166,13 +154,12 @@ impl Server {
         &mut self,
         now: Instant,
         id: ConnectionId,
-        stream: StreamId,
         user: &str,
     ) -> Option<(&mut Peer, &mut Connection)> {
         let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
         if peer.carrier().is_none() {
             peer.bare =
-                Some(Box::new(Bare::new(now, connection, user.to_owned(), stream, Scheduler::default())));
+                Some(Box::new(Bare::new(now, connection, user.to_owned(), None, Scheduler::default())));
         }
         Some((peer, connection))
     }

@@ -19,7 +19,7 @@ use mpvpn_types::{Instant, PathId};
 use super::{Server, Tunnel};
 use crate::{
     Addresses, Carries, DNS_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
-    ORDER_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE,
+    ORDER_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -40,6 +40,7 @@ impl Server {
                 HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
                     match request::classify(&headers) {
                         Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
+                        Ok(Kind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
                         Ok(Kind::Paths) => self.paths_request(now, id, stream, &headers),
                         Ok(Kind::ConnectIp) if self.config.carries == Carries::Streams => {
                             self.refuse_packets(now, id, stream, &headers);
@@ -47,8 +48,13 @@ impl Server {
                         _ => self.request(now, id, stream, &headers),
                     }
                 }
+                event if stream_of(&event).is_some_and(|stream| peer.udp.has(stream)) => {
+                    if let Some(stream) = stream_of(&event) {
+                        self.udp_said(id, stream, event);
+                    }
+                }
                 // Read together with the request.
-                event if relay_of(&event).is_some_and(|stream| peer.relays.has(stream)) => {
+                event if stream_of(&event).is_some_and(|stream| peer.relays.has(stream)) => {
                     peer.relays.handle(event);
                 }
                 HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
@@ -75,7 +81,7 @@ impl Server {
                     if let Some(http) = self.peers.get_mut(id).and_then(|peer| peer.http.as_mut()) {
                         http.forget(stream);
                     }
-                    if self.stream_of(id) == Some(stream) {
+                    if self.is_tunnel(id, stream) {
                         self.end_tunnel(now, id);
                     }
                 }
@@ -99,7 +105,7 @@ impl Server {
             Ok(user) => user,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        if self.watched(now, id, stream, &user).is_some() {
+        if self.watched(now, id, &user).is_some() {
             let (refusal, answer) = no_packets(self.config.streams);
             self.answer_and_end(id, stream, &refusal, &answer);
         }
@@ -131,7 +137,7 @@ impl Server {
         if !allowed.is_some_and(Http::datagrams_allowed) {
             return Err(reject(400, "the client has not switched HTTP datagrams on"));
         }
-        if self.stream_of(id).is_some() {
+        if self.tunnel_of(id).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
         let Some(member) = member_of(headers) else {
@@ -153,7 +159,7 @@ impl Server {
             self.registry.leave(now, &entry.secret, member, entry.serial);
             return Err(reject(500, "the connection is gone"));
         };
-        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler_of(headers));
+        let mut carrier = Carrier::new(now, Role::Server, Some(stream), scheduler_of(headers));
         for path in connection.paths().collect::<Vec<PathId>>() {
             carrier.path_opened(now, connection, path);
         }
@@ -211,6 +217,7 @@ impl Server {
     ) {
         if self.config.streams {
             answer.push(STREAMS_HEADER, TRUE);
+            answer.push(UDP_HEADER, TRUE);
         }
         if !self.config.dns.is_empty() {
             let dns: Vec<String> = self.config.dns.iter().map(IpAddr::to_string).collect();
@@ -335,8 +342,13 @@ impl Server {
         self.grant(id, addresses, asked);
     }
 
-    fn stream_of(&self, id: ConnectionId) -> Option<StreamId> {
+    fn tunnel_of(&self, id: ConnectionId) -> Option<StreamId> {
         Some(self.peers.get(id)?.tunnel.as_ref()?.stream)
+    }
+
+    /// Whether a stream is that of the tunnel.
+    pub(super) fn is_tunnel(&self, id: ConnectionId, stream: StreamId) -> bool {
+        self.tunnel_of(id) == Some(stream)
     }
 }
 
@@ -350,8 +362,8 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
     (refusal, answer)
 }
 
-/// The stream of an event that may be of a relay.
-fn relay_of(event: &HttpEvent) -> Option<StreamId> {
+/// The stream of an event that may be of a relay or a flow.
+fn stream_of(event: &HttpEvent) -> Option<StreamId> {
     match event {
         HttpEvent::Data { stream, .. }
         | HttpEvent::Finished { stream }

@@ -20,7 +20,7 @@ impl Server {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
-        let Some((peer, connection)) = self.watched(now, id, stream, &user) else { return };
+        let Some((peer, connection)) = self.watched(now, id, &user) else { return };
         peer.relays.insert(connection, stream);
         self.events.push_back(ServerEvent::Connect { relay: RelayId::new(id, stream), user, to });
     }

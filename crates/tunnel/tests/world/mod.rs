@@ -22,7 +22,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member,
-    Registry, Server, ServerConfig, ServerEvent, Taken,
+    Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
 };
 use mpvpn_types::{BitRate, Duration, Instant, LinkId};
 
@@ -136,6 +136,8 @@ pub struct Machine {
     pub members: Option<Vec<u8>>,
     /// What happened to streams.
     pub streams: VecDeque<ClientEvent>,
+    /// UDP payloads that came back.
+    pub payloads: Vec<(UdpId, Vec<u8>)>,
     /// The machine whose session this one joins.
     pub home: Option<usize>,
 }
@@ -161,6 +163,17 @@ impl Machine {
     }
 }
 
+/// The far end of a UDP flow.
+pub struct Target {
+    pub shard: usize,
+    pub udp: UdpId,
+    pub to: Authority,
+    pub user: String,
+    /// Payloads that came.
+    pub got: usize,
+    pub gone: bool,
+}
+
 pub struct World {
     pub now: Instant,
     /// Of each link of clients that are added.
@@ -181,6 +194,8 @@ pub struct World {
     pub refuses: Vec<(Authority, Failure)>,
     /// What they are connected to.
     pub destinations: Vec<Destination>,
+    /// UDP flows of clients, whose targets send back what comes.
+    pub targets: Vec<Target>,
     identity: Identity,
     secrets: u8,
 }
@@ -306,6 +321,7 @@ impl World {
             carries: Carries::default(),
             refuses: Vec::new(),
             destinations: Vec::new(),
+            targets: Vec::new(),
             identity,
             secrets: 0,
         }
@@ -390,6 +406,7 @@ impl World {
             fatal: None,
             members: None,
             streams: VecDeque::new(),
+            payloads: Vec::new(),
             home: member.map(|(home, _)| home),
         };
         for (i, spec) in links.iter().enumerate() {
@@ -533,6 +550,26 @@ impl World {
                             self.destinations[at].gone = true;
                         }
                     }
+                    ServerEvent::ConnectUdp { udp, to, .. }
+                        if let Some((_, failure)) = self.refuses.iter().find(|(other, _)| *other == to) =>
+                    {
+                        server.udp_failed(udp, *failure, "as asked".to_owned());
+                    }
+                    ServerEvent::ConnectUdp { udp, user, to } => {
+                        server.udp_opened(udp);
+                        self.targets.push(Target { shard, udp, to, user, got: 0, gone: false });
+                    }
+                    ServerEvent::UdpGone(udp) => {
+                        let own = |target: &&mut Target| target.shard == shard && target.udp == udp;
+                        self.targets.iter_mut().filter(own).for_each(|target| target.gone = true);
+                    }
+                }
+            }
+            while let Some((udp, payload)) = server.poll_udp() {
+                let own = |target: &&mut Target| target.shard == shard && target.udp == udp && !target.gone;
+                if let Some(target) = self.targets.iter_mut().find(own) {
+                    target.got += 1;
+                    server.udp_send(now, udp, &payload);
                 }
             }
         }
@@ -542,6 +579,9 @@ impl World {
         for machine in &mut self.machines {
             while let Some(joined) = machine.client.poll_tun(now) {
                 machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+            }
+            while let Some((udp, payload)) = machine.client.poll_udp() {
+                machine.payloads.push((udp, payload.to_vec()));
             }
             while let Some(event) = machine.client.poll_event() {
                 match event {

@@ -1,0 +1,254 @@
+//! CONNECT-UDP: UDP payloads between a client and one target, in HTTP Datagrams (RFC 9298).
+//!
+//! In: on the client, where payloads are to go, and later the response; on the server, a valid request header section.
+//! Out: header sections, the target, or why there is no socket for it, in the words that CONNECT has for that
+//! ([`Failure`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
+
+use crate::{
+    connect::{self, Authority, Failure, Host},
+    headers::Headers,
+    request::{self, Kind, Rejection},
+    template::{Template, TemplateError},
+};
+use std::{fmt, net::IpAddr};
+
+/// Path of the template that proxies use unless configured otherwise (RFC 9298 §3).
+pub const DEFAULT_TEMPLATE: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
+
+/// Longest payload in bytes: "Endpoints MUST NOT send HTTP Datagrams with a Payload field longer than 65527 octets"
+/// (RFC 9298 §5).
+pub const MAX_PAYLOAD: usize = 65_527;
+
+const HOST: &str = "target_host";
+const PORT: &str = "target_port";
+
+/// Checks `text`, an absolute URI template or the path of one, for CONNECT-UDP.
+///
+/// # Errors
+/// If it is malformed, or lacks one of the two variables that RFC 9298 §3 asks for.
+pub fn template(text: &str) -> Result<Template, TemplateError> {
+    let template = Template::parse(text)?;
+    match [HOST, PORT].into_iter().find(|name| !template.has(name)) {
+        Some(name) => Err(TemplateError::Missing { name }),
+        None => Ok(template),
+    }
+}
+
+/// [`DEFAULT_TEMPLATE`], checked.
+///
+/// # Panics
+/// Never: a test checks it.
+#[must_use]
+pub fn default_template() -> Template {
+    template(DEFAULT_TEMPLATE).expect("the default template is well formed")
+}
+
+/// The path that `template` gives for `target`; the colons of IPv6 are percent-encoded (RFC 9298 §3).
+#[must_use]
+pub fn path(template: &Template, target: &Authority) -> String {
+    let host = match &target.host {
+        Host::Addr(ip) => ip.to_string(),
+        Host::Name(name) => name.clone(),
+    };
+    template.expand(&[(HOST, &host), (PORT, &target.port.to_string())])
+}
+
+/// The request for `path` at the proxy `authority`; `credentials` is the value of `authorization`.
+#[must_use]
+pub fn request(authority: &str, path: &str, credentials: Option<&str>) -> Headers {
+    let mut headers = request::extended("connect-udp", "https", authority, path);
+    if let Some(credentials) = credentials {
+        headers.push("authorization", credentials.to_owned());
+    }
+    headers
+}
+
+/// A received request that is well formed; whether it is granted is for the server to say.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ConnectUdp {
+    /// Where payloads go.
+    pub target: Authority,
+    /// See [`connect::credentials`].
+    pub credentials: Option<String>,
+}
+
+impl fmt::Debug for ConnectUdp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectUdp")
+            .field("target", &self.target)
+            .field("credentials", &self.credentials.as_ref().map(|_| "(hidden)"))
+            .finish()
+    }
+}
+
+/// Reads a request whose header section is valid ([`Headers::validate`]), for a server with `template`.
+///
+/// # Errors
+/// 501 for another kind of CONNECT, 405 for another method, 404 for another path, 400 for a bad host or port, or for
+/// fields that cannot stand beside capsules.
+pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUdp, Rejection> {
+    match request::classify(headers)? {
+        Kind::ConnectUdp => {}
+        Kind::Plain => return Err(Rejection::new(405, "expected CONNECT with :protocol connect-udp")),
+        Kind::ConnectIp | Kind::ConnectTcp | Kind::Paths => {
+            return Err(Rejection::new(501, "expected CONNECT with :protocol connect-udp"));
+        }
+    }
+    let path = headers.path().unwrap_or_default();
+    let variables = template
+        .matches(path)
+        .ok_or_else(|| Rejection::new(404, "no such path; expected one of the UDP proxying template"))?;
+    if let Some(name) = request::forbidden_with_capsules(headers) {
+        return Err(Rejection::new(400, format!("{name} must not be in a request with capsules")));
+    }
+    // "any ':' characters in the target_host MUST be percent-encoded" (RFC 9298 §3).
+    if path.contains(':') {
+        return Err(Rejection::new(400, "a colon in the path is not percent-encoded"));
+    }
+    let variable = |name| {
+        let found = variables.iter().find(|(key, _)| *key == name);
+        found.map_or("", |(_, value)| &value[..])
+    };
+    let target = Authority { host: parse_host(variable(HOST))?, port: parse_port(variable(PORT))? };
+    Ok(ConnectUdp { target, credentials: connect::credentials(headers) })
+}
+
+/// "target_host supports using DNS names, IPv6 literals and IPv4 literals. Note that IPv6 scoped addressing zone
+/// identifiers are not supported" (RFC 9298 §3).
+fn parse_host(text: &str) -> Result<Host, Rejection> {
+    match text.parse::<IpAddr>() {
+        Ok(ip) => Ok(Host::Addr(ip)),
+        Err(_) if request::is_host_name(text) => Ok(Host::Name(text.to_ascii_lowercase())),
+        Err(_) => Err(Rejection::new(400, format!("target_host {text:?} is no name and no address"))),
+    }
+}
+
+/// "The target_port MUST represent an integer between 1 and 65535 inclusive" (RFC 9298 §3).
+fn parse_port(text: &str) -> Result<u16, Rejection> {
+    let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = text.parse().ok().filter(|port| is_number && *port > 0);
+    port.ok_or_else(|| Rejection::new(400, format!("target_port {text:?} is no number from 1 to 65535")))
+}
+
+/// The response that grants a request (RFC 9298 §3.5).
+#[must_use]
+pub fn accept() -> Headers {
+    let mut headers = Headers::response(200);
+    headers.push("capsule-protocol", "?1");
+    headers
+}
+
+/// Reads the final response to a request.
+///
+/// # Errors
+/// Everything but a 2xx that can carry capsules (RFC 9298 §3.5, RFC 9297 §3.2).
+pub fn check_response(headers: &Headers) -> Result<(), Failure> {
+    connect::check_response(headers)?;
+    let has_content = matches!(headers.status(), Some(204..=206));
+    if has_content || request::forbidden_with_capsules(headers).is_some() {
+        return Err(Failure::Other);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::headers::Section;
+    use proptest::prelude::*;
+
+    fn parse(path: &str) -> Result<ConnectUdp, Rejection> {
+        parse_request(&request("proxy.example", path, None), &default_template())
+    }
+
+    /// RFC 9298 §3, figure 1 and the text after it.
+    #[test]
+    fn targets_come_out_of_the_path_as_they_went_in() {
+        for (target, path) in [
+            ("192.0.2.6:443", "/.well-known/masque/udp/192.0.2.6/443/"),
+            ("[2001:db8::42]:443", "/.well-known/masque/udp/2001%3Adb8%3A%3A42/443/"),
+            ("target.example:65535", "/.well-known/masque/udp/target.example/65535/"),
+        ] {
+            let target: Authority = target.parse().unwrap();
+            assert_eq!(super::path(&default_template(), &target), path);
+            assert_eq!(parse(path).unwrap().target, target);
+        }
+        let other = template("https://proxy.example.org:4443/masque{?target_host,target_port}").unwrap();
+        let target: Authority = "[2001:db8::42]:443".parse().unwrap();
+        assert_eq!(super::path(&other, &target), "/masque?target_host=2001%3Adb8%3A%3A42&target_port=443");
+        assert_eq!(
+            template("https://proxy.example/{target_host}/"),
+            Err(TemplateError::Missing { name: "target_port" })
+        );
+    }
+
+    #[test]
+    fn a_request_shows_credentials_and_hides_them_from_the_log() {
+        let path = path(&default_template(), &"example.com:53".parse().unwrap());
+        let headers = request("proxy.example:443", &path, Some("Bearer secret"));
+        assert_eq!(headers.validate(Section::Request), Ok(()));
+        assert_eq!(headers.text("capsule-protocol"), Some("?1"));
+        let parsed = parse_request(&headers, &default_template()).unwrap();
+        assert_eq!(parsed.credentials.as_deref(), Some("Bearer secret"));
+        assert!(!format!("{parsed:?}").contains("secret"));
+    }
+
+    #[test]
+    fn what_is_no_target_is_malformed() {
+        for target in [
+            "example.com/0",
+            "example.com/65536",
+            "example.com/+1",
+            "example.com/",
+            "/53",
+            "1.2.3/53",
+            "a b/53",
+            "2001:db8::1/53",
+            "fe80%3A%3A1%25eth0/53",
+            "%5B2001%3Adb8%3A%3A1%5D/53",
+            "a%2Fb/53",
+        ] {
+            let target = target.replace(' ', "%20");
+            let error = parse(&format!("/.well-known/masque/udp/{target}/")).unwrap_err();
+            assert_eq!(error.status, 400, "{target}");
+        }
+        assert_eq!(parse("/.well-known/masque/udp/a/1").unwrap_err().status, 404);
+        assert_eq!(parse("/.well-known/masque/ip/*/*/").unwrap_err().status, 404);
+    }
+
+    #[test]
+    fn other_requests_are_refused() {
+        let path = "/.well-known/masque/udp/a/1/";
+        let mut with_length = request("p", path, None);
+        with_length.push("content-length", "0");
+        assert_eq!(parse_request(&with_length, &default_template()).unwrap_err().status, 400);
+        let tcp = connect::request(&"a:1".parse().unwrap(), None);
+        assert_eq!(parse_request(&tcp, &default_template()).unwrap_err().status, 501);
+        let greeting = connect::greeting("a:1", None);
+        assert_eq!(parse_request(&greeting, &default_template()).unwrap_err().status, 405);
+    }
+
+    #[test]
+    fn only_a_response_that_can_carry_capsules_grants() {
+        assert_eq!(check_response(&accept()), Ok(()));
+        assert_eq!(accept().text("capsule-protocol"), Some("?1"));
+        for status in [204, 205, 206] {
+            assert_eq!(check_response(&Headers::response(status)), Err(Failure::Other));
+        }
+        let mut typed = accept();
+        typed.push("content-type", "text/html");
+        assert_eq!(check_response(&typed), Err(Failure::Other));
+        let refused = Failure::Prohibited.rejection("no").headers();
+        assert_eq!(check_response(&refused), Err(Failure::Prohibited));
+    }
+
+    proptest! {
+        #[test]
+        fn no_path_makes_it_panic(rest in "[a-z0-9:%./?&=A-F\\[\\]]{0,60}") {
+            if let Ok(parsed) = parse(&format!("/.well-known/masque/udp/{rest}")) {
+                prop_assert!(parsed.target.port > 0);
+                prop_assert_eq!(parse(&path(&default_template(), &parsed.target)), Ok(parsed));
+            }
+        }
+    }
+}

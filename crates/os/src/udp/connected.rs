@@ -1,0 +1,67 @@
+//! Sockets that talk to one address only, as the ones that a server opens for its clients.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+};
+
+use super::{
+    RecvBatch, UdpOptions,
+    address::{Family, RawAddress},
+    check, configure, is_transient, new_socket, receive_batch, set_int,
+};
+
+/// A UDP socket that sends to one address, and receives from nobody else.
+#[derive(Debug)]
+pub struct ConnectedUdp(OwnedFd);
+
+impl ConnectedUdp {
+    /// Makes a socket for `to`. The kernel chooses the address and the port that it sends from, and never cuts a
+    /// datagram into fragments (IP_PMTUDISC_DO): one that is larger than the path takes is refused.
+    pub fn connect(to: SocketAddr) -> io::Result<Self> {
+        let local: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let local = SocketAddr::new(local, 0);
+        let family = Family::of(local);
+        let fd = new_socket(family)?;
+        configure(&fd, family, &UdpOptions { v6only: true, ..UdpOptions::new(local) })?;
+        match family {
+            Family::V4 => set_int(&fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?,
+            Family::V6 => set_int(&fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?,
+        }
+        let address = RawAddress::new(to, family);
+        // SAFETY: `address` outlives the call and has `length` valid bytes.
+        check(unsafe { libc::connect(fd.as_raw_fd(), address.pointer(), address.length()) })?;
+        Ok(Self(fd))
+    }
+
+    /// Sends one datagram, which may be empty. [`super::SendFailure::of`] tells what an error means.
+    pub fn send(&self, data: &[u8]) -> io::Result<()> {
+        match self.try_send(data) {
+            // The kernel tells of an earlier datagram's fate instead of sending this one.
+            Err(error) if is_transient(&error) => self.try_send(data),
+            result => result,
+        }
+    }
+
+    fn try_send(&self, data: &[u8]) -> io::Result<()> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // SAFETY: `data` outlives the call and has as many bytes as are told.
+        let sent = unsafe { libc::send(self.0.as_raw_fd(), data.as_ptr().cast(), data.len(), flags) };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Like [`super::UdpSocket::recv_batch`].
+    pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
+        receive_batch(self.0.as_fd(), batch)
+    }
+}
+
+impl AsFd for ConnectedUdp {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

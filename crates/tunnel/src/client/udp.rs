@@ -1,0 +1,187 @@
+//! UDP payloads that the server carries because the edge asks for it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use mpvpn_masque::{
+    connect::{Authority, Failure},
+    connect_udp,
+    h3::{self, Event as HttpEvent, code},
+};
+use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_types::Instant;
+
+use super::{Client, ClientEvent, Session, relays::refuses_credentials};
+use crate::{
+    UdpId,
+    udp::{Inbox, UdpFlows},
+};
+
+/// Bytes of a flow that are sent before the server has granted it. "Clients MAY optimistically start sending UDP packets
+/// in HTTP Datagrams before receiving the response" (RFC 9298 §5), but it may throw them away.
+const UNANSWERED: usize = 32 << 10;
+
+/// What becomes of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UdpNews {
+    /// The server carries its payloads.
+    Opened,
+    /// The server does not; the flow is over.
+    Refused(Failure),
+    /// The server has ended it, or is lost; the flow is over.
+    Closed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The server has not answered yet, and so many bytes may be sent until it has.
+    Asked(usize),
+    Open,
+}
+
+/// The flows of the connection in use.
+#[derive(Debug, Default)]
+pub(super) struct Udp {
+    pub(super) flows: UdpFlows,
+    stages: BTreeMap<StreamId, Stage>,
+}
+
+impl Udp {
+    /// The connection is over.
+    pub(super) fn end(self, connection: ConnectionId, events: &mut VecDeque<ClientEvent>) {
+        let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
+        events.extend(gone.map(|id| ClientEvent::Udp(id, UdpNews::Closed)));
+    }
+
+    /// A payload came on a stream.
+    pub(super) fn arrived(&self, id: UdpId, payload: Bytes, inbox: &mut Inbox) {
+        if self.flows.has(id.stream) {
+            inbox.push(id, payload);
+        }
+    }
+}
+
+impl Client {
+    /// Whether the server has said that it can carry UDP payloads: it takes extended CONNECT (RFC 9220) and HTTP
+    /// datagrams (RFC 9297).
+    pub fn udp_possible(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| {
+            session.up && session.http.datagrams_allowed() && session.http.extended_connect_allowed()
+        })
+    }
+
+    /// Whether the server carries UDP payloads to every address to which it would translate packets.
+    pub fn udp_like_packets(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.udp_like_packets)
+    }
+
+    /// Asks the server to carry UDP payloads to `target` and back. `None` while the server is not reached or allows no
+    /// more streams ([`ClientEvent::RelaysAllowed`] says when to ask again), and where it cannot
+    /// ([`Self::udp_possible`]). What comes of it is told by [`ClientEvent::Udp`]; payloads may be sent at once.
+    pub fn udp_open(&mut self, now: Instant, target: &Authority) -> Option<UdpId> {
+        self.own.want();
+        if !self.udp_possible() {
+            return None;
+        }
+        let session = self.session.as_mut()?;
+        let connection = self.endpoint.get(session.connection)?;
+        let stream = connection.open_bi().ok()?;
+        self.own.got();
+        let path = connect_udp::path(&self.udp_template, target);
+        let request = connect_udp::request(&self.config.authority, &path, self.authorization.as_deref());
+        connection.write(stream, h3::encode_headers(&request));
+        session.udp.flows.insert(now, stream);
+        session.udp.stages.insert(stream, Stage::Asked(UNANSWERED));
+        Some(UdpId::new(session.connection, stream))
+    }
+
+    /// Bytes of the largest payload that can be sent now; 0 if there is no such flow.
+    pub fn udp_room(&mut self, id: UdpId) -> usize {
+        let Some(session) = udp_session(&mut self.session, id) else { return 0 };
+        let Some(connection) = self.endpoint.get(id.connection) else { return 0 };
+        session.udp.flows.room(connection, id.stream)
+    }
+
+    /// Sends a payload. What is larger than [`Self::udp_room`] is dropped and counted, and so is what is too much before
+    /// the server has answered.
+    pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
+        let Some(session) = udp_session(&mut self.session, id) else { return };
+        let Some(connection) = self.endpoint.get(id.connection) else { return };
+        if let Some(Stage::Asked(left)) = session.udp.stages.get_mut(&id.stream) {
+            let Some(rest) = left.checked_sub(payload.len()) else { return };
+            *left = rest;
+        }
+        session.udp.flows.send(now, connection, &mut session.carrier, id.stream, payload);
+    }
+
+    /// Ends a flow. Nothing more is told about it.
+    pub fn udp_close(&mut self, id: UdpId) {
+        self.udp_over(id, Ok(()));
+    }
+
+    /// The next payload from a target, and the flow that it came in.
+    pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
+        self.udp_in.pop()
+    }
+
+    /// What came on the stream of a flow.
+    pub(super) fn udp_said(&mut self, now: Instant, stream: StreamId, event: HttpEvent) {
+        let Some(session) = &mut self.session else { return };
+        let id = UdpId::new(session.connection, stream);
+        let is_open = session.udp.stages.get(&stream) == Some(&Stage::Open);
+        let (news, ended) = match event {
+            HttpEvent::Headers { headers, .. } if !is_open => match connect_udp::check_response(&headers) {
+                Ok(()) => {
+                    session.udp.stages.insert(stream, Stage::Open);
+                    self.events.push_back(ClientEvent::Udp(id, UdpNews::Opened));
+                    return;
+                }
+                Err(failure) => {
+                    self.udp_over(id, Ok(()));
+                    self.events.push_back(ClientEvent::Udp(id, UdpNews::Refused(failure)));
+                    if let Some(status) = refuses_credentials(&headers) {
+                        self.unauthorized(now, status);
+                    }
+                    return;
+                }
+            },
+            HttpEvent::Data { data, .. } => {
+                let inbox = &mut self.udp_in;
+                match session.udp.flows.take_capsules(stream, &data, |payload| inbox.push(id, payload)) {
+                    Ok(()) => return,
+                    Err(code) => (UdpNews::Closed, Err(code)),
+                }
+            }
+            HttpEvent::Finished { .. } if is_open => (UdpNews::Closed, session.udp.flows.finish(stream)),
+            HttpEvent::StreamError { code, .. } => (UdpNews::Closed, Err(code)),
+            HttpEvent::Reset { .. } | HttpEvent::Finished { .. } => {
+                let news = if is_open { UdpNews::Closed } else { UdpNews::Refused(Failure::Other) };
+                (news, Err(code::REQUEST_CANCELLED))
+            }
+            _ => return,
+        };
+        self.udp_over(id, ended);
+        self.events.push_back(ClientEvent::Udp(id, news));
+    }
+
+    /// Ends the stream of a flow, in peace or with a code.
+    pub(super) fn udp_over(&mut self, id: UdpId, ended: Result<(), u64>) {
+        let Some(session) = udp_session(&mut self.session, id) else { return };
+        let Some(connection) = self.endpoint.get(id.connection) else { return };
+        session.udp.stages.remove(&id.stream);
+        session.udp.flows.remove(id.stream);
+        match ended {
+            Ok(()) => connection.finish(id.stream),
+            Err(code) => connection.reset(id.stream, code),
+        }
+        connection.stop(id.stream, ended.err().unwrap_or(code::NO_ERROR));
+        session.http.forget(id.stream);
+    }
+}
+
+/// The session of a flow that is there.
+fn udp_session(session: &mut Option<Session>, id: UdpId) -> Option<&mut Session> {
+    let is_its =
+        |session: &&mut Session| session.connection == id.connection && session.udp.flows.has(id.stream);
+    session.as_mut().filter(is_its)
+}

@@ -1,0 +1,147 @@
+//! UDP payloads that the server carries between clients and their targets.
+
+use bytes::Bytes;
+use mpvpn_masque::{
+    connect::{Authority, Failure},
+    connect_udp,
+    h3::{self, Event as HttpEvent, code},
+    headers::Headers,
+    request::Rejection,
+};
+use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_types::Instant;
+
+use super::{Peer, Server, ServerEvent};
+use crate::UdpId;
+
+impl Server {
+    /// A client asks for UDP payloads to be carried.
+    pub(super) fn connect_udp(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        stream: StreamId,
+        headers: &Headers,
+    ) {
+        let (user, to) = match self.look_at_connect_udp(id, headers) {
+            Ok(asked) => asked,
+            Err(refusal) => return self.refuse(id, stream, &refusal),
+        };
+        let Some((peer, _)) = self.watched(now, id, &user) else { return };
+        peer.udp.insert(now, stream);
+        let early = peer.early.take(stream);
+        let udp = UdpId::new(id, stream);
+        self.events.push_back(ServerEvent::ConnectUdp { udp, user, to });
+        early.into_iter().for_each(|payload| self.udp_in.push(udp, payload));
+    }
+
+    fn look_at_connect_udp(
+        &mut self,
+        id: ConnectionId,
+        headers: &Headers,
+    ) -> Result<(String, Authority), Rejection> {
+        let request = connect_udp::parse_request(headers, &self.udp_template)?;
+        Ok((self.user_of(id, request.credentials.as_deref())?, request.target))
+    }
+
+    /// What came on the stream of a flow.
+    pub(super) fn udp_said(&mut self, id: ConnectionId, stream: StreamId, event: HttpEvent) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let udp = UdpId::new(id, stream);
+        let ended = match event {
+            HttpEvent::Data { data, .. } => {
+                let inbox = &mut self.udp_in;
+                match peer.udp.take_capsules(stream, &data, |payload| inbox.push(udp, payload)) {
+                    Ok(()) => return,
+                    Err(code) => Err(code),
+                }
+            }
+            HttpEvent::Finished { .. } => peer.udp.finish(stream),
+            HttpEvent::StreamError { code, .. } => Err(code),
+            _ => Err(code::REQUEST_CANCELLED),
+        };
+        self.udp_over(udp, ended);
+        self.events.push_back(ServerEvent::UdpGone(udp));
+    }
+
+    /// The client reads the stream of a flow no more, or has sent on it what is malformed.
+    pub(super) fn udp_broken(&mut self, id: ConnectionId, stream: StreamId, code: u64) {
+        let udp = UdpId::new(id, stream);
+        if self.udp_over(udp, Err(code)) {
+            self.events.push_back(ServerEvent::UdpGone(udp));
+        }
+    }
+
+    /// Ends the stream of a flow, in peace or with a code; whether there was one.
+    fn udp_over(&mut self, udp: UdpId, ended: Result<(), u64>) -> bool {
+        let over = self.on_udp(udp, |peer, connection| {
+            peer.udp.remove(udp.stream);
+            let code = match ended {
+                Ok(()) => {
+                    connection.finish(udp.stream);
+                    code::NO_ERROR
+                }
+                Err(code) => {
+                    connection.reset(udp.stream, code);
+                    code
+                }
+            };
+            connection.stop(udp.stream, code);
+            if let Some(http) = &mut peer.http {
+                http.forget(udp.stream);
+            }
+        });
+        over.is_some()
+    }
+
+    /// Lets `work` on a flow, if it is still there, after which the connection may have something to send.
+    fn on_udp<T>(&mut self, udp: UdpId, work: impl FnOnce(&mut Peer, &mut Connection) -> T) -> Option<T> {
+        let peer = self.peers.get_mut(udp.connection).filter(|peer| peer.udp.has(udp.stream))?;
+        let done = work(peer, self.endpoint.get(udp.connection)?);
+        self.mark_waiting(udp.connection);
+        Some(done)
+    }
+
+    /// The target's payloads may come.
+    pub fn udp_opened(&mut self, udp: UdpId) {
+        self.on_udp(udp, |_, connection| {
+            connection.write(udp.stream, h3::encode_headers(&connect_udp::accept()));
+        });
+    }
+
+    /// There will be none; `reason` is for people.
+    pub fn udp_failed(&mut self, udp: UdpId, failure: Failure, reason: String) {
+        self.on_udp(udp, |_, connection| {
+            connection.write(udp.stream, h3::encode_headers(&failure.rejection(reason).headers()));
+        });
+        self.udp_over(udp, Ok(()));
+    }
+
+    /// Sends a payload to the client. What is larger than its paths take is dropped and counted.
+    pub fn udp_send(&mut self, now: Instant, udp: UdpId, payload: &[u8]) {
+        self.on_udp(udp, |peer, connection| {
+            let Peer { tunnel, bare, udp: flows, .. } = peer;
+            let carrier = tunnel.as_mut().map(|tunnel| &mut tunnel.carrier).or(bare.as_mut().map(|bare| &mut bare.carrier));
+            if let Some(carrier) = carrier {
+                flows.send(now, connection, carrier, udp.stream, payload);
+            }
+        });
+    }
+
+    /// Ends a flow. Nothing more is told about it.
+    pub fn udp_close(&mut self, udp: UdpId) {
+        self.udp_over(udp, Ok(()));
+    }
+
+    /// The next payload from a client. To be taken after the events, which say what each is for.
+    pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
+        self.udp_in.pop()
+    }
+
+    /// The connection is over.
+    pub(super) fn end_udp(&mut self, id: ConnectionId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let gone = std::mem::take(&mut peer.udp).ids();
+        self.events.extend(gone.into_iter().map(|stream| ServerEvent::UdpGone(UdpId::new(id, stream))));
+    }
+}
