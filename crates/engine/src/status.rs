@@ -24,6 +24,9 @@ use crate::{
 /// The one class that there is.
 const CLASS: &str = "default";
 
+/// What its status says where the server carries no packets.
+const BY_FLOWS: &str = "the server carries no packets: TCP and UDP work, ping and other protocols do not";
+
 /// What a client tells about itself.
 pub(crate) fn of_client(
     config: &ClientConfig,
@@ -56,6 +59,7 @@ pub(crate) fn of_client(
         queue_ms: millis(report.sojourn),
         drops: report.drops,
     }];
+    status.notes.extend(report.by_flows.then(|| BY_FLOWS.to_owned()));
     status.lane = report.lane.map(lane_of);
     (status.flows.stream, status.flows.udp) = (report.streams as u64, report.udp as u64);
     for path in &report.paths {

@@ -23,6 +23,7 @@ mod label;
 mod number;
 mod reorder;
 pub mod rules;
+pub mod udp;
 
 pub use join::Join;
 pub use label::{BUCKETS, Label, LabelError, Part};

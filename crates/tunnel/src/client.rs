@@ -1,6 +1,7 @@
 //! The client of a tunnel.
 
 mod dialogue;
+mod flows;
 mod lane;
 mod links;
 mod member;
@@ -8,6 +9,7 @@ mod reach;
 mod relays;
 mod told;
 mod udp;
+mod udp_lane;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -47,6 +49,7 @@ use relays::Own;
 pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
 use udp::Udp;
 pub use udp::UdpNews;
+use udp_lane::UdpLane;
 
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -122,6 +125,8 @@ struct Session {
     streams: bool,
     /// It carries UDP payloads there, too.
     udp_like_packets: bool,
+    /// It carries no packets: the addresses are made up, and each flow travels by itself.
+    by_flows: bool,
     /// What the server was told about the links under the paths; `None` if it does not want to know.
     told: Option<BTreeMap<PathId, LinkNotice>>,
     carrier: Carrier,
@@ -148,6 +153,7 @@ pub struct Client {
     joiner: Joiner,
     lane: Lane,
     own: Own,
+    udp_lane: UdpLane,
     udp_template: Template,
     /// Payloads from targets.
     udp_in: Inbox,
@@ -178,6 +184,7 @@ impl Client {
             lane: Lane::new(now, config.lane.clone(), config.lane_secret),
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             own: Own::default(),
+            udp_lane: UdpLane::default(),
             udp_template: connect_udp::default_template(),
             udp_in: Inbox::default(),
             config,
@@ -358,6 +365,7 @@ impl Client {
             dns: Vec::new(),
             streams: false,
             udp_like_packets: false,
+            by_flows: false,
             told: None,
             carrier,
         });
@@ -455,13 +463,18 @@ impl Client {
         let mut malformed = None;
         let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
+        let udp_lane = &mut self.udp_lane;
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
             let arrived = match carrier.open_datagram(now, datagram) {
                 Ok(Opened::Packet(arrived)) => arrived,
                 Ok(Opened::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;
-                    return udp.arrived(UdpId::new(id, stream), payload, inbox);
+                    let id = UdpId::new(id, stream);
+                    if !udp_lane.arrived(now, id, &payload, joiner) {
+                        udp.arrived(id, payload, inbox);
+                    }
+                    return;
                 }
                 Ok(Opened::Nothing) => return,
                 Err(error) => return malformed = Some(error),
@@ -486,7 +499,7 @@ impl Client {
             let flow = UdpId::new(session.connection, stream_id);
             if session.udp.flows.has(stream_id) {
                 self.udp_over(flow, Err(h3::code::DATAGRAM_ERROR));
-                self.events.push_back(ClientEvent::Udp(flow, UdpNews::Closed));
+                self.udp_news(now, flow, UdpNews::Closed);
             }
         } else if let Some(error) = malformed {
             connection.close(now, error.code(), &error.to_string());
@@ -508,7 +521,7 @@ impl Client {
             self.drops_before += session.carrier.drops();
             self.lane.end_streams();
             self.own.end(session.connection, &mut self.events);
-            session.udp.end(session.connection, &mut self.events);
+            session.udp.end(session.connection, &std::mem::take(&mut self.udp_lane), &mut self.events);
             self.close_connection(now, session.connection, reason);
         }
     }
@@ -562,6 +575,9 @@ impl Client {
                 .for_source(src)
                 .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
             return self.answer(error);
+        }
+        if session.by_flows {
+            return self.take_flow(now, hdr, &view);
         }
         let reach = Reach { translated: session.streams, networks: &session.networks };
         if self.lane.takes(now, &view, reach) {
@@ -655,6 +671,7 @@ impl Client {
             };
         };
         at_most(lane);
+        at_most(self.udp_lane.poll_timeout());
         for attempt in &self.attempts {
             at_most(self.replaces_at(attempt));
             at_most(Some(attempt.since + ATTEMPT));
@@ -691,6 +708,7 @@ impl Client {
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.lane.handle_timeout(now);
+        self.expire_udp(now);
         if self.may_connect() && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
             self.backoff.trying();
             self.try_all_links(now);
@@ -741,6 +759,7 @@ impl Client {
             drops: self.drops_before,
             sojourn: Duration::ZERO,
             lane: None,
+            by_flows: self.session.as_ref().is_some_and(|session| session.by_flows),
             streams: self.lane.flows() + self.own.len(),
             udp: 0,
             paths: Vec::new(),

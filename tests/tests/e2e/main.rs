@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 mod bonding;
+mod by_flows;
 mod cleanup;
 mod clients;
 mod configuration;

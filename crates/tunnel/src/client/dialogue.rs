@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::BytesMut;
 use ipnet::IpNet;
+use mpvpn_lane::rules::Mode;
 use mpvpn_masque::{
     capsule::{Capsule, Family, RequestedAddress},
     connect_ip::{self, ConnectIpRequest, ResponseError},
@@ -41,6 +42,12 @@ impl Client {
                     self.begin_streams(now, asks);
                 }
                 HttpEvent::Settings(_) => {
+                    let whole = session.http.extended_connect_allowed() && session.http.datagrams_allowed();
+                    if !whole && self.may_go_by_flows(None) {
+                        self.go_by_flows(now, false);
+                        continue;
+                    }
+                    let Some(session) = &self.session else { return };
                     if !session.http.extended_connect_allowed() {
                         return self.fail(now, ClientError::Unsupported("extended CONNECT (RFC 9220)"));
                     }
@@ -144,6 +151,7 @@ impl Client {
         }
         session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
         session.udp_like_packets = headers.text(UDP_HEADER) == Some(TRUE);
+        session.dns = suggested(headers.text(DNS_HEADER).unwrap_or_default());
         if headers.text(LINKS_HEADER) == Some(TRUE) {
             session.told = Some(BTreeMap::new());
             for (link, policy) in &self.policies {
@@ -154,7 +162,7 @@ impl Client {
 
     /// The server speaks HTTP/3: that is all that streams need. `asks`: the server may know more than that, and is
     /// asked; it sees the credentials then, rather than with the first stream.
-    fn begin_streams(&mut self, now: Instant, asks: bool) {
+    pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
         let offers = self.offers();
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
@@ -177,6 +185,7 @@ impl Client {
             Ok(_) => {
                 session.request = Some(stream);
                 self.agree(now, headers);
+                self.reassign();
             }
             Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
             Err(error) => {
@@ -212,7 +221,6 @@ impl Client {
                 {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
                 }
-                session.dns = suggested(headers.text(DNS_HEADER).unwrap_or_default());
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 self.agree(now, headers);
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
@@ -227,11 +235,18 @@ impl Client {
             }
             Err(error) => error,
         };
+        if self.may_go_by_flows(Some((&error, headers))) {
+            return self.go_by_flows(now, true);
+        }
         match error {
             ResponseError::Busy { .. } => {
                 self.lost(now, &LostReason::Closed { code: 0, reason: error.to_string() });
             }
             ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
+            ResponseError::NotOffered { .. } if self.config.lane.mode == Mode::Auto => {
+                let advice = "if it is a proxy for single connections, `--lane stream` uses it as one";
+                self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
+            }
             other => self.fail(now, ClientError::Refused(other.to_string())),
         }
     }
@@ -243,7 +258,7 @@ impl Client {
         loop {
             match session.capsules.next() {
                 Ok(None) => break,
-                Ok(Some(Capsule::AddressAssign(assigned))) => {
+                Ok(Some(Capsule::AddressAssign(assigned))) if !session.by_flows => {
                     // Two capsules, one a family, is how some servers send what belongs together.
                     let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
                     let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
@@ -255,7 +270,7 @@ impl Client {
                         session.addresses = fresh;
                     }
                 }
-                Ok(Some(Capsule::RouteAdvertisement(routes))) => session.routes = routes,
+                Ok(Some(Capsule::RouteAdvertisement(routes))) if !session.by_flows => session.routes = routes,
                 Ok(Some(_)) => {}
                 Err(error) => {
                     problem = Some(error.to_string());
@@ -271,14 +286,18 @@ impl Client {
             self.lost(now, &LostReason::Transport(reason));
             return;
         }
-        if self.session.as_ref().is_some_and(|session| session.up) {
-            let assignment = self.current_assignment();
-            if assignment != self.assignment
-                && let Some(assignment) = assignment
-            {
-                self.assignment = Some(assignment.clone());
-                self.events.push_back(ClientEvent::Changed(assignment));
-            }
+        self.reassign();
+    }
+
+    /// Tells what has changed of what the server gave.
+    fn reassign(&mut self) {
+        if self.session.as_ref().is_some_and(|session| session.up)
+            && let assignment = self.current_assignment()
+            && assignment != self.assignment
+            && let Some(assignment) = assignment
+        {
+            self.assignment = Some(assignment.clone());
+            self.events.push_back(ClientEvent::Changed(assignment));
         }
     }
 
@@ -303,7 +322,7 @@ impl Client {
             if session.addresses.is_empty() {
                 return;
             }
-            let Some(mtu) = session.carrier.take_mtu() else { return };
+            let Some(mtu) = session.known_mtu() else { return };
             self.lane.set_mtu(mtu);
             self.events.push_back(ClientEvent::Mtu(mtu));
         }

@@ -59,6 +59,8 @@ pub(super) struct Far<'a> {
     pub(super) gateway: Gateway,
     /// For `proxy-authorization`.
     pub(super) credentials: Option<&'a str>,
+    /// The server carries packets, too.
+    pub(super) packets: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -155,6 +157,11 @@ impl Lane {
         }
         self.interposer.handle_packet(now, packet);
         true
+    }
+
+    /// Takes a TCP packet of an app, where all its connections travel as streams.
+    pub(super) fn take(&mut self, now: Instant, packet: &IpPacket<'_>) {
+        self.interposer.handle_packet(now, packet);
     }
 
     fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, reach: Reach<'_>) -> bool {
@@ -346,7 +353,7 @@ impl Lane {
         };
         let refusal = match failure {
             // What it forbids itself it may still carry as packets: the app asks again.
-            Failure::Prohibited if self.rules.mode == Mode::Auto => {
+            Failure::Prohibited if far.packets && self.rules.mode == Mode::Auto => {
                 if self.forbidden.len() >= MOST_FORBIDDEN {
                     self.forbidden.clear();
                 }
@@ -395,6 +402,7 @@ impl Client {
             carrier: &mut session.carrier,
             gateway: gateway(&session.addresses),
             credentials: self.authorization.as_deref(),
+            packets: !session.by_flows,
         };
         if let Err(error) = self.lane.drive(now, far) {
             self.broken(now, &error);

@@ -96,6 +96,8 @@ pub struct ClientReport {
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub lane: Option<LaneCounters>,
+    /// The server carries no packets, and each flow travels by itself.
+    pub by_flows: bool,
     /// TCP connections that travel as streams.
     pub streams: usize,
     /// Flows of UDP payloads that travel by CONNECT-UDP.

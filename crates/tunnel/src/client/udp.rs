@@ -11,7 +11,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, Session, relays::refuses_credentials};
+use super::{Client, ClientEvent, Session, relays::refuses_credentials, udp_lane::UdpLane};
 use crate::{
     UdpId,
     udp::{Inbox, UdpFlows},
@@ -48,8 +48,9 @@ pub(super) struct Udp {
 
 impl Udp {
     /// The connection is over.
-    pub(super) fn end(self, connection: ConnectionId, events: &mut VecDeque<ClientEvent>) {
+    pub(super) fn end(self, connection: ConnectionId, of_apps: &UdpLane, events: &mut VecDeque<ClientEvent>) {
         let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
+        let gone = gone.filter(|id| !of_apps.has(*id));
         events.extend(gone.map(|id| ClientEvent::Udp(id, UdpNews::Closed)));
     }
 
@@ -133,12 +134,12 @@ impl Client {
             HttpEvent::Headers { headers, .. } if !is_open => match connect_udp::check_response(&headers) {
                 Ok(()) => {
                     session.udp.stages.insert(stream, Stage::Open);
-                    self.events.push_back(ClientEvent::Udp(id, UdpNews::Opened));
+                    self.udp_news(now, id, UdpNews::Opened);
                     return;
                 }
                 Err(failure) => {
                     self.udp_over(id, Ok(()));
-                    self.events.push_back(ClientEvent::Udp(id, UdpNews::Refused(failure)));
+                    self.udp_news(now, id, UdpNews::Refused(failure));
                     if let Some(status) = refuses_credentials(&headers) {
                         self.unauthorized(now, status);
                     }
@@ -161,7 +162,7 @@ impl Client {
             _ => return,
         };
         self.udp_over(id, ended);
-        self.events.push_back(ClientEvent::Udp(id, news));
+        self.udp_news(now, id, news);
     }
 
     /// Ends the stream of a flow, in peace or with a code.

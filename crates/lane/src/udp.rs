@@ -1,0 +1,239 @@
+//! The UDP flows of a machine that travel one by one.
+//!
+//! In come the keys of packets and what becomes of the requests made for them, out go what to do with a packet and
+//! which requests to end. Bounded: where too many flows are alive, the one that was silent longest makes room.
+
+use std::collections::BTreeMap;
+
+use mpvpn_packet::{FlowKey, icmp::Unreachable};
+use mpvpn_types::{Duration, Instant};
+
+/// Flows that are remembered at most, unless told otherwise.
+pub const MOST_FLOWS: usize = 4096;
+/// A flow without a packet for so long is over ("two minutes" at least, RFC 4787 REQ-5 and RFC 9298 §3.1).
+const IDLE: Duration = Duration::from_secs(150);
+/// A query of the DNS is answered sooner, and its port not used again.
+const IDLE_DNS: Duration = Duration::from_secs(20);
+/// What was refused is not asked for again before.
+const REFUSED: Duration = Duration::from_secs(3);
+/// How often flows that are over are looked for.
+const SWEEP: Duration = Duration::from_secs(5);
+
+/// What to do with a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate<Id> {
+    /// It belongs to this request.
+    Carried(Id),
+    /// It is answered with this error.
+    Refused(Unreachable),
+}
+
+#[derive(Debug)]
+struct Flow<Id> {
+    fate: Fate<Id>,
+    last: Instant,
+}
+
+impl<Id> Flow<Id> {
+    fn ends(&self, key: &FlowKey) -> Instant {
+        const DNS: u16 = 53;
+        self.last
+            + match self.fate {
+                Fate::Refused(_) => REFUSED,
+                Fate::Carried(_) if key.dst_port == DNS => IDLE_DNS,
+                Fate::Carried(_) => IDLE,
+            }
+    }
+}
+
+/// All flows, by the key of their packets and by their request.
+#[derive(Debug)]
+pub struct UdpFlows<Id> {
+    most: usize,
+    flows: BTreeMap<FlowKey, Flow<Id>>,
+    keys: BTreeMap<Id, FlowKey>,
+    sweep: Option<Instant>,
+}
+
+impl<Id: Copy + Ord> UdpFlows<Id> {
+    /// None yet, and never more than `most`.
+    pub fn new(most: usize) -> Self {
+        Self { most, flows: BTreeMap::new(), keys: BTreeMap::new(), sweep: None }
+    }
+
+    /// Flows with a request.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether no flow has a request.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Whether a request is that of a flow.
+    pub fn has(&self, id: Id) -> bool {
+        self.keys.contains_key(&id)
+    }
+
+    /// What becomes of a packet that goes out; `None` if a request has to be made for it first.
+    pub fn find(&mut self, now: Instant, key: &FlowKey) -> Option<Fate<Id>> {
+        let flow = self.flows.get_mut(key)?;
+        match flow.fate {
+            Fate::Carried(_) => flow.last = now,
+            // Who goes on asking must be able to succeed some day.
+            Fate::Refused(_) if now >= flow.ends(key) => {
+                self.flows.remove(key);
+                return None;
+            }
+            Fate::Refused(_) => {}
+        }
+        Some(flow.fate)
+    }
+
+    /// A request has been made for packets like this one. Returns a request that is to be ended to make room.
+    pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id) -> Option<Id> {
+        let room = (self.flows.len() >= self.most).then(|| self.drop_oldest()).flatten();
+        self.flows.insert(key, Flow { fate: Fate::Carried(id), last: now });
+        self.keys.insert(id, key);
+        self.sweep.get_or_insert(now + SWEEP);
+        room
+    }
+
+    fn drop_oldest(&mut self) -> Option<Id> {
+        let key = *self.flows.iter().min_by_key(|(_, flow)| flow.last)?.0;
+        match self.flows.remove(&key)?.fate {
+            Fate::Carried(id) => {
+                self.keys.remove(&id);
+                Some(id)
+            }
+            Fate::Refused(_) => None,
+        }
+    }
+
+    /// Something came for the flow of a request: the key of the packets that the app sends.
+    pub fn heard(&mut self, now: Instant, id: Id) -> Option<FlowKey> {
+        let key = *self.keys.get(&id)?;
+        self.flows.get_mut(&key)?.last = now;
+        Some(key)
+    }
+
+    /// A request was refused. Returns the key of the packets that the app sends.
+    pub fn refuse(&mut self, now: Instant, id: Id, reason: Unreachable) -> Option<FlowKey> {
+        let key = self.keys.remove(&id)?;
+        self.flows.insert(key, Flow { fate: Fate::Refused(reason), last: now });
+        Some(key)
+    }
+
+    /// A request has ended: the next packet makes another one.
+    pub fn forget(&mut self, id: Id) {
+        if let Some(key) = self.keys.remove(&id) {
+            self.flows.remove(&key);
+        }
+    }
+
+    /// All requests have ended.
+    pub fn clear(&mut self) {
+        self.flows.clear();
+        self.keys.clear();
+        self.sweep = None;
+    }
+
+    /// When [`Self::expire`] wants to be called.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.sweep
+    }
+
+    /// Forgets flows that are over, and returns their requests, which are to be ended.
+    pub fn expire(&mut self, now: Instant) -> Vec<Id> {
+        if self.sweep.is_none_or(|at| now < at) {
+            return Vec::new();
+        }
+        let over = self.flows.extract_if(.., |key, flow| now >= flow.ends(key));
+        let ended: Vec<Id> = over
+            .filter_map(|(_, flow)| match flow.fate {
+                Fate::Carried(id) => Some(id),
+                Fate::Refused(_) => None,
+            })
+            .collect();
+        for id in &ended {
+            self.keys.remove(id);
+        }
+        self.sweep = (!self.flows.is_empty()).then_some(now + SWEEP);
+        ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpvpn_packet::protocol;
+
+    fn key(port: u16, to: u16) -> FlowKey {
+        FlowKey {
+            src: [192, 0, 0, 2].into(),
+            dst: [198, 51, 100, 1].into(),
+            src_port: port,
+            dst_port: to,
+            protocol: protocol::UDP,
+        }
+    }
+
+    fn seconds(n: u64) -> Duration {
+        Duration::from_secs(n)
+    }
+
+    #[test]
+    fn a_flow_lives_as_long_as_packets_come_either_way() {
+        let start = Instant::now();
+        let mut flows = UdpFlows::new(10);
+        assert_eq!(flows.find(start, &key(1, 9)), None);
+        assert_eq!(flows.insert(start, key(1, 9), 7), None);
+        assert_eq!(flows.find(start + seconds(100), &key(1, 9)), Some(Fate::Carried(7)));
+        assert_eq!(flows.heard(start + seconds(200), 7), Some(key(1, 9)));
+        assert_eq!(flows.expire(start + seconds(300)), []);
+        assert_eq!(flows.expire(start + seconds(400)), [7]);
+        assert_eq!((flows.find(start + seconds(400), &key(1, 9)), flows.heard(start, 7)), (None, None));
+        assert_eq!((flows.poll_timeout(), flows.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_query_of_the_dns_is_soon_forgotten() {
+        let start = Instant::now();
+        let mut flows = UdpFlows::new(10);
+        flows.insert(start, key(1, 53), 1);
+        flows.insert(start, key(2, 443), 2);
+        assert_eq!(flows.expire(start + seconds(21)), [1]);
+        assert_eq!(flows.len(), 1);
+    }
+
+    #[test]
+    fn what_was_refused_is_asked_for_again_after_a_while() {
+        let start = Instant::now();
+        let mut flows = UdpFlows::new(10);
+        flows.insert(start, key(1, 9), 1);
+        assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), Some(key(1, 9)));
+        let refused = Some(Fate::Refused(Unreachable::Prohibited));
+        for later in 0..3 {
+            assert_eq!(flows.find(start + seconds(later), &key(1, 9)), refused);
+        }
+        assert_eq!(flows.find(start + seconds(3), &key(1, 9)), None);
+        assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), None);
+    }
+
+    #[test]
+    fn the_most_silent_flow_makes_room() {
+        let start = Instant::now();
+        let mut flows = UdpFlows::new(3);
+        for n in 0..3 {
+            assert_eq!(flows.insert(start + seconds(n), key(n as u16, 9), n), None);
+        }
+        flows.find(start + seconds(5), &key(0, 9));
+        assert_eq!(flows.insert(start + seconds(6), key(3, 9), 3), Some(1));
+        assert_eq!(flows.len(), 3);
+        assert_eq!(flows.find(start + seconds(6), &key(1, 9)), None);
+        flows.forget(0);
+        flows.clear();
+        assert!(flows.is_empty());
+    }
+}

@@ -1,0 +1,137 @@
+//! UDP flows of apps that travel by CONNECT-UDP.
+
+use bytes::Bytes;
+use mpvpn_lane::udp::{Fate, MOST_FLOWS, UdpFlows};
+use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_packet::{
+    FlowKey, IpPacket, Joiner, VnetHdr,
+    icmp::{self, Unreachable},
+    udp,
+};
+use mpvpn_types::Instant;
+
+use super::{Client, ClientEvent, UdpNews, lane::gateway};
+use crate::UdpId;
+
+/// The flows, and what comes for apps.
+#[derive(Debug)]
+pub(super) struct UdpLane {
+    flows: UdpFlows<UdpId>,
+}
+
+impl Default for UdpLane {
+    fn default() -> Self {
+        Self { flows: UdpFlows::new(MOST_FLOWS) }
+    }
+}
+
+impl UdpLane {
+    /// Whether a flow is one of these.
+    pub(super) fn has(&self, id: UdpId) -> bool {
+        self.flows.has(id)
+    }
+
+    /// A payload from a destination becomes a packet for an app; whether it is of one of these flows.
+    pub(super) fn arrived(&mut self, now: Instant, id: UdpId, payload: &[u8], joiner: &mut Joiner) -> bool {
+        let Some(key) = self.flows.heard(now, id) else { return false };
+        if let Some(packet) = udp::packet(key.destination(), key.source(), payload) {
+            joiner.push(Bytes::from(packet));
+        }
+        true
+    }
+
+    /// When [`Client::expire_udp`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.flows.poll_timeout()
+    }
+}
+
+impl Client {
+    /// Takes a UDP packet of an app. Fragments are dropped: what is too large for the TUN fits no datagram either.
+    pub(super) fn take_udp(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
+        let mut payloads = udp::payloads(hdr, packet).peekable();
+        if payloads.peek().is_none() {
+            return;
+        }
+        let key = FlowKey::of(packet);
+        let fate = match self.udp_lane.flows.find(now, &key) {
+            Some(fate) => fate,
+            None => {
+                // Without a stream for it the packet is lost: an app that uses UDP asks again.
+                let Some(id) = self.udp_open(now, &Authority::from(key.destination())) else { return };
+                if let Some(silent) = self.udp_lane.flows.insert(now, key, id) {
+                    self.udp_close(silent);
+                }
+                Fate::Carried(id)
+            }
+        };
+        match fate {
+            Fate::Carried(id) => {
+                let room = self.udp_room(id);
+                for payload in payloads {
+                    if payload.len() > room {
+                        let headers = packet.transport_offset() + udp::UDP_HEADER;
+                        return self.tell(packet.bytes(), |packet, from| {
+                            icmp::packet_too_big(packet, (room + headers) as u32, from)
+                        });
+                    }
+                    self.udp_send(now, id, payload);
+                }
+            }
+            Fate::Refused(reason) => {
+                self.tell(packet.bytes(), |packet, from| icmp::unreachable(packet, reason, from));
+            }
+        }
+    }
+
+    /// Sends an ICMP error to the source of a packet.
+    pub(super) fn tell(
+        &mut self,
+        packet: &[u8],
+        error: impl FnOnce(&[u8], std::net::IpAddr) -> Option<Vec<u8>>,
+    ) {
+        let source = mpvpn_packet::ip::src_of(packet);
+        let from = self
+            .session
+            .as_ref()
+            .zip(source)
+            .and_then(|(session, source)| gateway(&session.addresses).for_source(source));
+        let error = from.and_then(|from| error(packet, from));
+        self.answer(error);
+    }
+
+    /// What has become of a flow is for the app, or for the edge.
+    pub(super) fn udp_news(&mut self, now: Instant, id: UdpId, news: UdpNews) {
+        if !self.udp_lane.has(id) {
+            return self.events.push_back(ClientEvent::Udp(id, news));
+        }
+        match news {
+            UdpNews::Opened => {}
+            UdpNews::Closed => self.udp_lane.flows.forget(id),
+            UdpNews::Refused(failure) => {
+                let reason = match failure {
+                    Failure::Prohibited => Unreachable::Prohibited,
+                    Failure::Refused => Unreachable::PortUnreachable,
+                    Failure::Name | Failure::Unroutable | Failure::TimedOut => {
+                        Unreachable::AddressUnreachable
+                    }
+                    // Worth another try.
+                    Failure::Busy | Failure::Other => return self.udp_lane.flows.forget(id),
+                };
+                if let Some(key) = self.udp_lane.flows.refuse(now, id, reason)
+                    && let Some(packet) = udp::packet(key.source(), key.destination(), &[])
+                {
+                    tracing::debug!(to = %key.destination(), ?failure, "UDP is not carried");
+                    self.tell(&packet, |packet, from| icmp::unreachable(packet, reason, from));
+                }
+            }
+        }
+    }
+
+    /// Ends flows that have been silent for long.
+    pub(super) fn expire_udp(&mut self, now: Instant) {
+        for id in self.udp_lane.flows.expire(now) {
+            self.udp_close(id);
+        }
+    }
+}
