@@ -1,5 +1,5 @@
 /*
- * Two tunnels in one process of an ordinary user, one with packets by calls, one by a descriptor: each sends ICMP echo
+ * Two tunnels in one process of an ordinary user, one with packets by calls, one by a descriptor that comes later: each sends ICMP echo
  * requests that this program makes itself to the server's address in the tunnel, and gets the answers.
  *
  * usage: echo CONFIGURATION ADDRESS
@@ -164,15 +164,14 @@ static void refuse_nonsense(const mpvpn_callbacks *callbacks) {
     mpvpn_string_free(NULL);
 }
 
-static void start(mpvpn_tunnel **tunnel, struct seen *seen, const char *toml, int packet_fd) {
+static void start(mpvpn_tunnel **tunnel, struct seen *seen, const char *toml, bool by_calls) {
     pthread_mutex_init(&seen->lock, NULL);
     pthread_cond_init(&seen->news, NULL);
     mpvpn_config config = MPVPN_CONFIG_INIT;
     config.toml = toml;
-    config.packet_fd = packet_fd;
     config.log_level = 3;
     mpvpn_callbacks callbacks = MPVPN_CALLBACKS_INIT;
-    callbacks.packet = packet_fd < 0 ? on_packet : NULL;
+    callbacks.packet = by_calls ? on_packet : NULL;
     callbacks.event = on_event;
     callbacks.protect = on_protect;
     callbacks.log = on_log;
@@ -212,11 +211,16 @@ int main(int count_of_words, char **words) {
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "no pair of sockets");
     struct seen by_calls = {.id = 0x1111}, by_descriptor = {.id = 0x2222};
     mpvpn_tunnel *one, *other;
-    start(&one, &by_calls, toml, -1);
-    start(&other, &by_descriptor, toml, pair[1]);
-    close(pair[1]);
+    start(&one, &by_calls, toml, true);
+    start(&other, &by_descriptor, toml, false);
     wait_for(&by_calls, &by_calls.up, "the first tunnel");
     wait_for(&by_descriptor, &by_descriptor.up, "the second tunnel");
+    /* As on Android, where the interface is made of the addresses. */
+    char *error = NULL;
+    check(mpvpn_set_packet_fd(other, -1, &error) == 0 && error != NULL, "-1 is a descriptor");
+    mpvpn_string_free(error);
+    check(mpvpn_set_packet_fd(other, pair[1], NULL) == 1, "a descriptor is not taken");
+    close(pair[1]);
     check(strcmp(by_calls.address, by_descriptor.address) != 0, "both tunnels have one address");
 
     uint8_t packet[ECHO], answer[2000];

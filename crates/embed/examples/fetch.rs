@@ -58,7 +58,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let page = web::Page::parse(url)?;
     let name_server: SocketAddr = name_server.parse()?;
 
-    let (tunnel, port, events) = start(way, &std::fs::read_to_string(configuration)?)?;
+    let Started { tunnel, port, events } = start(way, &std::fs::read_to_string(configuration)?)?;
     let network = wait_for_network(&events)?;
     eprintln!("up: {:?}, MTU {}", network.addresses, network.mtu);
 
@@ -76,7 +76,13 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// A tunnel, the way of its packets, and what happens to it.
-fn start(way: &str, configuration: &str) -> Result<(Arc<Tunnel>, Port, Receiver<Event>), Box<dyn Error>> {
+struct Started {
+    tunnel: Arc<Tunnel>,
+    port: Port,
+    events: Receiver<Event>,
+}
+
+fn start(way: &str, configuration: &str) -> Result<Started, Box<dyn Error>> {
     let (told, events) = channel();
     let told = move |event| {
         if !matches!(event, Event::Up(_)) {
@@ -97,12 +103,12 @@ fn start(way: &str, configuration: &str) -> Result<(Arc<Tunnel>, Port, Receiver<
                 let _ = sender.send(packet.to_vec());
             };
             let tunnel = Arc::new(builder.start_with_calls(take, told)?);
-            Ok((tunnel.clone(), Port::Calls(tunnel, packets), events))
+            Ok(Started { tunnel: tunnel.clone(), port: Port::Calls(tunnel, packets), events })
         }
         "descriptor" => {
             let (ours, its) = UnixDatagram::pair()?;
             let tunnel = Arc::new(builder.start_with_descriptor(OwnedFd::from(its), told)?);
-            Ok((tunnel, Port::Descriptor(ours), events))
+            Ok(Started { tunnel, port: Port::Descriptor(ours), events })
         }
         other => Err(format!("`{other}` is neither calls nor descriptor").into()),
     }
