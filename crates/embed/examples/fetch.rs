@@ -103,12 +103,25 @@ fn start(way: &str, configuration: &str) -> Result<Started, Box<dyn Error>> {
                 let _ = sender.send(packet.to_vec());
             };
             let tunnel = Arc::new(builder.start_with_calls(take, told)?);
-            Ok(Started { tunnel: tunnel.clone(), port: Port::Calls(tunnel, packets), events })
+            let pushed = tunnel.clone();
+            let send = Box::new(move |packet: &[u8]| _ = pushed.push(packet));
+            Ok(Started { tunnel, port: Port { send, packets }, events })
         }
         "descriptor" => {
             let (ours, its) = UnixDatagram::pair()?;
             let tunnel = Arc::new(builder.start_with_descriptor(OwnedFd::from(its), told)?);
-            Ok(Started { tunnel, port: Port::Descriptor(ours), events })
+            let (sender, packets) = channel();
+            let read = ours.try_clone()?;
+            std::thread::spawn(move || {
+                let mut packet = vec![0; 65_535];
+                while let Ok(length) = read.recv(&mut packet) {
+                    if sender.send(packet[..length].to_vec()).is_err() {
+                        return;
+                    }
+                }
+            });
+            let send = Box::new(move |packet: &[u8]| _ = ours.send(packet));
+            Ok(Started { tunnel, port: Port { send, packets }, events })
         }
         other => Err(format!("`{other}` is neither calls nor descriptor").into()),
     }

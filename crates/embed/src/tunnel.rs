@@ -181,6 +181,8 @@ mod tests {
         time::{Duration, Instant},
     };
 
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
     use super::*;
 
     const NOBODY: &str = "server = '127.0.0.1:9'\ninsecure = true\n";
@@ -228,6 +230,25 @@ mod tests {
         assert!(link.reason.contains("the app"), "{}", link.reason);
         tunnel.set_links(vec![Link::new("other")]);
         assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "other");
+    }
+
+    #[test]
+    fn a_descriptor_whose_other_end_is_closed_ends_the_tunnel() {
+        let (told, events) = channel();
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let builder = Builder::new(NOBODY).unwrap().links(Vec::new());
+        let tunnel = builder.start_with_descriptor(its, move |event| _ = told.send(event)).unwrap();
+        assert!(!tunnel.push(&[0x45; 20]), "packets come by the descriptor");
+        drop(ours);
+        let event = events.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(
+            matches!(&event, Event::Failed(reason) if reason.contains("packets of the app")),
+            "{event:?}"
+        );
+        // The thread is about to end.
+        assert!(events.recv_timeout(Duration::from_secs(10)).is_err());
+        assert!(tunnel.status().is_none());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::{
     net::Ipv4Addr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, ExitStatus},
     thread,
     time::Duration,
 };
@@ -106,11 +106,15 @@ impl App {
         (field("Uid:"), field("CapEff:"))
     }
 
-    fn finish(mut self) -> String {
-        let status = eventually(LIMIT, "its end", || match self.child.try_wait().expect("our own child") {
+    fn end(&mut self) -> ExitStatus {
+        eventually(LIMIT, "its end", || match self.child.try_wait().expect("our own child") {
             Some(status) => Ok(status),
             None => Err(self.log()),
-        });
+        })
+    }
+
+    fn finish(mut self) -> String {
+        let status = self.end();
         assert!(status.success(), "{status}\n{}", self.log());
         self.log()
     }
@@ -125,7 +129,7 @@ impl Drop for App {
 
 /// The example fetches a page while a link is cut.
 fn fetches(way: &str, configuration: &str, streams: u64) {
-    const SIZE: u64 = 60 * MB;
+    const SIZE: u64 = 40 * MB;
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     let host: Ipv4Addr = inet4().parse().expect("an address");
@@ -178,6 +182,20 @@ fn a_page_is_fetched_by_a_descriptor_as_packets_while_a_link_is_cut() {
 }
 
 #[test]
+fn an_app_is_told_why_its_token_is_refused() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
+    let folder = Folder::new("token = '0123456789abcdef0123456789abcdef'\n");
+    let program = folder.take("examples/fetch");
+    let configuration = folder.0.join("client.toml");
+    let words =
+        ["calls", configuration.to_str().expect("an ASCII path"), "192.0.2.1:53", "https://a/", "none"];
+    let mut app = App::start(&stage, &program, &words);
+    assert_eq!(app.end().code(), Some(1));
+    assert!(app.log().contains("Failed(") && app.log().contains("refuses the token"), "{}", app.log());
+}
+
+#[test]
 fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
@@ -199,7 +217,8 @@ fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let before = stage.network_state(Place::Client);
     let configuration = folder.0.join("client.toml");
-    let app = App::start(&stage, &program, &[configuration.to_str().expect("an ASCII path"), TUNNEL]);
+    let configuration = configuration.to_str().expect("an ASCII path");
+    let app = App::start(&stage, &program, &[configuration, TUNNEL, "10.102.0.2"]);
     let said = app.output.clone();
     assert_eq!(app.finish(), "", "the library prints");
     let said = fs::read_to_string(said).expect("its output");
