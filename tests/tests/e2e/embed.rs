@@ -130,11 +130,12 @@ impl Drop for App {
 /// The example fetches a page while a link is cut.
 fn fetches(way: &str, configuration: &str, streams: u64) {
     const SIZE: u64 = 40 * MB;
+    const PAUSE: u64 = 5 * MB;
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     let host: Ipv4Addr = inet4().parse().expect("an address");
     let names = NameServer::start(&stage, Place::Inet, host, host);
-    let site = SecureSite::start(&stage, Place::Inet, PAGE);
+    let site = SecureSite::start(&stage, Place::Inet, PAGE, PAUSE);
     let folder = Folder::new(configuration);
     let program = folder.take("examples/fetch");
     let file = |path: PathBuf| path.to_str().expect("an ASCII path").to_owned();
@@ -146,15 +147,21 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
     let (asked, url) = (names.address().to_string(), site.url(SIZE));
     let mut app = App::start(&stage, &program, &[way, &configuration, &asked, &url, &certificate]);
     app.until("resolved: ");
+    let passed = |bytes| {
+        eventually(LIMIT, "a part of the page", || match site.sent() {
+            sent if sent >= bytes => Ok(()),
+            sent => Err(format!("{sent} bytes, {}", app.log())),
+        });
+    };
+    passed(PAUSE);
     assert_eq!(app.privileges(), (USER.to_owned(), "0000000000000000".to_owned()));
     assert_eq!(stage.network_state(Place::Client), before, "something on the machine has changed");
-    eventually(LIMIT, "a part of the page", || match site.sent() {
-        sent if sent > 10 * MB => Ok(()),
-        sent => Err(format!("{sent} bytes, {}", app.log())),
-    });
-    assert!(site.sent() < SIZE, "all is sent already");
-    assert!(carried("eth1") > MB && carried("eth2") > MB, "not both links carry the page");
+    site.go_on();
+    passed(4 * PAUSE);
     stage.link(1).cut();
+    assert!(site.sent() < SIZE, "all was sent already");
+    let both = (carried("eth1"), carried("eth2"));
+    assert!(both.0 > MB && both.1 > MB, "not both links carry the page: {both:?}");
     thread::sleep(Duration::from_secs(1));
     stage.link(1).restore();
 

@@ -22,10 +22,13 @@ const WINDOW: usize = 1 << 20;
 /// Without news of the far end, this is how long anything may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Takes packets.
+pub(crate) type Sink = Box<dyn Fn(&[u8])>;
+
 /// How packets are handed over.
 pub(crate) struct Port {
     /// To the tunnel. What finds no room is lost, as on any link.
-    pub(crate) send: Box<dyn Fn(&[u8])>,
+    pub(crate) send: Sink,
     /// From the tunnel.
     pub(crate) packets: Receiver<Vec<u8>>,
 }
