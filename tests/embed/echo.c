@@ -1,8 +1,8 @@
 /*
- * Two tunnels in one process of an ordinary user, one with packets by calls, one by a descriptor: each sends ICMP echo
+ * Two tunnels in one process of an ordinary user, one with packets by calls, one by a descriptor that comes later: each sends ICMP echo
  * requests that this program makes itself to the server's address in the tunnel, and gets the answers.
  *
- * usage: echo CONFIGURATION ADDRESS
+ * usage: echo CONFIGURATION ADDRESS OWN-ADDRESS
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -164,15 +164,17 @@ static void refuse_nonsense(const mpvpn_callbacks *callbacks) {
     mpvpn_string_free(NULL);
 }
 
-static void start(mpvpn_tunnel **tunnel, struct seen *seen, const char *toml, int packet_fd) {
+static void start(mpvpn_tunnel **tunnel, struct seen *seen, const char *toml, bool by_calls, const mpvpn_link *links,
+                  size_t link_count) {
     pthread_mutex_init(&seen->lock, NULL);
     pthread_cond_init(&seen->news, NULL);
     mpvpn_config config = MPVPN_CONFIG_INIT;
     config.toml = toml;
-    config.packet_fd = packet_fd;
     config.log_level = 3;
+    config.links = links;
+    config.link_count = link_count;
     mpvpn_callbacks callbacks = MPVPN_CALLBACKS_INIT;
-    callbacks.packet = packet_fd < 0 ? on_packet : NULL;
+    callbacks.packet = by_calls ? on_packet : NULL;
     callbacks.event = on_event;
     callbacks.protect = on_protect;
     callbacks.log = on_log;
@@ -182,9 +184,10 @@ static void start(mpvpn_tunnel **tunnel, struct seen *seen, const char *toml, in
     mpvpn_network_changed(*tunnel);
 }
 
-static void finish(mpvpn_tunnel *tunnel, struct seen *seen) {
+static void finish(mpvpn_tunnel *tunnel, struct seen *seen, const char *second_link) {
     char *status = mpvpn_status_json(tunnel);
     check(status != NULL && strstr(status, "\"state\":\"up\"") != NULL, "the status is not up");
+    check(strstr(status, second_link) != NULL, "a link is missing in the status");
     printf("status %s\n", status);
     mpvpn_string_free(status);
     mpvpn_stop(tunnel);
@@ -193,7 +196,7 @@ static void finish(mpvpn_tunnel *tunnel, struct seen *seen) {
 }
 
 int main(int count_of_words, char **words) {
-    if (count_of_words != 3) fail("usage: echo CONFIGURATION ADDRESS");
+    if (count_of_words != 4) fail("usage: echo CONFIGURATION ADDRESS OWN-ADDRESS");
     char toml[4096];
     FILE *file = fopen(words[1], "r");
     check(file != NULL, "no configuration");
@@ -212,11 +215,22 @@ int main(int count_of_words, char **words) {
     check(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0, "no pair of sockets");
     struct seen by_calls = {.id = 0x1111}, by_descriptor = {.id = 0x2222};
     mpvpn_tunnel *one, *other;
-    start(&one, &by_calls, toml, -1);
-    start(&other, &by_descriptor, toml, pair[1]);
-    close(pair[1]);
+    /* The first asks the kernel for its links; the second is given one by its name, one by its address. */
+    const mpvpn_link links[] = {{"eth1", NULL, 0}, {"mobile", words[3], 1400}}, wrong[] = {{"eth1", "nowhere", 0}};
+    start(&one, &by_calls, toml, true, NULL, 0);
+    start(&other, &by_descriptor, toml, false, links, 2);
     wait_for(&by_calls, &by_calls.up, "the first tunnel");
     wait_for(&by_descriptor, &by_descriptor.up, "the second tunnel");
+    /* As on Android, where the interface is made of the addresses. */
+    char *error = NULL;
+    check(mpvpn_set_packet_fd(other, -1, &error) == 0 && error != NULL, "-1 is a descriptor");
+    mpvpn_string_free(error);
+    error = NULL;
+    check(mpvpn_set_links(other, wrong, 1, &error) == 0 && strstr(error, "nowhere") != NULL, "a wrong address is taken");
+    mpvpn_string_free(error);
+    check(mpvpn_set_links(other, links, 2, NULL) == 1, "links are not taken");
+    check(mpvpn_set_packet_fd(other, pair[1], NULL) == 1, "a descriptor is not taken");
+    close(pair[1]);
     check(strcmp(by_calls.address, by_descriptor.address) != 0, "both tunnels have one address");
 
     uint8_t packet[ECHO], answer[2000];
@@ -234,8 +248,8 @@ int main(int count_of_words, char **words) {
         check(length > 0, "no answer by the descriptor");
     } while (!is_answer(answer, (size_t)length, by_descriptor.id));
 
-    finish(one, &by_calls);
-    finish(other, &by_descriptor);
+    finish(one, &by_calls, "\"eth2\"");
+    finish(other, &by_descriptor, "\"mobile\"");
     check(recv(pair[0], answer, sizeof answer, 0) == 0, "the tunnel has kept its end of the pair");
     close(pair[0]);
     check(count("/proc/self/task") == threads, "threads are left");

@@ -29,14 +29,21 @@ pub struct SecureSite {
     name: String,
     port: u16,
     certificate: String,
-    sent: Arc<AtomicU64>,
+    progress: Arc<Progress>,
     stop: Arc<AtomicBool>,
     acceptor: Option<JoinHandle<()>>,
 }
 
+/// How far pages have got, and where they wait.
+struct Progress {
+    sent: AtomicU64,
+    pause: AtomicU64,
+}
+
 impl SecureSite {
-    /// Serves on every address of that host, with a certificate for `name`.
-    pub fn start(stage: &Stage, place: Place, name: &str) -> Self {
+    /// Serves on every address of that host, with a certificate for `name`. Pages wait after `pause` bytes for
+    /// [`Self::go_on`].
+    pub fn start(stage: &Stage, place: Place, name: &str, pause: u64) -> Self {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
         let config = ServerConfig::builder()
@@ -47,22 +54,23 @@ impl SecureSite {
         let listener = stage.inside(place, || TcpListener::bind("[::]:0").expect("a free port"));
         let port = listener.local_addr().expect("a bound socket").port();
         listener.set_nonblocking(true).expect("a socket can be nonblocking");
-        let (sent, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, stopped) = (Arc::clone(&sent), Arc::clone(&stop));
+        let progress = Arc::new(Progress { sent: AtomicU64::new(0), pause: AtomicU64::new(pause) });
+        let stop = Arc::new(AtomicBool::new(false));
+        let (shared, stopped) = (Arc::clone(&progress), Arc::clone(&stop));
         let acceptor = thread::spawn(move || {
             while !stopped.load(Ordering::Relaxed) {
                 match listener.accept() {
                     Ok((stream, _)) => {
-                        let (config, counter) = (Arc::clone(&config), Arc::clone(&counter));
+                        let (config, progress) = (Arc::clone(&config), Arc::clone(&shared));
                         // A connection that ends badly shows at the client's end.
-                        thread::spawn(move || drop(serve(stream, config, &counter)));
+                        thread::spawn(move || drop(serve(stream, config, &progress)));
                     }
                     Err(_) => thread::sleep(Duration::from_millis(10)),
                 }
             }
         });
         let certificate = made.cert.pem();
-        Self { name: name.to_owned(), port, certificate, sent, stop, acceptor: Some(acceptor) }
+        Self { name: name.to_owned(), port, certificate, progress, stop, acceptor: Some(acceptor) }
     }
 
     /// The page with so many bytes.
@@ -77,12 +85,18 @@ impl SecureSite {
 
     /// Bytes of the stream that went into its sockets so far.
     pub fn sent(&self) -> u64 {
-        self.sent.load(Ordering::Relaxed)
+        self.progress.sent.load(Ordering::Relaxed)
+    }
+
+    /// Nothing waits any more.
+    pub fn go_on(&self) {
+        self.progress.pause.store(u64::MAX, Ordering::Relaxed);
     }
 }
 
 impl Drop for SecureSite {
     fn drop(&mut self) {
+        self.go_on();
         self.stop.store(true, Ordering::Relaxed);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -90,7 +104,7 @@ impl Drop for SecureSite {
     }
 }
 
-fn serve(stream: TcpStream, config: Arc<ServerConfig>, sent: &AtomicU64) -> io::Result<()> {
+fn serve(stream: TcpStream, config: Arc<ServerConfig>, progress: &Progress) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(SILENCE))?;
     stream.set_write_timeout(Some(SILENCE))?;
@@ -115,7 +129,10 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, sent: &AtomicU64) -> io::
             break;
         }
         tls.write_all(&piece[..length])?;
-        sent.fetch_add(length as u64, Ordering::Relaxed);
+        let sent = progress.sent.fetch_add(length as u64, Ordering::Relaxed) + length as u64;
+        while sent >= progress.pause.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
     tls.conn.send_close_notify();
     tls.flush()

@@ -58,7 +58,7 @@ fn run() -> Result<(), Box<dyn Error>> {
     let page = web::Page::parse(url)?;
     let name_server: SocketAddr = name_server.parse()?;
 
-    let (tunnel, port, events) = start(way, &std::fs::read_to_string(configuration)?)?;
+    let Started { tunnel, port, events } = start(way, &std::fs::read_to_string(configuration)?)?;
     let network = wait_for_network(&events)?;
     eprintln!("up: {:?}, MTU {}", network.addresses, network.mtu);
 
@@ -76,7 +76,13 @@ fn run() -> Result<(), Box<dyn Error>> {
 }
 
 /// A tunnel, the way of its packets, and what happens to it.
-fn start(way: &str, configuration: &str) -> Result<(Arc<Tunnel>, Port, Receiver<Event>), Box<dyn Error>> {
+struct Started {
+    tunnel: Arc<Tunnel>,
+    port: Port,
+    events: Receiver<Event>,
+}
+
+fn start(way: &str, configuration: &str) -> Result<Started, Box<dyn Error>> {
     let (told, events) = channel();
     let told = move |event| {
         if !matches!(event, Event::Up(_)) {
@@ -97,12 +103,25 @@ fn start(way: &str, configuration: &str) -> Result<(Arc<Tunnel>, Port, Receiver<
                 let _ = sender.send(packet.to_vec());
             };
             let tunnel = Arc::new(builder.start_with_calls(take, told)?);
-            Ok((tunnel.clone(), Port::Calls(tunnel, packets), events))
+            let pushed = tunnel.clone();
+            let send = Box::new(move |packet: &[u8]| _ = pushed.push(packet));
+            Ok(Started { tunnel, port: Port { send, packets }, events })
         }
         "descriptor" => {
             let (ours, its) = UnixDatagram::pair()?;
             let tunnel = Arc::new(builder.start_with_descriptor(OwnedFd::from(its), told)?);
-            Ok((tunnel, Port::Descriptor(ours), events))
+            let (sender, packets) = channel();
+            let read = ours.try_clone()?;
+            std::thread::spawn(move || {
+                let mut packet = vec![0; 65_535];
+                while let Ok(length) = read.recv(&mut packet) {
+                    if sender.send(packet[..length].to_vec()).is_err() {
+                        return;
+                    }
+                }
+            });
+            let send = Box::new(move |packet: &[u8]| _ = ours.send(packet));
+            Ok(Started { tunnel, port: Port { send, packets }, events })
         }
         other => Err(format!("`{other}` is neither calls nor descriptor").into()),
     }

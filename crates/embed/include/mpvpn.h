@@ -41,7 +41,8 @@ typedef struct mpvpn_config {
     /*
      * A descriptor that carries one IP packet a read and a write: what Android's VpnService gives, or an end of a pair of
      * SOCK_SEQPACKET or SOCK_DGRAM sockets. It is duplicated, so the caller closes it whenever it likes; it becomes
-     * nonblocking. -1: packets come by mpvpn_push and go by the callback `packet`.
+     * nonblocking. -1: packets come by mpvpn_push and go by the callback `packet`; or, if that is NULL, mpvpn_set_packet_fd
+     * brings a descriptor later, as VpnService makes one of the addresses that MPVPN_UP tells.
      */
     int packet_fd;
     /* The uplinks, link_count of them. NULL: the kernel tells them; Android lets no app ask. */
@@ -68,14 +69,13 @@ enum {
 
 /*
  * What the tunnel calls. All but `resolve` are called by the tunnel's own thread, one after the other, and must not wait.
- * In them mpvpn_push, mpvpn_network_changed and mpvpn_set_links may be called; mpvpn_status_json gives NULL, and
- * mpvpn_stop returns at once, so that the tunnel ends after the callback. Any may be NULL, but for `packet` where
- * packet_fd is -1.
+ * In them mpvpn_push, mpvpn_set_packet_fd, mpvpn_network_changed and mpvpn_set_links may be called; mpvpn_status_json
+ * gives NULL, and mpvpn_stop returns at once, so that the tunnel ends after the callback. Any may be NULL.
  */
 typedef struct mpvpn_callbacks {
     /* sizeof(mpvpn_callbacks). */
     size_t size;
-    /* One IP packet for the app, whole, with right checksums. NULL where there is a packet_fd. */
+    /* One IP packet for the app, whole, with right checksums. NULL where there is, or will be, a descriptor. */
     void (*packet)(void *context, const uint8_t *data, size_t length);
     /* Something happened; `kind` is one of those above. */
     void (*event)(void *context, int kind, const char *json);
@@ -108,6 +108,13 @@ mpvpn_tunnel *mpvpn_start(const mpvpn_config *config, const mpvpn_callbacks *cal
  * or packets come by a descriptor. While there is no connection packets are taken and lost.
  */
 int mpvpn_push(mpvpn_tunnel *tunnel, const uint8_t *data, size_t length);
+
+/*
+ * Packets come and go by this descriptor from now on, whatever they did before; see mpvpn_config.packet_fd. The library's
+ * duplicate of the one before is closed. 1 if it can carry packets; else 0, nothing changes, and *error says why as with
+ * mpvpn_start.
+ */
+int mpvpn_set_packet_fd(mpvpn_tunnel *tunnel, int packet_fd, char **error);
 
 /* Links may have come or gone: they are looked at anew. Where the app gave them it is mpvpn_set_links. */
 void mpvpn_network_changed(mpvpn_tunnel *tunnel);

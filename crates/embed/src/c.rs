@@ -168,7 +168,7 @@ unsafe fn start(
         })),
         (None, fd) if fd >= 0 => Packets::Descriptor(duplicate(fd)?),
         (Some(_), _) => return Err("both a callback `packet` and a packet_fd are given".to_owned()),
-        (None, _) => return Err("neither a callback `packet` nor a packet_fd is given".to_owned()),
+        (None, _) => Packets::Later,
     };
     let call = callbacks.event;
     let events = move |event| {
@@ -177,7 +177,7 @@ unsafe fn start(
         // SAFETY: the app's function, with the context that it gave; the string outlives the call.
         unsafe { call(context.pointer(), kind, json.as_ptr()) };
     };
-    builder.start(packets, Box::new(events)).map_err(explained)
+    builder.start_with(packets, Box::new(events)).map_err(explained)
 }
 
 /// Hands over a packet.
@@ -195,6 +195,25 @@ pub unsafe extern "C" fn mpvpn_push(tunnel: *mut mpvpn_tunnel, data: *const u8, 
         // SAFETY: not null, and so many bytes, by the contract of this function.
         tunnel.0.push(unsafe { std::slice::from_raw_parts(data, length) }).into()
     })
+}
+
+/// Gives another descriptor for packets.
+///
+/// # Safety
+/// `tunnel` is null or of [`mpvpn_start`] and not stopped; `error` is null or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mpvpn_set_packet_fd(
+    tunnel: *mut mpvpn_tunnel,
+    packet_fd: c_int,
+    error: *mut *mut c_char,
+) -> c_int {
+    let set = guarded(Err("a panic".to_owned()), || {
+        // SAFETY: null or valid, by the contract of this function.
+        let tunnel = unsafe { tunnel.as_ref() }.ok_or("tunnel is NULL")?;
+        tunnel.0.set_descriptor(duplicate(packet_fd)?).map_err(explained)
+    });
+    // SAFETY: null or valid, by the contract of this function.
+    unsafe { taken(set, error) }
 }
 
 /// Looks at the links anew.
@@ -229,14 +248,8 @@ pub unsafe extern "C" fn mpvpn_set_links(
         tunnel.0.set_links(unsafe { links(given, count) }?);
         Ok(())
     });
-    match set {
-        Ok(()) => 1,
-        Err(reason) => {
-            // SAFETY: null or valid, by the contract of this function.
-            unsafe { tell(error, reason) };
-            0
-        }
-    }
+    // SAFETY: null or valid, by the contract of this function.
+    unsafe { taken(set, error) }
 }
 
 /// Tells the status.
@@ -292,6 +305,9 @@ fn guarded<T>(else_this: T, work: impl FnOnce() -> T) -> T {
 
 /// A duplicate of an app's descriptor.
 fn duplicate(fd: c_int) -> Result<OwnedFd, String> {
+    if fd < 0 {
+        return Err(format!("{fd} is no descriptor"));
+    }
     // SAFETY: not negative, and open for the time of this call, or the kernel says that it is not.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     borrowed.try_clone_to_owned().map_err(|error| format!("packet_fd cannot be used: {error}"))
@@ -354,6 +370,15 @@ unsafe fn tell(error: *mut *mut c_char, reason: String) {
         // SAFETY: not null, and valid by the contract.
         unsafe { *error = c_string(&reason).into_raw() };
     }
+}
+
+/// # Safety
+/// `error` is null or valid.
+unsafe fn taken(result: Result<(), String>, error: *mut *mut c_char) -> c_int {
+    let Err(reason) = result else { return 1 };
+    // SAFETY: null or valid, by the contract.
+    unsafe { tell(error, reason) };
+    0
 }
 
 /// What failed, and what to do about it if that is known.

@@ -70,6 +70,17 @@ impl Builder {
         self
     }
 
+    /// Starts the tunnel without packets: [`Tunnel::set_descriptor`] brings their descriptor. So it is with `VpnService`,
+    /// which makes an interface of addresses, and these come with [`Event::Up`].
+    ///
+    /// `events` is called by the tunnel's thread and must not wait.
+    ///
+    /// # Errors
+    /// If the configuration cannot be used.
+    pub fn start(self, events: impl FnMut(Event) + Send + 'static) -> Result<Tunnel, Error> {
+        self.start_with(Packets::Later, Box::new(events))
+    }
+
     /// Starts the tunnel with the packets of a descriptor, one a read and a write: what `VpnService` gives, or an end of a
     /// pair of sockets (SOCK_SEQPACKET, SOCK_DGRAM). It becomes nonblocking, with all its duplicates.
     ///
@@ -82,7 +93,7 @@ impl Builder {
         packets: OwnedFd,
         events: impl FnMut(Event) + Send + 'static,
     ) -> Result<Tunnel, Error> {
-        self.start(Packets::Descriptor(packets), Box::new(events))
+        self.start_with(Packets::Descriptor(packets), Box::new(events))
     }
 
     /// Starts the tunnel with packets by calls: [`Tunnel::push`] takes those of the app, `packets` gets those for it, each
@@ -97,10 +108,10 @@ impl Builder {
         packets: impl FnMut(&[u8]) + Send + 'static,
         events: impl FnMut(Event) + Send + 'static,
     ) -> Result<Tunnel, Error> {
-        self.start(Packets::Calls(Box::new(packets)), Box::new(events))
+        self.start_with(Packets::Calls(Box::new(packets)), Box::new(events))
     }
 
-    pub(crate) fn start(
+    pub(crate) fn start_with(
         self,
         packets: Packets,
         events: Box<dyn FnMut(Event) + Send>,
@@ -118,6 +129,15 @@ impl Tunnel {
     /// tunnel has ended, or if packets come by a descriptor. While there is no connection packets are taken and lost.
     pub fn push(&self, packet: &[u8]) -> bool {
         self.0.push(packet)
+    }
+
+    /// Packets come and go by this descriptor from now on, whatever they did before; see
+    /// [`Builder::start_with_descriptor`]. The one of before is closed.
+    ///
+    /// # Errors
+    /// If it cannot carry packets.
+    pub fn set_descriptor(&self, packets: OwnedFd) -> Result<(), Error> {
+        self.0.set_descriptor(packets)
     }
 
     /// Links may have come or gone, or have other addresses: they are looked at anew. Linux tells of that by itself, so
@@ -157,9 +177,11 @@ impl Tunnel {
 mod tests {
     use std::{
         fs,
-        sync::mpsc::channel,
+        sync::{Mutex, mpsc::channel},
         time::{Duration, Instant},
     };
+
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
 
@@ -211,7 +233,52 @@ mod tests {
     }
 
     #[test]
-    fn the_app_resolves_the_name_and_may_stop_in_a_call() {
+    fn a_descriptor_whose_other_end_is_closed_ends_the_tunnel() {
+        let (told, events) = channel();
+        let (ours, its) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let builder = Builder::new(NOBODY).unwrap().links(Vec::new());
+        let tunnel = builder.start_with_descriptor(its, move |event| _ = told.send(event)).unwrap();
+        assert!(!tunnel.push(&[0x45; 20]), "packets come by the descriptor");
+        drop(ours);
+        let event = events.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert!(
+            matches!(&event, Event::Failed(reason) if reason.contains("packets of the app")),
+            "{event:?}"
+        );
+        // The thread is about to end.
+        assert!(events.recv_timeout(Duration::from_secs(10)).is_err());
+        assert!(tunnel.status().is_none());
+    }
+
+    #[test]
+    fn a_tunnel_may_be_stopped_in_a_call_of_its_own_thread() {
+        let place = Arc::new(Mutex::new(None::<Tunnel>));
+        let (done, calls) = channel();
+        let inside = place.clone();
+        let builder = Builder::new(NOBODY).unwrap().links(Vec::new()).protect(move |_, _| {
+            let tunnel = inside.lock().unwrap().take().expect("it was put there");
+            let _ = done.send(tunnel.status().is_none());
+            tunnel.stop();
+            true
+        });
+        let tunnel = builder.start(|_| {}).unwrap();
+        let mut guard = place.lock().unwrap();
+        guard
+            .insert(tunnel)
+            .set_links(vec![Link { address: Some([127, 0, 0, 1].into()), ..Link::new("lo") }]);
+        drop(guard);
+        assert!(
+            calls.recv_timeout(Duration::from_secs(10)).unwrap(),
+            "its own thread cannot wait for itself"
+        );
+        // The thread has let go of the callback.
+        assert!(calls.recv_timeout(Duration::from_secs(10)).is_err());
+        assert_eq!(Arc::strong_count(&place), 1);
+    }
+
+    #[test]
+    fn the_app_resolves_the_name() {
         let (asked, names) = channel();
         let builder = Builder::new("server = 'vpn.example'\ninsecure = true\n").unwrap().links(Vec::new());
         let builder = builder.resolve(move |name| {

@@ -5,7 +5,7 @@ use std::{
     net::Ipv4Addr,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, ExitStatus},
     thread,
     time::Duration,
 };
@@ -106,11 +106,15 @@ impl App {
         (field("Uid:"), field("CapEff:"))
     }
 
-    fn finish(mut self) -> String {
-        let status = eventually(LIMIT, "its end", || match self.child.try_wait().expect("our own child") {
+    fn end(&mut self) -> ExitStatus {
+        eventually(LIMIT, "its end", || match self.child.try_wait().expect("our own child") {
             Some(status) => Ok(status),
             None => Err(self.log()),
-        });
+        })
+    }
+
+    fn finish(mut self) -> String {
+        let status = self.end();
         assert!(status.success(), "{status}\n{}", self.log());
         self.log()
     }
@@ -125,12 +129,13 @@ impl Drop for App {
 
 /// The example fetches a page while a link is cut.
 fn fetches(way: &str, configuration: &str, streams: u64) {
-    const SIZE: u64 = 60 * MB;
+    const SIZE: u64 = 40 * MB;
+    const PAUSE: u64 = 5 * MB;
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     let host: Ipv4Addr = inet4().parse().expect("an address");
     let names = NameServer::start(&stage, Place::Inet, host, host);
-    let site = SecureSite::start(&stage, Place::Inet, PAGE);
+    let site = SecureSite::start(&stage, Place::Inet, PAGE, PAUSE);
     let folder = Folder::new(configuration);
     let program = folder.take("examples/fetch");
     let file = |path: PathBuf| path.to_str().expect("an ASCII path").to_owned();
@@ -142,15 +147,21 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
     let (asked, url) = (names.address().to_string(), site.url(SIZE));
     let mut app = App::start(&stage, &program, &[way, &configuration, &asked, &url, &certificate]);
     app.until("resolved: ");
+    let passed = |bytes| {
+        eventually(LIMIT, "a part of the page", || match site.sent() {
+            sent if sent >= bytes => Ok(()),
+            sent => Err(format!("{sent} bytes, {}", app.log())),
+        });
+    };
+    passed(PAUSE);
     assert_eq!(app.privileges(), (USER.to_owned(), "0000000000000000".to_owned()));
     assert_eq!(stage.network_state(Place::Client), before, "something on the machine has changed");
-    eventually(LIMIT, "a part of the page", || match site.sent() {
-        sent if sent > 10 * MB => Ok(()),
-        sent => Err(format!("{sent} bytes, {}", app.log())),
-    });
-    assert!(site.sent() < SIZE, "all is sent already");
-    assert!(carried("eth1") > MB && carried("eth2") > MB, "not both links carry the page");
+    site.go_on();
+    passed(4 * PAUSE);
     stage.link(1).cut();
+    assert!(site.sent() < SIZE, "all was sent already");
+    let both = (carried("eth1"), carried("eth2"));
+    assert!(both.0 > MB && both.1 > MB, "not both links carry the page: {both:?}");
     thread::sleep(Duration::from_secs(1));
     stage.link(1).restore();
 
@@ -178,6 +189,20 @@ fn a_page_is_fetched_by_a_descriptor_as_packets_while_a_link_is_cut() {
 }
 
 #[test]
+fn an_app_is_told_why_its_token_is_refused() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
+    let folder = Folder::new("token = '0123456789abcdef0123456789abcdef'\n");
+    let program = folder.take("examples/fetch");
+    let configuration = folder.0.join("client.toml");
+    let words =
+        ["calls", configuration.to_str().expect("an ASCII path"), "192.0.2.1:53", "https://a/", "none"];
+    let mut app = App::start(&stage, &program, &words);
+    assert_eq!(app.end().code(), Some(1));
+    assert!(app.log().contains("Failed(") && app.log().contains("refuses the token"), "{}", app.log());
+}
+
+#[test]
 fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
@@ -199,7 +224,8 @@ fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let before = stage.network_state(Place::Client);
     let configuration = folder.0.join("client.toml");
-    let app = App::start(&stage, &program, &[configuration.to_str().expect("an ASCII path"), TUNNEL]);
+    let configuration = configuration.to_str().expect("an ASCII path");
+    let app = App::start(&stage, &program, &[configuration, TUNNEL, "10.102.0.2"]);
     let said = app.output.clone();
     assert_eq!(app.finish(), "", "the library prints");
     let said = fs::read_to_string(said).expect("its output");

@@ -4,15 +4,11 @@ use std::{
     collections::VecDeque,
     io::{self, ErrorKind},
     net::SocketAddr,
-    os::unix::net::UnixDatagram,
-    sync::{
-        Arc,
-        mpsc::{Receiver, RecvTimeoutError},
-    },
+    sync::mpsc::{Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
-use mpvpn::{Network, Tunnel};
+use mpvpn::Network;
 use smoltcp::{
     iface::{Config, Interface, SocketHandle, SocketSet},
     phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken},
@@ -26,44 +22,24 @@ const WINDOW: usize = 1 << 20;
 /// Without news of the far end, this is how long anything may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Takes packets.
+pub(crate) type Sink = Box<dyn Fn(&[u8])>;
+
 /// How packets are handed over.
-pub(crate) enum Port {
-    Calls(Arc<Tunnel>, Receiver<Vec<u8>>),
-    Descriptor(UnixDatagram),
+pub(crate) struct Port {
+    /// To the tunnel. What finds no room is lost, as on any link.
+    pub(crate) send: Sink,
+    /// From the tunnel.
+    pub(crate) packets: Receiver<Vec<u8>>,
 }
 
 impl Port {
     /// The next packet of the tunnel, if there is one within `wait`.
     fn receive(&self, wait: Duration) -> io::Result<Option<Vec<u8>>> {
-        match self {
-            Self::Calls(_, packets) => match packets.recv_timeout(wait) {
-                Ok(packet) => Ok(Some(packet)),
-                Err(RecvTimeoutError::Timeout) => Ok(None),
-                Err(RecvTimeoutError::Disconnected) => Err(ErrorKind::UnexpectedEof.into()),
-            },
-            Self::Descriptor(socket) => {
-                // Zero would mean for ever.
-                socket.set_read_timeout(Some(wait.max(Duration::from_micros(1))))?;
-                let mut packet = vec![0; 65_535];
-                match socket.recv(&mut packet) {
-                    Ok(length) => {
-                        packet.truncate(length);
-                        Ok(Some(packet))
-                    }
-                    Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                        Ok(None)
-                    }
-                    Err(error) => Err(error),
-                }
-            }
-        }
-    }
-
-    /// What finds no room is lost, as on any link.
-    fn send(&self, packet: &[u8]) {
-        match self {
-            Self::Calls(tunnel, _) => _ = tunnel.push(packet),
-            Self::Descriptor(socket) => _ = socket.send(packet),
+        match self.packets.recv_timeout(wait) {
+            Ok(packet) => Ok(Some(packet)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(ErrorKind::UnexpectedEof.into()),
         }
     }
 }
@@ -172,7 +148,7 @@ impl TxToken for Sending<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, fill: F) -> R {
         let mut packet = vec![0; length];
         let result = fill(&mut packet);
-        self.0.send(&packet);
+        (self.0.send)(&packet);
         result
     }
 }

@@ -41,8 +41,17 @@ pub(super) struct AppDevice {
 }
 
 enum Way {
-    Descriptor { fd: PacketFd, waiting: VecDeque<Vec<u8>>, waiting_bytes: usize },
-    Calls { packets: Receiver<Vec<u8>>, out: Out },
+    /// Packets come later.
+    Nothing,
+    Descriptor {
+        fd: PacketFd,
+        waiting: VecDeque<Vec<u8>>,
+        waiting_bytes: usize,
+    },
+    Calls {
+        packets: Receiver<Vec<u8>>,
+        out: Out,
+    },
 }
 
 impl Device {
@@ -52,7 +61,7 @@ impl Device {
             Self::Tun(tun) => poller.add(tun, TUN, Interest::Read),
             Self::App(app) => match &app.way {
                 Way::Descriptor { fd, .. } => poller.add(fd, TUN, Interest::Read),
-                Way::Calls { .. } => Ok(()),
+                Way::Calls { .. } | Way::Nothing => Ok(()),
             },
         };
         watched.map_err(EngineError::io("watch the device for packets"))
@@ -103,12 +112,24 @@ impl Device {
                     Ok(mut packet) => each(VnetHdr::NONE, &mut packet),
                     Err(_) => return Ok(()),
                 },
+                Way::Nothing => return Ok(()),
             }
         }
         if self.comes_by_call() {
             wake.wake();
         }
         Ok(())
+    }
+
+    /// The packets of the app have another descriptor from now on.
+    pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
+        let Self::App(app) = self else { return Ok(()) };
+        if let Way::Descriptor { fd, .. } = &app.way {
+            // What is left in it may have ended.
+            let _ = poller.remove(fd);
+        }
+        app.way = Way::descriptor(fd);
+        self.watch(poller)
     }
 
     /// Hands out one packet.
@@ -137,7 +158,12 @@ impl Device {
 impl AppDevice {
     /// A descriptor.
     pub(super) fn descriptor(fd: PacketFd) -> Box<Self> {
-        Self::new(Way::Descriptor { fd, waiting: VecDeque::new(), waiting_bytes: 0 })
+        Self::new(Way::descriptor(fd))
+    }
+
+    /// No packets until there is a descriptor.
+    pub(super) fn nothing() -> Box<Self> {
+        Self::new(Way::Nothing)
     }
 
     /// Packets of the app come out of `packets`, with a wake-up call; those for it go to `out`.
@@ -167,8 +193,13 @@ impl AppDevice {
 }
 
 impl Way {
+    fn descriptor(fd: PacketFd) -> Self {
+        Self::Descriptor { fd, waiting: VecDeque::new(), waiting_bytes: 0 }
+    }
+
     fn write(&mut self, poller: &Poller, packet: &[u8]) {
         let (fd, waiting, waiting_bytes) = match self {
+            Self::Nothing => return,
             Self::Calls { out, .. } => return out(packet),
             Self::Descriptor { fd, waiting, waiting_bytes } => (fd, waiting, waiting_bytes),
         };
@@ -231,7 +262,10 @@ mod tests {
         joined
     }
 
-    fn by_call() -> (Device, Sender<Vec<u8>>, Arc<Mutex<Vec<Vec<u8>>>>) {
+    /// What the app got.
+    type Got = Arc<Mutex<Vec<Vec<u8>>>>;
+
+    fn by_call() -> (Device, Sender<Vec<u8>>, Got) {
         let (sender, packets) = channel();
         let got = Arc::new(Mutex::new(Vec::new()));
         let put = got.clone();

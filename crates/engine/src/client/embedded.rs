@@ -56,6 +56,8 @@ pub enum Packets {
     Descriptor(OwnedFd),
     /// By [`Handle::push`], and by this function, which the tunnel's thread calls and which must not wait.
     Calls(Out),
+    /// By a descriptor that [`Handle::set_descriptor`] brings, as there may be none before the addresses are known.
+    Later,
 }
 
 /// What happens, told by the tunnel's thread.
@@ -103,6 +105,7 @@ enum Order {
     Stop,
     Look,
     Links(Vec<GivenLink>),
+    Descriptor(PacketFd),
     Status(SyncSender<Status>),
 }
 
@@ -225,6 +228,7 @@ fn set_up(
     let device = match app.packets {
         Packets::Descriptor(fd) => AppDevice::descriptor(PacketFd::new(fd)?),
         Packets::Calls(out) => AppDevice::calls(packets, out),
+        Packets::Later => AppDevice::nothing(),
     };
     let slow = slow(&config, app.options.api_socket.as_ref(), app.resolve, &turns)?;
     let ground = Ground { protect: app.protect, given: app.links, ..Ground::default() };
@@ -268,6 +272,7 @@ impl Running {
                     self.plane.links.give(&turns.poller, given)?;
                     self.plane.rescan(turns, now, &mut |_| {})?;
                 }
+                Ok(Order::Descriptor(fd)) => self.plane.set_descriptor(turns, fd)?,
                 Ok(Order::Status(reply)) => {
                     // Who asked may be gone.
                     let _ = reply.try_send(self.status(now));
@@ -296,6 +301,15 @@ impl Handle {
     /// The links are these now, whoever told before.
     pub fn set_links(&self, links: Vec<GivenLink>) {
         self.order(Order::Links(links));
+    }
+
+    /// Packets come and go by this descriptor from now on, whatever they did before. It becomes nonblocking.
+    ///
+    /// # Errors
+    /// If it cannot carry packets.
+    pub fn set_descriptor(&self, fd: OwnedFd) -> Result<(), EngineError> {
+        self.order(Order::Descriptor(PacketFd::new(fd)?));
+        Ok(())
     }
 
     /// How things are; `None` if the tunnel has ended, or in a call of its own thread.

@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{config::ClientConfig, status::Status};
-use mpvpn_os::{RecvBatch, tun::READ_BUFFER};
+use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
 use mpvpn_quic::Local;
 use mpvpn_tunnel::{Client, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
@@ -64,6 +64,11 @@ impl Plane {
             out: Vec::with_capacity(64 << 10),
             look_at: None,
         })
+    }
+
+    /// The packets of an app have another descriptor from now on.
+    pub(super) fn set_descriptor(&mut self, turns: &Turns, fd: PacketFd) -> Result<(), EngineError> {
+        self.device.as_mut().map_or(Ok(()), |device| device.set_descriptor(&turns.poller, fd))
     }
 
     /// Lets the kernel put packets into this shard's queue, or into those of the others only.
