@@ -258,7 +258,7 @@ impl Client {
                 Ok(Some(Capsule::RouteAdvertisement(routes))) => session.routes = routes,
                 Ok(Some(_)) => {}
                 Err(error) => {
-                    problem = Some(error.to_string());
+                    problem = Some(error);
                     break;
                 }
             }
@@ -266,7 +266,7 @@ impl Client {
         if let Some(problem) = problem {
             let reason = format!("the server sent a malformed capsule: {problem}");
             if let Some(connection) = self.endpoint.get(session.connection) {
-                connection.close(now, h3::code::MESSAGE_ERROR, &reason);
+                connection.close(now, problem.code(), &reason);
             }
             self.lost(now, &LostReason::Transport(reason));
             return;
