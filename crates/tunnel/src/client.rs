@@ -420,7 +420,7 @@ impl Client {
                 QuicEvent::StreamStopped(stream, _)
                     if Some(stream) == session.request && session.accepted =>
                 {
-                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
+                    self.gone(now, "the server has ended the tunnel".to_owned());
                     return;
                 }
                 QuicEvent::Connected
