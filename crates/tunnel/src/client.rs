@@ -322,6 +322,9 @@ impl Client {
 
     fn connected(&mut self, now: Instant, attempt: Attempt) {
         let id = attempt.connection;
+        if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
+            tracing::warn!("the server has not answered the request, asking again on another connection");
+        }
         self.close_session(now, "replaced by a new connection");
         let others = std::mem::take(&mut self.attempts);
         for other in others {
