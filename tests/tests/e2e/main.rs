@@ -13,6 +13,7 @@ mod download;
 mod embed;
 mod first_contact;
 mod hostile;
+mod interop;
 mod lab_command;
 mod legacy;
 mod links;
