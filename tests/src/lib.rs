@@ -8,6 +8,7 @@
 
 pub mod cut;
 pub mod dns;
+pub mod foreign;
 pub mod gets;
 pub mod home;
 pub mod http;

@@ -329,6 +329,9 @@ impl Client {
 
     fn connected(&mut self, now: Instant, attempt: Attempt) {
         let id = attempt.connection;
+        if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
+            tracing::warn!("the server has not answered the request, asking again on another connection");
+        }
         self.close_session(now, "replaced by a new connection");
         let others = std::mem::take(&mut self.attempts);
         for other in others {
@@ -428,7 +431,7 @@ impl Client {
                 QuicEvent::StreamStopped(stream, _)
                     if Some(stream) == session.request && session.accepted =>
                 {
-                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
+                    self.gone(now, "the server has ended the tunnel".to_owned());
                     return;
                 }
                 QuicEvent::Connected

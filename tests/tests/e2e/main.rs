@@ -14,6 +14,7 @@ mod download;
 mod embed;
 mod first_contact;
 mod hostile;
+mod interop;
 mod lab_command;
 mod legacy;
 mod links;

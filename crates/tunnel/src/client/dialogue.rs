@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_lane::rules::Mode;
 use mpvpn_masque::{
-    capsule::{Capsule, Family, RequestedAddress},
+    capsule::{Capsule, CapsuleError, Family, RequestedAddress},
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -74,18 +74,27 @@ impl Client {
                 HttpEvent::Data { stream, data } if Some(stream) == session.request => {
                     self.capsules(now, &data);
                 }
-                HttpEvent::Finished { stream } | HttpEvent::Reset { stream, .. }
-                    if Some(stream) == session.request =>
-                {
-                    self.lost(now, &LostReason::Closed { code: 0, reason: "the tunnel was closed".into() });
+                HttpEvent::Finished { stream } if Some(stream) == session.request => {
+                    match session.capsules.finish() {
+                        Ok(()) => self.gone(now, "the server has ended the tunnel".to_owned()),
+                        Err(error) => self.malformed(now, &error),
+                    }
+                }
+                HttpEvent::Reset { stream, code } if Some(stream) == session.request => {
+                    self.gone(now, format!("the server has reset the tunnel (HTTP/3 error {code:#x})"));
                 }
                 HttpEvent::StreamError { stream, code, reason } => {
-                    tracing::warn!(stream, code, %reason, "the server sent a malformed message");
                     if let Some(connection) = self.endpoint.get(session.connection) {
                         connection.reset(stream, code);
                         connection.stop(stream, code);
                     }
                     session.http.forget(stream);
+                    let reason = format!("the server sent a malformed answer: {reason}");
+                    if Some(stream) == session.request {
+                        self.gone(now, reason);
+                    } else {
+                        tracing::warn!(stream, code, reason);
+                    }
                 }
                 HttpEvent::GoAway { .. } => tracing::info!("the server is about to stop"),
                 _ => {}
@@ -239,8 +248,9 @@ impl Client {
             return self.go_by_flows(now, true);
         }
         match error {
-            ResponseError::Busy { .. } => {
-                self.lost(now, &LostReason::Closed { code: 0, reason: error.to_string() });
+            // What a server cannot do now, it may be able to do later (RFC 9110 §15.6).
+            ResponseError::Busy { .. } | ResponseError::Refused { status: 500 | 502 | 504, .. } => {
+                self.gone(now, error.to_string());
             }
             ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
             ResponseError::NotOffered { .. } if self.config.lane.mode == Mode::Auto => {
@@ -254,7 +264,6 @@ impl Client {
     fn capsules(&mut self, now: Instant, data: &[u8]) {
         let Some(session) = &mut self.session else { return };
         session.capsules.push(data);
-        let mut problem = None;
         loop {
             match session.capsules.next() {
                 Ok(None) => break,
@@ -272,19 +281,8 @@ impl Client {
                 }
                 Ok(Some(Capsule::RouteAdvertisement(routes))) if !session.by_flows => session.routes = routes,
                 Ok(Some(_)) => {}
-                Err(error) => {
-                    problem = Some(error.to_string());
-                    break;
-                }
+                Err(error) => return self.malformed(now, &error),
             }
-        }
-        if let Some(problem) = problem {
-            let reason = format!("the server sent a malformed capsule: {problem}");
-            if let Some(connection) = self.endpoint.get(session.connection) {
-                connection.close(now, h3::code::MESSAGE_ERROR, &reason);
-            }
-            self.lost(now, &LostReason::Transport(reason));
-            return;
         }
         self.reassign();
     }
@@ -299,6 +297,21 @@ impl Client {
             self.assignment = Some(assignment.clone());
             self.events.push_back(ClientEvent::Changed(assignment));
         }
+    }
+
+    fn malformed(&mut self, now: Instant, error: &CapsuleError) {
+        let reason = format!("the server sent a malformed capsule: {error}");
+        if let Some(session) = &self.session
+            && let Some(connection) = self.endpoint.get(session.connection)
+        {
+            connection.close(now, error.code(), &reason);
+        }
+        self.gone(now, reason);
+    }
+
+    /// The tunnel is lost, though the connection may stand.
+    pub(super) fn gone(&mut self, now: Instant, reason: String) {
+        self.lost(now, &LostReason::Transport(reason));
     }
 
     fn current_assignment(&self) -> Option<Assignment> {

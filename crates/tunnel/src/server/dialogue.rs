@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleReader, IpRange, routes_sorted},
+    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, routes_sorted},
     connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -61,12 +61,7 @@ impl Server {
                 event if let Some(bare) = peer.bare.as_mut().filter(|bare| bare.concerns(&event)) => {
                     bare.handle(now, connection, http, event);
                 }
-                HttpEvent::Finished { stream } if on_tunnel(stream) => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.finish(stream);
-                    }
-                    self.end_tunnel(now, id);
-                }
+                HttpEvent::Finished { stream } if on_tunnel(stream) => self.finished(now, id),
                 HttpEvent::Reset { stream, .. } if on_tunnel(stream) => {
                     if let Some(connection) = self.endpoint.get(id) {
                         connection.reset(stream, h3::code::REQUEST_CANCELLED);
@@ -310,17 +305,33 @@ impl Server {
                 Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice.path, notice.into()),
                 // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
                 Ok(Some(_)) => {}
-                Err(error) => {
-                    tracing::info!(%error, "a client sent a malformed capsule");
-                    let stream = tunnel.stream;
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, h3::code::MESSAGE_ERROR);
-                        connection.stop(stream, h3::code::MESSAGE_ERROR);
-                    }
-                    return self.end_tunnel(now, id);
-                }
+                Err(error) => return self.malformed(now, id, &error),
             }
         }
+    }
+
+    /// The client has ended its tunnel.
+    fn finished(&mut self, now: Instant, id: ConnectionId) {
+        let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) else { return };
+        if let Err(error) = tunnel.capsules.finish() {
+            return self.malformed(now, id, &error);
+        }
+        let stream = tunnel.stream;
+        if let Some(connection) = self.endpoint.get(id) {
+            connection.finish(stream);
+        }
+        self.end_tunnel(now, id);
+    }
+
+    fn malformed(&mut self, now: Instant, id: ConnectionId, error: &CapsuleError) {
+        tracing::info!(%error, "a client sent a malformed capsule");
+        let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) else { return };
+        let stream = tunnel.stream;
+        if let Some(connection) = self.endpoint.get(id) {
+            connection.reset(stream, error.code());
+            connection.stop(stream, error.code());
+        }
+        self.end_tunnel(now, id);
     }
 
     pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {

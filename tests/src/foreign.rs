@@ -1,0 +1,144 @@
+//! Peers made of other people's MASQUE: the programs in `tests/interop`, started in the hosts of a stage.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    eventually,
+    stage::{Place, Stage},
+    target_dir,
+};
+
+/// How long a program may take to say what it has to say first.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// quic-go/connect-ip-go.
+    ConnectIp,
+    /// quic-go/masque-go.
+    Masque,
+    /// A script for aioquic.
+    Python(&'static str),
+}
+
+/// Where the scripts and sources are.
+fn sources() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("interop")
+}
+
+/// Where the built programs are, which are made at the first call.
+fn built() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let dir = target_dir().join("interop");
+        let setup = Command::new(sources().join("setup")).arg(&dir).stdin(Stdio::null()).output();
+        let output = setup.expect("a shell runs tests/interop/setup");
+        assert!(
+            output.status.success(),
+            "no peers to test with:\n{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        dir.canonicalize().expect("setup made it")
+    })
+}
+
+/// A running program, ended by its process id when dropped.
+pub struct Foreign {
+    child: Child,
+    log: PathBuf,
+    words: String,
+}
+
+impl Foreign {
+    /// Starts it there.
+    pub fn start(stage: &Stage, place: Place, program: Program, words: &[&str]) -> Self {
+        let mut command = match program {
+            Program::ConnectIp => stage.command(place, &built().join("connect-ip").to_string_lossy()),
+            Program::Masque => stage.command(place, &built().join("masque").to_string_lossy()),
+            Program::Python(script) => {
+                let mut command = stage.command(place, &built().join("venv/bin/python").to_string_lossy());
+                command.arg("-u").arg(sources().join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
+                command
+            }
+        };
+        let log = stage.file("foreign", place);
+        let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
+        command.args(words).stdout(output.try_clone().expect("a second handle")).stderr(output);
+        let child = command.spawn().unwrap_or_else(|error| panic!("{program:?}: {error}"));
+        Self { child, log, words: format!("{program:?} {}", words.join(" ")) }
+    }
+
+    /// Waits for a line that starts with this word; the rest of it.
+    pub fn says(&mut self, word: &str) -> String {
+        eventually(PATIENCE, &format!("{} says `{word}`", self.words), || {
+            let log = self.log();
+            let line = log.lines().find_map(|line| line.strip_prefix(word));
+            match (line, self.child.try_wait().expect("our own child")) {
+                (Some(line), _) => Ok(line.trim().to_owned()),
+                (None, None) => Err(log),
+                (None, Some(status)) => panic!("{} ended with {status}:\n{log}", self.words),
+            }
+        })
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self, limit: Duration) -> ExitStatus {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait().expect("our own child") {
+                return status;
+            }
+            assert!(Instant::now() < deadline, "{} still runs after {limit:?}:\n{}", self.words, self.log());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits for a good end: all it wrote.
+    pub fn succeed(mut self, limit: Duration) -> String {
+        let status = self.wait(limit);
+        let log = self.log();
+        assert!(status.success(), "{} ended with {status}:\n{log}", self.words);
+        log
+    }
+
+    /// Waits for a bad end: all it wrote.
+    pub fn fail(mut self, limit: Duration) -> String {
+        let status = self.wait(limit);
+        let log = self.log();
+        assert!(!status.success(), "{} succeeded:\n{log}", self.words);
+        log
+    }
+
+    /// Asks it to end by SIGTERM, which it must obey.
+    pub fn terminate(mut self) {
+        // SAFETY: plain system call; the child is not yet waited for, so its process id is still its own.
+        unsafe { libc::kill(self.child.id().cast_signed(), libc::SIGTERM) };
+        self.wait(Duration::from_secs(5));
+    }
+
+    /// All it has written so far.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).expect("its own log")).into_owned()
+    }
+}
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let end = lines[lines.len().saturating_sub(40)..].join("\n");
+            eprintln!("--- {} (end of {})\n{end}", self.words, self.log.display());
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
