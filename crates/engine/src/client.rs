@@ -29,7 +29,7 @@ use mpvpn_os::{Tun, privilege};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
-    Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
+    Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId, UdpId, UdpNews,
 };
 use mpvpn_types::Duration;
 use tokio::sync::oneshot;
@@ -98,7 +98,7 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
 struct Gear {
     machine: Option<Machine>,
     queues: Vec<Tun>,
-    proxy: Option<Proxy<RelayId>>,
+    proxy: Option<Proxy<RelayId, UdpId>>,
 }
 
 /// What all shards are made of.
@@ -160,7 +160,7 @@ struct Running {
     /// Members that carry packets, and the largest they can (bytes).
     carrying: BTreeMap<Member, usize>,
     machine: Option<Machine>,
-    proxy: Option<Proxy<RelayId>>,
+    proxy: Option<Proxy<RelayId, UdpId>>,
     slow: Slow,
     quotas: Quotas,
     /// `None` where the server is an address.
@@ -492,6 +492,11 @@ impl Running {
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
     fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         let mut streams = false;
+        while let Some((flow, payload)) = self.plane.client.poll_udp() {
+            if let Some(proxy) = &mut self.proxy {
+                proxy.payload(now, flow, &payload);
+            }
+        }
         while let Some(event) = self.plane.client.poll_event() {
             let event = match apps::news(event) {
                 Ok(news) => {
@@ -527,6 +532,11 @@ impl Running {
                         machine.assignment = Some(assignment);
                     }
                     self.configure()?;
+                }
+                ClientEvent::Udp(flow, news) => {
+                    if let (Some(proxy), UdpNews::Refused(_) | UdpNews::Closed) = (&mut self.proxy, news) {
+                        proxy.flow_over(now, flow, news != UdpNews::Closed);
+                    }
                 }
                 ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
                 ClientEvent::Down(reason) => {
