@@ -33,6 +33,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
     Assignment, Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
+    UdpId, UdpNews,
 };
 use mpvpn_types::Duration;
 use tokio::sync::oneshot;
@@ -113,7 +114,7 @@ struct Gear {
     machine: Option<Machine>,
     queues: Vec<Device>,
     ground: Ground,
-    proxy: Option<Proxy<RelayId>>,
+    proxy: Option<Proxy<RelayId, UdpId>>,
     host: Option<Host>,
     /// For what has to survive a restart.
     state_dir: Option<PathBuf>,
@@ -178,7 +179,7 @@ struct Running {
     /// Members that carry packets, and the largest they can (bytes).
     carrying: BTreeMap<Member, usize>,
     machine: Option<Machine>,
-    proxy: Option<Proxy<RelayId>>,
+    proxy: Option<Proxy<RelayId, UdpId>>,
     host: Option<Host>,
     slow: Slow,
     quotas: Quotas,
@@ -513,6 +514,11 @@ impl Running {
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
     fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         let mut streams = false;
+        while let Some((flow, payload)) = self.plane.client.poll_udp() {
+            if let Some(proxy) = &mut self.proxy {
+                proxy.payload(now, flow, &payload);
+            }
+        }
         while let Some(event) = self.plane.client.poll_event() {
             let event = match apps::news(event) {
                 Ok(news) => {
@@ -544,6 +550,11 @@ impl Running {
                     tracing::info!(addresses = ?assignment.addresses, "addresses or routes changed");
                     self.assign(assignment);
                     self.configure()?;
+                }
+                ClientEvent::Udp(flow, news) => {
+                    if let (Some(proxy), UdpNews::Refused(_) | UdpNews::Closed) = (&mut self.proxy, news) {
+                        proxy.flow_over(now, flow, news != UdpNews::Closed);
+                    }
                 }
                 ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
                 ClientEvent::Down(reason) => {

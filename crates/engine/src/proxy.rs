@@ -1,8 +1,10 @@
 //! Proxies for the apps of this machine: SOCKS5 and HTTP. Each connection of an app travels as a stream, and the server
 //! makes the connection to where the app wants, whose name it resolves.
 //!
+//! UDP of apps (SOCKS5) travels as datagrams.
+//!
 //! In: where to listen, sockets that are ready, what the tunnel tells of streams ([`News`]), time. Out: calls of
-//! [`Tunnel`]. `socks5` and `http` understand what apps want, [`Pipe`] moves bytes.
+//! [`Tunnel`]. `socks5` and `http` understand what apps want, [`Pipe`] moves bytes, `associate` datagrams.
 //!
 //! Always holds:
 //! - An app gets one answer, which says why if there is no connection; what it sent before comes first of all bytes.
@@ -11,11 +13,14 @@
 //! - Connections are bounded; further ones wait in the kernel.
 //! - A connection whose stream has broken is reset, and the other way round.
 
+mod associate;
 mod http;
 mod socks5;
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
+    fmt,
+    hash::Hash,
     io::{self, IoSlice},
     net::SocketAddr,
     time::{Duration, Instant},
@@ -32,6 +37,8 @@ use crate::{
     EngineError,
     pipe::{ByteStreams, Pipe, Scratch},
 };
+use associate::Associations;
+pub(crate) use associate::Datagrams;
 use socks5::{Reply, Socks5};
 
 /// The tokens of its listeners are this or more.
@@ -49,6 +56,8 @@ const HEAD: usize = 16 << 10;
 const CONNECTING: Duration = Duration::from_secs(30);
 /// How long an app may take to read a refusal and close.
 const LEAVING: Duration = Duration::from_secs(2);
+/// Between two looks for targets of an association that are silent.
+const SWEEP: Duration = Duration::from_secs(30);
 /// Connections at once.
 const MOST_APPS: usize = 4096;
 /// Descriptors for everything else.
@@ -69,7 +78,7 @@ pub(crate) enum Protocol {
 }
 
 /// What carries the bytes of apps.
-pub(crate) trait Tunnel: ByteStreams {
+pub(crate) trait Tunnel: ByteStreams + Datagrams {
     /// Asks for a connection. `None` if there can be none now: [`News::Allowed`] follows.
     fn open(&mut self, to: &Authority) -> Option<Self::Id>;
 
@@ -103,6 +112,8 @@ enum Step {
     Say(Bytes),
     /// It wants to be connected, and `early` is what the destination gets first.
     Connect { to: Authority, early: BytesMut },
+    /// It wants to send and receive datagrams.
+    Associate,
     /// It gets this answer, if any, and is left.
     Refuse { answer: Bytes, why: String },
 }
@@ -126,6 +137,8 @@ enum Stage<Id> {
     Waiting(Wish),
     Connecting(Id, Wish),
     Open(Id, Pipe),
+    /// It has a socket for its datagrams, with this token, for as long as it does not close this connection.
+    Associated(TcpSocket, u64),
     Leaving(Leaving),
 }
 
@@ -153,7 +166,7 @@ struct Leaving {
 }
 
 /// The connections of apps.
-pub(crate) struct Proxy<Id> {
+pub(crate) struct Proxy<Id, Flow> {
     listeners: Vec<Listener>,
     /// Whether listeners are watched.
     listens: bool,
@@ -163,6 +176,7 @@ pub(crate) struct Proxy<Id> {
     complained: Option<Instant>,
     most: usize,
     apps: HashMap<u64, App<Id>>,
+    associations: Associations<Flow>,
     tokens: HashMap<Id, u64>,
     timers: BTreeSet<(Instant, u64)>,
     /// Those that wait for a stream, in order.
@@ -171,7 +185,11 @@ pub(crate) struct Proxy<Id> {
     scratch: Scratch,
 }
 
-impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
+impl<Id, Flow> Proxy<Id, Flow>
+where
+    Id: Copy + Eq + Hash + fmt::Debug,
+    Flow: Copy + Eq + Hash + fmt::Debug,
+{
     /// Listens.
     ///
     /// # Errors
@@ -205,6 +223,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
             complained: None,
             most: room.clamp(1, MOST_APPS),
             apps: HashMap::new(),
+            associations: Associations::new(),
             tokens: HashMap::new(),
             timers: BTreeSet::new(),
             waiting: VecDeque::new(),
@@ -214,7 +233,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// A socket with a token from [`PROXY`] upwards is ready.
-    pub(crate) fn ready<T: Tunnel<Id = Id>>(
+    pub(crate) fn ready<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -235,13 +254,17 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                     });
                 }
                 Stage::Leaving(_) => self.say_good_bye(poller, tunnel, event.token),
+                // It has nothing more to say, so it has closed, or is of no use.
+                Stage::Associated(..) => self.leave_now(tunnel, event.token),
             }
+        } else if self.associations.has(event.token) {
+            self.associations.ready(now, tunnel, event.token);
         }
         self.watch_listeners(poller);
     }
 
     /// Takes what the tunnel tells.
-    pub(crate) fn handle<T: Tunnel<Id = Id>>(
+    pub(crate) fn handle<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -294,13 +317,23 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
         self.watch_listeners(poller);
     }
 
+    /// A payload has come from a target.
+    pub(crate) fn payload(&mut self, now: Instant, flow: Flow, payload: &[u8]) {
+        self.associations.payload(now, flow, payload);
+    }
+
+    /// The server has refused a flow of datagrams, or ended it.
+    pub(crate) fn flow_over(&mut self, now: Instant, flow: Flow, refused: bool) {
+        self.associations.over(now, flow, refused);
+    }
+
     /// When [`Self::handle_timeout`] wants to be called.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(due, _)| *due).into_iter().chain(self.resumes).min()
     }
 
     /// Time has passed.
-    pub(crate) fn handle_timeout<T: Tunnel<Id = Id>>(
+    pub(crate) fn handle_timeout<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -333,6 +366,11 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                     expires => self.arm(token, expires),
                 },
                 Stage::Leaving(_) => self.leave_now(tunnel, token),
+                Stage::Associated(_, socket) => {
+                    let socket = *socket;
+                    self.associations.sweep(now, tunnel, socket);
+                    self.arm(token, now + SWEEP);
+                }
             }
         }
         self.watch_listeners(poller);
@@ -345,12 +383,19 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                 pipe.reset();
             }
         }
+        self.associations.end();
         self.tokens.clear();
         self.timers.clear();
         self.waiting.clear();
     }
 
-    fn accept<T: Tunnel<Id = Id>>(&mut self, now: Instant, poller: &Poller, tunnel: &mut T, listener: usize) {
+    fn accept<T: Tunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        listener: usize,
+    ) {
         for _ in 0..ACCEPTS {
             let Some(listener) = self.listeners.get(listener) else { return };
             if self.apps.len() >= self.most {
@@ -387,7 +432,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     fn free_token(&mut self) -> u64 {
         loop {
             self.last = if self.last + 1 < END { self.last + 1 } else { APPS };
-            if !self.apps.contains_key(&self.last) {
+            if !self.apps.contains_key(&self.last) && !self.associations.has(self.last) {
                 return self.last;
             }
         }
@@ -409,7 +454,13 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// Reads what an app wants.
-    fn listen_to<T: Tunnel<Id = Id>>(&mut self, now: Instant, poller: &Poller, tunnel: &mut T, token: u64) {
+    fn listen_to<T: Tunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+    ) {
         loop {
             let Some(app) = self.apps.get_mut(&token) else { return };
             let Stage::Asking(asking) = &mut app.stage else { return };
@@ -444,6 +495,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                     Step::Connect { to, early } => {
                         return self.connect(now, poller, tunnel, token, to, early);
                     }
+                    Step::Associate => return self.associate(now, poller, tunnel, token),
                     Step::Refuse { answer, why } => {
                         tracing::debug!(why, "an app is refused");
                         return self.see_off(now, poller, tunnel, token, answer);
@@ -453,8 +505,46 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
         }
     }
 
+    /// An app wants to send and receive datagrams.
+    fn associate<T: Tunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+    ) {
+        let socket_token = self.free_token();
+        let Some(mut app) = self.take(token) else { return };
+        let Stage::Asking(asking) = app.stage else { return };
+        let ends =
+            asking.socket.local_addr().and_then(|local| Ok((local.ip(), asking.socket.peer_addr()?.ip())));
+        let opened = ends.and_then(|(local, from)| {
+            self.associations.open(socket_token, local.to_canonical(), from.to_canonical(), |socket| {
+                poller.add(socket, socket_token, Interest::Read)
+            })
+        });
+        let (answer, stays) = match opened {
+            Ok(at) => (socks5::associated(at), true),
+            Err(error) => {
+                tracing::warn!(%error, "no socket for the datagrams of an app");
+                (Reply::GeneralFailure.bytes(), false)
+            }
+        };
+        if !stays {
+            app.stage = Stage::Asking(asking);
+            self.put(token, app);
+            return self.see_off(now, poller, tunnel, token, answer);
+        }
+        let written = asking.socket.write(&[IoSlice::new(&answer)]);
+        app.stage = Stage::Associated(asking.socket, socket_token);
+        self.put(token, App { due: now + SWEEP, ..app });
+        if !written.is_ok_and(|count| count == answer.len()) {
+            self.leave_now(tunnel, token);
+        }
+    }
+
     /// It is known what an app wants.
-    fn connect<T: Tunnel<Id = Id>>(
+    fn connect<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -482,7 +572,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// Opens streams for those that wait, as far as the tunnel allows it.
-    fn open_waiting<T: Tunnel<Id = Id>>(&mut self, tunnel: &mut T) {
+    fn open_waiting<T: Tunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T) {
         while let Some(&token) = self.waiting.front() {
             let Some(app) = self.apps.get(&token) else {
                 self.waiting.pop_front();
@@ -503,7 +593,13 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// The connection that an app wants stands.
-    fn opened<T: Tunnel<Id = Id>>(&mut self, now: Instant, poller: &Poller, tunnel: &mut T, token: u64) {
+    fn opened<T: Tunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+    ) {
         let Some(mut app) = self.take(token) else { return };
         let Stage::Connecting(id, wish) = app.stage else { return self.put(token, app) };
         let pipe = Pipe::new(now, wish.socket, token, Interest::Nothing).with(wish.answer, wish.early);
@@ -517,7 +613,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// Moves bytes of a connection that stands, and sees what has become of it.
-    fn pump<T: Tunnel<Id = Id>>(
+    fn pump<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -548,7 +644,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// There will be no connection.
-    fn refuse<T: Tunnel<Id = Id>>(
+    fn refuse<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -571,7 +667,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// Says a last word to an app that has no connection, and lets it read that.
-    fn see_off<T: Tunnel<Id = Id>>(
+    fn see_off<T: Tunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -590,6 +686,10 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
                 wish.socket
             }
             Stage::Leaving(leaving) => leaving.socket,
+            Stage::Associated(socket, token) => {
+                self.associations.close(tunnel, token);
+                socket
+            }
             Stage::Open(id, pipe) => {
                 self.tokens.remove(&id);
                 tunnel.abort(id);
@@ -606,7 +706,7 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
 
     /// Writes the last word, then waits until the app has read it: what it still sends would else break the connection
     /// before it has.
-    fn say_good_bye<T: Tunnel<Id = Id>>(&mut self, poller: &Poller, tunnel: &mut T, token: u64) {
+    fn say_good_bye<T: Tunnel<Id = Id, Flow = Flow>>(&mut self, poller: &Poller, tunnel: &mut T, token: u64) {
         let Some(app) = self.apps.get_mut(&token) else { return };
         let Stage::Leaving(leaving) = &mut app.stage else { return };
         let mut go_on = || -> io::Result<bool> {
@@ -638,12 +738,13 @@ impl<Id: Copy + Eq + std::hash::Hash + std::fmt::Debug> Proxy<Id> {
     }
 
     /// Ends a connection without a word. One that stood is reset.
-    fn leave_now<T: Tunnel<Id = Id>>(&mut self, tunnel: &mut T, token: u64) {
+    fn leave_now<T: Tunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T, token: u64) {
         let Some(app) = self.take(token) else { return };
         let (id, pipe) = match app.stage {
             Stage::Open(id, pipe) => (id, Some(pipe)),
             Stage::Connecting(id, _) => (id, None),
             Stage::Asking(_) | Stage::Waiting(_) | Stage::Leaving(_) => return,
+            Stage::Associated(_, token) => return self.associations.close(tunnel, token),
         };
         // One that is gone was taken from the list.
         if self.tokens.remove(&id).is_some() {

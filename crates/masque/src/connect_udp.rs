@@ -175,7 +175,7 @@ mod tests {
         }
         let other = template("https://proxy.example.org:4443/masque{?target_host,target_port}").unwrap();
         let target: Authority = "[2001:db8::42]:443".parse().unwrap();
-        assert_eq!(super::path(&other, &target), "/masque?target_host=2001%3Adb8%3A%3A42&target_port=443");
+        assert_eq!(path(&other, &target), "/masque?target_host=2001%3Adb8%3A%3A42&target_port=443");
         assert_eq!(
             template("https://proxy.example/{target_host}/"),
             Err(TemplateError::Missing { name: "target_port" })

@@ -32,6 +32,23 @@ const KEEP_ALIVE_COUNT: u32 = 5;
 pub struct TcpSocket(OwnedFd);
 
 impl TcpSocket {
+    /// The address of this end.
+    ///
+    /// # Errors
+    /// If the kernel does not tell.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(rustix::net::getsockname(&self.0)?.try_into()?)
+    }
+
+    /// The address of the far end.
+    ///
+    /// # Errors
+    /// If there is none any more.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let peer = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
+        Ok(peer.try_into()?)
+    }
+
     /// Starts to connect. The socket becomes writable when that has come to an end: [`Self::connected`] tells which.
     ///
     /// # Errors

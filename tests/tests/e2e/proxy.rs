@@ -1,7 +1,10 @@
 //! An ordinary user has no TUN, but a proxy for apps.
 
 use std::{
+    io::{Read, Write},
+    net::{SocketAddrV4, TcpStream, UdpSocket},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -80,6 +83,66 @@ fn a_cut_link_does_not_stop_a_download() {
     thread::sleep(Duration::from_secs(3));
     stage.link(1).restore();
     download.finish();
+}
+
+/// Sends back what comes, until told to stop, or for a minute.
+fn echo(socket: &UdpSocket, stop: &AtomicBool) {
+    let end = Instant::now() + LIMIT;
+    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout");
+    let mut buffer = [0; 2048];
+    while !stop.load(Ordering::Relaxed) && Instant::now() < end {
+        if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            socket.send_to(&buffer[..length], from).expect("an answer");
+        }
+    }
+}
+
+/// An app with a SOCKS5 association that asks the IPv4 address of `to` until it gets an answer; how many answers of 50
+/// questions it gets then.
+fn ask_by_udp(to: SocketAddrV4) -> usize {
+    let mut control = TcpStream::connect(SOCKS5).expect("the proxy listens");
+    control.set_read_timeout(Some(Duration::from_secs(10))).expect("a timeout");
+    control.write_all(&[5, 1, 0, 5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).expect("a request");
+    let mut reply = [0; 12];
+    control.read_exact(&mut reply).expect("an answer");
+    assert_eq!(reply[..10], [5, 0, 5, 0, 0, 1, 127, 0, 0, 1]);
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    socket.connect(("127.0.0.1", u16::from_be_bytes([reply[10], reply[11]]))).expect("an address");
+    socket.set_read_timeout(Some(Duration::from_millis(500))).expect("a timeout");
+    let mut buffer = [0; 2048];
+    let mut ask = |number: u8| {
+        let question =
+            [&[0, 0, 0, 1][..], &to.ip().octets(), &to.port().to_be_bytes(), &[number; 1000]].concat();
+        socket.send(&question).expect("a question");
+        let length = socket.recv(&mut buffer).unwrap_or(0);
+        assert!(length == 0 || buffer[..length] == question, "another answer");
+        length > 0
+    };
+    assert!((0..20).any(|_| ask(255)), "no answer");
+    (0..50).filter(|number| ask(*number)).count()
+}
+
+#[test]
+fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    let home = RuntimeDir::new();
+    let proxy = start(&stage, &home, &[]).up();
+    proxy.until_path("eth2", "active", Duration::from_secs(10));
+    let target = stage.inside(Place::Inet, || UdpSocket::bind("0.0.0.0:5353").expect("a socket"));
+    let to = SocketAddrV4::new(inet(Family::V4).parse().expect("an address"), 5353);
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&target, &stop));
+        let answers = stage.inside(Place::Client, || ask_by_udp(to));
+        stop.store(true, Ordering::Relaxed);
+        assert!(answers >= 48, "{answers} of 50");
+    });
+    let over = |status: &serde_json::Value| match status["flows"]["udp"].as_u64() {
+        Some(0) => Ok(()),
+        other => Err(format!("{other:?} flows")),
+    };
+    server.until(Duration::from_secs(5), "the end of the flow with the app's connection", over);
 }
 
 #[test]

@@ -94,7 +94,7 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "access::list")]
     pub access: Vec<AccessRule>,
 
-    /// TCP connections that the server has open for clients at once, at most [default: 32768]
+    /// TCP connections and UDP flows that the server has open for clients at once, at most [default: 32768]
     #[arg(long, value_name = "N")]
     pub max_relays: Option<u32>,
 
@@ -220,7 +220,7 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "many")]
     pub share: Vec<Share>,
 
-    /// Offer a SOCKS5 proxy to apps at this TCP address; repeatable
+    /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     pub socks5: Vec<SocketAddr>,

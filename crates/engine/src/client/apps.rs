@@ -6,12 +6,12 @@ use bytes::Bytes;
 use mpvpn_control::config::Proxies;
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::poll::Poller;
-use mpvpn_tunnel::{Client, ClientEvent, RelayId};
+use mpvpn_tunnel::{Client, ClientEvent, RelayId, UdpId};
 
 use crate::{
     EngineError,
     pipe::{ByteStreams, FromStream},
-    proxy::{News, Protocol, Proxy, Tunnel},
+    proxy::{Datagrams, News, Protocol, Proxy, Tunnel},
 };
 
 /// Those of a connection.
@@ -37,6 +37,22 @@ impl ByteStreams for Apps<'_> {
     }
 }
 
+impl Datagrams for Apps<'_> {
+    type Flow = UdpId;
+
+    fn open_flow(&mut self, now: Instant, to: &Authority) -> Option<UdpId> {
+        self.0.udp_open(now, to)
+    }
+
+    fn send(&mut self, now: Instant, flow: UdpId, payload: &[u8]) {
+        self.0.udp_send(now, flow, payload);
+    }
+
+    fn close(&mut self, flow: UdpId) {
+        self.0.udp_close(flow);
+    }
+}
+
 impl Tunnel for Apps<'_> {
     fn open(&mut self, to: &Authority) -> Option<RelayId> {
         self.0.relay_open(to)
@@ -48,7 +64,7 @@ impl Tunnel for Apps<'_> {
 }
 
 /// Listens as configured.
-pub(super) fn listen(proxies: &Proxies, poller: &Poller) -> Result<Proxy<RelayId>, EngineError> {
+pub(super) fn listen(proxies: &Proxies, poller: &Poller) -> Result<Proxy<RelayId, UdpId>, EngineError> {
     let socks5 = proxies.socks5.iter().map(|local| (Protocol::Socks5, *local));
     let http = proxies.http.iter().map(|local| (Protocol::Http, *local));
     Proxy::bind(&socks5.chain(http).collect::<Vec<_>>(), poller)

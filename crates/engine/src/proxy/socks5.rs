@@ -3,9 +3,9 @@
 //! In: the bytes that came so far. Out: what to do about them ([`Step`]). Always holds: nothing is taken before it is
 //! whole, and no byte after the request.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mpvpn_masque::connect::{Authority, Failure, Host};
 
 use super::Step;
@@ -14,10 +14,11 @@ const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
 const NO_ACCEPTABLE_METHOD: u8 = 0xff;
 const CONNECT: u8 = 1;
+const UDP_ASSOCIATE: u8 = 3;
 
-const ATYP_V4: u8 = 1;
-const ATYP_NAME: u8 = 3;
-const ATYP_V6: u8 = 4;
+pub(super) const ATYP_V4: u8 = 1;
+pub(super) const ATYP_NAME: u8 = 3;
+pub(super) const ATYP_V6: u8 = 4;
 
 /// The `REP` field of a reply (§6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +49,23 @@ impl Reply {
     pub(super) fn bytes(self) -> Bytes {
         Bytes::copy_from_slice(&[VERSION, self as u8, 0, ATYP_V4, 0, 0, 0, 0, 0, 0])
     }
+}
+
+/// The reply to UDP ASSOCIATE: where the app's datagrams are to go (§6).
+pub(super) fn associated(at: SocketAddr) -> Bytes {
+    let mut reply = BytesMut::from(&[VERSION, Reply::Succeeded as u8, 0][..]);
+    match at.ip() {
+        IpAddr::V4(ip) => {
+            reply.put_u8(ATYP_V4);
+            reply.put(&ip.octets()[..]);
+        }
+        IpAddr::V6(ip) => {
+            reply.put_u8(ATYP_V6);
+            reply.put(&ip.octets()[..]);
+        }
+    }
+    reply.put_u16(at.port());
+    reply.freeze()
 }
 
 /// How far the conversation is.
@@ -97,36 +115,62 @@ fn request(bytes: &mut BytesMut) -> Step {
         return refuse(Reply::GeneralFailure, "its request is not of version 5");
     }
     // Before what follows is read: it may be in no form that is known here.
-    if command != CONNECT {
-        return refuse(
-            Reply::CommandNotSupported,
-            "only CONNECT is supported, neither BIND nor UDP ASSOCIATE",
-        );
+    if ![CONNECT, UDP_ASSOCIATE].contains(&command) {
+        return refuse(Reply::CommandNotSupported, "only CONNECT and UDP ASSOCIATE are supported, not BIND");
     }
-    let (host, at) = match kind {
-        ATYP_V4 => match bytes[4..].first_chunk::<4>() {
-            Some(octets) => (Some(Host::Addr(IpAddr::V4(Ipv4Addr::from(*octets)))), 8),
-            None => return Step::More,
-        },
-        ATYP_V6 => match bytes[4..].first_chunk::<16>() {
-            Some(octets) => (Some(Host::Addr(IpAddr::V6(Ipv6Addr::from(*octets)))), 20),
-            None => return Step::More,
-        },
-        ATYP_NAME => {
-            let Some(length) = bytes.get(4).copied().map(usize::from) else { return Step::More };
-            let Some(name) = bytes.get(5..5 + length) else { return Step::More };
-            (host_of(name), 5 + length)
+    let (host, port) = match destination(kind, &bytes[4..]) {
+        Parsed::More => return Step::More,
+        Parsed::UnknownType => {
+            return refuse(Reply::AddressTypeNotSupported, "its address is of no type that is known");
         }
-        _ => return refuse(Reply::AddressTypeNotSupported, "its address is of no type that is known"),
+        Parsed::Whole { host, port, length } => {
+            bytes.advance(4 + length);
+            (host, port)
+        }
     };
-    let Some(port) = bytes[at..].first_chunk().map(|port| u16::from_be_bytes(*port)) else {
-        return Step::More;
-    };
-    bytes.advance(at + 2);
+    // The address from which the app says that it will send is of no use behind a NAT, and most send zeros.
+    if command == UDP_ASSOCIATE {
+        return Step::Associate;
+    }
     match host {
         None => refuse(Reply::HostUnreachable, "it asked for something that is no host name"),
         Some(_) if port == 0 => refuse(Reply::GeneralFailure, "it asked for port 0"),
         Some(host) => Step::Connect { to: Authority { host, port }, early: BytesMut::new() },
+    }
+}
+
+/// An address with its port (§5).
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Parsed {
+    /// It is not all there.
+    More,
+    /// Its type is not known.
+    UnknownType,
+    /// It took so many bytes; no host if it is none.
+    Whole { host: Option<Host>, port: u16, length: usize },
+}
+
+/// Reads an address of the type `kind`.
+pub(super) fn destination(kind: u8, bytes: &[u8]) -> Parsed {
+    let (host, length) = match kind {
+        ATYP_V4 => match bytes.first_chunk::<4>() {
+            Some(octets) => (Some(Host::Addr(IpAddr::V4(Ipv4Addr::from(*octets)))), 4),
+            None => return Parsed::More,
+        },
+        ATYP_V6 => match bytes.first_chunk::<16>() {
+            Some(octets) => (Some(Host::Addr(IpAddr::V6(Ipv6Addr::from(*octets)))), 16),
+            None => return Parsed::More,
+        },
+        ATYP_NAME => {
+            let Some(length) = bytes.first().copied().map(usize::from) else { return Parsed::More };
+            let Some(name) = bytes.get(1..1 + length) else { return Parsed::More };
+            (host_of(name), 1 + length)
+        }
+        _ => return Parsed::UnknownType,
+    };
+    match bytes[length..].first_chunk() {
+        Some(port) => Parsed::Whole { host, port: u16::from_be_bytes(*port), length: length + 2 },
+        None => Parsed::More,
     }
 }
 
@@ -192,7 +236,8 @@ mod tests {
     #[test]
     fn what_is_not_supported_gets_its_reply_code() {
         assert_eq!(refused_with(&asked(&[5, 2, 0, 1])), Reply::CommandNotSupported as u8);
-        assert_eq!(refused_with(&asked(&[5, 3, 0, 1])), Reply::CommandNotSupported as u8);
+        assert_eq!(asked(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]), Step::Associate);
+        assert_eq!(refused_with(&asked(&[5, 3, 0, 2])), Reply::AddressTypeNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
         for name in [&b""[..], b"a b", b"\xff", b"1.2.3", b"a:1"] {

@@ -1,6 +1,6 @@
 use std::{
     io::{Read, Write},
-    net::{Shutdown, TcpStream},
+    net::{Shutdown, TcpStream, UdpSocket},
 };
 
 use mpvpn_os::poll::Events;
@@ -14,6 +14,26 @@ struct Fake {
     streams: Vec<Stream>,
     /// Streams that may be opened.
     allowed: usize,
+    /// Flows of datagrams: to whom, what was sent, and whether it was closed.
+    flows: Vec<(String, Vec<Vec<u8>>, bool)>,
+}
+
+impl Datagrams for Fake {
+    type Flow = usize;
+
+    fn open_flow(&mut self, _: Instant, to: &Authority) -> Option<usize> {
+        self.flows.push((to.to_string(), Vec::new(), false));
+        Some(self.flows.len() - 1)
+    }
+
+    fn send(&mut self, _: Instant, flow: usize, payload: &[u8]) {
+        assert!(!self.flows[flow].2);
+        self.flows[flow].1.push(payload.to_vec());
+    }
+
+    fn close(&mut self, flow: usize) {
+        assert!(!std::mem::replace(&mut self.flows[flow].2, true), "closed twice");
+    }
 }
 
 #[derive(Default)]
@@ -72,7 +92,7 @@ impl Tunnel for Fake {
 
 /// A proxy of each kind, and a tunnel.
 struct World {
-    proxy: Proxy<usize>,
+    proxy: Proxy<usize, usize>,
     tunnel: Fake,
     poller: Poller,
     events: Events,
@@ -292,4 +312,72 @@ fn more_apps_than_there_is_room_for_wait_in_the_kernel() {
     world.run();
     assert_eq!(read(&mut third, 2), [5, 0]);
     assert_eq!(world.proxy.apps.len(), 2);
+}
+
+/// An app's datagram for a target.
+fn wrapped(to: [u8; 4], payload: &[u8]) -> Vec<u8> {
+    [&[0, 0, 0, 1][..], &to, &[0, 53], payload].concat()
+}
+
+/// An app with an association, and its socket for datagrams.
+fn associated(world: &mut World) -> (TcpStream, UdpSocket) {
+    let mut app = world.app(Protocol::Socks5, &[5, 1, 0]);
+    assert_eq!(read(&mut app, 2), [5, 0]);
+    app.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
+    world.run();
+    let reply = read(&mut app, 10);
+    assert_eq!(reply[..8], [5, 0, 0, 1, 127, 0, 0, 1]);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.connect(("127.0.0.1", u16::from_be_bytes([reply[8], reply[9]]))).unwrap();
+    (app, socket)
+}
+
+#[test]
+fn datagrams_of_an_app_go_to_their_targets_and_back() {
+    let mut world = World::new();
+    let (app, socket) = associated(&mut world);
+    for (to, payload) in [(1, b"one"), (2, b"two"), (1, b"six")] {
+        socket.send(&wrapped([192, 0, 2, to], payload)).unwrap();
+    }
+    let mut fragment = wrapped([192, 0, 2, 1], b"part");
+    fragment[2] = 1;
+    socket.send(&fragment).unwrap();
+    world.run();
+    let flow =
+        |to: &str, sent: &[&[u8]]| (to.to_owned(), sent.iter().map(|one| one.to_vec()).collect(), false);
+    let expected = [flow("192.0.2.1:53", &[b"one", b"six"]), flow("192.0.2.2:53", &[b"two"])];
+    assert_eq!(world.tunnel.flows, expected);
+    let now = world.now();
+    world.proxy.payload(now, 1, b"answer");
+    let mut buffer = [0; 100];
+    let length = socket.recv(&mut buffer).unwrap();
+    assert_eq!(buffer[..length], wrapped([192, 0, 2, 2], b"answer"));
+    // Somebody else's is dropped, and one that was refused is not asked for at once again.
+    let other = UdpSocket::bind("127.0.0.1:0").unwrap();
+    other.send_to(&wrapped([192, 0, 2, 9], b"not mine"), socket.peer_addr().unwrap()).unwrap();
+    world.proxy.flow_over(now, 0, true);
+    socket.send(&wrapped([192, 0, 2, 1], b"refused")).unwrap();
+    world.run();
+    assert_eq!(world.tunnel.flows, expected);
+    drop(app);
+    world.run();
+    assert!(world.tunnel.flows[1].2, "it ends with the connection that asked for it");
+    assert!(world.proxy.apps.is_empty());
+}
+
+#[test]
+fn targets_of_an_association_are_bounded_and_end_when_they_are_silent() {
+    let mut world = World::new();
+    let (_app, socket) = associated(&mut world);
+    for to in 0..100 {
+        socket.send(&wrapped([192, 0, 2, to], b"x")).unwrap();
+        world.run();
+    }
+    let closed = |world: &World| world.tunnel.flows.iter().filter(|flow| flow.2).count();
+    assert_eq!((world.tunnel.flows.len(), closed(&world)), (100, 36));
+    assert!(world.tunnel.flows[..36].iter().all(|flow| flow.2), "the oldest make room");
+    world.skipped += Duration::from_secs(200);
+    world.run();
+    assert_eq!(closed(&world), 100);
 }

@@ -12,6 +12,9 @@ use super::{
     check, configure, is_transient, new_socket, receive_batch, set_int,
 };
 
+/// Bytes of the receive buffer: what comes while everybody else has their turn.
+const RECV_BUFFER: usize = 512 << 10;
+
 /// A UDP socket that sends to one address, and receives from nobody else.
 #[derive(Debug)]
 pub struct ConnectedUdp(OwnedFd);
@@ -27,7 +30,11 @@ impl ConnectedUdp {
         let local = SocketAddr::new(local, 0);
         let family = Family::of(local);
         let fd = new_socket(family)?;
-        configure(&fd, family, &UdpOptions { v6only: true, ..UdpOptions::new(local) })?;
+        configure(
+            &fd,
+            family,
+            &UdpOptions { v6only: true, recv_buffer: Some(RECV_BUFFER), ..UdpOptions::new(local) },
+        )?;
         match family {
             Family::V4 => set_int(&fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?,
             Family::V6 => set_int(&fd, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?,

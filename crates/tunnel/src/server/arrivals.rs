@@ -1,0 +1,75 @@
+//! What comes from clients in datagrams: packets of their tunnels, and UDP payloads.
+
+use mpvpn_masque::{datagram::DatagramError, h3};
+use mpvpn_packet::ip;
+use mpvpn_quic::ConnectionId;
+use mpvpn_types::Instant;
+
+use super::{Peer, Server};
+use crate::{
+    UdpId,
+    carrier::{Opened, open_payload},
+    client::{clamp_received, is_link_local},
+};
+
+impl Server {
+    pub(super) fn receive(&mut self, now: Instant, id: ConnectionId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(connection) = self.endpoint.get(id) else { return };
+        let Peer { tunnel, bare, udp, early, .. } = peer;
+        let (mut bytes, mut payload_bytes) = (0, 0);
+        let mut malformed = None;
+        let (joiner, inbox) = (&mut self.joiner, &mut self.udp_in);
+        connection.receive_datagrams(|datagram| {
+            let opened = match (&mut *tunnel, &mut *bare) {
+                (Some(tunnel), _) => tunnel.carrier.open_datagram(now, datagram),
+                (None, Some(bare)) => bare.carrier.open_datagram(now, datagram),
+                (None, None) => open_payload(&datagram),
+            };
+            let arrived = match opened {
+                Ok(Opened::Packet(arrived)) => arrived,
+                Ok(Opened::Payload(stream, payload)) if udp.has(stream) => {
+                    payload_bytes += payload.len() as u64;
+                    return inbox.push(UdpId::new(id, stream), payload);
+                }
+                Ok(Opened::Payload(stream, payload)) => return early.keep(stream, &payload),
+                Ok(Opened::Nothing) => return,
+                Err(error) => return malformed = Some(error),
+            };
+            let Some(tunnel) = tunnel else { return };
+            let (carrier, addresses) = (&mut tunnel.carrier, tunnel.addresses);
+            let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else {
+                return;
+            };
+            if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
+                return;
+            }
+            bytes += arrived.packet.len() as u64;
+            let mtu = carrier.mtu();
+            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+        });
+        let mut starts_to_serve = None;
+        if let Some(tunnel) = tunnel
+            && bytes > 0
+            && !std::mem::replace(&mut tunnel.serves, true)
+        {
+            starts_to_serve = Some((tunnel.secret, tunnel.addresses));
+        }
+        if let Some(carrier) = peer.carrier() {
+            carrier.deliver_rescued(connection);
+            if bytes + payload_bytes > 0 {
+                carrier.note_delivered(now, bytes + payload_bytes);
+            }
+        }
+        if let Some((secret, addresses)) = starts_to_serve {
+            self.serve(&secret, addresses.unwrap_or_default());
+        }
+        match malformed {
+            Some(DatagramError::NoContextId { stream_id }) if !self.is_tunnel(id, stream_id) => {
+                self.udp_broken(id, stream_id, h3::code::DATAGRAM_ERROR);
+            }
+            Some(error) => self.close_peer(now, id, error.code(), &error.to_string()),
+            None => {}
+        }
+    }
+}
