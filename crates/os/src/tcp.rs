@@ -59,6 +59,15 @@ impl TcpSocket {
         self.take_error().map_or(Ok(()), Err)
     }
 
+    /// The address of the far end.
+    ///
+    /// # Errors
+    /// If the connection is broken.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let address = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
+        SocketAddr::try_from(address).map_err(io::Error::from)
+    }
+
     /// What broke the connection, if anything did. It is told once, here or by the next call that reads or writes.
     pub fn take_error(&self) -> Option<io::Error> {
         match sockopt::socket_error(&self.0) {

@@ -12,6 +12,7 @@ mod cut;
 mod download;
 mod embed;
 mod first_contact;
+mod flows;
 mod hostile;
 mod lab_command;
 mod legacy;

@@ -1,0 +1,64 @@
+//! The flows of a client one by one, for people and programs that ask.
+
+use mpvpn_lane::{interposer::State, rules::Why};
+use mpvpn_packet::FlowKey;
+use mpvpn_types::Instant;
+
+use super::{Client, lane::Reach};
+
+/// How a flow travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// As bytes of a stream, in this state.
+    Stream(State),
+    /// As packets, whose connections nobody follows here.
+    Packets,
+}
+
+/// A flow of an app.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowReport {
+    /// From the app to where it wants.
+    pub key: FlowKey,
+    /// How it travels.
+    pub carried: Carried,
+    /// What decided that.
+    pub why: Why,
+    /// From the app: bytes of its connection; where packets travel, of those.
+    pub up: u64,
+    /// To the app, likewise.
+    pub down: u64,
+    /// Since when it is known.
+    pub since: Instant,
+    /// When something of it was seen last.
+    pub active: Instant,
+}
+
+impl Client {
+    /// All flows that travel as streams, and of those that travel as packets the ones that were seen in the last two
+    /// minutes, as far as they are remembered; none while there is no tunnel. The server's word on each is the one of
+    /// now, as is what the rules say.
+    pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
+        let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
+        let reach = Reach { translated: session.streams, networks: &session.networks };
+        let streams = self.lane.summaries().map(|flow| FlowReport {
+            key: flow.key,
+            carried: Carried::Stream(flow.state),
+            why: self.lane.why(&flow.key, reach, true),
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.active,
+        });
+        let packets = self.seen.flows(now).map(|flow| FlowReport {
+            key: flow.key,
+            carried: Carried::Packets,
+            why: self.lane.why(&flow.key, reach, false),
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.active,
+        });
+        streams.chain(packets).collect()
+    }
+}
