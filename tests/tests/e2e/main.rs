@@ -24,6 +24,7 @@ mod packet_sizes;
 mod pipes;
 mod proxy;
 mod restart;
+mod segments;
 mod shards;
 mod sharing;
 mod status;
