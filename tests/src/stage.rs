@@ -412,9 +412,21 @@ impl Peer {
     }
 
     fn try_status(&self) -> Result<Value, String> {
+        self.ask(&[])
+    }
+
+    /// What `mpvpn status --flows --json` prints: the list of flows.
+    pub fn flows(&self) -> Vec<Value> {
+        let answer =
+            self.ask(&["--flows"]).unwrap_or_else(|error| panic!("no flows: {error}\n{}", self.tail()));
+        answer["flows"].as_array().expect("flows is a list").clone()
+    }
+
+    fn ask(&self, more: &[&str]) -> Result<Value, String> {
         let output = Command::new(binary())
             .args(["status", "--json", "--api-socket"])
             .arg(&self.socket)
+            .args(more)
             .stdin(Stdio::null())
             .output()
             .map_err(|error| error.to_string())?;

@@ -3,6 +3,7 @@
 //! Times are in ms (or s where the name ends in `_s`), rates in bit/s, sizes in bytes of UDP payload.
 //! Fields are added, never renamed; a reader takes missing ones as their default and skips unknown ones.
 
+mod flows;
 mod render;
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +11,8 @@ use std::net::{IpAddr, SocketAddr};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize, Serializer};
 
-pub use render::{render, render_links};
+pub use flows::{Flow, FlowLane, FlowList, FlowState};
+pub use render::{render, render_flows, render_links};
 
 /// Everything about one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -24,7 +24,7 @@ use mpvpn_control::{
         ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded,
         Scheduler as SchedulerOption,
     },
-    status::{Link, Status},
+    status::{FlowList, Link, Role, Status},
     tls::{self, RefusalSlot},
 };
 use mpvpn_lane::rules::{Mode, Rule, Rules};
@@ -35,13 +35,13 @@ use mpvpn_tunnel::{
     Assignment, Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
     UdpId, UdpNews,
 };
-use mpvpn_types::Duration;
-use tokio::sync::oneshot;
 
 use crate::{
     EngineError,
+    asking::Asking,
     crew::Crew,
     exchange::{Inbox, exchange},
+    flows,
     links::{Ground, Links},
     policies::{Meters, Policies},
     proxy::{PROXY, Proxy},
@@ -60,9 +60,6 @@ use quotas::Quotas;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
-/// A shard that has not reported after this time is left out of the status.
-const REPORT: Duration = Duration::from_millis(500);
-
 /// How often a turn looks again whether streams have something to send.
 const ROUNDS: usize = 16;
 
@@ -161,14 +158,6 @@ impl Parts {
     }
 }
 
-/// Somebody asks for the status, and the shards have been asked.
-struct Asking {
-    round: u64,
-    replies: Vec<oneshot::Sender<Status>>,
-    reports: Vec<Status>,
-    until: Instant,
-}
-
 /// The main thread.
 struct Running {
     config: ClientConfig,
@@ -187,8 +176,9 @@ struct Running {
     names: Option<Names>,
     up: bool,
     mtu: u32,
-    rounds: u64,
-    asking: Option<Asking>,
+    /// Who asks for the status, and for the flows.
+    asking: Asking<Status, Status>,
+    listing: Asking<FlowList, FlowList>,
 }
 
 impl Running {
@@ -254,8 +244,8 @@ impl Running {
             names: parts.config.server.ip().is_none().then(Names::default),
             up: false,
             mtu: 1280,
-            rounds: 0,
-            asking: None,
+            asking: Asking::default(),
+            listing: Asking::default(),
             config: parts.config,
             origin,
         })
@@ -277,7 +267,7 @@ impl Running {
         loop {
             let busy = self.transmit(turns, turn.now)?.then_some(turn.now);
             self.look_at_names(turn.now);
-            let asking = self.asking.as_ref().map(|asking| asking.until);
+            let asking = self.asking.poll_timeout().into_iter().chain(self.listing.poll_timeout()).min();
             let names = self.names.as_ref().and_then(Names::poll_timeout);
             let quotas = Some(self.quotas.poll_timeout());
             let proxy = self.proxy.as_ref().and_then(Proxy::poll_timeout);
@@ -370,13 +360,15 @@ impl Running {
                     self.configure()?;
                     self.share_links();
                 }
-                Word::Reported(round, report) => {
-                    if let Some(asking) = self.asking.as_mut().filter(|asking| asking.round == round) {
-                        asking.reports.push(*report);
-                    }
-                }
+                Word::Reported(round, report) => self.asking.report(round, *report),
+                Word::Listed(round, list) => self.listing.report(round, list),
                 Word::Ended => ended = true,
-                Word::Remotes(_) | Word::Join(_) | Word::Policies(_) | Word::Report(_) | Word::End => {}
+                Word::Remotes(_)
+                | Word::Join(_)
+                | Word::Policies(_)
+                | Word::Report(_)
+                | Word::List(_)
+                | Word::End => {}
             }
         }
         Ok(ended)
@@ -390,7 +382,19 @@ impl Running {
     fn messages(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Asked(Question::Status(reply)) => self.ask(now, reply),
+                Message::Asked(Question::Status(reply)) => {
+                    if let Some(round) = self.asking.ask(now, reply) {
+                        self.crew.tell(|| Word::Report(round));
+                        let own = self.status(now);
+                        self.asking.report(round, own);
+                    }
+                }
+                Message::Asked(Question::Flows(reply)) => {
+                    if let Some(round) = self.listing.ask(now, reply) {
+                        self.crew.tell(|| Word::List(round));
+                        self.listing.report(round, self.flows(now));
+                    }
+                }
                 Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload(now))),
                 Message::Asked(Question::Link { name, change, reply }) => {
                     // Who asked may be gone.
@@ -482,33 +486,33 @@ impl Running {
         status
     }
 
-    fn ask(&mut self, now: Instant, reply: oneshot::Sender<Status>) {
-        if let Some(asking) = &mut self.asking {
-            asking.replies.push(reply);
-            return;
+    /// The flows of this shard alone: those of the TUN or of the proxies.
+    fn flows(&self, now: Instant) -> FlowList {
+        match &self.proxy {
+            Some(proxy) => flows::of_connections(now, Role::Client, proxy.flows()),
+            None => self.plane.flows(now),
         }
-        self.rounds += 1;
-        let round = self.rounds;
-        self.crew.tell(|| Word::Report(round));
-        let replies = vec![reply];
-        self.asking = Some(Asking { round, replies, reports: Vec::new(), until: now + REPORT });
     }
 
-    /// Answers who asked for the status, once every shard has reported.
+    /// Answers who asked, once every shard has reported.
     fn answer(&mut self, now: Instant) {
-        let all = self.crew.len();
-        let Some(asking) = self.asking.take_if(|asking| asking.reports.len() >= all || now >= asking.until)
-        else {
-            return;
-        };
-        let mut status = self.status(now);
-        for report in asking.reports {
-            status::add_member(&mut status, report);
-        }
-        for reply in asking.replies {
-            // Who asked may be gone.
-            let _ = reply.send(status.clone());
-        }
+        let all = self.crew.len() + 1;
+        self.asking.answer(now, all, |mut reports| {
+            // This shard has reported first.
+            let members = reports.split_off(1);
+            let mut status = reports.remove(0);
+            for report in members {
+                status::add_member(&mut status, report);
+            }
+            status
+        });
+        self.listing.answer(now, all, |lists| {
+            let mut all = FlowList::new(Role::Client);
+            for list in lists {
+                all.add(list);
+            }
+            all
+        });
     }
 
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.

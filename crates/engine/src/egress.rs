@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::access::Access;
+use mpvpn_control::{access::Access, status::FlowLane};
 use mpvpn_masque::connect::{Authority, Failure, Host};
 use mpvpn_os::{
     RecvBatch, TcpSocket,
@@ -38,6 +38,7 @@ use mpvpn_os::{
 use slab::Slab;
 
 use crate::{
+    flows::Connection,
     pipe::{ByteStreams, Pipe, Scratch},
     resolver::Asker,
 };
@@ -120,6 +121,7 @@ struct Relay<Id> {
     id: Id,
     /// The upper half of its tokens.
     generation: u32,
+    since: Instant,
     /// The same time is in the timers.
     due: Instant,
     to: Authority,
@@ -171,6 +173,19 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.open_udp
     }
 
+    /// The connections of clients: those that stand, and those that are being made.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
+        self.table.iter().map(|(_, relay)| {
+            let (lane, moved) = match &relay.stage {
+                Stage::Open(pipe) => (FlowLane::Stream, Some(pipe.moved())),
+                Stage::Naming(_) | Stage::Connecting(..) => (FlowLane::Stream, None),
+                Stage::Udp(port) => (FlowLane::Udp, Some(port.moved())),
+                Stage::NamingUdp(_) => (FlowLane::Udp, None),
+            };
+            Connection::of_client(relay.permit.user(), &relay.to, lane, relay.since, moved)
+        })
+    }
+
     /// The stream `id` of `user` wants a connection, or payloads to be carried, to `to`. What comes of it is told by `relays`, maybe at once.
     pub(crate) fn connect<R: Relays<Id = Id>>(
         &mut self,
@@ -193,7 +208,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             Transport::Tcp => Stage::Naming(until),
             Transport::Udp => Stage::NamingUdp(Early::default()),
         };
-        let relay = Relay { id, generation: self.generation, due: until, to, permit, stage };
+        let generation = self.generation;
+        let relay = Relay { id, generation, since: now, due: until, to, permit, stage };
         let slot = self.table.insert(relay);
         self.slots.insert(id, slot);
         self.timers.insert((until, slot));

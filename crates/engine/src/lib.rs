@@ -15,11 +15,13 @@
 // Clocks, sockets and files are what an engine is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod asking;
 pub mod client;
 mod crew;
 mod egress;
 mod error;
 mod exchange;
+mod flows;
 mod links;
 mod moderation;
 mod pipe;

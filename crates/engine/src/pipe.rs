@@ -101,6 +101,21 @@ pub(crate) struct Pipe {
     hung_up: bool,
     /// When bytes moved last.
     active: Instant,
+    /// Bytes that the socket took, and that were taken from it.
+    to_socket: u64,
+    from_socket: u64,
+}
+
+/// What has become of a connection so far.
+pub(crate) struct Moved {
+    /// Bytes that the socket took, and that were taken from it.
+    pub(crate) to_socket: u64,
+    pub(crate) from_socket: u64,
+    /// When bytes moved last.
+    pub(crate) active: Instant,
+    /// Whether nothing more comes from the stream, and from the socket.
+    pub(crate) stream_ended: bool,
+    pub(crate) socket_ended: bool,
 }
 
 /// One direction.
@@ -127,6 +142,8 @@ impl Pipe {
             paused: false,
             hung_up: false,
             active: now,
+            to_socket: 0,
+            from_socket: 0,
         }
     }
 
@@ -139,6 +156,22 @@ impl Pipe {
     /// Its token.
     pub(crate) fn token(&self) -> u64 {
         self.token
+    }
+
+    /// What has become of it so far.
+    pub(crate) fn moved(&self) -> Moved {
+        Moved {
+            to_socket: self.to_socket,
+            from_socket: self.from_socket,
+            active: self.active,
+            stream_ended: self.stream != Half::Open,
+            socket_ended: self.far != Half::Open,
+        }
+    }
+
+    /// Its socket.
+    pub(crate) fn socket(&self) -> &TcpSocket {
+        &self.socket
     }
 
     /// Whether both halves have ended.
@@ -236,6 +269,7 @@ impl Pipe {
             };
             if written > 0 {
                 self.active = now;
+                self.to_socket += written as u64;
             }
             if written < bytes {
                 self.unsent = rest(pieces, written);
@@ -273,6 +307,7 @@ impl Pipe {
             }
             if !self.early.is_empty() {
                 let data = self.early.split_to(room.min(self.early.len()));
+                self.from_socket += data.len() as u64;
                 streams.write(now, id, data);
                 self.active = now;
                 continue;
@@ -300,6 +335,7 @@ impl Pipe {
                 false => buffer.split().freeze(),
             };
             buffer.clear();
+            self.from_socket += count as u64;
             streams.write(now, id, data);
             left -= count;
             if count < limit {

@@ -35,6 +35,7 @@ use mpvpn_os::{
 
 use crate::{
     EngineError,
+    flows::Connection,
     pipe::{ByteStreams, Pipe, Scratch},
 };
 use associate::Associations;
@@ -126,8 +127,11 @@ struct Listener {
 struct App<Id> {
     /// The same time is in the timers.
     due: Instant,
+    since: Instant,
     /// How a refusal is said.
     protocol: Protocol,
+    /// What it wants, once it has said so.
+    to: Option<Authority>,
     stage: Stage<Id>,
 }
 
@@ -152,7 +156,6 @@ struct Asking {
 /// What it wants.
 struct Wish {
     socket: TcpSocket,
-    to: Authority,
     /// What it hears when it is connected.
     answer: Bytes,
     /// What the destination gets first.
@@ -261,6 +264,18 @@ where
             self.associations.ready(now, tunnel, event.token);
         }
         self.watch_listeners(poller);
+    }
+
+    /// The connections of apps that have said what they want.
+    pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
+        self.apps.values().filter_map(|app| {
+            let (socket, moved) = match &app.stage {
+                Stage::Waiting(wish) | Stage::Connecting(_, wish) => (&wish.socket, None),
+                Stage::Open(_, pipe) => (pipe.socket(), Some(pipe.moved())),
+                Stage::Asking(_) | Stage::Leaving(_) | Stage::Associated(..) => return None,
+            };
+            Some(Connection::of_app(socket, app.to.as_ref()?, app.since, moved))
+        })
     }
 
     /// Takes what the tunnel tells.
@@ -421,7 +436,8 @@ where
             }
             let asking = Asking { socket, socks5: Socks5::default(), bytes: BytesMut::new() };
             let due = now + ASKING;
-            self.apps.insert(token, App { due, protocol, stage: Stage::Asking(asking) });
+            let app = App { due, since: now, protocol, to: None, stage: Stage::Asking(asking) };
+            self.apps.insert(token, app);
             self.timers.insert((due, token));
             // Most have said it by now.
             self.listen_to(now, poller, tunnel, token);
@@ -561,7 +577,8 @@ where
             Protocol::Http => Bytes::new(),
         };
         early.unsplit(asking.bytes);
-        let wish = Wish { socket: asking.socket, to, answer, early: early.freeze() };
+        app.to = Some(to);
+        let wish = Wish { socket: asking.socket, answer, early: early.freeze() };
         if poller.modify(&wish.socket, token, Interest::Nothing).is_err() {
             return;
         }
@@ -578,11 +595,11 @@ where
                 self.waiting.pop_front();
                 continue;
             };
-            if let Stage::Waiting(wish) = &app.stage {
-                let Some(id) = tunnel.open(&wish.to) else { return };
+            if let (Stage::Waiting(_), Some(to)) = (&app.stage, &app.to) {
+                let Some(id) = tunnel.open(to) else { return };
+                tracing::debug!(?id, %to, "asked for a connection");
                 let Some(mut app) = self.take(token) else { return };
                 if let Stage::Waiting(wish) = app.stage {
-                    tracing::debug!(?id, to = %wish.to, "asked for a connection");
                     app.stage = Stage::Connecting(id, wish);
                     self.tokens.insert(id, token);
                     self.put(token, app);
@@ -654,12 +671,12 @@ where
         why: &str,
     ) {
         let Some(app) = self.apps.get(&token) else { return };
-        let (Stage::Waiting(wish) | Stage::Connecting(_, wish)) = &app.stage else { return };
-        tracing::debug!(to = %wish.to, why, "no connection for an app");
+        let (Stage::Waiting(_) | Stage::Connecting(..), Some(to)) = (&app.stage, &app.to) else { return };
+        tracing::debug!(%to, why, "no connection for an app");
         let answer = match app.protocol {
             Protocol::Socks5 => Reply::of(failure).bytes(),
             Protocol::Http => {
-                let why = format!("no connection to {}: {why}", wish.to);
+                let why = format!("no connection to {to}: {why}");
                 http::answer(http::status_of(failure), &why)
             }
         };

@@ -7,11 +7,7 @@ mod machine;
 mod plane;
 mod streams;
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{path::Path, sync::Arc, time::Instant};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_control::{
@@ -20,16 +16,16 @@ use mpvpn_control::{
     auth::Authenticator,
     config::{Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
     credentials::{Credentials, first_start_message, guess_address},
-    status::Status,
+    status::{FlowList, Role, Status},
     tls,
 };
 use mpvpn_os::{UdpOptions, Undo, privilege, udp::bind_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Registry, Server, ServerConfig as TunnelConfig};
-use tokio::sync::oneshot;
 
 use crate::{
     EngineError,
+    asking::Asking,
     client::random,
     crew::Crew,
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
@@ -41,9 +37,6 @@ use crate::{
 };
 use machine::Machine;
 use plane::{Listening, Plane, ShardReport, Word};
-
-/// A shard that has not reported after this time is left out of the status.
-const REPORT: Duration = Duration::from_millis(500);
 
 /// What this process may do.
 pub fn rights() -> Rights {
@@ -186,14 +179,6 @@ fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator
     }
 }
 
-/// Somebody asks for the status, and the shards have been asked.
-struct Asking {
-    round: u64,
-    replies: Vec<oneshot::Sender<Status>>,
-    reports: Vec<ShardReport>,
-    until: Instant,
-}
-
 /// The main thread.
 struct Running {
     config: ServerConfig,
@@ -205,8 +190,9 @@ struct Running {
     machine: Option<Machine>,
     slow: Slow,
     started: Instant,
-    rounds: u64,
-    asking: Option<Asking>,
+    /// Who asks for the status, and for the flows.
+    asking: Asking<ShardReport, Status>,
+    listing: Asking<FlowList, FlowList>,
 }
 
 impl Running {
@@ -219,7 +205,8 @@ impl Running {
         slow: Slow,
     ) -> Self {
         let started = Instant::now();
-        Self { config, origin, plane, crew, registry, machine, slow, started, rounds: 0, asking: None }
+        let (asking, listing) = (Asking::default(), Asking::default());
+        Self { config, origin, plane, crew, registry, machine, slow, started, asking, listing }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -228,8 +215,9 @@ impl Running {
             if self.plane.transmit(turns, turn.now).is_some() {
                 self.follow_mtu();
             }
-            let asking = self.asking.as_ref().map(|asking| asking.until);
-            turns.next(self.plane.poll_timeout().into_iter().chain(asking).min(), &mut turn)?;
+            let deadline =
+                [self.plane.poll_timeout(), self.asking.poll_timeout(), self.listing.poll_timeout()];
+            turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
             self.plane.take(turns, &turn);
             if turn.ready.iter().any(|event| event.token == SIGNAL)
                 && let Some(told) = turns.told()
@@ -257,13 +245,10 @@ impl Running {
         while let Some(word) = self.plane.word(now) {
             match word {
                 Word::Mtu => self.follow_mtu(),
-                Word::Reported(round, report) => {
-                    if let Some(asking) = self.asking.as_mut().filter(|asking| asking.round == round) {
-                        asking.reports.push(report);
-                    }
-                }
+                Word::Reported(round, report) => self.asking.report(round, report),
+                Word::Listed(round, list) => self.listing.report(round, list),
                 Word::Ended => ended = true,
-                Word::Replaced(_) | Word::Report(_) | Word::End => {}
+                Word::Replaced(_) | Word::Report(_) | Word::List(_) | Word::End => {}
             }
         }
         ended
@@ -286,41 +271,45 @@ impl Running {
                     let _ = reply.send(Err("this is a server: links are a client's".to_owned()));
                 }
                 Message::Asked(Question::Status(reply)) => {
-                    if let Some(asking) = &mut self.asking {
-                        asking.replies.push(reply);
-                        continue;
+                    if let Some(round) = self.asking.ask(now, reply) {
+                        self.crew.tell(|| Word::Report(round));
+                        self.asking.report(round, self.plane.report(now));
                     }
-                    self.rounds += 1;
-                    let round = self.rounds;
-                    self.crew.tell(|| Word::Report(round));
-                    let reports = vec![self.plane.report(now)];
-                    self.asking = Some(Asking { round, replies: vec![reply], reports, until: now + REPORT });
+                }
+                Message::Asked(Question::Flows(reply)) => {
+                    if let Some(round) = self.listing.ask(now, reply) {
+                        self.crew.tell(|| Word::List(round));
+                        self.listing.report(round, self.plane.flows(now));
+                    }
                 }
                 Message::Resolved(_) => {}
             }
         }
     }
 
-    /// Answers who asked for the status, once every shard has reported.
+    /// Answers who asked, once every shard has reported.
     fn answer(&mut self, now: Instant) {
         let all = self.crew.len() + 1;
-        let Some(asking) = self.asking.take_if(|asking| asking.reports.len() >= all || now >= asking.until)
-        else {
-            return;
-        };
-        let listen: Vec<_> = self.plane.sockets.iter().map(|socket| socket.bound).collect();
-        let lost = asking.reports.iter().map(|report| report.lost).sum();
-        let streams: usize = asking.reports.iter().map(|report| report.streams).sum();
-        let udp: usize = asking.reports.iter().map(|report| report.udp).sum();
-        let sessions: Vec<_> = asking.reports.into_iter().flat_map(|report| report.sessions).collect();
+        let (config, plane, started) = (&self.config, &self.plane, self.started);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
-        let mut status = status::of_server(&self.config, addresses, &listen, &sessions, now, self.started);
-        status::count_lost(&mut status, lost);
-        (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
-        for reply in asking.replies {
-            // Who asked may be gone.
-            let _ = reply.send(status.clone());
-        }
+        self.asking.answer(now, all, |reports| {
+            let listen: Vec<_> = plane.sockets.iter().map(|socket| socket.bound).collect();
+            let lost = reports.iter().map(|report| report.lost).sum();
+            let streams: usize = reports.iter().map(|report| report.streams).sum();
+            let udp: usize = reports.iter().map(|report| report.udp).sum();
+            let sessions: Vec<_> = reports.into_iter().flat_map(|report| report.sessions).collect();
+            let mut status = status::of_server(config, addresses, &listen, &sessions, now, started);
+            status::count_lost(&mut status, lost);
+            (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
+            status
+        });
+        self.listing.answer(now, all, |lists| {
+            let mut all = FlowList::new(Role::Server);
+            for list in lists {
+                all.add(list);
+            }
+            all
+        });
     }
 
     fn follow_mtu(&mut self) {

@@ -62,6 +62,7 @@ pub(crate) fn of_client(
     status.notes.extend(report.by_flows.then(|| BY_FLOWS.to_owned()));
     status.lane = report.lane.map(lane_of);
     (status.flows.stream, status.flows.udp) = (report.streams as u64, report.udp as u64);
+    status.flows.datagram = report.datagrams as u64;
     for path in &report.paths {
         let Some((id, link)) = path.link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
         let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
@@ -134,6 +135,8 @@ pub(crate) fn add_member(status: &mut Status, member: Status) {
         }
     }
     status.paths.extend(member.paths);
+    status.flows.stream += member.flows.stream;
+    status.flows.datagram += member.flows.datagram;
     add_lane(&mut status.lane, member.lane);
 }
 

@@ -134,12 +134,9 @@ pub(crate) struct Datagram {
 
 /// Takes the datagrams of a batch apart, those that the kernel joined (GRO) too.
 pub(crate) fn datagrams(batch: &mut RecvBatch, mut each: impl FnMut(Datagram)) {
-    for mut received in batch.drain() {
+    for received in batch.drain() {
         let (remote, local, ecn) = (received.remote, received.local_ip, received.ecn);
-        while received.data.len() > received.segment {
-            each(Datagram { remote, local, ecn, data: received.data.split_to(received.segment) });
-        }
-        each(Datagram { remote, local, ecn, data: received.data });
+        received.datagrams().for_each(|data| each(Datagram { remote, local, ecn, data }));
     }
 }
 

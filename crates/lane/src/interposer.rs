@@ -126,6 +126,38 @@ pub enum Refusal {
     Silence,
 }
 
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The far side has not said yet whether it agrees, or the app has not heard.
+    Opening,
+    /// Bytes may move both ways.
+    Open,
+    /// The app sends nothing more.
+    AppEnded,
+    /// The far side sends nothing more.
+    FarEnded,
+    /// Neither does.
+    Closing,
+}
+
+/// What there is to say about a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// From the app to where it wants.
+    pub key: FlowKey,
+    /// How far it is.
+    pub state: State,
+    /// Bytes of the app that the stream has taken.
+    pub up: u64,
+    /// Bytes for the app that came on the stream.
+    pub down: u64,
+    /// When it began.
+    pub since: Instant,
+    /// When bytes moved, or the app was heard of, last.
+    pub active: Instant,
+}
+
 #[derive(Debug)]
 struct Slot {
     turn: u32,
@@ -194,6 +226,11 @@ impl Interposer {
     /// Connections now.
     pub fn flows(&self) -> usize {
         self.slots.len() - self.free.len()
+    }
+
+    /// All of them.
+    pub fn summaries(&self) -> impl Iterator<Item = Summary> {
+        self.slots.iter().filter_map(|slot| Some(slot.flow.as_ref()?.summary()))
     }
 
     /// Bytes that wait in all of them.
@@ -408,6 +445,8 @@ impl Interposer {
         let Some(flow) = slot.flow.as_mut() else { return Read::Gone };
         if flow.inbound.len() > 0 {
             let data = flow.inbound.read(most);
+            flow.up += data.len() as u64;
+            flow.active = now;
             flow.ack_due |= flow.inbound.is_worth_telling(limit, flow.outbound.mss());
             self.settle(now, at);
             return Read::Data(data);
@@ -438,6 +477,8 @@ impl Interposer {
     pub fn write(&mut self, now: Instant, id: FlowId, bytes: Bytes) {
         let Some(at) = self.at(id) else { return };
         if let Some(flow) = self.flow(id) {
+            flow.down += bytes.len() as u64;
+            flow.active = now;
             flow.outbound.write(bytes);
             if flow.outbound.pieces() > MOST_PIECES && !flow.outbound.is_due() {
                 flow.outbound.compact();

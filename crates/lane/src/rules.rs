@@ -39,6 +39,29 @@ impl Rule {
     }
 }
 
+/// What decided how the packets of a flow travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The rule with this number, counted from 1.
+    Rule(usize),
+    /// What decides where no rule does: streams everywhere, or nowhere.
+    Mode,
+    /// [`Mode::Auto`]: the server translates addresses of packets to there.
+    Translated,
+    /// [`Mode::Auto`]: the server translates nothing to there.
+    Untranslated,
+    /// [`Mode::Auto`]: the address is private.
+    Private,
+    /// The server does not connect to there, and so packets go there.
+    Refused,
+    /// Streams carry TCP only.
+    NotTcp,
+    /// The server carries no packets.
+    NoPackets,
+    /// It began as packets: before there was a tunnel, or with options that streams cannot carry.
+    Began,
+}
+
 /// All that is known about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
@@ -52,10 +75,17 @@ impl Rules {
     /// Whether a connection to `to` travels as a stream; `translated` says whether the server would translate
     /// addresses of packets to there.
     pub fn takes_stream(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> bool {
-        match (self.rules.iter().find(|rule| rule.is_for(to)), self.mode) {
-            (Some(rule), _) => rule.streams,
-            (None, Mode::Auto) => is_public(to.ip()) && translated(to.ip()),
-            (None, mode) => mode == Mode::Stream,
+        self.decide(to, translated).0
+    }
+
+    /// The same, and what decides it.
+    pub fn decide(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> (bool, Why) {
+        match (self.rules.iter().position(|rule| rule.is_for(to)), self.mode) {
+            (Some(at), _) => (self.rules[at].streams, Why::Rule(at + 1)),
+            (None, Mode::Auto) if !is_public(to.ip()) => (false, Why::Private),
+            (None, Mode::Auto) if translated(to.ip()) => (true, Why::Translated),
+            (None, Mode::Auto) => (false, Why::Untranslated),
+            (None, mode) => (mode == Mode::Stream, Why::Mode),
         }
     }
 
@@ -98,6 +128,21 @@ mod tests {
         }
         assert!(takes(&rules(Mode::Stream, &[]), "10.0.0.1:80"));
         assert!(!takes(&rules(Mode::Datagram, &[]), "8.8.8.8:443"));
+    }
+
+    #[test]
+    fn what_decides_is_known() {
+        let no_ssh = Rule { ports: vec![22..=22], streams: false, ..Rule::default() };
+        let auto = rules(Mode::Auto, &[Rule { ports: vec![1..=1], ..Rule::default() }, no_ssh]);
+        let why = |to: &str| auto.decide(to.parse().unwrap(), |ip| ip != IpAddr::from([203, 0, 113, 9]));
+        assert_eq!(why("8.8.8.8:22"), (false, Why::Rule(2)));
+        assert_eq!(why("8.8.8.8:443"), (true, Why::Translated));
+        assert_eq!(why("203.0.113.9:443"), (false, Why::Untranslated));
+        assert_eq!(why("10.0.0.1:443"), (false, Why::Private));
+        assert_eq!(
+            rules(Mode::Stream, &[]).decide("10.0.0.1:443".parse().unwrap(), |_| true),
+            (true, Why::Mode)
+        );
     }
 
     #[test]

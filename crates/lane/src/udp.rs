@@ -28,9 +28,27 @@ pub enum Fate<Id> {
     Refused(Unreachable),
 }
 
+/// What is known of a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Summary {
+    /// Of the packets that the app sends.
+    pub key: FlowKey,
+    /// Bytes from the app.
+    pub up: u64,
+    /// Bytes to the app.
+    pub down: u64,
+    /// When it began.
+    pub since: Instant,
+    /// When something of it was seen last.
+    pub active: Instant,
+}
+
 #[derive(Debug)]
 struct Flow<Id> {
     fate: Fate<Id>,
+    up: u64,
+    down: u64,
+    since: Instant,
     last: Instant,
 }
 
@@ -76,11 +94,26 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         self.keys.contains_key(&id)
     }
 
-    /// What becomes of a packet that goes out; `None` if a request has to be made for it first.
-    pub fn find(&mut self, now: Instant, key: &FlowKey) -> Option<Fate<Id>> {
+    /// Flows with a request, one by one.
+    pub fn summaries(&self) -> impl Iterator<Item = Summary> + '_ {
+        let carried = self.flows.iter().filter(|(_, flow)| matches!(flow.fate, Fate::Carried(_)));
+        carried.map(|(key, flow)| Summary {
+            key: *key,
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.last,
+        })
+    }
+
+    /// What becomes of a packet with so many bytes that goes out; `None` if a request has to be made for it first.
+    pub fn find(&mut self, now: Instant, key: &FlowKey, bytes: usize) -> Option<Fate<Id>> {
         let flow = self.flows.get_mut(key)?;
         match flow.fate {
-            Fate::Carried(_) => flow.last = now,
+            Fate::Carried(_) => {
+                flow.last = now;
+                flow.up += bytes as u64;
+            }
             // Who goes on asking must be able to succeed some day.
             Fate::Refused(_) if now >= flow.ends(key) => {
                 self.flows.remove(key);
@@ -91,10 +124,12 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         Some(flow.fate)
     }
 
-    /// A request has been made for packets like this one. Returns a request that is to be ended to make room.
-    pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id) -> Option<Id> {
+    /// A request has been made for a packet with so many bytes, and those like it. Returns a request that is to be ended
+    /// to make room.
+    pub fn insert(&mut self, now: Instant, key: FlowKey, id: Id, bytes: usize) -> Option<Id> {
         let room = (self.flows.len() >= self.most).then(|| self.drop_oldest()).flatten();
-        self.flows.insert(key, Flow { fate: Fate::Carried(id), last: now });
+        self.flows
+            .insert(key, Flow { fate: Fate::Carried(id), up: bytes as u64, down: 0, since: now, last: now });
         self.keys.insert(id, key);
         self.sweep.get_or_insert(now + SWEEP);
         room
@@ -111,17 +146,20 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         }
     }
 
-    /// Something came for the flow of a request: the key of the packets that the app sends.
-    pub fn heard(&mut self, now: Instant, id: Id) -> Option<FlowKey> {
+    /// So many bytes came for the flow of a request: the key of the packets that the app sends.
+    pub fn heard(&mut self, now: Instant, id: Id, bytes: usize) -> Option<FlowKey> {
         let key = *self.keys.get(&id)?;
-        self.flows.get_mut(&key)?.last = now;
+        let flow = self.flows.get_mut(&key)?;
+        flow.last = now;
+        flow.down += bytes as u64;
         Some(key)
     }
 
     /// A request was refused. Returns the key of the packets that the app sends.
     pub fn refuse(&mut self, now: Instant, id: Id, reason: Unreachable) -> Option<FlowKey> {
         let key = self.keys.remove(&id)?;
-        self.flows.insert(key, Flow { fate: Fate::Refused(reason), last: now });
+        let flow = self.flows.get_mut(&key)?;
+        (flow.fate, flow.last) = (Fate::Refused(reason), now);
         Some(key)
     }
 
@@ -130,13 +168,6 @@ impl<Id: Copy + Ord> UdpFlows<Id> {
         if let Some(key) = self.keys.remove(&id) {
             self.flows.remove(&key);
         }
-    }
-
-    /// All requests have ended.
-    pub fn clear(&mut self) {
-        self.flows.clear();
-        self.keys.clear();
-        self.sweep = None;
     }
 
     /// When [`Self::expire`] wants to be called.
@@ -187,13 +218,16 @@ mod tests {
     fn a_flow_lives_as_long_as_packets_come_either_way() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
-        assert_eq!(flows.find(start, &key(1, 9)), None);
-        assert_eq!(flows.insert(start, key(1, 9), 7), None);
-        assert_eq!(flows.find(start + seconds(100), &key(1, 9)), Some(Fate::Carried(7)));
-        assert_eq!(flows.heard(start + seconds(200), 7), Some(key(1, 9)));
+        assert_eq!(flows.find(start, &key(1, 9), 10), None);
+        assert_eq!(flows.insert(start, key(1, 9), 7, 10), None);
+        assert_eq!(flows.find(start + seconds(100), &key(1, 9), 10), Some(Fate::Carried(7)));
+        assert_eq!(flows.heard(start + seconds(200), 7, 30), Some(key(1, 9)));
         assert_eq!(flows.expire(start + seconds(300)), []);
         assert_eq!(flows.expire(start + seconds(400)), [7]);
-        assert_eq!((flows.find(start + seconds(400), &key(1, 9)), flows.heard(start, 7)), (None, None));
+        assert_eq!(
+            (flows.find(start + seconds(400), &key(1, 9), 10), flows.heard(start, 7, 30)),
+            (None, None)
+        );
         assert_eq!((flows.poll_timeout(), flows.len()), (None, 0));
     }
 
@@ -201,8 +235,8 @@ mod tests {
     fn a_query_of_the_dns_is_soon_forgotten() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
-        flows.insert(start, key(1, 53), 1);
-        flows.insert(start, key(2, 443), 2);
+        flows.insert(start, key(1, 53), 1, 10);
+        flows.insert(start, key(2, 443), 2, 10);
         assert_eq!(flows.expire(start + seconds(21)), [1]);
         assert_eq!(flows.len(), 1);
     }
@@ -211,13 +245,13 @@ mod tests {
     fn what_was_refused_is_asked_for_again_after_a_while() {
         let start = Instant::now();
         let mut flows = UdpFlows::new(10);
-        flows.insert(start, key(1, 9), 1);
+        flows.insert(start, key(1, 9), 1, 10);
         assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), Some(key(1, 9)));
         let refused = Some(Fate::Refused(Unreachable::Prohibited));
         for later in 0..3 {
-            assert_eq!(flows.find(start + seconds(later), &key(1, 9)), refused);
+            assert_eq!(flows.find(start + seconds(later), &key(1, 9), 10), refused);
         }
-        assert_eq!(flows.find(start + seconds(3), &key(1, 9)), None);
+        assert_eq!(flows.find(start + seconds(3), &key(1, 9), 10), None);
         assert_eq!(flows.refuse(start, 1, Unreachable::Prohibited), None);
     }
 
@@ -226,14 +260,13 @@ mod tests {
         let start = Instant::now();
         let mut flows = UdpFlows::new(3);
         for n in 0..3 {
-            assert_eq!(flows.insert(start + seconds(n), key(n as u16, 9), n), None);
+            assert_eq!(flows.insert(start + seconds(n), key(n as u16, 9), n, 10), None);
         }
-        flows.find(start + seconds(5), &key(0, 9));
-        assert_eq!(flows.insert(start + seconds(6), key(3, 9), 3), Some(1));
+        flows.find(start + seconds(5), &key(0, 9), 10);
+        assert_eq!(flows.insert(start + seconds(6), key(3, 9), 3, 10), Some(1));
         assert_eq!(flows.len(), 3);
-        assert_eq!(flows.find(start + seconds(6), &key(1, 9)), None);
-        flows.forget(0);
-        flows.clear();
+        assert_eq!(flows.find(start + seconds(6), &key(1, 9), 10), None);
+        [0, 2, 3].map(|id| flows.forget(id));
         assert!(flows.is_empty());
     }
 }

@@ -119,6 +119,8 @@ Options given here win over the file.";
 const STATUS_EXAMPLES: &str = "\
 Examples:
   mpvpn status
+  mpvpn status --flows
+      which connections travel as streams and which as packets
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
 
@@ -195,7 +197,10 @@ pub(crate) struct ClientArgs {
 
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
-    /// Print the status in JSON, as the local API gives it
+    /// List the flows inside the tunnel one by one: how each is carried, and why
+    #[arg(long)]
+    pub(crate) flows: bool,
+    /// Print it in JSON, as the local API gives it
     #[arg(long)]
     pub(crate) json: bool,
     /// Ask the server or client with this name [default: the only one that runs]

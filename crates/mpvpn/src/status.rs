@@ -14,13 +14,27 @@ const WHAT: &str = "cannot show the status";
 
 pub(crate) fn show(args: &StatusArgs) -> Result<ExitCode, Failure> {
     let socket = socket(WHAT, args.api_socket.as_deref(), args.name.as_deref())?;
-    let status = api::fetch_status(&socket).map_err(|error| Failure::control(WHAT, &error))?;
-    if args.json {
-        let json = serde_json::to_string(&status)
-            .map_err(|error| Failure::world(WHAT, error.to_string(), "report it as a fault of mpvpn"))?;
-        return print(&format!("{json}\n"));
+    let failed = |error| Failure::control(WHAT, &error);
+    if args.flows {
+        let flows = api::fetch_flows(&socket).map_err(failed)?;
+        return print(&if args.json {
+            in_json(serde_json::to_string(&flows))?
+        } else {
+            status::render_flows(&flows, width())
+        });
     }
-    print(&status::render(&status, width()))
+    let status = api::fetch_status(&socket).map_err(failed)?;
+    print(&if args.json {
+        in_json(serde_json::to_string(&status))?
+    } else {
+        status::render(&status, width())
+    })
+}
+
+fn in_json(written: serde_json::Result<String>) -> Result<String, Failure> {
+    let json =
+        written.map_err(|error| Failure::world(WHAT, error.to_string(), "report it as a fault of mpvpn"))?;
+    Ok(format!("{json}\n"))
 }
 
 /// The socket of the process that is meant: the one given, or that of the one with this name, or of the

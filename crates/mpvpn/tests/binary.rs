@@ -11,7 +11,7 @@ use std::{
 use mpvpn_control::{
     api::{Question, Server, Source},
     config::Reloaded,
-    status::{Link, LinkState, Role, State, Status},
+    status::{FlowList, Link, LinkState, Role, State, Status},
 };
 
 fn mpvpn(args: &[&str]) -> Output {
@@ -38,6 +38,7 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
             let links = vec![Link { state: LinkState::Up, ..Link::new("eth0") }];
             let _ = reply.send(Status { state: State::Up, links, ..Status::new(Role::Client) });
         }
+        Question::Flows(reply) => drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) })),
         Question::Reload(reply) => {
             let _ = reply.send(Ok(Reloaded { links: true, restart: vec!["cc".to_owned()] }));
         }
@@ -83,6 +84,18 @@ fn links_are_shown_and_changed() {
         let output = mpvpn(&["link", "set", "eth0", "--api-socket", socket]);
         assert_eq!(code(&output), 2);
         assert!(stderr(&output).contains("nothing is to change"), "{}", stderr(&output));
+    });
+}
+
+#[test]
+fn flows_are_listed_for_people_and_programs() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let words = ["status", "--flows", "--api-socket", path.to_str().unwrap()];
+    with_api(&path, || {
+        assert_eq!(stdout(&mpvpn(&words)), "no flows\n");
+        let output = mpvpn(&[&words[..], &["--json"]].concat());
+        assert_eq!(stdout(&output), "{\"role\":\"client\",\"flows\":[],\"left_out\":7}\n");
     });
 }
 

@@ -52,12 +52,13 @@ pub struct Joined {
     rest: Vec<Bytes>,
     len: usize,
     segments: u16,
+    flow: Option<u32>,
 }
 
 impl Joined {
     fn alone(packet: Bytes, rest: Vec<Bytes>) -> Self {
         let head = VnetHdr::NONE.to_bytes().into_iter().collect();
-        Self { len: VNET_HDR_LEN + packet.len(), head, first: packet, rest, segments: 1 }
+        Self { len: VNET_HDR_LEN + packet.len(), head, first: packet, rest, segments: 1, flow: None }
     }
 
     /// A packet that is complete as it is.
@@ -81,7 +82,13 @@ impl Joined {
             first: Bytes::new(),
             rest: parts,
             segments: u16::try_from(segments).ok()?,
+            flow: None,
         })
+    }
+
+    /// The hash of its flow ([`FlowKey::hash32`]) where a [`Joiner`] has looked at it.
+    pub fn flow(&self) -> Option<u32> {
+        self.flow
     }
 
     /// Bytes to write, virtio header included.
@@ -202,13 +209,18 @@ impl Joiner {
 
     /// Takes a received packet.
     pub fn push(&mut self, packet: Bytes) {
-        match classify(&packet) {
-            Class::Stray => {}
-            Class::Fragment(key) => self.close_all_between(&key),
+        let flow = match classify(&packet) {
+            Class::Stray => None,
+            Class::Fragment(key) => {
+                self.close_all_between(&key);
+                None
+            }
             Class::Single(key) => {
-                if let Some(at) = self.find(&key, key.hash32()) {
+                let hash = key.hash32();
+                if let Some(at) = self.find(&key, hash) {
                     self.close(at);
                 }
+                Some(hash)
             }
             Class::Segment(key, shape) => {
                 let hash = key.hash32();
@@ -228,8 +240,8 @@ impl Joiner {
                 }
                 return;
             }
-        }
-        self.enqueue(packet);
+        };
+        self.enqueue(packet, flow);
     }
 
     /// Ends all merging: afterwards everything pushed can be popped.
@@ -268,9 +280,9 @@ impl Joiner {
     }
 
     /// Queues a packet on its own and returns its number.
-    fn enqueue(&mut self, packet: Bytes) -> u64 {
+    fn enqueue(&mut self, packet: Bytes, flow: Option<u32>) -> u64 {
         let number = self.popped + self.queue.len() as u64;
-        self.queue.push_back(Joined::alone(packet, Vec::new()));
+        self.queue.push_back(Joined { flow, ..Joined::alone(packet, Vec::new()) });
         number
     }
 
@@ -278,7 +290,7 @@ impl Joiner {
         let flags = flags_of(&packet, shape);
         let size = packet.len() - shape.headers;
         if flags & (tcp_flags::PSH | tcp_flags::FIN) != 0 {
-            self.enqueue(packet);
+            self.enqueue(packet, Some(hash));
             return;
         }
         if self.open.is_full() {
@@ -290,7 +302,7 @@ impl Joiner {
             Transport::Udp => 0,
         };
         let packet_len = packet.len();
-        let number = self.enqueue(packet);
+        let number = self.enqueue(packet, Some(hash));
         self.open.push(Group {
             key,
             hash,

@@ -26,7 +26,7 @@ use mpvpn_path::{
 use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
-use crate::mtu::MtuFollower;
+use crate::{client::Seen, mtu::MtuFollower};
 pub(crate) use policy::PathPolicy;
 use pulse::{Echo, Pulses};
 pub use report::{Counters, PathReport};
@@ -335,14 +335,15 @@ impl Carrier {
         self.note_traffic(now);
     }
 
-    /// Takes what was read from the TUN. Returns an ICMP error to give back to it, if the packet
-    /// cannot be carried.
+    /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP error to
+    /// give back, if the packet cannot be carried.
     pub(crate) fn send(
         &mut self,
         now: Instant,
         hdr: VnetHdr,
         packet: &mut [u8],
         gateway: Gateway,
+        seen: Option<&mut Seen>,
     ) -> Option<Vec<u8>> {
         let mut mtu = self.mtu.limit()?;
         let view = ip::parse(packet).ok()?;
@@ -383,6 +384,9 @@ impl Carrier {
         }
         let whole = self.arena.take();
         let hash = flow.hash32();
+        if let Some(seen) = seen {
+            seen.sent(now, &flow, hash, packet.len());
+        }
         for range in &self.ranges {
             let data = whole.slice(range.clone());
             self.counters.tx_bytes += (data.len() - prefix.len()) as u64;

@@ -1,5 +1,6 @@
 //! The client of a tunnel.
 
+mod by_flows;
 mod dialogue;
 mod flows;
 mod lane;
@@ -7,6 +8,7 @@ mod links;
 mod member;
 mod reach;
 mod relays;
+mod seen;
 mod told;
 mod udp;
 mod udp_lane;
@@ -26,7 +28,7 @@ use mpvpn_masque::{
     h3::{self, H3Error, Side},
     template::Template,
 };
-use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip, mss};
+use mpvpn_packet::{Joined, Joiner, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
     ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
@@ -41,11 +43,13 @@ use crate::{
     relay::Relays,
     udp::Inbox,
 };
+pub use flows::{Carried, FlowReport};
 use lane::{Lane, Reach, gateway};
 pub use links::LinkPolicy;
 use member::Part;
 use reach::REVIVE;
 use relays::Own;
+pub(crate) use seen::Seen;
 pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
 use udp::Udp;
 pub use udp::UdpNews;
@@ -157,6 +161,7 @@ pub struct Client {
     udp_template: Template,
     /// Payloads from targets.
     udp_in: Inbox,
+    seen: Seen,
     events: VecDeque<ClientEvent>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
@@ -187,6 +192,7 @@ impl Client {
             udp_lane: UdpLane::default(),
             udp_template: connect_udp::default_template(),
             udp_in: Inbox::default(),
+            seen: Seen::default(),
             config,
             events: VecDeque::new(),
             probes: VecDeque::new(),
@@ -586,7 +592,7 @@ impl Client {
         if self.lane.takes(now, &view, reach) {
             return;
         }
-        let answer = session.carrier.send(now, hdr, packet, gateway);
+        let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut self.seen));
         self.answer(answer);
     }
 
@@ -604,7 +610,11 @@ impl Client {
 
     /// The next packet for the TUN.
     pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
-        self.joiner.pop().or_else(|| self.lane.poll_packet(now))
+        let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
+        if let Some(flow) = joined.flow() {
+            self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
+        }
+        Some(joined)
     }
 
     /// Gives the memory of a written packet back.
@@ -765,6 +775,7 @@ impl Client {
             by_flows: self.session.as_ref().is_some_and(|session| session.by_flows),
             streams: self.lane.flows() + self.own.len(),
             udp: 0,
+            datagrams: self.seen.flows(now).count(),
             paths: Vec::new(),
             mtu: 0,
         };

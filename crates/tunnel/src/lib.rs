@@ -33,8 +33,8 @@ mod udp;
 
 pub use carrier::{Counters, LaneCounters, PathReport, Role};
 pub use client::{
-    Assignment, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
-    LinkPolicy, UdpNews,
+    Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
+    FlowReport, LinkPolicy, UdpNews,
 };
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};

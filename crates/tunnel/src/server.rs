@@ -559,7 +559,7 @@ impl Server {
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else {
             return false;
         };
-        let answer = tunnel.carrier.send(now, hdr, packet, gateway);
+        let answer = tunnel.carrier.send(now, hdr, packet, gateway, None);
         self.answer(answer);
         self.mark_waiting(id);
         true

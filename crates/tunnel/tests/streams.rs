@@ -7,9 +7,14 @@ mod world;
 use std::net::SocketAddr;
 
 use mpvpn_lab::{Direction, scenario::Scenario};
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::{
+    interposer::State,
+    rules::{Mode, Rules, Why},
+};
+use mpvpn_masque::connect::Failure;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
+use mpvpn_tunnel::Carried;
 use mpvpn_types::{Duration, LinkId};
 use world::{MS, TOKEN, World, app::App};
 
@@ -304,4 +309,43 @@ fills! {
     dual_lte 0.90
     lte_leo 0.90
     loss_10 0.92
+}
+
+/// Which way each flow of a machine goes, and why, in the order of their ports there.
+fn ways(world: &World, client: usize) -> Vec<(u16, Carried, Why, u64, u64)> {
+    let flows = world.machines[client].client.flows(world.now);
+    let mut ways: Vec<_> =
+        flows.iter().map(|flow| (flow.key.src_port, flow.carried, flow.why, flow.up, flow.down)).collect();
+    ways.sort_by_key(|way| way.0);
+    ways
+}
+
+#[test]
+fn a_client_knows_of_each_flow_how_it_travels_and_why() {
+    let (mut world, client) = world(&[(100, 10 * MS)]);
+    assert_eq!(ways(&world, client), []);
+    let refused = SocketAddr::from(([203, 0, 113, 9], 7));
+    world.refuses = vec![(refused.into(), Failure::Prohibited)];
+    let mut apps = apps(&world, client, 1, 2, 1000);
+    apps.push(App::new(SocketAddr::new(world.address(client, true), 50_000), refused, 0));
+    for _ in 0..120 {
+        step(&mut world, client, &mut apps);
+    }
+    let all = ways(&world, client);
+    let [(40_000, Carried::Stream(State::AppEnded), Why::Translated, 1000, down @ 1..)] = all[..] else {
+        panic!("{all:?}")
+    };
+    assert!(down < 2_000_000, "{down}");
+    // The app asks again, and now as packets.
+    apps[1] = App::new(SocketAddr::new(world.address(client, true), 50_000), refused, 0);
+    step(&mut world, client, &mut apps);
+    let asks = world.outward(client, &[0; 72]);
+    world.client_sends(client, asks);
+    let answers = world.inward(client, &[0; 172]);
+    world.server_sends(answers);
+    world.run(100 * MS);
+    let all = ways(&world, client);
+    assert_eq!(all[0], (4000, Carried::Packets, Why::NotTcp, 100, 200));
+    assert!(matches!(all[2], (50_000, Carried::Packets, Why::Refused, 40.., 0)), "{all:?}");
+    assert_eq!(all.len(), 3);
 }

@@ -7,13 +7,14 @@ use std::{
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
 
 use super::{SOCKET_DIR, connect_at_once};
 use crate::{
     Error, Result,
     config::{LinkChange, Reloaded},
     places,
-    status::{Link, Status},
+    status::{FlowList, Link, Status},
 };
 
 /// How long an answer may take.
@@ -24,8 +25,18 @@ const LONGEST: usize = 64 << 20;
 /// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
 /// asynchronous runtime.
 pub fn fetch_status(path: &Path) -> Result<Status> {
+    fetch(path, "/v1/status")
+}
+
+/// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn fetch_flows(path: &Path) -> Result<FlowList> {
+    fetch(path, "/v1/flows")
+}
+
+fn fetch<T: DeserializeOwned>(path: &Path, uri: &str) -> Result<T> {
     let bad = |why: String| Error::BadAnswer { path: path.into(), why };
-    let (code, body) = ask(path, Method::GET, "/v1/status", Bytes::new())?;
+    let (code, body) = ask(path, Method::GET, uri, Bytes::new())?;
     if !code.is_success() {
         return Err(bad(format!("{code}: {}", excerpt(&body))));
     }

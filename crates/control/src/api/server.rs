@@ -20,6 +20,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::connect_at_once;
@@ -27,7 +28,7 @@ use crate::{
     Error, Result,
     config::{LinkChange, Reloaded},
     files,
-    status::{Link, Status},
+    status::{FlowList, Link, Status},
 };
 
 /// What the data plane is asked. Dropping a sender means that it cannot answer.
@@ -35,6 +36,8 @@ use crate::{
 pub enum Question {
     /// How things are.
     Status(oneshot::Sender<Status>),
+    /// Which flows there are.
+    Flows(oneshot::Sender<FlowList>),
     /// To use a link in another way.
     Link {
         /// The interface.
@@ -149,7 +152,13 @@ async fn answer(
     let path = request.uri().path().to_owned();
     if path == "/v1/status" {
         return Ok(match request.method() {
-            &Method::GET => status(source).await,
+            &Method::GET => look(source, Question::Status).await,
+            _ => not_allowed("GET"),
+        });
+    }
+    if path == "/v1/flows" {
+        return Ok(match request.method() {
+            &Method::GET => look(source, Question::Flows).await,
             _ => not_allowed("GET"),
         });
     }
@@ -164,16 +173,19 @@ async fn answer(
         Some(_) => Ok(not_allowed("POST")),
         None => Ok(problem(
             StatusCode::NOT_FOUND,
-            "there are only /v1/status, /v1/links/NAME and /v1/reload here",
+            "there are only /v1/status, /v1/flows, /v1/links/NAME and /v1/reload here",
         )),
     }
 }
 
-async fn status(source: &Source) -> Response<Full<Bytes>> {
+async fn look<T: Serialize>(
+    source: &Source,
+    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+) -> Response<Full<Bytes>> {
     let (sender, receiver) = oneshot::channel();
-    source(Question::Status(sender));
+    source(question(sender));
     match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
-        Ok(Ok(status)) => serialized(&status),
+        Ok(Ok(found)) => serialized(&found),
         _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
     }
 }
@@ -207,7 +219,7 @@ async fn reload(source: &Source) -> Response<Full<Bytes>> {
     }
 }
 
-fn serialized(value: &impl serde::Serialize) -> Response<Full<Bytes>> {
+fn serialized(value: &impl Serialize) -> Response<Full<Bytes>> {
     match serde_json::to_vec(value) {
         Ok(body) => json(StatusCode::OK, body),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),

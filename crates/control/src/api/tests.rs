@@ -17,7 +17,7 @@ use super::*;
 use crate::{
     Error,
     config::{LinkChange, Reloaded},
-    status::{Link, State, Status},
+    status::{FlowList, Link, State, Status},
 };
 
 /// An API that runs in a thread of its own until dropped.
@@ -55,6 +55,9 @@ fn up() -> Source {
     Arc::new(|question| match question {
         Question::Status(reply) => {
             let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
+        }
+        Question::Flows(reply) => {
+            let _ = reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Server) });
         }
         Question::Link { name, change, reply } if name == "wwan0" => {
             let _ = reply
@@ -131,6 +134,7 @@ fn the_status_arrives_over_the_socket() {
     for _ in 0..50 {
         assert_eq!(fetch_status(&path).unwrap().state, State::Up);
     }
+    assert_eq!(fetch_flows(&path).unwrap().left_out, 7);
     drop(running);
     assert!(!path.exists(), "the socket's file outlives the server");
     let error = fetch_status(&path).unwrap_err();

@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{Client, Lane, Link, Path, Role, Session, State, Status};
+use super::{Client, FlowList, FlowState, Lane, Link, Path, Role, Session, State, Status};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -75,6 +75,45 @@ pub fn render_links(all: &[Link], width: usize) -> String {
     let mut text = String::new();
     section(&mut text, links(all));
     fit(text.trim_start_matches('\n'), width)
+}
+
+/// The flows for people, as a table like that of [`render`].
+pub fn render_flows(list: &FlowList, width: usize) -> String {
+    let mut text = String::new();
+    section(&mut text, flows(list));
+    match (list.flows.len(), list.left_out) {
+        (0, _) => text.push_str("no flows\n"),
+        (_, 0) => {}
+        (_, 1) => text.push_str("and 1 more that was silent for longer\n"),
+        (_, more) => _ = writeln!(text, "and {more} more that were silent for longer"),
+    }
+    fit(text.trim_start_matches('\n'), width)
+}
+
+fn flows(list: &FlowList) -> Table {
+    let is_server = list.role == Role::Server;
+    let own: &[&str] = if is_server { &["user"] } else { &["from"] };
+    let mut head = vec!["flow", "to", "lane", "why", "state", ">up", ">down", ">age", ">idle"];
+    head.splice(1..1, own.iter().copied());
+    head.retain(|name| !is_server || *name != "why");
+    let mut table = Table::new(&head);
+    for flow in &list.flows {
+        let mut cells = vec![flow.protocol.clone()];
+        cells.push(if is_server { flow.user.clone() } else { flow.from.clone() });
+        cells.extend([flow.to.clone(), flow.lane.as_str().to_owned()]);
+        if !is_server {
+            cells.push(flow.why.clone());
+        }
+        cells.extend([
+            flow.state.map_or("", FlowState::as_str).to_owned(),
+            bytes(flow.up_bytes),
+            bytes(flow.down_bytes),
+            duration(flow.age_s),
+            duration(flow.idle_s),
+        ]);
+        table.rows.push(cells);
+    }
+    table
 }
 
 fn links(links: &[Link]) -> Table {
@@ -254,7 +293,7 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::tests::EXAMPLE;
+    use crate::status::{Flow, FlowLane, flows::tests::flow, tests::EXAMPLE};
 
     fn example() -> Status {
         let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
@@ -308,6 +347,37 @@ eth0   up                             primary   0 B       0 B                   
 wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, weight 3, 1.2 GB of 50 GB
 ";
         assert_eq!(render_links(&links, 200), expected);
+    }
+
+    #[test]
+    fn flows_say_how_they_are_carried_and_why() {
+        let first = flow(0.25);
+        let udp = Flow {
+            protocol: "udp".into(),
+            from: "[fd00::2]:53000".into(),
+            lane: FlowLane::Datagram,
+            why: "not TCP".into(),
+            state: None,
+            ..flow(3.0)
+        };
+        let mut list =
+            FlowList { flows: vec![first.clone(), udp], left_out: 12, ..FlowList::new(Role::Client) };
+        let expected = "\
+flow  from             to                lane      why      state          up     down        age   idle
+tcp   10.0.0.2:40001   198.51.100.9:443  stream    rule 2   up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.2 s
+udp   [fd00::2]:53000  198.51.100.9:443  datagram  not TCP            1.0 KiB  5.0 MiB  1 min 1 s  3.0 s
+and 12 more that were silent for longer
+";
+        assert_eq!(render_flows(&list, 200), expected);
+        list.role = Role::Server;
+        list.flows = vec![Flow { user: "alice".into(), from: String::new(), why: String::new(), ..first }];
+        list.left_out = 0;
+        let expected = "\
+flow  user   to                lane    state          up     down        age   idle
+tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.2 s
+";
+        assert_eq!(render_flows(&list, 200), expected);
+        assert_eq!(render_flows(&FlowList::new(Role::Client), 200), "no flows\n");
     }
 
     #[test]

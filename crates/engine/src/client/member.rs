@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{config::ClientConfig, status::Status};
+use mpvpn_control::{
+    config::ClientConfig,
+    status::{FlowList, Status},
+};
 use mpvpn_tunnel::{ClientEvent, Member};
 
 use super::plane::Plane;
@@ -25,12 +28,16 @@ pub(super) enum Word {
     Policies(Box<Policies>),
     /// From the first shard: report, and name this round.
     Report(u64),
+    /// From the first shard: tell which flows there are, and name this round.
+    List(u64),
     /// From the first shard: say good-bye to the server and end.
     End,
     /// To the first shard: this member carries packets up to this size (bytes), or none.
     Carries(Member, Option<usize>),
     /// To the first shard: the report.
     Reported(u64, Box<Status>),
+    /// To the first shard: the flows.
+    Listed(u64, FlowList),
     /// To the first shard: this thread has ended.
     Ended,
 }
@@ -98,8 +105,9 @@ impl Joiner {
                 let status = self.plane.status(now, &self.config, self.member);
                 self.first.tell(Word::Reported(round, Box::new(status)));
             }
+            Word::List(round) => self.first.tell(Word::Listed(round, self.plane.flows(now))),
             Word::End => return Ok(None),
-            Word::Carries(..) | Word::Reported(..) | Word::Ended => {}
+            Word::Carries(..) | Word::Reported(..) | Word::Listed(..) | Word::Ended => {}
         }
         Ok(Some(()))
     }

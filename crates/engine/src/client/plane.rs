@@ -3,7 +3,10 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{config::ClientConfig, status::Status};
+use mpvpn_control::{
+    config::ClientConfig,
+    status::{FlowList, Status},
+};
 use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
 use mpvpn_quic::Local;
 use mpvpn_tunnel::{Client, LinkPolicy, Member};
@@ -11,7 +14,7 @@ use mpvpn_types::{Duration, LinkId, Tier};
 
 use super::device::Device;
 use crate::{
-    EngineError,
+    EngineError, flows,
     links::{LinkChange, Links},
     policies::Policies,
     status,
@@ -272,6 +275,11 @@ impl Plane {
         let report = self.client.report(now);
         let uptime = now.saturating_duration_since(self.started);
         status::of_client(config, &self.links, &self.policies, &report, uptime, member)
+    }
+
+    /// The flows of this shard.
+    pub(super) fn flows(&self, now: Instant) -> FlowList {
+        flows::of_tun(now, self.client.flows(now))
     }
 
     /// Says good-bye to the server.

@@ -14,6 +14,8 @@ use mpvpn_os::{
     poll::{Interest, Poller},
 };
 
+use crate::pipe::Moved;
+
 /// A flow in which nothing moves for so long ends. RFC 9298 §3.1 asks for two minutes at least, as RFC 4787 does.
 const IDLE: Duration = Duration::from_secs(180);
 /// Payloads that wait for the socket, and the bytes of each.
@@ -39,6 +41,9 @@ impl Early {
 pub(super) struct Port {
     socket: ConnectedUdp,
     moved: Instant,
+    /// Bytes of payloads to the target, and from it.
+    sent: u64,
+    received: u64,
 }
 
 impl Port {
@@ -55,7 +60,7 @@ impl Port {
             match ConnectedUdp::connect(*address) {
                 Ok(socket) => {
                     poller.add(&socket, token, Interest::Read).map_err(|error| (Failure::Busy, error))?;
-                    let mut port = Self { socket, moved: now };
+                    let mut port = Self { socket, moved: now, sent: 0, received: 0 };
                     early.0.iter().for_each(|payload| port.send(now, payload));
                     return Ok(port);
                 }
@@ -74,8 +79,9 @@ impl Port {
     /// Sends a payload. That it is too large for the path, or that nobody listens, is for the app to find out.
     pub(super) fn send(&mut self, now: Instant, payload: &[u8]) {
         self.moved = now;
-        if let Err(error) = self.socket.send(payload) {
-            tracing::trace!(%error, bytes = payload.len(), "a payload was not sent");
+        match self.socket.send(payload) {
+            Ok(_) => self.sent += payload.len() as u64,
+            Err(error) => tracing::trace!(%error, bytes = payload.len(), "a payload was not sent"),
         }
     }
 
@@ -92,10 +98,22 @@ impl Port {
             }
             self.moved = now;
             for received in batch.drain() {
+                self.received += received.data.len() as u64;
                 received.data.chunks(received.segment).for_each(&mut each);
             }
         }
         Ok(())
+    }
+
+    /// What has become of it so far.
+    pub(super) fn moved(&self) -> Moved {
+        Moved {
+            to_socket: self.sent,
+            from_socket: self.received,
+            active: self.moved,
+            stream_ended: false,
+            socket_ended: false,
+        }
     }
 
     /// When it ends, if nothing moves.

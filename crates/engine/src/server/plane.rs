@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use mpvpn_control::status::{FlowList, Role};
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
@@ -16,6 +17,7 @@ use crate::{
     EngineError,
     egress::{EGRESS, Egress, Transport},
     exchange::{Inbox, Outbox},
+    flows,
     turn::{SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Wire, datagrams, read_tun, serves, write_tun},
 };
@@ -44,6 +46,10 @@ pub(super) enum Word {
     Report(u64),
     /// To the first shard: the report.
     Reported(u64, ShardReport),
+    /// From the first shard: tell which flows there are, and name this round.
+    List(u64),
+    /// To the first shard: the flows.
+    Listed(u64, FlowList),
     /// From the first shard: say good-bye to the clients and end.
     End,
     /// To the first shard: this thread has ended.
@@ -132,6 +138,7 @@ impl Plane {
                         let report = self.report(turn.now);
                         self.peers[0].tell(Word::Reported(round, report));
                     }
+                    Word::List(round) => self.peers[0].tell(Word::Listed(round, self.flows(turn.now))),
                     Word::End => {
                         self.end();
                         return Ok(());
@@ -351,6 +358,11 @@ impl Plane {
             udp: self.egress.open_udp(),
             lost: self.lost,
         }
+    }
+
+    /// The connections that this shard has made for clients.
+    pub(super) fn flows(&self, now: Instant) -> FlowList {
+        flows::of_connections(now, Role::Server, self.egress.flows())
     }
 
     /// Its number.

@@ -6,7 +6,7 @@ use mpvpn_packet::{
 use mpvpn_types::{Duration, Instant};
 
 use super::{
-    Limits,
+    Limits, State, Summary,
     inbound::Inbound,
     outbound::{Acked, Outbound, Waited},
     seq::Seq,
@@ -73,6 +73,12 @@ pub(super) struct Flow {
     challenged: Option<Instant>,
     /// When the app was heard of last.
     pub(super) heard: Instant,
+    pub(super) since: Instant,
+    /// When bytes moved last.
+    pub(super) active: Instant,
+    /// Bytes from the app, and to it.
+    pub(super) up: u64,
+    pub(super) down: u64,
 }
 
 impl Flow {
@@ -104,7 +110,23 @@ impl Flow {
             ends_first: false,
             challenged: None,
             heard: now,
+            since: now,
+            active: now,
+            up: 0,
+            down: 0,
         }
+    }
+
+    pub(super) fn summary(&self) -> Summary {
+        let state = match (&self.phase, self.inbound.has_ended(), self.outbound.has_ended()) {
+            (Phase::Asked { .. } | Phase::Answered { .. }, ..) => State::Opening,
+            (Phase::Over { .. }, ..) | (Phase::Open, true, true) => State::Closing,
+            (Phase::Open, true, false) => State::AppEnded,
+            (Phase::Open, false, true) => State::FarEnded,
+            (Phase::Open, false, false) => State::Open,
+        };
+        let (up, down, since) = (self.up, self.down, self.since);
+        Summary { key: self.key, state, up, down, since, active: self.active.max(self.heard) }
     }
 
     /// The far side agreed.

@@ -231,6 +231,36 @@ fn bytes_and_ends_of_both_directions_pass() {
 }
 
 #[test]
+fn a_connection_tells_how_far_it_is_and_what_it_carried() {
+    let (mut stage, mut app) = (Stage::new(), App::new(Packet::v4()));
+    let found = |stage: &Stage| {
+        let mut all = stage.interposer.summaries();
+        let found = all.next().map(|flow| (flow.state, flow.up, flow.down));
+        assert!(all.next().is_none());
+        found
+    };
+    assert_eq!(found(&stage), None);
+    let start = stage.now;
+    let id = stage.ask(&mut app, &[]);
+    assert_eq!(found(&stage), Some((State::Opening, 0, 0)));
+    stage.interposer.refuse(id, Refusal::Silence);
+    assert_eq!(found(&stage), None);
+    let id = stage.connect(&mut app);
+    stage.wait(Duration::from_millis(10));
+    stage.send(&mut app, 0, b"hello");
+    assert_eq!(found(&stage), Some((State::Open, 0, 0)), "the stream has not taken it");
+    assert_eq!(stage.read(id), data(b"hello"));
+    stage.write(id, b"good day");
+    assert_eq!(found(&stage), Some((State::Open, 5, 8)));
+    stage.wait(Duration::from_millis(10));
+    stage.send(&mut app, FIN, b"");
+    assert_eq!(found(&stage), Some((State::AppEnded, 5, 8)));
+    let flow = stage.interposer.summaries().next().unwrap();
+    assert_eq!((flow.key.source(), flow.key.destination()), (app.packet.src, app.packet.dst));
+    assert_eq!((flow.since, flow.active), (start, start + Duration::from_millis(20)));
+}
+
+#[test]
 fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     let mut stage = Stage::new();
     let mut app = App::new(Packet::v4());

@@ -1,12 +1,13 @@
 //! Receiving in batches: `recvmmsg` into buffers that are handed out and reused.
 
 use std::{
+    collections::VecDeque,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 
 use super::{
     address::{RawAddress, plain},
@@ -16,9 +17,13 @@ use super::{
 /// Bytes that the largest datagram, or train of datagrams joined by the kernel, can have.
 const LARGEST: usize = 65_535;
 /// Bytes a buffer is made with. Small datagrams are cut off its front one after the other; when less
-/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped. What is left
-/// over is lost for as long as somebody keeps the rest: a quarter at most.
-const BUFFER: usize = 256 * 1024;
+/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped.
+const BUFFER: usize = 128 * 1024;
+/// A few bytes that somebody keeps for long keep the whole buffer. While there are more buffers than this of which
+/// something is kept, datagrams are copied out of theirs.
+const MOST_KEPT: usize = 16;
+/// Of those buffers, so many are looked at for one that is free again before another is made.
+const LOOKS: usize = 4;
 
 /// One datagram, or several of the same sender joined by the kernel (UDP_GRO).
 #[derive(Debug)]
@@ -33,6 +38,61 @@ pub struct Received {
     pub ecn: u8,
     /// Bytes of each datagram in `data`, the last may be shorter; all of `data` if it is only one.
     pub segment: usize,
+    crowded: bool,
+}
+
+impl Received {
+    /// The datagrams one by one. They share the memory of what was received, unless too much of such memory is kept.
+    pub fn datagrams(mut self) -> impl Iterator<Item = BytesMut> {
+        std::iter::from_fn(move || {
+            let len = self.segment.min(self.data.len());
+            let datagram = match self.crowded {
+                true => {
+                    let copy = BytesMut::from(&self.data[..len]);
+                    self.data.advance(len);
+                    copy
+                }
+                false => self.data.split_to(len),
+            };
+            (len > 0).then_some(datagram)
+        })
+    }
+}
+
+/// Buffers that were full while something of them was kept.
+#[derive(Default)]
+struct Kept(VecDeque<BytesMut>);
+
+impl Kept {
+    /// Takes a full buffer for one with room.
+    fn exchange(&mut self, full: BytesMut) -> BytesMut {
+        let looks = LOOKS.min(self.0.len());
+        // The first of all has no memory.
+        if full.capacity() > 0 {
+            self.0.push_back(full);
+        }
+        for _ in 0..looks {
+            let Some(mut buffer) = self.0.pop_front() else { break };
+            if buffer.try_reclaim(LARGEST) {
+                return buffer;
+            }
+            self.0.push_back(buffer);
+        }
+        BytesMut::with_capacity(BUFFER)
+    }
+
+    /// Gives the memory of one back of which nothing is kept any more, if the next one is that.
+    fn look(&mut self) {
+        if let Some(mut buffer) = self.0.pop_front()
+            && !buffer.try_reclaim(LARGEST)
+        {
+            self.0.push_back(buffer);
+        }
+    }
+
+    fn are_many(&self) -> bool {
+        self.0.len() > MOST_KEPT
+    }
 }
 
 /// Room for the datagrams of one receive call, reused for ever.
@@ -41,6 +101,7 @@ pub struct RecvBatch {
     headers: Vec<libc::mmsghdr>,
     pieces: Vec<libc::iovec>,
     filled: usize,
+    kept: Kept,
 }
 
 // SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and read by
@@ -59,22 +120,30 @@ struct Slot {
 
 impl RecvBatch {
     /// Room for `slots` datagrams or joined trains a call (1 to 64), each up to 64 KiB. Memory is
-    /// taken when first used, 256 KiB a slot.
+    /// taken when first used, 128 KiB a slot.
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, 64);
         // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
         let (headers, pieces) = unsafe { (vec![std::mem::zeroed(); slots], vec![std::mem::zeroed(); slots]) };
-        Self { slots: (0..slots).map(|_| Slot::default()).collect(), headers, pieces, filled: 0 }
+        Self {
+            slots: (0..slots).map(|_| Slot::default()).collect(),
+            headers,
+            pieces,
+            filled: 0,
+            kept: Kept::default(),
+        }
     }
 
     /// Hands out what the last receive call brought, in order. What is not taken is lost.
     pub fn drain(&mut self) -> impl Iterator<Item = Received> + '_ {
         let filled = std::mem::take(&mut self.filled);
-        self.slots[..filled].iter_mut().filter_map(Slot::take)
+        let crowded = self.kept.are_many();
+        self.slots[..filled].iter_mut().filter_map(move |slot| slot.take(crowded))
     }
 
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.filled = 0;
+        self.kept.look();
         self.prepare();
         let count = self.headers.len() as libc::c_uint;
         // SAFETY: `prepare` has just made every header point to memory of this batch, with its size;
@@ -98,7 +167,7 @@ impl RecvBatch {
 
     fn prepare(&mut self) {
         for ((slot, header), piece) in self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces) {
-            slot.make_room();
+            slot.make_room(&mut self.kept);
             let spare = slot.buffer.spare_capacity_mut();
             piece.iov_base = spare.as_mut_ptr().cast();
             piece.iov_len = LARGEST;
@@ -116,10 +185,10 @@ impl RecvBatch {
 
 impl Slot {
     /// Makes at least [`LARGEST`] spare bytes, of the same memory where nobody else uses it.
-    fn make_room(&mut self) {
+    fn make_room(&mut self, kept: &mut Kept) {
         self.buffer.clear();
         if self.buffer.capacity() < LARGEST && !self.buffer.try_reclaim(LARGEST) {
-            self.buffer = BytesMut::with_capacity(BUFFER);
+            self.buffer = kept.exchange(std::mem::take(&mut self.buffer));
         }
     }
 
@@ -135,7 +204,7 @@ impl Slot {
     }
 
     /// `None` for what cannot be used: empty, cut short or without a sender.
-    fn take(&mut self) -> Option<Received> {
+    fn take(&mut self, crowded: bool) -> Option<Received> {
         let remote = self.remote.parse(self.remote_length)?;
         if self.buffer.is_empty() || self.truncated {
             return None;
@@ -143,7 +212,7 @@ impl Slot {
         let data = self.buffer.split();
         let meta = Meta::parse(&self.control, self.control_length);
         let segment = meta.segment.filter(|&size| size > 0 && size < data.len()).unwrap_or(data.len());
-        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment, data })
+        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment, data, crowded })
     }
 }
 
@@ -231,13 +300,13 @@ mod tests {
 
     #[test]
     fn a_slot_keeps_its_memory_while_what_it_gave_is_dropped() {
-        let mut slot = Slot::default();
-        slot.make_room();
+        let (mut slot, mut kept) = (Slot::default(), Kept::default());
+        slot.make_room(&mut kept);
         let base = slot.buffer.as_ptr() as usize;
         for _ in 0..1000 {
             slot.buffer.extend_from_slice(&[7; 1200]);
             drop(slot.buffer.split());
-            slot.make_room();
+            slot.make_room(&mut kept);
             assert!(slot.buffer.capacity() >= LARGEST);
             assert!((base..base + BUFFER).contains(&(slot.buffer.as_ptr() as usize)), "moved");
         }
@@ -245,15 +314,62 @@ mod tests {
 
     #[test]
     fn a_slot_takes_new_memory_while_the_old_is_kept() {
-        let mut slot = Slot::default();
-        slot.make_room();
+        let (mut slot, mut kept) = (Slot::default(), Kept::default());
+        slot.make_room(&mut kept);
         slot.buffer.resize(LARGEST, 1);
         let first = slot.buffer.split();
-        slot.make_room();
+        slot.make_room(&mut kept);
         slot.buffer.resize(LARGEST, 2);
         let second = slot.buffer.split();
-        slot.make_room();
+        slot.make_room(&mut kept);
         assert!(slot.buffer.capacity() >= LARGEST);
         assert!(first.iter().all(|&b| b == 1) && second.iter().all(|&b| b == 2));
+    }
+
+    /// Fills a buffer, and returns one datagram of it.
+    fn one_of(slot: &mut Slot, kept: &mut Kept) -> BytesMut {
+        slot.make_room(kept);
+        slot.buffer.resize(slot.buffer.capacity() - 1000, 3);
+        slot.buffer.split().split_to(100)
+    }
+
+    #[test]
+    fn a_buffer_that_was_kept_is_used_again_once_it_is_not() {
+        let (mut slot, mut kept) = (Slot::default(), Kept::default());
+        let first = one_of(&mut slot, &mut kept);
+        let place = first.as_ptr();
+        let _second = one_of(&mut slot, &mut kept);
+        drop(first);
+        assert_eq!(one_of(&mut slot, &mut kept).as_ptr(), place);
+    }
+
+    #[test]
+    fn few_bytes_of_many_buffers_do_not_keep_more_and_more_of_them() {
+        let (mut slot, mut kept) = (Slot::default(), Kept::default());
+        let mut all = Vec::new();
+        while !kept.are_many() {
+            assert!(all.len() <= MOST_KEPT + 1);
+            all.push(one_of(&mut slot, &mut kept));
+        }
+        // What is received from now on has its own memory.
+        let data = BytesMut::from_iter((0..=255).cycle().take(2500));
+        let received = Received {
+            data: data.clone(),
+            remote: "192.0.2.1:1".parse().unwrap(),
+            local_ip: None,
+            ecn: 0,
+            segment: 1200,
+            crowded: true,
+        };
+        let datagrams: Vec<_> = received.datagrams().collect();
+        assert_eq!(datagrams.iter().map(BytesMut::len).collect::<Vec<_>>(), [1200, 1200, 100]);
+        assert_eq!(datagrams.concat(), data);
+        assert!(datagrams.iter().all(|datagram| datagram.capacity() < 2 * 1200));
+        // Until others are given back.
+        all.truncate(MOST_KEPT);
+        for _ in 0..=MOST_KEPT {
+            kept.look();
+        }
+        assert!(!kept.are_many());
     }
 }

@@ -1,92 +1,75 @@
-//! A server without CONNECT-IP: each flow of the machine travels by itself, TCP connections as streams and UDP by
-//! CONNECT-UDP. The machine's addresses are then made up here and seen by nobody else.
+//! The flows of a client one by one, for people and programs that ask.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use mpvpn_lane::rules::Mode;
-use mpvpn_masque::{
-    capsule::{AssignedAddress, IpRange},
-    connect_ip::ResponseError,
-    headers::Headers,
-};
-use mpvpn_packet::{
-    IpPacket, VnetHdr,
-    icmp::{self, Unreachable},
-    protocol,
-};
+use mpvpn_lane::{interposer::State, rules::Why};
+use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, Session};
-use crate::{STREAMS_HEADER, TRUE};
+use super::{Client, lane::Reach};
 
-/// Of a block for hosts whose addresses never leave them (RFC 7335 §4).
-const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
+/// How a flow travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    /// As bytes of a stream, in this state.
+    Stream(State),
+    /// As packets, whose connections nobody follows here.
+    Packets,
+    /// As UDP payloads.
+    Payloads,
+}
 
-/// The MTU where no datagram travels (bytes): that of most links.
-const STREAMS_MTU: usize = 1500;
+/// A flow of an app.
+#[derive(Clone, Copy, Debug)]
+pub struct FlowReport {
+    /// From the app to where it wants.
+    pub key: FlowKey,
+    /// How it travels.
+    pub carried: Carried,
+    /// What decided that.
+    pub why: Why,
+    /// From the app: bytes of its connection; where packets travel, of those.
+    pub up: u64,
+    /// To the app, likewise.
+    pub down: u64,
+    /// Since when it is known.
+    pub since: Instant,
+    /// When something of it was seen last.
+    pub active: Instant,
+}
 
 impl Client {
-    /// Whether a server that offers no CONNECT-IP will do: where streams were asked for, or if the server says that it
-    /// makes them.
-    pub(super) fn may_go_by_flows(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
-        let offers = |headers: &Headers| headers.text(STREAMS_HEADER) == Some(TRUE);
-        let will_do = match (error, self.config.lane.mode) {
-            (Some((ResponseError::NotOffered { .. }, headers)), Mode::Auto) => offers(headers),
-            (Some((ResponseError::NotOffered { .. }, _)) | None, Mode::Stream) => true,
-            _ => false,
-        };
-        // The flows of a TUN with several queues move from one to another.
-        will_do
-            && self.config.carries == Carries::Packets
-            && !self.part.is_member()
-            && !self.part.has_members()
+    /// All flows that travel as streams, and of those that travel as packets the ones that were seen in the last two
+    /// minutes, as far as they are remembered; none while there is no tunnel. The server's word on each is the one of
+    /// now, as is what the rules say.
+    pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
+        let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
+        let reach = Reach { translated: session.streams, networks: &session.networks };
+        let streams = self.lane.summaries().map(|flow| FlowReport {
+            key: flow.key,
+            carried: Carried::Stream(flow.state),
+            why: if session.by_flows { Why::NoPackets } else { self.lane.why(&flow.key, reach, true) },
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.active,
+        });
+        let packets = self.seen.flows(now).map(|flow| FlowReport {
+            key: flow.key,
+            carried: Carried::Packets,
+            why: self.lane.why(&flow.key, reach, false),
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.active,
+        });
+        let payloads = self.udp_lane.flows().map(|flow| FlowReport {
+            key: flow.key,
+            carried: Carried::Payloads,
+            why: Why::NoPackets,
+            up: flow.up,
+            down: flow.down,
+            since: flow.since,
+            active: flow.active,
+        });
+        streams.chain(packets).chain(payloads).collect()
     }
-
-    /// Goes on without packets; `asks`: the server may know more than the RFCs.
-    pub(super) fn go_by_flows(&mut self, now: Instant, asks: bool) {
-        if !self.was_up {
-            tracing::warn!("the server carries no packets: only TCP and UDP will work");
-        }
-        let addresses = local_addresses(self.config.lane_secret[0]);
-        if let Some(session) = &mut self.session {
-            session.by_flows = true;
-            session.request = None;
-            session.addresses =
-                addresses.into_iter().map(|net| AssignedAddress { request_id: 0, net }).collect();
-            session.routes = everywhere();
-        }
-        self.begin_streams(now, asks);
-    }
-
-    /// Takes a packet of the TUN, which is of no protocol that travels without packets if it is answered.
-    pub(super) fn take_flow(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
-        match packet.protocol() {
-            protocol::TCP if packet.has_transport_header() => self.lane.take(now, packet),
-            protocol::UDP => self.take_udp(now, hdr, packet),
-            _ => self.tell(packet.bytes(), |packet, from| {
-                icmp::unreachable(packet, Unreachable::Prohibited, from)
-            }),
-        }
-    }
-}
-
-impl Session {
-    /// What packets of apps may have (bytes), once it is known. Where only streams work it does not matter.
-    pub(super) fn known_mtu(&mut self) -> Option<usize> {
-        self.carrier.take_mtu().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
-    }
-}
-
-/// Addresses that this machine's apps send from. That of IPv6 is of a random network (RFC 4193 §3.2).
-fn local_addresses(secret: u64) -> [IpNet; 2] {
-    let [a, b, c, d, e, ..] = secret.to_be_bytes();
-    let word = |high, low| u16::from_be_bytes([high, low]);
-    let v6 = Ipv6Addr::new(word(0xfd, a), word(b, c), word(d, e), 0, 0, 0, 0, 2);
-    [IpAddr::from(LOCAL_V4).into(), IpAddr::from(v6).into()]
-}
-
-fn everywhere() -> Vec<IpRange> {
-    let nets = [IpNet::from(Ipv4Net::default()), IpNet::from(Ipv6Net::default())];
-    nets.map(|net| IpRange::from_net(net, 0)).into()
 }

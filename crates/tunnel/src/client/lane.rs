@@ -7,8 +7,8 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_lane::{
-    interposer::{Event, FlowId, Interposer, Limits, Read, Refusal},
-    rules::{Mode, Rules},
+    interposer::{Event, FlowId, Interposer, Limits, Read, Refusal, Summary},
+    rules::{Mode, Rules, Why},
 };
 use mpvpn_masque::{
     connect::{self, Authority, Failure},
@@ -47,6 +47,12 @@ pub(super) struct Reach<'a> {
     pub(super) translated: bool,
     /// Its networks, into which it translates nothing.
     pub(super) networks: &'a [IpNet],
+}
+
+impl Reach<'_> {
+    fn translates(&self, ip: IpAddr) -> bool {
+        self.translated && !self.networks.iter().any(|net| net.contains(&ip))
+    }
 }
 
 /// The far end of the connection, for a moment.
@@ -114,6 +120,23 @@ impl Lane {
         self.interposer.flows()
     }
 
+    /// All of them.
+    pub(super) fn summaries(&self) -> impl Iterator<Item = Summary> {
+        self.interposer.summaries()
+    }
+
+    /// Why a flow travels as a stream, or as packets.
+    pub(super) fn why(&self, key: &FlowKey, reach: Reach<'_>, streams: bool) -> Why {
+        if key.protocol != protocol::TCP {
+            return Why::NotTcp;
+        }
+        match self.rules.decide(key.destination(), |ip| reach.translates(ip)) {
+            (wants, why) if wants == streams => why,
+            _ if self.forbidden.contains(&key.destination()) => Why::Refused,
+            _ => Why::Began,
+        }
+    }
+
     /// A stream has something to read.
     pub(super) fn readable(&mut self, stream: StreamId) {
         self.readable.push_back(stream);
@@ -165,8 +188,7 @@ impl Lane {
     }
 
     fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, reach: Reach<'_>) -> bool {
-        let translated = |ip| reach.translated && !reach.networks.iter().any(|net| net.contains(&ip));
-        self.rules.takes_stream(to, translated)
+        self.rules.takes_stream(to, |ip| reach.translates(ip))
             && (self.rules.mode == Mode::Stream
                 || !self.forbidden.contains(&to) && !tcp::wants_multipath(packet))
     }

@@ -102,6 +102,8 @@ pub struct ClientReport {
     pub streams: usize,
     /// Flows of UDP payloads that travel by CONNECT-UDP.
     pub udp: usize,
+    /// Flows that travel as packets and were seen in the last two minutes, as far as they are remembered.
+    pub datagrams: usize,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).

@@ -1,7 +1,7 @@
 //! UDP flows of apps that travel by CONNECT-UDP.
 
 use bytes::Bytes;
-use mpvpn_lane::udp::{Fate, MOST_FLOWS, UdpFlows};
+use mpvpn_lane::udp::{Fate, MOST_FLOWS, Summary, UdpFlows};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{
     FlowKey, IpPacket, Joiner, VnetHdr,
@@ -33,11 +33,16 @@ impl UdpLane {
 
     /// A payload from a destination becomes a packet for an app; whether it is of one of these flows.
     pub(super) fn arrived(&mut self, now: Instant, id: UdpId, payload: &[u8], joiner: &mut Joiner) -> bool {
-        let Some(key) = self.flows.heard(now, id) else { return false };
+        let Some(key) = self.flows.heard(now, id, payload.len()) else { return false };
         if let Some(packet) = udp::packet(key.destination(), key.source(), payload) {
             joiner.push(Bytes::from(packet));
         }
         true
+    }
+
+    /// The flows, for status output.
+    pub(super) fn flows(&self) -> impl Iterator<Item = Summary> + '_ {
+        self.flows.summaries()
     }
 
     /// When [`Client::expire_udp`] wants to be called.
@@ -53,13 +58,13 @@ impl Client {
         if payloads.peek().is_none() {
             return;
         }
-        let key = FlowKey::of(packet);
-        let fate = match self.udp_lane.flows.find(now, &key) {
+        let (key, bytes) = (FlowKey::of(packet), packet.transport().len().saturating_sub(udp::UDP_HEADER));
+        let fate = match self.udp_lane.flows.find(now, &key, bytes) {
             Some(fate) => fate,
             None => {
                 // Without a stream for it the packet is lost: an app that uses UDP asks again.
                 let Some(id) = self.udp_open(now, &Authority::from(key.destination())) else { return };
-                if let Some(silent) = self.udp_lane.flows.insert(now, key, id) {
+                if let Some(silent) = self.udp_lane.flows.insert(now, key, id, bytes) {
                     self.udp_close(silent);
                 }
                 Fate::Carried(id)

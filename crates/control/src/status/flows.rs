@@ -1,0 +1,162 @@
+use serde::{Deserialize, Serialize};
+
+use super::{Role, finite};
+
+/// The answer of `GET /v1/flows`: the flows inside the tunnel one by one, those first of which something was seen last.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FlowList {
+    /// Server or client.
+    pub role: Role,
+    /// At most [`FlowList::MOST`].
+    pub flows: Vec<Flow>,
+    /// How many more there are, of which nothing was seen for longer.
+    pub left_out: u64,
+}
+
+impl FlowList {
+    /// Flows in a list.
+    pub const MOST: usize = 1000;
+
+    /// A list of no flows.
+    pub fn new(role: Role) -> Self {
+        Self { role, flows: Vec::new(), left_out: 0 }
+    }
+
+    /// Takes another list in, and keeps the latest of all.
+    pub fn add(&mut self, other: Self) {
+        self.left_out += other.left_out;
+        self.flows.extend(other.flows);
+        self.flows.sort_by(|a, b| a.idle_s.total_cmp(&b.idle_s));
+        self.left_out += self.flows.len().saturating_sub(Self::MOST) as u64;
+        self.flows.truncate(Self::MOST);
+    }
+}
+
+/// One flow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Flow {
+    /// `tcp`, `udp`, `icmp`, or the number of the protocol.
+    pub protocol: String,
+    /// Whose it is, at a server.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
+    /// The address and port of the app; left out at a server, which is not told.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub from: String,
+    /// The address or name, and the port, that the app wants to reach.
+    pub to: String,
+    /// How it is carried.
+    pub lane: FlowLane,
+    /// What decided that; left out at a server, which did not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+    /// How far its connection is; left out of packets, whose connections are not followed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<FlowState>,
+    /// Bytes from the app: those of its connection, or of packets where these are carried.
+    pub up_bytes: u64,
+    /// Bytes to the app, likewise.
+    pub down_bytes: u64,
+    /// Seconds since it was seen first.
+    #[serde(serialize_with = "finite")]
+    pub age_s: f64,
+    /// Seconds since something of it was seen last.
+    #[serde(serialize_with = "finite")]
+    pub idle_s: f64,
+}
+
+/// How a flow is carried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FlowLane {
+    /// As the bytes of a stream.
+    Stream,
+    /// As IP packets.
+    Datagram,
+    /// As UDP payloads.
+    Udp,
+}
+
+impl FlowLane {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stream => "stream",
+            Self::Datagram => "datagram",
+            Self::Udp => "udp",
+        }
+    }
+}
+
+/// How far a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FlowState {
+    /// Asked for.
+    Opening,
+    /// Bytes may move both ways.
+    Open,
+    /// The app sends nothing more.
+    UpEnded,
+    /// The other side sends nothing more.
+    DownEnded,
+    /// Neither does.
+    Closing,
+}
+
+impl FlowState {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Open => "open",
+            Self::UpEnded => "up-ended",
+            Self::DownEnded => "down-ended",
+            Self::Closing => "closing",
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    pub(crate) fn flow(idle_s: f64) -> Flow {
+        Flow {
+            protocol: "tcp".into(),
+            user: String::new(),
+            from: "10.0.0.2:40001".into(),
+            to: "198.51.100.9:443".into(),
+            lane: FlowLane::Stream,
+            why: "rule 2".into(),
+            state: Some(FlowState::UpEnded),
+            up_bytes: 1024,
+            down_bytes: 5 << 20,
+            age_s: 61.0,
+            idle_s,
+        }
+    }
+
+    #[test]
+    fn the_json_is_that_of_the_documentation() {
+        let list = FlowList { flows: vec![flow(0.5)], left_out: 3, ..FlowList::new(Role::Client) };
+        let json = concat!(
+            r#"{"role":"client","flows":[{"protocol":"tcp","from":"10.0.0.2:40001","to":"198.51.100.9:443","#,
+            r#""lane":"stream","why":"rule 2","state":"up-ended","up_bytes":1024,"down_bytes":5242880,"#,
+            r#""age_s":61.0,"idle_s":0.5}],"left_out":3}"#
+        );
+        assert_eq!(serde_json::to_string(&list).unwrap(), json);
+        assert_eq!(serde_json::from_str::<FlowList>(json).unwrap(), list);
+    }
+
+    #[test]
+    fn of_many_lists_the_latest_are_kept_and_the_others_counted() {
+        let mut list = FlowList::new(Role::Client);
+        for part in 0..3 {
+            let flows = (0..700).map(|at| flow(f64::from(at * 3 + part))).collect();
+            list.add(FlowList { flows, left_out: 1, ..FlowList::new(Role::Client) });
+        }
+        assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 1103));
+        assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));
+    }
+}

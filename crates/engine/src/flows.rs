@@ -1,0 +1,243 @@
+//! Lists of flows from what those who carry them know.
+
+use std::time::Instant;
+
+use mpvpn_control::status::{Flow, FlowLane, FlowList, FlowState, Role};
+use mpvpn_lane::{interposer::State, rules::Why};
+use mpvpn_masque::connect::Authority;
+use mpvpn_os::TcpSocket;
+use mpvpn_packet::{FlowKey, protocol};
+use mpvpn_tunnel::{Carried, FlowReport};
+
+use crate::pipe::Moved;
+
+/// A connection that ends at this process.
+pub(crate) struct Connection<'a> {
+    end: End<'a>,
+    to: &'a Authority,
+    lane: FlowLane,
+    state: FlowState,
+    /// Bytes from the app and to it.
+    up: u64,
+    down: u64,
+    since: Instant,
+    active: Instant,
+}
+
+/// Whose it is.
+enum End<'a> {
+    /// At a server: that of a client of this user.
+    User(&'a str),
+    /// At a proxy: that of the app at the other end of this socket.
+    App(&'a TcpSocket),
+}
+
+impl<'a> Connection<'a> {
+    /// One that is made for a client; the socket, if it stands, is that of the destination.
+    pub(crate) fn of_client(
+        user: &'a str,
+        to: &'a Authority,
+        lane: FlowLane,
+        since: Instant,
+        moved: Option<Moved>,
+    ) -> Self {
+        let new = || Self { lane, ..Self::new(End::User(user), to, since) };
+        moved.map_or_else(new, |moved| Self {
+            state: state(moved.stream_ended, moved.socket_ended),
+            up: moved.to_socket,
+            down: moved.from_socket,
+            active: moved.active,
+            ..new()
+        })
+    }
+
+    /// One of an app of this machine, whose socket it is.
+    pub(crate) fn of_app(
+        socket: &'a TcpSocket,
+        to: &'a Authority,
+        since: Instant,
+        moved: Option<Moved>,
+    ) -> Self {
+        let new = || Self::new(End::App(socket), to, since);
+        moved.map_or_else(new, |moved| Self {
+            state: state(moved.socket_ended, moved.stream_ended),
+            up: moved.from_socket,
+            down: moved.to_socket,
+            active: moved.active,
+            ..new()
+        })
+    }
+
+    fn new(end: End<'a>, to: &'a Authority, since: Instant) -> Self {
+        let lane = FlowLane::Stream;
+        Self { end, to, lane, state: FlowState::Opening, up: 0, down: 0, since, active: since }
+    }
+
+    fn flow(self, now: Instant) -> Flow {
+        let (user, from, why) = match self.end {
+            End::User(user) => (user.to_owned(), String::new(), ""),
+            // One that is broken has no address any more.
+            End::App(socket) => (
+                String::new(),
+                socket.peer_addr().map_or_else(|_| String::new(), |ip| ip.to_string()),
+                "proxy",
+            ),
+        };
+        Flow {
+            protocol: protocol_of(if self.lane == FlowLane::Udp { protocol::UDP } else { protocol::TCP }),
+            user,
+            from,
+            to: self.to.to_string(),
+            lane: self.lane,
+            why: why.to_owned(),
+            state: Some(self.state),
+            up_bytes: self.up,
+            down_bytes: self.down,
+            age_s: seconds(now, self.since),
+            idle_s: seconds(now, self.active),
+        }
+    }
+}
+
+/// That of a connection that stands, of which these halves have ended.
+fn state(up_ended: bool, down_ended: bool) -> FlowState {
+    match (up_ended, down_ended) {
+        (false, false) => FlowState::Open,
+        (true, false) => FlowState::UpEnded,
+        (false, true) => FlowState::DownEnded,
+        (true, true) => FlowState::Closing,
+    }
+}
+
+/// The flows of a client with a TUN.
+pub(crate) fn of_tun(now: Instant, reports: Vec<FlowReport>) -> FlowList {
+    list(Role::Client, reports, |report| report.active, |report| of_report(now, &report))
+}
+
+/// The connections of apps at a proxy, or those of clients at a server.
+pub(crate) fn of_connections<'a>(
+    now: Instant,
+    role: Role,
+    connections: impl Iterator<Item = Connection<'a>>,
+) -> FlowList {
+    list(role, connections.collect(), |connection| connection.active, |connection| connection.flow(now))
+}
+
+/// The latest of all, of which only those are written out.
+fn list<T>(
+    role: Role,
+    mut all: Vec<T>,
+    active: impl Fn(&T) -> Instant,
+    flow: impl Fn(T) -> Flow,
+) -> FlowList {
+    let left_out = all.len().saturating_sub(FlowList::MOST);
+    if left_out > 0 {
+        all.select_nth_unstable_by_key(FlowList::MOST, |item| std::cmp::Reverse(active(item)));
+        all.truncate(FlowList::MOST);
+    }
+    all.sort_by_key(|item| std::cmp::Reverse(active(item)));
+    FlowList { flows: all.into_iter().map(flow).collect(), left_out: left_out as u64, ..FlowList::new(role) }
+}
+
+fn of_report(now: Instant, report: &FlowReport) -> Flow {
+    let (lane, state) = match report.carried {
+        Carried::Stream(state) => (FlowLane::Stream, Some(state_of(state))),
+        Carried::Packets => (FlowLane::Datagram, None),
+        Carried::Payloads => (FlowLane::Udp, None),
+    };
+    let (from, to) = ends(&report.key);
+    Flow {
+        protocol: protocol_of(report.key.protocol),
+        user: String::new(),
+        from,
+        to,
+        lane,
+        why: why(report.why),
+        state,
+        up_bytes: report.up,
+        down_bytes: report.down,
+        age_s: seconds(now, report.since),
+        idle_s: seconds(now, report.active),
+    }
+}
+
+fn state_of(state: State) -> FlowState {
+    match state {
+        State::Opening => FlowState::Opening,
+        State::Open => FlowState::Open,
+        State::AppEnded => FlowState::UpEnded,
+        State::FarEnded => FlowState::DownEnded,
+        State::Closing => FlowState::Closing,
+    }
+}
+
+fn why(why: Why) -> String {
+    match why {
+        Why::Rule(number) => return format!("rule {number}"),
+        Why::Mode => "lane option",
+        Why::Translated => "auto",
+        Why::Untranslated => "auto: not translated",
+        Why::Private => "auto: private address",
+        Why::Refused => "refused by the server",
+        Why::NotTcp => "not TCP",
+        Why::NoPackets => "the server carries no packets",
+        Why::Began => "began as packets",
+    }
+    .to_owned()
+}
+
+fn protocol_of(number: u8) -> String {
+    match number {
+        protocol::TCP => "tcp".to_owned(),
+        protocol::UDP => "udp".to_owned(),
+        protocol::ICMP | protocol::ICMPV6 => "icmp".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Addresses, with ports where the protocol has them.
+fn ends(key: &FlowKey) -> (String, String) {
+    match key.protocol {
+        protocol::TCP | protocol::UDP => (key.source().to_string(), key.destination().to_string()),
+        _ => (key.src.to_string(), key.dst.to_string()),
+    }
+}
+
+fn seconds(now: Instant, at: Instant) -> f64 {
+    now.saturating_duration_since(at).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_types::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_latest_thousand_are_listed_and_the_others_counted() {
+        let start = Instant::now();
+        let report = |port: u16| FlowReport {
+            key: FlowKey {
+                src: [10, 0, 0, 2].into(),
+                dst: [198, 51, 100, 9].into(),
+                src_port: port,
+                dst_port: 443,
+                protocol: protocol::TCP,
+            },
+            carried: if port.is_multiple_of(2) { Carried::Packets } else { Carried::Stream(State::Open) },
+            why: Why::Rule(3),
+            up: 1,
+            down: 2,
+            since: start,
+            active: start + Duration::from_secs(u64::from(port)),
+        };
+        let now = start + Duration::from_secs(1500);
+        let list = of_tun(now, (1..=1500).map(report).collect());
+        assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 500));
+        assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));
+        let (first, second) = (&list.flows[0], &list.flows[1]);
+        assert_eq!((first.from.as_str(), first.to.as_str()), ("10.0.0.2:1500", "198.51.100.9:443"));
+        assert_eq!((first.lane, first.state, first.why.as_str()), (FlowLane::Datagram, None, "rule 3"));
+        assert_eq!((second.lane, second.state), (FlowLane::Stream, Some(FlowState::Open)));
+    }
+}

@@ -1,0 +1,98 @@
+//! `mpvpn status --flows` says of each flow how it travels, and why.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    eventually,
+    stage::{Peer, Place, Stage, inet4},
+};
+use serde_json::Value;
+
+const PORTS: [u16; 3] = [443, 5000, 25];
+
+/// What an app at the client and a server behind the tunnel hold open.
+fn connect(stage: &Stage, port: u16) -> (TcpStream, TcpStream) {
+    let to = format!("{}:{port}", inet4());
+    let listener = stage.inside(Place::Inet, || TcpListener::bind(&to)).expect("a free port");
+    let mut near = stage.inside(Place::Client, || TcpStream::connect(&to)).expect("a way there");
+    let (mut far, _) = listener.accept().expect("a connection");
+    near.write_all(&[1; 1000]).expect("room");
+    far.read_exact(&mut [0; 1000]).expect("all of it");
+    far.write_all(&[2; 5000]).expect("room");
+    near.read_exact(&mut [0; 5000]).expect("all of it");
+    (near, far)
+}
+
+/// The flow to a port, once it is as `wanted`.
+fn flow_to(peer: &Peer, port: u16, wanted: impl Fn(&Value) -> bool) -> Value {
+    let to = format!("{}:{port}", inet4());
+    eventually(Duration::from_secs(5), &format!("a flow to {to}"), || {
+        let flows = peer.flows();
+        flows.iter().find(|flow| flow["to"] == to && wanted(flow)).cloned().ok_or(format!("{flows:#?}"))
+    })
+}
+
+fn moved(flow: &Value) -> (u64, u64) {
+    let bytes = |name: &str| flow[name].as_u64().expect("a count of bytes");
+    (bytes("up_bytes"), bytes("down_bytes"))
+}
+
+#[test]
+fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
+    let stage = Stage::two_links();
+    let file = stage.file("lanes", Place::Client);
+    let rules = "[[lane-rule]]\nlane = 'stream'\nports = ['443']\n\n[[lane-rule]]\nlane = 'datagram'\nports = ['25']\n";
+    fs::write(&file, rules).expect("a file to write");
+    let server = stage.server(&[]);
+    let client = stage.client(&["--config", file.to_str().expect("a path of text")]);
+    let open = PORTS.map(|port| connect(&stage, port));
+    for (port, lane, why, (near, _)) in [
+        (443, "stream", "rule 1", &open[0]),
+        (5000, "stream", "auto", &open[1]),
+        (25, "datagram", "rule 2", &open[2]),
+    ] {
+        let flow = flow_to(&client, port, |_| true);
+        assert_eq!(
+            (&flow["lane"], &flow["why"], &flow["protocol"]),
+            (&lane.into(), &why.into(), &"tcp".into())
+        );
+        let own = near.local_addr().expect("an address").to_string();
+        assert_eq!(flow["from"], own.as_str(), "{flow:#}");
+        let (up, down) = moved(&flow);
+        if lane == "stream" {
+            assert_eq!((up, down, &flow["state"]), (1000, 5000, &"open".into()), "{flow:#}");
+            let there = flow_to(&server, port, |_| true);
+            assert_eq!((moved(&there), &there["state"]), ((1000, 5000), &"open".into()), "{there:#}");
+            assert!(there["user"].is_string() && there.get("from").is_none(), "{there:#}");
+        } else {
+            assert!((1000..3000).contains(&up) && (5000..8000).contains(&down), "{flow:#}");
+            assert!(flow.get("state").is_none(), "{flow:#}");
+        }
+    }
+    // A half that ends is seen at both ends.
+    open[0].0.shutdown(std::net::Shutdown::Write).expect("an open connection");
+    for peer in [&client, &server] {
+        flow_to(peer, 443, |flow| flow["state"] == "up-ended");
+    }
+    let udp = stage.inside(Place::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
+    udp.send_to(&[0; 72], (inet4().as_str(), 9)).expect("a way there");
+    let flow = flow_to(&client, 9, |_| true);
+    assert_eq!(
+        (&flow["protocol"], &flow["lane"], &flow["why"]),
+        (&"udp".into(), &"datagram".into(), &"not TCP".into())
+    );
+    assert_eq!(moved(&flow).0, 100);
+    let counts = client.status()["flows"].clone();
+    assert!(counts["stream"] == 2 && counts["datagram"].as_u64() >= Some(2), "{counts:#}");
+    let socket = client.socket().to_str().expect("a path of text");
+    let shown = stage.mpvpn(Place::Client, &["status", "--flows", "--api-socket", socket]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    for words in ["rule 1", "rule 2", "auto", "not TCP", "up-ended"] {
+        assert!(shown.contains(words), "no {words:?} in:\n{shown}");
+    }
+}

@@ -1,0 +1,215 @@
+//! What the client writes to its TUN is TCP as other systems speak it: tshark finds nothing wrong with it.
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use mpvpn_packet::{checksum, protocol};
+use mpvpn_tests::{
+    eventually,
+    http::{Download, MB, Site, upload},
+    stage::{Direction, Place, Stage, inet4},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+/// What tshark says of segments that were sent twice, came in another order or acknowledge what was never sent. Nothing
+/// is lost between the client and its kernel, so there is no reason for any of it.
+const FAULTS: [&str; 7] = [
+    "tcp.analysis.retransmission",
+    "tcp.analysis.fast_retransmission",
+    "tcp.analysis.spurious_retransmission",
+    "tcp.analysis.out_of_order",
+    "tcp.analysis.lost_segment",
+    "tcp.analysis.ack_lost_segment",
+    "_ws.malformed",
+];
+
+/// Takes down what passes the TUN.
+struct Capture {
+    tcpdump: Child,
+    file: PathBuf,
+}
+
+impl Capture {
+    fn start(stage: &Stage, interface: &str) -> Self {
+        let file = stage.dir().join("tun.pcap");
+        let log = fs::File::create(stage.dir().join("tcpdump.log")).expect("a file to write");
+        let tcpdump = stage
+            .command(Place::Client, "tcpdump")
+            .args(["-n", "-U", "-s", "0", "-B", "65536", "-Z", "root", "-i", interface, "-w"])
+            .arg(&file)
+            .arg("tcp")
+            .stderr(Stdio::from(log))
+            .spawn()
+            .expect("tcpdump runs");
+        let capture = Self { tcpdump, file };
+        eventually(Duration::from_secs(10), "tcpdump listens", || {
+            let said = capture.said();
+            if said.contains("listening on") { Ok(()) } else { Err(said) }
+        });
+        capture
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(self.file.with_file_name("tcpdump.log")).unwrap_or_default()
+    }
+
+    /// The packets, in a file.
+    fn finish(mut self) -> PathBuf {
+        let pid = rustix::process::Pid::from_child(&self.tcpdump);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("our own child");
+        self.tcpdump.wait().expect("our own child");
+        let said = self.said();
+        assert!(said.contains("\n0 packets dropped by kernel"), "{said}");
+        self.file
+    }
+}
+
+/// Lines of tshark about the packets that `filter` lets through.
+fn tshark(file: &PathBuf, filter: &str, fields: &[&str]) -> Vec<String> {
+    let mut command = Command::new("tshark");
+    command.arg("-n").arg("-r").arg(file).args([
+        "-o",
+        "tcp.check_checksum:TRUE",
+        "-Y",
+        filter,
+        "-T",
+        "fields",
+    ]);
+    fields.iter().for_each(|field| _ = command.args(["-e", field]));
+    let output = command.stdin(Stdio::null()).output().expect("tshark runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+/// Both ends of a connection from the client to somewhere behind the server.
+fn connect(stage: &Stage) -> (TcpStream, TcpStream) {
+    let listener =
+        stage.inside(Place::Inet, || TcpListener::bind((inet4().as_str(), 0))).expect("a free port");
+    let to = listener.local_addr().expect("an address");
+    let near = stage.inside(Place::Client, || TcpStream::connect(to)).expect("a way there");
+    let (far, _) = listener.accept().expect("a connection");
+    for end in [&near, &far] {
+        end.set_read_timeout(Some(LIMIT)).expect("no zero");
+        end.set_write_timeout(Some(LIMIT)).expect("no zero");
+    }
+    (near, far)
+}
+
+fn drain(mut from: &TcpStream) -> usize {
+    let mut all = Vec::new();
+    from.read_to_end(&mut all).expect("an end in good order");
+    all.len()
+}
+
+/// The app ends its half, and the answer comes through the other.
+fn half_close((near, far): (TcpStream, TcpStream)) {
+    (&near).write_all(&vec![1; 100_000]).expect("room");
+    near.shutdown(Shutdown::Write).expect("a connection");
+    assert_eq!(drain(&far), 100_000);
+    (&far).write_all(&vec![2; 300_000]).expect("room");
+    drop(far);
+    assert_eq!(drain(&near), 300_000);
+}
+
+/// An end that closes with something unread resets the connection, and the other end is told.
+fn reset(one: TcpStream, other: TcpStream) {
+    (&other).write_all(&[3; 5000]).expect("room");
+    one.peek(&mut [0; 1]).expect("a byte");
+    drop(one);
+    let error = (&other).read(&mut [0; 1]).expect_err("a reset");
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}");
+}
+
+/// An app that reads nothing for so long that its window closes, then everything.
+fn slow_reader((near, far): (TcpStream, TcpStream)) {
+    const BYTES: usize = 12_000_000;
+    thread::scope(|scope| {
+        scope.spawn(move || (&far).write_all(&vec![4; BYTES]).expect("room in the end"));
+        thread::sleep(Duration::from_secs(3));
+        assert_eq!(drain(&near), BYTES);
+    });
+}
+
+/// Whether what stands where the checksum belongs is that of the pseudo header alone: the rest is left to whom the
+/// packet is for, as any network card does it.
+fn is_left_to_the_kernel(line: &str) -> bool {
+    let fields: Vec<_> = line.split('\t').collect();
+    let [source, destination, total, header, found] = fields[..] else { return false };
+    let address = |text: &str| text.parse().map(|ip: Ipv4Addr| ip.octets()).unwrap_or_default();
+    let length = |text: &str| text.parse::<usize>().unwrap_or_default();
+    let addresses = [address(source), address(destination)].concat();
+    let partial = checksum::pseudo(&addresses, protocol::TCP, length(total) - length(header));
+    u16::from_str_radix(found.trim_start_matches("0x"), 16) == Ok(partial)
+}
+
+#[test]
+fn tshark_finds_no_fault_with_what_apps_get() {
+    let stage = Stage::new(&["60mbit,10ms,loss=1%", "40mbit,20ms,loss=1%"]);
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--lane", "stream", "--tun-name", "mpvpn0"]);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", Duration::from_secs(5));
+    }
+    let own = client.address(mpvpn_tests::stage::Family::V4);
+    let site = Site::start(&stage, Place::Inet);
+    let capture = Capture::start(&stage, "mpvpn0");
+    let download = Download::start(&stage, &site, &inet4(), 10 * MB, LIMIT, &[]);
+    // Nobody listens there.
+    let refused = format!("{}:81", inet4());
+    stage.inside(Place::Client, || TcpStream::connect(&refused)).expect_err("a refusal");
+    let pairs: Vec<_> = (0..4).map(|_| connect(&stage)).collect();
+    let [first, second, third, fourth] = <[_; 4]>::try_from(pairs).expect("four of them");
+    thread::scope(|scope| {
+        scope.spawn(|| half_close(first));
+        scope.spawn(|| reset(second.0, second.1));
+        scope.spawn(|| reset(third.1, third.0));
+        scope.spawn(|| slow_reader(fourth));
+        for link in [1, 2, 1] {
+            thread::sleep(Duration::from_secs(1));
+            stage.link(link).silence(Direction::Both);
+            thread::sleep(Duration::from_millis(700));
+            stage.link(link).heal();
+        }
+    });
+    download.finish();
+    upload(&stage, &site, &inet4(), 4 * MB, LIMIT);
+    let file = capture.finish();
+
+    let ours = format!("tcp && ip.src != {own}");
+    let all = tshark(&file, &ours, &["tcp.flags", "tcp.len"]);
+    assert!(all.len() > 500, "only {} packets", all.len());
+    let zero_windows =
+        tshark(&file, &format!("tcp.analysis.zero_window && ip.src == {own}"), &["frame.number"]);
+    assert!(!zero_windows.is_empty(), "the slow reader's window never closed");
+    let resets = tshark(&file, &format!("{ours} && tcp.flags.reset == 1"), &["frame.number"]);
+    assert!(resets.len() >= 2, "a refusal and a reset from afar: {resets:?}");
+    let what = ["frame.number", "ip.src", "tcp.srcport", "tcp.dstport", "tcp.seq", "tcp.len", "_ws.col.Info"];
+    for fault in FAULTS {
+        let found = tshark(&file, &format!("{ours} && {fault}"), &what);
+        assert!(
+            found.is_empty(),
+            "{fault}: {} of {}:\n{:#?}",
+            found.len(),
+            all.len(),
+            &found[..found.len().min(20)]
+        );
+    }
+    let right = tshark(&file, &format!("{ours} && tcp.checksum.status == 1"), &["frame.number"]);
+    assert!(!right.is_empty(), "checksums were looked at");
+    let wrong = tshark(
+        &file,
+        &format!("{ours} && (tcp.checksum.status == 0 || ip.checksum.status == 0)"),
+        &["ip.src", "ip.dst", "ip.len", "ip.hdr_len", "tcp.checksum"],
+    );
+    let wrong: Vec<_> = wrong.iter().filter(|line| !is_left_to_the_kernel(line)).collect();
+    assert!(wrong.is_empty(), "wrong checksums: {:#?}", &wrong[..wrong.len().min(20)]);
+    let foreign: Vec<_> = tshark(&file, &ours, &["ip.src"]);
+    assert!(foreign.iter().all(|source| source.parse::<IpAddr>().is_ok_and(|ip| ip.to_string() == inet4())));
+}
