@@ -121,7 +121,10 @@ impl Server {
     pub fn udp_send(&mut self, now: Instant, udp: UdpId, payload: &[u8]) {
         self.on_udp(udp, |peer, connection| {
             let Peer { tunnel, bare, udp: flows, .. } = peer;
-            let carrier = tunnel.as_mut().map(|tunnel| &mut tunnel.carrier).or(bare.as_mut().map(|bare| &mut bare.carrier));
+            let carrier = tunnel
+                .as_mut()
+                .map(|tunnel| &mut tunnel.carrier)
+                .or(bare.as_mut().map(|bare| &mut bare.carrier));
             if let Some(carrier) = carrier {
                 flows.send(now, connection, carrier, udp.stream, payload);
             }
