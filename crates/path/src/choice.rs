@@ -166,7 +166,12 @@ fn earliest(offers: &[Offer], backlog: u64) -> Option<Pick> {
 
 /// The place of the path on which a packet that is sent now arrives first, of those with room.
 pub fn first_to_arrive(offers: &[Offer]) -> Option<usize> {
-    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
+    first_of(offers, |_| true)
+}
+
+/// The same of those for which `may` says yes.
+pub fn first_of(offers: &[Offer], may: impl Fn(&Offer) -> bool) -> Option<usize> {
+    let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0 && may(offer));
     with_room.min_by_key(|(_, offer)| offer.arrival(0)).map(|(at, _)| at)
 }
 

@@ -1,4 +1,5 @@
 mod fault;
+mod kept;
 mod streams;
 mod upkeep;
 
@@ -26,6 +27,7 @@ use crate::{
     streams::from_noq,
     view::LossWindow,
 };
+pub use kept::{Overdue, Progress};
 use streams::Streams;
 pub use streams::{Piece, ReadEnd};
 
@@ -403,6 +405,7 @@ impl Connection {
         match event {
             StreamEvent::Opened { dir } => {
                 while let Some(id) = self.inner.streams().accept(dir) {
+                    self.streams.note_opened(from_noq(id));
                     self.events.push_back(Event::StreamOpened(from_noq(id)));
                     self.events.push_back(Event::StreamReadable(from_noq(id)));
                 }
@@ -411,6 +414,7 @@ impl Connection {
                 // The library says so for every frame.
                 let event = Event::StreamReadable(from_noq(id));
                 if self.events.back() != Some(&event) {
+                    self.streams.note_readable(from_noq(id));
                     self.events.push_back(event);
                 }
             }
@@ -422,7 +426,8 @@ impl Connection {
             StreamEvent::Available { dir: noq_proto::Dir::Bi } => {
                 self.events.push_back(Event::StreamsAvailable)
             }
-            StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
+            StreamEvent::Finished { id } => self.streams.kept.forget(from_noq(id)),
+            StreamEvent::Available { .. } => {}
         }
     }
 

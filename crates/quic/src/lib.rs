@@ -36,7 +36,7 @@ mod view;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions};
-pub use connection::{Connection, Event, LostReason, Piece, ReadEnd};
+pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
 pub use ledger::Tracked;
 pub use streams::{Read, StreamError, StreamId};

@@ -4,6 +4,7 @@
 mod handout;
 mod pipes;
 mod policy;
+mod progress;
 mod pulse;
 mod report;
 mod rescue;
@@ -78,6 +79,10 @@ struct Watched {
     thaw: Option<Instant>,
     /// If it is dead still then, it is closed: streams wait for what is on its way here.
     close: Option<Instant>,
+    /// What was sent here came too late, last.
+    stalled: Option<Instant>,
+    /// What a round trip usually takes; 0 while that is not known.
+    usual: Duration,
     told: PathStatus,
     state: PathState,
     /// Measurements in a row in which packets waited for it (positive) or none did (negative).
@@ -206,6 +211,8 @@ impl Carrier {
             link,
             thaw: None,
             close: None,
+            stalled: None,
+            usual: Duration::ZERO,
             told: PathStatus::Available,
             state: PathState::Active,
             load: 0,
@@ -297,8 +304,7 @@ impl Carrier {
                 Opened::Packet(Arrived { label: Some(label), packet })
             }));
         }
-        if let Some(rescue) = self.rescue.as_mut().filter(|rescue| rescue.is_own(&datagram)) {
-            rescue.take(datagram);
+        if self.rescue.as_mut().is_some_and(|rescue| rescue.takes(&datagram)) {
             return Ok(Opened::Nothing);
         }
         if self.pulses.as_ref().is_some_and(|pulses| pulses.is_report(&datagram)) {
@@ -434,6 +440,7 @@ impl Carrier {
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
         self.refresh(now, connection);
+        self.repair_streams(now, connection);
         loop {
             let moved = connection.is_between_passes() && self.assign(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {
@@ -589,6 +596,7 @@ impl Carrier {
             overflow,
             self.mtu.poll_timeout(),
             self.pulse_timeout(now),
+            self.progress_timeout(connection),
         ];
         all.into_iter().flatten().min()
     }

@@ -72,6 +72,13 @@ pub(crate) const RESCUE_HEADER: &str = "mpvpn-rescue";
 /// The context ID that our client offers for them.
 pub(crate) const RESCUE_CONTEXT: u64 = 6;
 
+/// The request header in which a client offers that both ends tell how far streams have come: the context ID for that, an
+/// Integer of RFC 9651. A server that knows the field repeats it in its response.
+pub(crate) const PROGRESS_HEADER: &str = "mpvpn-progress";
+
+/// The context ID that our client offers for it.
+pub(crate) const PROGRESS_CONTEXT: u64 = 8;
+
 /// The header with which a client offers to tell about its links by LINK capsules, and a server accepts
 /// (a Boolean of RFC 9651).
 pub(crate) const LINKS_HEADER: &str = "mpvpn-links";

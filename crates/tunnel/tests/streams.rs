@@ -150,7 +150,7 @@ fn a_link_that_falls_silent_is_hardly_felt() {
     }
 }
 
-/// What was lost and sent again on the link that dies comes only when its path is closed, three probe timeouts later.
+/// What was lost and sent again on the link that dies is missed before the path is closed.
 #[test]
 fn a_lossy_link_that_falls_silent_is_felt_for_a_moment() {
     for way in [Direction::Down, Direction::Up] {

@@ -4,13 +4,13 @@
 //! Bytes are taken from the streams when a path's pass begins, not when it is granted: passes have another order than
 //! grants, and bytes of a stream must leave in theirs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Buf, Bytes};
 use mpvpn_types::{Instant, PathId};
 use rustc_hash::FxHashMap;
 
-use super::{Connection, Event};
+use super::{Connection, Event, kept::Kept};
 use crate::{
     Read, StreamError, StreamId,
     streams::{from_noq, to_noq},
@@ -29,6 +29,8 @@ const MOST_PROLONGED: u32 = 16;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
+/// Streams whose first bytes are rescued before the stream is there.
+const MOST_EARLY: usize = 256;
 /// What holding some bytes takes beside them.
 const HOLDING: usize = 128;
 
@@ -41,6 +43,8 @@ struct Outbound {
     /// Where the first of them is in the stream.
     at: u64,
     finish: bool,
+    /// The end was sent.
+    ended: bool,
     /// Leaves as paths are granted.
     bulk: bool,
     /// Has a place among those that wait for grants.
@@ -60,15 +64,25 @@ impl Outbound {
 
 /// What arrives on one bulk stream.
 #[derive(Debug)]
-struct Inbound {
+pub(super) struct Inbound {
     /// Where the next byte for the owner is.
-    next: u64,
+    pub(super) next: u64,
     /// Bytes that are not next, by where they begin; they may overlap.
-    held: BTreeMap<u64, Bytes>,
+    pub(super) held: BTreeMap<u64, Bytes>,
     /// Memory for them (bytes).
     bytes: usize,
     /// Where the stream ends, as far as [`Connection::rescue`] was told.
     end: Option<u64>,
+    /// The owner found nothing, and nothing has come since.
+    pub(super) waits: bool,
+    /// Has a place among those whose progress is to be told.
+    pub(super) queued: bool,
+}
+
+impl Inbound {
+    fn new(next: u64) -> Self {
+        Self { next, held: BTreeMap::new(), bytes: 0, end: None, waits: true, queued: false }
+    }
 }
 
 /// Bytes of a bulk stream that are on their way on a path.
@@ -88,7 +102,16 @@ pub struct Piece {
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     outbound: FxHashMap<StreamId, Outbound>,
-    inbound: FxHashMap<StreamId, Inbound>,
+    pub(super) inbound: FxHashMap<StreamId, Inbound>,
+    /// Streams of the peer's that are not bulk streams yet, of which bytes were rescued.
+    early: BTreeSet<StreamId>,
+    /// Bidirectional streams of the peer's that are read in order so far.
+    fresh: BTreeSet<StreamId>,
+    /// The peer's bidirectional streams that were ever opened.
+    opened: u64,
+    /// Streams whose progress is to be told.
+    pub(super) to_tell: VecDeque<StreamId>,
+    pub(super) kept: Kept,
     /// Bulk streams with something to send that the peer gives credit for.
     ready: VecDeque<StreamId>,
     /// What they have to send (bytes).
@@ -129,6 +152,46 @@ impl Streams {
             self.waiting += out.wants();
             // What has nothing waiting is what people wait for.
             self.ready.push_front(id);
+        }
+    }
+
+    /// A stream that is not a bulk stream is over.
+    fn forget_fresh(&mut self, id: StreamId) {
+        self.fresh.remove(&id);
+        if self.early.contains(&id) {
+            self.forget_inbound(id);
+        }
+    }
+
+    fn forget_inbound(&mut self, id: StreamId) -> Option<Inbound> {
+        let inbound = self.inbound.remove(&id)?;
+        self.held -= inbound.bytes;
+        self.early.remove(&id);
+        Some(inbound)
+    }
+
+    /// The peer has opened streams up to this one.
+    pub(super) fn note_opened(&mut self, id: StreamId) {
+        if is_bidirectional(id) {
+            self.opened = self.opened.max((id >> 2) + 1);
+            self.fresh.insert(id);
+        }
+    }
+
+    /// Something has come on a stream; what, is seen when its owner reads.
+    pub(super) fn note_readable(&mut self, id: StreamId) {
+        if let Some(inbound) = self.inbound.get_mut(&id).filter(|inbound| inbound.waits) {
+            inbound.waits = false;
+            self.tell(id);
+        }
+    }
+
+    fn tell(&mut self, id: StreamId) {
+        if self.kept.is_on()
+            && let Some(inbound) = self.inbound.get_mut(&id)
+            && !std::mem::replace(&mut inbound.queued, true)
+        {
+            self.to_tell.push_back(id);
         }
     }
 
@@ -183,22 +246,18 @@ impl Connection {
         }
         // What was read before was read in order.
         let next = self.inner.recv_stream(to_noq(id)).bytes_read().unwrap_or(0);
-        self.streams.inbound.entry(id).or_insert(Inbound {
-            next,
-            held: BTreeMap::new(),
-            bytes: 0,
-            end: None,
-        });
+        self.streams.inbound.entry(id).or_insert_with(|| Inbound::new(next));
+        self.streams.early.remove(&id);
+        self.streams.fresh.remove(&id);
     }
 
     /// Nobody will read or write a bulk stream any more; what was written still leaves.
     pub fn end_bulk(&mut self, id: StreamId) {
-        if let Some(inbound) = self.streams.inbound.remove(&id) {
-            self.streams.held -= inbound.bytes;
-            if inbound.end == Some(inbound.next) {
-                // What was rescued may still come a second time, and nobody will read it.
-                self.stop(id, 0);
-            }
+        if let Some(inbound) = self.streams.forget_inbound(id)
+            && inbound.end == Some(inbound.next)
+        {
+            // What was rescued may still come a second time, and nobody will read it.
+            self.stop(id, 0);
         }
         if let Some(out) = self.streams.outbound.get_mut(&id) {
             out.full = false;
@@ -249,11 +308,27 @@ impl Connection {
     pub fn stop(&mut self, id: StreamId, code: u64) {
         let code = noq_proto::VarInt::from_u64(code).unwrap_or(noq_proto::VarInt::from_u32(0));
         let _ = self.inner.recv_stream(to_noq(id)).stop(code);
+        self.streams.forget_fresh(id);
+    }
+
+    /// Writes to a stream of this end whose first bytes are on their way as [`Self::rescue`] takes them, past all
+    /// grants: with these the peer learns that there is such a stream.
+    pub fn announce(&mut self, id: StreamId, data: Bytes) {
+        let Some(out) = self.streams.outbound.get_mut(&id) else { return };
+        if !out.bulk || out.wants() > 0 || out.ended {
+            return;
+        }
+        let most = data.len();
+        out.bytes += most;
+        out.queue.push_back(data);
+        self.flush(id, most as u64, |_| {});
+        self.streams.make_ready(id);
     }
 
     /// Forgets what was to be sent on a stream.
     pub(super) fn drop_writes(&mut self, id: StreamId) {
         self.streams.remove_outbound(id);
+        self.streams.kept.forget(id);
     }
 
     /// The peer gives credit for a stream again.
@@ -310,7 +385,7 @@ impl Connection {
             return done;
         }
         if out.finish && out.queue.is_empty() && done < most {
-            out.finish = false;
+            (out.finish, out.ended) = (false, true);
             // A stream that the peer stopped is as finished as it gets.
             let _ = stream.finish();
             each(Piece { stream: id, at: out.at, bytes: Bytes::new(), ends: true });
@@ -374,7 +449,10 @@ impl Connection {
         {
             let Some(out) = self.streams.outbound.get(&id) else { continue };
             let before = out.wants();
+            let first = sent.len();
             let done = self.flush(id, left.min(TURN), |piece| sent.push_back((now, piece)));
+            let path = self.paths[index].id;
+            sent.range(first..).for_each(|(_, piece)| self.streams.kept.keep(now, path, piece));
             left -= done;
             let Some(out) = self.streams.outbound.get_mut(&id) else {
                 self.streams.waiting = self.streams.waiting.saturating_sub(done);
@@ -401,10 +479,12 @@ impl Connection {
 
     /// Takes the bytes of bulk streams that are on their way on a path, which is dead. What the library had sent again
     /// there is not among them.
-    pub fn take_unsettled(&mut self, id: PathId) -> Vec<Piece> {
+    pub fn take_unsettled(&mut self, now: Instant, id: PathId) -> Vec<Piece> {
         let Some(path) = self.path_mut(id) else { return Vec::new() };
         path.settle();
-        std::mem::take(&mut path.sent).into_iter().map(|(_, piece)| piece).collect()
+        let pieces: Vec<Piece> = std::mem::take(&mut path.sent).into_iter().map(|(_, piece)| piece).collect();
+        pieces.iter().for_each(|piece| self.streams.kept.note_again(now, piece));
+        pieces
     }
 
     /// Whether bytes of streams may be on their way on a path that had been lost before: those are not among the
@@ -416,6 +496,11 @@ impl Connection {
     /// Bytes of a bulk stream have come on another way than in the stream. They are dropped where too much is held:
     /// they come in the stream as well.
     pub fn rescue(&mut self, piece: Piece) {
+        if !self.streams.inbound.contains_key(&piece.stream) && self.is_beginning(piece.stream) {
+            let next = self.inner.recv_stream(to_noq(piece.stream)).bytes_read().unwrap_or(0);
+            self.streams.inbound.insert(piece.stream, Inbound::new(next));
+            self.streams.early.insert(piece.stream);
+        }
         let Some(inbound) = self.streams.inbound.get_mut(&piece.stream) else { return };
         if piece.at > inbound.next && self.streams.held > MOST_HELD {
             return;
@@ -427,6 +512,17 @@ impl Connection {
         inbound.hold(piece.at, &piece.bytes);
         self.streams.held = self.streams.held + inbound.bytes - before;
         self.events.push_back(Event::StreamReadable(piece.stream));
+    }
+
+    /// Whether a stream is one of the peer's that is not opened yet, or read in order so far: its beginning may come
+    /// another way.
+    fn is_beginning(&mut self, id: StreamId) -> bool {
+        let own = self.inner.side().is_client() == id.is_multiple_of(2);
+        if own || !is_bidirectional(id) || self.streams.early.len() >= MOST_EARLY {
+            return false;
+        }
+        let ahead = (id >> 2).checked_sub(self.streams.opened);
+        ahead.is_some_and(|ahead| ahead < MOST_EARLY as u64) || self.streams.fresh.contains(&id)
     }
 
     /// A data pass has ended with so much credit left; whether it goes on with more, because what was meant for it did
@@ -472,6 +568,17 @@ impl Connection {
 
     /// Reads the next bytes of a stream that is not a bulk stream.
     pub fn read(&mut self, id: StreamId) -> Read {
+        let read = match self.streams.early.contains(&id) {
+            true => self.read_early(id),
+            false => self.read_in_order(id),
+        };
+        if matches!(read, Read::Finished | Read::Reset(_)) {
+            self.streams.forget_fresh(id);
+        }
+        read
+    }
+
+    fn read_in_order(&mut self, id: StreamId) -> Read {
         let mut stream = self.inner.recv_stream(to_noq(id));
         let mut chunks = match stream.read(true) {
             Ok(chunks) => chunks,
@@ -488,6 +595,18 @@ impl Connection {
         read
     }
 
+    /// The same for one of which bytes were rescued.
+    fn read_early(&mut self, id: StreamId) -> Read {
+        let mut read = Vec::new();
+        let end = self.read_bulk(id, 1, |bytes| read.push(bytes));
+        match end {
+            _ if !read.is_empty() => Read::Data(read.concat().into()),
+            ReadEnd::More | ReadEnd::Blocked => Read::Blocked,
+            ReadEnd::Finished => Read::Finished,
+            ReadEnd::Reset(code) => Read::Reset(code),
+        }
+    }
+
     /// Hands out the next bytes of a bulk stream, in order: about `most`.
     pub fn read_bulk(&mut self, id: StreamId, most: usize, mut out: impl FnMut(Bytes)) -> ReadEnd {
         let Some(inbound) = self.streams.inbound.get_mut(&id) else { return ReadEnd::Blocked };
@@ -497,6 +616,7 @@ impl Connection {
             Err(_) => return ReadEnd::Blocked,
         };
         let (before, others) = (inbound.bytes, self.streams.held - inbound.bytes);
+        let waited = inbound.waits;
         let mut read = inbound.next_held(most, &mut out);
         let end = loop {
             if inbound.end == Some(inbound.next) {
@@ -524,6 +644,10 @@ impl Connection {
         // Credit that reading gives back to the peer leaves with the next control pass.
         let _ = chunks.finalize();
         self.streams.held = self.streams.held + inbound.bytes - before;
+        inbound.waits = end == ReadEnd::Blocked;
+        if read > 0 || inbound.waits && (!waited || !inbound.held.is_empty()) {
+            self.streams.tell(id);
+        }
         end
     }
 }
@@ -576,6 +700,11 @@ impl Inbound {
     }
 }
 
+/// Whether both ends write to a stream (RFC 9000 §2.1).
+fn is_bidirectional(id: StreamId) -> bool {
+    id & 2 == 0
+}
+
 impl super::Path {
     /// Of the bytes that were ever lost here, those since this was asked last.
     pub(super) fn newly_lost(&mut self, all: u64) -> u64 {
@@ -621,7 +750,7 @@ mod tests {
 
     #[test]
     fn bytes_come_out_once_and_in_order_whatever_way_they_came() {
-        let mut inbound = Inbound { next: 0, held: BTreeMap::new(), bytes: 0, end: None };
+        let mut inbound = Inbound::new(0);
         let all: Vec<u8> = (0..200).collect();
         let mut got = Vec::new();
         let mut give = |at: usize, len: usize, rescued: bool| {

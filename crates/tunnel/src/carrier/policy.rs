@@ -3,12 +3,15 @@
 use mpvpn_masque::capsule::LinkNotice;
 use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
 use mpvpn_quic::Connection;
-use mpvpn_types::{BitRate, Instant, LinkId, PathId, Tier, Weight};
+use mpvpn_types::{BitRate, Duration, Instant, LinkId, PathId, Tier, Weight};
 
 use super::{Carrier, Echo, Role, Watched};
 
 /// Paths of which something may be known before they are there: more than a connection can have.
 const MAX_EARLY: usize = 64;
+
+/// A path that stalls is expected to take so much longer, for so long.
+const STALLED: Duration = Duration::from_millis(500);
 
 /// How this end is to use a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,8 +162,13 @@ impl Carrier {
 
     /// What a path can do for the next packets, of `most` bytes at most.
     pub(super) fn offer(&self, now: Instant, connection: &mut Connection, id: PathId, most: u64) -> Offer {
-        let weight = self.paths.get(&id).map_or_else(Weight::default, |path| path.policy.weight);
-        Offer { weight: weight.get().into(), ..connection.offer(now, id, most) }
+        let path = self.paths.get(&id);
+        let weight = path.map_or_else(Weight::default, |path| path.policy.weight);
+        let mut offer = connection.offer(now, id, most);
+        if path.and_then(|path| path.stalled).is_some_and(|at| now.saturating_duration_since(at) < STALLED) {
+            offer.delay += STALLED;
+        }
+        Offer { weight: weight.get().into(), ..offer }
     }
 
     /// Paths of lower rank are filled first.

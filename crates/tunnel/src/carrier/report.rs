@@ -13,6 +13,8 @@ pub struct Counters {
     pub tx_bytes: u64,
     /// Bytes received and given to the TUN.
     pub rx_bytes: u64,
+    /// Bytes of streams sent again because a path stalled or died.
+    pub repeated: u64,
 }
 
 /// One path as status output shows it.

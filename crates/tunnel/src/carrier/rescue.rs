@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mpvpn_masque::{
     datagram::{self, DatagramPrefix},
-    varint,
+    h3, varint,
 };
-use mpvpn_path::{Offer, first_to_arrive};
-use mpvpn_quic::{Connection, Piece, Tracked};
+use mpvpn_path::{Offer, first_of};
+use mpvpn_quic::{Connection, Piece, StreamId, Tracked};
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::Carrier;
+use super::{Carrier, Role, progress::Progresses};
 
 /// A path that is dead for this long is closed if streams wait for what only its end lets the library send again.
 const CLOSE: Duration = Duration::from_millis(50);
@@ -29,9 +29,12 @@ const SMALLEST: usize = 256;
 #[derive(Debug)]
 pub(super) struct Rescue {
     prefix: DatagramPrefix,
-    waiting: VecDeque<Tracked>,
+    /// What waits for a path, and the one that it is not to take.
+    waiting: VecDeque<(Option<PathId>, Tracked)>,
     /// What the far end has rescued, for the streams here.
     arrived: Vec<Piece>,
+    /// Where both ends tell each other how far streams have come.
+    pub(super) progress: Option<Progresses>,
 }
 
 impl Rescue {
@@ -39,13 +42,22 @@ impl Rescue {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    pub(super) fn has_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Takes a datagram of the far end, if it is for streams.
+    pub(super) fn takes(&mut self, datagram: &Bytes) -> bool {
+        if self.is_own(datagram) {
+            // Malformed ones are dropped.
+            self.arrived.extend(self.read(datagram.clone()));
+            return true;
+        }
+        let progress = self.progress.as_mut().filter(|progress| progress.is_own(datagram));
+        progress.is_some_and(|progress| {
+            progress.take(datagram.clone());
+            true
+        })
     }
 
-    /// Takes a datagram of the far end; malformed ones are dropped.
-    pub(super) fn take(&mut self, datagram: Bytes) {
-        self.arrived.extend(self.read(datagram));
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty() || self.progress.as_ref().is_some_and(Progresses::has_waiting)
     }
 
     fn read(&self, mut datagram: Bytes) -> Option<Piece> {
@@ -60,7 +72,7 @@ impl Rescue {
     }
 
     /// Sends bytes as datagrams of at most `max` bytes.
-    fn send(&mut self, now: Instant, piece: &Piece, max: usize) {
+    pub(super) fn send(&mut self, now: Instant, piece: &Piece, max: usize, not: Option<PathId>) {
         let most = max.saturating_sub(self.prefix.as_ref().len() + AROUND).max(1);
         let mut at = 0;
         loop {
@@ -72,7 +84,8 @@ impl Rescue {
             varint::encode((piece.at + at as u64) << 1 | u64::from(piece.ends && is_last), &mut data);
             data.put_slice(&bytes);
             at += bytes.len();
-            self.waiting.push_back(Tracked { data: data.freeze(), born: now, tries: 0, copied: false });
+            let data = Tracked { data: data.freeze(), born: now, tries: 0, copied: false };
+            self.waiting.push_back((not, data));
             if is_last {
                 return;
             }
@@ -80,11 +93,17 @@ impl Rescue {
     }
 }
 
+/// Lets the server know of a request of which it may have nothing: by an empty DATA frame.
+pub(super) fn announce(connection: &mut Connection, stream: StreamId) {
+    connection.announce(stream, h3::encode_data(&[]));
+}
+
 impl Carrier {
     /// The peer knows rescued bytes, in this context of the request stream.
     pub(crate) fn rescue_streams(&mut self, stream: u64, context: u64) {
         let prefix = datagram::prefix(stream, context);
-        self.rescue = Some(Box::new(Rescue { prefix, waiting: VecDeque::new(), arrived: Vec::new() }));
+        let (waiting, arrived) = (VecDeque::new(), Vec::new());
+        self.rescue = Some(Box::new(Rescue { prefix, waiting, arrived, progress: None }));
     }
 
     /// Takes what was lost on all paths, to send it again.
@@ -97,10 +116,18 @@ impl Carrier {
         for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
             self.keep(now, datagram);
         }
-        let pieces = connection.take_unsettled(id);
+        let pieces = connection.take_unsettled(now, id);
         let mut stuck = connection.may_hold_repeated(id);
         match (&mut self.rescue, connection.max_datagram()) {
-            (Some(rescue), Some(max)) => pieces.iter().for_each(|piece| rescue.send(now, piece, max)),
+            (Some(rescue), Some(max)) => {
+                for piece in &pieces {
+                    self.counters.repeated += piece.bytes.len() as u64;
+                    rescue.send(now, piece, max, None);
+                    if piece.at == 0 && self.role == Role::Client {
+                        announce(connection, piece.stream);
+                    }
+                }
+            }
             _ => stuck |= !pieces.is_empty(),
         }
         let streams = connection.has_bulk();
@@ -126,7 +153,7 @@ impl Carrier {
     fn keep(&mut self, now: Instant, lost: Tracked) {
         match (&mut self.rescue, &mut self.sequencer) {
             // Whatever happens to it, its stream waits for it.
-            (Some(rescue), _) if rescue.is_own(&lost.data) => rescue.waiting.push_back(lost),
+            (Some(rescue), _) if rescue.is_own(&lost.data) => rescue.waiting.push_back((None, lost)),
             (_, Some(sequencer)) => sequencer.keep(now, lost),
             _ => {}
         }
@@ -142,12 +169,18 @@ impl Carrier {
     ) -> bool {
         let Some(rescue) = &mut self.rescue else { return false };
         let mut moved = false;
-        while let Some(at) = first_to_arrive(offers) {
-            let Some(datagram) = rescue.waiting.pop_front() else { break };
+        if let Some(progress) = &mut rescue.progress {
+            moved |= progress.send(connection, offers);
+        }
+        while let Some((not, _)) = rescue.waiting.front() {
+            let others = offers.iter().any(|offer| Some(offer.id) != *not);
+            let may = |offer: &Offer| !(others && Some(offer.id) == *not);
+            let Some(at) = first_of(offers, may) else { break };
+            let Some((not, datagram)) = rescue.waiting.pop_front() else { break };
             if datagram.data.len() > max {
                 // It outgrew the paths while it waited.
                 if let Some(piece) = rescue.read(datagram.data).filter(|_| max > SMALLEST) {
-                    rescue.send(now, &piece, max);
+                    rescue.send(now, &piece, max, not);
                 }
                 continue;
             }
@@ -158,11 +191,14 @@ impl Carrier {
         moved
     }
 
-    /// Gives streams the bytes of theirs that the far end has rescued.
+    /// Gives streams the bytes of theirs that the far end has rescued, and what it said about others.
     pub(crate) fn deliver_rescued(&mut self, connection: &mut Connection) {
         if let Some(rescue) = &mut self.rescue {
             for piece in rescue.arrived.drain(..) {
                 connection.rescue(piece);
+            }
+            if let Some(progress) = &mut rescue.progress {
+                progress.deliver(connection);
             }
         }
     }

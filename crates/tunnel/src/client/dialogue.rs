@@ -19,7 +19,8 @@ use mpvpn_types::Instant;
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
     DNS_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
-    ORDER_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
+    ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER,
+    STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -142,6 +143,7 @@ impl Client {
             (SCHEDULER_HEADER, self.config.scheduler.to_string()),
             (HEARTBEATS_HEADER, HEARTBEATS_CONTEXT.to_string()),
             (RESCUE_HEADER, RESCUE_CONTEXT.to_string()),
+            (PROGRESS_HEADER, PROGRESS_CONTEXT.to_string()),
             (LINKS_HEADER, TRUE.to_owned()),
         ];
         offers.map(|(name, value)| (name.to_owned(), value)).into()
@@ -157,6 +159,9 @@ impl Client {
         }
         if context(RESCUE_HEADER) == Some(RESCUE_CONTEXT) {
             session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
+        }
+        if context(PROGRESS_HEADER) == Some(PROGRESS_CONTEXT) {
+            session.carrier.tell_progress(stream, PROGRESS_CONTEXT);
         }
         session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
         session.udp_like_packets = headers.text(UDP_HEADER) == Some(TRUE);

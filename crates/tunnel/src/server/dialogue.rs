@@ -19,7 +19,7 @@ use mpvpn_types::{Instant, PathId};
 use super::{Server, Tunnel};
 use crate::{
     Addresses, Carries, DNS_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
-    ORDER_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
+    ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -229,6 +229,10 @@ impl Server {
         if let Some(context) = offered(RESCUE_HEADER) {
             carrier.rescue_streams(stream, context);
             answer.push(RESCUE_HEADER, context.to_string());
+            if let Some(context) = offered(PROGRESS_HEADER).filter(|progress| *progress != context) {
+                carrier.tell_progress(stream, context);
+                answer.push(PROGRESS_HEADER, context.to_string());
+            }
         }
     }
 

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, dead_code)]
 
 pub mod app;
+pub mod talk;
 pub mod tcp;
 
 use std::{
@@ -55,6 +56,11 @@ impl Wire {
             silent: None,
             channel: Channel::new(params.clone(), count, seed, now),
         }
+    }
+
+    /// Changes some of it.
+    pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
+        self.channel.change(now, change);
     }
 
     /// Changes everything at once.

@@ -1,0 +1,134 @@
+//! Streams over a path that stalls: for a while nothing comes through, and nothing is lost.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use mpvpn_lab::{LinkSpec, Params, scenario::Scenario};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
+use mpvpn_types::{BitRate, Duration, LinkId};
+use world::{
+    MS, TOKEN, World,
+    talk::{Talk, step, streams},
+};
+
+const S: Duration = Duration::from_secs(1);
+
+/// What happens to a direction of a link.
+type Change = fn(&mut Params);
+
+fn slow(params: &mut Params) {
+    params.delay += 2 * S;
+}
+
+fn none(_: &mut Params) {}
+
+/// Lets transfers follow each other, each of `down` kB or `up` bytes, over two links, one of which changes after `after`
+/// and is as before 2 s later; the longest of them.
+fn longest(links: &[(u64, Duration)], (down, up): (u16, u64), after: Duration, change: Change) -> Duration {
+    let (mut world, client) = streams(links);
+    // What finding the rates takes is not counted.
+    let mut warm = [Talk::new(4, 4_000_000)];
+    run(&mut world, client, &mut warm);
+    let start = world.now;
+    let mut longest = Duration::ZERO;
+    let mut stage = 0;
+    while world.now < start + after + 3 * S {
+        let began = world.now;
+        let mut talks = [Talk::new(61_000 + down, up)];
+        while !is_done(&world, &talks[0]) {
+            assert!(world.now < began + 10 * S, "{} bytes down", talks[0].got);
+            if stage == 0 && world.now >= start + after {
+                set(&mut world, client, change);
+                stage = 1;
+            }
+            if stage == 1 && world.now >= start + after + 2 * S {
+                restore(&mut world, client, links[0]);
+                stage = 2;
+            }
+            step(&mut world, client, &mut talks);
+        }
+        longest = longest.max(world.now - began);
+        world.destinations.clear();
+    }
+    longest
+}
+
+fn is_done(world: &World, talk: &Talk) -> bool {
+    let got = world.destinations.last().is_some_and(|other| other.ended && other.got == talk.sends);
+    talk.is_over() && got
+}
+
+fn run(world: &mut World, client: usize, talks: &mut [Talk; 1]) {
+    let start = world.now;
+    while !is_done(world, &talks[0]) {
+        assert!(world.now < start + 10 * S);
+        step(world, client, talks);
+    }
+    world.destinations.clear();
+}
+
+fn set(world: &mut World, client: usize, change: Change) {
+    let now = world.now;
+    let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    link.up.adjust(now, change);
+    link.down.adjust(now, change);
+}
+
+fn restore(world: &mut World, client: usize, (rate, delay): (u64, Duration)) {
+    let now = world.now;
+    let rate = Some(BitRate::from_bps(rate * 1_000_000));
+    let params = Params { rate, delay, mtu: Some(1500), ..Params::default() };
+    let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    link.up.change(now, &params);
+    link.down.change(now, &params);
+}
+
+#[test]
+fn a_path_that_stalls_costs_transfers_little() {
+    let links = [(100, Duration::from_micros(12_500)), (50, 15 * MS)];
+    for size in [(1, 2_000), (20, 1_000), (300, 1_000), (1, 1_000_000)] {
+        let without = longest(&links, size, S, none);
+        for after in [1000, 1007, 1013, 1020] {
+            let with = longest(&links, size, after * MS, slow);
+            println!("{size:?} at {after}: {with:?}, {without:?} without");
+            assert!(with < without + 250 * MS, "{size:?} at {after}: {with:?}, {without:?} without");
+        }
+    }
+}
+
+/// Bytes that were sent again in vain over links as they are described, as a share of 30 MB.
+fn repeated(links: &[LinkSpec]) -> f64 {
+    let mut world = World::new();
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, links);
+    world.up(client);
+    world.run(S);
+    let mut talks = [Talk::new(15, 15_000_000)];
+    let start = world.now;
+    while !is_done(&world, &talks[0]) {
+        assert!(world.now < start + 60 * S);
+        step(&mut world, client, &mut talks);
+    }
+    let here = world.machines[client].client.report(world.now).counters.repeated;
+    let there: u64 = world.servers[0].report(world.now).iter().map(|report| report.counters.repeated).sum();
+    (here + there) as f64 / 30e6
+}
+
+#[test]
+fn paths_of_different_delays_and_losses_are_none_that_stall() {
+    let link = |rate: u64, ms: u32, loss: f64| {
+        let rate = Some(BitRate::from_bps(rate * 1_000_000));
+        let params = Params { rate, delay: ms * MS / 2, loss, mtu: Some(1500), ..Params::default() };
+        LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
+    };
+    let scenarios = Scenario::all().unwrap();
+    let named = |name| scenarios.iter().find(|scenario| scenario.name == name).unwrap().links.clone();
+    let far = vec![link(50, 25, 0.0), link(50, 600, 0.0)];
+    let lossy = vec![link(50, 20, 0.02), link(50, 30, 0.02)];
+    for (name, links) in [("far", far), ("lossy", lossy), ("lte_leo", named("lte_leo"))] {
+        let share = repeated(&links);
+        println!("{name}: {share:.5}");
+        assert!(share < 0.01, "{name}: {share:.4}");
+    }
+}
