@@ -2,7 +2,8 @@
 
 use std::{
     fs,
-    net::{SocketAddr, UdpSocket},
+    io::{Read, Write},
+    net::{SocketAddr, TcpStream, UdpSocket},
     thread,
     time::Duration,
 };
@@ -14,6 +15,8 @@ use mpvpn_tests::{
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OURS: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/";
+const FOREIGN: &str = "192.0.2.1:4434";
+const THEIRS: &str = "https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/";
 
 /// A host behind the server that sends every datagram back: where it listens.
 fn echo(stage: &Stage, family: Family) -> SocketAddr {
@@ -62,4 +65,59 @@ fn its_client_learns_why_it_is_refused() {
     let said = go_client(&stage, "127.0.0.1:53", &["-token", token.trim()]).fail(LIMIT);
     assert!(said.contains("refused: 403") && said.contains("destination_ip_prohibited"), "{said}");
     go_client(&stage, &host, &["-token", token.trim()]).succeed(LIMIT);
+}
+
+/// An app's UDP association with a SOCKS5 proxy (RFC 1928 §7): it lives as long as the connection.
+struct Association {
+    _connection: TcpStream,
+    socket: UdpSocket,
+}
+
+impl Association {
+    fn new(stage: &Stage, proxy: &str) -> Self {
+        stage.inside(Place::Client, || {
+            let mut connection = TcpStream::connect(proxy).expect("a proxy");
+            connection.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
+            connection.write_all(&[5, 1, 0]).expect("room for bytes");
+            let mut choice = [0; 2];
+            connection.read_exact(&mut choice).expect("a choice");
+            assert_eq!(choice, [5, 0]);
+            connection.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).expect("room for bytes");
+            let mut answer = [0; 10];
+            connection.read_exact(&mut answer).expect("an answer");
+            assert_eq!(answer[..4], [5, 0, 0, 1], "{answer:?}");
+            let port = u16::from_be_bytes([answer[8], answer[9]]);
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a free port");
+            socket.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
+            socket.connect(("127.0.0.1", port)).expect("a port to send to");
+            Self { _connection: connection, socket }
+        })
+    }
+
+    /// Sends a datagram, and wants it back.
+    fn ask(&self, to: SocketAddr, text: &[u8]) {
+        let SocketAddr::V4(v4) = to else { panic!("an IPv4 address, not {to}") };
+        let head = [&[0, 0, 0, 1][..], &v4.ip().octets(), &v4.port().to_be_bytes()].concat();
+        self.socket.send(&[&head[..], text].concat()).expect("a datagram leaves");
+        let mut back = [0; 2048];
+        let length = self.socket.recv(&mut back).expect("an answer");
+        assert_eq!(back[..length], [&head[..], text].concat());
+    }
+}
+
+#[test]
+fn udp_of_an_app_travels_over_its_proxy() {
+    const SOCKS5: &str = "127.0.0.1:1080";
+    let stage = Stage::two_links();
+    let words =
+        ["proxy", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key", "-template", THEIRS];
+    let mut server = Foreign::start(&stage, Place::Server, Program::Masque, &words);
+    server.says("up");
+    let words = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
+    let _proxy = stage.start(Place::Client, &words).up();
+    let host = echo(&stage, Family::V4);
+    let app = Association::new(&stage, SOCKS5);
+    for text in [&b"a question"[..], b"another", &[7; 1000]] {
+        app.ask(host, text);
+    }
 }
