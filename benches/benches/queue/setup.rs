@@ -113,5 +113,10 @@ fn path(id: u32) -> PathInfo {
 
 fn packet(flow: u32) -> Queued {
     static DATA: [u8; LEN] = [0; LEN];
-    Queued { data: Bytes::from_static(&DATA), flow: flow.wrapping_mul(0x85eb_ca6b), ordered: false }
+    Queued {
+        data: Bytes::from_static(&DATA),
+        flow: flow.wrapping_mul(0x85eb_ca6b),
+        ordered: false,
+        plain: false,
+    }
 }

@@ -266,7 +266,7 @@ mod tests {
         assert_eq!(flows.insert(start + seconds(6), key(3, 9), 3, 10), Some(1));
         assert_eq!(flows.len(), 3);
         assert_eq!(flows.find(start + seconds(6), &key(1, 9), 10), None);
-        [0, 2, 3].map(|id| flows.forget(id));
+        [0, 2, 3].into_iter().for_each(|id| flows.forget(id));
         assert!(flows.is_empty());
     }
 }

@@ -126,7 +126,7 @@ fn ask_by_udp(to: SocketAddrV4) -> usize {
 fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
     let stage = Stage::two_links();
     let server = stage.server(&[]);
-    let home = RuntimeDir::new();
+    let home = Home::new();
     let proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
     let target = stage.inside(Place::Inet, || UdpSocket::bind("0.0.0.0:5353").expect("a socket"));

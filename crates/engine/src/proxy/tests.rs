@@ -5,7 +5,7 @@ use std::{
 
 use mpvpn_os::poll::Events;
 
-use super::*;
+use super::{leaving::LEAVING, *};
 use crate::pipe::FromStream;
 
 /// A tunnel, played: what goes in is kept, and what comes out was put there.

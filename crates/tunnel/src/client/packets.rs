@@ -1,0 +1,138 @@
+//! The packets of a TUN: those that go into the tunnel, and what comes for apps in datagrams.
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use mpvpn_masque::{datagram::DatagramError, h3};
+use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
+use mpvpn_quic::LostReason;
+use mpvpn_types::Instant;
+
+use super::{
+    Client, UdpNews,
+    lane::{Reach, gateway},
+};
+use crate::{UdpId, carrier::Opened};
+
+impl Client {
+    pub(super) fn receive(&mut self, now: Instant) {
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let mut bytes = 0;
+        let mut malformed = None;
+        let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
+        let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
+        let udp_lane = &mut self.udp_lane;
+        let (id, mut payload_bytes) = (session.connection, 0);
+        connection.receive_datagrams(|datagram| {
+            let arrived = match carrier.open_datagram(now, datagram) {
+                Ok(Opened::Packet(arrived)) => arrived,
+                Ok(Opened::Payload(stream, payload)) => {
+                    payload_bytes += payload.len() as u64;
+                    let id = UdpId::new(id, stream);
+                    if !udp_lane.arrived(now, id, &payload, joiner) {
+                        udp.arrived(id, payload, inbox);
+                    }
+                    return;
+                }
+                Ok(Opened::Nothing) => return,
+                Err(error) => return malformed = Some(error),
+            };
+            // What is not for this client was misrouted, or is an attempt to get past its firewall.
+            let Some(dst) = ip::dst_of(&arrived.packet) else { return };
+            if !addresses.iter().any(|assigned| assigned.net.contains(&dst)) {
+                return;
+            }
+            bytes += arrived.packet.len() as u64;
+            let mtu = carrier.mtu();
+            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+        });
+        session.carrier.deliver_rescued(connection);
+        if bytes + payload_bytes > 0 {
+            session.carrier.note_delivered(now, bytes + payload_bytes);
+            self.joiner.flush();
+        }
+        if let Some(DatagramError::NoContextId { stream_id }) = malformed
+            && Some(stream_id) != session.request
+        {
+            let flow = UdpId::new(session.connection, stream_id);
+            if session.udp.flows.has(stream_id) {
+                self.udp_over(flow, Err(h3::code::DATAGRAM_ERROR));
+                self.udp_news(now, flow, UdpNews::Closed);
+            }
+        } else if let Some(error) = malformed {
+            connection.close(now, error.code(), &error.to_string());
+            self.lost(now, &LostReason::Transport(format!("the server sent a malformed datagram: {error}")));
+        }
+    }
+
+    /// Takes what was read from the TUN. Answers for it (ICMP errors) come out of [`Self::poll_tun`].
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
+        let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
+        let Ok(view) = ip::parse(packet) else { return };
+        let (src, dst) = (view.src(), view.dst());
+        let gateway = gateway(&session.addresses);
+        let own = |ip: IpAddr| session.addresses.iter().any(|entry| entry.net.contains(&ip));
+        if !own(src) || is_link_local(dst) {
+            return;
+        }
+        if !session.routes.iter().any(|range| range.contains(dst)) {
+            let error = gateway
+                .for_source(src)
+                .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
+            return self.answer(error);
+        }
+        if session.by_flows {
+            return self.take_flow(now, hdr, &view);
+        }
+        let reach = Reach { translated: session.streams, networks: &session.networks };
+        if self.lane.takes(now, &view, reach) {
+            return;
+        }
+        let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut self.seen));
+        self.answer(answer);
+    }
+
+    pub(super) fn answer(&mut self, packet: Option<Vec<u8>>) {
+        if let Some(packet) = packet {
+            self.joiner.push(Bytes::from(packet));
+            self.joiner.flush();
+        }
+    }
+
+    /// Bytes that wait for a path.
+    pub fn backlog(&self) -> usize {
+        self.session.as_ref().map_or(0, |session| session.carrier.backlog())
+    }
+
+    /// The next packet for the TUN.
+    pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+        let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
+        if let Some(flow) = joined.flow() {
+            self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
+        }
+        Some(joined)
+    }
+
+    /// Gives the memory of a written packet back.
+    pub fn recycle(&mut self, joined: Joined) {
+        self.joiner.recycle(joined);
+    }
+}
+
+/// Lowers the MSS of a SYN that came through the tunnel; every other packet passes untouched.
+pub(crate) fn clamp_received(packet: Bytes, mtu: usize) -> Bytes {
+    // A SYN has no payload to speak of: longer packets need no look inside.
+    if packet.len() > 160 || !mss::is_syn(&packet) {
+        return packet;
+    }
+    let mut copy = packet.to_vec();
+    if mss::clamp(&mut copy, mtu, mss::Checksum::Full) { Bytes::from(copy) } else { packet }
+}
+
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_link_local() || ip.is_multicast() || ip.is_broadcast(),
+        IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.is_multicast(),
+    }
+}
