@@ -224,8 +224,11 @@ mod tests {
         assert_eq!(parse_request(&with_length, &default_template()).unwrap_err().status, 400);
         let tcp = connect::request(&"a:1".parse().unwrap(), None);
         assert_eq!(parse_request(&tcp, &default_template()).unwrap_err().status, 501);
-        let greeting = connect::greeting("a:1", None);
-        assert_eq!(parse_request(&greeting, &default_template()).unwrap_err().status, 405);
+        let paths = crate::paths::request("a:1", None, Vec::new());
+        assert_eq!(parse_request(&paths, &default_template()).unwrap_err().status, 501);
+        let mut get = Headers::new();
+        get.push(":method", "GET");
+        assert_eq!(parse_request(&get, &default_template()).unwrap_err().status, 405);
     }
 
     #[test]
