@@ -105,14 +105,40 @@ impl Association {
     }
 }
 
+/// Its proxy, which carries UDP and nothing else.
+fn go_proxy(stage: &Stage) -> Foreign {
+    let words =
+        ["proxy", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key", "-template", THEIRS];
+    let mut server = Foreign::start(stage, Place::Server, Program::Masque, &words);
+    server.says("up");
+    server
+}
+
+#[test]
+fn udp_of_a_whole_machine_travels_over_its_proxy() {
+    let stage = Stage::two_links();
+    let _server = go_proxy(&stage);
+    let client = stage.client(&["--server", FOREIGN, "--lane", "stream"]);
+    let host = echo(&stage, Family::V4);
+    let app = stage.inside(Place::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
+    app.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
+    for text in [&b"a question"[..], b"", &[7; 1000]] {
+        app.send_to(text, host).expect("a datagram leaves");
+        let mut back = [0; 2048];
+        let (length, from) = app.recv_from(&mut back).expect("an answer");
+        assert_eq!((&back[..length], from), (text, host));
+    }
+    let list = stage
+        .mpvpn(Place::Client, &["status", "--flows", "--api-socket", &client.socket().to_string_lossy()]);
+    let list = String::from_utf8_lossy(&list.stdout).into_owned();
+    assert!(list.contains(&host.to_string()) && list.contains("the server carries no packets"), "{list}");
+}
+
 #[test]
 fn udp_of_an_app_travels_over_its_proxy() {
     const SOCKS5: &str = "127.0.0.1:1080";
     let stage = Stage::two_links();
-    let words =
-        ["proxy", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key", "-template", THEIRS];
-    let mut server = Foreign::start(&stage, Place::Server, Program::Masque, &words);
-    server.says("up");
+    let _server = go_proxy(&stage);
     let words = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
     let _proxy = stage.start(Place::Client, &words).up();
     let host = echo(&stage, Family::V4);
