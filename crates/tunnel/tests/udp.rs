@@ -49,7 +49,7 @@ fn news(world: &mut World, client: usize) -> Vec<(UdpId, UdpNews)> {
 fn payloads_go_there_and_back_from_the_first_one_on() {
     for carries in BOTH {
         let (mut world, client) = world(carries, &[(50, 10 * MS), (20, 30 * MS)]);
-        assert_eq!(world.machines[client].client.udp_like_packets(), carries == Carries::Packets);
+        assert!(world.machines[client].client.udp_like_packets(), "{carries:?}");
         let udp = open(&mut world, client, 53);
         send(&mut world, client, udp, b"early");
         world.run(35 * MS);
@@ -155,19 +155,17 @@ fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
     for carries in BOTH {
         let (mut world, client) = world(carries, &[(30, 5 * MS), (30, 25 * MS)]);
         let quic = [0xc3, 0, 0, 0, 1, 0, 0, 0];
-        let flows = [open(&mut world, client, 1), open(&mut world, client, 2)];
+        let flows = [1, 2, 3].map(|port| open(&mut world, client, port));
         let end = world.now + 2 * S;
         let mut number = 0_u32;
         while world.now < end {
             for udp in flows {
-                // 20 Mbit/s each: more than one path has.
-                for _ in 0..2 {
-                    number += 1;
-                    let mut payload = vec![0; 1200];
-                    payload[..8].copy_from_slice(&quic);
-                    payload[8..12].copy_from_slice(&number.to_be_bytes());
-                    send(&mut world, client, udp, &payload);
-                }
+                // 10 Mbit/s each: all of what one path has.
+                number += 1;
+                let mut payload = vec![0; 1200];
+                payload[..8].copy_from_slice(&quic);
+                payload[8..12].copy_from_slice(&number.to_be_bytes());
+                send(&mut world, client, udp, &payload);
             }
             world.run(MS);
         }
@@ -178,7 +176,7 @@ fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
             // While a path is too full flows are moved.
             let overtaken = numbers.windows(2).filter(|pair| pair[0] > pair[1]).count();
             assert!(overtaken * 10 < numbers.len(), "{carries:?}: {overtaken} of {}", numbers.len());
-            assert!(numbers.len() > 3000, "{carries:?}: {} of 4000", numbers.len());
+            assert!(numbers.len() > 1800, "{carries:?}: {} of 2000", numbers.len());
         }
     }
 }

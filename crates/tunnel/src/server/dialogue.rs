@@ -373,6 +373,7 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
     let mut answer = refusal.headers();
     if streams {
         answer.push(STREAMS_HEADER, TRUE);
+        answer.push(UDP_HEADER, TRUE);
     }
     (refusal, answer)
 }
@@ -420,6 +421,7 @@ mod tests {
         assert!(answer.text("proxy-status").unwrap().contains("no IP packets"));
         let error = connect_ip::check_response(&answer).unwrap_err();
         assert!(matches!(error, connect_ip::ResponseError::NotOffered { status: 501, .. }), "{error}");
+        assert_eq!(answer.text("mpvpn-udp"), Some("?1"));
         assert_eq!(no_packets(false).1.text("mpvpn-streams"), None);
     }
 }
