@@ -17,8 +17,9 @@ use crate::{
     udp::{Inbox, UdpFlows},
 };
 
-/// Bytes of a flow that are sent before the server has granted it. "Clients MAY optimistically start sending UDP packets
-/// in HTTP Datagrams before receiving the response" (RFC 9298 §5), but it may throw them away.
+/// Bytes of a flow before the server has granted it. "Clients MAY optimistically start sending UDP packets in HTTP
+/// Datagrams before receiving the response" (RFC 9298 §5), but a server may throw them away. One of ours keeps them; for
+/// others they wait here.
 const UNANSWERED: usize = 32 << 10;
 
 /// What becomes of a flow.
@@ -32,10 +33,10 @@ pub enum UdpNews {
     Closed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 enum Stage {
-    /// The server has not answered yet, and so many bytes may be sent until it has.
-    Asked(usize),
+    /// The server has not answered yet; so many bytes may still come until it has, and these wait for it.
+    Asked(usize, Vec<Bytes>),
     Open,
 }
 
@@ -92,7 +93,7 @@ impl Client {
         let request = connect_udp::request(&self.config.authority, &path, self.authorization.as_deref());
         connection.write(stream, h3::encode_headers(&request));
         session.udp.flows.insert(now, stream);
-        session.udp.stages.insert(stream, Stage::Asked(UNANSWERED));
+        session.udp.stages.insert(stream, Stage::Asked(UNANSWERED, Vec::new()));
         Some(UdpId::new(session.connection, stream))
     }
 
@@ -108,9 +109,13 @@ impl Client {
     pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
         let Some(session) = udp_session(&mut self.session, id) else { return };
         let Some(connection) = self.endpoint.get(id.connection) else { return };
-        if let Some(Stage::Asked(left)) = session.udp.stages.get_mut(&id.stream) {
-            let Some(rest) = left.checked_sub(payload.len()) else { return };
+        if let Some(Stage::Asked(left, waiting)) = session.udp.stages.get_mut(&id.stream) {
+            // An empty one takes memory, too.
+            let Some(rest) = left.checked_sub(payload.len().max(64)) else { return };
             *left = rest;
+            if !session.udp_like_packets {
+                return waiting.push(Bytes::copy_from_slice(payload));
+            }
         }
         session.udp.flows.send(now, connection, &mut session.carrier, id.stream, payload);
     }
@@ -133,7 +138,13 @@ impl Client {
         let (news, ended) = match event {
             HttpEvent::Headers { headers, .. } if !is_open => match connect_udp::check_response(&headers) {
                 Ok(()) => {
-                    session.udp.stages.insert(stream, Stage::Open);
+                    if let Some(Stage::Asked(_, waiting)) = session.udp.stages.insert(stream, Stage::Open)
+                        && let Some(connection) = self.endpoint.get(session.connection)
+                    {
+                        for payload in waiting {
+                            session.udp.flows.send(now, connection, &mut session.carrier, stream, &payload);
+                        }
+                    }
                     self.udp_news(now, id, UdpNews::Opened);
                     return;
                 }
