@@ -62,6 +62,11 @@ impl Client {
         let fate = match self.udp_lane.flows.find(now, &key, bytes) {
             Some(fate) => fate,
             None => {
+                if !self.udp_possible() {
+                    return self.tell(packet.bytes(), |packet, from| {
+                        icmp::unreachable(packet, Unreachable::Prohibited, from)
+                    });
+                }
                 // Without a stream for it the packet is lost: an app that uses UDP asks again.
                 let Some(id) = self.udp_open(now, &Authority::from(key.destination())) else { return };
                 if let Some(silent) = self.udp_lane.flows.insert(now, key, id, bytes) {
@@ -72,12 +77,13 @@ impl Client {
         };
         match fate {
             Fate::Carried(id) => {
-                let room = self.udp_room(id);
+                let mtu = self.session.as_ref().map_or(0, |session| session.carrier.mtu());
+                let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
-                    if payload.len() > room {
-                        let headers = packet.transport_offset() + udp::UDP_HEADER;
+                    // What is only for now too large is lost: kernels remember for minutes what they are told.
+                    if payload.len() + headers > mtu {
                         return self.tell(packet.bytes(), |packet, from| {
-                            icmp::packet_too_big(packet, (room + headers) as u32, from)
+                            icmp::packet_too_big(packet, mtu as u32, from)
                         });
                     }
                     self.udp_send(now, id, payload);

@@ -1,0 +1,126 @@
+//! A client with a TUN at a server that carries no packets, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_lane::rules::Mode;
+use mpvpn_masque::connect::Failure;
+use mpvpn_packet::{build::Packet, ip, protocol};
+use mpvpn_path::Scheduler;
+use mpvpn_tunnel::{Carried, Carries, ClientState};
+use mpvpn_types::Duration;
+use world::{MS, TOKEN, World};
+
+const S: Duration = Duration::from_secs(1);
+const DNS: &str = "198.51.100.9:53";
+
+/// A machine whose flows travel one by one.
+fn world() -> (World, usize) {
+    let mut world = World::new();
+    world.server_carries = Carries::Streams;
+    world.restart_server();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS), (20, 30 * MS)]);
+    world.up(client);
+    world.run(S);
+    (world, client)
+}
+
+fn from_app(world: &World, client: usize, port: u16, to: &str) -> Packet {
+    let to: SocketAddr = to.parse().unwrap();
+    Packet::between(SocketAddr::new(world.address(client, to.is_ipv4()), port), to)
+}
+
+/// What came for apps since the last call: the protocol, and what is behind the IP header.
+fn received(world: &mut World, client: usize) -> Vec<(u8, Vec<u8>)> {
+    let packets = std::mem::take(&mut world.machines[client].received);
+    let view = |packet: &[u8]| {
+        let view = ip::parse(packet).unwrap();
+        (view.protocol(), view.transport().to_vec())
+    };
+    packets.iter().map(|(_, packet)| view(packet)).collect()
+}
+
+#[test]
+fn udp_of_apps_goes_there_and_back() {
+    let (mut world, client) = world();
+    for (port, payload) in [(4000, &b"one"[..]), (4001, b"two"), (4000, b"")] {
+        let packet = from_app(&world, client, port, DNS).udp(payload);
+        world.client_sends(client, packet);
+    }
+    world.run(200 * MS);
+    let mut got: Vec<_> = received(&mut world, client)
+        .into_iter()
+        .map(|(number, datagram)| (number, datagram[..4].to_vec(), datagram[8..].to_vec()))
+        .collect();
+    got.sort();
+    let expected = [(4000_u16, &b""[..]), (4000, b"one"), (4001, b"two")];
+    let expected = expected.map(|(port, payload)| {
+        (protocol::UDP, [53_u16.to_be_bytes(), port.to_be_bytes()].concat(), payload.to_vec())
+    });
+    assert_eq!(got, expected);
+    assert_eq!(world.targets.len(), 2, "a flow has one request");
+    let report = world.machines[client].client.report(world.now);
+    assert_eq!((report.udp, report.by_flows), (2, true));
+    let flows = world.machines[client].client.flows(world.now);
+    assert!(flows.iter().all(|flow| flow.carried == Carried::Payloads), "{flows:?}");
+    assert_eq!(flows.iter().map(|flow| (flow.up, flow.down)).collect::<Vec<_>>(), [(3, 3), (3, 3)]);
+    // A query of the DNS is soon forgotten, at both ends.
+    world.run(30 * S);
+    assert_eq!(world.machines[client].client.report(world.now).udp, 0);
+    assert!(world.targets.iter().all(|target| target.gone));
+}
+
+#[test]
+fn apps_are_told_what_does_not_travel() {
+    const PROHIBITED: [u8; 2] = [3, 13];
+    let (mut world, client) = world();
+    let forbidden = "10.9.9.9:53";
+    world.refuses = [(forbidden.parse().unwrap(), Failure::Prohibited)].into();
+    let ping = from_app(&world, client, 1, DNS).echo(7, 1, b"ping");
+    world.client_sends(client, ping);
+    world.run(MS);
+    let told = received(&mut world, client);
+    assert!(matches!(&told[..], [(protocol::ICMP, error)] if error[..2] == PROHIBITED), "{told:?}");
+    for _ in 0..3 {
+        let packet = from_app(&world, client, 4000, forbidden).udp(b"hello");
+        world.client_sends(client, packet);
+        world.run(100 * MS);
+    }
+    let told = received(&mut world, client);
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told.iter().all(|(number, error)| *number == protocol::ICMP && error[..2] == PROHIBITED));
+    assert_eq!(world.targets.len(), 0, "what was refused is not asked for again at once");
+}
+
+#[test]
+fn flows_go_on_over_a_connection_that_was_made_anew() {
+    let (mut world, client) = world();
+    let ask = |world: &mut World| {
+        let packet = from_app(world, client, 4000, DNS).udp(b"hello");
+        world.client_sends(client, packet);
+        world.run(300 * MS);
+        received(world, client).len()
+    };
+    assert_eq!(ask(&mut world), 1);
+    let address = world.address(client, true);
+    world.restart_server();
+    world.run(10 * S);
+    assert_eq!(world.machines[client].client.report(world.now).state, ClientState::Up);
+    assert_eq!(world.address(client, true), address);
+    assert_eq!(ask(&mut world), 1);
+}
+
+#[test]
+fn who_wants_packets_is_told_that_there_are_none() {
+    let mut world = World::new();
+    world.server_carries = Carries::Streams;
+    world.restart_server();
+    world.lane.mode = Mode::Datagram;
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);
+    world.run(5 * S);
+    let fatal = world.machines[client].fatal.take().expect("an end").to_string();
+    assert!(fatal.contains("no CONNECT-IP"), "{fatal}");
+}
