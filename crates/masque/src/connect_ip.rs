@@ -179,9 +179,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
     if kind != Kind::ConnectIp {
         return Err(Rejection::new(405, "expected CONNECT with :protocol connect-ip"));
     }
-    if let Some(name) = request::forbidden_with_capsules(headers) {
-        return Err(Rejection::new(400, format!("{name} must not be in a request with capsules")));
-    }
+    request::may_have_capsules(headers)?;
     let variable = |name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| &value[..]);
     Ok(ConnectIp {
         target: parse_target(variable("target"))?,
@@ -197,8 +195,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp
 /// The response that grants a request; `session` is the secret to come back with.
 #[must_use]
 pub fn accept(session: Option<&[u8]>) -> Headers {
-    let mut headers = Headers::response(200);
-    headers.push("capsule-protocol", "?1");
+    let mut headers = request::granted();
     if let Some(session) = session.and_then(session_header::encode) {
         headers.push(session_header::NAME, session);
     }

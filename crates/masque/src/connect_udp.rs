@@ -98,9 +98,7 @@ pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUd
     let variables = template
         .matches(path)
         .ok_or_else(|| Rejection::new(404, "no such path; expected one of the UDP proxying template"))?;
-    if let Some(name) = request::forbidden_with_capsules(headers) {
-        return Err(Rejection::new(400, format!("{name} must not be in a request with capsules")));
-    }
+    request::may_have_capsules(headers)?;
     // "any ':' characters in the target_host MUST be percent-encoded" (RFC 9298 §3).
     if path.contains(':') {
         return Err(Rejection::new(400, "a colon in the path is not percent-encoded"));
@@ -133,9 +131,7 @@ fn parse_port(text: &str) -> Result<u16, Rejection> {
 /// The response that grants a request (RFC 9298 §3.5).
 #[must_use]
 pub fn accept() -> Headers {
-    let mut headers = Headers::response(200);
-    headers.push("capsule-protocol", "?1");
-    headers
+    request::granted()
 }
 
 /// Reads the final response to a request.

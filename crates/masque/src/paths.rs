@@ -17,13 +17,7 @@ pub const PATH: &str = "/.well-known/mpvpn/";
 /// fields, lowercase names first.
 #[must_use]
 pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, String)>) -> Headers {
-    let mut headers = Headers::new();
-    headers.push(":method", "CONNECT");
-    headers.push(":protocol", "mpvpn");
-    headers.push(":scheme", "https");
-    headers.push(":authority", authority.to_owned());
-    headers.push(":path", PATH);
-    headers.push("capsule-protocol", "?1");
+    let mut headers = request::extended("mpvpn", "https", authority, PATH);
     if let Some(credentials) = credentials {
         headers.push("authorization", credentials.to_owned());
     }
@@ -44,9 +38,7 @@ pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
     if headers.path() != Some(PATH) {
         return Err(Rejection::new(404, format!("no such path; expected {PATH}")));
     }
-    if let Some(name) = request::forbidden_with_capsules(headers) {
-        return Err(Rejection::new(400, format!("{name} must not be in a request with capsules")));
-    }
+    request::may_have_capsules(headers)?;
     Ok(connect::credentials(headers))
 }
 

@@ -133,6 +133,21 @@ pub fn forbidden_with_capsules(headers: &Headers) -> Option<&'static str> {
         .find(|name| headers.value(name).is_some())
 }
 
+/// Refuses a request with such a field.
+pub(crate) fn may_have_capsules(headers: &Headers) -> Result<(), Rejection> {
+    match forbidden_with_capsules(headers) {
+        Some(name) => Err(Rejection::new(400, format!("{name} must not be in a request with capsules"))),
+        None => Ok(()),
+    }
+}
+
+/// The response that grants an [`extended`] CONNECT.
+pub(crate) fn granted() -> Headers {
+    let mut headers = Headers::response(200);
+    headers.push("capsule-protocol", "?1");
+    headers
+}
+
 /// The value of a field if it appears exactly once and is text.
 pub(crate) fn single_text(headers: &Headers, name: &str) -> Option<String> {
     std::str::from_utf8(headers.single(name)?).ok().map(str::to_owned)

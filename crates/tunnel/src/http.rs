@@ -94,6 +94,11 @@ impl Http {
         self.h3.peer_settings().is_some_and(|settings| settings.enable_connect_protocol)
     }
 
+    /// Whether requests with datagrams can be made: by extended CONNECT (RFC 9220), and with HTTP datagrams (RFC 9297).
+    pub(crate) fn masque_allowed(&self) -> bool {
+        self.extended_connect_allowed() && self.datagrams_allowed()
+    }
+
     /// Whether HTTP datagrams may be sent: both ends have said so (RFC 9297 §2.1.1).
     pub(crate) fn datagrams_allowed(&self) -> bool {
         self.h3.datagrams_allowed()

@@ -39,12 +39,11 @@ impl Client {
             };
             match event {
                 HttpEvent::Settings(_) if self.config.carries == Carries::Streams => {
-                    let asks = session.http.extended_connect_allowed() && session.http.datagrams_allowed();
+                    let asks = session.http.masque_allowed();
                     self.begin_streams(now, asks);
                 }
                 HttpEvent::Settings(_) => {
-                    let whole = session.http.extended_connect_allowed() && session.http.datagrams_allowed();
-                    if !whole && self.may_go_by_flows(None) {
+                    if !session.http.masque_allowed() && self.may_go_by_flows(None) {
                         self.go_by_flows(now, false);
                         continue;
                     }

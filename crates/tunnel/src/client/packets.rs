@@ -77,10 +77,8 @@ impl Client {
             return;
         }
         if !session.routes.iter().any(|range| range.contains(dst)) {
-            let error = gateway
-                .for_source(src)
-                .and_then(|from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
-            return self.answer(error);
+            return self
+                .tell(packet, |packet, from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
         }
         if session.by_flows {
             return self.take_flow(now, hdr, &view);
@@ -93,7 +91,17 @@ impl Client {
         self.answer(answer);
     }
 
-    pub(super) fn answer(&mut self, packet: Option<Vec<u8>>) {
+    /// Sends an ICMP error to the source of a packet.
+    pub(super) fn tell(&mut self, packet: &[u8], error: impl FnOnce(&[u8], IpAddr) -> Option<Vec<u8>>) {
+        let from = self
+            .session
+            .as_ref()
+            .zip(ip::src_of(packet))
+            .and_then(|(session, source)| gateway(&session.addresses).for_source(source));
+        self.answer(from.and_then(|from| error(packet, from)));
+    }
+
+    fn answer(&mut self, packet: Option<Vec<u8>>) {
         if let Some(packet) = packet {
             self.joiner.push(Bytes::from(packet));
             self.joiner.flush();

@@ -67,9 +67,7 @@ impl Client {
     /// Whether the server has said that it can carry UDP payloads: it takes extended CONNECT (RFC 9220) and HTTP
     /// datagrams (RFC 9297).
     pub fn udp_possible(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| {
-            session.up && session.http.datagrams_allowed() && session.http.extended_connect_allowed()
-        })
+        self.session.as_ref().is_some_and(|session| session.up && session.http.masque_allowed())
     }
 
     /// Whether the server carries UDP payloads to every address to which it would translate packets.

@@ -10,7 +10,7 @@ use mpvpn_packet::{
 };
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, UdpNews, lane::gateway};
+use super::{Client, ClientEvent, UdpNews};
 use crate::UdpId;
 
 /// The flows, and what comes for apps.
@@ -93,22 +93,6 @@ impl Client {
                 self.tell(packet.bytes(), |packet, from| icmp::unreachable(packet, reason, from));
             }
         }
-    }
-
-    /// Sends an ICMP error to the source of a packet.
-    pub(super) fn tell(
-        &mut self,
-        packet: &[u8],
-        error: impl FnOnce(&[u8], std::net::IpAddr) -> Option<Vec<u8>>,
-    ) {
-        let source = mpvpn_packet::ip::src_of(packet);
-        let from = self
-            .session
-            .as_ref()
-            .zip(source)
-            .and_then(|(session, source)| gateway(&session.addresses).for_source(source));
-        let error = from.and_then(|from| error(packet, from));
-        self.answer(error);
     }
 
     /// What has become of a flow is for the app, or for the edge.

@@ -13,7 +13,10 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::{Instant, PathId};
 
-use super::{Peer, Server, dialogue::scheduler_of};
+use super::{
+    Peer, Server,
+    dialogue::{scheduler_of, stream_of},
+};
 use crate::{
     carrier::{Carrier, Role},
     http::Http,
@@ -46,14 +49,7 @@ impl Bare {
 
     /// Whether an event is one of the stream on which was agreed.
     pub(super) fn concerns(&self, event: &HttpEvent) -> bool {
-        let stream = match event {
-            HttpEvent::Data { stream, .. }
-            | HttpEvent::Finished { stream }
-            | HttpEvent::Reset { stream, .. }
-            | HttpEvent::StreamError { stream, .. } => stream,
-            _ => return false,
-        };
-        self.agreed.as_ref().is_some_and(|(own, _)| own == stream)
+        self.agreed.as_ref().is_some_and(|(own, _)| stream_of(event) == Some(*own))
     }
 
     /// Takes what the client says on that stream. With its end everything that was agreed on there ends.
@@ -124,10 +120,8 @@ impl Server {
     ) -> Result<(), Rejection> {
         let credentials = paths::parse_request(headers)?;
         let user = self.user_of(id, credentials.as_deref())?;
+        self.takes_datagrams(id)?;
         let Some(peer) = self.peers.get(id) else { return Ok(()) };
-        if !peer.http.as_ref().is_some_and(Http::datagrams_allowed) {
-            return Err(Rejection::new(400, "the client has not switched HTTP datagrams on"));
-        }
         let agreed = peer.bare.as_ref().is_some_and(|bare| bare.agreed.is_some());
         if agreed || peer.tunnel.is_some() {
             return Err(Rejection::new(409, "how paths are used was agreed on already"));

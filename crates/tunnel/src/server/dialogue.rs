@@ -118,6 +118,15 @@ impl Server {
         connection.stop(stream, h3::code::NO_ERROR);
     }
 
+    /// Refuses a client to which no datagrams may be sent.
+    pub(super) fn takes_datagrams(&self, id: ConnectionId) -> Result<(), Rejection> {
+        let http = self.peers.get(id).and_then(|peer| peer.http.as_ref());
+        match http.is_some_and(Http::datagrams_allowed) {
+            true => Ok(()),
+            false => Err(Rejection::new(400, "the client has not switched HTTP datagrams on")),
+        }
+    }
+
     fn admit(
         &mut self,
         now: Instant,
@@ -128,10 +137,7 @@ impl Server {
         let reject = |status, reason: &'static str| Rejection::new(status, reason);
         let request = connect_ip::parse_request(headers, &self.template)?;
         let user = self.user_of(id, request.authorization.as_deref())?;
-        let allowed = self.peers.get(id).and_then(|peer| peer.http.as_ref());
-        if !allowed.is_some_and(Http::datagrams_allowed) {
-            return Err(reject(400, "the client has not switched HTTP datagrams on"));
-        }
+        self.takes_datagrams(id)?;
         if self.tunnel_of(id).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
@@ -379,7 +385,7 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
 }
 
 /// The stream of an event that may be of a relay or a flow.
-fn stream_of(event: &HttpEvent) -> Option<StreamId> {
+pub(super) fn stream_of(event: &HttpEvent) -> Option<StreamId> {
     match event {
         HttpEvent::Data { stream, .. }
         | HttpEvent::Finished { stream }
