@@ -4,11 +4,15 @@
 //! parsing and printing lives here, and nothing here depends on another crate of the workspace.
 #![forbid(unsafe_code)]
 
+mod fec;
+mod portion;
 mod rate;
 mod size;
 mod tier;
 mod weight;
 
+pub use fec::{Fec, ParseFecError};
+pub use portion::{ParsePortionError, Portion};
 pub use rate::{BitRate, ParseBitRateError};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
@@ -22,20 +26,20 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 /// A way out of this machine: an uplink (an interface with its addresses), numbered by the engine, or one of
-/// several pipes of an uplink, each with a source port of its own.
+/// several pipes of an uplink, for the connection of one class; each with a source port of its own.
 ///
 /// Stable while the process runs: a link that disappears and returns keeps its number. Numbers below
-/// [`LinkId::UPLINKS`] are the first pipes of uplinks, and most uplinks have no other.
+/// [`LinkId::UPLINKS`] are the first pipes of uplinks for the class 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
 impl LinkId {
     /// How many uplinks can be told apart.
-    pub const UPLINKS: u16 = 1 << 12;
+    pub const UPLINKS: u16 = 1 << 9;
 
-    /// A pipe (counted from 0, below 16) of the uplink that this one belongs to.
+    /// A pipe (counted from 0, below 16) of the uplink that this one belongs to, for the same class.
     pub const fn with_pipe(self, pipe: u8) -> Self {
-        Self(self.uplink().0 | (pipe as u16) << 12)
+        Self(self.0 & 0xfff | (pipe as u16) << 12)
     }
 
     /// Which pipe of its uplink it is, counted from 0.
@@ -43,7 +47,17 @@ impl LinkId {
         (self.0 >> 12) as u8
     }
 
-    /// The first pipe of the same uplink, which stands for all of them.
+    /// The same pipe of the same uplink for the connection of a class.
+    pub const fn with_class(self, class: ClassId) -> Self {
+        Self(self.0 & !(7 << 9) | (class.0 as u16 & 7) << 9)
+    }
+
+    /// Whose connection it is for.
+    pub const fn class(self) -> ClassId {
+        ClassId((self.0 >> 9 & 7) as u8)
+    }
+
+    /// The first pipe of the same uplink for the class 0, which stands for all of them.
     pub const fn uplink(self) -> Self {
         Self(self.0 & (Self::UPLINKS - 1))
     }
@@ -53,9 +67,16 @@ impl LinkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u32);
 
-/// A traffic class of a session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// A traffic class of a session: a number below [`ClassId::MAX`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClassId(pub u8);
+
+impl ClassId {
+    /// The class of what no rule puts into another one, and the one whose connection makes the session.
+    pub const DEFAULT: Self = Self(0);
+    /// How many classes a session can have.
+    pub const MAX: u8 = 8;
+}
 
 /// One client at one server, numbered by the server while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -63,7 +84,7 @@ pub struct SessionId(pub u32);
 
 #[cfg(test)]
 mod tests {
-    use super::LinkId;
+    use super::{ClassId, LinkId};
 
     #[test]
     fn pipes_of_an_uplink_are_told_apart_and_belong_together() {
@@ -71,5 +92,13 @@ mod tests {
         assert_eq!((second.pipe(), second.uplink()), (1, LinkId(7)));
         assert_eq!(second.with_pipe(0), LinkId(7));
         assert!(LinkId(LinkId::UPLINKS - 1) < second, "the first pipes of all uplinks come first");
+    }
+
+    #[test]
+    fn each_class_has_pipes_of_its_own() {
+        let link = LinkId(7).with_class(ClassId(5)).with_pipe(2);
+        assert_eq!((link.class(), link.pipe(), link.uplink()), (ClassId(5), 2, LinkId(7)));
+        assert_eq!(link.with_class(ClassId::DEFAULT), LinkId(7).with_pipe(2));
+        assert!(LinkId(LinkId::UPLINKS - 1) < LinkId(0).with_class(ClassId(1)), "those of the class 0 come first");
     }
 }

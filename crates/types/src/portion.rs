@@ -1,0 +1,71 @@
+use std::{fmt, str::FromStr};
+
+use crate::BitRate;
+
+/// A part of what a link carries: a rate, or so many hundredths of the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Portion {
+    /// A rate of its own.
+    Rate(BitRate),
+    /// Hundredths of what the link carries, 1 to 100.
+    Percent(u8),
+}
+
+impl Portion {
+    /// What it is of a link that carries `link`.
+    pub fn of(self, link: BitRate) -> BitRate {
+        match self {
+            Self::Rate(rate) => rate,
+            Self::Percent(percent) => {
+                BitRate::from_bps((u128::from(link.bps()) * u128::from(percent) / 100) as u64)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Portion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(rate) => rate.fmt(f),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+/// Something that is no part of a link.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no part of a link: expected a rate as in 10mbit, or 1% to 100%")]
+pub struct ParsePortionError(String);
+
+impl FromStr for Portion {
+    type Err = ParsePortionError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let found = match text.strip_suffix('%') {
+            Some(number) => {
+                let percent = number.parse().ok().filter(|percent| (1..=100).contains(percent));
+                percent.map(Self::Percent)
+            }
+            None => text.parse().ok().filter(|rate: &BitRate| rate.bps() > 0).map(Self::Rate),
+        };
+        found.ok_or_else(|| ParsePortionError(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_portion_is_a_rate_or_hundredths_of_the_link() {
+        let link = BitRate::from_bps(50_000_000);
+        for (text, bps) in [("10mbit", 10_000_000), ("20%", 10_000_000), ("100%", 50_000_000)] {
+            let portion: Portion = text.parse().unwrap();
+            assert_eq!((portion.of(link).bps(), portion.to_string().as_str()), (bps, text));
+        }
+        assert_eq!(Portion::Percent(100).of(BitRate::from_bps(u64::MAX)).bps(), u64::MAX);
+        for text in ["0%", "101%", "%", "0mbit", "much", "", "-5%", "5 %"] {
+            assert!(text.parse::<Portion>().unwrap_err().to_string().contains("1% to 100%"), "{text}");
+        }
+    }
+}
