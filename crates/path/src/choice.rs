@@ -175,6 +175,21 @@ pub fn first_of(offers: &[Offer], may: impl Fn(&Offer) -> bool) -> Option<usize>
     with_room.min_by_key(|(_, offer)| offer.arrival(0)).map(|(at, _)| at)
 }
 
+/// By how much what is sent on the path of `offers[at]` arrives later than on the quickest path, with no queue on either,
+/// and how many bytes the far end would have to hold for it meanwhile, from the paths that are quicker.
+///
+/// Acknowledgements come back on the quickest path, so round trips differ by as much as the ways there.
+pub fn lateness(offers: &[Offer], at: usize) -> (Duration, u64) {
+    let (mut most, mut held) = (Duration::ZERO, 0u64);
+    for other in offers {
+        let apart = offers[at].delay.saturating_sub(other.delay) * 2;
+        let bytes = apart.as_nanos() * u128::from(other.rate) / 1_000_000_000;
+        held = held.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX));
+        most = most.max(apart);
+    }
+    (most, held)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +249,14 @@ mod tests {
         let offers = [offer(0, 7, 50, 0), offer(1, 150, 20, 9000)];
         assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 100 << 20), None);
         assert_eq!(choice.pick(now, Scheduler::Auto, &offers[1..], 1400), Some(Pick { at: 0, best: true }));
+    }
+
+    #[test]
+    fn what_comes_late_is_held_for_by_all_that_is_quicker() {
+        let offers = [offer(0, 10, 8, 0), offer(1, 5, 16, 0), offer(2, 35, 80, 0)];
+        assert_eq!(lateness(&offers, 1), (Duration::ZERO, 0));
+        assert_eq!(lateness(&offers, 0), (Duration::from_millis(10), 20_000));
+        assert_eq!(lateness(&offers, 2), (Duration::from_millis(60), 50_000 + 120_000));
     }
 
     #[test]

@@ -25,7 +25,7 @@ mod quota;
 mod scheduler;
 mod tiers;
 
-pub use choice::{Choice, Offer, Pick, first_of, first_to_arrive};
+pub use choice::{Choice, Offer, Pick, first_of, first_to_arrive, lateness};
 pub use dispatch::{Dispatcher, Load, PathInfo, Want};
 pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;

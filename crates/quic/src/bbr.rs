@@ -124,6 +124,8 @@ pub(crate) struct Window {
     pub(crate) lost: f64,
     /// The path was never short of data.
     pub(crate) full: bool,
+    /// Much more was lost than the path loses anyway.
+    pub(crate) overflows: bool,
 }
 
 /// One acknowledged packet, as [`Delivery`] sees it.
@@ -221,7 +223,7 @@ impl Delivery {
                 false => self.rate.max(sample),
             };
             let Self { shortest, longest, full, .. } = *self;
-            complete = Some(Window { rate: sample, shortest, longest, lost, full });
+            complete = Some(Window { rate: sample, shortest, longest, lost, full, overflows });
             *self = Self {
                 since: self.last,
                 rate: self.rate,
@@ -351,11 +353,13 @@ impl Bbr {
             self.windows[self.newest] = window.shortest;
         }
         let queue = self.has_queue(rate);
+        // A queue that overflows is proof enough, also if there was not always something to send.
+        let overruns = window.overflows && in_flight > 2 * self.empty(rate);
         match &mut self.phase {
             Phase::Startup { best, rounds, queued } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
                     (*best, *rounds, *queued) = (rate, 0, 0);
-                } else if window.full {
+                } else if window.full || overruns {
                     *rounds += 1;
                 } else if queue && in_flight >= self.initial / 2 {
                     // Flows inside that keep to the rate of the path leave nothing waiting here. Little that is on
@@ -528,7 +532,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn window(rate: u64) -> Window {
-        Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0, full: true }
+        Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0, full: true, overflows: false }
     }
 
     #[test]
@@ -636,10 +640,13 @@ mod tests {
             bbr.on_round(now, Window { full: false, ..window(100_000) }, 100_000, 3_000);
         }
         assert!(matches!(bbr.phase, Phase::Startup { .. }), "{:?}", bbr.phase);
+        let mut overflows = bbr.clone();
         for rate in [1_000_000, 3_000_000, 9_000_000, 12_500_000, 12_500_000, 12_500_000, 12_500_000] {
             bbr.on_round(now, window(rate), rate, 900_000);
+            let gaps = Window { full: false, overflows: true, ..window(rate) };
+            overflows.on_round(now, gaps, rate, 900_000);
         }
-        assert_eq!(bbr.phase, Phase::Drain);
+        assert_eq!((bbr.phase, overflows.phase), (Phase::Drain, Phase::Drain));
         bbr.on_round(now, window(12_500_000), 12_500_000, 300_000);
         assert!(matches!(bbr.phase, Phase::Cruise { .. }));
         let product = 312_500;
@@ -694,8 +701,7 @@ mod tests {
         bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
         bbr.on_rtt(now, 10 * MS);
         for _ in 0..40 {
-            let window =
-                Window { rate: 10_000_000, shortest: 35 * MS, longest: 40 * MS, lost: 0.0, full: true };
+            let window = Window { shortest: 35 * MS, longest: 40 * MS, ..window(10_000_000) };
             bbr.on_round(now, window, 10_000_000, 0);
         }
         assert_eq!(bbr.base_rtt(), Some(10 * MS));
@@ -710,22 +716,17 @@ mod tests {
         bbr.on_rtt(now, 14 * MS);
         assert_eq!(bbr.base_rtt(), Some(14 * MS));
         for _ in 0..3 {
-            let window = Window { rate: 10_000, shortest: 20 * MS, longest: 60 * MS, lost: 0.0, full: false };
+            let window = Window { shortest: 20 * MS, longest: 60 * MS, full: false, ..window(10_000) };
             bbr.on_round(now, window, 10_000_000, 0);
         }
         for n in 0..40 {
             let shortest = if n % 8 == 0 { 40 * MS } else { 55 * MS };
-            bbr.on_round(
-                now,
-                Window { rate: 10_000_000, shortest, longest: shortest, lost: 0.0, full: true },
-                10_000_000,
-                0,
-            );
+            bbr.on_round(now, Window { shortest, longest: shortest, ..window(10_000_000) }, 10_000_000, 0);
         }
         assert_eq!(bbr.base_rtt(), Some(40 * MS));
         bbr.on_round(
             now + 5000 * MS,
-            Window { rate: 10_000_000, shortest: 20 * MS, longest: 30 * MS, lost: 0.0, full: true },
+            Window { shortest: 20 * MS, longest: 30 * MS, ..window(10_000_000) },
             10_000_000,
             0,
         );

@@ -1,4 +1,5 @@
 mod fault;
+mod grants;
 mod kept;
 mod streams;
 mod upkeep;
@@ -148,6 +149,8 @@ pub(crate) struct Path {
     repeated: Option<Instant>,
     /// Bytes of bulk streams that the next data pass sends here, lost ones first.
     pub(crate) grant: u64,
+    /// Those are only of streams whose owners have had more than there was room for since then.
+    late: Option<Instant>,
     /// Size of all that with framing.
     pub(crate) batch_bytes: u64,
     /// Bytes that it takes before another path that carries as one with it has its turn.
@@ -296,6 +299,7 @@ impl Connection {
             sent: VecDeque::new(),
             repeated: None,
             grant: 0,
+            late: None,
             batch_bytes: 0,
             turn: 0,
             paced: false,

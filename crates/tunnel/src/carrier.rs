@@ -2,6 +2,7 @@
 //! and leave; paths are watched and judged.
 
 mod handout;
+mod late;
 mod pipes;
 mod policy;
 mod progress;

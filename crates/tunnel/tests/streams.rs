@@ -74,6 +74,31 @@ fn one_download_fills_two_links() {
 }
 
 #[test]
+fn a_long_transfer_takes_a_satellite_along_and_a_short_one_does_not() {
+    for count in [1, 4] {
+        let (mut world, client) = world(&[(50, 7 * MS), (20, 150 * MS)]);
+        let mut long = apps(&world, client, count, 200, 0);
+        play(&mut world, client, &mut long, Duration::from_secs(5));
+        let got = |apps: &[App]| apps.iter().map(|app| app.got).sum::<u64>();
+        let before = got(&long);
+        play(&mut world, client, &mut long, Duration::from_secs(10));
+        let rate = mbit(got(&long) - before, Duration::from_secs(10));
+        assert!(rate > 0.94 * 70.0, "{count} at a time: {rate:.1} Mbit/s");
+    }
+    let time_of = |links: &[(u64, Duration)], mb| {
+        let (mut world, client) = world(links);
+        let mut short = apps(&world, client, 1, mb, 0);
+        let time = play(&mut world, client, &mut short, Duration::from_secs(5));
+        assert!(short[0].is_over() && short[0].got == u64::from(mb) * 1_000_000);
+        time
+    };
+    for mb in [1, 4, 7, 10] {
+        let (alone, both) = (time_of(&[(50, 7 * MS)], mb), time_of(&[(50, 7 * MS), (20, 150 * MS)], mb));
+        assert!(both < alone + alone / 6, "{mb} MB: {both:?} instead of {alone:?}");
+    }
+}
+
+#[test]
 fn four_uploads_fill_two_links_and_share_them() {
     let (mut world, client) = world(&[(100, 10 * MS), (50, 20 * MS)]);
     let mut apps = apps(&world, client, 4, 1, 20_000_000);

@@ -50,7 +50,10 @@ impl FromStr for Fec {
         let number = |text: &str, max: u8| text.parse().ok().filter(|number| (1..=max).contains(number));
         let fixed = |text: &str| {
             let (data, repair) = text.split_once('+')?;
-            Some(Self::Fixed { data: number(data, Self::MAX_DATA)?, repair: number(repair, Self::MAX_REPAIR)? })
+            Some(Self::Fixed {
+                data: number(data, Self::MAX_DATA)?,
+                repair: number(repair, Self::MAX_REPAIR)?,
+            })
         };
         match text {
             "off" => Ok(Self::Off),
@@ -66,7 +69,9 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_read_back() {
-        for fec in [Fec::Off, Fec::Auto, Fec::Fixed { data: 10, repair: 2 }, Fec::Fixed { data: 64, repair: 32 }] {
+        for fec in
+            [Fec::Off, Fec::Auto, Fec::Fixed { data: 10, repair: 2 }, Fec::Fixed { data: 64, repair: 32 }]
+        {
             assert_eq!(fec.to_string().parse(), Ok(fec));
         }
     }

@@ -99,6 +99,9 @@ mod tests {
         let link = LinkId(7).with_class(ClassId(5)).with_pipe(2);
         assert_eq!((link.class(), link.pipe(), link.uplink()), (ClassId(5), 2, LinkId(7)));
         assert_eq!(link.with_class(ClassId::DEFAULT), LinkId(7).with_pipe(2));
-        assert!(LinkId(LinkId::UPLINKS - 1) < LinkId(0).with_class(ClassId(1)), "those of the class 0 come first");
+        assert!(
+            LinkId(LinkId::UPLINKS - 1) < LinkId(0).with_class(ClassId(1)),
+            "those of the class 0 come first"
+        );
     }
 }

@@ -17,15 +17,7 @@ use crate::{
 };
 
 /// Bytes that wait in a bulk stream before its owner is told that there is no room.
-const BULK_QUEUE: usize = 256 << 10;
-/// Bytes that a bulk stream may send before the next one has its turn.
-const TURN: u64 = 16 << 10;
-/// Bytes of a packet that are none of the stream's: those around the frames (see [`crate::DATAGRAM_OVERHEAD`]), and
-/// type, stream, offset and length of a frame.
-const PACKET_OVERHEAD: u64 = 29 + 1 + 4 + 8 + 2;
-/// Packets by which a pass goes on when the library had more to repeat than was known, and how often.
-const PROLONGED: u64 = 2;
-const MOST_PROLONGED: u32 = 16;
+pub(super) const BULK_QUEUE: usize = 256 << 10;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
@@ -36,10 +28,10 @@ const HOLDING: usize = 128;
 
 /// What waits to be sent on one stream.
 #[derive(Debug, Default)]
-struct Outbound {
+pub(super) struct Outbound {
     queue: VecDeque<Bytes>,
     /// Bytes in it.
-    bytes: usize,
+    pub(super) bytes: usize,
     /// Where the first of them is in the stream.
     at: u64,
     finish: bool,
@@ -48,17 +40,24 @@ struct Outbound {
     /// Leaves as paths are granted.
     bulk: bool,
     /// Has a place among those that wait for grants.
-    ready: bool,
+    pub(super) ready: bool,
     /// The peer gives no credit for now.
-    blocked: bool,
+    pub(super) blocked: bool,
     /// The owner found no room.
-    full: bool,
+    pub(super) full: bool,
+    /// Since when the owner has always had more than there was room for.
+    pub(super) crowded: Option<Instant>,
 }
 
 impl Outbound {
     /// What it takes to send it all: the end counts as one byte.
-    fn wants(&self) -> u64 {
+    pub(super) fn wants(&self) -> u64 {
         self.bytes as u64 + u64::from(self.finish)
+    }
+
+    /// Whether its owner has had more than there was room for since then.
+    pub(super) fn lasts_since(&self, since: Instant) -> bool {
+        self.crowded.is_some_and(|crowded| crowded <= since)
     }
 }
 
@@ -101,7 +100,7 @@ pub struct Piece {
 /// All streams of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
-    outbound: FxHashMap<StreamId, Outbound>,
+    pub(super) outbound: FxHashMap<StreamId, Outbound>,
     pub(super) inbound: FxHashMap<StreamId, Inbound>,
     /// Streams of the peer's that are not bulk streams yet, of which bytes were rescued.
     early: BTreeSet<StreamId>,
@@ -113,19 +112,19 @@ pub(crate) struct Streams {
     pub(super) to_tell: VecDeque<StreamId>,
     pub(super) kept: Kept,
     /// Bulk streams with something to send that the peer gives credit for.
-    ready: VecDeque<StreamId>,
+    pub(super) ready: VecDeque<StreamId>,
     /// What they have to send (bytes).
-    waiting: u64,
+    pub(super) waiting: u64,
     /// Bytes that are lost, and may be of streams: the library sends them again as soon as it may.
-    lost: u64,
+    pub(super) lost: u64,
     /// Bytes that paths have been granted for their next passes.
-    granted: u64,
+    pub(super) granted: u64,
     /// Bulk streams that are open in some direction.
     bulk: usize,
     /// Memory for what is held in all of them (bytes).
     held: usize,
     /// How often the pass may go on with more credit than was reckoned.
-    prolong: u32,
+    pub(super) prolong: u32,
 }
 
 impl Streams {
@@ -340,7 +339,7 @@ impl Connection {
 
     /// Gives the library at most `most` bytes of a stream, of which `each` is told; returns how many. The end counts
     /// as one byte.
-    fn flush(&mut self, id: StreamId, most: u64, mut each: impl FnMut(Piece)) -> u64 {
+    pub(super) fn flush(&mut self, id: StreamId, most: u64, mut each: impl FnMut(Piece)) -> u64 {
         let Some(out) = self.streams.outbound.get_mut(&id) else { return 0 };
         let mut stream = self.inner.send_stream(to_noq(id));
         let mut done = 0;
@@ -410,73 +409,6 @@ impl Connection {
         room
     }
 
-    /// Bytes of bulk streams that paths could be granted now.
-    pub fn stream_backlog(&self) -> u64 {
-        (self.streams.waiting + self.streams.lost).saturating_sub(self.streams.granted)
-    }
-
-    /// Lets a path carry up to `most` bytes of bulk streams, framing included, but at least a packet if there is
-    /// anything; returns the bytes of room that this takes.
-    pub fn grant(&mut self, id: PathId, most: u64) -> u64 {
-        let backlog = self.stream_backlog();
-        if backlog == 0 {
-            return 0;
-        }
-        let packet = u64::from(self.inner.current_mtu());
-        let payload = packet - PACKET_OVERHEAD;
-        let bytes = backlog.min((most / packet).max(1) * payload);
-        let cost = bytes + bytes.div_ceil(payload) * PACKET_OVERHEAD;
-        let Some(path) = self.least_loaded(id) else { return 0 };
-        path.load(cost);
-        path.grant += bytes;
-        self.streams.granted += bytes;
-        cost
-    }
-
-    /// Gives the library what the path at `index` was granted: its pass begins.
-    pub(super) fn write_granted(&mut self, now: Instant, index: usize, grant: u64) {
-        let mut sent = std::mem::take(&mut self.paths[index].sent);
-        self.streams.granted = self.streams.granted.saturating_sub(grant);
-        self.streams.prolong = if grant > 0 { MOST_PROLONGED } else { 0 };
-        let repeated = self.streams.lost.min(grant);
-        self.streams.lost -= repeated;
-        if repeated > 0 {
-            self.paths[index].repeated = Some(now);
-        }
-        let mut left = grant - repeated;
-        while left > 0
-            && let Some(id) = self.streams.ready.pop_front()
-        {
-            let Some(out) = self.streams.outbound.get(&id) else { continue };
-            let before = out.wants();
-            let first = sent.len();
-            let done = self.flush(id, left.min(TURN), |piece| sent.push_back((now, piece)));
-            let path = self.paths[index].id;
-            sent.range(first..).for_each(|(_, piece)| self.streams.kept.keep(now, path, piece));
-            left -= done;
-            let Some(out) = self.streams.outbound.get_mut(&id) else {
-                self.streams.waiting = self.streams.waiting.saturating_sub(done);
-                continue;
-            };
-            if out.full && out.bytes <= BULK_QUEUE / 2 {
-                out.full = false;
-                self.events.push_back(Event::StreamWritable(id));
-            }
-            let wants = out.wants();
-            if wants > 0 && !out.blocked {
-                self.streams.waiting -= before - wants;
-                self.streams.ready.push_back(id);
-            } else {
-                out.ready = false;
-                self.streams.waiting -= before;
-                if wants == 0 && !self.streams.inbound.contains_key(&id) {
-                    self.streams.outbound.remove(&id);
-                }
-            }
-        }
-        self.paths[index].sent = sent;
-    }
-
     /// Takes the bytes of bulk streams that are on their way on a path, which is dead. What the library had sent again
     /// there is not among them.
     pub fn take_unsettled(&mut self, now: Instant, id: PathId) -> Vec<Piece> {
@@ -523,31 +455,6 @@ impl Connection {
         }
         let ahead = (id >> 2).checked_sub(self.streams.opened);
         ahead.is_some_and(|ahead| ahead < MOST_EARLY as u64) || self.streams.fresh.contains(&id)
-    }
-
-    /// A data pass has ended with so much credit left; whether it goes on with more, because what was meant for it did
-    /// not fit: the library first repeats what was lost. What is left over would leave with the next packets, on any
-    /// path.
-    pub(super) fn prolongs_pass(&mut self, now: Instant, index: usize, left: u64) -> bool {
-        let packet = u64::from(self.inner.current_mtu());
-        if left >= packet || self.streams.prolong == 0 {
-            return false;
-        }
-        self.streams.prolong -= 1;
-        let Some(path) = self.paths.get_mut(index) else { return false };
-        path.repeated = Some(now);
-        self.granted = PROLONGED * packet;
-        path.gate.set_credit(self.granted);
-        true
-    }
-
-    /// A control pass begins, in which the library may repeat what was lost, on any path.
-    pub(super) fn note_repeats(&mut self, now: Instant) {
-        if self.streams.lost > 0 {
-            for path in &mut self.paths {
-                path.repeated = Some(now);
-            }
-        }
     }
 
     /// Whether streams are open whose bytes leave as paths are granted.

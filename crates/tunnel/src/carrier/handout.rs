@@ -44,6 +44,7 @@ impl Carrier {
             offers.append(&mut later);
             moved |= self.fill(now, connection, max, &mut offers);
         }
+        moved |= self.fill_late(now, connection, &mut offers);
         let waits = self.has_repairs() || connection.stream_backlog() > 0;
         for offer in &offers {
             let room = connection.room(now, offer.id);

@@ -179,7 +179,7 @@ mod tests {
         );
         assert_eq!(
             (asks("lte_geo", Lane::Stream), asks("two_10", Lane::Stream)),
-            ((false, true), (false, true))
+            ((false, false), (false, true))
         );
         let loads = Plan::WHOLE.loads(&played("equal", Lane::Stream));
         assert_eq!(loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>(), ["1 TCP", "4 TCP"]);

@@ -1,0 +1,43 @@
+//! Paths that are much slower than others, for streams that last: what is put there arrives late, but a long transfer is over
+//! earlier if they carry their part.
+
+use mpvpn_path::{Offer, Scheduler, lateness};
+use mpvpn_quic::Connection;
+use mpvpn_types::Instant;
+
+use super::Carrier;
+
+/// A transfer that has lasted for so many times the lateness of a path is expected to last for longer than that: what it
+/// may lose at its end is a small part of it.
+const LASTS: u32 = 8;
+/// Bytes that the far end is asked to hold for what comes late: half of what it holds for all streams together, as it
+/// needs some for what is lost.
+const MOST_HELD: u64 = 4 << 20;
+
+impl Carrier {
+    /// Grants paths what no other rule gives them, where the far end holds as much as this one would. Returns whether
+    /// there was something.
+    pub(super) fn fill_late(
+        &mut self,
+        now: Instant,
+        connection: &mut Connection,
+        offers: &mut [Offer],
+    ) -> bool {
+        let knows = self.rescue.as_ref().is_some_and(|rescue| rescue.progress.is_some());
+        if !knows || self.dispatcher.scheduler() != Scheduler::Auto || connection.stream_backlog() == 0 {
+            return false;
+        }
+        let mut moved = false;
+        for at in 0..offers.len() {
+            let (late, held) = lateness(offers, at);
+            if offers[at].room == 0 || late.is_zero() || held > MOST_HELD {
+                continue;
+            }
+            let Some(since) = now.checked_sub(late * LASTS) else { continue };
+            let taken = connection.grant_late(offers[at].id, offers[at].room, since);
+            offers[at].take(taken);
+            moved |= taken > 0;
+        }
+        moved
+    }
+}
