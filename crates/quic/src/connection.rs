@@ -40,6 +40,8 @@ const MAX_BATCH: usize = 65_000;
 /// A path on which nothing arrives for so long while something does on others is the last choice for
 /// acknowledgements.
 const SILENT: Duration = Duration::from_millis(30);
+/// The same for what else may leave on any path: on one that carries data, something arrives far more often.
+const QUIET: Duration = Duration::from_millis(8);
 /// Paths that are allowed beyond those in use, so that one that is opened need not wait.
 const SPARE_PATHS: u32 = 2;
 /// Datagrams that are taken from the library at a time.
@@ -192,6 +194,11 @@ impl Path {
         !self.batch.is_empty() || self.grant > 0
     }
 
+    /// Whether nothing had arrived here for so long when something did elsewhere, at `latest`.
+    fn is_silent(&self, latest: Option<Instant>, time: Duration) -> bool {
+        latest > self.heard.map(|heard| heard + time)
+    }
+
     /// When pacer and cap let something pass again; `None` if they do now.
     fn wake_at(&self, now: Instant) -> Option<Instant> {
         self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
@@ -202,6 +209,8 @@ impl Path {
 enum Pass {
     Idle,
     Data(usize),
+    /// What the control pass would send on the first path, on those that are heard.
+    Heard,
     Control,
     Report(usize),
 }
@@ -562,6 +571,7 @@ impl Connection {
                     self.look_whether_mute(now, index);
                     self.begin_pass(now);
                 }
+                Pass::Heard => self.begin_control(now, false),
                 Pass::Control | Pass::Idle => {
                     for path in &self.paths {
                         path.gate.set_credit(0);
@@ -586,10 +596,15 @@ impl Connection {
     /// The path whose datagrams are next. Acknowledgements, those for other paths too, ride along with the first,
     /// which should work and be quick.
     fn next_batch(&self) -> Option<usize> {
-        let latest = self.paths.iter().filter_map(|path| path.heard).max();
-        let silent = |path: &Path| latest > path.heard.map(|heard| heard + SILENT);
+        let latest = self.heard_last();
         let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.has_work());
-        waiting.min_by_key(|(_, path)| (silent(path), path.gate.base_rtt())).map(|(index, _)| index)
+        let rank = |path: &Path| (path.is_silent(latest, SILENT), path.gate.base_rtt());
+        waiting.min_by_key(|(_, path)| rank(path)).map(|(index, _)| index)
+    }
+
+    /// When something arrived last, on any path.
+    fn heard_last(&self) -> Option<Instant> {
+        self.paths.iter().filter_map(|path| path.heard).max()
     }
 
     /// Starts the data pass of the next path that has datagrams, or the control pass.
@@ -628,12 +643,24 @@ impl Connection {
                 return;
             }
         }
+        self.begin_control(now, true);
+    }
+
+    /// Starts the control pass. Credit for streams, and what else is for the whole connection, leaves on the first path
+    /// that the library may take, and lost there it is missed until the path is closed: so those that are silent come
+    /// last, where they may.
+    fn begin_control(&mut self, now: Instant, heard_first: bool) {
         let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
+        let latest = self.heard_last().filter(|_| heard_first);
+        self.pass = Pass::Control;
         for path in &self.paths {
-            path.gate.set_credit(credit);
+            let later = path.is_silent(latest, QUIET);
+            path.gate.set_credit(if later { 0 } else { credit });
+            if later {
+                self.pass = Pass::Heard;
+            }
         }
         self.note_repeats(now);
-        self.pass = Pass::Control;
     }
 
     /// How many packets may leave as one batch: they are no larger than the first of them. Where that may be
