@@ -353,13 +353,17 @@ impl Bbr {
             self.windows[self.newest] = window.shortest;
         }
         let queue = self.has_queue(rate);
-        // A queue that overflows is proof enough, also if there was not always something to send.
-        let overruns = window.overflows && in_flight > 2 * self.empty(rate);
+        // A queue that overflows is proof at once, also if there was not always something to send. Packets that are too
+        // large for the path are lost without a queue.
+        let waited = self.min_rtt.is_some_and(|(least, _)| window.shortest > least + Delivery::ACK_DELAY);
+        let overruns = window.overflows && waited && in_flight > self.empty(rate) / 4 * 5;
         match &mut self.phase {
             Phase::Startup { best, rounds, queued } => {
                 if rate as f64 >= *best as f64 * FULL_GROWTH {
                     (*best, *rounds, *queued) = (rate, 0, 0);
-                } else if window.full || overruns {
+                } else if overruns {
+                    *rounds = FULL_ROUNDS;
+                } else if window.full {
                     *rounds += 1;
                 } else if queue && in_flight >= self.initial / 2 {
                     // Flows inside that keep to the rate of the path leave nothing waiting here. Little that is on
@@ -646,7 +650,10 @@ mod tests {
             let gaps = Window { full: false, overflows: true, ..window(rate) };
             overflows.on_round(now, gaps, rate, 900_000);
         }
-        assert_eq!((bbr.phase, overflows.phase), (Phase::Drain, Phase::Drain));
+        assert!(matches!((bbr.phase, overflows.phase), (Phase::Drain, Phase::Startup { .. })));
+        let queue = Window { full: false, overflows: true, shortest: 60 * MS, ..window(12_500_000) };
+        overflows.on_round(now, queue, 12_500_000, 900_000);
+        assert_eq!(overflows.phase, Phase::Drain);
         bbr.on_round(now, window(12_500_000), 12_500_000, 300_000);
         assert!(matches!(bbr.phase, Phase::Cruise { .. }));
         let product = 312_500;

@@ -163,6 +163,20 @@ fn what_the_server_finds_is_told() {
 }
 
 #[test]
+fn who_does_not_read_is_sent_little_and_who_reads_as_much_as_it_takes() {
+    let (mut world, client) = streams(&[(100, 50 * MS)]);
+    let mut talks = [Talk::new(200, 0), Talk::new(200, 0)];
+    talks[1].reads = false;
+    play(&mut world, client, &mut talks, 2 * S);
+    let before = talks[0].got;
+    play(&mut world, client, &mut talks, 5 * S);
+    let rate = (talks[0].got - before) as f64 * 16e-7;
+    assert!(rate > 90.0, "{rate:.1} Mbit/s");
+    let unread = world.destinations.iter().map(|other| other.sent).min().unwrap();
+    assert!((900_000..1_500_000).contains(&unread), "{unread} bytes for nobody");
+}
+
+#[test]
 fn who_does_not_read_stops_the_destination_and_nobody_else() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let mut talks = [Talk::new(100, 0), Talk::new(10, 0)];

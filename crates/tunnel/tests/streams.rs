@@ -83,7 +83,7 @@ fn a_long_transfer_takes_a_satellite_along_and_a_short_one_does_not() {
         let before = got(&long);
         play(&mut world, client, &mut long, Duration::from_secs(10));
         let rate = mbit(got(&long) - before, Duration::from_secs(10));
-        assert!(rate > 0.94 * 70.0, "{count} at a time: {rate:.1} Mbit/s");
+        assert!(rate > 0.92 * 70.0, "{count} at a time: {rate:.1} Mbit/s");
     }
     let time_of = |links: &[(u64, Duration)], mb| {
         let (mut world, client) = world(links);

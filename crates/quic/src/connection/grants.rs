@@ -69,6 +69,7 @@ impl Connection {
         }
         let mut left = grant - repeated;
         let late = self.paths[index].late.take();
+        let lag = self.reader_lag();
         let mut passed = Vec::new();
         while left > 0
             && passed.len() < MOST_LOOKS
@@ -85,7 +86,11 @@ impl Connection {
                 out.crowded.get_or_insert(now);
             }
             let first = sent.len();
-            let done = self.flush(id, left.min(TURN), |piece| sent.push_back((now, piece)));
+            let most = left.min(TURN).min(if self.streams.progress { out.may_send(lag) } else { u64::MAX });
+            if most == 0 {
+                (out.blocked, out.restrained) = (true, true);
+            }
+            let done = self.flush(id, most, |piece| sent.push_back((now, piece)));
             let path = self.paths[index].id;
             sent.range(first..).for_each(|(_, piece)| self.streams.kept.keep(now, path, piece));
             left -= done;

@@ -84,11 +84,6 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Whether anything is kept or told at all.
-    pub(super) fn is_on(&self) -> bool {
-        self.on
-    }
-
     /// Bytes have left on a path.
     pub(super) fn keep(&mut self, now: Instant, path: PathId, piece: &Piece) {
         self.sent += piece.bytes.len() as u64;
@@ -144,15 +139,35 @@ impl Inbound {
 }
 
 impl Connection {
-    /// What is sent on bulk streams is kept from now on until [`Self::confirm`] is told that it arrived, and
-    /// [`Self::take_progress`] tells what has.
+    /// Both ends tell each other how far bulk streams have come from now on: [`Self::take_progress`] says it,
+    /// [`Self::confirm`] takes it.
+    pub fn tell_progress(&mut self) {
+        self.streams.progress = true;
+    }
+
+    /// What is sent on bulk streams is kept from now on until [`Self::confirm`] is told that it arrived.
     pub fn keep_sent(&mut self) {
         self.streams.kept.on = true;
+    }
+
+    /// What was said about a stream did not arrive.
+    pub fn retell(&mut self, id: StreamId) {
+        self.streams.tell(id);
+    }
+
+    /// Whether the far end waits for what [`Self::take_progress`] has to say.
+    pub fn progress_is_urgent(&self) -> bool {
+        self.streams.urgent
     }
 
     /// How many streams [`Self::take_progress`] may have something to say about.
     pub fn progresses(&self) -> usize {
         self.streams.to_tell.len()
+    }
+
+    /// What is urgent is being told.
+    pub fn note_told(&mut self) {
+        self.streams.urgent = false;
     }
 
     /// The progress of the next stream on which something has changed since it was told last, or bytes are missing;
@@ -162,6 +177,7 @@ impl Connection {
         let inbound = self.streams.inbound.get_mut(&id)?;
         let gaps = if inbound.waits { inbound.gaps() } else { Vec::new() };
         inbound.queued = !gaps.is_empty();
+        inbound.told = inbound.next;
         if inbound.queued {
             self.streams.to_tell.push_back(id);
         }
@@ -169,7 +185,8 @@ impl Connection {
     }
 
     /// Takes what the far end said about a stream that this one writes.
-    pub fn confirm(&mut self, progress: Progress) {
+    pub fn confirm(&mut self, now: Instant, progress: Progress) {
+        self.note_read(now, progress.stream, progress.next);
         let kept = &mut self.streams.kept;
         let Some(stream) = kept.streams.get_mut(&progress.stream) else { return };
         if progress.next < stream.next {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Buf, Bytes};
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{BitRate, Duration, Instant, PathId};
 use rustc_hash::FxHashMap;
 
 use super::{Connection, Event, kept::Kept};
@@ -21,6 +21,20 @@ pub(super) const BULK_QUEUE: usize = 256 << 10;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
+/// Bytes that a reader is sent that is not known to read.
+const UNREAD: u64 = 896 << 10;
+/// Bytes after which a reader is taken for one that reads: more than the sockets of one that does not take.
+const READS: u64 = UNREAD;
+/// That it has taken so many more is told at once.
+const URGENT: u64 = UNREAD / 2;
+/// Both ends take so long over that together.
+const SLACK: Duration = Duration::from_millis(5);
+/// It is sent what it reads in so many round trips, so that it can become quicker.
+const ROUNDS: u32 = 3;
+/// That it reads less counts by this part each time.
+const FORGETS: u64 = 16;
+/// How quickly it reads is measured over so long, at least.
+const MEASURE: Duration = Duration::from_millis(20);
 /// Streams whose first bytes are rescued before the stream is there.
 const MOST_EARLY: usize = 256;
 /// What holding some bytes takes beside them.
@@ -41,12 +55,17 @@ pub(super) struct Outbound {
     bulk: bool,
     /// Has a place among those that wait for grants.
     pub(super) ready: bool,
-    /// The peer gives no credit for now.
+    /// The peer gives no credit for now, or its reader is not to have more.
     pub(super) blocked: bool,
     /// The owner found no room.
     pub(super) full: bool,
     /// Since when the owner has always had more than there was room for.
     pub(super) crowded: Option<Instant>,
+    /// Bytes that the reader has taken, and how quickly.
+    read: u64,
+    reads: Option<Reads>,
+    /// Blocked because of that.
+    pub(super) restrained: bool,
 }
 
 impl Outbound {
@@ -55,10 +74,50 @@ impl Outbound {
         self.bytes as u64 + u64::from(self.finish)
     }
 
+    /// Bytes that may be sent now, with `lag` from here to the reader and back: to one that reads some round trips' data,
+    /// to another one no more than fits into memory for very many of them.
+    pub(super) fn may_send(&self, lag: Duration) -> u64 {
+        let more = |reads: Reads| reads.rate.map_or(u64::MAX, |rate| rate.bytes_in(lag * ROUNDS));
+        let more = self.reads.map_or(0, more);
+        (self.read + UNREAD).saturating_add(more).saturating_sub(self.at)
+    }
+
+    fn note_read(&mut self, now: Instant, read: u64) {
+        if read < READS.max(self.read) {
+            self.read = self.read.max(read);
+            return;
+        }
+        // How quickly it reads the next report will tell.
+        let Some(reads) = &mut self.reads else {
+            (self.read, self.reads) = (read, Some(Reads { since: now, from: read, rate: None }));
+            return;
+        };
+        self.read = read;
+        let time = now.saturating_duration_since(reads.since);
+        if time >= MEASURE {
+            let bytes = u128::from(read - reads.from) * 1_000_000_000 / time.as_nanos();
+            let rate = BitRate::from_bytes_per_second(u64::try_from(bytes).unwrap_or(u64::MAX));
+            // What is missing before others holds a reader up now and then.
+            let before = reads.rate.filter(|before| *before > rate);
+            let rate = before.map_or(rate, |before| BitRate::from_bps(before.bps() - before.bps() / FORGETS));
+            *reads = Reads { since: now, from: read, rate: Some(rate) };
+        }
+    }
+
     /// Whether its owner has had more than there was room for since then.
     pub(super) fn lasts_since(&self, since: Instant) -> bool {
         self.crowded.is_some_and(|crowded| crowded <= since)
     }
+}
+
+/// How quickly a reader took bytes lately.
+#[derive(Clone, Copy, Debug)]
+struct Reads {
+    since: Instant,
+    /// What it had taken then.
+    from: u64,
+    /// `None` until there were two reports.
+    rate: Option<BitRate>,
 }
 
 /// What arrives on one bulk stream.
@@ -76,11 +135,13 @@ pub(super) struct Inbound {
     pub(super) waits: bool,
     /// Has a place among those whose progress is to be told.
     pub(super) queued: bool,
+    /// What was told of `next` last.
+    pub(super) told: u64,
 }
 
 impl Inbound {
     fn new(next: u64) -> Self {
-        Self { next, held: BTreeMap::new(), bytes: 0, end: None, waits: true, queued: false }
+        Self { next, held: BTreeMap::new(), bytes: 0, end: None, waits: true, queued: false, told: 0 }
     }
 }
 
@@ -108,8 +169,11 @@ pub(crate) struct Streams {
     fresh: BTreeSet<StreamId>,
     /// The peer's bidirectional streams that were ever opened.
     opened: u64,
-    /// Streams whose progress is to be told.
+    /// Both ends tell each other how far streams have come.
+    pub(super) progress: bool,
+    /// Streams whose progress is to be told, and whether that is urgent.
     pub(super) to_tell: VecDeque<StreamId>,
+    pub(super) urgent: bool,
     pub(super) kept: Kept,
     /// Bulk streams with something to send that the peer gives credit for.
     pub(super) ready: VecDeque<StreamId>,
@@ -185,8 +249,8 @@ impl Streams {
         }
     }
 
-    fn tell(&mut self, id: StreamId) {
-        if self.kept.is_on()
+    pub(super) fn tell(&mut self, id: StreamId) {
+        if self.progress
             && let Some(inbound) = self.inbound.get_mut(&id)
             && !std::mem::replace(&mut inbound.queued, true)
         {
@@ -335,6 +399,21 @@ impl Connection {
         let Some(out) = self.streams.outbound.get_mut(&id) else { return };
         out.blocked = false;
         self.written(id);
+    }
+
+    /// How long it takes until a reader's answer to what is sent now is known here.
+    pub(super) fn reader_lag(&self) -> Duration {
+        let rtts = self.paths.iter().filter_map(|path| self.inner.rtt(noq_proto::PathId::from(path.id.0)));
+        rtts.max().unwrap_or_default() + SLACK
+    }
+
+    /// The reader of a stream has taken so many bytes.
+    pub(super) fn note_read(&mut self, now: Instant, id: StreamId, read: u64) {
+        let Some(out) = self.streams.outbound.get_mut(&id) else { return };
+        out.note_read(now, read);
+        if std::mem::take(&mut out.restrained) {
+            self.unblock(id);
+        }
     }
 
     /// Gives the library at most `most` bytes of a stream, of which `each` is told; returns how many. The end counts
@@ -552,6 +631,7 @@ impl Connection {
         let _ = chunks.finalize();
         self.streams.held = self.streams.held + inbound.bytes - before;
         inbound.waits = end == ReadEnd::Blocked;
+        self.streams.urgent |= inbound.next >= inbound.told + URGENT;
         if read > 0 || inbound.waits && (!waited || !inbound.held.is_empty()) {
             self.streams.tell(id);
         }

@@ -9,7 +9,7 @@ use mpvpn_masque::{
     varint,
 };
 use mpvpn_path::Offer;
-use mpvpn_quic::{Connection, Overdue, Progress};
+use mpvpn_quic::{Connection, Overdue, Progress, Tracked};
 use mpvpn_types::{Duration, Instant, PathId};
 
 use super::{Carrier, Role, Watched, rescue::announce};
@@ -39,6 +39,8 @@ pub(super) struct Progresses {
     waiting: Option<Bytes>,
     /// Reports of the far end.
     arrived: Vec<Bytes>,
+    /// Own reports that were lost.
+    lost: Vec<Bytes>,
     /// When all this was looked at last.
     looked: Instant,
     /// Bytes that may be sent again now.
@@ -61,31 +63,34 @@ impl Progresses {
         self.arrived.push(datagram);
     }
 
+    /// An own report was lost: what it said is to be told again, as it is then.
+    pub(super) fn lose(&mut self, datagram: Bytes) {
+        self.lost.push(datagram);
+    }
+
     /// Lets the connection know what the far end said; malformed entries end a report.
-    pub(super) fn deliver(&mut self, connection: &mut Connection) {
+    pub(super) fn deliver(&mut self, now: Instant, connection: &mut Connection) {
         for report in self.arrived.drain(..) {
-            let mut entries = &report[self.prefix.as_ref().len()..];
-            for _ in 0..MOST_STREAMS {
-                let Some(progress) = decode(&mut entries) else { break };
-                connection.confirm(progress);
-            }
+            entries(&self.prefix, &report).for_each(|progress| connection.confirm(now, progress));
         }
     }
 
     /// Sends what waits on all paths that have room, since any may stall. Returns whether there was something.
-    pub(super) fn send(&mut self, connection: &mut Connection, offers: &mut [Offer]) -> bool {
+    pub(super) fn send(&mut self, now: Instant, connection: &mut Connection, offers: &mut [Offer]) -> bool {
         if offers.iter().all(|offer| offer.room == 0) {
             return false;
         }
         let Some(report) = self.waiting.take() else { return false };
         for offer in offers.iter_mut().filter(|offer| offer.room > 0) {
-            offer.take(connection.queue(offer.id, report.clone()));
+            let report = Tracked { data: report.clone(), born: now, tries: 0, copied: false };
+            offer.take(connection.queue_tracked(offer.id, report));
         }
         true
     }
 
     fn write(&self, connection: &mut Connection) -> Bytes {
         let mut out = BytesMut::from(self.prefix.as_ref());
+        connection.note_told();
         for _ in 0..connection.progresses().min(MOST_STREAMS) {
             if out.len() + ENTRY > REPORT {
                 break;
@@ -96,6 +101,12 @@ impl Progresses {
         }
         out.freeze()
     }
+}
+
+/// What a report says.
+fn entries(prefix: &DatagramPrefix, report: &[u8]) -> impl Iterator<Item = Progress> {
+    let mut bytes = report.get(prefix.as_ref().len()..).unwrap_or_default();
+    std::iter::from_fn(move || decode(&mut bytes)).take(MOST_STREAMS)
 }
 
 fn encode(progress: &Progress, out: &mut BytesMut) {
@@ -143,6 +154,7 @@ impl Carrier {
             prefix: datagram::prefix(stream, context),
             waiting: None,
             arrived: Vec::new(),
+            lost: Vec::new(),
             looked: self.bare,
             budget: MOST_BUDGET,
             sent: 0,
@@ -152,25 +164,33 @@ impl Carrier {
     /// When there is something to tell.
     pub(super) fn progress_timeout(&self, connection: &Connection) -> Option<Instant> {
         let progress = self.rescue.as_ref()?.progress.as_ref()?;
-        (self.paths.len() > 1 && connection.progresses() > 0).then_some(progress.looked + EVERY)
+        let every = if connection.progress_is_urgent() { Duration::ZERO } else { EVERY };
+        (connection.progresses() > 0).then_some(progress.looked + every)
     }
 
     /// Tells how far streams have come, and sends again what the far end waits for in vain.
     pub(super) fn repair_streams(&mut self, now: Instant, connection: &mut Connection) {
-        if self.paths.len() < 2 {
-            return;
-        }
         let Some(rescue) = &mut self.rescue else { return };
         let Some(progress) = &mut rescue.progress else { return };
         let passed = now.saturating_duration_since(progress.looked);
+        if passed < EVERY && !connection.progress_is_urgent() {
+            return;
+        }
+        connection.tell_progress();
+        for report in std::mem::take(&mut progress.lost) {
+            entries(&progress.prefix, &report).for_each(|progress| connection.retell(progress.stream));
+        }
+        if progress.waiting.is_none() && connection.progresses() > 0 {
+            progress.waiting = Some(progress.write(connection));
+        }
         if passed < EVERY {
             return;
         }
         progress.looked = now;
-        connection.keep_sent();
-        if progress.waiting.is_none() && connection.progresses() > 0 {
-            progress.waiting = Some(progress.write(connection));
+        if self.paths.len() < 2 {
+            return;
         }
+        connection.keep_sent();
         let sent = connection.stream_bytes();
         let anyway = (u128::from(ANYWAY) * passed.as_millis() / 1000) as u64;
         let earned = (sent - std::mem::replace(&mut progress.sent, sent)) / SHARE;

@@ -151,7 +151,10 @@ impl Carrier {
     }
 
     fn keep(&mut self, now: Instant, lost: Tracked) {
-        match (&mut self.rescue, &mut self.sequencer) {
+        match (self.rescue.as_deref_mut(), &mut self.sequencer) {
+            (Some(Rescue { progress: Some(progress), .. }), _) if progress.is_own(&lost.data) => {
+                progress.lose(lost.data);
+            }
             // Whatever happens to it, its stream waits for it.
             (Some(rescue), _) if rescue.is_own(&lost.data) => rescue.waiting.push_back((None, lost)),
             (_, Some(sequencer)) => sequencer.keep(now, lost),
@@ -170,7 +173,7 @@ impl Carrier {
         let Some(rescue) = &mut self.rescue else { return false };
         let mut moved = false;
         if let Some(progress) = &mut rescue.progress {
-            moved |= progress.send(connection, offers);
+            moved |= progress.send(now, connection, offers);
         }
         while let Some((not, _)) = rescue.waiting.front() {
             let others = offers.iter().any(|offer| Some(offer.id) != *not);
@@ -192,13 +195,13 @@ impl Carrier {
     }
 
     /// Gives streams the bytes of theirs that the far end has rescued, and what it said about others.
-    pub(crate) fn deliver_rescued(&mut self, connection: &mut Connection) {
+    pub(crate) fn deliver_rescued(&mut self, now: Instant, connection: &mut Connection) {
         if let Some(rescue) = &mut self.rescue {
             for piece in rescue.arrived.drain(..) {
                 connection.rescue(piece);
             }
             if let Some(progress) = &mut rescue.progress {
-                progress.deliver(connection);
+                progress.deliver(now, connection);
             }
         }
     }

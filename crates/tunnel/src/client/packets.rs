@@ -47,7 +47,7 @@ impl Client {
             let mtu = carrier.mtu();
             carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
-        session.carrier.deliver_rescued(connection);
+        session.carrier.deliver_rescued(now, connection);
         if bytes + payload_bytes > 0 {
             session.carrier.note_delivered(now, bytes + payload_bytes);
             self.joiner.flush();

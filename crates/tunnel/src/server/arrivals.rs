@@ -56,7 +56,7 @@ impl Server {
             starts_to_serve = Some((tunnel.secret, tunnel.addresses));
         }
         if let Some(carrier) = peer.carrier() {
-            carrier.deliver_rescued(connection);
+            carrier.deliver_rescued(now, connection);
             if bytes + payload_bytes > 0 {
                 carrier.note_delivered(now, bytes + payload_bytes);
             }
