@@ -24,4 +24,5 @@ pub use queue::{FqCodel, QueueConfig, Queued};
 pub use rules::{
     BuiltIn, Facts, Rule, Rules, Unreachable, Verdict, Why,
     builtin::{BUILT_IN, BULK, CRITICAL},
+    has_ports,
 };

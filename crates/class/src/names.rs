@@ -125,7 +125,7 @@ impl Names {
         }
     }
 
-    /// Takes an address for one that was given to `name`, as a resolver would say it, for [`LONGEST`].
+    /// Takes an address for one that was given to `name`, as a resolver would say it, for an hour.
     pub fn tell(&mut self, now: Instant, address: IpAddr, name: &str) {
         let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
         for at in self.fitting(&labels).collect::<Vec<_>>() {

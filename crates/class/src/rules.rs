@@ -112,7 +112,7 @@ impl Rules {
 }
 
 /// Whether packets of a protocol have ports: TCP, UDP, DCCP, SCTP and UDP-Lite.
-fn has_ports(protocol: u8) -> bool {
+pub fn has_ports(protocol: u8) -> bool {
     matches!(protocol, 6 | 17 | 33 | 132 | 136)
 }
 

@@ -65,6 +65,8 @@ impl FromStr for Pattern {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn pattern(text: &str) -> Pattern {
@@ -114,6 +116,19 @@ mod tests {
             [("*.example.com", "example.com"), ("a.example.com", "*.example.com"), ("example.com", "com")]
         {
             assert!(!pattern(one).covers(&pattern(other)), "{one} {other}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn who_covers_another_fits_all_that_it_fits(
+            one in r"(\*\.)?(a|b)(\.(a|b)){0,2}",
+            other in r"(\*\.)?(a|b)(\.(a|b)){0,2}",
+            name in r"(a|b)(\.(a|b)){0,4}",
+        ) {
+            if pattern(&one).covers(&pattern(&other)) && fits(&other, &name) {
+                prop_assert!(fits(&one, &name), "{} {} {}", one, other, name);
+            }
         }
     }
 
