@@ -1,7 +1,10 @@
-//! The queue in front of the paths of a traffic class.
+//! Traffic classes: which of them a packet belongs to, and the queue in front of the paths of each.
 //!
-//! In: IP packets, each with the hash of its flow, and the time. Out: the packet that shall be sent
-//! next. [`FqCodel`] shares the tunnel fairly among the flows (RFC 8290), lets flows that send little
+//! [`Rules`] tell the class of a flow from what its first packet shows; [`Names`] know which addresses the tunnel's own
+//! DNS gave to the domains that rules ask for.
+//!
+//! The queue: in come IP packets, each with the hash of its flow, and the time, and out comes the packet that shall be
+//! sent next. [`FqCodel`] shares the tunnel fairly among the flows (RFC 8290), lets flows that send little
 //! (ping, DNS, a TCP handshake) go first, and keeps the waiting time of the others short by dropping
 //! early (RFC 8289).
 //!
@@ -12,6 +15,14 @@
 //! - an empty queue holds less than 2 KiB of memory, and a busy one allocates only to grow.
 #![forbid(unsafe_code)]
 
+mod names;
 mod queue;
+mod rules;
 
+pub use names::{Names, ParsePatternError, Pattern};
 pub use queue::{FqCodel, QueueConfig, Queued};
+pub use rules::{
+    BuiltIn, Facts, Rule, Rules, Unreachable, Verdict, Why,
+    builtin::{BUILT_IN, BULK, CRITICAL},
+    has_ports,
+};

@@ -6,6 +6,7 @@
 
 mod access;
 mod app;
+mod classes;
 mod dns;
 mod file;
 mod lane;
@@ -25,6 +26,9 @@ use std::{
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+pub use classes::{
+    ClassConfig, ClassTables, MatchRule, Packet, RuleOrigin, Ruling, render_classes, rules_of,
+};
 pub use dns::Dns;
 pub use lane::LaneRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
@@ -38,6 +42,8 @@ pub use values::{
     AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
     is_link_name,
 };
+
+use classes::Surroundings;
 
 use crate::{Error, Result, access::AccessRule, api, auth::Token, files, identity::Fingerprint};
 
@@ -131,6 +137,10 @@ pub struct ClientConfig {
     pub paths: Vec<String>,
     /// How links are used; the first whose name fits counts.
     pub links: Vec<LinkConfig>,
+    /// The classes of traffic, each with its number as its place: critical, default and bulk are always there.
+    pub classes: Vec<ClassConfig>,
+    /// What belongs to them; the first that fits counts. Those that every client has come last.
+    pub class_rules: Vec<MatchRule>,
     /// Folder for what has to survive a restart: how much of the quotas is used.
     pub state_dir: PathBuf,
     /// Name of the TUN device.
@@ -260,6 +270,8 @@ impl ClientConfig {
             token_file: None,
             paths: vec!["auto".into()],
             links: Vec::new(),
+            classes: ClassConfig::built_in().into(),
+            class_rules: MatchRule::built_in(),
             state_dir: STATE_DIR.into(),
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
@@ -289,6 +301,14 @@ impl ClientConfig {
         Self::resolve(cli.over(from_file))
     }
 
+    /// The same for who wants to know about classes only: no server need be named.
+    pub fn load_without_server(file: Option<&Path>) -> Result<Self> {
+        let mut options: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
+        options.server.get_or_insert(ServerAddr { host: String::new(), port: PORT });
+        options.insecure |= options.ca.is_none() && options.pin.is_none();
+        Self::resolve(options)
+    }
+
     /// Fills in the defaults and checks what belongs together.
     pub fn resolve(options: ClientOptions) -> Result<Self> {
         let Some(server) = options.server else {
@@ -303,12 +323,13 @@ impl ClientConfig {
             ));
         }
         let shards = options.shards.unwrap_or(default.shards);
-        let streams =
-            options.lane == Some(LaneMode::Stream) || options.lane_rule.iter().any(|rule| rule.streams);
+        let streams = options.lane == Some(LaneMode::Stream)
+            || options.lane_rule.iter().any(|rule| rule.streams)
+            || options.class.takes_streams();
         if streams && shards.count(1) > 1 {
             return Err(Error::usage(
                 "TCP connections travel as streams with one thread only",
-                "leave out --shards, or use --lane datagram and no [[lane-rule]] that says stream",
+                "leave out --shards, or use --lane datagram and no [[lane-rule]] or [[class]] that says stream",
             ));
         }
         let tun_name = options.tun_name.unwrap_or(default.tun_name);
@@ -323,11 +344,17 @@ impl ClientConfig {
                 "name the interface or the network of the machines behind this one",
             ));
         }
+        let paths = paths(options.path, &tun_name)?;
+        let links = links(options.link, options.pipes);
+        let classes =
+            options.class.resolve(&Surroundings { paths: &paths, links: &links, tun_name: &tun_name })?;
         Ok(Self {
             token: options.token,
             token_file: options.token_file,
-            paths: paths(options.path, &tun_name)?,
-            links: links(options.link, options.pipes),
+            paths,
+            links,
+            classes: classes.list,
+            class_rules: classes.rules,
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),

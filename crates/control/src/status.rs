@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use flows::{Flow, FlowLane, FlowList, FlowState};
+pub(crate) use render::{Table, fit, section};
 pub use render::{render, render_flows, render_links};
 
 /// Everything about one process.

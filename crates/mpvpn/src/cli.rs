@@ -56,6 +56,12 @@ pub(crate) enum Command {
         #[command(subcommand)]
         command: LinkCommand,
     },
+    /// Show the classes of traffic of a client, and which one a packet belongs to
+    #[command(after_help = CLASS_EXAMPLES)]
+    Class {
+        #[command(subcommand)]
+        command: ClassCommand,
+    },
     /// Have a running server or client read its configuration again
     #[command(after_help = CONFIG_EXAMPLES)]
     Config {
@@ -136,6 +142,23 @@ Examples:
 
 The tables [[link]] of the configuration file say the same for good.";
 
+const CLASS_EXAMPLES: &str = "\
+Examples:
+  mpvpn class list
+      the classes, and the rules in the order in which they are tried
+  mpvpn class test \"udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46\"
+      the class of such a packet, and the rule that says so
+  mpvpn class test --config new.toml \"tcp [fd00::5]:40000 -> [2001:db8::9]:443 domain zoom.us\"
+      the same with another file, and as if DNS had given the far end's address to that name
+  mpvpn class test --json \"icmp 10.0.0.5 -> 1.1.1.1\"
+      in JSON
+
+A packet is: a protocol (tcp, udp, icmp or a number), the client's end, an arrow, the far end; both
+ends with ports if the protocol has them; then, if it matters, dscp and domain. It stands in quotes,
+as > means something to the shell.
+The first rule that fits decides: those of the tables [[class]] of the file in order, then those that
+are built in. The file is read as it is now; a running client may have read it before.";
+
 const CONFIG_EXAMPLES: &str = "\
 Examples:
   mpvpn config reload
@@ -148,6 +171,29 @@ SIGHUP does the same; a process that was started in a terminal ends by it.";
 pub(crate) enum ConfigCommand {
     /// Read the file again; sessions go on
     Reload(Target),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ClassCommand {
+    /// Show the classes and the rules in order
+    List {
+        /// The client's configuration file [default: /etc/mpvpn/client.toml, if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Say which class a packet belongs to, and which rule says so
+    #[command(after_help = CLASS_EXAMPLES)]
+    Test {
+        /// The client's configuration file [default: /etc/mpvpn/client.toml, if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Print it in JSON
+        #[arg(long)]
+        json: bool,
+        /// The packet, in quotes, as in "udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46"
+        #[arg(value_name = "PACKET", required = true)]
+        packet: Vec<String>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -263,7 +309,6 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 const LATER_OPTIONS: &[(&str, &str)] = &[
     ("--metrics", "`mpvpn status --json` gives the figures"),
     ("--fec", "lost packets are repaired by sending them again"),
-    ("--class", "all packets are of one class"),
 ];
 
 /// Commands that later versions will have.
@@ -290,7 +335,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let available = "available are: server, client, proxy, status, link, config, lab";
+            let available = "available are: server, client, proxy, status, link, class, config, lab";
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
                 return Failure::usage(WHAT, why, available);

@@ -6,6 +6,7 @@
 // This crate is at the edge: it starts what has clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod class;
 mod cli;
 mod config;
 mod failure;
@@ -69,6 +70,7 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
         }
         Command::Status(args) => status::show(&args),
         Command::Link { command } => link::perform(command),
+        Command::Class { command } => class::perform(command),
         Command::Config { command } => config::perform(command),
         Command::Lab { command } => {
             run::lab(command).map_err(|error| Failure::run("the lab ended", &error, "see `mpvpn lab --help`"))

@@ -18,22 +18,22 @@ pub(crate) fn show(args: &StatusArgs) -> Result<ExitCode, Failure> {
     if args.flows {
         let flows = api::fetch_flows(&socket).map_err(failed)?;
         return print(&if args.json {
-            in_json(serde_json::to_string(&flows))?
+            in_json(WHAT, serde_json::to_string(&flows))?
         } else {
             status::render_flows(&flows, width())
         });
     }
     let status = api::fetch_status(&socket).map_err(failed)?;
     print(&if args.json {
-        in_json(serde_json::to_string(&status))?
+        in_json(WHAT, serde_json::to_string(&status))?
     } else {
         status::render(&status, width())
     })
 }
 
-fn in_json(written: serde_json::Result<String>) -> Result<String, Failure> {
+pub(crate) fn in_json(what: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
     let json =
-        written.map_err(|error| Failure::world(WHAT, error.to_string(), "report it as a fault of mpvpn"))?;
+        written.map_err(|error| Failure::world(what, error.to_string(), "report it as a fault of mpvpn"))?;
     Ok(format!("{json}\n"))
 }
 

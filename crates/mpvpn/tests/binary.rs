@@ -88,6 +88,46 @@ fn links_are_shown_and_changed() {
 }
 
 #[test]
+fn packets_are_told_their_class_and_the_rule_that_says_so() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client.toml");
+    std::fs::write(
+        &path,
+        "[[class]]\nname = 'cams'\n\n[[class.match]]\nto = '198.51.100.0/24'\nports = 554\n",
+    )
+    .unwrap();
+    let file = path.to_str().unwrap();
+    let packet = "tcp 10.0.0.5:4000 -> 198.51.100.9:554";
+    let output = mpvpn(&["class", "test", "--config", file, packet]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert_eq!(stdout(&output), format!("cams, by rule 1: {file}, line 4\n"));
+    let output = mpvpn(&["class", "test", "--config", file, "udp [::1]:5 -> [::2]:6 dscp ef"]);
+    assert_eq!(stdout(&output), "critical, by rule 3: built-in `real-time`\n");
+    let output =
+        mpvpn(&["class", "test", "--json", "--config", file, "tcp 10.0.0.5:4000 -> 203.0.113.9:443"]);
+    assert_eq!(
+        stdout(&output),
+        "{\"packet\":\"tcp 10.0.0.5:4000 -> 203.0.113.9:443\",\"class\":\"default\",\"rule\":null,\
+         \"file\":null,\"line\":null,\"built_in\":null}\n"
+    );
+    let output = mpvpn(&["class", "list", "--config", file]);
+    assert_eq!(code(&output), 0, "{}", stderr(&output));
+    assert!(stdout(&output).lines().any(|line| line.starts_with("cams ")), "{}", stdout(&output));
+    // Without quotes the shell takes the rest for the name of a file.
+    let output = mpvpn(&["class", "test", "--config", file, "tcp", "10.0.0.5:4000", "-"]);
+    assert_eq!(code(&output), 2);
+    assert_eq!(
+        stderr(&output),
+        "mpvpn: cannot test the packet: `tcp 10.0.0.5:4000 -` is no packet: expected a protocol and two ends in \
+         quotes, as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\"\n  next: see `mpvpn class test --help`\n"
+    );
+    std::fs::write(&path, "[[class]]\nname = 'a'\nmin = '60%'\nmax = '50%'\n").unwrap();
+    let output = mpvpn(&["class", "list", "--config", file]);
+    assert_eq!(code(&output), 2);
+    assert!(stderr(&output).contains("line 3, column 7: the class `a` would get 60%"), "{}", stderr(&output));
+}
+
+#[test]
 fn flows_are_listed_for_people_and_programs() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("client-a.sock");
@@ -112,7 +152,13 @@ fn a_reload_says_what_counts_from_when_on() {
 
 #[test]
 fn help_and_version_go_to_stdout_with_code_0() {
-    for args in [&["--help"][..], &["server", "--help"], &["client", "--help"], &["status", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["server", "--help"],
+        &["client", "--help"],
+        &["status", "--help"],
+        &["class", "--help"],
+    ] {
         let output = mpvpn(args);
         assert_eq!((code(&output), stderr(&output).as_str()), (0, ""), "{args:?}");
         assert!(stdout(&output).contains("Examples:"), "{args:?}");

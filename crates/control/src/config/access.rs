@@ -37,9 +37,13 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AccessRule>
 
 /// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
 pub(super) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    let values = many::<D, T>(from)?;
+    filled(many::<D, T>(from)?)
+}
+
+/// The list, unless it is empty.
+pub(super) fn filled<T, E: serde::de::Error>(values: Vec<T>) -> Result<Vec<T>, E> {
     match values.is_empty() {
-        true => Err(serde::de::Error::custom("the list is empty: leave the key out if it does not matter")),
+        true => Err(E::custom("the list is empty: leave the key out if it does not matter")),
         false => Ok(values),
     }
 }

@@ -30,14 +30,22 @@ impl ClientConfig {
         let options = ClientOptions { lane: None, ..options };
         let others = others.iter().find(|(is_given, _)| *is_given).map(|(_, option)| *option);
         if let Some(option) = of_a_tun(&options).or(others) {
-            return Err(Error::usage(
-                format!("`{option}` means nothing to a client inside an app"),
-                "leave it out: the app has the packets, the routes and the log",
-            ));
+            return Err(nothing(option));
         }
         let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
-        Self::resolve(ClientOptions { lane, name: Some(name), ..options })
+        let config = Self::resolve(ClientOptions { lane, name: Some(name), ..options })?;
+        match config.classes.iter().any(|class| class.tun.is_some()) {
+            true => Err(nothing("tun")),
+            false => Ok(config),
+        }
     }
+}
+
+fn nothing(option: &str) -> Error {
+    Error::usage(
+        format!("`{option}` means nothing to a client inside an app"),
+        "leave it out: the app has the packets, the routes and the log",
+    )
 }
 
 #[cfg(test)]
@@ -55,10 +63,16 @@ mod tests {
         let config = resolve(&format!("{base}lane = 'stream'\n[[link]]\nname = 'wwan*'\ntier = 'backup'\n"));
         let config = config.unwrap();
         assert_eq!((config.lane, config.links.len(), config.name.as_str()), (LaneMode::Stream, 1, "app"));
-        for key in
-            ["tun-name = 'a'", "routes = 'all'", "share = ['lan0']", "shards = 2", "log-level = 'info'"]
-        {
-            let error = resolve(&format!("{base}{key}\n")).unwrap_err().to_string();
+        for key in [
+            "tun-name = 'a'",
+            "routes = 'all'",
+            "share = ['lan0']",
+            "shards = 2",
+            "log-level = 'info'",
+            "tun = 'cr0'",
+        ] {
+            let head = if key.starts_with("tun ") { "[[class]]\nname = 'critical'\n" } else { "" };
+            let error = resolve(&format!("{base}{head}{key}\n")).unwrap_err().to_string();
             let name = key.split(' ').next().unwrap();
             assert!(error.contains(&format!("`{name}` means nothing")), "{error}");
         }

@@ -1,21 +1,54 @@
 //! Configuration files: TOML, whose every mistake is shown with its line and column.
 
-use std::{ops::Range, path::Path};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use serde::de::DeserializeOwned;
 
 use crate::{Error, Result, files};
 
 /// Keys that later versions will know.
-const LATER: &[&str] = &["metrics", "class", "classes", "fec"];
+const LATER: &[&str] = &["metrics", "fec"];
+
+/// What a file holds.
+pub(super) trait Content: DeserializeOwned + Default {
+    /// Where it came from, for who finds mistakes only when everything is together.
+    fn came_from(&mut self, _source: Source) {}
+}
+
+/// A file's text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Source {
+    file: PathBuf,
+    text: String,
+}
+
+impl Source {
+    pub(super) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// The line of the byte `at`, counted from 1.
+    pub(super) fn line(&self, at: usize) -> usize {
+        locate(&self.text, at..at).0
+    }
+
+    /// What to say about a mistake in `span`.
+    pub(super) fn mistake(&self, span: Range<usize>, why: String) -> Error {
+        let (line, column, shown) = locate(&self.text, span);
+        Error::ConfigFile { file: self.file.clone(), line, column, why, shown }
+    }
+}
 
 /// The file that was named.
-pub(super) fn load_named<T: DeserializeOwned + Default>(named: &Path) -> Result<T> {
+pub(super) fn load_named<T: Content>(named: &Path) -> Result<T> {
     load(Some(named), named)
 }
 
 /// The file that was named, or the default one if it is there, or nothing.
-pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default: &Path) -> Result<T> {
+pub(super) fn load<T: Content>(named: Option<&Path>, default: &Path) -> Result<T> {
     let path = match named {
         Some(path) if !path.exists() => {
             return Err(Error::Usage {
@@ -31,11 +64,15 @@ pub(super) fn load<T: DeserializeOwned + Default>(named: Option<&Path>, default:
 }
 
 /// Reads `text`, which came from `file`.
-pub(super) fn parse<T: DeserializeOwned>(text: &str, file: &Path) -> Result<T> {
-    toml::from_str(text).map_err(|error| {
-        let (line, column, shown) = locate(text, error.span().unwrap_or(0..0));
-        Error::ConfigFile { file: file.into(), line, column, why: explain(error.message()), shown }
-    })
+pub(super) fn parse<T: Content>(text: &str, file: &Path) -> Result<T> {
+    let source = Source { file: file.into(), text: text.into() };
+    match toml::from_str::<T>(text) {
+        Ok(mut content) => {
+            content.came_from(source);
+            Ok(content)
+        }
+        Err(error) => Err(source.mistake(error.span().unwrap_or(0..0), explain(error.message()))),
+    }
 }
 
 /// Says in our words what the parser found.

@@ -249,23 +249,25 @@ fn value<'de, D: Deserializer<'de>, T: Text + Default>(from: D) -> Result<T, D::
     Ok(one(from)?.unwrap_or_default())
 }
 
-fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
-    struct Pattern(String);
+/// A name of a link, or a pattern of names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct LinkPattern(pub(super) String);
 
-    impl Text for Pattern {
-        const EXPECTED: &'static str = "an interface's name or a pattern in quotes, as in \"wwan*\"";
+impl Text for LinkPattern {
+    const EXPECTED: &'static str = "an interface's name or a pattern in quotes, as in \"wwan*\"";
 
-        fn read(text: &str) -> Result<Self, String> {
-            match is_link_name(text) {
-                true => Ok(Self(text.into())),
-                false => Err(format!(
-                    "`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ . * or ?"
-                )),
-            }
+    fn read(text: &str) -> Result<Self, String> {
+        match is_link_name(text) {
+            true => Ok(Self(text.into())),
+            false => Err(format!(
+                "`{text}` is no interface's name: expected 1 to 15 letters, digits, - _ . * or ?"
+            )),
         }
     }
+}
 
-    Ok(one::<D, Pattern>(from)?.map(|pattern| pattern.0).unwrap_or_default())
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    Ok(one::<D, LinkPattern>(from)?.map(|pattern| pattern.0).unwrap_or_default())
 }
 
 fn day<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
@@ -284,36 +286,23 @@ fn weight<'de, D: Deserializer<'de>>(from: D) -> Result<Weight, D::Error> {
     })
 }
 
-/// For serde: a number, or one of the names that people use.
-fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
-    struct NumberOrName;
+/// A code point: a number, or one of the names that people use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Dscp(pub(super) u8);
 
-    impl Visitor<'_> for NumberOrName {
-        type Value = u8;
+impl Text for Dscp {
+    const EXPECTED: &'static str = "a number from 0 to 63, or a name as in \"ef\"";
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a number from 0 to 63, or a name as in \"ef\"")
-        }
-
-        fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<u8, E> {
-            let found = u8::try_from(number).ok().filter(|number| *number < 64);
-            found.ok_or_else(|| E::custom(format!("{number} is no DSCP: expected 0 to 63")))
-        }
-
-        fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<u8, E> {
-            self.visit_i64(i64::try_from(number).unwrap_or(i64::MAX))
-        }
-
-        fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u8, E> {
-            dscp_named(text).ok_or_else(|| {
-                E::custom(format!(
-                    "`{text}` is no DSCP: expected 0 to 63, ef, va, le, cs0 to cs7, or af11 to af43"
-                ))
-            })
-        }
+    fn read(text: &str) -> Result<Self, String> {
+        let number = || text.parse().ok().filter(|number| *number < 64);
+        dscp_named(text).or_else(number).map(Self).ok_or_else(|| {
+            format!("`{text}` is no DSCP: expected 0 to 63, ef, va, le, cs0 to cs7, or af11 to af43")
+        })
     }
+}
 
-    from.deserialize_any(NumberOrName)
+fn dscp<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    Ok(one_or_number::<D, Dscp>(from)?.map(|dscp| dscp.0).unwrap_or_default())
 }
 
 /// The names of the IANA registry: class selectors (RFC 2474), assured forwarding (RFC 2597), expedited

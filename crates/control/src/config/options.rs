@@ -10,7 +10,9 @@ use serde::Deserialize;
 
 use super::{
     access,
+    classes::ClassTables,
     dns::{DnsServer, DnsWord},
+    file::{Content, Source},
     lane::{self, LaneRule},
     links::{LinkConfig, list},
     pipes::Pipes,
@@ -143,6 +145,10 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "list")]
     pub link: Vec<LinkConfig>,
 
+    /// Classes of traffic: the tables `[[class]]` of a file.
+    #[arg(skip)]
+    pub class: ClassTables,
+
     /// Paths over each link, each from a source port of its own, for operators that limit every UDP session: a
     /// number up to 8, or auto, which is 4 on links with an address of 100.64.0.0/10, else 1;
     /// the entry of a link in the file comes first [default: 1]
@@ -257,6 +263,14 @@ pub struct ClientOptions {
     pub log_level: Option<LogLevel>,
 }
 
+impl Content for ServerOptions {}
+
+impl Content for ClientOptions {
+    fn came_from(&mut self, source: Source) {
+        self.class.came_from(source);
+    }
+}
+
 impl ServerOptions {
     /// These options; where one is missing, the one of `below`.
     pub(super) fn over(self, below: Self) -> Self {
@@ -299,6 +313,7 @@ impl ClientOptions {
             server: self.server.or(below.server),
             path: list_over(self.path, below.path),
             link: list_over(self.link, below.link),
+            class: self.class.over(below.class),
             pipes: self.pipes.or(below.pipes),
             ca: self.ca.or(below.ca),
             pin: self.pin.or(below.pin),

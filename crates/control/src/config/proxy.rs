@@ -72,7 +72,13 @@ impl ClientConfig {
             state_dir: Some(state_dir),
             ..options
         };
-        Ok(Self { proxies, lane: LaneMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? })
+        let mut config =
+            Self { proxies, lane: LaneMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
+        // What a file for both says of a TUN means nothing here.
+        for class in &mut config.classes {
+            (class.lane, class.tun) = (None, None);
+        }
+        Ok(config)
     }
 }
 

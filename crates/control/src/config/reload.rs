@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions};
+use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, rules_of};
 use crate::Result;
 
 /// Where a configuration came from.
@@ -96,6 +96,10 @@ impl ClientConfig {
             lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket",
             log_level: "log-level"
         );
+        // Where a rule is written does not matter.
+        if self.classes != new.classes || rules_of(&self.class_rules) != rules_of(&new.class_rules) {
+            restart.push("class".to_owned());
+        }
         // The socket of a link has it from its beginning.
         if marks(&self.links) != marks(&new.links) {
             restart.push("dscp of [[link]]".to_owned());
@@ -150,6 +154,25 @@ mod tests {
         assert!(found.links);
         let error = reload(&FIRST.replace("backup", "best")).unwrap_err();
         assert!(error.to_string().contains("line 5"), "{error}");
+    }
+
+    #[test]
+    fn classes_that_cannot_be_are_refused_and_where_a_rule_is_written_does_not_matter() {
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join("client.toml");
+        let origin = Origin::new(Some(file.clone()), ClientOptions::default());
+        let read = |text: &str| {
+            std::fs::write(&file, format!("{FIRST}{text}")).unwrap();
+            origin.load()
+        };
+        let class = "[[class]]\nname = 'bulk'\n[[class.match]]\nports = 80\n";
+        let mut config = read(class).unwrap();
+        let mut reload = |text: &str| read(text).map(|new| config.take_over(new));
+        assert_eq!(reload(&format!("# Backups\n{class}")).unwrap(), Reloaded::default());
+        assert_eq!(reload(&class.replace("80", "81")).unwrap().restart, ["class"]);
+        assert_eq!(reload(&format!("{class}[[class]]\nname = 'a'\n")).unwrap().restart, ["class"]);
+        let error = reload(&format!("{class}[[class.match]]\nports = 80\n")).unwrap_err();
+        assert!(error.to_string().contains("line 10, column 1: this rule never decides"), "{error}");
     }
 
     #[test]

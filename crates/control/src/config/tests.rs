@@ -161,6 +161,8 @@ fn every_key_of_a_client_arrives() {
                 // What is said for all links.
                 LinkConfig { pipes: Some(Pipes::Auto), ..LinkConfig::default() },
             ],
+            classes: ClassConfig::built_in().into(),
+            class_rules: MatchRule::built_in(),
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
@@ -203,7 +205,7 @@ fn mistakes_about_links_are_told_where_they_are() {
         ("[[link]]\nname = 'eth0'\npipes = 9\n", 5, "`9` is not auto and no number from 1 to 8"),
         ("[[link]]\nname = 'eth0'\npipes = true\n", 5, "expected a number from 1 to 8, or \"auto\""),
         ("pipes = 'many'\n", 3, "`many` is not auto"),
-        ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "64 is no DSCP"),
+        ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "`64` is no DSCP"),
         ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
         ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),
         ("[[link]]\nname = 'e*'\n[[link]]\nname = 'e*'\n", 5, "two [[link]] with the name `e*`"),

@@ -42,6 +42,11 @@ pub(crate) fn many<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>
     from.deserialize_any(ListVisitor(PhantomData))
 }
 
+/// For serde: a word in quotes or a plain number, or a list of them.
+pub(crate) fn many_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+    from.deserialize_any(MixedVisitor(PhantomData))
+}
+
 struct TextVisitor<T>(PhantomData<T>);
 
 struct NumberVisitor<T>(PhantomData<T>);
@@ -104,6 +109,42 @@ impl<'de, T: Text> Visitor<'de> for ListVisitor<T> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = items.next_element_seed(TextSeed(PhantomData))? {
+            values.push(value);
+        }
+        Ok(values)
+    }
+}
+
+struct NumberSeed<T>(PhantomData<T>);
+
+impl<'de, T: Text> serde::de::DeserializeSeed<'de> for NumberSeed<T> {
+    type Value = T;
+
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
+        from.deserialize_any(NumberVisitor(PhantomData))
+    }
+}
+
+struct MixedVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Text> Visitor<'de> for MixedVisitor<T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, or a list of such", T::EXPECTED)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
+        NumberVisitor(PhantomData).visit_str(text).map(|value| vec![value])
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Vec<T>, E> {
+        NumberVisitor(PhantomData).visit_i64(number).map(|value| vec![value])
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
+        let mut values = Vec::new();
+        while let Some(value) = items.next_element_seed(NumberSeed(PhantomData))? {
             values.push(value);
         }
         Ok(values)

@@ -203,17 +203,28 @@ fn clients(clients: &[Client]) -> Table {
 
 /// Rows under a head, in columns that are as wide as their widest cell. A head that starts with `>`
 /// is of a column of numbers, which are set to the right.
-struct Table {
+pub(crate) struct Table {
     right: Vec<bool>,
-    rows: Vec<Vec<String>>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    fn new(head: &[&str]) -> Self {
+    pub(crate) fn new(head: &[&str]) -> Self {
         Self {
             right: head.iter().map(|name| name.starts_with('>')).collect(),
             rows: vec![head.iter().map(|name| name.trim_start_matches('>').to_owned()).collect()],
         }
+    }
+
+    /// Without the columns that say nothing in any row.
+    pub(crate) fn without_empty_columns(mut self) -> Self {
+        for column in (0..self.right.len()).rev() {
+            if self.rows[1..].iter().all(|row| row[column].is_empty()) {
+                self.right.remove(column);
+                self.rows.iter_mut().for_each(|row| drop(row.remove(column)));
+            }
+        }
+        self
     }
 
     fn row<const N: usize>(&mut self, cells: [String; N]) {
@@ -221,7 +232,7 @@ impl Table {
     }
 }
 
-fn section(text: &mut String, table: Table) {
+pub(crate) fn section(text: &mut String, table: Table) {
     if table.rows.len() < 2 {
         return;
     }
@@ -241,7 +252,7 @@ fn section(text: &mut String, table: Table) {
 
 /// Cuts lines to `width`. Names come from users' files and from the other end: nothing but text gets
 /// through to the terminal.
-fn fit(text: &str, width: usize) -> String {
+pub(crate) fn fit(text: &str, width: usize) -> String {
     let safe = |c: char| if c.is_control() { '?' } else { c };
     let cut = |line: &str| -> String {
         match line.chars().count() {

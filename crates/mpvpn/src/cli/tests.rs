@@ -4,7 +4,13 @@ use mpvpn_control::config::{AuthMode, ClientConfig, Rights, ServerConfig, Trust}
 use super::*;
 
 fn parse(line: &str) -> Result<Cli, Failure> {
-    let words = unfold_mode(line.split_whitespace().map(OsString::from).collect())?;
+    // What is in quotes is one word.
+    let parts = line.split('"').enumerate();
+    let words = parts.flat_map(|(at, part)| match at % 2 {
+        0 => part.split_whitespace().collect::<Vec<_>>(),
+        _ => vec![part],
+    });
+    let words = unfold_mode(words.map(OsString::from).collect())?;
     Cli::try_parse_from(words).map_err(|error| explain(&error))
 }
 
@@ -79,9 +85,9 @@ fn the_mode_of_a_command_run_in_a_lab_is_not_ours() {
 #[test]
 fn what_does_not_work_yet_says_so() {
     assert_eq!(
-        refused("mpvpn client --server a --insecure --class calls"),
-        "mpvpn: bad usage: `--class` is not available in this version yet\n  \
-         next: leave it out: all packets are of one class"
+        refused("mpvpn client --server a --insecure --fec auto"),
+        "mpvpn: bad usage: `--fec` is not available in this version yet\n  \
+         next: leave it out: lost packets are repaired by sending them again"
     );
     assert_eq!(
         refused("mpvpn server --auth mtls"),
@@ -91,7 +97,10 @@ fn what_does_not_work_yet_says_so() {
     for command in ["top", "check", "ping 10.0.0.1", "user list"] {
         let text = refused(&format!("mpvpn {command}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
-        assert!(text.contains("available are: server, client, proxy, status, link, config, lab"), "{text}");
+        assert!(
+            text.contains("available are: server, client, proxy, status, link, class, config, lab"),
+            "{text}"
+        );
     }
     for option in ["--metrics=127.0.0.1:9100", "--fec 1"] {
         let text = refused(&format!("mpvpn server {option}"));
@@ -150,7 +159,7 @@ fn every_option_is_a_key() {
         let (_, known) = error.split_once("expected one of ").unwrap();
         let mut keys: Vec<_> = known.trim().split(", ").map(|key| key.trim_matches('`')).collect();
         // Tables have no place on a command line.
-        keys.retain(|key| !["access", "lane-rule", "link"].contains(key));
+        keys.retain(|key| !["access", "class", "lane-rule", "link"].contains(key));
         assert_eq!(options, keys, "{role}");
     }
 }
@@ -180,7 +189,15 @@ fn a_proxy_has_no_options_of_a_tun_and_a_client_none_of_a_proxy() {
 #[test]
 fn the_examples_in_the_help_are_commands_that_work() {
     let pin = "ab".repeat(32);
-    for text in [EXAMPLES, SERVER_EXAMPLES, CLIENT_EXAMPLES, PROXY_EXAMPLES, STATUS_EXAMPLES, LINK_EXAMPLES] {
+    for text in [
+        EXAMPLES,
+        SERVER_EXAMPLES,
+        CLIENT_EXAMPLES,
+        PROXY_EXAMPLES,
+        STATUS_EXAMPLES,
+        LINK_EXAMPLES,
+        CLASS_EXAMPLES,
+    ] {
         for line in text.lines().filter_map(|line| line.strip_prefix("  mpvpn ")) {
             let line = line.replace("SHA256", &pin).replace('\'', "");
             if line.starts_with("lab") {

@@ -1,0 +1,246 @@
+use proptest::prelude::*;
+use simple_dns::{
+    QTYPE, Question as Asked, ResourceRecord, TYPE,
+    rdata::{A, AAAA, CNAME},
+};
+
+use super::*;
+
+/// Any instant will do: only differences matter.
+#[allow(clippy::disallowed_methods)]
+fn start() -> Instant {
+    Instant::now()
+}
+
+fn client() -> SocketAddr {
+    "10.0.0.5:40000".parse().unwrap()
+}
+
+fn resolver() -> SocketAddr {
+    "192.0.2.53:53".parse().unwrap()
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn names(patterns: &[&str]) -> Names {
+    let patterns: Vec<Pattern> = patterns.iter().map(|text| text.parse().unwrap()).collect();
+    Names::new(&patterns)
+}
+
+fn name(text: &str) -> Name<'_> {
+    Name::new_unchecked(text)
+}
+
+fn question(id: u16, asked: &str) -> Vec<u8> {
+    let mut packet = Packet::new_query(id);
+    packet.questions.push(of(asked));
+    packet.build_bytes_vec_compressed().unwrap()
+}
+
+fn of(asked: &str) -> Asked<'_> {
+    Asked::new(name(asked), QTYPE::TYPE(TYPE::A), QCLASS::CLASS(CLASS::IN), false)
+}
+
+fn answer<'a>(id: u16, asked: &'a str, records: Vec<ResourceRecord<'a>>) -> Vec<u8> {
+    let mut packet = Packet::new_reply(id);
+    packet.questions.push(of(asked));
+    packet.answers = records;
+    packet.build_bytes_vec_compressed().unwrap()
+}
+
+fn record<'a>(owner: &'a str, ttl: u32, data: RData<'a>) -> ResourceRecord<'a> {
+    ResourceRecord::new(name(owner), CLASS::IN, ttl, data)
+}
+
+fn a(owner: &str, address: [u8; 4], ttl: u32) -> ResourceRecord<'_> {
+    record(owner, ttl, RData::A(A { address: u32::from_be_bytes(address) }))
+}
+
+fn cname<'a>(owner: &'a str, target: &'a str) -> ResourceRecord<'a> {
+    record(owner, 300, RData::CNAME(CNAME(name(target))))
+}
+
+/// Asks and is answered.
+fn resolve(names: &mut Names, now: Instant, asked: &str, records: Vec<ResourceRecord<'_>>) {
+    names.on_question(now, client(), resolver(), &question(7, asked));
+    names.on_answer(now, resolver(), client(), &answer(7, asked, records));
+}
+
+fn knows(names: &Names, now: Instant, address: &str, pattern: &str) -> bool {
+    names.is_under(now, ip(address), &pattern.parse().unwrap())
+}
+
+#[test]
+fn an_answer_tells_the_addresses_of_a_name_and_the_case_does_not_matter() {
+    let now = start();
+    let mut names = names(&["zoom.us", "*.webex.com"]);
+    let v6: Ipv6Addr = "2001:db8::9".parse().unwrap();
+    let aaaa = record("US02.zoom.us", 300, RData::AAAA(AAAA { address: v6.to_bits() }));
+    resolve(&mut names, now, "us02.ZOOM.us", vec![a("us02.zoom.US", [198, 51, 100, 9], 300), aaaa]);
+    assert!(knows(&names, now, "198.51.100.9", "zoom.us"));
+    assert!(knows(&names, now, "2001:db8::9", "zoom.us"));
+    assert!(!knows(&names, now, "198.51.100.9", "*.webex.com"));
+    resolve(&mut names, now, "webex.com", vec![a("webex.com", [198, 51, 100, 10], 300)]);
+    assert!(!knows(&names, now, "198.51.100.10", "*.webex.com"), "the domain itself was not asked for");
+    resolve(&mut names, now, "example.com", vec![a("example.com", [198, 51, 100, 11], 300)]);
+    assert_eq!(names.known.len(), 2, "names that no rule asks for are not kept");
+}
+
+#[test]
+fn every_name_of_a_chain_counts_whatever_the_order_of_its_records() {
+    let now = start();
+    for flip in [false, true] {
+        let mut names = names(&["calls.example", "*.cdn.example", "elsewhere.example"]);
+        let mut records = vec![
+            cname("meet.calls.example", "x.cdn.example"),
+            cname("x.cdn.example", "y.other.example"),
+            a("y.other.example", [198, 51, 100, 9], 300),
+            // Of a name that the question does not lead to.
+            a("meet.elsewhere.example", [203, 0, 113, 1], 300),
+        ];
+        if flip {
+            records.reverse();
+        }
+        resolve(&mut names, now, "meet.calls.example", records);
+        assert!(knows(&names, now, "198.51.100.9", "calls.example"));
+        assert!(knows(&names, now, "198.51.100.9", "*.cdn.example"));
+        assert_eq!(names.known.len(), 2, "{:?}", names.known);
+    }
+}
+
+#[test]
+fn a_chain_that_bites_its_tail_ends() {
+    let now = start();
+    let mut names = names(&["a.example"]);
+    let records = vec![cname("a.example", "b.example"), cname("b.example", "a.example")];
+    resolve(&mut names, now, "a.example", records);
+    assert!(names.known.is_empty());
+}
+
+#[test]
+fn only_answers_to_questions_that_were_asked_count_and_only_once() {
+    let now = start();
+    let told = || answer(7, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], 300)]);
+    let known_after = |play: &dyn Fn(&mut Names)| {
+        let mut names = names(&["zoom.us"]);
+        play(&mut names);
+        names.known.len()
+    };
+    let ask = |names: &mut Names| names.on_question(now, client(), resolver(), &question(7, "zoom.us"));
+    let other: SocketAddr = "192.0.2.54:53".parse().unwrap();
+    let late = now + PATIENCE;
+    assert_eq!(known_after(&|names| (ask(names), names.on_answer(now, resolver(), client(), &told())).1), 1);
+    assert_eq!(known_after(&|names| names.on_answer(now, resolver(), client(), &told())), 0, "not asked");
+    assert_eq!(known_after(&|names| (ask(names), names.on_answer(now, other, client(), &told())).1), 0);
+    assert_eq!(known_after(&|names| (ask(names), names.on_answer(late, resolver(), client(), &told())).1), 0);
+    let other_id = answer(8, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], 300)]);
+    assert_eq!(
+        known_after(&|names| (ask(names), names.on_answer(now, resolver(), client(), &other_id)).1),
+        0
+    );
+
+    let mut names = names(&["zoom.us"]);
+    ask(&mut names);
+    names.on_answer(now, resolver(), client(), &told());
+    let second = answer(7, "zoom.us", vec![a("zoom.us", [198, 51, 100, 10], 300)]);
+    names.on_answer(now, resolver(), client(), &second);
+    assert!(!knows(&names, now, "198.51.100.10", "zoom.us"));
+}
+
+#[test]
+fn what_is_known_ages_by_its_time_to_live_within_bounds() {
+    let now = start();
+    let seconds = |n| now + Duration::from_secs(n);
+    for (ttl, lasts) in [(0, 60), (120, 120), (86_400, 3600)] {
+        let mut names = names(&["zoom.us"]);
+        resolve(&mut names, now, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], ttl)]);
+        assert!(knows(&names, seconds(lasts - 1), "198.51.100.9", "zoom.us"), "{ttl}");
+        assert!(!knows(&names, seconds(lasts), "198.51.100.9", "zoom.us"), "{ttl}");
+    }
+}
+
+#[test]
+fn what_is_known_survives_other_rules_as_far_as_they_ask_for_it() {
+    let now = start();
+    let mut names = names(&["a.example", "z.example"]);
+    for (domain, last) in [("a.example", 1), ("z.example", 2)] {
+        resolve(&mut names, now, domain, vec![a(domain, [198, 51, 100, last], 300)]);
+    }
+    let patterns: Vec<Pattern> =
+        ["b.example", "z.example"].iter().map(|text| text.parse().unwrap()).collect();
+    names.ask_for(&patterns);
+    assert!(knows(&names, now, "198.51.100.2", "z.example"));
+    assert_eq!((names.known.len(), names.ends.len()), (1, 1));
+}
+
+#[test]
+fn memory_is_bounded_and_the_oldest_make_room() {
+    let now = start();
+    let mut names = names(&["zoom.us"]);
+    for round in 0..300u32 {
+        let records = (0..100).map(|at| {
+            let [_, b, c, d] = (round * 100 + at).to_be_bytes();
+            a("zoom.us", [10, b, c, d], 300 + round)
+        });
+        resolve(&mut names, now, "zoom.us", records.collect());
+    }
+    assert_eq!((names.known.len(), names.ends.len()), (MAX_KNOWN, MAX_KNOWN));
+    assert!(!knows(&names, now, "10.0.0.1", "zoom.us"));
+    let [_, b, c, d] = (299u32 * 100).to_be_bytes();
+    assert!(names.is_under(now, IpAddr::from([10, b, c, d]), &"zoom.us".parse().unwrap()));
+    for id in 0..5000 {
+        names.on_question(now, client(), resolver(), &question(id, "zoom.us"));
+    }
+    assert!(names.asked.len() <= MAX_ASKED && names.queue.len() <= MAX_ASKED);
+}
+
+#[test]
+fn a_header_that_counts_more_than_there_is_costs_nothing() {
+    let mut message = vec![0; 12];
+    message[2] = 0x80;
+    message[4..12].fill(0xff);
+    assert!(!is_plausible(&message));
+    assert!(is_plausible(&answer(1, "a.example", vec![a("a.example", [1, 2, 3, 4], 5)])));
+    assert!(!is_plausible(&[]) && !is_plausible(&[0; 11]));
+}
+
+proptest! {
+    #[test]
+    fn no_message_does_harm(
+        messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 1..8),
+    ) {
+        let now = start();
+        let mut names = names(&["com", "zoom.us"]);
+        for message in &messages {
+            names.on_question(now, client(), resolver(), message);
+            // As if it had been asked.
+            if let Some(id) = message.first_chunk() {
+                names.asked.insert((client(), resolver(), u16::from_be_bytes(*id)), now);
+            }
+            names.on_answer(now, resolver(), client(), message);
+        }
+        prop_assert_eq!(names.known.len(), names.ends.len());
+    }
+
+    /// Near what is right, damage goes deeper.
+    #[test]
+    fn no_damaged_answer_does_harm(
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let now = start();
+        let mut names = names(&["com", "zoom.us"]);
+        let records = vec![cname("a.zoom.us", "b.zoom.us"), a("b.zoom.us", [198, 51, 100, 9], 300)];
+        let mut message = answer(7, "a.zoom.us", records);
+        for (at, byte) in damage {
+            let at = at.index(message.len());
+            message[at] = byte;
+        }
+        message.truncate(1 + cut.index(2 * message.len()));
+        names.on_question(now, client(), resolver(), &question(7, "a.zoom.us"));
+        names.on_answer(now, resolver(), client(), &message);
+        prop_assert!(names.known.len() <= MAX_ADDRESSES * 2);
+    }
+}

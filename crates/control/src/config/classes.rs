@@ -1,0 +1,236 @@
+//! Classes of traffic: `[[class]]` in a client's file, and what belongs to each.
+//!
+//! In: the tables as they were read ([`ClassTables`]), and what else the client was told. Out: all classes, whether a
+//! table speaks of them or not, and the rules in the order in which they are tried. What contradicts itself or something
+//! else is refused with its line.
+
+mod ask;
+mod check;
+mod show;
+mod table;
+
+use std::{fmt, path::PathBuf};
+
+use mpvpn_class::{BUILT_IN, BULK, BuiltIn, CRITICAL, Rule, Rules};
+use mpvpn_types::{ClassId, Fec, Portion, Weight};
+
+use super::{CongestionControl, LaneMode, LinkConfig, Scheduler, file::Source, links::is_match};
+use crate::Result;
+
+pub use ask::{Packet, Ruling};
+pub use show::render_classes;
+pub use table::ClassTables;
+
+/// How the packets of a class travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassConfig {
+    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file.
+    pub id: ClassId,
+    /// What it is called.
+    pub name: String,
+    /// How its TCP connections travel where no rule says anything; without it as the client's.
+    pub lane: Option<LaneMode>,
+    /// The congestion controller of its paths; without it the client's.
+    pub cc: Option<CongestionControl>,
+    /// How its packets are spread over the paths; without it as the client's.
+    pub scheduler: Option<Scheduler>,
+    /// On how many links each packet travels, 1 to [`ClassConfig::MAX_COPIES`].
+    pub copies: u8,
+    /// How its packets are protected against loss.
+    pub fec: Fec,
+    /// Its share of what a link carries, compared with other classes.
+    pub weight: Weight,
+    /// What it gets of each link if it needs it.
+    pub min: Option<Portion>,
+    /// What it gets of each link at most; a class with [`priority`](Self::priority) goes first up to here.
+    pub max: Option<Portion>,
+    /// The DSCP of the tunnel's packets that carry it (RFC 2474), 0 to 63; without it that of the link.
+    pub dscp: Option<u8>,
+    /// Links that it takes while one of them works: names, or patterns of names.
+    pub prefer: Vec<String>,
+    /// Links that it never takes.
+    pub exclude: Vec<String>,
+    /// The TUN device of its own, if it has one: what comes from there is of this class, whatever the rules say.
+    pub tun: Option<String>,
+    /// Whether it goes before the classes without priority.
+    pub priority: bool,
+}
+
+impl ClassConfig {
+    /// Links on which a packet travels, at most.
+    pub const MAX_COPIES: u8 = 4;
+
+    /// The classes that are always there, each with its number as its place.
+    pub fn built_in() -> [Self; 3] {
+        let default = Self::new(ClassId::DEFAULT, "default".into());
+        // 46 is EF (RFC 3246), 8 is CS1: networks that do not know LE (RFC 8622) know that.
+        let critical = Self {
+            max: Some(Portion::Percent(50)),
+            dscp: Some(46),
+            priority: true,
+            ..Self::new(CRITICAL, "critical".into())
+        };
+        let bulk = Self { weight: weight(1), dscp: Some(8), ..Self::new(BULK, "bulk".into()) };
+        [default, critical, bulk]
+    }
+
+    fn new(id: ClassId, name: String) -> Self {
+        Self {
+            id,
+            name,
+            lane: None,
+            cc: None,
+            scheduler: None,
+            copies: 1,
+            fec: Fec::Off,
+            weight: weight(4),
+            min: None,
+            max: None,
+            dscp: None,
+            prefer: Vec::new(),
+            exclude: Vec::new(),
+            tun: None,
+            priority: false,
+        }
+    }
+
+    /// What it says of links of which none is there.
+    pub fn unknown_links<'a>(&'a self, names: &[&str]) -> Vec<&'a str> {
+        let said = self.prefer.iter().chain(&self.exclude);
+        let unknown = said.filter(|pattern| !names.iter().any(|name| is_match(pattern, name)));
+        unknown.map(String::as_str).collect()
+    }
+
+    fn excludes(&self, link: &str) -> bool {
+        self.exclude.iter().any(|pattern| is_match(pattern, link))
+    }
+}
+
+/// The weights here are constants within the limits.
+fn weight(number: u64) -> Weight {
+    Weight::new(number).unwrap_or_default()
+}
+
+/// What belongs to a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MatchRule {
+    /// Who says so.
+    pub origin: RuleOrigin,
+    /// The packets, and their class.
+    pub rule: Rule,
+}
+
+/// Where a rule is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuleOrigin {
+    /// A `[[class.match]]`.
+    File {
+        /// The file.
+        file: PathBuf,
+        /// The line of its head, counted from 1.
+        line: usize,
+    },
+    /// Every client has it, by this name.
+    BuiltIn(&'static str),
+}
+
+impl fmt::Display for RuleOrigin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { file, line } => write!(f, "{}, line {line}", file.display()),
+            Self::BuiltIn(name) => write!(f, "built-in `{name}`"),
+        }
+    }
+}
+
+impl MatchRule {
+    /// The rules that every client has.
+    pub fn built_in() -> Vec<Self> {
+        let one =
+            |built_in: &BuiltIn| Self { origin: RuleOrigin::BuiltIn(built_in.name), rule: built_in.rule() };
+        BUILT_IN.iter().map(one).collect()
+    }
+}
+
+/// The rules, for who asks them about packets.
+pub fn rules_of(rules: &[MatchRule]) -> Rules {
+    Rules::new(rules.iter().map(|found| found.rule.clone()).collect())
+}
+
+/// All classes, and all rules in order.
+pub(super) struct Classes {
+    pub(super) list: Vec<ClassConfig>,
+    pub(super) rules: Vec<MatchRule>,
+}
+
+/// What else the client was told that has to do with classes.
+pub(super) struct Surroundings<'a> {
+    pub(super) paths: &'a [String],
+    pub(super) links: &'a [LinkConfig],
+    pub(super) tun_name: &'a str,
+}
+
+impl ClassTables {
+    /// These tables; if there are none, those `below`.
+    pub(super) fn over(self, below: Self) -> Self {
+        if self.tables.is_empty() { below } else { self }
+    }
+
+    pub(super) fn came_from(&mut self, source: Source) {
+        self.source = source;
+    }
+
+    /// Fills in what is not said, and checks what belongs together.
+    pub(super) fn resolve(&self, around: &Surroundings<'_>) -> Result<Classes> {
+        let list = self.classes()?;
+        let mut rules = Vec::new();
+        for table in &self.tables {
+            let id = list
+                .iter()
+                .find(|class| class.name == *table.name())
+                .map_or(ClassId::DEFAULT, |class| class.id);
+            rules.extend(table.rules().map(|(span, rule)| MatchRule {
+                origin: RuleOrigin::File {
+                    file: self.source.file().into(),
+                    line: self.source.line(span.start),
+                },
+                rule: Rule { class: id, ..rule.clone() },
+            }));
+        }
+        check::Check { tables: self, list: &list, around }.all(&rules)?;
+        rules.extend(MatchRule::built_in());
+        Ok(Classes { list, rules })
+    }
+
+    /// The classes with their numbers, and what their tables say.
+    fn classes(&self) -> Result<Vec<ClassConfig>> {
+        let mut list = Vec::from(ClassConfig::built_in());
+        for (at, table) in self.tables.iter().enumerate() {
+            let name = table.name();
+            if self.tables[..at].iter().any(|other| other.name() == name) {
+                let why = format!("there are two [[class]] with the name `{name}`: say all of it in one");
+                return Err(self.source.mistake(table.name_span(), why));
+            }
+            let place = match list.iter().position(|class| class.name == *name) {
+                Some(place) => place,
+                None if list.len() == usize::from(ClassId::MAX) => {
+                    let why = format!(
+                        "`{name}` is one class too many: {} are possible, and critical, default and bulk are always there",
+                        ClassId::MAX
+                    );
+                    return Err(self.source.mistake(table.name_span(), why));
+                }
+                None => {
+                    let id = ClassId(list.len() as u8);
+                    list.push(ClassConfig::new(id, name.clone()));
+                    list.len() - 1
+                }
+            };
+            table.apply(&mut list[place]);
+        }
+        Ok(list)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,167 @@
+//! What the rules say about a packet that somebody describes.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use mpvpn_class::{Facts, Names, Pattern, has_ports};
+use mpvpn_types::Instant;
+use serde::Serialize;
+
+use super::{RuleOrigin, rules_of, table::Protocol};
+use crate::config::{ClientConfig, links::Dscp, values::Text};
+
+/// A packet from a client to the far end, as in `udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packet {
+    facts: Facts,
+    /// A name that DNS said the far end has.
+    domain: Option<String>,
+}
+
+/// What the rules say about a packet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ruling {
+    /// The packet, as it was understood.
+    pub packet: String,
+    /// The name of its class.
+    pub class: String,
+    /// The number of the rule that decided, in order, counted from 1; none if no rule fits.
+    pub rule: Option<usize>,
+    /// The file in which that is written,
+    pub file: Option<PathBuf>,
+    /// and the line.
+    pub line: Option<usize>,
+    /// The name of the rule if every client has it.
+    pub built_in: Option<&'static str>,
+}
+
+impl fmt::Display for Ruling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, ", self.class)?;
+        match (self.rule, &self.file, self.line, self.built_in) {
+            (Some(rule), Some(file), Some(line), _) => {
+                write!(f, "by rule {rule}: {}, line {line}", file.display())
+            }
+            (Some(rule), _, _, Some(name)) => write!(f, "by rule {rule}: built-in `{name}`"),
+            _ => f.write_str("as no rule fits"),
+        }
+    }
+}
+
+impl ClientConfig {
+    /// The class of a packet.
+    pub fn class_of(&self, packet: &Packet) -> Ruling {
+        let rules = rules_of(&self.class_rules);
+        let mut names = Names::new(rules.patterns());
+        let now = Instant::now();
+        if let Some(domain) = &packet.domain {
+            names.tell(now, packet.facts.dst, domain);
+        }
+        let verdict = rules.classify(now, &packet.facts, &names);
+        let (file, line, built_in) = match verdict.rule.map(|at| &self.class_rules[at].origin) {
+            Some(RuleOrigin::File { file, line }) => (Some(file.clone()), Some(*line), None),
+            Some(RuleOrigin::BuiltIn(name)) => (None, None, Some(*name)),
+            None => (None, None, None),
+        };
+        let class = self.classes[usize::from(verdict.class.0)].name.clone();
+        let rule = verdict.rule.map(|at| at + 1);
+        Ruling { packet: packet.to_string(), class, rule, file, line, built_in }
+    }
+}
+
+impl fmt::Display for Packet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Facts { protocol, src, dst, ports, dscp } = self.facts;
+        let end = |ip: IpAddr, port: Option<u16>| match port {
+            None => ip.to_string(),
+            Some(port) => SocketAddr::new(ip, port).to_string(),
+        };
+        let protocol = match protocol {
+            1 | 58 => "icmp".to_owned(),
+            protocol => Protocol::name(&[protocol]),
+        };
+        let (from, to) = (end(src, ports.map(|ports| ports.0)), end(dst, ports.map(|ports| ports.1)));
+        write!(f, "{protocol} {from} -> {to}")?;
+        if dscp != 0 {
+            write!(f, " dscp {dscp}")?;
+        }
+        match &self.domain {
+            Some(domain) => write!(f, " domain {domain}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl FromStr for Packet {
+    type Err = String;
+
+    /// The protocol, both ends, and what else is said, in words.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let [protocol, from, "->", to, more @ ..] = words.as_slice() else {
+            return Err(format!(
+                "`{text}` is no packet: expected a protocol and two ends in quotes, as in \
+                 \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\""
+            ));
+        };
+        let protocol = Protocol::read(protocol)?;
+        let has_ports = protocol.numbers().iter().any(|number| has_ports(*number));
+        let ((src, from), (dst, to)) = (end(from, has_ports)?, end(to, has_ports)?);
+        if src.is_ipv4() != dst.is_ipv4() {
+            return Err(format!("{src} and {dst} are of two versions of IP"));
+        }
+        let number = match protocol.numbers() {
+            [_, v6] if src.is_ipv6() => *v6,
+            numbers => numbers[0],
+        };
+        let facts = Facts { protocol: number, src, dst, ports: from.zip(to), dscp: 0 };
+        more.chunks(2).try_fold(Self { facts, domain: None }, Self::with)
+    }
+}
+
+impl Packet {
+    /// The same with one more thing said about it.
+    fn with(mut self, said: &[&str]) -> Result<Self, String> {
+        match *said {
+            ["dscp", dscp] => self.facts.dscp = Dscp::read(dscp)?.0,
+            // A name, and so no star in it.
+            ["domain", domain] if !domain.starts_with('*') => {
+                Pattern::read(domain)?;
+                self.domain = Some(domain.to_owned());
+            }
+            _ => {
+                return Err(format!(
+                    "`{}` is not understood: after the ends, expected `dscp 46` or `domain example.com`",
+                    said.join(" ")
+                ));
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// An address, and its port where that has to be there.
+fn end(text: &str, has_port: bool) -> Result<(IpAddr, Option<u16>), String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    match (text.parse::<SocketAddr>(), bare.parse::<IpAddr>()) {
+        (Ok(address), _) if has_port => Ok((address.ip(), Some(address.port()))),
+        (Ok(address), _) => {
+            Err(format!("`{text}` has a port, and the protocol has none: expected {}", address.ip()))
+        }
+        (_, Ok(ip)) if !has_port => Ok((ip, None)),
+        (_, Ok(IpAddr::V4(ip))) => Err(format!("`{text}` has no port: expected one as in {ip}:5060")),
+        (_, Ok(IpAddr::V6(ip))) => Err(format!("`{text}` has no port: expected one as in [{ip}]:5060")),
+        _ => Err(format!(
+            "`{text}` is no address{}",
+            if has_port {
+                " with a port, as in 10.0.0.5:5060 or [fd00::5]:5060"
+            } else {
+                ", as in 10.0.0.5 or fd00::5"
+            }
+        )),
+    }
+}

@@ -1,0 +1,113 @@
+//! Classes and rules as tables for people.
+
+use std::{fmt::Display, ops::RangeInclusive};
+
+use mpvpn_class::Rule;
+
+use super::{ClassConfig, RuleOrigin, table::Protocol};
+use crate::{
+    access::Ports,
+    config::ClientConfig,
+    status::{Table, fit, section},
+};
+
+/// The classes, and the rules in the order in which they are tried, in lines of `width` columns at most.
+pub fn render_classes(config: &ClientConfig, width: usize) -> String {
+    let mut text = String::new();
+    section(&mut text, classes(config).without_empty_columns());
+    section(&mut text, rules(config).without_empty_columns());
+    text.push_str("\nThe first rule that fits decides; packets that none fits are of the class `default`.\n");
+    if let Some(file) = file(config) {
+        text.push_str(&format!("Lines are those of {file}.\n"));
+    }
+    fit(text.trim_start_matches('\n'), width)
+}
+
+fn classes(config: &ClientConfig) -> Table {
+    let mut table = Table::new(&[
+        "class",
+        "first",
+        ">min",
+        ">max",
+        ">weight",
+        "lane",
+        "cc",
+        "scheduler",
+        ">copies",
+        "fec",
+        ">dscp",
+        "prefer",
+        "exclude",
+        "tun",
+    ]);
+    for class in &config.classes {
+        let ClassConfig { min, max, tun, dscp, .. } = class;
+        table.rows.push(vec![
+            class.name.clone(),
+            if class.priority { "yes" } else { "no" }.to_owned(),
+            min.map(|min| min.to_string()).unwrap_or_default(),
+            max.map(|max| max.to_string()).unwrap_or_default(),
+            class.weight.to_string(),
+            class.lane.unwrap_or(config.lane).to_string(),
+            class.cc.unwrap_or(config.cc).to_string(),
+            class.scheduler.unwrap_or(config.scheduler).to_string(),
+            class.copies.to_string(),
+            class.fec.to_string(),
+            dscp.map_or_else(|| "link's".into(), |dscp| dscp.to_string()),
+            class.prefer.join(" "),
+            class.exclude.join(" "),
+            tun.clone().unwrap_or_default(),
+        ]);
+    }
+    table
+}
+
+fn rules(config: &ClientConfig) -> Table {
+    let mut table = Table::new(&[
+        ">rule",
+        "class",
+        "protocol",
+        "from",
+        "from-ports",
+        "to",
+        "ports",
+        "dscp",
+        "domain",
+        "said by",
+    ]);
+    for (at, found) in config.class_rules.iter().enumerate() {
+        let Rule { protocols, from, to, from_ports, ports: to_ports, dscp, domains, class } = &found.rule;
+        table.rows.push(vec![
+            (at + 1).to_string(),
+            config.classes[usize::from(class.0)].name.clone(),
+            Protocol::name(protocols),
+            list(from),
+            ports(from_ports),
+            list(to),
+            ports(to_ports),
+            list(dscp),
+            list(domains),
+            match &found.origin {
+                RuleOrigin::File { line, .. } => format!("line {line}"),
+                RuleOrigin::BuiltIn(name) => format!("built-in `{name}`"),
+            },
+        ]);
+    }
+    table
+}
+
+fn file(config: &ClientConfig) -> Option<String> {
+    config.class_rules.iter().find_map(|found| match &found.origin {
+        RuleOrigin::File { file, .. } => Some(file.display().to_string()),
+        RuleOrigin::BuiltIn(_) => None,
+    })
+}
+
+fn list<T: Display>(items: &[T]) -> String {
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+fn ports(ranges: &[RangeInclusive<u16>]) -> String {
+    let ports = ranges.iter().filter_map(|range| Ports::new(*range.start(), *range.end()));
+    list(&ports.collect::<Vec<_>>())
+}

@@ -1,0 +1,304 @@
+//! How `[[class]]` and `[[class.match]]` are written.
+
+use std::ops::Range;
+
+use ipnet::IpNet;
+use mpvpn_class::{Pattern, Rule};
+use mpvpn_types::{Fec, Portion, Weight};
+use serde::{
+    Deserialize,
+    de::{Deserializer, Error},
+};
+use toml::Spanned;
+
+use super::ClassConfig;
+use crate::{
+    access::Ports,
+    config::{
+        CongestionControl, LaneMode, Scheduler,
+        access::{Prefix, filled, some},
+        file::Source,
+        links::{Dscp, LinkPattern},
+        values::{Text, many_or_numbers, one, one_or_number},
+    },
+};
+
+/// The tables `[[class]]` of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassTables {
+    pub(super) tables: Vec<Table>,
+    pub(super) source: Source,
+}
+
+impl ClassTables {
+    /// Whether one says that TCP connections travel as streams.
+    pub(in crate::config) fn takes_streams(&self) -> bool {
+        self.tables.iter().any(|table| table.lane == Some(LaneMode::Stream))
+    }
+}
+
+impl<'de> Deserialize<'de> for ClassTables {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        Ok(Self { tables: Vec::deserialize(from)?, source: Source::default() })
+    }
+}
+
+/// One `[[class]]`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
+pub(super) struct Table {
+    name: Spanned<One<ClassName>>,
+    #[serde(default, deserialize_with = "one")]
+    lane: Option<LaneMode>,
+    #[serde(default, deserialize_with = "one")]
+    cc: Option<CongestionControl>,
+    #[serde(default, deserialize_with = "one")]
+    scheduler: Option<Scheduler>,
+    #[serde(default, deserialize_with = "one_or_number")]
+    copies: Option<Copies>,
+    #[serde(default, deserialize_with = "one")]
+    fec: Option<Fec>,
+    #[serde(default, deserialize_with = "one_or_number")]
+    weight: Option<Weight>,
+    pub(super) min: Option<Spanned<One<Portion>>>,
+    max: Option<Spanned<One<Portion>>>,
+    #[serde(default, deserialize_with = "one_or_number")]
+    dscp: Option<Dscp>,
+    prefer: Option<Spanned<Links>>,
+    exclude: Option<Spanned<Links>>,
+    tun: Option<Spanned<One<String>>>,
+    priority: Option<bool>,
+    #[serde(default, rename = "match")]
+    rules: Vec<Spanned<Match>>,
+}
+
+/// What a mistake that shows later may be about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Key {
+    Min,
+    Prefer,
+    Exclude,
+    Tun,
+}
+
+impl Table {
+    pub(super) fn name(&self) -> &String {
+        &self.name.get_ref().0.0
+    }
+
+    pub(super) fn name_span(&self) -> Range<usize> {
+        self.name.span()
+    }
+
+    /// The value of a key; the name of the class where that key is missing.
+    pub(super) fn span(&self, key: Key) -> Range<usize> {
+        let found = match key {
+            Key::Min => self.min.as_ref().map(Spanned::span),
+            Key::Prefer => self.prefer.as_ref().map(Spanned::span),
+            Key::Exclude => self.exclude.as_ref().map(Spanned::span),
+            Key::Tun => self.tun.as_ref().map(Spanned::span),
+        };
+        found.unwrap_or_else(|| self.name_span())
+    }
+
+    /// Its rules and where they are.
+    pub(super) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
+        self.rules.iter().map(|rule| (rule.span(), &rule.get_ref().0))
+    }
+
+    /// Writes what it says into `class`.
+    pub(super) fn apply(&self, class: &mut ClassConfig) {
+        let links = |links: &Option<Spanned<Links>>| links.as_ref().map(|links| links.get_ref().0.clone());
+        let portion = |portion: &Option<Spanned<One<Portion>>>| portion.as_ref().map(|one| one.get_ref().0);
+        class.lane = self.lane;
+        class.cc = self.cc;
+        class.scheduler = self.scheduler;
+        class.copies = self.copies.map_or(class.copies, |copies| copies.0);
+        class.fec = self.fec.unwrap_or(class.fec);
+        class.weight = self.weight.unwrap_or(class.weight);
+        class.min = portion(&self.min);
+        class.max = portion(&self.max).or(class.max);
+        class.dscp = self.dscp.map(|dscp| dscp.0).or(class.dscp);
+        class.prefer = links(&self.prefer).unwrap_or_default();
+        class.exclude = links(&self.exclude).unwrap_or_default();
+        class.tun = self.tun.as_ref().map(|tun| tun.get_ref().0.clone());
+        class.priority = self.priority.unwrap_or(class.priority);
+    }
+}
+
+/// A value that is written as text, for [`Spanned`], which asks the type itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct One<T>(pub(super) T);
+
+impl<'de, T: Text> Deserialize<'de> for One<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let read = one::<D, T>(from)?;
+        read.map(Self).ok_or_else(|| D::Error::custom(format!("expected {}", T::EXPECTED)))
+    }
+}
+
+/// Names of links, or patterns of names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Links(Vec<String>);
+
+impl<'de> Deserialize<'de> for Links {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let links = some::<D, LinkPattern>(from)?;
+        Ok(Self(links.into_iter().map(|link| link.0).collect()))
+    }
+}
+
+/// One `[[class.match]]`; the class is filled in later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Match(Rule);
+
+impl<'de> Deserialize<'de> for Match {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(
+            deny_unknown_fields,
+            rename_all = "kebab-case",
+            expecting = "a table with the head [[class.match]]"
+        )]
+        struct Fields {
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            protocol: Vec<Protocol>,
+            #[serde(default, deserialize_with = "some")]
+            from: Vec<Prefix>,
+            #[serde(default, deserialize_with = "some")]
+            to: Vec<Prefix>,
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            from_ports: Vec<Ports>,
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            ports: Vec<Ports>,
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            dscp: Vec<Dscp>,
+            #[serde(default, deserialize_with = "some")]
+            domain: Vec<Pattern>,
+        }
+
+        let fields = Fields::deserialize(from)?;
+        let nets = |list: Vec<Prefix>| -> Vec<IpNet> { list.into_iter().map(|prefix| prefix.0).collect() };
+        let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
+        Ok(Self(Rule {
+            protocols: fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
+            from: nets(fields.from),
+            to: nets(fields.to),
+            from_ports: ranges(fields.from_ports),
+            ports: ranges(fields.ports),
+            dscp: fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
+            domains: fields.domain,
+            ..Rule::default()
+        }))
+    }
+}
+
+fn some_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+    filled(many_or_numbers::<D, T>(from)?)
+}
+
+/// The name of a class.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ClassName(String);
+
+impl Text for ClassName {
+    const EXPECTED: &'static str = "the name of a class in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let is_good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_');
+        match (1..=16).contains(&text.len()) && text.bytes().all(is_good) {
+            true => Ok(Self(text.into())),
+            false => {
+                Err(format!("`{text}` is no name of a class: expected 1 to 16 small letters, digits, - or _"))
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Copies(u8);
+
+impl Text for Copies {
+    const EXPECTED: &'static str = "a number of copies from 1 to 4";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let number = text.parse().ok().filter(|number| (1..=ClassConfig::MAX_COPIES).contains(number));
+        number.map(Self).ok_or_else(|| {
+            format!("`{text}` is no number of copies: expected 1 to {}", ClassConfig::MAX_COPIES)
+        })
+    }
+}
+
+impl Text for Fec {
+    const EXPECTED: &'static str = "\"off\", \"auto\", or packets and packets of repair as in \"10+2\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_types::ParseFecError| error.to_string())
+    }
+}
+
+impl Text for Portion {
+    const EXPECTED: &'static str = "a part of a link in quotes, as in \"10mbit\" or \"20%\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_types::ParsePortionError| error.to_string())
+    }
+}
+
+impl Text for Pattern {
+    const EXPECTED: &'static str = "a domain in quotes, as in \"example.com\" or \"*.example.com\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_class::ParsePatternError| error.to_string())
+    }
+}
+
+/// A protocol as people call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    /// Of both versions of IP.
+    Icmp,
+    Number(u8),
+}
+
+impl Protocol {
+    /// Names and numbers (IANA, Assigned Internet Protocol Numbers).
+    const NAMES: [(&'static str, u8); 2] = [("tcp", 6), ("udp", 17)];
+
+    pub(super) fn numbers(&self) -> &[u8] {
+        match self {
+            Self::Icmp => &[1, 58],
+            Self::Number(number) => std::slice::from_ref(number),
+        }
+    }
+
+    /// The numbers as names, where they have one.
+    pub(super) fn name(numbers: &[u8]) -> String {
+        let mut numbers = numbers.to_vec();
+        let mut names = Vec::new();
+        if let Some(at) = numbers.windows(2).position(|two| two == Self::Icmp.numbers()) {
+            numbers.drain(at..at + 2);
+            names.push("icmp".to_owned());
+        }
+        names.extend(numbers.iter().map(|number| {
+            let named = Self::NAMES.iter().find(|(_, known)| known == number);
+            named.map_or_else(|| number.to_string(), |(name, _)| (*name).to_owned())
+        }));
+        names.join(" ")
+    }
+}
+
+impl Text for Protocol {
+    const EXPECTED: &'static str = "\"tcp\", \"udp\", \"icmp\" or a number from 0 to 255";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let named = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);
+        match named.or_else(|| text.parse().ok()) {
+            Some(number) => Ok(Self::Number(number)),
+            None if text == "icmp" => Ok(Self::Icmp),
+            None => {
+                Err(format!("`{text}` is no protocol: expected tcp, udp, icmp or a number from 0 to 255"))
+            }
+        }
+    }
+}
