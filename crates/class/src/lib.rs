@@ -1,4 +1,4 @@
-//! Traffic classes: which of them a packet belongs to, and the queue in front of the paths of each.
+//! Traffic classes: which of them a packet belongs to, the queue in front of the paths of each, and how they share a link.
 //!
 //! [`Rules`] tell the class of a flow from what its first packet shows; [`Names`] know which addresses the tunnel's own
 //! DNS gave to the domains that rules ask for.
@@ -6,7 +6,8 @@
 //! The queue: in come IP packets, each with the hash of its flow, and the time, and out comes the packet that shall be
 //! sent next. [`FqCodel`] shares the tunnel fairly among the flows (RFC 8290), lets flows that send little
 //! (ping, DNS, a TCP handshake) go first, and keeps the waiting time of the others short by dropping
-//! early (RFC 8289).
+//! early (RFC 8289). And what stands in front of a link: [`Shaper`] divides what the link carries
+//! among the classes that send over it.
 //!
 //! Always holds:
 //! - the packets of one flow leave in the order in which they came;
@@ -18,6 +19,7 @@
 mod names;
 mod queue;
 mod rules;
+mod shaper;
 
 pub use names::{Names, ParsePatternError, Pattern};
 pub use queue::{FqCodel, QueueConfig, Queued};
@@ -26,3 +28,4 @@ pub use rules::{
     builtin::{BUILT_IN, BULK, CRITICAL},
     has_ports,
 };
+pub use shaper::{Sample, Seat, Shaper, Share};

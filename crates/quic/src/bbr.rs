@@ -192,6 +192,11 @@ impl Delivery {
         self.rate
     }
 
+    /// Takes the path for one that delivers at least `rate` (bytes/s), because that is known of its link.
+    pub(crate) fn raise(&mut self, rate: u64) {
+        self.rate = self.rate.max(rate);
+    }
+
     /// Counts a lost packet.
     pub(crate) fn on_lost(&mut self, bytes: u64) {
         self.lost += bytes;

@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_path::Pacer;
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{BitRate, Duration, Instant, PathId};
 use noq_proto::{
     ConnectionError, FourTuple, PathError, PathEvent, PathStatus, StreamEvent, VarInt,
     coding::{Decodable, Encodable},
@@ -137,9 +137,11 @@ pub(crate) struct Path {
     /// That of the head counts for all.
     pub(crate) pacer: Pacer,
     pub(crate) cap: Option<Cap>,
+    /// Its limit where it has no seat at the shaper of its link.
+    pub(crate) limit: Option<BitRate>,
     /// Packets wait for it, whatever holds them back.
     pub(crate) wanted: bool,
-    /// Waits for the cap rather than for the path.
+    /// Waits for its cap, or for the shaper of its link, rather than for the path.
     pub(crate) capped: bool,
     /// Datagrams that the next data pass sends here.
     pub(crate) batch: Vec<Bytes>,
@@ -186,7 +188,7 @@ impl Path {
 
     /// What is left of a rate (bytes/s) under the cap.
     pub(crate) fn allowed(&self, rate: u64) -> u64 {
-        self.cap.as_ref().map_or(rate, |cap| rate.min(cap.bytes_per_second()))
+        self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
     }
 
     /// Whether a data pass would send something here.
@@ -301,6 +303,7 @@ impl Connection {
             gate,
             pacer: Pacer::new(now, 1200),
             cap: None,
+            limit: None,
             wanted: false,
             capped: false,
             batch: Vec::new(),

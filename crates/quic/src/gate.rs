@@ -54,6 +54,13 @@ pub(crate) struct Shared {
     min_rtt: AtomicU64,
     jitter: AtomicU64,
     base_rtt: AtomicU64,
+    /// The shortest round trip since somebody asked.
+    least_rtt: AtomicU64,
+    /// Bytes and packets that were sent and had to be acknowledged, and those that were.
+    sent: (AtomicU64, AtomicU64),
+    acked: (AtomicU64, AtomicU64),
+    /// Bytes/s that the path is to be taken for at least, from the next acknowledgement on; 0 for nothing.
+    pub(crate) at_least: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
@@ -90,6 +97,10 @@ impl Shared {
             min_rtt: AtomicU64::new(0),
             jitter: AtomicU64::new(0),
             base_rtt: AtomicU64::new(0),
+            least_rtt: AtomicU64::new(u64::MAX),
+            sent: Default::default(),
+            acked: Default::default(),
+            at_least: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
@@ -213,7 +224,23 @@ impl Shared {
         Duration::from_nanos(self.min_rtt.load(Relaxed))
     }
 
+    /// The shortest round trip since this was asked last; `None` if nothing came back.
+    pub(crate) fn take_least_rtt(&self) -> Option<Duration> {
+        let least = self.least_rtt.swap(u64::MAX, Relaxed);
+        (least < u64::MAX).then(|| Duration::from_nanos(least))
+    }
+
+    /// Bytes that were sent and had to be acknowledged, and those that were, with `header` bytes in front of each
+    /// packet.
+    pub(crate) fn wire(&self, header: u64) -> (u64, u64) {
+        let of =
+            |(bytes, packets): &(AtomicU64, AtomicU64)| bytes.load(Relaxed) + header * packets.load(Relaxed);
+        (of(&self.sent), of(&self.acked))
+    }
+
     fn measured(&self, now: Instant, sent: Instant, rtt: &RttEstimator) {
+        let sample = nanos(now.saturating_duration_since(sent));
+        self.least_rtt.fetch_min(sample, Relaxed);
         let sent_at = nanos(sent.saturating_duration_since(self.origin));
         if sent_at <= self.acked_sent.load(Relaxed) {
             return;
@@ -223,10 +250,14 @@ impl Shared {
         self.rtt.store(smoothed, Relaxed);
         self.min_rtt.store(nanos(rtt.min()), Relaxed);
         // RFC 9002 §5.3, of samples that still hold the acknowledgement delay.
-        let sample = nanos(now.saturating_duration_since(sent));
         let jitter = self.jitter.load(Relaxed);
         self.jitter.store((jitter * 3 + sample.abs_diff(smoothed)) / 4, Relaxed);
     }
+}
+
+fn count((bytes, packets): &(AtomicU64, AtomicU64), more: u64) {
+    bytes.store(bytes.load(Relaxed) + more, Relaxed);
+    packets.store(packets.load(Relaxed) + 1, Relaxed);
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -368,6 +399,7 @@ impl Controller for Gate {
         let credit = self.shared.credit.load(Relaxed);
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
+        count(&self.shared.sent, bytes.into());
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_sent(pn, bytes.into());
         }
@@ -390,6 +422,7 @@ impl Controller for Gate {
         rtt: &RttEstimator,
     ) {
         self.remove_in_flight(bytes);
+        count(&self.shared.acked, bytes);
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_acked(pn);
             if ledger.is_empty() {
@@ -414,6 +447,9 @@ impl Controller for Gate {
             };
             let (newest, random_loss) = (shared.newest_sent(), random.share());
             let acked = Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued };
+            if let Inner::Bbr(_) = inner {
+                delivery.raise(shared.at_least.swap(0, Relaxed));
+            }
             let window = delivery.on_ack(now, acked);
             shared.delivered.store(delivery.rate(), Relaxed);
             match inner {

@@ -5,6 +5,7 @@
 //! own would take the others' packets for a queue and the link's rate for its own.
 
 use bytes::Bytes;
+use mpvpn_class::Seat;
 use mpvpn_path::Offer;
 use mpvpn_types::{BitRate, Duration, Instant, PathId};
 use std::sync::atomic::Ordering::Relaxed;
@@ -48,18 +49,54 @@ impl Connection {
     }
 
     /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
-    /// connection going does not, and counts. Paths that carry as one share it.
+    /// connection going does not, and counts. Paths that carry as one share it. A path with a seat at the shaper of its
+    /// link ([`Self::set_share`]) is held to that instead.
     pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
-        let noq = noq_proto::PathId::from(id.0);
-        let Some(sent) = self.inner.path_stats(noq).map(|stats| stats.udp_tx) else { return };
-        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
-        let head = self.path(id).map_or(id, |path| path.head);
-        let others = || self.together(head).filter(|path| path.id != id).filter_map(|path| path.cap.as_ref());
-        let same = others().find(|cap| Some(cap.rate()) == rate).cloned();
         let Some(path) = self.path_mut(id) else { return };
-        path.cap = rate.map(|rate| Cap::new(now, rate, v4, sent.bytes, sent.datagrams));
+        path.limit = rate;
+        if path.cap.as_ref().is_none_or(|cap| cap.own().is_some()) {
+            self.limit(now, id);
+        }
+    }
+
+    /// Gives a path its seat at the shaper of its link, or takes it away. What the shaper holds back waits as with a
+    /// cap, and says nothing about the path. Of one connection, all paths over a link have the same seat.
+    pub fn set_share(&mut self, now: Instant, id: PathId, seat: Option<Seat>) {
+        let Some(path) = self.path(id) else { return };
+        let Some(seat) = seat else {
+            if path.cap.as_ref().is_some_and(|cap| cap.own().is_none()) {
+                self.limit(now, id);
+            }
+            return;
+        };
+        if path.cap.as_ref().is_some_and(|cap| cap.seat().is_same(&seat)) {
+            return;
+        }
+        let Some((v4, bytes, datagrams)) = self.sent(id) else { return };
+        if let Some(path) = self.path_mut(id) {
+            path.cap = Some(Cap::new(now, seat, v4, bytes, datagrams));
+        }
+    }
+
+    /// Holds a path to its own limit, or to none.
+    fn limit(&mut self, now: Instant, id: PathId) {
+        let Some((v4, bytes, datagrams)) = self.sent(id) else { return };
+        let Some(path) = self.path(id) else { return };
+        let (head, rate) = (path.head, path.limit);
+        let others = || self.together(head).filter(|path| path.id != id).filter_map(|path| path.cap.as_ref());
+        let same = others().find(|cap| rate.is_some() && cap.own() == rate).cloned();
+        let Some(path) = self.path_mut(id) else { return };
+        path.cap = rate.map(|rate| Cap::limit(now, rate, v4, bytes, datagrams));
         path.share_cap(same.as_ref());
         path.capped &= rate.is_some();
+    }
+
+    /// Whether a path runs over IPv4, and the UDP payload bytes and datagrams that it has sent.
+    fn sent(&mut self, id: PathId) -> Option<(bool, u64, u64)> {
+        let noq = noq_proto::PathId::from(id.0);
+        let sent = self.inner.path_stats(noq)?.udp_tx;
+        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+        Some((v4, sent.bytes, sent.datagrams))
     }
 
     /// Bytes of datagrams, framing included, that `id` and the paths that carry as one with it may take now.
@@ -70,9 +107,10 @@ impl Connection {
             in_flight += path.gate.in_flight();
             queued += path.batch_bytes;
             if let Some(cap) = &mut path.cap {
-                let sent =
-                    self.inner.path_stats(noq_proto::PathId::from(path.id.0)).map(|stats| stats.udp_tx);
-                left = Some(cap.left(now, sent.map(|sent| (sent.bytes, sent.datagrams)), mtu));
+                if let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) {
+                    cap.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
+                }
+                left = Some(cap.left(now));
             }
         }
         let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
@@ -103,11 +141,22 @@ impl Connection {
         let Some((capped, paced)) = self.path(id).map(|path| (path.capped, path.paced)) else { return };
         for path in self.paths.iter_mut().filter(|path| path.head == id) {
             path.wanted = limited;
-            // What a cap holds back says nothing about the path.
+            // What a cap or a shaper holds back says nothing about the path.
             path.gate.limited.store(limited && !capped, Relaxed);
             path.gate.window_limited.store(limited && !paced, Relaxed);
             path.paced &= limited;
+            if let Some(cap) = &mut path.cap {
+                cap.note(limited, limited && capped);
+            }
         }
+        self.tell_wanting(id);
+    }
+
+    /// Tells the shaper of a path's link whether there is more for any path of its seat.
+    fn tell_wanting(&self, id: PathId) {
+        let Some(cap) = self.path(id).and_then(|path| path.cap.as_ref()) else { return };
+        let same = |path: &Path| path.cap.as_ref().is_some_and(|other| other.seat().is_same(cap.seat()));
+        cap.set_wanting(self.paths.iter().any(|path| path.wanted && same(path)));
     }
 
     /// What was said last with [`Self::set_limited`].

@@ -43,6 +43,9 @@ impl Connection {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
             self.streams.note_lost(path.newly_lost(stats.lost_bytes));
+            if let Some(cap) = &mut path.cap {
+                cap.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
+            }
             if stats.udp_rx.datagrams == path.seen {
                 continue;
             }

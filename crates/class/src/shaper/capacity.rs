@@ -1,0 +1,371 @@
+//! What a link carries, where nobody said so: learned from what its classes' paths deliver.
+//!
+//! In: what was delivered and how long it took, from all paths over the link. Out: the rate that classes are held to.
+//!
+//! While one class is alone its congestion controller decides, and what it delivers is noted. When classes share the
+//! link, the sum of what they may send follows the queue: while packets do not wait on the way it is raised, slowly at
+//! first, and when they do for a while (the shortest round trip of some tens of milliseconds is what counts) less is sent
+//! until the queue is gone. A round trip does not say whether a queue is on the way there or on the way back, where the
+//! far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken back, and who
+//! raised nothing gives up little. Delay that stays although less is sent is no queue of this end, and does not count
+//! for as long as it stays.
+//!
+//! Always holds: a given capacity is never exceeded, and what is lowered for a queue is lowered by no more than a quarter
+//! unless less arrives than is sent.
+
+use mpvpn_types::{BitRate, Duration, Instant};
+
+/// Deliveries are added up over this time: acknowledgements come in bunches.
+const SPAN: f64 = 0.03;
+/// Spans that are remembered, and over how many of them a rate is taken.
+const SPANS: usize = 64;
+const OF_LATE: usize = 5;
+/// A round trip is taken for no longer than so many spans: some of them have to be remembered.
+const MOST_ROUND: usize = 12;
+/// A queue shorter than this (s) leaves room for more, one longer than the other has to go.
+const SHORT: f64 = 0.001;
+const LONG: f64 = 0.002;
+/// A queue that shows, at the beginning, that the link carries no more (s).
+const FULL: f64 = 0.004;
+/// Growth in some round trips that shows that the link carries more.
+const GROWING: f64 = 1.15;
+/// How much more is tried in a span: after it was in vain, how much faster that becomes each time, and the most.
+const RAISE: f64 = 0.001;
+const FASTER: f64 = 1.1;
+const MOST_RAISE: f64 = 0.008;
+/// So many spans after what was raised without a queue, it was not in vain.
+const CYCLE: usize = 12;
+/// A queue that is seen has grown for so many spans, and a round trip.
+const GROWN: usize = 7;
+/// Spans without a queue before more is tried again, in the mean: twice as many whenever that was in vain.
+const LEAST_HOLD: usize = 12;
+const MOST_HOLD: usize = 64;
+/// The link is taken to carry less by this share after a queue for which nothing had been raised, and by more if that
+/// comes again soon.
+const LESS: f64 = 0.005;
+const MOST_LESS: f64 = 0.01;
+/// A queue is drained in about this time (s), by a share of the rate between these.
+const DRAIN_TIME: f64 = 0.1;
+const LEAST_DRAIN: f64 = 0.04;
+const MOST_DRAIN: f64 = 0.25;
+/// The link carries less than it was taken to if so much less arrives than is sent.
+const OVERLOAD: f64 = 0.9;
+/// Queues that are still there when the link was taken to carry less and less, to this share, are doubtful.
+const DOUBTFUL: f64 = 0.9;
+/// A queue that became shorter than this part of it goes away.
+const GOING: f64 = 0.6;
+/// Packets were waiting to be sent if that holds for this share of what was delivered.
+const BUSY: f64 = 0.8;
+/// The link is in use if this share of what is allowed was delivered.
+const USED: f64 = 0.85;
+/// Delay that was found to be no queue counts as none for this long.
+const VALID: Duration = Duration::from_secs(30);
+/// Paths report every 5 ms while they have something to send; one that was silent for longer than this was not looked at.
+const SILENT: Duration = Duration::from_millis(200);
+
+pub(super) fn seconds(time: Duration) -> f64 {
+    time.as_secs_f64()
+}
+
+/// What a path over the link measured since it did so last, about 5 ms ago.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sample {
+    /// Bytes of IP packets that were found to have arrived.
+    pub delivered: u64,
+    /// The shortest round trip meanwhile, if there was any.
+    pub rtt: Option<Duration>,
+    /// The shortest round trip ever.
+    pub base_rtt: Duration,
+    /// More waited all the time than could be sent, whatever held it back.
+    pub limited: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Span {
+    /// How long it was (s); 0 for none.
+    time: f64,
+    /// Bytes delivered, those of them where packets waited to be sent, and bytes sent.
+    bytes: f64,
+    waited: f64,
+    sent: f64,
+    /// What the link was taken to carry after it (bytes/s); 0 if that was not known.
+    known: f64,
+    /// The shortest delay beyond that of the empty link (s), if anything came back.
+    delay: Option<f64>,
+}
+
+impl Span {
+    fn is_busy(&self) -> bool {
+        self.bytes > 0.0 && self.waited >= self.bytes * BUSY
+    }
+}
+
+/// While a queue is drained.
+#[derive(Clone, Copy, Debug)]
+struct Drain {
+    /// How long it was (s).
+    queue: f64,
+    /// Bytes/s that are sent meanwhile.
+    rate: f64,
+    /// Then it must be gone.
+    end: Instant,
+}
+
+/// What is known of a link's capacity, in bytes/s of IP packets.
+#[derive(Debug)]
+pub(super) struct Capacity {
+    given: Option<f64>,
+    known: Option<f64>,
+    since: Instant,
+    current: Span,
+    spans: [Span; SPANS],
+    newest: usize,
+    /// The shortest round trip of the link (s).
+    base: f64,
+    /// The last one (s).
+    rtt: f64,
+    drain: Option<Drain>,
+    /// Delay (s) that is no queue, and when that was found.
+    excess: Option<(f64, Instant)>,
+    /// Whether more is tried, the share by which next, and how long there has been no queue (spans).
+    raises: bool,
+    raise: f64,
+    calm: usize,
+    /// Spans that it takes before more is tried: in the mean, and this time.
+    hold: usize,
+    wait: usize,
+    /// The share by which it is lowered next if nothing was raised.
+    less: f64,
+    /// The most that arrived while less was not known to be carried.
+    best: f64,
+}
+
+impl Capacity {
+    pub(super) fn new(now: Instant, given: Option<BitRate>) -> Self {
+        let given = given.map(bytes_per_second);
+        Self {
+            given,
+            known: given,
+            since: now,
+            current: Span::default(),
+            spans: [Span::default(); SPANS],
+            newest: 0,
+            base: f64::INFINITY,
+            rtt: 0.0,
+            drain: None,
+            excess: None,
+            raises: false,
+            raise: MOST_RAISE,
+            calm: 0,
+            hold: 1,
+            wait: 0,
+            less: LESS,
+            best: 0.0,
+        }
+    }
+
+    pub(super) fn set_given(&mut self, given: Option<BitRate>) {
+        let given = given.map(bytes_per_second);
+        if self.given != given {
+            (self.given, self.known, self.drain) = (given, given.or(self.known), None);
+        }
+    }
+
+    /// What the link is taken to carry.
+    pub(super) fn known(&self) -> Option<f64> {
+        self.known
+    }
+
+    /// What may be sent now, if that is limited.
+    pub(super) fn binding(&self, is_shared: bool) -> Option<f64> {
+        match self.drain {
+            _ if !is_shared => self.given,
+            Some(drain) => Some(drain.rate),
+            None => self.known,
+        }
+    }
+
+    pub(super) fn spent(&mut self, bytes: f64) {
+        self.current.sent += bytes;
+    }
+
+    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample) {
+        let passed = now.saturating_duration_since(self.since);
+        if passed > SILENT {
+            // What was delivered meanwhile belongs to no time.
+            self.spans = [Span::default(); SPANS];
+            (self.current, self.since) = (Span::default(), now);
+            return;
+        }
+        if let Some(rtt) = sample.rtt.map(seconds) {
+            self.base = self.base.min(rtt).min(seconds(sample.base_rtt));
+            self.rtt = rtt;
+            let delay = rtt - self.base;
+            self.current.delay = Some(self.current.delay.map_or(delay, |least| least.min(delay)));
+        }
+        let delivered = sample.delivered as f64;
+        self.current.bytes += delivered;
+        self.current.waited += if sample.limited { delivered } else { 0.0 };
+        if seconds(passed) >= SPAN {
+            self.newest = (self.newest + 1) % SPANS;
+            self.spans[self.newest] = Span { time: seconds(passed), ..self.current };
+            (self.current, self.since) = (Span::default(), now);
+            self.judge(now, is_shared);
+            self.spans[self.newest].known = self.known.unwrap_or_default();
+        }
+    }
+
+    /// The last `count` spans before the last `skip`.
+    fn late(&self, skip: usize, count: usize) -> impl Iterator<Item = &Span> + Clone {
+        (skip..skip + count).map(|ago| &self.spans[(self.newest + 2 * SPANS - ago) % SPANS])
+    }
+
+    /// Bytes/s delivered in the last `count` spans before the last `skip`, if packets waited in all of them.
+    fn busy_rate(&self, skip: usize, count: usize) -> Option<f64> {
+        let spans = self.late(skip, count);
+        let time: f64 = spans.clone().map(|span| span.time).sum();
+        let bytes: f64 = spans.clone().map(|span| span.bytes).sum();
+        (count > 0 && spans.clone().all(Span::is_busy)).then(|| bytes / time)
+    }
+
+    /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
+    fn queue(&mut self, now: Instant) -> Option<f64> {
+        let delay = self.late(0, 2).filter_map(|span| span.delay).min_by(f64::total_cmp)?;
+        let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
+        let longest = self.longest();
+        self.excess =
+            self.excess.filter(|(_, at)| !expired(*at)).map(|(excess, at)| (excess.min(longest), at));
+        Some(delay - self.excess.map_or(0.0, |(excess, _)| excess))
+    }
+
+    /// The longest delay (s) that all packets of a span found of late.
+    fn longest(&self) -> f64 {
+        self.late(0, GROWN).filter_map(|span| span.delay).fold(0.0, f64::max)
+    }
+
+    fn judge(&mut self, now: Instant, is_shared: bool) {
+        let Some(queue) = self.queue(now) else { return };
+        let of_late = self.busy_rate(0, OF_LATE);
+        if !is_shared {
+            self.drain = None;
+            // A controller alone finds what the link carries.
+            self.known =
+                self.given.or_else(|| if of_late.is_some() { self.full_rate(queue) } else { self.known });
+            return;
+        }
+        let Some(known) = self.known else {
+            self.known = self.full_rate(queue);
+            return;
+        };
+        self.best = self.best.max(of_late.unwrap_or_default().min(known));
+        if let Some(drain) = self.drain {
+            self.go_on(now, known, queue, drain);
+        } else if queue > LONG {
+            self.begin(now, known, queue);
+        } else if queue < SHORT && of_late.is_some_and(|rate| rate > known * USED) {
+            self.grow(known);
+        }
+    }
+
+    /// There was no queue in a span.
+    fn grow(&mut self, known: f64) {
+        self.calm += 1;
+        if self.raises {
+            if self.calm >= CYCLE {
+                (self.calm, self.hold, self.less) = (0, LEAST_HOLD, LESS);
+            }
+            // What is too much is seen a round trip later.
+            let raise = self.raise / (self.round().max(1) as f64).sqrt();
+            self.known = Some((known * (1.0 + raise)).min(self.given.unwrap_or(f64::INFINITY)));
+            self.raise = (self.raise * FASTER).min(MOST_RAISE);
+        } else if self.calm >= self.wait {
+            (self.calm, self.raises, self.less) = (0, true, LESS);
+        }
+    }
+
+    /// What a link carries of which nothing is known, if it is full: packets wait, and no more arrives than before.
+    fn full_rate(&self, queue: f64) -> Option<f64> {
+        let (round, count) = (self.round(), if queue > FULL { 3 } else { 8.max(self.round()) });
+        let (now, before) = (self.busy_rate(0, count)?, self.busy_rate(count + 3 * round, count)?);
+        (now < before * GROWING).then(|| now.max(before))
+    }
+
+    /// There is a queue.
+    fn begin(&mut self, now: Instant, known: f64, queue: f64) {
+        let overload = self.overload(known);
+        if let Some(carried) = overload {
+            self.best = carried;
+        } else if known < self.best * DOUBTFUL {
+            // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
+            (self.excess, self.best, self.drain) = (Some((self.longest(), now)), known, None);
+            return;
+        }
+        let arrived = self.busy_rate(0, OF_LATE).unwrap_or(known);
+        let known = match overload {
+            Some(carried) => carried,
+            None if self.raises => known.min(self.before_queue()) * (1.0 - LESS),
+            None => known * (1.0 - self.less),
+        };
+        self.known = Some(known);
+        if overload.is_some() {
+            // It is known roughly.
+            (self.hold, self.raise) = (1, MOST_RAISE);
+        } else if self.raises {
+            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), RAISE);
+        } else {
+            self.less = (2.0 * self.less).min(MOST_LESS);
+        }
+        self.wait = self.hold / 2 + usize::from(self.chance()) % self.hold;
+        (self.raises, self.calm) = (false, 0);
+        let share = (queue / DRAIN_TIME).clamp(LEAST_DRAIN, MOST_DRAIN);
+        let time = 1.5 * queue / share + 2.0 * SPAN + self.rtt;
+        let end = now + Duration::from_secs_f64(time.min(2.0));
+        let rate = known.min(arrived.max(known * (1.0 - MOST_DRAIN))) * (1.0 - share);
+        self.drain = Some(Drain { queue, rate, end });
+    }
+
+    /// Any number that differs between the two ends.
+    fn chance(&self) -> u16 {
+        let mix = |all: u64, span: &Span| {
+            let bits = span.bytes.to_bits() ^ span.time.to_bits().rotate_left(32);
+            (all ^ bits).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        };
+        (self.spans.iter().fold(0, mix) >> 48) as u16
+    }
+
+    fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
+        let grew = queue > 1.5 * drain.queue + FULL;
+        if queue <= SHORT {
+            self.drain = None;
+        } else if grew || now >= drain.end && queue < drain.queue * GOING {
+            self.begin(now, known, queue);
+        } else if now >= drain.end {
+            self.drain = None;
+            self.excess = Some((self.longest(), now));
+        }
+    }
+
+    /// A round trip in spans, as far as they are remembered.
+    fn round(&self) -> usize {
+        ((self.rtt / SPAN).ceil() as usize).min(MOST_ROUND)
+    }
+
+    /// What the link was taken to carry before a queue grew that is there now; endless if that was not known.
+    fn before_queue(&self) -> f64 {
+        let known = self.late(GROWN + self.round(), 1).map(|span| span.known).find(|known| *known > 0.0);
+        known.unwrap_or(f64::INFINITY)
+    }
+
+    /// What arrives, if that is clearly less than was sent.
+    fn overload(&self, known: f64) -> Option<f64> {
+        let (count, round) = (3, self.round());
+        let sum = |skip, of: fn(&Span) -> f64| self.late(skip, count).map(of).sum::<f64>();
+        let (sent, time) = (sum(round, |span| span.sent), sum(0, |span| span.time));
+        let arrived = sum(0, |span| span.bytes);
+        (arrived < sent * OVERLOAD && time > 0.0).then(|| known.min((arrived / time).max(known / 4.0)))
+    }
+}
+
+fn bytes_per_second(rate: BitRate) -> f64 {
+    rate.bps() as f64 / 8.0
+}

@@ -1,0 +1,332 @@
+#![allow(clippy::disallowed_methods)]
+
+use proptest::prelude::*;
+
+use super::*;
+
+const US: Duration = Duration::from_micros(1);
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+
+fn mbit(number: u64) -> BitRate {
+    BitRate::from_bps(number * 1_000_000)
+}
+
+fn weight(number: u64) -> Share {
+    Share { weight: Weight::new(number).unwrap(), ..Share::default() }
+}
+
+/// What a class has to send.
+#[derive(Clone, Copy, Debug)]
+enum Demand {
+    /// Always more.
+    Greedy,
+    /// A packet of so many bytes at a time, so often.
+    Every(Duration, u64),
+    Nothing,
+}
+
+/// A class with its packets.
+#[derive(Clone, Debug)]
+struct Source {
+    demand: Demand,
+    waiting: std::collections::VecDeque<(Instant, u64)>,
+    next: Instant,
+    sent: u64,
+    longest: Duration,
+    wakes: Option<Instant>,
+}
+
+/// Classes at a shaper, each asking when something is new for it or it is time.
+struct World {
+    now: Instant,
+    shaper: Shaper,
+    sources: Vec<Source>,
+    /// Who asks first, changing all the time.
+    order: u64,
+}
+
+impl World {
+    fn new(capacity: u64, classes: &[(Share, Demand)]) -> Self {
+        let now = Instant::now();
+        let mut shaper = Shaper::new(now, Some(BitRate::from_bps(capacity)));
+        let source = |demand: &Demand| Source {
+            demand: *demand,
+            waiting: Default::default(),
+            next: now,
+            sent: 0,
+            longest: Duration::ZERO,
+            wakes: None,
+        };
+        for (at, (share, _)) in classes.iter().enumerate() {
+            shaper.set_share(now, ClassId(at as u8), *share);
+        }
+        Self { now, shaper, sources: classes.iter().map(|(_, demand)| source(demand)).collect(), order: 0 }
+    }
+
+    fn demand(&mut self, class: usize, demand: Demand) {
+        (self.sources[class].demand, self.sources[class].next) = (demand, self.now);
+        self.sources[class].wakes = None;
+        self.sources[class].waiting.clear();
+    }
+
+    fn ask(&mut self, at: usize) {
+        let (now, class) = (self.now, ClassId(at as u8));
+        let source = &mut self.sources[at];
+        while let Demand::Every(period, bytes) = source.demand
+            && source.next <= now
+        {
+            source.waiting.push_back((source.next, bytes));
+            source.next += period;
+        }
+        let greedy = matches!(source.demand, Demand::Greedy);
+        if source.wakes.is_some_and(|at| now < at) {
+            return;
+        }
+        source.wakes = None;
+        let has_more = |source: &Source| greedy || !source.waiting.is_empty();
+        while has_more(source) && self.shaper.left(now, class) > 0 {
+            let (since, bytes) = source.waiting.pop_front().unwrap_or((now, 1500));
+            self.shaper.spend(class, bytes);
+            source.sent += bytes;
+            source.longest = source.longest.max(now - since);
+        }
+        let waits = has_more(source);
+        self.shaper.set_wanting(now, class, waits);
+        if waits {
+            source.wakes = self.shaper.wake_at(now, class);
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.order = self.order.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let (count, first) = (self.sources.len(), (self.order >> 33) as usize);
+            for step in 0..count {
+                let at = if self.order & 1 == 0 { first + step } else { first + count - step };
+                self.ask(at % count);
+            }
+            self.now += 50 * US;
+        }
+    }
+
+    /// Bits per second that each class sends in a time.
+    fn rates(&mut self, time: Duration) -> Vec<f64> {
+        let before: Vec<u64> = self.sources.iter().map(|source| source.sent).collect();
+        self.run(time);
+        let sent = self.sources.iter().zip(before).map(|(source, before)| source.sent - before);
+        sent.map(|bytes| bytes as f64 * 8.0 / time.as_secs_f64()).collect()
+    }
+}
+
+fn assert_near(what: f64, expected: f64, share: f64) {
+    assert!((what - expected).abs() <= expected * share, "{what} is not {expected} within {share}");
+}
+
+#[test]
+fn shares_are_those_of_the_weights_and_nothing_is_left_over() {
+    let classes = [(weight(1), Demand::Greedy), (weight(2), Demand::Greedy), (weight(7), Demand::Greedy)];
+    let mut world = World::new(50_000_000, &classes);
+    let rates = world.rates(2 * SECOND);
+    for (rate, expected) in rates.iter().zip([5e6, 10e6, 35e6]) {
+        assert_near(*rate, expected, 0.02);
+    }
+    assert_near(rates.iter().sum(), 50e6, 0.01);
+}
+
+#[test]
+fn the_class_that_goes_first_hardly_waits() {
+    let call = Demand::Every(20 * MS, 228);
+    let first = Share { first: true, ..Share::default() };
+    let classes = [(first, call), (Share::default(), Demand::Greedy), (weight(100), Demand::Greedy)];
+    let mut world = World::new(10_000_000, &classes);
+    world.run(100 * MS);
+    let rates = world.rates(2 * SECOND);
+    assert!(world.sources[0].longest <= 50 * US, "{:?}", world.sources[0].longest);
+    assert_near(rates[0], 228.0 * 8.0 * 50.0, 0.02);
+    assert_near(rates.iter().sum(), 10e6, 0.01);
+    // Many packets at once take the link as if they were alone on it, and a packet that is on its way.
+    world.demand(0, Demand::Every(100 * MS, 6000));
+    world.sources[0].longest = Duration::ZERO;
+    world.run(SECOND);
+    assert!(world.sources[0].longest <= 2 * MS, "{:?}", world.sources[0].longest);
+}
+
+#[test]
+fn the_class_that_goes_first_competes_beyond_its_most() {
+    let first = Share { first: true, max: Some(Portion::Percent(30)), ..Share::default() };
+    let classes = [(first, Demand::Greedy), (Share::default(), Demand::Greedy)];
+    let mut world = World::new(100_000_000, &classes);
+    let rates = world.rates(2 * SECOND);
+    assert_near(rates[0], 65e6, 0.02);
+    assert_near(rates[1], 35e6, 0.02);
+}
+
+#[test]
+fn the_least_is_kept_and_the_most_is_not_exceeded() {
+    let least = Share { min: Some(Portion::Rate(mbit(20))), ..weight(1) };
+    let most = Share { max: Some(Portion::Percent(10)), ..weight(1000) };
+    let classes = [(least, Demand::Greedy), (weight(9), Demand::Greedy), (most, Demand::Greedy)];
+    let mut world = World::new(50_000_000, &classes);
+    let rates = world.rates(2 * SECOND);
+    assert_near(rates[2], 5e6, 0.02);
+    // 20 that are owed, and a tenth of what is left.
+    assert_near(rates[0], 22.5e6, 0.02);
+    assert_near(rates.iter().sum(), 50e6, 0.01);
+    world.demand(0, Demand::Nothing);
+    world.demand(1, Demand::Nothing);
+    world.run(100 * MS);
+    assert_near(world.rates(SECOND)[2], 5e6, 0.02);
+}
+
+#[test]
+fn what_nobody_else_uses_is_lent_at_once_and_given_back_within_5_ms() {
+    let classes = [(weight(4), Demand::Greedy), (weight(1), Demand::Greedy)];
+    let mut world = World::new(40_000_000, &classes);
+    for _ in 0..20 {
+        world.run(37 * MS);
+        world.demand(0, Demand::Nothing);
+        world.run(2 * MS);
+        assert_near(world.rates(20 * MS)[1], 40e6, 0.08);
+        world.run(500 * MS);
+        world.demand(0, Demand::Greedy);
+        world.run(5 * MS);
+        let rates = world.rates(20 * MS);
+        assert_near(rates[0], 32e6, 0.08);
+        assert_near(world.rates(100 * MS)[0], 32e6, 0.02);
+    }
+}
+
+#[test]
+fn a_class_with_little_to_send_gets_it_and_no_burst_after_silence() {
+    let few = Demand::Every(2 * MS, 1000);
+    let classes = [(Share::default(), few), (weight(5), Demand::Greedy)];
+    let mut world = World::new(30_000_000, &classes);
+    let rates = world.rates(SECOND);
+    assert_near(rates[0], 4e6, 0.02);
+    assert_near(rates[1], 26e6, 0.02);
+    assert!(world.sources[0].longest <= 3 * MS, "{:?}", world.sources[0].longest);
+    world.demand(0, Demand::Nothing);
+    world.run(5 * SECOND);
+    world.demand(0, Demand::Greedy);
+    let before = world.sources[0].sent;
+    world.ask(0);
+    assert!(world.sources[0].sent - before <= 2 * 1500, "{} at once", world.sources[0].sent - before);
+}
+
+#[test]
+fn a_new_capacity_counts_at_once() {
+    let mut world = World::new(10_000_000, &[(weight(1), Demand::Greedy), (weight(3), Demand::Greedy)]);
+    world.run(100 * MS);
+    for rate in [100_000_000u64, 1_000_000, 25_000_000] {
+        world.shaper.set_capacity(world.now, Some(BitRate::from_bps(rate)));
+        world.run(50 * MS);
+        let rates = world.rates(2 * SECOND);
+        assert_near(rates[0], rate as f64 / 4.0, 0.02);
+        assert_near(rates.iter().sum(), rate as f64, 0.01);
+    }
+}
+
+#[test]
+fn what_never_waits_is_paid_by_its_class() {
+    let mut world = World::new(8_000_000, &[(Share::default(), Demand::Greedy); 2]);
+    world.run(100 * MS);
+    let before = (world.sources[0].sent, world.sources[1].sent);
+    for _ in 0..100 {
+        world.shaper.spend(ClassId(0), 2000);
+        world.run(10 * MS);
+    }
+    let (own, other) = (world.sources[0].sent - before.0, world.sources[1].sent - before.1);
+    assert_near(own as f64, 300_000.0, 0.02);
+    assert_near(other as f64, 500_000.0, 0.02);
+}
+
+#[test]
+fn a_class_alone_is_not_held_back_before_anything_is_known() {
+    let now = Instant::now();
+    let mut shaper = Shaper::new(now, None);
+    assert_eq!((shaper.left(now, ClassId(1)), shaper.wake_at(now, ClassId(1))), (u64::MAX, None));
+    shaper.set_share(now, ClassId(1), Share { max: Some(Portion::Rate(mbit(8))), ..Share::default() });
+    let mut sent = 0;
+    for step in 0..10_000 {
+        while shaper.left(now + step * 100 * US, ClassId(1)) > 0 {
+            shaper.spend(ClassId(1), 1000);
+            sent += 1000;
+        }
+    }
+    assert_near(sent as f64, 1e6, 0.02);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// Whatever the classes are and ask for, nothing is lost, nobody gets more than the link, and nobody less than
+    /// what is his.
+    #[test]
+    fn any_classes_share_any_link(
+        rate in 200_000u64..2_000_000_000,
+        classes in proptest::collection::vec((1u64..50, any::<bool>(), 0u8..25, 0u8..4), 2..8),
+    ) {
+        let as_class = |(number, first, min, demand): (u64, bool, u8, u8)| {
+            let min = (min > 0 && !first).then_some(Portion::Percent(min / 2 + 1));
+            let max = first.then_some(Portion::Percent(10));
+            let demand = match demand {
+                0 => Demand::Nothing,
+                1 => Demand::Every(Duration::from_secs_f64(8.0 * 15_000.0 / rate as f64), 1000),
+                _ => Demand::Greedy,
+            };
+            (Share { first, min, max, ..weight(number) }, demand)
+        };
+        let classes: Vec<_> = classes.into_iter().map(as_class).collect();
+        let mut world = World::new(rate, &classes);
+        world.run(100 * MS);
+        let time = Duration::from_secs_f64((20e6 / rate as f64).clamp(1.0, 20.0));
+        let rates = world.rates(time);
+        let (all, rate) = (rates.iter().sum::<f64>(), rate as f64);
+        prop_assert!(all <= rate * 1.01 + 8.0 * 40_000.0 / time.as_secs_f64(), "{all} of {rate}");
+        let greedy = classes.iter().any(|(_, demand)| matches!(demand, Demand::Greedy));
+        prop_assert!(!greedy || all >= rate * 0.98, "{all} of {rate}: {rates:?}");
+        let weights: f64 = classes.iter().map(|(share, _)| f64::from(share.weight.get())).sum();
+        let owed: f64 = classes.iter().map(|(share, _)| match share {
+            Share { first: true, .. } => 0.1,
+            share => share.min.map_or(0.0, |min| min.of(BitRate::from_bps(1_000_000)).bps() as f64 / 1e6),
+        }).sum();
+        for ((share, demand), own) in classes.iter().zip(&rates) {
+            if !matches!(demand, Demand::Greedy) || owed > 1.0 {
+                continue;
+            }
+            let least = share.min.map_or(0.0, |min| min.of(BitRate::from_bps(1_000_000)).bps() as f64 / 1e6);
+            let fair = least + (1.0 - owed) * f64::from(share.weight.get()) / weights;
+            prop_assert!(*own >= rate * fair * 0.97 - 8.0 * 3000.0 / time.as_secs_f64(),
+                "{own} of {rate}, {fair} is its share: {rates:?} for {classes:?}");
+        }
+    }
+
+    /// Nothing overflows, and no time is asked for that is far away.
+    #[test]
+    fn any_numbers_are_taken(
+        rate in prop_oneof![Just(0), Just(1), Just(u64::MAX), any::<u64>()],
+        steps in proptest::collection::vec((any::<u64>(), any::<u64>(), 0u8..=255, any::<bool>()), 1..60),
+    ) {
+        let mut now = Instant::now();
+        let mut shaper = Shaper::new(now, Some(BitRate::from_bps(rate)));
+        for (time, bytes, class, on) in steps {
+            now += Duration::from_nanos(time >> (time % 50 + 14));
+            let portion = Some(if on { Portion::Rate(BitRate::from_bps(bytes)) } else { Portion::Percent(class) });
+            let id = ClassId(class);
+            shaper.set_share(now, id, Share { first: on, min: portion, max: portion, ..Share::default() });
+            shaper.left(now, id);
+            shaper.spend(id, bytes);
+            shaper.set_wanting(now, id, on);
+            let wakes = shaper.wake_at(now, id);
+            prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MOST_WAIT));
+            shaper.rate(now, id);
+            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: MS, limited: on };
+            shaper.measured(now, id, sample);
+            if bytes % 7 == 0 {
+                shaper.set_capacity(now, on.then_some(BitRate::from_bps(time)));
+            }
+        }
+    }
+}
