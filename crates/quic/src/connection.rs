@@ -24,7 +24,7 @@ use crate::{
     cap::Cap,
     config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
-    ledger::Tracked,
+    ledger::{Fate, Tracked},
     streams::from_noq,
     view::LossWindow,
 };
@@ -492,6 +492,7 @@ impl Connection {
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.loss.share(),
+            random_loss: path.gate.random_loss(),
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
             rate: path.rate() / together,
@@ -521,13 +522,12 @@ impl Connection {
         self.inner.datagrams().max_size()
     }
 
-    /// Calls `each` for every tracked datagram that was lost since the last call, and the path on which
-    /// it was.
-    pub fn drain_lost(&mut self, mut each: impl FnMut(PathId, Tracked)) {
+    /// Calls `each` for every tracked datagram of which something was learned since the last call, with the path that it
+    /// was sent on.
+    pub fn drain_fates(&mut self, mut each: impl FnMut(PathId, Fate)) {
         for path in &self.paths {
-            let lost = path.gate.fates().filter(|ledger| ledger.has_lost()).map(|mut all| all.take_lost());
-            for datagram in lost.into_iter().flatten() {
-                each(path.id, datagram);
+            if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_news()) {
+                ledger.take_news(|fate| each(path.id, fate));
             }
         }
     }

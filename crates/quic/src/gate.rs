@@ -30,6 +30,10 @@ const ENDLESS: u64 = u64::MAX / 4;
 /// moment, each with an initial window of its own (RFC 6928); what leaves is paced.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
+/// What 1 is in [`Shared::random_loss`].
+const SHARE: f64 = 4_294_967_296.0;
+const UNKNOWN: u64 = u64::MAX;
+
 /// What a gate and the loop know of each other.
 ///
 /// One thread uses it at a time; the atomics are there because controllers must be `Sync`.
@@ -54,6 +58,8 @@ pub(crate) struct Shared {
     min_rtt: AtomicU64,
     jitter: AtomicU64,
     base_rtt: AtomicU64,
+    /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
+    random_loss: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
@@ -90,6 +96,7 @@ impl Shared {
             min_rtt: AtomicU64::new(0),
             jitter: AtomicU64::new(0),
             base_rtt: AtomicU64::new(0),
+            random_loss: AtomicU64::new(UNKNOWN),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
@@ -206,6 +213,12 @@ impl Shared {
     /// The round-trip time of a packet in a stream, with the path's queue empty.
     pub(crate) fn base_rtt(&self) -> Duration {
         Duration::from_nanos(self.base_rtt.load(Relaxed))
+    }
+
+    /// The share of packets (0 to 1) that is lost however little is sent, if that could be told.
+    pub(crate) fn random_loss(&self) -> Option<f64> {
+        let share = self.random_loss.load(Relaxed);
+        (share != UNKNOWN).then(|| share as f64 / SHARE)
     }
 
     /// The least round-trip time seen.
@@ -334,6 +347,8 @@ impl Model {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
             Inner::Library(_) => shared.min_rtt(),
         };
+        let known = random.measured().map_or(UNKNOWN, |share| (share * SHARE) as u64);
+        shared.random_loss.store(known, Relaxed);
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
                 // What is lost anyway takes its share of the rate.
@@ -393,7 +408,7 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_acked(pn);
             if ledger.is_empty() {
-                self.shared.follows.store(ledger.has_lost(), Relaxed);
+                self.shared.follows.store(ledger.has_news(), Relaxed);
             }
         }
         self.random.on_fate(pn, false);

@@ -23,6 +23,8 @@ pub struct PathView {
     pub jitter: Duration,
     /// Share of the packets sent in the last 10 s that were lost (0 to 1).
     pub loss: f64,
+    /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
+    pub random_loss: Option<f64>,
     /// Congestion window of the inner controller.
     pub window: u64,
     /// Sent and neither acknowledged nor lost.

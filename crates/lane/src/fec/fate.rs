@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use mpvpn_types::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
-use super::{Place, Shard, guard::Closed};
+use super::guard::Closed;
 
 /// Groups that are followed at most: those of a second at 1 Gbit/s.
 const MOST_GROUPS: usize = 8192;
@@ -67,32 +67,37 @@ impl<T> Fates<T> {
         }
     }
 
-    /// A part of a group arrived.
-    pub fn arrived(&mut self, place: Place, out: impl FnMut(T)) {
-        if let Some(fate) = self.groups.get_mut(&place.group) {
+    /// A packet of a group, or repair for it, arrived.
+    pub fn arrived(&mut self, group: u16, out: impl FnMut(T)) {
+        if let Some(fate) = self.groups.get_mut(&group) {
             fate.arrived += 1;
-            self.settle(place.group, out);
+            self.settle(group, out);
         }
     }
 
-    /// A part of a group was lost; `wait` is how long it may take to learn what became of the rest.
-    pub fn lost(&mut self, now: Instant, place: Place, what: T, wait: Duration, mut out: impl FnMut(T)) {
-        let is_data = matches!(place.shard, Shard::Data(_));
-        let Some(fate) = self.groups.get_mut(&place.group) else {
+    /// A packet of a group was lost, or repair for it (`None`); `wait` is how long it may take to learn what became of the
+    /// rest.
+    pub fn lost(
+        &mut self,
+        now: Instant,
+        group: u16,
+        packet: Option<T>,
+        wait: Duration,
+        mut out: impl FnMut(T),
+    ) {
+        let Some(fate) = self.groups.get_mut(&group) else {
             // It was sent too long ago.
-            if is_data {
-                out(what);
-            }
+            packet.into_iter().for_each(out);
             return;
         };
         fate.lost += 1;
-        if is_data {
+        if let Some(packet) = packet {
             if fate.held.is_empty() && !fate.given_up {
-                self.held.push_back((now + wait, place.group));
+                self.held.push_back((now + wait, group));
             }
-            fate.held.push(what);
+            fate.held.push(packet);
         }
-        self.settle(place.group, out);
+        self.settle(group, &mut out);
     }
 
     /// Hands out losses about which nothing was learned for too long.
@@ -143,63 +148,57 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn data(index: u8) -> Place {
-        Place { group: 3, shard: Shard::Data(index) }
-    }
-
-    fn repair(index: u8) -> Place {
-        Place { group: 3, shard: Shard::Repair { index, data: 4 } }
-    }
-
-    /// A group of 4 packets and 2 of repair, of which these are lost and these arrive; what is to be sent again.
-    fn run(lost: &[Place], arrived: &[Place]) -> (Vec<Place>, Fates<Place>) {
+    /// A group of 4 packets and 2 of repair, of which these are lost (0 is repair) and so many arrive; what is to be sent
+    /// again.
+    fn run(lost: &[u8], arrived: usize) -> (Vec<u8>, Fates<u8>) {
         let now = Instant::now();
         let (mut fates, mut again) = (Fates::new(), Vec::new());
         fates.open(3);
         fates.close(Closed { group: 3, data: 4, repair: 2 }, |_| {});
-        for place in arrived {
-            fates.arrived(*place, |place| again.push(place));
+        for _ in 0..arrived {
+            fates.arrived(3, |packet| again.push(packet));
         }
-        for place in lost {
-            fates.lost(now, *place, *place, 10 * MS, |place| again.push(place));
+        for packet in lost {
+            let packet = (*packet > 0).then_some(*packet);
+            fates.lost(now, 3, packet, 10 * MS, |packet| again.push(packet));
         }
         (again, fates)
     }
 
     #[test]
     fn what_repair_makes_good_is_not_sent_again() {
-        let (again, fates) = run(&[data(0), data(2)], &[data(1), data(3), repair(0), repair(1)]);
+        let (again, fates) = run(&[1, 2], 4);
         assert_eq!((again, fates.made_good(), fates.groups.len()), (vec![], 2, 0));
     }
 
     #[test]
     fn what_is_beyond_repair_is_sent_again_and_repair_is_not() {
-        let (again, fates) = run(&[data(0), repair(1), data(2)], &[data(1), data(3), repair(0)]);
-        assert_eq!((again, fates.made_good(), fates.groups.len()), (vec![data(0), data(2)], 0, 0));
+        let (again, fates) = run(&[1, 0, 2], 3);
+        assert_eq!((again, fates.made_good(), fates.groups.len()), (vec![1, 2], 0, 0));
     }
 
     #[test]
     fn what_nobody_knows_enough_about_is_held_for_a_while() {
-        let (again, mut fates) = run(&[data(0)], &[data(1), data(3)]);
+        let (again, mut fates) = run(&[1], 2);
         assert_eq!(again, []);
         let until = fates.poll_timeout().unwrap();
         let mut again = Vec::new();
-        fates.handle_timeout(until - MS, |place| again.push(place));
+        fates.handle_timeout(until - MS, |packet| again.push(packet));
         assert_eq!(again, []);
-        fates.handle_timeout(until, |place| again.push(place));
-        assert_eq!((again, fates.poll_timeout()), (vec![data(0)], None));
+        fates.handle_timeout(until, |packet| again.push(packet));
+        assert_eq!((again, fates.poll_timeout()), (vec![1], None));
         let mut again = Vec::new();
-        fates.lost(until, data(2), data(2), 10 * MS, |place| again.push(place));
-        assert_eq!(again, [data(2)], "the group is given up");
+        fates.lost(until, 3, Some(2), 10 * MS, |packet| again.push(packet));
+        assert_eq!(again, [2], "the group is given up");
     }
 
     #[test]
     fn groups_are_forgotten_in_the_end() {
-        let mut fates = Fates::new();
+        let mut fates: Fates<u8> = Fates::new();
         (0..=u16::MAX).for_each(|group| fates.open(group));
         assert_eq!((fates.groups.len(), fates.order.len()), (MOST_GROUPS, MOST_GROUPS));
         let mut again = Vec::new();
-        fates.lost(Instant::now(), data(0), 7, MS, |what| again.push(what));
+        fates.lost(Instant::now(), 3, Some(7), MS, |packet| again.push(packet));
         assert_eq!(again, [7], "nothing is known of it any more");
     }
 }

@@ -12,6 +12,8 @@ use super::{Place, Plan, Shard, code::Encoder};
 const SMALL: usize = 300;
 /// What may be saved up for repair: that of a group of large packets (bytes).
 const MOST_SAVED: f64 = 16_384.0;
+/// How long a group waits to become full where nothing else was said.
+const WAIT: Duration = Duration::from_millis(5);
 /// Repair that could not leave for so long comes too late.
 const STALE: Duration = Duration::from_millis(100);
 
@@ -50,7 +52,7 @@ struct Guarded {
     /// Memory for the next ones.
     spare: Vec<Vec<Bytes>>,
     /// Repair that is to leave, with the time it was made.
-    ready: VecDeque<(Instant, Place, Bytes)>,
+    ready: VecDeque<(Instant, u16, Bytes)>,
 }
 
 #[derive(Debug)]
@@ -66,22 +68,28 @@ impl Guard {
         Self { prefix: Bytes::copy_from_slice(prefix), ..Self::default() }
     }
 
-    /// Protects a path from now on as the plan says, or not any more. A group is closed `wait` after its first packet.
-    pub fn set(&mut self, path: PathId, plan: Option<&Plan>, wait: Duration) {
+    /// Protects a path from now on as the plan says, or not any more.
+    pub fn set(&mut self, path: PathId, plan: Option<&Plan>) {
         let Some(plan) = plan else {
             self.paths.remove(&path);
             return;
         };
         let fresh = || Guarded {
             plan: plan.clone(),
-            wait,
+            wait: WAIT,
             saved: 0.0,
             open: [None, None],
             spare: Vec::new(),
             ready: VecDeque::new(),
         };
-        let guarded = self.paths.entry(path).or_insert_with(fresh);
-        (guarded.plan, guarded.wait) = (plan.clone(), wait);
+        self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
+    }
+
+    /// Groups of a path are closed so long after their first packet, if they are not full before.
+    pub fn set_wait(&mut self, path: PathId, wait: Duration) {
+        if let Some(guarded) = self.paths.get_mut(&path) {
+            guarded.wait = wait;
+        }
     }
 
     /// Leaves only these paths protected.
@@ -89,9 +97,9 @@ impl Guard {
         self.paths.retain(|id, _| keep(*id));
     }
 
-    /// Whether packets of a path are protected.
-    pub fn protects(&self, path: PathId) -> bool {
-        self.paths.contains_key(&path)
+    /// Whether packets of any path are protected.
+    pub fn is_on(&self) -> bool {
+        !self.paths.is_empty()
     }
 
     /// The place of the next packet, of `len` bytes, that leaves on a path; `None` where it is not protected.
@@ -152,7 +160,7 @@ impl Guard {
             room.put_slice(prefix);
             place.encode(room);
             room.put_slice(shard);
-            guarded.ready.push_back((now, place, arena.take()));
+            guarded.ready.push_back((now, group, arena.take()));
         }
         packets.clear();
         guarded.spare.push(packets);
@@ -164,14 +172,14 @@ impl Guard {
         self.paths.values().any(|guarded| !guarded.ready.is_empty())
     }
 
-    /// The next datagram of repair for a path.
-    pub fn next_repair(&mut self, now: Instant, path: PathId) -> Option<(Place, Bytes)> {
+    /// The next datagram of repair for a path, and its group.
+    pub fn next_repair(&mut self, now: Instant, path: PathId) -> Option<(u16, Bytes)> {
         let ready = &mut self.paths.get_mut(&path)?.ready;
         while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > STALE).is_some() {}
-        let (_, place, datagram) = ready.pop_front()?;
+        let (_, group, datagram) = ready.pop_front()?;
         self.stats.repairs += 1;
         self.stats.repair_bytes += datagram.len() as u64;
-        Some((place, datagram))
+        Some((group, datagram))
     }
 
     /// What was sent so far.
@@ -221,7 +229,7 @@ mod tests {
         let mut guard = Guard::new(&[0, 10]);
         for path in 0..paths {
             let mut watch = Watch::default();
-            guard.set(PathId(path), watch.measured(fec, loss).flatten(), 5 * MS);
+            guard.set(PathId(path), watch.measured(fec, loss).flatten());
         }
         guard
     }
