@@ -44,6 +44,8 @@ const SILENT: Duration = Duration::from_millis(30);
 const QUIET: Duration = Duration::from_millis(8);
 /// Paths that are allowed beyond those in use, so that one that is opened need not wait.
 const SPARE_PATHS: u32 = 2;
+/// A congestion controller is spared this multiple of the losses that there are at all times, as they come in bunches.
+const SPARED: f64 = 1.25;
 /// Datagrams that are taken from the library at a time.
 const RECEIVE_BATCH: usize = 64;
 
@@ -167,6 +169,8 @@ pub(crate) struct Path {
     /// Where its packets went when it was looked at last.
     remote: Option<SocketAddr>,
     loss: LossWindow,
+    /// What it loses is made good without being sent again.
+    made_good: bool,
     open: bool,
     /// Since when the library sends no datagrams here although the gate lets it.
     mute: Option<Instant>,
@@ -317,6 +321,7 @@ impl Connection {
             heard: None,
             remote: None,
             loss: LossWindow::default(),
+            made_good: false,
             open: id == PathId(0),
             mute: None,
             mute_now: false,
@@ -483,6 +488,7 @@ impl Connection {
         let path = self.path_mut(id)?;
         let dead = path.gate.frozen.load(Relaxed);
         path.loss.update(second, (stats.sent_packets, stats.lost_packets), dead);
+        path.gate.spare(if path.made_good { path.loss.floor() * SPARED } else { 0.0 });
         Some(PathView {
             id,
             local: tuple.local_ip().map(Local::from).or(home),

@@ -30,7 +30,9 @@ const ENDLESS: u64 = u64::MAX / 4;
 /// moment, each with an initial window of its own (RFC 6928); what leaves is paced.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
-/// What 1 is in [`Shared::random_loss`].
+/// Losses that may be spared at once: those of a round trip come together (packets).
+const MOST_SPARED: f64 = 32.0;
+/// What 1 is in [`Shared::random_loss`] and [`Shared::spared`].
 const SHARE: f64 = 4_294_967_296.0;
 const UNKNOWN: u64 = u64::MAX;
 
@@ -60,6 +62,8 @@ pub(crate) struct Shared {
     base_rtt: AtomicU64,
     /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
     random_loss: AtomicU64,
+    /// The share of packets whose loss does not count as congestion, in 2^-32.
+    spared: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
@@ -97,6 +101,7 @@ impl Shared {
             jitter: AtomicU64::new(0),
             base_rtt: AtomicU64::new(0),
             random_loss: AtomicU64::new(UNKNOWN),
+            spared: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
@@ -221,6 +226,12 @@ impl Shared {
         (share != UNKNOWN).then(|| share as f64 / SHARE)
     }
 
+    /// Spares a controller that takes every loss for congestion this share of packets (0 to 1): they are lost anyway, and
+    /// made good by other means.
+    pub(crate) fn spare(&self, share: f64) {
+        self.spared.store((share.clamp(0.0, 1.0) * SHARE) as u64, Relaxed);
+    }
+
     /// The least round-trip time seen.
     pub(crate) fn min_rtt(&self) -> Duration {
         Duration::from_nanos(self.min_rtt.load(Relaxed))
@@ -304,6 +315,10 @@ impl Group {
 pub(crate) struct Gate {
     own: Model,
     random: RandomLoss,
+    /// Losses that may be spared still.
+    sparable: f64,
+    /// One was not, since the controller was told of congestion.
+    unspared: bool,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -383,6 +398,8 @@ impl Controller for Gate {
         let credit = self.shared.credit.load(Relaxed);
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
+        let spared = self.shared.spared.load(Relaxed) as f64 / SHARE;
+        self.sparable = (self.sparable + spared).min(if spared > 0.0 { MOST_SPARED } else { 0.0 });
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_sent(pn, bytes.into());
         }
@@ -472,6 +489,10 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
+        let told = std::mem::take(&mut self.unspared) || is_ecn || is_persistent_congestion;
+        if !told {
+            return;
+        }
         self.decide(|model, random, shared| {
             if !shared.frozen.load(Relaxed)
                 && let Some(inner) = model.library()
@@ -498,6 +519,11 @@ impl Controller for Gate {
             return;
         }
         self.random.on_fate(pn, true);
+        if self.sparable >= 1.0 {
+            self.sparable -= 1.0;
+        } else {
+            self.unspared = true;
+        }
         self.decide(|model, _, _| {
             model.delivery.on_lost(lost_bytes.into());
             if let Some(inner) = model.library() {
@@ -542,7 +568,12 @@ impl Controller for Gate {
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { own: self.own.clone(), random: self.random.clone(), shared: self.shared.clone() })
+        Box::new(Self {
+            own: self.own.clone(),
+            random: self.random.clone(),
+            shared: self.shared.clone(),
+            ..*self
+        })
     }
 
     fn initial_window(&self) -> u64 {
@@ -570,6 +601,8 @@ impl ControllerFactory for GateFactory {
         let mut gate = Gate {
             own: Model { inner, delivery: Delivery::new(now) },
             random: RandomLoss::default(),
+            sparable: 0.0,
+            unspared: false,
             shared: Arc::new(Shared::new(now)),
         };
         gate.publish();
@@ -625,6 +658,26 @@ mod tests {
         assert_eq!(one.all_in_flight(), 1200, "what is on a dead path takes no room");
         drop((second, two));
         assert_eq!(one.all_in_flight(), 1200);
+    }
+
+    #[test]
+    fn losses_that_are_made_good_are_spared_and_more_are_not() {
+        let start = Instant::now();
+        let run = |spared: f64, one_in: u64| {
+            let (mut controller, shared) = gate();
+            shared.spare(spared);
+            for packet in 0..1000 {
+                let now = start + Duration::from_millis(packet);
+                controller.on_packet_sent(now, 1200, packet);
+                if packet % one_in == one_in - 1 {
+                    controller.on_packet_lost(1200, packet, now);
+                    controller.on_congestion_event(now, now, false, false, 1200, packet);
+                }
+            }
+            shared.window()
+        };
+        assert_eq!(run(0.15, 8), INITIAL_WINDOW);
+        assert!(run(0.15, 4) < INITIAL_WINDOW / 2 && run(0.0, 8) < INITIAL_WINDOW / 2);
     }
 
     #[test]

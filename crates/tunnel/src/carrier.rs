@@ -552,6 +552,9 @@ impl Carrier {
             views.retain(|view| used.contains(&view.id));
             let Some(sequencer) = &mut self.sequencer else { return };
             sequencer.measure(now, used.len() > 1 && !stays, &views);
+            for id in used {
+                connection.set_made_good(id, sequencer.protects(id));
+            }
             self.dispatcher.set_numbered(now, sequencer.is_on());
         }
     }

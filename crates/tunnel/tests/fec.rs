@@ -10,10 +10,12 @@ use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
 use mpvpn_tunnel::{FecCounters, LaneCounters};
-use mpvpn_types::{Duration, Fec, Instant};
+use mpvpn_types::{BitRate, Duration, Fec, Instant};
 use world::{MS, TOKEN, World, tcp::Flow};
 
 /// Bytes of payload of the packets.
@@ -245,6 +247,31 @@ fn a_full_link_that_loses_nothing_by_itself_is_left_to_the_congestion_controller
         let share = fec.repairs as f64 / fec.protected.max(1) as f64;
         assert!(fec.repairs < 100, "{share} {fec:?}");
     }
+}
+
+#[test]
+fn cubic_is_spared_the_losses_that_are_made_good() {
+    let sent = |policy| {
+        let mut world = World::new();
+        world.fec = policy;
+        let rate = Some(BitRate::from_bps(50_000_000));
+        let params = Params { rate, delay: 20 * MS, mtu: Some(1500), loss: 0.05, ..Params::default() };
+        let link = LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() };
+        let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Cubic, &[link]);
+        world.up(client);
+        let mut before = 0;
+        for n in 0..12_000 {
+            while world.machines[client].client.backlog() < 100_000 {
+                let packet = world.outward(client, &[0; 1300]);
+                world.client_sends(client, packet);
+            }
+            world.run(MS);
+            before = if n < 6000 { carried(&world, client)[0] } else { before };
+        }
+        (carried(&world, client)[0] - before) as f64 * 8e-6 / 6.0
+    };
+    let (bare, repaired) = (sent(Fec::Off), sent(Fec::Auto));
+    assert!(repaired > 30.0 && repaired > 2.0 * bare, "{repaired} Mbit/s with repair, {bare} without");
 }
 
 fn carried(world: &World, client: usize) -> Vec<u64> {

@@ -97,6 +97,11 @@ impl Guard {
         self.paths.retain(|id, _| keep(*id));
     }
 
+    /// Whether packets of a path are protected.
+    pub fn protects(&self, path: PathId) -> bool {
+        self.paths.contains_key(&path)
+    }
+
     /// Whether packets of any path are protected.
     pub fn is_on(&self) -> bool {
         !self.paths.is_empty()

@@ -89,6 +89,10 @@ impl Protection {
         self.guard.is_on()
     }
 
+    pub(super) fn protects(&self, path: PathId) -> bool {
+        self.guard.protects(path)
+    }
+
     /// Takes over what was measured about the paths in use.
     pub(super) fn measure(&mut self, views: &[PathView]) {
         let used = |id: PathId| views.iter().any(|view| view.id == id);

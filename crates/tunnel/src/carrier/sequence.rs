@@ -98,6 +98,11 @@ impl Sequencer {
         self.protection = Some(Box::new(protection));
     }
 
+    /// Whether what a path loses is made good by repair.
+    pub(super) fn protects(&self, path: PathId) -> bool {
+        self.protection.as_ref().is_some_and(|protection| protection.protects(path))
+    }
+
     pub(super) fn protection(&mut self) -> Option<&mut Protection> {
         self.protection.as_deref_mut()
     }
