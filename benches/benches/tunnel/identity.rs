@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Client, ClientConfig, Server, ServerConfig};
-use mpvpn_types::Instant;
+use mpvpn_types::{Fec, Instant};
 use rustls::{
     ClientConfig as TlsClient, DigitallySignedStruct, Error, ServerConfig as TlsServer, SignatureScheme,
     client::{
@@ -85,6 +85,8 @@ impl Identity {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
             scheduler: Scheduler::Auto,
+            fec: Fec::Off,
+            copies: 1,
             lane: Default::default(),
             lane_secret: Default::default(),
         };

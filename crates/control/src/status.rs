@@ -336,7 +336,7 @@ pub struct Lane {
     pub numbered: u64,
     /// Sent again because they were lost.
     pub resent: u64,
-    /// Copies sent beside the first ones (scheduler `redundant`).
+    /// Copies sent beside the first ones (scheduler `redundant`, or `copies`).
     pub copies: u64,
     /// Received ahead of others, held and then delivered in order.
     pub restored: u64,
@@ -346,6 +346,48 @@ pub struct Lane {
     pub duplicates: u64,
     /// Waited for in vain.
     pub given_up: u64,
+    /// What repaired losses without asking.
+    #[serde(default, skip_serializing_if = "Repair::is_none")]
+    pub fec: Repair,
+}
+
+/// Packets of repair for groups of packets (`fec`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Repair {
+    /// Packets of repair that are sent now for 100 packets, on the path with the most.
+    pub percent: u8,
+    /// Packets sent in groups.
+    pub protected: u64,
+    /// Packets of repair sent.
+    pub sent: u64,
+    /// Their bytes.
+    pub sent_bytes: u64,
+    /// Packets that we sent and that were lost, but not sent again, as the far end restored them.
+    pub made_good: u64,
+    /// Packets that were lost on the way here, and restored.
+    pub recovered: u64,
+    /// Packets of repair that came and were not needed.
+    pub wasted: u64,
+    /// Groups that lost more than could be restored; their packets were sent again.
+    pub unrecoverable: u64,
+}
+
+impl Repair {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn add(&mut self, other: Self) {
+        self.percent = self.percent.max(other.percent);
+        self.protected += other.protected;
+        self.sent += other.sent;
+        self.sent_bytes += other.sent_bytes;
+        self.made_good += other.made_good;
+        self.recovered += other.recovered;
+        self.wasted += other.wasted;
+        self.unrecoverable += other.unrecoverable;
+    }
 }
 
 impl Lane {
@@ -359,6 +401,7 @@ impl Lane {
         self.late += other.late;
         self.duplicates += other.duplicates;
         self.given_up += other.given_up;
+        self.fec.add(other.fec);
     }
 }
 

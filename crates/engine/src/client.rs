@@ -35,6 +35,7 @@ use mpvpn_tunnel::{
     Assignment, Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
     UdpId, UdpNews,
 };
+use mpvpn_types::Fec;
 
 use crate::{
     EngineError,
@@ -216,6 +217,8 @@ impl Running {
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 scheduler: scheduler_of(config.scheduler),
+                fec: Fec::Off,
+                copies: 1,
                 lane: Rules {
                     mode: lane_of(config.lane, shards),
                     rules: config.lane_rules.iter().map(rule_of).collect(),

@@ -9,11 +9,11 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, ServerConfig},
-    status::{Class, Client, Lane, Link, LinkState, Path, PathState, Role, Session, State, Status},
+    status::{Class, Client, Lane, Link, LinkState, Path, PathState, Repair, Role, Session, State, Status},
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{ClientReport, ClientState, LaneCounters, Member, PathReport, SessionReport};
+use mpvpn_tunnel::{ClientReport, ClientState, FecCounters, LaneCounters, Member, PathReport, SessionReport};
 use mpvpn_types::{BitRate, ByteSize, SessionId, Tier, Weight};
 
 use crate::{
@@ -156,6 +156,20 @@ fn lane_of(counters: LaneCounters) -> Lane {
         late: counters.arrived.late,
         duplicates: counters.arrived.duplicates,
         given_up: counters.arrived.given_up,
+        fec: counters.fec.map(repair_of).unwrap_or_default(),
+    }
+}
+
+fn repair_of(counters: FecCounters) -> Repair {
+    Repair {
+        percent: counters.percent,
+        protected: counters.protected,
+        sent: counters.repairs,
+        sent_bytes: counters.repair_bytes,
+        made_good: counters.made_good,
+        recovered: counters.recovered,
+        wasted: counters.wasted,
+        unrecoverable: counters.unrecoverable,
     }
 }
 

@@ -5,7 +5,8 @@
 //!
 //! In: packets about to be sent, each with the hash of its flow; packets that arrived, each with its
 //! [`Label`]; the time. Out: the label to send with a packet, and arrived packets in the order in which
-//! they may be delivered. A packet that no path takes whole travels in parts, which [`Join`] puts together.
+//! they may be delivered. A packet that no path takes whole travels in parts, which [`Join`] puts together. What paths
+//! lose is repaired without asking by [`fec`].
 //!
 //! Always holds:
 //! - a packet is delivered at most once, and exactly once if it arrives within the last few thousand of
@@ -17,6 +18,7 @@
 // Tests need a moment to count from.
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
+pub mod fec;
 pub mod interposer;
 mod join;
 mod label;

@@ -9,8 +9,8 @@ const MOST_APART: Duration = Duration::from_millis(60);
 const NOISE: Duration = Duration::from_millis(1);
 /// Nobody may save up more than this (seconds of a path's rate) while others carry everything.
 const MOST_SAVED: f64 = 0.05;
-/// A packet of [`Scheduler::Redundant`] waits no longer for room on a second path: a path with nothing to slow it
-/// has room several times in this.
+/// A packet that is to leave on several paths waits no longer for room on all of them: a path with nothing to slow it has
+/// room several times in this.
 const COMPANY: Duration = Duration::from_millis(5);
 
 /// What a path can do for the next packets.
@@ -61,14 +61,27 @@ pub struct Pick {
 pub struct Choice {
     /// Work done by each path, in seconds of its rate or in bytes a unit of weight.
     work: Vec<(PathId, f64)>,
-    /// Since when a packet could be sent once, but not a second time.
+    /// Copies of each packet beside the first one, each on another path.
+    copies: u8,
+    /// Since when a packet could be sent, but not as often as it should be.
     lonely: Option<Instant>,
 }
 
 impl Choice {
-    /// Nothing has been sent yet.
+    /// Nothing has been sent yet, and each packet is to leave once.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Every packet is to leave so often, each time on another path, whatever the scheduler; [`Scheduler::Redundant`] takes
+    /// all paths anyway.
+    pub fn set_copies(&mut self, copies: u8) {
+        self.copies = copies.saturating_sub(1);
+    }
+
+    /// What was said last with [`Self::set_copies`].
+    pub fn copies(&self) -> u8 {
+        self.copies + 1
     }
 
     /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to
@@ -80,15 +93,20 @@ impl Choice {
         offers: &[Offer],
         backlog: u64,
     ) -> Option<Pick> {
-        let at = match scheduler {
-            Scheduler::Auto => return earliest(offers, backlog),
-            Scheduler::Redundant => self.first_with_company(now, offers),
+        let best = |at| Pick { at, best: true };
+        let pick = match scheduler {
+            Scheduler::Auto => earliest(offers, backlog),
+            Scheduler::Redundant => first_to_arrive(offers).map(best),
             Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => {
-                offers.iter().position(|offer| offer.room > 0)
+                offers.iter().position(|offer| offer.room > 0).map(best)
             }
-            Scheduler::Balanced | Scheduler::Weighted => self.least_worked(scheduler, offers),
+            Scheduler::Balanced | Scheduler::Weighted => self.least_worked(scheduler, offers).map(best),
+        }?;
+        let company = match scheduler {
+            Scheduler::Redundant => 1,
+            _ => self.copies,
         };
-        at.map(|at| Pick { at, best: true })
+        (company == 0 || self.has_company(now, offers, pick.at, company.into())).then_some(pick)
     }
 
     /// When [`Self::pick`] decides otherwise, whatever happens to the paths.
@@ -96,18 +114,17 @@ impl Choice {
         self.lonely.map(|since| since + COMPANY).filter(|at| *at > now)
     }
 
-    /// The place of the path on which a packet that is sent now arrives first, if there is room for a copy on a
-    /// second one, or has been none for some time. Nobody waits for a path that is so slow that it could copy no
-    /// more than half.
-    fn first_with_company(&mut self, now: Instant, offers: &[Offer]) -> Option<usize> {
-        let at = first_to_arrive(offers)?;
+    /// Whether there is room for copies on so many paths beside the one at `at`, or has been none for some time. Nobody
+    /// waits for a path that is so slow that it could copy no more than half.
+    fn has_company(&mut self, now: Instant, offers: &[Offer], at: usize, company: usize) -> bool {
         let others = || offers.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, offer)| offer);
-        if others().any(|offer| offer.room > 0) || !others().any(|offer| offer.rate >= offers[at].rate / 2) {
+        let able = |offer: &&Offer| offer.room > 0 || offer.rate >= offers[at].rate / 2;
+        let with_room = others().filter(|offer| offer.room > 0).count();
+        if with_room >= company.min(others().filter(able).count()) {
             self.lonely = None;
-            return Some(at);
+            return true;
         }
-        let since = *self.lonely.get_or_insert(now);
-        (now >= since + COMPANY).then_some(at)
+        now >= *self.lonely.get_or_insert(now) + COMPANY
     }
 
     /// A path was given `bytes` bytes.
@@ -278,6 +295,21 @@ mod tests {
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), None, "it is waited for again");
         offers[1] = offer(1, 15, 40, 0);
         assert_eq!(choice.pick(later, Scheduler::Redundant, &offers, 1400), first);
+    }
+
+    #[test]
+    fn copies_wait_a_little_for_room_on_as_many_paths_as_they_need() {
+        let (mut choice, now) = (Choice::new(), Instant::now());
+        choice.set_copies(3);
+        let mut offers = [offer(0, 5, 100, 9000), offer(1, 15, 80, 0), offer(2, 15, 80, 9000)];
+        let first = Some(Pick { at: 0, best: true });
+        assert_eq!(choice.pick(now, Scheduler::Auto, &offers, 1400), None);
+        assert_eq!(choice.pick(now + COMPANY, Scheduler::Auto, &offers, 1400), first);
+        offers[1].room = 9000;
+        assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers, 1400), first);
+        assert_eq!(choice.pick(now, Scheduler::MinRtt, &offers[..2], 1400), first, "as many as there are");
+        offers[1] = offer(1, 15, 40, 0);
+        assert_eq!(choice.pick(now, Scheduler::Balanced, &offers, 1400).map(|pick| pick.at), Some(0));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::{
     cap::Cap,
     config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
-    ledger::Tracked,
+    ledger::{Fate, Tracked},
     streams::from_noq,
     view::LossWindow,
 };
@@ -44,6 +44,8 @@ const SILENT: Duration = Duration::from_millis(30);
 const QUIET: Duration = Duration::from_millis(8);
 /// Paths that are allowed beyond those in use, so that one that is opened need not wait.
 const SPARE_PATHS: u32 = 2;
+/// A congestion controller is spared this multiple of the losses that there are at all times, as they come in bunches.
+const SPARED: f64 = 1.25;
 /// Datagrams that are taken from the library at a time.
 const RECEIVE_BATCH: usize = 64;
 
@@ -169,6 +171,8 @@ pub(crate) struct Path {
     /// Where its packets went when it was looked at last.
     remote: Option<SocketAddr>,
     loss: LossWindow,
+    /// What it loses is made good without being sent again.
+    made_good: bool,
     open: bool,
     /// Since when the library sends no datagrams here although the gate lets it.
     mute: Option<Instant>,
@@ -320,6 +324,7 @@ impl Connection {
             heard: None,
             remote: None,
             loss: LossWindow::default(),
+            made_good: false,
             open: id == PathId(0),
             mute: None,
             mute_now: false,
@@ -486,6 +491,7 @@ impl Connection {
         let path = self.path_mut(id)?;
         let dead = path.gate.frozen.load(Relaxed);
         path.loss.update(second, (stats.sent_packets, stats.lost_packets), dead);
+        path.gate.spare(if path.made_good { path.loss.floor() * SPARED } else { 0.0 });
         Some(PathView {
             id,
             local: tuple.local_ip().map(Local::from).or(home),
@@ -495,6 +501,7 @@ impl Connection {
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.loss.share(),
+            random_loss: path.gate.random_loss(),
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
             rate: path.rate() / together,
@@ -524,13 +531,12 @@ impl Connection {
         self.inner.datagrams().max_size()
     }
 
-    /// Calls `each` for every tracked datagram that was lost since the last call, and the path on which
-    /// it was.
-    pub fn drain_lost(&mut self, mut each: impl FnMut(PathId, Tracked)) {
+    /// Calls `each` for every tracked datagram of which something was learned since the last call, with the path that it
+    /// was sent on.
+    pub fn drain_fates(&mut self, mut each: impl FnMut(PathId, Fate)) {
         for path in &self.paths {
-            let lost = path.gate.fates().filter(|ledger| ledger.has_lost()).map(|mut all| all.take_lost());
-            for datagram in lost.into_iter().flatten() {
-                each(path.id, datagram);
+            if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_news()) {
+                ledger.take_news(|fate| each(path.id, fate));
             }
         }
     }

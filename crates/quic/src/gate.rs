@@ -30,6 +30,12 @@ const ENDLESS: u64 = u64::MAX / 4;
 /// moment, each with an initial window of its own (RFC 6928); what leaves is paced.
 const INITIAL_WINDOW: u64 = 32 * 1200;
 
+/// Losses that may be spared at once: those of a round trip come together (packets).
+const MOST_SPARED: f64 = 32.0;
+/// What 1 is in [`Shared::random_loss`] and [`Shared::spared`].
+const SHARE: f64 = 4_294_967_296.0;
+const UNKNOWN: u64 = u64::MAX;
+
 /// What a gate and the loop know of each other.
 ///
 /// One thread uses it at a time; the atomics are there because controllers must be `Sync`.
@@ -61,6 +67,10 @@ pub(crate) struct Shared {
     acked: (AtomicU64, AtomicU64),
     /// Bytes/s that the path is to be taken for at least, from the next acknowledgement on; 0 for nothing.
     pub(crate) at_least: AtomicU64,
+    /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
+    random_loss: AtomicU64,
+    /// The share of packets whose loss does not count as congestion, in 2^-32.
+    spared: AtomicU64,
     /// Something is in the ledger.
     follows: AtomicBool,
     ledger: Mutex<Ledger>,
@@ -101,6 +111,8 @@ impl Shared {
             sent: Default::default(),
             acked: Default::default(),
             at_least: AtomicU64::new(0),
+            random_loss: AtomicU64::new(UNKNOWN),
+            spared: AtomicU64::new(0),
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
@@ -219,6 +231,18 @@ impl Shared {
         Duration::from_nanos(self.base_rtt.load(Relaxed))
     }
 
+    /// The share of packets (0 to 1) that is lost however little is sent, if that could be told.
+    pub(crate) fn random_loss(&self) -> Option<f64> {
+        let share = self.random_loss.load(Relaxed);
+        (share != UNKNOWN).then(|| share as f64 / SHARE)
+    }
+
+    /// Spares a controller that takes every loss for congestion this share of packets (0 to 1): they are lost anyway, and
+    /// made good by other means.
+    pub(crate) fn spare(&self, share: f64) {
+        self.spared.store((share.clamp(0.0, 1.0) * SHARE) as u64, Relaxed);
+    }
+
     /// The least round-trip time seen.
     pub(crate) fn min_rtt(&self) -> Duration {
         Duration::from_nanos(self.min_rtt.load(Relaxed))
@@ -322,6 +346,10 @@ impl Group {
 pub(crate) struct Gate {
     own: Model,
     random: RandomLoss,
+    /// Losses that may be spared still.
+    sparable: f64,
+    /// One was not, since the controller was told of congestion.
+    unspared: bool,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -365,6 +393,8 @@ impl Model {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
             Inner::Library(_) => shared.min_rtt(),
         };
+        let known = random.measured().map_or(UNKNOWN, |share| (share * SHARE) as u64);
+        shared.random_loss.store(known, Relaxed);
         let (window, pacing) = match &self.inner {
             Inner::Bbr(bbr) => {
                 // What is lost anyway takes its share of the rate.
@@ -400,6 +430,8 @@ impl Controller for Gate {
         self.shared.credit.store(credit.saturating_sub(bytes.into()), Relaxed);
         self.add_in_flight(bytes.into());
         count(&self.shared.sent, bytes.into());
+        let spared = self.shared.spared.load(Relaxed) as f64 / SHARE;
+        self.sparable = (self.sparable + spared).min(if spared > 0.0 { MOST_SPARED } else { 0.0 });
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_sent(pn, bytes.into());
         }
@@ -426,7 +458,7 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_acked(pn);
             if ledger.is_empty() {
-                self.shared.follows.store(ledger.has_lost(), Relaxed);
+                self.shared.follows.store(ledger.has_news(), Relaxed);
             }
         }
         self.random.on_fate(pn, false);
@@ -493,6 +525,10 @@ impl Controller for Gate {
         lost_bytes: u64,
         largest_lost_pn: u64,
     ) {
+        let told = std::mem::take(&mut self.unspared) || is_ecn || is_persistent_congestion;
+        if !told {
+            return;
+        }
         self.decide(|model, random, shared| {
             if !shared.frozen.load(Relaxed)
                 && let Some(inner) = model.library()
@@ -519,6 +555,11 @@ impl Controller for Gate {
             return;
         }
         self.random.on_fate(pn, true);
+        if self.sparable >= 1.0 {
+            self.sparable -= 1.0;
+        } else {
+            self.unspared = true;
+        }
         self.decide(|model, _, _| {
             model.delivery.on_lost(lost_bytes.into());
             if let Some(inner) = model.library() {
@@ -563,7 +604,12 @@ impl Controller for Gate {
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(Self { own: self.own.clone(), random: self.random.clone(), shared: self.shared.clone() })
+        Box::new(Self {
+            own: self.own.clone(),
+            random: self.random.clone(),
+            shared: self.shared.clone(),
+            ..*self
+        })
     }
 
     fn initial_window(&self) -> u64 {
@@ -591,6 +637,8 @@ impl ControllerFactory for GateFactory {
         let mut gate = Gate {
             own: Model { inner, delivery: Delivery::new(now) },
             random: RandomLoss::default(),
+            sparable: 0.0,
+            unspared: false,
             shared: Arc::new(Shared::new(now)),
         };
         gate.publish();
@@ -646,6 +694,26 @@ mod tests {
         assert_eq!(one.all_in_flight(), 1200, "what is on a dead path takes no room");
         drop((second, two));
         assert_eq!(one.all_in_flight(), 1200);
+    }
+
+    #[test]
+    fn losses_that_are_made_good_are_spared_and_more_are_not() {
+        let start = Instant::now();
+        let run = |spared: f64, one_in: u64| {
+            let (mut controller, shared) = gate();
+            shared.spare(spared);
+            for packet in 0..1000 {
+                let now = start + Duration::from_millis(packet);
+                controller.on_packet_sent(now, 1200, packet);
+                if packet % one_in == one_in - 1 {
+                    controller.on_packet_lost(1200, packet, now);
+                    controller.on_congestion_event(now, now, false, false, 1200, packet);
+                }
+            }
+            shared.window()
+        };
+        assert_eq!(run(0.15, 8), INITIAL_WINDOW);
+        assert!(run(0.15, 4) < INITIAL_WINDOW / 2 && run(0.0, 8) < INITIAL_WINDOW / 2);
     }
 
     #[test]

@@ -23,6 +23,17 @@ pub struct Tracked {
     pub tries: u8,
     /// The same has been sent on another path as well.
     pub copied: bool,
+    /// What its sender calls it, if it wants to know of its arrival, too.
+    pub mark: Option<u32>,
+}
+
+/// What became of a datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The peer has it; only told of those with a mark, which this is.
+    Arrived(u32),
+    /// It was lost.
+    Lost(Tracked),
 }
 
 #[derive(Debug)]
@@ -40,6 +51,8 @@ pub(crate) struct Ledger {
     /// In packets, by number.
     sent: VecDeque<Sent>,
     lost: Vec<Tracked>,
+    /// Marks of datagrams that arrived.
+    arrived: Vec<u32>,
 }
 
 impl Ledger {
@@ -67,7 +80,9 @@ impl Ledger {
 
     /// A packet was acknowledged.
     pub(crate) fn on_acked(&mut self, packet: u64) {
-        self.settle(packet, |_| {});
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.settle(packet, |datagram| arrived.extend(datagram.mark));
+        self.arrived = arrived;
     }
 
     /// A packet was lost.
@@ -87,19 +102,20 @@ impl Ledger {
         while self.sent.pop_front_if(|sent| sent.datagram.is_none()).is_some() {}
     }
 
-    /// Whether losses wait to be taken.
-    pub(crate) fn has_lost(&self) -> bool {
-        !self.lost.is_empty()
+    /// Whether fates wait to be taken.
+    pub(crate) fn has_news(&self) -> bool {
+        !self.lost.is_empty() || !self.arrived.is_empty()
     }
 
-    /// Takes the datagrams that were lost.
-    pub(crate) fn take_lost(&mut self) -> Vec<Tracked> {
-        std::mem::take(&mut self.lost)
+    /// Takes what was learned: first what arrived, as that may make losses good.
+    pub(crate) fn take_news(&mut self, mut each: impl FnMut(Fate)) {
+        self.arrived.drain(..).for_each(|mark| each(Fate::Arrived(mark)));
+        self.lost.drain(..).for_each(|datagram| each(Fate::Lost(datagram)));
     }
 
     /// Takes all that has been sent and whose fate is not known: the path is dead.
     pub(crate) fn take_unacked(&mut self) -> Vec<Tracked> {
-        let mut all = self.take_lost();
+        let mut all = std::mem::take(&mut self.lost);
         all.extend(std::mem::take(&mut self.sent).into_iter().filter_map(|sent| sent.datagram));
         all
     }
@@ -115,7 +131,7 @@ mod tests {
     use super::*;
 
     fn tracked(len: usize) -> Tracked {
-        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0, copied: false }
+        Tracked { data: Bytes::from(vec![0; len]), born: Instant::now(), tries: 0, copied: false, mark: None }
     }
 
     fn ledger(lens: &[usize]) -> Ledger {
@@ -130,6 +146,15 @@ mod tests {
         datagrams.iter().map(|datagram| datagram.data.len()).collect()
     }
 
+    fn lost(ledger: &mut Ledger) -> Vec<usize> {
+        let mut lost = Vec::new();
+        ledger.take_news(|fate| match fate {
+            Fate::Lost(datagram) => lost.push(datagram),
+            Fate::Arrived(mark) => panic!("{mark}"),
+        });
+        lens(&lost)
+    }
+
     #[test]
     fn a_lost_packet_gives_back_what_was_in_it() {
         let mut ledger = ledger(&[1400, 1400, 50, 60, 1400]);
@@ -140,7 +165,7 @@ mod tests {
         ledger.on_sent(14, 1432);
         ledger.on_acked(10);
         ledger.on_lost(12);
-        assert_eq!(lens(&ledger.take_lost()), [50, 60]);
+        assert_eq!(lost(&mut ledger), [50, 60]);
         ledger.on_acked(14);
         ledger.on_acked(11);
         assert!(ledger.is_empty());
@@ -152,10 +177,27 @@ mod tests {
         ledger.on_sent(1, 60);
         ledger.on_sent(2, 1432);
         ledger.on_lost(1);
-        assert!(!ledger.has_lost());
+        assert!(!ledger.has_news());
         ledger.on_lost(2);
         ledger.on_acked(2);
-        assert_eq!(lens(&ledger.take_lost()), [1400]);
+        assert_eq!(lost(&mut ledger), [1400]);
+    }
+
+    #[test]
+    fn the_arrival_of_what_has_a_mark_is_told_before_losses() {
+        let mut ledger = Ledger::default();
+        for mark in [Some(7), None, Some(9)] {
+            ledger.queue(1400, Some(Tracked { mark, ..tracked(1400) }));
+        }
+        (0..3).for_each(|packet| ledger.on_sent(packet, 1432));
+        ledger.on_lost(2);
+        ledger.on_acked(1);
+        ledger.on_acked(0);
+        let mut news = Vec::new();
+        ledger.take_news(|fate| news.push(fate));
+        assert_eq!(news[0], Fate::Arrived(7));
+        assert!(matches!(&news[1], Fate::Lost(datagram) if datagram.mark == Some(9)), "{news:?}");
+        assert_eq!((news.len(), ledger.has_news()), (2, false));
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub use cid::{MAX_SHARDS, Shard, shard_of};
 pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions};
 pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
-pub use ledger::Tracked;
+pub use ledger::{Fate, Tracked};
 pub use streams::{Read, StreamError, StreamId};
 pub use view::PathView;
 

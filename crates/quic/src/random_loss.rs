@@ -56,11 +56,13 @@ impl RandomLoss {
 
     /// The share of packets (0 to 1) that is lost for no fault of the sender.
     pub(crate) fn share(&self) -> f64 {
+        self.measured().map_or(0.0, |share| (share - NOISE).clamp(0.0, MOST))
+    }
+
+    /// The share that was lost of packets that were sent slowly, once there were enough of them.
+    pub(crate) fn measured(&self) -> Option<f64> {
         let all = self.acked + self.lost;
-        if all < ENOUGH {
-            return 0.0;
-        }
-        (f64::from(self.lost) / f64::from(all) - NOISE).clamp(0.0, MOST)
+        (all >= ENOUGH).then(|| f64::from(self.lost) / f64::from(all))
     }
 }
 

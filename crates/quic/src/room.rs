@@ -169,12 +169,19 @@ impl Connection {
         self.least_loaded(id).map_or(0, |path| path.queue(datagram))
     }
 
-    /// The same for a datagram whose loss is told by [`Self::drain_lost`].
+    /// The same for a datagram whose fate is told by [`Self::drain_fates`].
     pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
-        let Some(path) = self.least_loaded(id) else { return 0 };
-        let data = datagram.data.clone();
-        path.followed.push((path.batch.len(), datagram));
-        path.queue(data)
+        self.least_loaded(id).map_or(0, |path| path.queue_tracked(datagram))
+    }
+
+    /// The same for a datagram that has to leave on this path, whichever carry as one with it.
+    pub fn queue_tracked_on(&mut self, id: PathId, datagram: Tracked) -> u64 {
+        self.path_mut(id).map_or(0, |path| path.queue_tracked(datagram))
+    }
+
+    /// The path on which a datagram leaves that is queued now under the name `head`.
+    pub fn carrier_of(&mut self, head: PathId) -> Option<PathId> {
+        self.least_loaded(head).map(|path| path.id)
     }
 
     /// Of the paths that carry as one, the one whose turn it is.
@@ -216,6 +223,12 @@ impl Path {
         self.load(cost);
         self.batch.push(datagram);
         cost
+    }
+
+    fn queue_tracked(&mut self, datagram: Tracked) -> u64 {
+        let data = datagram.data.clone();
+        self.followed.push((self.batch.len(), datagram));
+        self.queue(data)
     }
 
     /// Its next pass will take so much room.

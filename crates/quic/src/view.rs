@@ -23,6 +23,8 @@ pub struct PathView {
     pub jitter: Duration,
     /// Share of the packets sent in the last 10 s that were lost (0 to 1).
     pub loss: f64,
+    /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
+    pub random_loss: Option<f64>,
     /// Congestion window of the inner controller.
     pub window: u64,
     /// Sent and neither acknowledged nor lost.
@@ -73,11 +75,39 @@ impl LossWindow {
             self.buckets.iter().fold((0, 0), |(sent, lost), bucket| (sent + bucket.0, lost + bucket.1));
         if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
     }
+
+    /// The share that is lost at all times, as the best of the seconds that are over shows it, with what chance may have
+    /// spared that one; 0 if hardly anything was sent.
+    pub(crate) fn floor(&self) -> f64 {
+        const ENOUGH: u64 = 50;
+        let current = (self.second % 10) as usize;
+        let over =
+            self.buckets.iter().enumerate().filter(|(at, (sent, _))| *at != current && *sent >= ENOUGH);
+        let shares = over.map(|(_, (sent, lost))| {
+            let (sent, lost) = (*sent as f64, *lost as f64);
+            (lost + 2.0 * lost.sqrt()) / sent
+        });
+        let (count, least) =
+            shares.fold((0, 1.0), |(count, least), share| (count + 1, f64::min(least, share)));
+        if count > 1 { least } else { 0.0 }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_best_second_shows_what_is_lost_always() {
+        let mut window = LossWindow::default();
+        window.update(0, (10_000, 2000), false);
+        window.update(1, (20_000, 3000), false);
+        assert_eq!(window.floor(), 0.0, "one second is over");
+        window.update(2, (30_000, 4500), false);
+        window.update(3, (30_010, 4500), false);
+        window.update(4, (30_020, 4500), false);
+        assert!((0.1..0.11).contains(&window.floor()), "{}", window.floor());
+    }
 
     #[test]
     fn losses_are_forgotten_after_ten_seconds() {

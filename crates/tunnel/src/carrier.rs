@@ -6,6 +6,7 @@ mod late;
 mod pipes;
 mod policy;
 mod progress;
+mod protect;
 mod pulse;
 mod report;
 mod rescue;
@@ -30,6 +31,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{client::Seen, mtu::MtuFollower};
 pub(crate) use policy::PathPolicy;
+pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
 pub use report::{Counters, PathReport};
 use rescue::Rescue;
@@ -49,6 +51,8 @@ const THAW: Duration = Duration::from_millis(300);
 const REST: Duration = Duration::from_secs(1);
 /// A flow keeps the others waiting for no longer than this at a time.
 const FLOW_TURN: Duration = Duration::from_micros(300);
+/// A packet is sent so often at most.
+const MOST_COPIES: u8 = 4;
 /// No packet should wait for longer than this.
 const QUEUE_TIME: Duration = Duration::from_millis(150);
 
@@ -191,6 +195,11 @@ impl Carrier {
         self.changed = true;
     }
 
+    /// Sends each numbered packet so often, each time on another link.
+    pub(crate) fn set_copies(&mut self, copies: u8) {
+        self.choice.set_copies(if self.sequencer.is_some() { copies.min(MOST_COPIES) } else { 1 });
+    }
+
     /// A path can carry data.
     pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
         let link = connection.local_of(id).and_then(Local::as_link).unwrap_or(LinkId(id.0 as u16));
@@ -298,9 +307,9 @@ impl Carrier {
             return Ok(Opened::Packet(Arrived { label: None, packet: datagram.slice(prefix.len()..) }));
         }
         if let Some(sequencer) = &mut self.sequencer
-            && datagram.starts_with(sequencer.prefix().as_ref())
+            && sequencer.is_own(&datagram)
         {
-            let opened = sequencer.open(datagram);
+            let opened = sequencer.open(now, datagram);
             return Ok(opened.map_or(Opened::Nothing, |(label, packet)| {
                 Opened::Packet(Arrived { label: Some(label), packet })
             }));
@@ -319,6 +328,12 @@ impl Carrier {
             }
             opened => opened,
         })
+    }
+
+    /// The next packet that did not arrive and was restored. It is to be treated as one that did.
+    pub(crate) fn next_restored(&mut self) -> Option<Arrived> {
+        let (label, packet) = self.sequencer.as_mut()?.next_restored()?;
+        Some(Arrived { label: Some(label), packet })
     }
 
     /// Hands out a packet that arrived, and those that waited for it.
@@ -532,10 +547,14 @@ impl Carrier {
             let heads = self.dispatcher.order();
             let used: Vec<PathId> = heads.flat_map(|head| self.carriers(head)).copied().collect();
             let one_each = self.dispatcher.order().count() == used.len();
-            let stays = one_each && self.dispatcher.scheduler() == Scheduler::Flow;
+            let once = self.choice.copies() == 1;
+            let stays = one_each && once && self.dispatcher.scheduler() == Scheduler::Flow;
             views.retain(|view| used.contains(&view.id));
             let Some(sequencer) = &mut self.sequencer else { return };
             sequencer.measure(now, used.len() > 1 && !stays, &views);
+            for id in used {
+                connection.set_made_good(id, sequencer.protects(id));
+            }
             self.dispatcher.set_numbered(now, sequencer.is_on());
         }
     }

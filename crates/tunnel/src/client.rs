@@ -21,7 +21,7 @@ use std::{
 
 use bytes::BytesMut;
 use ipnet::IpNet;
-use mpvpn_lane::rules::Rules;
+use mpvpn_lane::rules::{Mode, Rules};
 use mpvpn_masque::{
     capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
     connect_udp,
@@ -33,7 +33,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{
     ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
 };
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
     Counters, RelayId,
@@ -87,6 +87,11 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// How packets are spread over paths.
     pub scheduler: Scheduler,
+    /// Repair that is sent beside packets, in both directions, where the server knows it.
+    pub fec: Fec,
+    /// How often each packet is sent, each time over another link, in both directions: 1 to 4. More than once keeps TCP
+    /// connections that no rule takes out of streams, of which there are no copies.
+    pub copies: u8,
     /// Which TCP connections travel as streams.
     pub lane: Rules,
     /// Random bits, which make sequence numbers of these hard to guess.
@@ -173,6 +178,10 @@ pub struct Client {
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
+        let mut lane = config.lane.clone();
+        if config.copies > 1 && lane.mode == Mode::Auto {
+            lane.mode = Mode::Datagram;
+        }
         Self {
             endpoint: Endpoint::client(&config.setup),
             links: BTreeMap::new(),
@@ -187,7 +196,7 @@ impl Client {
             resumed: 0,
             was_up: false,
             joiner: Joiner::new(),
-            lane: Lane::new(now, config.lane.clone(), config.lane_secret),
+            lane: Lane::new(now, lane, config.lane_secret),
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             own: Own::default(),
             udp_lane: UdpLane::default(),

@@ -31,7 +31,7 @@ mod relay;
 mod server;
 mod udp;
 
-pub use carrier::{Counters, LaneCounters, PathReport, Role};
+pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Role};
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, LinkPolicy, UdpNews,
@@ -78,6 +78,21 @@ pub(crate) const PROGRESS_HEADER: &str = "mpvpn-progress";
 
 /// The context ID that our client offers for it.
 pub(crate) const PROGRESS_CONTEXT: u64 = 8;
+
+/// The request header in which a client offers groups of packets with repair: the context ID for them, an Integer of
+/// RFC 9651. A server that knows the field, and numbered packets, repeats it in its response.
+pub(crate) const FEC_HEADER: &str = "mpvpn-fec";
+
+/// The context ID that our client offers for them.
+pub(crate) const FEC_CONTEXT: u64 = 10;
+
+/// The request header that says how much repair the client sends and asks the server to send: `auto`, or packets and packets
+/// of repair as in `10+2`.
+pub(crate) const FEC_POLICY_HEADER: &str = "mpvpn-fec-policy";
+
+/// The request header by which a client asks the server to send each packet so often, each time over another link, as it does
+/// itself (an Integer of RFC 9651).
+pub(crate) const COPIES_HEADER: &str = "mpvpn-copies";
 
 /// The header with which a client offers to tell about its links by LINK capsules, and a server accepts
 /// (a Boolean of RFC 9651).

@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{Client, FlowList, FlowState, Lane, Link, Path, Role, Session, State, Status};
+use super::{Client, FlowList, FlowState, Lane, Link, Path, Repair, Role, Session, State, Status};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -31,6 +31,9 @@ pub fn render(status: &Status, width: usize) -> String {
     }
     if let Some(lane) = &status.lane {
         let _ = writeln!(text, "order     {}", order(lane));
+        if let Some(repair) = repair(&lane.fec) {
+            let _ = writeln!(text, "repair    {repair}");
+        }
     }
     section(&mut text, links(&status.links));
     section(&mut text, paths(&status.paths));
@@ -51,6 +54,21 @@ fn order(lane: &Lane) -> String {
         (false, 0) => "as it comes".into(),
         (false, _) => format!("as it comes; numbered before, {}", again()),
     }
+}
+
+/// How much repair is sent, and what came of it; `None` where there has been none in either direction.
+fn repair(fec: &Repair) -> Option<String> {
+    if *fec == Repair::default() {
+        return None;
+    }
+    let now = match fec.percent {
+        0 => "none now".to_owned(),
+        percent => format!("{percent} %"),
+    };
+    let Repair { made_good, recovered, unrecoverable, .. } = fec;
+    Some(format!(
+        "{now}; {recovered} lost packets restored here, {made_good} there; {unrecoverable} groups beyond repair"
+    ))
 }
 
 fn headline(status: &Status) -> String {
@@ -389,6 +407,17 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
 ";
         assert_eq!(render_flows(&list, 200), expected);
         assert_eq!(render_flows(&FlowList::new(Role::Client), 200), "no flows\n");
+    }
+
+    #[test]
+    fn repair_is_told_where_there_is_some() {
+        let mut status = example();
+        let fec = Repair { percent: 30, recovered: 12, made_good: 7, ..Repair::default() };
+        status.lane = Some(Lane { fec, ..Lane::default() });
+        let line = "repair    30 %; 12 lost packets restored here, 7 there; 0 groups beyond repair\n";
+        assert!(render(&status, 200).contains(line));
+        status.lane = Some(Lane { fec: Repair { percent: 0, ..fec }, ..Lane::default() });
+        assert!(render(&status, 200).contains("repair    none now; 12 lost"));
     }
 
     #[test]

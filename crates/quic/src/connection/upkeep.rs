@@ -32,6 +32,14 @@ impl Connection {
         }
     }
 
+    /// Says whether what a path loses at all times is made good without being sent again. Then it does not count as
+    /// congestion for a controller that cannot tell.
+    pub fn set_made_good(&mut self, id: PathId, made_good: bool) {
+        if let Some(path) = self.path_mut(id) {
+            path.made_good = made_good;
+        }
+    }
+
     /// When the newest acknowledged packet of a path was sent.
     pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
         self.path(id).map(|path| path.gate.acked_sent())

@@ -5,14 +5,16 @@ use std::ops::Range;
 use bytes::Bytes;
 use mpvpn_class::Queued;
 use mpvpn_packet::{VnetHdr, ip, protocol, split};
-use mpvpn_path::{Offer, Scheduler, Want};
+use mpvpn_path::{Offer, Scheduler, Want, first_of};
 use mpvpn_quic::{Connection, Tracked};
 use mpvpn_types::{Instant, PathId, Tier};
 
-use super::{Carrier, as_super_packet};
+use super::{Carrier, as_super_packet, sequence::Sequencer};
 
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
 const PASS_BYTES: u64 = 256 * 1024;
+/// Links that one packet may leave on.
+const MOST_COPIES: usize = 16;
 /// Bytes that a path is given before it is asked again which path is best.
 const TURN_BYTES: u64 = 12 * 1024;
 
@@ -37,7 +39,14 @@ impl Carrier {
             let offer = self.offer(now, connection, id, PASS_BYTES);
             if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
-        let mut moved = self.send_rescued(now, connection, max, &mut offers);
+        // Repair is worth something as long as it is early.
+        let mut moved = false;
+        for offer in offers.iter_mut().chain(&mut later) {
+            let taken = self.send_protection(now, connection, offer.id, offer.room);
+            offer.take(taken);
+            moved |= taken > 0;
+        }
+        moved |= self.send_rescued(now, connection, max, &mut offers);
         moved |= repairing && self.repair(connection, max, &mut offers);
         moved |= self.fill(now, connection, max, &mut offers);
         if !later.is_empty() {
@@ -124,6 +133,7 @@ impl Carrier {
                 Some(packet) => taken += self.carry(now, connection, packet, id, max, offers),
                 None => all = true,
             }
+            taken += self.send_protection(now, connection, id, most.saturating_sub(taken));
         }
         self.choice.charge(scheduler, &offers[at], taken);
         offers[at].take(taken);
@@ -158,35 +168,56 @@ impl Carrier {
         let Some(sequencer) = self.sequencer.as_mut().filter(|sequencer| sequencer.is_on() || !fits) else {
             return connection.queue(id, packet.data);
         };
-        let data = sequencer.label(now, &packet, &self.prefix);
+        let payload = &packet.data[self.prefix.as_ref().len()..];
+        let label = sequencer.label(now, &packet, payload);
         if fits {
-            return self.launch(now, connection, data, id, offers);
+            return self.launch(now, connection, id, offers, |sequencer, path| {
+                sequencer.frame(now, path, label, payload)
+            });
         }
-        let parts = sequencer.in_parts(&data, max);
-        parts.into_iter().map(|part| self.launch(now, connection, part, id, offers)).sum()
+        let whole = sequencer.datagram(label, payload);
+        let parts = sequencer.in_parts(&whole, max);
+        let each = |part: Bytes| self.launch(now, connection, id, offers, |_, _| (part.clone(), None));
+        parts.into_iter().map(each).sum()
     }
 
-    /// Queues a numbered datagram for a path, and under `redundant` its copies for the others; returns the bytes
-    /// that it takes there.
+    /// Queues a numbered packet for a path, and its copies for others, each as `make` makes it for the path that it leaves
+    /// on; returns the bytes that it takes on the first one.
     fn launch(
         &mut self,
         now: Instant,
         connection: &mut Connection,
-        data: Bytes,
         id: PathId,
         offers: &mut [Offer],
+        mut make: impl FnMut(&mut Sequencer, PathId) -> (Bytes, Option<u32>),
     ) -> u64 {
+        let copies = match self.dispatcher.scheduler() {
+            Scheduler::Redundant => offers.len().saturating_sub(1),
+            _ => usize::from(self.choice.copies()).saturating_sub(1),
+        };
+        let Some(sequencer) = &mut self.sequencer else { return 0 };
         let mut copied = false;
-        if self.dispatcher.scheduler() == Scheduler::Redundant
-            && let Some(sequencer) = &mut self.sequencer
-        {
-            for offer in offers.iter_mut().filter(|offer| offer.id != id && offer.room > 0) {
-                offer.take(connection.queue(offer.id, data.clone()));
-                sequencer.count_copy();
-                copied = true;
-            }
+        // No link gets two.
+        let mut had = [id; MOST_COPIES];
+        for at in 1..=copies.min(MOST_COPIES - 1) {
+            let Some(next) = first_of(offers, |offer| !had[..at].contains(&offer.id)) else { break };
+            had[at] = offers[next].id;
+            let path = connection.carrier_of(had[at]).unwrap_or(had[at]);
+            let (data, mark) = make(sequencer, path);
+            // The first one is sent again if it is lost, and a copy is not.
+            offers[next].take(match mark {
+                None => connection.queue(had[at], data),
+                Some(_) => {
+                    let copy = Tracked { data, born: now, tries: u8::MAX, copied: true, mark };
+                    connection.queue_tracked_on(path, copy)
+                }
+            });
+            sequencer.count_copy();
+            copied = true;
         }
-        connection.queue_tracked(id, Tracked { data, born: now, tries: 0, copied })
+        let path = connection.carrier_of(id).unwrap_or(id);
+        let (data, mark) = make(sequencer, path);
+        connection.queue_tracked_on(path, Tracked { data, born: now, tries: 0, copied, mark })
     }
 
     fn is_tcp(&self, packet: &Queued) -> bool {

@@ -11,7 +11,7 @@ use mpvpn_masque::{
     h3, varint,
 };
 use mpvpn_path::{Offer, first_of};
-use mpvpn_quic::{Connection, Piece, StreamId, Tracked};
+use mpvpn_quic::{Connection, Fate, Piece, StreamId, Tracked};
 use mpvpn_types::{Duration, Instant, PathId};
 
 use super::{Carrier, Role, progress::Progresses};
@@ -84,7 +84,7 @@ impl Rescue {
             varint::encode((piece.at + at as u64) << 1 | u64::from(piece.ends && is_last), &mut data);
             data.put_slice(&bytes);
             at += bytes.len();
-            let data = Tracked { data: data.freeze(), born: now, tries: 0, copied: false };
+            let data = Tracked { data: data.freeze(), born: now, tries: 0, copied: false, mark: None };
             self.waiting.push_back((not, data));
             if is_last {
                 return;
@@ -106,9 +106,16 @@ impl Carrier {
         self.rescue = Some(Box::new(Rescue { prefix, waiting, arrived, progress: None }));
     }
 
-    /// Takes what was lost on all paths, to send it again.
+    /// Takes what became of datagrams on all paths, to send again what was lost.
     pub(super) fn collect(&mut self, now: Instant, connection: &mut Connection) {
-        connection.drain_lost(|_, lost| self.keep(now, lost));
+        connection.drain_fates(|_, fate| match (fate, &mut self.sequencer) {
+            (Fate::Lost(lost), _) if lost.mark.is_none() => self.keep(now, lost),
+            (fate, Some(sequencer)) => sequencer.settle(now, fate),
+            _ => {}
+        });
+        if let Some(sequencer) = &mut self.sequencer {
+            sequencer.handle_timeout(now);
+        }
     }
 
     /// Takes all that is on its way on a path that is dead, and on no other.

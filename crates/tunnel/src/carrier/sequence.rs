@@ -8,8 +8,10 @@ use mpvpn_class::Queued;
 use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{Arena, ip, protocol};
-use mpvpn_quic::{PathView, Tracked};
-use mpvpn_types::{Duration, Instant};
+use mpvpn_quic::{Fate, PathView, Tracked};
+use mpvpn_types::{Duration, Instant, PathId};
+
+use super::protect::{FecCounters, Protection};
 
 /// A packet is sent again this often at most.
 const MOST_TRIES: u8 = 8;
@@ -50,6 +52,8 @@ pub struct LaneCounters {
     pub copies: u64,
     /// What became of the packets that arrived.
     pub arrived: ReorderStats,
+    /// Repair without asking, where both ends agreed on that.
+    pub fec: Option<FecCounters>,
 }
 
 #[derive(Debug)]
@@ -66,6 +70,8 @@ pub(super) struct Sequencer {
     join: Join,
     reorder: Reorder,
     arena: Arena,
+    /// Where both ends know groups with repair.
+    protection: Option<Box<Protection>>,
     counters: LaneCounters,
 }
 
@@ -83,13 +89,28 @@ impl Sequencer {
             join: Join::new(),
             reorder: Reorder::new(),
             arena: Arena::new(),
+            protection: None,
             counters: LaneCounters::default(),
         }
     }
 
+    pub(super) fn protect(&mut self, protection: Protection) {
+        self.protection = Some(Box::new(protection));
+    }
+
+    /// Whether what a path loses is made good by repair.
+    pub(super) fn protects(&self, path: PathId) -> bool {
+        self.protection.as_ref().is_some_and(|protection| protection.protects(path))
+    }
+
+    pub(super) fn protection(&mut self) -> Option<&mut Protection> {
+        self.protection.as_deref_mut()
+    }
+
     /// Bytes that a numbered datagram has beyond a plain one.
     pub(super) fn overhead(&self, plain: &DatagramPrefix) -> usize {
-        (self.prefix.as_ref().len() + Label::LEN).saturating_sub(plain.as_ref().len())
+        let protected = self.protection.as_ref().and_then(|protection| protection.around()).unwrap_or(0);
+        (self.prefix.as_ref().len().max(protected) + Label::LEN).saturating_sub(plain.as_ref().len())
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -103,7 +124,12 @@ impl Sequencer {
             self.lossy = Some(now);
         }
         let lossy = self.lossy.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
-        self.on = several || lossy;
+        let mut protects = false;
+        if let Some(protection) = &mut self.protection {
+            protection.measure(views);
+            protects = protection.is_on();
+        }
+        self.on = several || lossy || protects;
         if !self.on {
             return;
         }
@@ -118,22 +144,36 @@ impl Sequencer {
         self.patience = (slowest.saturating_sub(quickest) + SLACK + repair).min(MOST_PATIENCE);
     }
 
-    /// The datagram of a packet that has waited behind the prefix `plain`.
-    pub(super) fn label(&mut self, now: Instant, packet: &Queued, plain: &DatagramPrefix) -> Bytes {
+    /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
+    pub(super) fn label(&mut self, now: Instant, packet: &Queued, payload: &[u8]) -> Label {
         let bucket = Numbers::bucket(packet.flow);
-        let payload = &packet.data[plain.as_ref().len()..];
-        let label = Label {
+        self.counters.numbered += 1;
+        Label {
             bucket,
             ordered: packet.ordered || self.meter.wants_order(now, bucket, payload),
             patience: self.patience,
             number: self.numbers.take(bucket),
             part: None,
-        };
-        self.counters.numbered += 1;
-        self.datagram(label, payload)
+        }
     }
 
-    fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
+    /// The datagram of a packet that leaves on a path, and its mark.
+    pub(super) fn frame(
+        &mut self,
+        now: Instant,
+        path: PathId,
+        label: Label,
+        payload: &[u8],
+    ) -> (Bytes, Option<u32>) {
+        let protection = self.protection.as_mut();
+        match protection.and_then(|protection| protection.frame(now, path, &label, payload)) {
+            Some((data, mark)) => (data, Some(mark)),
+            None => (self.datagram(label, payload), None),
+        }
+    }
+
+    /// The datagram of a packet outside of all groups.
+    pub(super) fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
         let prefix = self.prefix.as_ref();
         let room = self.arena.room(prefix.len() + Label::LEN + Part::LEN + payload.len());
         room.extend_from_slice(prefix);
@@ -145,7 +185,8 @@ impl Sequencer {
     /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part itself.
     #[cold]
     pub(super) fn in_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
-        let Some((label, payload)) = self.read(datagram.clone()) else { return Vec::new() };
+        let labelled = datagram.slice(self.prefix.as_ref().len()..);
+        let Some((label, payload)) = read(labelled) else { return Vec::new() };
         let around = self.prefix.as_ref().len() + Label::LEN + Part::LEN;
         let most = max.saturating_sub(around);
         if most == 0 || label.part.is_some() || payload.len() > most * (usize::from(Part::MOST) + 1) {
@@ -159,8 +200,47 @@ impl Sequencer {
             .collect()
     }
 
-    /// Takes a datagram that was lost, if it is worth sending again.
+    /// Takes a datagram that was lost, if it is worth sending again: outside of all groups.
     pub(super) fn keep(&mut self, now: Instant, lost: Tracked) {
+        let lost = match &self.protection {
+            Some(protection) if lost.mark.is_some() => match protection.bare(lost) {
+                Some(lost) => self.renewed(lost),
+                None => return,
+            },
+            _ => lost,
+        };
+        self.keep_numbered(now, lost);
+    }
+
+    /// Takes what became of a datagram with a mark.
+    pub(super) fn settle(&mut self, now: Instant, fate: Fate) {
+        match (fate, &mut self.protection) {
+            (Fate::Arrived(mark), Some(protection)) => protection.arrived(mark),
+            (Fate::Lost(datagram), Some(protection)) => protection.lost(now, datagram),
+            (_, None) => {}
+        }
+    }
+
+    /// Closes groups whose time has come, and takes what the far end will not restore.
+    pub(super) fn handle_timeout(&mut self, now: Instant) {
+        let Some(protection) = &mut self.protection else { return };
+        protection.handle_timeout(now);
+        while let Some(lost) = self.protection.as_mut().and_then(|protection| protection.next_lost()) {
+            let lost = self.renewed(lost);
+            self.keep_numbered(now, lost);
+        }
+    }
+
+    /// A datagram of what stood behind a place in a group.
+    fn renewed(&mut self, bare: Tracked) -> Tracked {
+        let prefix = self.prefix.as_ref();
+        let room = self.arena.room(prefix.len() + bare.data.len());
+        room.extend_from_slice(prefix);
+        room.extend_from_slice(&bare.data);
+        Tracked { data: self.arena.take(), ..bare }
+    }
+
+    fn keep_numbered(&mut self, now: Instant, lost: Tracked) {
         let old = now.saturating_duration_since(lost.born) > MOST_AGE;
         if old || lost.tries >= MOST_TRIES || self.repair_bytes > MOST_REPAIRS {
             return;
@@ -170,7 +250,7 @@ impl Sequencer {
     }
 
     pub(super) fn has_repairs(&self) -> bool {
-        !self.repairs.is_empty()
+        !self.repairs.is_empty() || self.protection.as_ref().is_some_and(|protection| protection.has_repair())
     }
 
     /// The next datagram to send again.
@@ -185,21 +265,34 @@ impl Sequencer {
         self.counters.copies += 1;
     }
 
-    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are missing.
-    pub(super) fn open(&mut self, datagram: Bytes) -> Option<(Label, Bytes)> {
-        let (label, payload) = self.read(datagram)?;
+    /// Whether a datagram has a numbered packet, or repair.
+    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
+        datagram.starts_with(self.prefix.as_ref())
+            || self.protection.as_ref().is_some_and(|protection| protection.is_own(datagram))
+    }
+
+    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are missing, or repair.
+    pub(super) fn open(&mut self, now: Instant, mut datagram: Bytes) -> Option<(Label, Bytes)> {
+        match &mut self.protection {
+            Some(protection) if protection.is_own(&datagram) => datagram = protection.take(now, datagram)?,
+            _ => datagram.advance(self.prefix.as_ref().len()),
+        }
+        self.joined(datagram)
+    }
+
+    /// The same of what was restored.
+    pub(super) fn next_restored(&mut self) -> Option<(Label, Bytes)> {
+        loop {
+            let restored = self.protection.as_mut()?.next_restored()?;
+            if let Some(opened) = self.joined(restored) {
+                return Some(opened);
+            }
+        }
+    }
+
+    fn joined(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
+        let (label, payload) = read(labelled)?;
         self.join.push(label, payload).map(|packet| (label, packet))
-    }
-
-    fn read(&self, mut datagram: Bytes) -> Option<(Label, Bytes)> {
-        datagram.advance(self.prefix.as_ref().len());
-        let (label, len) = Label::decode(&datagram).ok()?;
-        datagram.advance(len);
-        Some((label, datagram))
-    }
-
-    pub(super) fn prefix(&self) -> &DatagramPrefix {
-        &self.prefix
     }
 
     pub(super) fn reorder(&mut self) -> &mut Reorder {
@@ -207,11 +300,13 @@ impl Sequencer {
     }
 
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.reorder.poll_timeout()
+        let groups = self.protection.as_ref().and_then(|protection| protection.poll_timeout());
+        self.reorder.poll_timeout().into_iter().chain(groups).min()
     }
 
     pub(super) fn counters(&self) -> LaneCounters {
-        LaneCounters { on: self.on, arrived: self.reorder.stats(), ..self.counters }
+        let fec = self.protection.as_ref().map(|protection| protection.counters());
+        LaneCounters { on: self.on, arrived: self.reorder.stats(), fec, ..self.counters }
     }
 
     /// Gives back memory that is not in use.
@@ -221,7 +316,17 @@ impl Sequencer {
         // Parts that are left are of packets that nobody waits for, and their numbers will come again.
         self.join = Join::new();
         self.meter = Meter::default();
+        if let Some(protection) = &mut self.protection {
+            protection.rest();
+        }
     }
+}
+
+/// The label and the bytes behind it.
+fn read(mut labelled: Bytes) -> Option<(Label, Bytes)> {
+    let (label, len) = Label::decode(&labelled).ok()?;
+    labelled.advance(len);
+    Some((label, labelled))
 }
 
 /// How much each sequence of numbers carried lately.

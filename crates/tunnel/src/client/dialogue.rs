@@ -14,13 +14,13 @@ use mpvpn_masque::{
     paths, structured,
 };
 use mpvpn_quic::LostReason;
-use mpvpn_types::Instant;
+use mpvpn_types::{Fec, Instant};
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
-    DNS_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
-    ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER,
-    STREAMS_HEADER, TRUE, UDP_HEADER,
+    COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT,
+    HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT,
+    PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -116,6 +116,13 @@ impl Client {
         request.session = self.secret.clone();
         request.extra = offers;
         request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
+        if self.config.fec != Fec::Off {
+            request.extra.push((FEC_HEADER.to_owned(), FEC_CONTEXT.to_string()));
+            request.extra.push((FEC_POLICY_HEADER.to_owned(), self.config.fec.to_string()));
+        }
+        if self.config.copies > 1 {
+            request.extra.push((COPIES_HEADER.to_owned(), self.config.copies.to_string()));
+        }
         request.extra.extend(self.part.header());
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
@@ -229,10 +236,15 @@ impl Client {
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
                 let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
-                if headers.single(ORDER_HEADER).and_then(structured::integer) == Some(ORDER_CONTEXT)
+                let context = |field| headers.single(field).and_then(structured::integer);
+                if context(ORDER_HEADER) == Some(ORDER_CONTEXT)
                     && let Some(stream) = session.request
                 {
                     session.carrier.number_packets(stream, ORDER_CONTEXT);
+                    session.carrier.set_copies(self.config.copies);
+                    if context(FEC_HEADER) == Some(FEC_CONTEXT) {
+                        session.carrier.protect_packets(stream, FEC_CONTEXT, self.config.fec);
+                    }
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 self.agree(now, headers);

@@ -25,8 +25,8 @@ impl Client {
         let udp_lane = &mut self.udp_lane;
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
-            let arrived = match carrier.open_datagram(now, datagram) {
-                Ok(Opened::Packet(arrived)) => arrived,
+            let mut next = match carrier.open_datagram(now, datagram) {
+                Ok(Opened::Packet(arrived)) => Some(arrived),
                 Ok(Opened::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;
                     let id = UdpId::new(id, stream);
@@ -35,17 +35,19 @@ impl Client {
                     }
                     return;
                 }
-                Ok(Opened::Nothing) => return,
+                Ok(Opened::Nothing) => None,
                 Err(error) => return malformed = Some(error),
             };
-            // What is not for this client was misrouted, or is an attempt to get past its firewall.
-            let Some(dst) = ip::dst_of(&arrived.packet) else { return };
-            if !addresses.iter().any(|assigned| assigned.net.contains(&dst)) {
-                return;
+            while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
+                // What is not for this client was misrouted, or is an attempt to get past its firewall.
+                let dst = ip::dst_of(&arrived.packet);
+                if !dst.is_some_and(|dst| addresses.iter().any(|assigned| assigned.net.contains(&dst))) {
+                    continue;
+                }
+                bytes += arrived.packet.len() as u64;
+                let mtu = carrier.mtu();
+                carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
-            bytes += arrived.packet.len() as u64;
-            let mtu = carrier.mtu();
-            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
         session.carrier.deliver_rescued(now, connection);
         if bytes + payload_bytes > 0 {

@@ -26,27 +26,30 @@ impl Server {
                 (None, Some(bare)) => bare.carrier.open_datagram(now, datagram),
                 (None, None) => open_payload(&datagram),
             };
-            let arrived = match opened {
-                Ok(Opened::Packet(arrived)) => arrived,
+            let mut next = match opened {
+                Ok(Opened::Packet(arrived)) => Some(arrived),
                 Ok(Opened::Payload(stream, payload)) if udp.has(stream) => {
                     payload_bytes += payload.len() as u64;
                     return inbox.push(UdpId::new(id, stream), payload);
                 }
                 Ok(Opened::Payload(stream, payload)) => return early.keep(stream, &payload),
-                Ok(Opened::Nothing) => return,
+                Ok(Opened::Nothing) => None,
                 Err(error) => return malformed = Some(error),
             };
             let Some(tunnel) = tunnel else { return };
             let (carrier, addresses) = (&mut tunnel.carrier, tunnel.addresses);
-            let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet)) else {
-                return;
-            };
-            if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
-                return;
+            while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
+                let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet))
+                else {
+                    continue;
+                };
+                if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
+                    continue;
+                }
+                bytes += arrived.packet.len() as u64;
+                let mtu = carrier.mtu();
+                carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
-            bytes += arrived.packet.len() as u64;
-            let mtu = carrier.mtu();
-            carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
         });
         let mut starts_to_serve = None;
         if let Some(tunnel) = tunnel

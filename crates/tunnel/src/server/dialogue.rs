@@ -14,12 +14,13 @@ use mpvpn_masque::{
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ConnectionId, StreamId};
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{Fec, Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, Carries, DNS_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
-    ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
+    Addresses, COPIES_HEADER, Carries, DNS_HEADER, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_HEADER,
+    LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER,
+    SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -177,6 +178,11 @@ impl Server {
         if let Some(context) = order {
             carrier.number_packets(stream, context);
             answer.push(ORDER_HEADER, context.to_string());
+            carrier.set_copies(copies_of(headers));
+            if let Some(fec) = own_context(headers, FEC_HEADER).filter(|fec| *fec != context) {
+                carrier.protect_packets(stream, fec, fec_of(headers));
+                answer.push(FEC_HEADER, fec.to_string());
+            }
         }
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         connection.write(stream, h3::encode_headers(&answer));
@@ -408,6 +414,17 @@ fn member_of(headers: &Headers) -> Option<Member> {
 /// How the client wants what is sent to it to be spread over paths.
 pub(super) fn scheduler_of(headers: &Headers) -> Scheduler {
     headers.text(SCHEDULER_HEADER).and_then(|name| name.parse().ok()).unwrap_or_default()
+}
+
+/// How much repair the client asks for; none if that cannot be understood.
+fn fec_of(headers: &Headers) -> Fec {
+    headers.text(FEC_POLICY_HEADER).and_then(|policy| policy.parse().ok()).unwrap_or_default()
+}
+
+/// How often the client wants packets that are sent to it.
+fn copies_of(headers: &Headers) -> u8 {
+    let copies = headers.single(COPIES_HEADER).and_then(structured::integer);
+    copies.and_then(|copies| u8::try_from(copies).ok()).unwrap_or(1)
 }
 
 /// A context that the client offers in a header field: one of its own, and not that of plain packets.

@@ -25,7 +25,7 @@ use mpvpn_tunnel::{
     Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member,
     Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
 };
-use mpvpn_types::{BitRate, Duration, Instant, LinkId};
+use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId};
 
 /// IPv4 and UDP, bytes.
 const HEADERS: u32 = 28;
@@ -44,6 +44,8 @@ pub struct Wire {
     pub carried: u64,
     /// A pipe of which nothing passes.
     pub silent: Option<u8>,
+    /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
+    pub held: Option<Vec<(u8, Vec<u8>)>>,
     channel: Channel<(u8, Vec<u8>)>,
 }
 
@@ -54,6 +56,7 @@ impl Wire {
             passed: 0,
             carried: 0,
             silent: None,
+            held: None,
             channel: Channel::new(params.clone(), count, seed, now),
         }
     }
@@ -80,9 +83,20 @@ impl Wire {
         if self.silent == Some(pipe) {
             return;
         }
+        let is_short = data.first().is_some_and(|byte| byte & 0x80 == 0);
+        if let Some(held) = self.held.as_mut().filter(|_| is_short) {
+            return held.push((pipe, data.to_vec()));
+        }
         let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
         self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
         drop(self.channel.discarded());
+    }
+
+    /// Lets go what was held back.
+    pub fn let_go(&mut self, now: Instant) {
+        for (pipe, data) in self.held.take().into_iter().flatten() {
+            self.push(now, pipe, &data, HEADERS);
+        }
     }
 
     fn pop(&mut self, now: Instant) -> Option<(u8, Vec<u8>)> {
@@ -194,6 +208,10 @@ pub struct World {
     pub at_server: Vec<(Instant, Vec<u8>)>,
     /// Which TCP connections of clients that are added travel as streams.
     pub lane: Rules,
+    /// Repair of clients that are added.
+    pub fec: Fec,
+    /// How often they send each packet.
+    pub copies: u8,
     /// What clients that are added are there for.
     pub carries: Carries,
     /// Destinations to which the server makes no connection, and why.
@@ -324,6 +342,8 @@ impl World {
             machines: Vec::new(),
             at_server: Vec::new(),
             lane: Rules::default(),
+            fec: Fec::Off,
+            copies: 1,
             carries: Carries::default(),
             refuses: Vec::new(),
             destinations: Vec::new(),
@@ -390,6 +410,8 @@ impl World {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
             scheduler,
+            fec: self.fec,
+            copies: self.copies,
             lane: self.lane.clone(),
             lane_secret: [1, 2],
         };

@@ -1,0 +1,323 @@
+//! The sender's groups.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::{BufMut, Bytes};
+use mpvpn_packet::Arena;
+use mpvpn_types::{Duration, Fec, Instant, PathId};
+
+use super::{Place, Plan, Shard, code::Encoder};
+
+/// Packets up to this size are in groups of their own (bytes): repair is as long as the longest packet of its group.
+const SMALL: usize = 300;
+/// What may be saved up for repair: that of a group of large packets (bytes).
+const MOST_SAVED: f64 = 16_384.0;
+/// How long a group waits to become full where nothing else was said.
+const WAIT: Duration = Duration::from_millis(5);
+/// Repair that could not leave for so long comes too late.
+const STALE: Duration = Duration::from_millis(100);
+
+/// What was sent for repair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuardStats {
+    /// Packets in groups.
+    pub protected: u64,
+    /// Packets of repair.
+    pub repairs: u64,
+    /// Their bytes.
+    pub repair_bytes: u64,
+}
+
+/// Puts packets into groups, and makes repair for them.
+#[derive(Debug, Default)]
+pub struct Guard {
+    /// What stands in front of all datagrams.
+    prefix: Bytes,
+    next: u16,
+    paths: BTreeMap<PathId, Guarded>,
+    encoder: Encoder,
+    arena: Arena,
+    stats: GuardStats,
+}
+
+#[derive(Debug)]
+struct Guarded {
+    plan: Plan,
+    /// How long a group may wait to become full.
+    wait: Duration,
+    /// Bytes of repair that may be sent.
+    saved: f64,
+    /// The open group of small packets, and that of others.
+    open: [Option<Open>; 2],
+    /// Memory for the next ones.
+    spare: Vec<Vec<Bytes>>,
+    /// Repair that is to leave, with the time it was made.
+    ready: VecDeque<(Instant, u16, Bytes)>,
+}
+
+#[derive(Debug)]
+struct Open {
+    group: u16,
+    until: Instant,
+    packets: Vec<Bytes>,
+}
+
+impl Guard {
+    /// No path is protected yet; datagrams of repair begin with `prefix`.
+    pub fn new(prefix: &[u8]) -> Self {
+        Self { prefix: Bytes::copy_from_slice(prefix), ..Self::default() }
+    }
+
+    /// Protects a path from now on as the plan says, or not any more.
+    pub fn set(&mut self, path: PathId, plan: Option<&Plan>) {
+        let Some(plan) = plan else {
+            self.paths.remove(&path);
+            return;
+        };
+        let fresh = || Guarded {
+            plan: plan.clone(),
+            wait: WAIT,
+            saved: 0.0,
+            open: [None, None],
+            spare: Vec::new(),
+            ready: VecDeque::new(),
+        };
+        self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
+    }
+
+    /// Groups of a path are closed so long after their first packet, if they are not full before.
+    pub fn set_wait(&mut self, path: PathId, wait: Duration) {
+        if let Some(guarded) = self.paths.get_mut(&path) {
+            guarded.wait = wait;
+        }
+    }
+
+    /// Leaves only these paths protected.
+    pub fn retain(&mut self, mut keep: impl FnMut(PathId) -> bool) {
+        self.paths.retain(|id, _| keep(*id));
+    }
+
+    /// Whether packets of a path are protected.
+    pub fn protects(&self, path: PathId) -> bool {
+        self.paths.contains_key(&path)
+    }
+
+    /// Whether packets of any path are protected.
+    pub fn is_on(&self) -> bool {
+        !self.paths.is_empty()
+    }
+
+    /// The place of the next packet, of `len` bytes, that leaves on a path; `None` where it is not protected.
+    pub fn place(&mut self, now: Instant, path: PathId, len: usize) -> Option<Place> {
+        let guarded = self.paths.get_mut(&path)?;
+        let open = guarded.open.get_mut(usize::from(len > SMALL))?;
+        let open = open.get_or_insert_with(|| {
+            let group = self.next;
+            self.next = self.next.wrapping_add(1);
+            Open { group, until: now + guarded.wait, packets: guarded.spare.pop().unwrap_or_default() }
+        });
+        Some(Place { group: open.group, shard: Shard::Data(open.packets.len() as u8) })
+    }
+
+    /// Puts the packet for which [`Self::place`] was asked last into its group. Returns the group, its size and that of
+    /// its repair, if that closes it.
+    pub fn put(&mut self, now: Instant, path: PathId, packet: Bytes) -> Option<Closed> {
+        let guarded = self.paths.get_mut(&path)?;
+        guarded.saved = (guarded.saved + packet.len() as f64 * guarded.plan.most).min(MOST_SAVED);
+        self.stats.protected += 1;
+        let at = usize::from(packet.len() > SMALL);
+        let open = guarded.open.get_mut(at)?.as_mut()?;
+        open.packets.push(packet);
+        let full = open.packets.len() >= usize::from(guarded.plan.data.min(Fec::MAX_DATA));
+        if full { self.close(now, path, at) } else { None }
+    }
+
+    /// Closes the groups that have waited for long enough.
+    pub fn close_due(&mut self, now: Instant, mut closed: impl FnMut(Closed)) {
+        let is_due = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.until <= now);
+        while let Some((path, at)) =
+            self.paths.iter().find_map(|(path, guarded)| Some((*path, guarded.open.iter().position(is_due)?)))
+        {
+            if let Some(group) = self.close(now, path, at) {
+                closed(group);
+            }
+        }
+    }
+
+    /// When [`Self::close_due`] has something to do.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.paths.values().flat_map(|guarded| &guarded.open).flatten().map(|open| open.until).min()
+    }
+
+    fn close(&mut self, now: Instant, path: PathId, at: usize) -> Option<Closed> {
+        let Self { paths, encoder, arena, prefix, .. } = self;
+        let guarded = paths.get_mut(&path)?;
+        let Open { group, mut packets, .. } = guarded.open.get_mut(at)?.take()?;
+        let data = packets.len() as u8;
+        let longest = packets.iter().map(Bytes::len).max().unwrap_or(0) as f64;
+        // What is saved may be overdrawn by less than one.
+        let affordable = (guarded.saved / longest.max(1.0)).ceil().max(0.0) as u8;
+        let repair = guarded.plan.repair(packets.len()).min(affordable);
+        guarded.saved -= f64::from(repair) * longest;
+        for (index, shard) in (0..).zip(encoder.encode(&packets, repair)) {
+            let place = Place { group, shard: Shard::Repair { index, data } };
+            let room = arena.room(prefix.len() + Place::LEN + 1 + shard.len());
+            room.put_slice(prefix);
+            place.encode(room);
+            room.put_slice(shard);
+            guarded.ready.push_back((now, group, arena.take()));
+        }
+        packets.clear();
+        guarded.spare.push(packets);
+        Some(Closed { group, data, repair })
+    }
+
+    /// Whether repair waits for room on any path.
+    pub fn has_ready(&self) -> bool {
+        self.paths.values().any(|guarded| !guarded.ready.is_empty())
+    }
+
+    /// The next datagram of repair for a path, and its group.
+    pub fn next_repair(&mut self, now: Instant, path: PathId) -> Option<(u16, Bytes)> {
+        let ready = &mut self.paths.get_mut(&path)?.ready;
+        while ready.pop_front_if(|(made, ..)| now.saturating_duration_since(*made) > STALE).is_some() {}
+        let (_, group, datagram) = ready.pop_front()?;
+        self.stats.repairs += 1;
+        self.stats.repair_bytes += datagram.len() as u64;
+        Some((group, datagram))
+    }
+
+    /// What was sent so far.
+    pub fn stats(&self) -> GuardStats {
+        self.stats
+    }
+
+    /// Repair that paths get now, in percent of the data, at most.
+    pub fn percent(&self) -> u8 {
+        let percent = |guarded: &Guarded| {
+            let plan = &guarded.plan;
+            let repair = f64::from(plan.repair(plan.data.into())) / f64::from(plan.data.max(1));
+            (repair.min(plan.most) * 100.0).round() as u8
+        };
+        self.paths.values().map(percent).max().unwrap_or(0)
+    }
+
+    /// Gives back memory that is not in use.
+    pub fn rest(&mut self) {
+        self.arena.release();
+        self.encoder = Encoder::default();
+        for guarded in self.paths.values_mut() {
+            guarded.spare = Vec::new();
+        }
+    }
+}
+
+/// A group that takes no more packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// Which one.
+    pub group: u16,
+    /// Its packets.
+    pub data: u8,
+    /// Packets of repair that follow.
+    pub repair: u8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fec::Watch;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn guard(fec: Fec, loss: f64, paths: u32) -> Guard {
+        let mut guard = Guard::new(&[0, 10]);
+        for path in 0..paths {
+            let mut watch = Watch::default();
+            guard.set(PathId(path), watch.measured(fec, loss).flatten());
+        }
+        guard
+    }
+
+    fn send(guard: &mut Guard, now: Instant, path: u32, len: usize) -> (Place, Option<Closed>) {
+        let place = guard.place(now, PathId(path), len).expect("protected");
+        (place, guard.put(now, PathId(path), vec![1; len].into()))
+    }
+
+    fn ready(guard: &mut Guard, now: Instant, path: u32) -> usize {
+        std::iter::from_fn(|| guard.next_repair(now, PathId(path))).count()
+    }
+
+    #[test]
+    fn a_group_stays_on_its_path_and_has_its_repair_there() {
+        let now = Instant::now();
+        let mut guard = guard(Fec::Fixed { data: 4, repair: 2 }, 0.0, 2);
+        let mut groups = [Vec::new(), Vec::new()];
+        for n in 0..8 {
+            let (place, closed) = send(&mut guard, now, n % 2, 1000);
+            groups[(n % 2) as usize].push(place);
+            assert_eq!(closed.is_some(), n >= 6);
+        }
+        for (path, places) in groups.iter().enumerate() {
+            let expected = |index| Place { group: path as u16, shard: Shard::Data(index) };
+            assert_eq!(places[..], [0, 1, 2, 3].map(expected));
+            assert_eq!(ready(&mut guard, now, path as u32), 2);
+        }
+        assert!(!guard.has_ready());
+        assert_eq!(guard.stats(), GuardStats { protected: 8, repairs: 4, repair_bytes: 4 * (2 + 4 + 1002) });
+    }
+
+    #[test]
+    fn a_group_that_does_not_become_full_is_closed_in_time() {
+        let now = Instant::now();
+        let mut guard = guard(Fec::Fixed { data: 10, repair: 5 }, 0.0, 1);
+        send(&mut guard, now, 0, 1000);
+        send(&mut guard, now + MS, 0, 1000);
+        assert_eq!(guard.poll_timeout(), Some(now + 5 * MS));
+        let mut closed = Vec::new();
+        guard.close_due(now + 4 * MS, |group| closed.push(group));
+        assert_eq!(closed, []);
+        guard.close_due(now + 5 * MS, |group| closed.push(group));
+        assert_eq!(closed, [Closed { group: 0, data: 2, repair: 1 }]);
+        assert_eq!(guard.poll_timeout(), None);
+        assert_eq!(ready(&mut guard, now + 5 * MS, 0), 1);
+    }
+
+    #[test]
+    fn repair_is_bounded_whatever_the_packets() {
+        for (len, apart) in [(1400, 0u32), (1400, 20), (100, 20), (0, 1)] {
+            let start = Instant::now();
+            let mut guard = guard(Fec::Auto, 0.4, 1);
+            let (mut data, mut repair) = (0, 0);
+            for n in 0..3000u32 {
+                let now = start + n * apart * MS;
+                let len = if len == 0 { 60 + 1300 * (n as usize % 2) } else { len };
+                guard.close_due(now, |_| {});
+                send(&mut guard, now, 0, len);
+                data += len;
+                while let Some((_, datagram)) = guard.next_repair(now, PathId(0)) {
+                    repair += datagram.len();
+                }
+            }
+            let share = repair as f64 / data as f64;
+            assert!((0.2..0.4).contains(&share), "{share} of packets of {len} bytes {apart} ms apart");
+        }
+    }
+
+    #[test]
+    fn small_packets_have_groups_of_their_own() {
+        let now = Instant::now();
+        let mut guard = guard(Fec::Fixed { data: 4, repair: 1 }, 0.0, 1);
+        let groups: Vec<u16> = [60, 1400, 60, 1400].map(|len| send(&mut guard, now, 0, len).0.group).into();
+        assert_eq!(groups, [0, 1, 0, 1]);
+    }
+
+    #[test]
+    fn repair_that_found_no_room_for_long_is_dropped() {
+        let now = Instant::now();
+        let mut guard = guard(Fec::Fixed { data: 1, repair: 1 }, 0.0, 1);
+        send(&mut guard, now, 0, 1000);
+        assert!(guard.has_ready());
+        assert_eq!(ready(&mut guard, now + STALE * 2, 0), 0);
+    }
+}

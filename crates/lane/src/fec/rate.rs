@@ -1,0 +1,142 @@
+//! When packets of a path are protected, and by how much.
+
+use mpvpn_types::Fec;
+
+/// Packets of a path are protected when it loses this share of them.
+const ON: f64 = 0.02;
+/// And not any more when it loses less than this.
+const OFF: f64 = 0.01;
+/// The share of packets that may be lost in spite of repair: those are sent again.
+const RESIDUAL: f64 = 0.003;
+/// Packets of a group: few enough to be repaired soon, many enough that losses are spread over groups evenly.
+const AUTO_DATA: u8 = 20;
+/// Repair is no more than this share of the data.
+const AUTO_MOST: f64 = 0.3;
+/// A plan is made for steps of loss.
+const STEP: f64 = 0.005;
+
+/// How the packets of a path are protected.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Packets of a group.
+    pub data: u8,
+    /// The share of the data, in bytes, that repair may be.
+    pub most: f64,
+    /// Packets of repair for a group of so many packets and one.
+    repair: Vec<u8>,
+}
+
+impl Plan {
+    /// Packets of repair for a group of `data` packets that is full or will not become full.
+    pub fn repair(&self, data: usize) -> u8 {
+        data.checked_sub(1).and_then(|at| self.repair.get(at)).copied().unwrap_or(0)
+    }
+
+    fn fixed(data: u8, repair: u8) -> Self {
+        // Part of a group has its part of the repair.
+        let part = |of: u8| (u16::from(repair) * u16::from(of)).div_ceil(data.max(1).into()) as u8;
+        let most = f64::from(repair) / f64::from(data.max(1));
+        Self { data, most, repair: (1..=data).map(part).collect() }
+    }
+
+    fn auto(loss: f64) -> Self {
+        let repair = (1..=AUTO_DATA).map(|data| repairs(data, loss)).collect();
+        Self { data: AUTO_DATA, most: AUTO_MOST, repair }
+    }
+}
+
+/// How many packets of repair `data` packets need where the share `loss` of all is lost.
+fn repairs(data: u8, loss: f64) -> u8 {
+    (1..=Fec::MAX_REPAIR).find(|repair| residual(data, *repair, loss) <= RESIDUAL).unwrap_or(Fec::MAX_REPAIR)
+}
+
+/// The share of packets that is lost in spite of repair.
+fn residual(data: u8, repair: u8, loss: f64) -> f64 {
+    let (all, odds) = (u32::from(data) + u32::from(repair), loss / (1.0 - loss));
+    let mut chance = (1.0 - loss).powi(all as i32);
+    let mut sum = 0.0;
+    for lost in 0..=all {
+        if lost > u32::from(repair) {
+            sum += chance * f64::from(lost) / f64::from(all);
+        }
+        chance *= odds * f64::from(all - lost) / f64::from(lost + 1);
+    }
+    sum
+}
+
+/// Watches how much a path loses.
+#[derive(Clone, Debug, Default)]
+pub struct Watch {
+    /// The plan and the loss, in steps, that it was made for.
+    plan: Option<(u32, Plan)>,
+}
+
+impl Watch {
+    /// Takes the share of packets (0 to 1) over that the path loses; returns the plan if it is another one now.
+    pub fn measured(&mut self, fec: Fec, loss: f64) -> Option<Option<&Plan>> {
+        let before = self.plan.as_ref().map(|(step, _)| *step);
+        let step = match fec {
+            Fec::Off => None,
+            Fec::Fixed { .. } => Some(0),
+            Fec::Auto if loss < if before.is_some() { OFF } else { ON } => None,
+            Fec::Auto => {
+                let step = (loss.min(0.5) / STEP).ceil() as u32;
+                // Within a step nothing changes.
+                Some(before.filter(|before| before.abs_diff(step) <= 1).unwrap_or(step))
+            }
+        };
+        if step == before {
+            return None;
+        }
+        self.plan = step.map(|step| match fec {
+            Fec::Fixed { data, repair } => (step, Plan::fixed(data, repair)),
+            _ => (step, Plan::auto(f64::from(step) * STEP)),
+        });
+        Some(self.plan.as_ref().map(|(_, plan)| plan))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repair_grows_with_the_loss() {
+        assert_eq!([0.005, 0.02, 0.05, 0.12].map(|loss| repairs(20, loss)), [1, 2, 4, 8]);
+        assert!(residual(20, 6, 0.12) < 0.01);
+        assert!((residual(1, 1, 0.5) - 0.25).abs() < 1e-9);
+        assert!((residual(10, 0, 0.1) - 0.1).abs() < 1e-9, "without repair all that is lost");
+    }
+
+    #[test]
+    fn protection_comes_and_goes_with_the_loss_without_flapping() {
+        let mut watch = Watch::default();
+        let mut is_on = false;
+        let mut changes = 0;
+        for loss in [0.0, 0.015, 0.019, 0.021, 0.019, 0.015, 0.011, 0.02, 0.009, 0.015, 0.019, 0.0] {
+            if let Some(plan) = watch.measured(Fec::Auto, loss) {
+                changes += usize::from(is_on != plan.is_some());
+                is_on = plan.is_some();
+            }
+        }
+        assert_eq!((changes, is_on), (2, false));
+    }
+
+    #[test]
+    fn a_plan_stays_while_the_loss_is_about_the_same() {
+        let mut watch = Watch::default();
+        assert!(watch.measured(Fec::Auto, 0.12).is_some());
+        assert!(watch.measured(Fec::Auto, 0.118).is_none() && watch.measured(Fec::Auto, 0.123).is_none());
+        let plan = watch.measured(Fec::Auto, 0.05).flatten().unwrap();
+        assert_eq!((plan.data, plan.repair(20), plan.repair(0), plan.repair(21)), (20, 4, 0, 0));
+    }
+
+    #[test]
+    fn what_was_asked_for_is_done_whatever_is_lost() {
+        let mut watch = Watch::default();
+        let plan = watch.measured(Fec::Fixed { data: 10, repair: 3 }, 0.0).flatten().unwrap();
+        assert_eq!([1, 3, 4, 7, 10].map(|data| plan.repair(data)), [1, 1, 2, 3, 3]);
+        assert!((plan.most - 0.3).abs() < 1e-9);
+        assert!(watch.measured(Fec::Off, 0.0).unwrap().is_none());
+    }
+}

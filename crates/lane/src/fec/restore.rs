@@ -1,0 +1,284 @@
+//! The receiver's groups.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use mpvpn_types::{Duration, Fec, Instant};
+use rustc_hash::FxHashMap;
+
+use super::{Place, Shard, code::Decoder};
+
+/// Groups that are known at most.
+const MOST_GROUPS: usize = 4096;
+/// Bytes of packets and repair that are kept at most.
+const MOST_BYTES: usize = 4 << 20;
+/// A group of which nothing more came for so long is forgotten: nobody waits for its packets any more.
+const MOST_AGE: Duration = Duration::from_secs(1);
+
+/// What became of groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestoreStats {
+    /// Packets that were lost and restored.
+    pub recovered: u64,
+    /// Packets of repair that came and were not needed.
+    pub wasted: u64,
+    /// Groups that lost more than their repair could make good.
+    pub unrecoverable: u64,
+}
+
+/// Restores packets that were lost from the rest of their groups.
+#[derive(Debug, Default)]
+pub struct Restorer {
+    groups: FxHashMap<u16, Group>,
+    /// All in `groups`, the oldest in front.
+    order: VecDeque<(Instant, u16)>,
+    /// Bytes that are kept.
+    bytes: usize,
+    decoder: Decoder,
+    /// Memory of packets for the next ones.
+    spare: Vec<Vec<u8>>,
+    stats: RestoreStats,
+}
+
+#[derive(Debug, Default)]
+struct Group {
+    /// Packets that came, or were restored: a bit each.
+    seen: u64,
+    /// How many there are and how long repair is, once some has come.
+    shape: Option<(u8, usize)>,
+    packets: Vec<(u8, Vec<u8>)>,
+    repairs: Vec<(u8, Vec<u8>)>,
+    /// Nothing more is expected of it.
+    done: bool,
+}
+
+impl Group {
+    /// The packets that have not come; `None` while nobody knows.
+    fn missing(&self) -> Option<u64> {
+        let (data, _) = self.shape?;
+        Some(u64::MAX >> (64 - u32::from(data.clamp(1, 64))) & !self.seen)
+    }
+
+    /// Frees what it keeps, into `spare`; returns how many bytes that were.
+    fn clear(&mut self, spare: &mut Vec<Vec<u8>>) -> usize {
+        let mut bytes = 0;
+        for (_, mut kept) in self.packets.drain(..).chain(self.repairs.drain(..)) {
+            bytes += kept.len();
+            if spare.len() < usize::from(Fec::MAX_DATA) {
+                kept.clear();
+                spare.push(kept);
+            }
+        }
+        bytes
+    }
+}
+
+impl Restorer {
+    /// Nothing has come.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a packet or repair that arrived; hands out packets that are restored by it.
+    pub fn push(&mut self, now: Instant, place: Place, bytes: &[u8], out: impl FnMut(Bytes)) {
+        self.make_room(now, bytes.len());
+        if !self.groups.contains_key(&place.group) {
+            self.order.push_back((now, place.group));
+        }
+        let group = self.groups.entry(place.group).or_default();
+        let keep = |spare: &mut Vec<Vec<u8>>| {
+            let mut kept = spare.pop().unwrap_or_default();
+            kept.extend_from_slice(bytes);
+            kept
+        };
+        match place.shard {
+            Shard::Data(index) => {
+                let bit = 1u64.checked_shl(index.into()).unwrap_or(0);
+                if group.done || group.seen & bit != 0 {
+                    group.seen |= bit;
+                    return;
+                }
+                group.seen |= bit;
+                group.packets.push((index, keep(&mut self.spare)));
+            }
+            Shard::Repair { index, data } => {
+                if group.done {
+                    self.stats.wasted += 1;
+                    return;
+                }
+                // The first one says what the group is like.
+                let shape = *group.shape.get_or_insert((data, bytes.len()));
+                if shape != (data, bytes.len()) || group.repairs.iter().any(|(other, _)| *other == index) {
+                    return;
+                }
+                group.repairs.push((index, keep(&mut self.spare)));
+            }
+        }
+        self.bytes += bytes.len();
+        self.restore(place.group, out);
+    }
+
+    fn restore(&mut self, number: u16, mut out: impl FnMut(Bytes)) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let Some(missing) = group.missing() else { return };
+        let count = missing.count_ones() as usize;
+        if count > group.repairs.len() {
+            return;
+        }
+        self.stats.wasted += (group.repairs.len() - count) as u64;
+        if count > 0 {
+            let (data, _) = group.shape.unwrap_or_default();
+            let missing: Vec<u8> = (0..data).filter(|index| missing >> index & 1 == 1).collect();
+            let bytes = &mut self.bytes;
+            group.packets.retain(|(index, packet)| {
+                *bytes -= if *index < data { 0 } else { packet.len() };
+                *index < data
+            });
+            self.decoder.decode(&missing, &group.packets, &group.repairs[..count], |_, packet| {
+                self.stats.recovered += 1;
+                out(Bytes::copy_from_slice(packet));
+            });
+        }
+        group.done = true;
+        self.bytes = self.bytes.saturating_sub(group.clear(&mut self.spare));
+    }
+
+    /// Forgets groups that are old, and the oldest as long as `bytes` more would be too many.
+    fn make_room(&mut self, now: Instant, bytes: usize) {
+        while let Some((since, number)) = self.order.front().copied() {
+            let old = now.saturating_duration_since(since) > MOST_AGE;
+            if !old && self.order.len() < MOST_GROUPS && self.bytes + bytes <= MOST_BYTES {
+                return;
+            }
+            self.order.pop_front();
+            let Some(mut group) = self.groups.remove(&number) else { continue };
+            self.stats.unrecoverable += u64::from(!group.done && group.shape.is_some());
+            self.bytes = self.bytes.saturating_sub(group.clear(&mut self.spare));
+        }
+    }
+
+    /// What became of groups so far.
+    pub fn stats(&self) -> RestoreStats {
+        self.stats
+    }
+
+    /// Forgets all groups, and gives their memory back: nothing has come for long.
+    pub fn rest(&mut self) {
+        let open = self.order.iter().filter_map(|(_, number)| self.groups.get(number));
+        let lost = open.filter(|group| !group.done && group.shape.is_some()).count();
+        let unrecoverable = self.stats.unrecoverable + lost as u64;
+        *self = Self { stats: RestoreStats { unrecoverable, ..self.stats }, ..Self::default() };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fec::code::Encoder;
+
+    /// The datagrams of a group: the packets, then the repair.
+    fn datagrams(group: u16, packets: &[Vec<u8>], repair: u8) -> Vec<(Place, Vec<u8>)> {
+        let data = packets.len() as u8;
+        let place = |shard| Place { group, shard };
+        let mut all: Vec<_> =
+            (0..).zip(packets).map(|(index, packet)| (place(Shard::Data(index)), packet.clone())).collect();
+        let mut encoder = Encoder::default();
+        let shards = (0..).zip(encoder.encode(packets, repair));
+        all.extend(shards.map(|(index, shard)| (place(Shard::Repair { index, data }), shard.clone())));
+        all
+    }
+
+    /// What comes out, delivered or restored, in any order.
+    fn received(restorer: &mut Restorer, all: &[(Place, Vec<u8>)]) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        for (place, bytes) in all {
+            if matches!(place.shard, Shard::Data(_)) {
+                out.push(bytes.clone());
+            }
+            restorer.push(Instant::now(), *place, bytes, |packet| out.push(packet.to_vec()));
+        }
+        out.sort();
+        out
+    }
+
+    fn any_place() -> impl Strategy<Value = Place> {
+        (0u16..4, any::<bool>(), any::<u8>(), any::<u8>()).prop_map(|(group, is_data, index, data)| {
+            let shard = match is_data {
+                true => Shard::Data(index % Fec::MAX_DATA),
+                false => Shard::Repair { index: index % Fec::MAX_REPAIR, data: data % Fec::MAX_DATA + 1 },
+            };
+            Place { group, shard }
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_lost_of_a_group_comes_back_in_whatever_order_the_rest_comes(
+            packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..300), 1..=64),
+            repair in 1u8..=32, seed: u64,
+        ) {
+            let mut all = datagrams(65_535, &packets, repair);
+            let key = |n: usize| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(n as u32).wrapping_add(n as u64);
+            let mut order: Vec<usize> = (0..all.len()).collect();
+            order.sort_by_key(|n| key(*n));
+            let rest: Vec<_> = order[usize::from(repair)..].iter().map(|n| all[*n].clone()).collect();
+            let mut restorer = Restorer::new();
+            let mut expected = packets.clone();
+            expected.sort();
+            prop_assert_eq!(received(&mut restorer, &rest), expected);
+            let lost = order[..usize::from(repair)].iter().filter(|n| **n < packets.len()).count();
+            prop_assert_eq!(restorer.stats().recovered, lost as u64);
+            let has_repair = rest.iter().any(|(place, _)| matches!(place.shard, Shard::Repair { .. }));
+            prop_assert!(restorer.bytes == 0 || !has_repair, "nothing is kept of a group that is known to be whole");
+            // What comes late after all restores nothing again.
+            all.retain(|(place, _)| matches!(place.shard, Shard::Repair { .. }));
+            prop_assert_eq!(received(&mut restorer, &all).len(), 0);
+        }
+
+        #[test]
+        fn whatever_comes_nothing_panics_and_memory_is_bounded(
+            came in prop::collection::vec((any_place(), prop::collection::vec(any::<u8>(), 0..80)), 0..300),
+        ) {
+            let mut restorer = Restorer::new();
+            for (place, bytes) in came {
+                restorer.push(Instant::now(), place, &bytes, |packet| assert!(packet.len() < 80));
+            }
+            let kept = |group: &Group| {
+                group.packets.iter().chain(&group.repairs).map(|(_, bytes)| bytes.len()).sum::<usize>()
+            };
+            #[allow(clippy::disallowed_methods, reason = "a sum")]
+            let kept: usize = restorer.groups.values().map(kept).sum();
+            prop_assert_eq!(restorer.bytes, kept);
+        }
+    }
+
+    #[test]
+    fn a_group_that_lost_too_much_is_forgotten_after_a_while() {
+        let start = Instant::now();
+        let mut restorer = Restorer::new();
+        let packets = vec![vec![1; 1000]; 10];
+        for (place, bytes) in datagrams(7, &packets, 1).iter().skip(2) {
+            restorer.push(start, *place, bytes, |_| panic!("two are lost"));
+        }
+        assert_eq!(restorer.bytes, 8 * 1000 + 1002);
+        let later = start + MOST_AGE * 2;
+        restorer.push(later, Place { group: 8, shard: Shard::Data(0) }, &[1], |_| {});
+        assert_eq!((restorer.bytes, restorer.order.len(), restorer.stats().unrecoverable), (1, 1, 1));
+        restorer.rest();
+        assert_eq!((restorer.bytes, restorer.stats().unrecoverable), (0, 1));
+    }
+
+    #[test]
+    fn a_flood_of_groups_that_are_never_whole_takes_bounded_memory() {
+        let now = Instant::now();
+        let mut restorer = Restorer::new();
+        for n in 0..50_000u32 {
+            let place = Place { group: n as u16, shard: Shard::Data(n as u8 % 64) };
+            restorer.push(now, place, &[1; 9000], |_| {});
+            assert!(restorer.bytes <= MOST_BYTES && restorer.groups.len() <= MOST_GROUPS);
+            assert_eq!(restorer.groups.len(), restorer.order.len());
+        }
+    }
+}
