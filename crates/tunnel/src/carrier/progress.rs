@@ -82,7 +82,7 @@ impl Progresses {
         }
         let Some(report) = self.waiting.take() else { return false };
         for offer in offers.iter_mut().filter(|offer| offer.room > 0) {
-            let report = Tracked { data: report.clone(), born: now, tries: 0, copied: false };
+            let report = Tracked { data: report.clone(), born: now, tries: 0, copied: false, mark: None };
             offer.take(connection.queue_tracked(offer.id, report));
         }
         true

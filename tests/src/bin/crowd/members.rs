@@ -151,6 +151,8 @@ impl Members {
                 path: "/.well-known/masque/ip/*/*/".to_owned(),
                 token: None,
                 scheduler: Default::default(),
+                copies: 1,
+                fec: Default::default(),
                 lane: Default::default(),
                 lane_secret: Default::default(),
             };
