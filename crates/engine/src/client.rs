@@ -70,6 +70,11 @@ const ROUNDS: usize = 16;
 /// If it cannot be started, or the server refuses it.
 pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
     let is_proxy = !config.proxies.is_empty();
+    if config.says_classes() {
+        tracing::warn!(
+            "classes of traffic are not carried apart yet: everything travels as `default`; `mpvpn class test` says what the rules would decide"
+        );
+    }
     if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }

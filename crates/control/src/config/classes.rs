@@ -120,6 +120,14 @@ pub struct MatchRule {
     pub rule: Rule,
 }
 
+impl super::ClientConfig {
+    /// Whether the file says anything about classes.
+    pub fn says_classes(&self) -> bool {
+        let from_file = |rule: &MatchRule| matches!(rule.origin, RuleOrigin::File { .. });
+        self.classes != ClassConfig::built_in() || self.class_rules.iter().any(from_file)
+    }
+}
+
 /// Where a rule is from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleOrigin {
