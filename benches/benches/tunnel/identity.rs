@@ -84,6 +84,7 @@ impl Identity {
             authority: "mpvpn".to_owned(),
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
+            class: None,
             scheduler: Scheduler::Auto,
             fec: Fec::Off,
             copies: 1,

@@ -1,7 +1,7 @@
 //! Traffic classes: which of them a packet belongs to, the queue in front of the paths of each, and how they share a link.
 //!
 //! [`Rules`] tell the class of a flow from what its first packet shows; [`Names`] know which addresses the tunnel's own
-//! DNS gave to the domains that rules ask for.
+//! DNS gave to the domains that rules ask for, and [`FlowClasses`] what was found for each flow.
 //!
 //! The queue: in come IP packets, each with the hash of its flow, and the time, and out comes the packet that shall be
 //! sent next. [`FqCodel`] shares the tunnel fairly among the flows (RFC 8290), lets flows that send little
@@ -16,11 +16,13 @@
 //! - an empty queue holds less than 2 KiB of memory, and a busy one allocates only to grow.
 #![forbid(unsafe_code)]
 
+mod flows;
 mod names;
 mod queue;
 mod rules;
 mod shaper;
 
+pub use flows::FlowClasses;
 pub use names::{Names, ParsePatternError, Pattern};
 pub use queue::{FqCodel, QueueConfig, Queued};
 pub use rules::{

@@ -8,6 +8,7 @@
 //! needs no privilege.
 
 mod apps;
+mod classes;
 mod device;
 pub mod embedded;
 mod machine;
@@ -32,10 +33,10 @@ use mpvpn_os::{Tun, privilege};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
-    Assignment, Carries, Client, ClientConfig as TunnelConfig, ClientError, ClientEvent, Member, RelayId,
+    Assignment, Carries, ClientConfig as TunnelConfig, ClientError, ClientEvent, Fleet, Member, RelayId,
     UdpId, UdpNews,
 };
-use mpvpn_types::Fec;
+use mpvpn_types::{ClassId, Fec};
 
 use crate::{
     EngineError,
@@ -51,6 +52,7 @@ use crate::{
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
 };
 use apps::Apps;
+use classes::Classes;
 use device::Device;
 use embedded::Host;
 use machine::Machine;
@@ -70,11 +72,6 @@ const ROUNDS: usize = 16;
 /// If it cannot be started, or the server refuses it.
 pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
     let is_proxy = !config.proxies.is_empty();
-    if config.says_classes() {
-        tracing::warn!(
-            "classes of traffic are not carried apart yet: everything travels as `default`; `mpvpn class test` says what the rules would decide"
-        );
-    }
     if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
@@ -123,27 +120,57 @@ struct Gear {
     state_dir: Option<PathBuf>,
 }
 
+/// TLS and transport, with each congestion controller.
+struct Setups {
+    bbr: ClientSetup,
+    cubic: ClientSetup,
+}
+
+impl Setups {
+    fn of(&self, cc: CongestionControl) -> &ClientSetup {
+        match cc {
+            CongestionControl::Bbr => &self.bbr,
+            CongestionControl::Cubic => &self.cubic,
+        }
+    }
+}
+
 /// What all shards are made of.
 struct Parts {
     config: ClientConfig,
     ground: Ground,
+    classes: Classes,
     tunnel: TunnelConfig,
+    setups: Setups,
+    shards: u8,
     meters: Meters,
     /// The low bits of the first connection IDs of the first shard; the next ones follow.
     steer: u8,
 }
 
 impl Parts {
-    /// The configuration of the connection of a shard. Each goes to another shard of the server, if
-    /// that has several, and to the same one over all links and when it is made anew.
-    fn tunnel(&self, shard: u8) -> TunnelConfig {
-        let mut tunnel = self.tunnel.clone();
-        tunnel.setup = tunnel.setup.steered(self.steer + shard);
-        tunnel
+    /// The connections of a shard. Each shard's go to another shard of the server, if that has several, and to the same one
+    /// over all links and when they are made anew.
+    fn fleet(&self, shard: u8, several: bool) -> Fleet {
+        let classes = self.classes.setups(|class| {
+            let config = &self.config;
+            let setup = self.setups.of(class.cc.unwrap_or(config.cc));
+            let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
+            TunnelConfig {
+                setup: setup.clone().steered(self.steer + shard),
+                scheduler: scheduler_of(class.scheduler.unwrap_or(config.scheduler)),
+                fec: class.fec,
+                copies: class.copies,
+                lane: Rules { mode: lane, ..self.tunnel.lane.clone() },
+                ..self.tunnel.clone()
+            }
+        });
+        Fleet::new(Instant::now(), classes, self.classes.rules.clone(), shard, several)
     }
 
     fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
-        Links::new(&self.config.paths, &self.meters, self.ground.clone(), &turns.poller)
+        let ground = self.ground.clone();
+        Links::new(&self.config.paths, self.classes.sockets(), &self.meters, ground, &turns.poller)
     }
 
     /// The shards beside the first.
@@ -151,11 +178,12 @@ impl Parts {
         let (first, inbox) = exchange(turns.wake.clone());
         let mut crew = Crew::new(first.clone(), || Word::Ended);
         for (shard, device) in (1..).zip(queues) {
-            let Some(member) = Member::new(shard) else { break };
+            let Some(member) = Member::of(shard, ClassId::DEFAULT) else { break };
             let mut turns = Turns::without_signals()?;
             let links = self.links(&turns)?;
-            let client = Client::member(Instant::now(), self.tunnel(shard), member);
-            let plane = Plane::new(client, links, Policies::new(&self.config.links), Some(device), &turns)?;
+            let policies = Policies::new(&self.config.links);
+            let gear = (self.fleet(shard, true), self.classes.clone());
+            let plane = Plane::new(gear, links, policies, Some(device), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -199,28 +227,28 @@ impl Running {
         let mut queues = queues.into_iter();
         let device = queues.next();
         let meters = Meters::default();
-        let mut links = Links::new(&config.paths, &meters, ground.clone(), &turns.poller)?;
+        let classes = Classes::of(&config, device.is_some());
+        let mut links = Links::new(&config.paths, classes.sockets(), &meters, ground.clone(), &turns.poller)?;
         let quotas = Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone())?;
         let policies = Policies::new(&config.links);
-        let cc = match config.cc {
-            CongestionControl::Bbr => Cc::Bbr,
-            CongestionControl::Cubic => Cc::Cubic,
+        let max_udp_payload = links.max_payload();
+        let secret = random::<32>()?;
+        let setup = |cc| {
+            let options = TransportOptions { cc, max_udp_payload, ..TransportOptions::of_shards(shards) };
+            ClientSetup::new(tls.clone(), &options, &secret)
         };
-        let options = TransportOptions {
-            cc,
-            max_udp_payload: links.max_payload(),
-            ..TransportOptions::of_shards(shards)
-        };
+        let setups = Setups { bbr: setup(Cc::Bbr)?, cubic: setup(Cc::Cubic)? };
         let [spread] = random::<1>()?;
         let parts = Parts {
             ground,
             tunnel: TunnelConfig {
                 carries: if device.is_some() { Carries::Packets } else { Carries::Streams },
-                setup: ClientSetup::new(tls, &options, &random::<32>()?)?,
+                setup: setups.of(config.cc).clone(),
                 server_name: config.server.host.clone(),
                 authority: config.server.to_string(),
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
+                class: None,
                 scheduler: scheduler_of(config.scheduler),
                 fec: Fec::Off,
                 copies: 1,
@@ -230,17 +258,17 @@ impl Running {
                 },
                 lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
             },
+            classes,
+            setups,
+            shards,
             meters,
             steer: spread % (MAX_SHARDS - shards + 1),
             config,
         };
-        let mut client = Client::new(Instant::now(), parts.tunnel(0));
-        if shards > 1 {
-            client.allow_members();
-        }
+        let fleet = (parts.fleet(0, shards > 1), parts.classes.clone());
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
-            plane: Plane::new(client, links, policies, device, turns)?,
+            plane: Plane::new(fleet, links, policies, device, turns)?,
             quotas,
             crew,
             inbox,
@@ -312,7 +340,7 @@ impl Running {
 
     /// Has the server's name resolved, again and again while the server is not reached.
     fn look_at_names(&mut self, now: Instant) {
-        let reached = self.plane.client.reaches_server();
+        let reached = self.plane.fleet.home_ref().reaches_server();
         if self.names.as_mut().is_some_and(|names| names.look(now, reached)) {
             self.slow.resolve(&self.config.server);
         }
@@ -344,7 +372,7 @@ impl Running {
     /// Handles the sockets of apps that have become ready, and time that has passed.
     fn serve_apps(&mut self, turns: &Turns, turn: &Turn) {
         let Some(proxy) = &mut self.proxy else { return };
-        let apps = &mut Apps(&mut self.plane.client);
+        let apps = &mut Apps(self.plane.fleet.home());
         for event in turn.ready.iter().filter(|event| event.token >= PROXY) {
             proxy.ready(turn.now, &turns.poller, apps, *event);
         }
@@ -498,7 +526,7 @@ impl Running {
     fn flows(&self, now: Instant) -> FlowList {
         match &self.proxy {
             Some(proxy) => flows::of_connections(now, Role::Client, proxy.flows()),
-            None => self.plane.flows(now),
+            None => self.plane.flows(now, &self.config),
         }
     }
 
@@ -526,17 +554,17 @@ impl Running {
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
     fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         let mut streams = false;
-        while let Some((flow, payload)) = self.plane.client.poll_udp() {
+        while let Some((flow, payload)) = self.plane.fleet.home().poll_udp() {
             if let Some(proxy) = &mut self.proxy {
                 proxy.payload(now, flow, &payload);
             }
         }
-        while let Some(event) = self.plane.client.poll_event() {
+        while let Some(event) = self.plane.fleet.poll_event(now) {
             let event = match apps::news(event) {
                 Ok(news) => {
                     streams = true;
                     if let Some(proxy) = &mut self.proxy {
-                        proxy.handle(now, &turns.poller, &mut Apps(&mut self.plane.client), news);
+                        proxy.handle(now, &turns.poller, &mut Apps(self.plane.fleet.home()), news);
                     }
                     continue;
                 }
@@ -568,7 +596,7 @@ impl Running {
                         proxy.flow_over(now, flow, news != UdpNews::Closed);
                     }
                 }
-                ClientEvent::Members(secret) => self.crew.tell(|| Word::Join(secret.clone())),
+                ClientEvent::Members { secret, .. } => self.crew.tell(|| Word::Join(secret.clone())),
                 ClientEvent::Down(reason) => {
                     tracing::warn!(reason, "connection lost, connecting again");
                     self.up = false;

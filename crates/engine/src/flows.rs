@@ -2,12 +2,16 @@
 
 use std::time::Instant;
 
-use mpvpn_control::status::{Flow, FlowLane, FlowList, FlowState, Role};
+use mpvpn_control::{
+    config::ClassConfig,
+    status::{Flow, FlowLane, FlowList, FlowState, Role},
+};
 use mpvpn_lane::{interposer::State, rules::Why};
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::TcpSocket;
 use mpvpn_packet::{FlowKey, protocol};
 use mpvpn_tunnel::{Carried, FlowReport};
+use mpvpn_types::ClassId;
 
 use crate::pipe::Moved;
 
@@ -84,6 +88,7 @@ impl<'a> Connection<'a> {
             ),
         };
         Flow {
+            class: String::new(),
             protocol: protocol_of(if self.lane == FlowLane::Udp { protocol::UDP } else { protocol::TCP }),
             user,
             from,
@@ -110,8 +115,11 @@ fn state(up_ended: bool, down_ended: bool) -> FlowState {
 }
 
 /// The flows of a client with a TUN.
-pub(crate) fn of_tun(now: Instant, reports: Vec<FlowReport>) -> FlowList {
-    list(Role::Client, reports, |report| report.active, |report| of_report(now, &report))
+pub(crate) fn of_tun(now: Instant, reports: Vec<(ClassId, FlowReport)>, classes: &[ClassConfig]) -> FlowList {
+    let class =
+        |id: ClassId| classes.get(usize::from(id.0)).map_or(String::new(), |class| class.name.clone());
+    let flow = |(id, report)| Flow { class: class(id), ..of_report(now, &report) };
+    list(Role::Client, reports, |(_, report)| report.active, flow)
 }
 
 /// The connections of apps at a proxy, or those of clients at a server.
@@ -149,6 +157,7 @@ fn of_report(now: Instant, report: &FlowReport) -> Flow {
     Flow {
         protocol: protocol_of(report.key.protocol),
         user: String::new(),
+        class: String::new(),
         from,
         to,
         lane,
@@ -232,7 +241,9 @@ mod tests {
             active: start + Duration::from_secs(u64::from(port)),
         };
         let now = start + Duration::from_secs(1500);
-        let list = of_tun(now, (1..=1500).map(report).collect());
+        let reports = (1..=1500).map(|number| (ClassId(1), report(number)));
+        let list = of_tun(now, reports.collect(), &ClassConfig::built_in());
+        assert_eq!(list.flows[0].class, "critical");
         assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 500));
         assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));
         let (first, second) = (&list.flows[0], &list.flows[1]);

@@ -16,7 +16,7 @@ use mpvpn_os::{
     netlink::Event,
     poll::{Interest, Poller},
 };
-use mpvpn_types::LinkId;
+use mpvpn_types::{ClassId, LinkId};
 
 use crate::{
     EngineError,
@@ -85,12 +85,23 @@ pub(crate) struct Links {
     source: Source,
     pub(crate) links: BTreeMap<LinkId, Link>,
     remotes: Vec<SocketAddr>,
+    /// The classes that have sockets of their own, the default one first.
+    classes: Vec<LinkClass>,
+}
+
+/// A class, as far as it matters for sockets.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LinkClass {
+    pub(crate) id: ClassId,
+    /// The mark of its packets, if that is not the link's.
+    pub(crate) dscp: Option<u8>,
 }
 
 impl Links {
     /// `names` are interfaces or patterns of their names, or the one word `auto`, which means all where an app gives them.
     pub(crate) fn new(
         names: &[String],
+        classes: Vec<LinkClass>,
         meters: &Meters,
         mut ground: Ground,
         poller: &Poller,
@@ -106,6 +117,7 @@ impl Links {
             source,
             links: BTreeMap::new(),
             remotes: Vec::new(),
+            classes,
         };
         if !links.is_auto() {
             for name in names.iter().filter(|name| !is_pattern(name)) {
@@ -124,6 +136,9 @@ impl Links {
         // Names may come and go without end where a pattern fits them all.
         if number < LinkId::UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
             self.insert(LinkId(number), name, 1);
+            for class in &self.classes.clone()[1..] {
+                self.insert(LinkId(number).with_class(class.id), name, 1);
+            }
         }
     }
 
@@ -143,9 +158,9 @@ impl Links {
         self.links.insert(id, link);
     }
 
-    /// The links, each by its first pipe.
+    /// The links, each by its first pipe for the default class.
     pub(crate) fn uplinks(&self) -> impl Iterator<Item = (LinkId, &Link)> {
-        self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.pipe() == 0)
+        self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.0 < LinkId::UPLINKS)
     }
 
     /// Whether a link still has this pipe.
@@ -210,7 +225,7 @@ impl Links {
             changes.extend(self.look_at(id, &seen, poller, policies));
             self.count_pipes(id, policies);
         }
-        let pipes: Vec<LinkId> = self.links.keys().copied().filter(|id| id.pipe() > 0).collect();
+        let pipes: Vec<LinkId> = self.links.keys().copied().filter(|id| *id != id.uplink()).collect();
         for id in pipes {
             changes.extend(match self.has(id) {
                 true => self.look_at(id, &seen, poller, policies),
@@ -225,7 +240,9 @@ impl Links {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
         link.pipes = policies.of(&link.name).pipes.unwrap_or_default().count(&link.addresses);
         let (name, count) = (link.name.clone(), link.pipes);
-        for pipe in (1..count).map(|pipe| id.with_pipe(pipe)) {
+        let pipes = (1..count).map(|pipe| id.with_pipe(pipe));
+        let all = pipes.flat_map(|pipe| self.classes.iter().map(move |class| pipe.with_class(class.id)));
+        for pipe in all.collect::<Vec<_>>() {
             if !self.links.contains_key(&pipe) {
                 self.insert(pipe, &name, count);
             }
@@ -282,7 +299,8 @@ impl Links {
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
             link.wire = None;
-            let dscp = policies.of(&link.name).dscp;
+            let class = self.classes.iter().find(|class| class.id == id.class());
+            let dscp = class.and_then(|class| class.dscp).unwrap_or(policies.of(&link.name).dscp);
             match bind(link, &self.ground, seen.is_given(), remote, dscp, poller, id) {
                 Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
                 Err(error) => {

@@ -14,15 +14,18 @@ use mpvpn_control::{
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClientReport, ClientState, FecCounters, LaneCounters, Member, PathReport, SessionReport};
-use mpvpn_types::{BitRate, ByteSize, SessionId, Tier, Weight};
+use mpvpn_types::{BitRate, ByteSize, ClassId, SessionId, Tier, Weight};
 
 use crate::{
     links::{Link as Uplink, Links},
     policies::Policies,
 };
 
-/// The one class that there is.
+/// The class of those that have no others.
 const CLASS: &str = "default";
+
+/// Classes that a server tells apart in its own figures.
+const MOST_CLASSES: usize = 32;
 
 /// What its status says where the server carries no packets.
 const BY_FLOWS: &str = "the server carries no packets: TCP and UDP work, ping and other protocols do not";
@@ -32,11 +35,12 @@ pub(crate) fn of_client(
     config: &ClientConfig,
     links: &Links,
     policies: &Policies,
-    report: &ClientReport,
+    reports: &[(ClassId, ClientReport)],
     uptime: Duration,
     member: Member,
 ) -> Status {
     let mut status = Status::new(Role::Client);
+    let Some((_, report)) = reports.first() else { return status };
     status.state = match (report.state, &report.assignment) {
         (ClientState::Up, _) => State::Up,
         (ClientState::Connecting, None) => State::Connecting,
@@ -49,29 +53,35 @@ pub(crate) fn of_client(
         user: String::new(),
         resumed: u64::from(report.resumed),
     });
-    status.classes = vec![Class {
-        name: CLASS.to_owned(),
-        lane: config.lane.to_string(),
-        cc: config.cc.to_string(),
-        scheduler: config.scheduler.to_string(),
-        tx_bytes: report.counters.tx_bytes,
-        rx_bytes: report.counters.rx_bytes,
-        queue_ms: millis(report.sojourn),
-        drops: report.drops,
-    }];
     status.notes.extend(report.by_flows.then(|| BY_FLOWS.to_owned()));
-    status.lane = report.lane.map(lane_of);
-    (status.flows.stream, status.flows.udp) = (report.streams as u64, report.udp as u64);
-    status.flows.datagram = report.datagrams as u64;
-    for path in &report.paths {
-        let Some((id, link)) = path.link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
-        let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
-        let remote = path.view.remote;
-        let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
-        let ip = own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
-        let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
-        let pipe = several.then_some(id.pipe());
-        status.paths.push(Path { pipe, ..path_of(path, &link.name, SocketAddr::new(ip, port), member) });
+    for (id, report) in reports {
+        let Some(class) = config.classes.get(usize::from(id.0)) else { continue };
+        status.classes.push(Class {
+            name: class.name.clone(),
+            lane: class.lane.unwrap_or(config.lane).to_string(),
+            cc: class.cc.unwrap_or(config.cc).to_string(),
+            scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
+            tx_bytes: report.counters.tx_bytes,
+            rx_bytes: report.counters.rx_bytes,
+            queue_ms: millis(report.sojourn),
+            drops: report.drops,
+        });
+        add_lane(&mut status.lane, report.lane.map(lane_of));
+        status.flows.stream += report.streams as u64;
+        status.flows.udp += report.udp as u64;
+        status.flows.datagram += report.datagrams as u64;
+        for path in &report.paths {
+            let link = path.link.map(|link| link.with_class(*id));
+            let Some((id, link)) = link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
+            let port =
+                link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
+            let remote = path.view.remote;
+            let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+            let local = SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port);
+            let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
+            let pipe = several.then_some(id.pipe());
+            status.paths.push(Path { pipe, ..path_of(path, &class.name, &link.name, local, member) });
+        }
     }
     for (_, link) in links.uplinks() {
         let own = status.paths.iter().filter(|path| path.link == link.name);
@@ -187,8 +197,8 @@ pub(crate) fn of_server(
     status.uptime_s = now.saturating_duration_since(started).as_secs_f64();
     status.addresses = addresses.to_vec();
     status.notes.extend(config.service.note().map(str::to_owned));
-    let mut class = Class {
-        name: CLASS.to_owned(),
+    let new_class = |name: &str| Class {
+        name: name.to_owned(),
         // That of each client.
         lane: "auto".to_owned(),
         cc: Cc::default().to_string(),
@@ -198,6 +208,7 @@ pub(crate) fn of_server(
         queue_ms: 0.0,
         drops: 0,
     };
+    let mut classes = vec![new_class(CLASS)];
     // A client that only relays has no session: each of its connections stands for itself.
     let mut clients: BTreeMap<(Option<SessionId>, usize), Client> = BTreeMap::new();
     let port = listen.first().map_or(0, SocketAddr::port);
@@ -206,6 +217,16 @@ pub(crate) fn of_server(
         IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
     };
     for (at, report) in reports.iter().enumerate() {
+        let name = if report.class.is_empty() { CLASS } else { &report.class };
+        let at_class = classes.iter().position(|class| class.name == name);
+        let at_class = at_class.unwrap_or_else(|| {
+            // Clients name their classes as they like.
+            if classes.len() < MOST_CLASSES {
+                classes.push(new_class(name));
+            }
+            classes.len() - 1
+        });
+        let class = &mut classes[at_class];
         class.tx_bytes += report.counters.tx_bytes;
         class.rx_bytes += report.counters.rx_bytes;
         class.drops += report.drops;
@@ -230,11 +251,11 @@ pub(crate) fn of_server(
         add_lane(&mut client.lane, report.lane.map(lane_of));
         for path in &report.paths {
             let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
-            client.paths.push(path_of(path, "", SocketAddr::new(ip, port), report.member));
+            client.paths.push(path_of(path, name, "", SocketAddr::new(ip, port), report.member));
         }
     }
     status.clients = clients.into_values().collect();
-    status.classes = vec![class];
+    status.classes = classes;
     status
 }
 
@@ -245,14 +266,14 @@ pub(crate) fn count_lost(status: &mut Status, lost: u64) {
     }
 }
 
-fn path_of(report: &PathReport, link: &str, local: SocketAddr, member: Member) -> Path {
+fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, member: Member) -> Path {
     let view = &report.view;
     let name = if link.is_empty() { "path" } else { link };
     // Each connection of a session counts its paths from 0.
-    let member = if member == Member::HOME { String::new() } else { format!("@{}", member.number()) };
+    let shard = if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) };
     Path {
-        id: format!("{CLASS}/{name}/{}{member}", view.id.0),
-        class: CLASS.to_owned(),
+        id: format!("{class}/{name}/{}{shard}", view.id.0),
+        class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,
         local,

@@ -1,5 +1,5 @@
 //! The few structured field values (RFC 9651) that MASQUE needs: an Item that is a Boolean, an Integer or
-//! a Byte Sequence, and parameters of a List.
+//! a Byte Sequence, a String with its parameters, and parameters of a List.
 //!
 //! In: the value of one field line. Out: what it says, or nothing: a value that does not parse is ignored
 //! as a whole (RFC 9651 §4.2). Always holds: parameters are checked for their grammar, and those that nobody
@@ -76,6 +76,29 @@ pub fn encode_string(text: &str) -> String {
     }
     quoted.push('"');
     quoted
+}
+
+/// Parameters of an Item: key, and value as it is written; none where it is the Boolean true.
+pub type Parameters<'a> = Vec<(&'a str, Option<&'a str>)>;
+
+/// An Item that is a String, and its parameters.
+#[must_use]
+pub fn string(value: &[u8]) -> Option<(String, Parameters<'_>)> {
+    let quoted = trim(value).strip_prefix(b"\"")?;
+    let mut rest = skip_string(quoted)?;
+    let mut text = String::new();
+    let mut chars = std::str::from_utf8(&quoted[..quoted.len() - rest.len() - 1]).ok()?.chars();
+    while let Some(char) = chars.next() {
+        text.push(if char == '\\' { chars.next()? } else { char });
+    }
+    let mut all = Vec::new();
+    while !rest.is_empty() {
+        let parameter = parameter(rest)?;
+        let value = parameter.value.map(std::str::from_utf8).transpose().ok()?;
+        all.push((std::str::from_utf8(parameter.key).ok()?, value));
+        rest = parameter.rest;
+    }
+    Some((text, all))
 }
 
 /// The value of the parameter `key` where it is a Token, of the last member of a List of Items that has one; nothing if
@@ -220,6 +243,17 @@ mod tests {
         assert_eq!(boolean(b"?1"), Some(true));
         assert_eq!(boolean(b" ?0 "), Some(false));
         assert_eq!(boolean(br#"?1;a;b=2;c="x\"y"; d=tok/en;e=:AA==:;f=?0;g=-1.5;h=@99"#), Some(true));
+    }
+
+    #[test]
+    fn strings_are_read_with_their_parameters() {
+        let read = string(br#" "say \"a\\b\"";first;dscp=46;x="y;z" "#);
+        let parameters = vec![("first", None), ("dscp", Some("46")), ("x", Some("\"y;z\""))];
+        assert_eq!(read, Some((r#"say "a\b""#.to_owned(), parameters)));
+        assert_eq!(string(b"\"\""), Some((String::new(), Vec::new())));
+        for text in ["", "a", "\"a", "\"a\"b", "\"a\";", "\"a\";B", "\"\u{e9}\""] {
+            assert_eq!(string(text.as_bytes()), None, "{text}");
+        }
     }
 
     #[test]

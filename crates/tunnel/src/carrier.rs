@@ -27,9 +27,9 @@ use mpvpn_path::{
     Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers,
 };
 use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{ClassId, Duration, Instant, LinkId, PathId, Tier};
 
-use crate::{client::Seen, mtu::MtuFollower};
+use crate::{client::Seen, mtu::MtuFollower, shapers::Shapers};
 pub(crate) use policy::PathPolicy;
 pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
@@ -141,6 +141,8 @@ pub(crate) struct Carrier {
     /// When data moved last.
     moved: Option<Instant>,
     tiers: Tiers,
+    /// Where other connections have paths over the same links.
+    shares: Option<(Shapers, ClassId)>,
     by_link: BTreeMap<LinkId, PathPolicy>,
     by_path: BTreeMap<PathId, PathPolicy>,
     /// Since when there is no path, if there is none.
@@ -174,6 +176,7 @@ impl Carrier {
             together: Vec::new(),
             moved: None,
             tiers: Tiers::default(),
+            shares: None,
             by_link: BTreeMap::new(),
             by_path: BTreeMap::new(),
             bare: now,
@@ -216,7 +219,7 @@ impl Carrier {
             silent: None,
             owed: false,
             policy,
-            capped: policy.cap.is_none(),
+            capped: policy.cap.is_none() && self.shares.is_none(),
             place: Place::Active,
             link,
             thaw: None,

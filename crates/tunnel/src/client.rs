@@ -36,11 +36,12 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
-    Counters, RelayId,
+    ClassProfile, Counters, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Role},
     http::Http,
     relay::Relays,
+    shapers::Shapers,
     udp::Inbox,
 };
 pub use flows::{Carried, FlowReport};
@@ -85,6 +86,8 @@ pub struct ClientConfig {
     pub path: String,
     /// Bearer token.
     pub token: Option<String>,
+    /// What its class is, if the client has several.
+    pub class: Option<ClassProfile>,
     /// How packets are spread over paths.
     pub scheduler: Scheduler,
     /// Repair that is sent beside packets, in both directions, where the server knows it.
@@ -156,6 +159,7 @@ pub struct Client {
     /// Connections that are closing; they still have packets to send.
     closing: Vec<ConnectionId>,
     part: Part,
+    shapers: Shapers,
     secret: Option<Vec<u8>>,
     assignment: Option<Assignment>,
     resumed: u32,
@@ -191,6 +195,7 @@ impl Client {
             session: None,
             closing: Vec::new(),
             part: Part::Only,
+            shapers: Shapers::default(),
             secret: None,
             assignment: None,
             resumed: 0,

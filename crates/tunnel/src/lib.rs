@@ -22,20 +22,25 @@
 
 mod attempt;
 mod carrier;
+mod class;
 mod client;
+mod fleet;
 mod http;
 mod mtu;
 mod pool;
 mod registry;
 mod relay;
 mod server;
+mod shapers;
 mod udp;
 
 pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Role};
+pub use class::ClassProfile;
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, LinkPolicy, UdpNews,
 };
+pub use fleet::{ClassSetup, Fleet};
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
@@ -49,6 +54,10 @@ pub(crate) const SCHEDULER_HEADER: &str = "mpvpn-scheduler";
 /// The request header that says which of several connections of a session this is, as a number (an
 /// Integer of RFC 9651); a server that knows the field repeats it in its response.
 pub(crate) const MEMBER_HEADER: &str = "mpvpn-member";
+
+/// The request header in which a client says which class of its traffic the connection carries, see
+/// [`ClassProfile`].
+pub(crate) const CLASS_HEADER: &str = "mpvpn-class";
 
 /// The request header in which a client offers numbered packets: the context ID for them, an Integer of
 /// RFC 9651. A server that knows the field repeats it in its response.

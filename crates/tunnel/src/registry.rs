@@ -13,13 +13,13 @@ use std::{
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use mpvpn_quic::ConnectionId;
-use mpvpn_types::{Instant, SessionId};
+use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{Addresses, Exhausted, Pool, Secret};
 
-/// The number of a connection within its session: a client that spreads its work over several
-/// threads has a connection of each.
+/// The number of a connection within its session: a client that spreads its work over several threads has a connection
+/// of each, and of each of its classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(u8);
 
@@ -27,16 +27,32 @@ impl Member {
     /// The connection that makes the session, and the only one of most clients.
     pub const HOME: Self = Self(0);
     /// Connections of one session, at most.
-    pub const MAX: u8 = mpvpn_quic::MAX_SHARDS;
+    pub const MAX: u8 = mpvpn_quic::MAX_SHARDS * ClassId::MAX;
 
     /// The member with this number, if there can be one.
     pub fn new(number: u8) -> Option<Self> {
         (number < Self::MAX).then_some(Self(number))
     }
 
+    /// The connection of a class in a thread of the client, if there can be such.
+    pub fn of(shard: u8, class: ClassId) -> Option<Self> {
+        let fits = shard < mpvpn_quic::MAX_SHARDS && class.0 < ClassId::MAX;
+        fits.then(|| Self(class.0 * mpvpn_quic::MAX_SHARDS + shard))
+    }
+
     /// Its number, from 0.
     pub fn number(self) -> u8 {
         self.0
+    }
+
+    /// The class that it carries.
+    pub fn class(self) -> ClassId {
+        ClassId(self.0 / mpvpn_quic::MAX_SHARDS)
+    }
+
+    /// The thread of the client that it is in, from 0.
+    pub fn shard(self) -> u8 {
+        self.0 % mpvpn_quic::MAX_SHARDS
     }
 }
 
@@ -305,6 +321,17 @@ mod tests {
         assert_eq!(registry.enter(&bob, || unreachable!()).unwrap_err(), Denial::UnknownSession);
         let bob = Visitor { member: Member::HOME, ..bob };
         assert_eq!(registry.enter(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
+    }
+
+    #[test]
+    fn a_member_is_a_class_in_a_thread() {
+        let member = Member::of(3, ClassId(2)).unwrap();
+        assert_eq!((member.number(), member.class(), member.shard()), (35, ClassId(2), 3));
+        assert_eq!(Member::of(0, ClassId::DEFAULT), Some(Member::HOME));
+        assert_eq!(
+            (Member::of(16, ClassId(0)), Member::of(0, ClassId(8)), Member::new(128)),
+            (None, None, None)
+        );
     }
 
     #[test]

@@ -3,6 +3,7 @@
 mod arrivals;
 mod bare;
 mod dialogue;
+mod groups;
 mod peers;
 mod relays;
 mod udp;
@@ -30,7 +31,8 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Carries, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat, Secret, UdpId,
+    Addresses, Carries, ClassProfile, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat,
+    Secret, UdpId,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -39,6 +41,7 @@ use crate::{
 };
 
 use bare::Bare;
+use groups::Group;
 use peers::Peers;
 
 /// A connection that has not asked for a tunnel after this time is closed.
@@ -134,6 +137,8 @@ pub struct SessionReport {
     pub session: Option<SessionId>,
     /// Which of its connections this is.
     pub member: Member,
+    /// The name of its class; empty where the client has none.
+    pub class: String,
     /// Whose it is.
     pub user: String,
     /// Its addresses.
@@ -190,6 +195,8 @@ struct Tunnel {
     session: SessionId,
     secret: Secret,
     member: Member,
+    /// What its client says of its class, if it has classes.
+    class: Option<Box<ClassProfile>>,
     serial: u64,
     addresses: Option<Addresses>,
     since: Instant,
@@ -214,8 +221,9 @@ pub struct Server {
     own: Addresses,
     networks: (Ipv4Net, Option<Ipv6Net>),
     peers: Peers,
-    /// The connection of this shard that reaches an address.
-    by_ip: FxHashMap<IpAddr, ConnectionId>,
+    /// The session that has an address, and its connections at this shard.
+    by_ip: FxHashMap<IpAddr, Secret>,
+    groups: FxHashMap<Secret, Group>,
     by_member: BTreeMap<(Secret, Member), ConnectionId>,
     timers: BTreeSet<(Instant, ConnectionId)>,
     dirty: Vec<ConnectionId>,
@@ -260,6 +268,7 @@ impl Server {
             registry,
             peers: Peers::default(),
             by_ip: FxHashMap::default(),
+            groups: FxHashMap::default(),
             by_member: BTreeMap::new(),
             timers: BTreeSet::new(),
             dirty: Vec::new(),
@@ -497,19 +506,23 @@ impl Server {
         self.registry.leave(now, &tunnel.secret, tunnel.member, tunnel.serial);
     }
 
-    /// Lets what goes to the addresses of a session go down the connection of its first member here.
+    /// Lets what goes to the addresses of a session go down the connections of its members here.
     fn serve(&mut self, secret: &Secret, addresses: Addresses) {
-        let own = self.by_member.range((*secret, Member::HOME)..);
-        let mut own = own.take_while(|((other, _), _)| other == secret).map(|(_, id)| *id);
-        let serves = |id: &ConnectionId| {
-            let tunnel = self.peers.get(*id).and_then(|peer| peer.tunnel.as_ref());
+        let members = self.by_member.range((*secret, Member::HOME)..);
+        let members: Vec<_> = members.take_while(|((other, _), _)| other == secret).collect();
+        let serving = members.iter().filter(|(_, id)| {
+            let tunnel = self.peers.get(**id).and_then(|peer| peer.tunnel.as_ref());
             tunnel.is_some_and(|tunnel| tunnel.serves)
-        };
-        let first = own.find(serves);
+        });
+        let group = self.groups.entry(*secret).or_default();
+        let serves = group.set(serving.map(|((_, member), id)| (member.class(), **id)));
+        if members.is_empty() {
+            self.groups.remove(secret);
+        }
         for ip in addresses.iter() {
-            match first {
-                Some(id) => self.by_ip.insert(ip, id),
-                None => self.by_ip.remove(&ip),
+            match serves {
+                true => self.by_ip.insert(ip, *secret),
+                false => self.by_ip.remove(&ip),
             };
         }
     }
@@ -531,7 +544,7 @@ impl Server {
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> Taken {
         let Ok(view) = ip::parse(packet) else { return Taken::Here };
         let (src, dst) = (view.src(), view.dst());
-        if self.deliver(now, hdr, packet, dst) || is_link_local(dst) || is_link_local(src) {
+        if self.deliver(now, hdr, packet) || is_link_local(dst) || is_link_local(src) {
             return Taken::Here;
         }
         if self.shard.count() > 1
@@ -549,12 +562,14 @@ impl Server {
 
     /// Takes a packet that another shard read and could not carry. Returns whether this one can.
     pub fn handle_handed(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
-        ip::dst_of(packet).is_some_and(|dst| self.deliver(now, hdr, packet, dst))
+        self.deliver(now, hdr, packet)
     }
 
-    /// Queues a packet for the client that has `dst`, if one of this shard has.
-    fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8], dst: IpAddr) -> bool {
-        let Some(id) = self.by_ip.get(&dst).copied() else { return false };
+    /// Queues a packet for the client that it is for, if one of this shard is.
+    fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
+        let Ok(view) = ip::parse(packet) else { return false };
+        let group = self.by_ip.get(&view.dst()).and_then(|secret| self.groups.get_mut(secret));
+        let Some(id) = group.and_then(|group| group.down(now, &view)) else { return false };
         let gateway = self.gateway();
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else {
             return false;
@@ -752,6 +767,9 @@ impl Server {
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+                class: tunnel
+                    .and_then(|tunnel| tunnel.class.as_ref())
+                    .map_or(String::new(), |class| class.name.clone()),
                 user: user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
                 since: tunnel.map_or(peer.since, |tunnel| tunnel.since),

@@ -40,6 +40,9 @@ pub struct Flow {
     /// Whose it is, at a server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
+    /// The class that carries it, at a client with a TUN.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub class: String,
     /// The address and port of the app; left out at a server, which is not told.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub from: String,
@@ -123,6 +126,7 @@ pub(crate) mod tests {
 
     pub(crate) fn flow(idle_s: f64) -> Flow {
         Flow {
+            class: String::new(),
             protocol: "tcp".into(),
             user: String::new(),
             from: "10.0.0.2:40001".into(),

@@ -62,7 +62,7 @@ impl Joiner {
         loop {
             self.plane.transmit(turns, turn.now);
             let before = up.then_some(mtu).flatten();
-            while let Some(event) = self.plane.client.poll_event() {
+            while let Some(event) = self.plane.fleet.poll_event(turn.now) {
                 match event {
                     ClientEvent::Mtu(new) => mtu = Some(new),
                     ClientEvent::Up(_) => up = true,
@@ -100,12 +100,12 @@ impl Joiner {
         match word {
             Word::Remotes(remotes) => self.plane.set_remotes(turns, now, remotes, &mut |_| {})?,
             Word::Policies(policies) => self.plane.set_policies(now, *policies),
-            Word::Join(secret) => self.plane.client.join(now, secret),
+            Word::Join(secret) => self.plane.fleet.join(now, &secret),
             Word::Report(round) => {
                 let status = self.plane.status(now, &self.config, self.member);
                 self.first.tell(Word::Reported(round, Box::new(status)));
             }
-            Word::List(round) => self.first.tell(Word::Listed(round, self.plane.flows(now))),
+            Word::List(round) => self.first.tell(Word::Listed(round, self.plane.flows(now, &self.config))),
             Word::End => return Ok(None),
             Word::Carries(..) | Word::Reported(..) | Word::Listed(..) | Word::Ended => {}
         }

@@ -9,10 +9,10 @@ use mpvpn_control::{
 };
 use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
 use mpvpn_quic::Local;
-use mpvpn_tunnel::{Client, LinkPolicy, Member};
+use mpvpn_tunnel::{Fleet, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
 
-use super::device::Device;
+use super::{classes::Classes, device::Device};
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
@@ -31,7 +31,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// One shard.
 pub(super) struct Plane {
-    pub(super) client: Client,
+    pub(super) fleet: Fleet,
+    classes: Classes,
     pub(super) links: Links,
     pub(super) policies: Policies,
     device: Option<Device>,
@@ -46,7 +47,7 @@ pub(super) struct Plane {
 impl Plane {
     /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
-        client: Client,
+        (fleet, classes): (Fleet, Classes),
         links: Links,
         policies: Policies,
         device: Option<Device>,
@@ -56,7 +57,8 @@ impl Plane {
             device.watch(&turns.poller)?;
         }
         Ok(Self {
-            client,
+            fleet,
+            classes,
             links,
             policies,
             attached: true,
@@ -84,7 +86,7 @@ impl Plane {
 
     /// When [`Self::take`] wants to be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        self.client.poll_timeout(now).into_iter().chain(self.look_at).min()
+        self.fleet.poll_timeout(now).into_iter().chain(self.look_at).min()
     }
 
     /// Handles what has become ready, and time that has passed. `prepare` is called with the name of
@@ -97,7 +99,7 @@ impl Plane {
     ) -> Result<(), EngineError> {
         let now = turn.now;
         if turn.overslept {
-            self.client.forgive(now);
+            self.fleet.forgive(now);
         }
         let mut packets_ready = false;
         for event in &turn.ready {
@@ -122,13 +124,13 @@ impl Plane {
                 token => self.socket(turns, now, token, event.readable, event.writable),
             }
         }
-        self.client.handle_batch(now);
+        self.fleet.handle_batches(now);
         self.write_packets(turns, now);
         if packets_ready {
             self.read_packets(turns, now)?;
         }
-        if self.client.poll_timeout(now).is_some_and(|at| at <= now) {
-            self.client.handle_timeout(now);
+        if self.fleet.poll_timeout(now).is_some_and(|at| at <= now) {
+            self.fleet.handle_timeout(now);
         }
         if self.look_at.is_some_and(|at| at <= now) {
             self.look_at = None;
@@ -157,17 +159,17 @@ impl Plane {
                     return;
                 }
             };
-            let client = &mut self.client;
+            let fleet = &mut self.fleet;
             datagrams(&mut self.batch, |got| {
                 meter.count(got.data.len(), 1, got.remote.is_ipv4());
-                client.handle_datagram(now, id, got.remote, got.ecn, got.data);
+                fleet.handle_datagram(now, id, got.remote, got.ecn, got.data);
             });
-            self.client.handle_batch(now);
-            while let Some(joined) = self.client.poll_tun(now) {
+            self.fleet.handle_batch(now, id.class());
+            while let Some(joined) = self.fleet.poll_tun(now) {
                 if let Some(device) = &mut self.device {
                     device.write(&turns.poller, &joined);
                 }
-                self.client.recycle(joined);
+                self.fleet.recycle(joined);
             }
             if count < BATCH {
                 return;
@@ -176,18 +178,18 @@ impl Plane {
     }
 
     fn write_packets(&mut self, turns: &Turns, now: Instant) {
-        while let Some(joined) = self.client.poll_tun(now) {
+        while let Some(joined) = self.fleet.poll_tun(now) {
             if let Some(device) = &mut self.device {
                 device.write(&turns.poller, &joined);
             }
-            self.client.recycle(joined);
+            self.fleet.recycle(joined);
         }
     }
 
     fn read_packets(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        let client = &mut self.client;
+        let fleet = &mut self.fleet;
         let Some(device) = &self.device else { return Ok(()) };
-        let handle = |hdr, packet: &mut [u8]| client.handle_tun(now, hdr, packet);
+        let handle = |hdr, packet: &mut [u8]| fleet.handle_tun(now, hdr, packet);
         device.read(&mut self.device_buffer, &turns.wake, handle)
     }
 
@@ -195,7 +197,7 @@ impl Plane {
     pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
         loop {
             self.out.clear();
-            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
+            let Some(transmit) = self.fleet.poll_transmit(now, &mut self.out) else { break };
             let Some(id) = transmit.local.and_then(Local::as_link) else { continue };
             let Some(link) = self.links.links.get_mut(&id) else { continue };
             // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
@@ -238,22 +240,23 @@ impl Plane {
             match change {
                 LinkChange::Up(id, remote) => {
                     let name = &self.links.links[&id].name;
-                    if id.pipe() == 0 {
+                    if id == id.uplink() {
                         prepare(name);
                     }
-                    self.client.set_link(now, id, self.policies.policy(name));
-                    self.client.link_up(now, id, remote);
+                    let policy = self.classes.policy(id.class(), name, self.policies.policy(name));
+                    self.fleet.set_link(now, id, policy);
+                    self.fleet.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
                     let link = &self.links.links[&id];
-                    if id.pipe() == 0 {
+                    if id == id.uplink() {
                         tracing::info!(link = %link.name, reason = link.reason, "link down");
                     }
-                    self.client.link_down(now, id);
+                    self.fleet.link_down(now, id);
                 }
                 LinkChange::Gone(id) => {
-                    self.client.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
-                    self.client.link_down(now, id);
+                    self.fleet.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
+                    self.fleet.link_down(now, id);
                 }
             }
         }
@@ -263,7 +266,8 @@ impl Plane {
     /// Uses the links in another way.
     pub(super) fn set_policies(&mut self, now: Instant, policies: Policies) {
         for (id, link) in self.links.links.iter().filter(|(id, _)| self.links.has(**id)) {
-            self.client.set_link(now, *id, policies.policy(&link.name));
+            let policy = self.classes.policy(id.class(), &link.name, policies.policy(&link.name));
+            self.fleet.set_link(now, *id, policy);
         }
         self.policies = policies;
         // They may have other numbers of pipes now.
@@ -272,23 +276,23 @@ impl Plane {
 
     /// What this shard's connection does.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
-        let report = self.client.report(now);
+        let reports = self.fleet.reports(now);
         let uptime = now.saturating_duration_since(self.started);
-        status::of_client(config, &self.links, &self.policies, &report, uptime, member)
+        status::of_client(config, &self.links, &self.policies, &reports, uptime, member)
     }
 
     /// The flows of this shard.
-    pub(super) fn flows(&self, now: Instant) -> FlowList {
-        flows::of_tun(now, self.client.flows(now))
+    pub(super) fn flows(&self, now: Instant, config: &ClientConfig) -> FlowList {
+        flows::of_tun(now, self.fleet.flows(now), &config.classes)
     }
 
     /// Says good-bye to the server.
     pub(super) fn end(&mut self) {
         let now = Instant::now();
-        self.client.close(now, "the client ends");
+        self.fleet.close(now, "the client ends");
         loop {
             self.out.clear();
-            let Some(transmit) = self.client.poll_transmit(now, &mut self.out) else { break };
+            let Some(transmit) = self.fleet.poll_transmit(now, &mut self.out) else { break };
             let link = transmit.local.and_then(Local::as_link).and_then(|id| self.links.links.get_mut(&id));
             if let Some(wire) = link.and_then(|link| link.wire.as_mut()) {
                 wire.send_last(&transmit, &self.out, None);

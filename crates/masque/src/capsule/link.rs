@@ -27,6 +27,9 @@ pub struct LinkNotice {
     pub weight: Weight,
     /// The first of several paths that run over the same link; `None` for a path that has its link for itself.
     pub with: Option<PathId>,
+    /// The client's number of the link, by which paths of several connections over the same link are known; `None` where
+    /// no other connection is to know.
+    pub link: Option<u16>,
 }
 
 impl LinkNotice {
@@ -40,15 +43,20 @@ impl LinkNotice {
         };
         let weight = u64::from(self.weight.get());
         let with = self.with.map_or(0, |first| u64::from(first.0) + 1);
-        let with_len = if with > 0 { varint::len(with) } else { 0 };
-        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + with_len;
+        let link = self.link.map(|link| u64::from(link) + 1);
+        let with_len = if with > 0 || link.is_some() { varint::len(with) } else { 0 };
+        let link_len = link.map_or(0, varint::len);
+        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + with_len + link_len;
         let out = put_header(LINK, length, out);
         varint::encode(path, out);
         out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
         varint::encode(kbps, out);
         varint::encode(weight, out);
-        if with > 0 {
+        if with_len > 0 {
             varint::encode(with, out);
+        }
+        if let Some(link) = link {
+            varint::encode(link, out);
         }
     }
 
@@ -71,8 +79,11 @@ impl LinkNotice {
         // Older clients end here.
         let weight = if fields.left.is_empty() { 1 } else { fields.varint()? };
         let with = if fields.left.is_empty() { 0 } else { fields.varint()? };
+        let link = if fields.left.is_empty() { 0 } else { fields.varint()? };
+        let number = u16::try_from(link.saturating_sub(1));
+        let number = number.map_err(|_| CapsuleError::LinkField { field: "link", value: link })?;
         let first = u32::try_from(with.saturating_sub(1));
-        let first = first.map_err(|_| CapsuleError::LinkField { field: "link", value: with })?;
+        let first = first.map_err(|_| CapsuleError::LinkField { field: "first path", value: with })?;
         Ok(Self {
             path: PathId(path),
             tier,
@@ -80,6 +91,7 @@ impl LinkNotice {
             cap: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
             weight: Weight::new(weight).ok_or(CapsuleError::LinkField { field: "weight", value: weight })?,
             with: (with > 0).then_some(PathId(first)),
+            link: (link > 0).then_some(number),
         })
     }
 }
@@ -111,9 +123,12 @@ mod tests {
             cap: Some(BitRate::from_bps(50_000_000)),
             weight: Weight::new(3).unwrap(),
             with: None,
+            link: None,
         };
         let bytes = Capsule::Link(notice).to_bytes();
         assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
+        let bytes = Capsule::Link(LinkNotice { link: Some(6), ..notice }).to_bytes();
+        assert_eq!(bytes[4..], [9, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 7]);
         let notice =
             LinkNotice { tier: Tier::Primary, metered: false, cap: None, with: Some(PathId(2)), ..notice };
         assert_eq!(Capsule::Link(notice).to_bytes()[..], [0xad, 0x70, 0x76, 0x6c, 5, 5, 0, 0, 3, 3]);
@@ -131,12 +146,13 @@ mod tests {
             &[5, 0, 0, 0x43, 0xe9],
             &[5, 0, 0, 1, 0x40],
             &[5, 0, 0, 1, 0xc0, 0, 0, 1, 0, 0, 0, 1],
+            &[5, 0, 0, 1, 0, 0x80, 1, 0, 1],
         ] {
             assert!(read(&with_value(bad)).is_err(), "{bad:?}");
         }
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
         let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
-        let read = read_value(&[5, 0xf8, 0, 1, 0, 3]);
+        let read = read_value(&[5, 0xf8, 0, 1, 0, 0, 3]);
         let expected = LinkNotice {
             path: PathId(5),
             tier: Tier::Primary,
@@ -144,6 +160,7 @@ mod tests {
             cap: None,
             weight: Weight::default(),
             with: None,
+            link: None,
         };
         assert_eq!(read, Some(Capsule::Link(expected)));
         assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
@@ -155,11 +172,11 @@ mod tests {
         #[test]
         fn what_is_written_is_read_back(
             path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
-            weight in 1..=1000u64, with in proptest::option::of(any::<u32>()),
+            weight in 1..=1000u64, with in proptest::option::of(any::<u32>()), link in proptest::option::of(any::<u16>()),
         ) {
             let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
             let (path, tier, with) = (PathId(path), Tier::ALL[tier], with.map(PathId));
-            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with };
+            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with, link };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

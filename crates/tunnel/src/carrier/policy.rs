@@ -3,9 +3,10 @@
 use mpvpn_masque::capsule::LinkNotice;
 use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
 use mpvpn_quic::Connection;
-use mpvpn_types::{BitRate, Duration, Instant, LinkId, PathId, Tier, Weight};
+use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, PathId, Tier, Weight};
 
 use super::{Carrier, Echo, Role, Watched};
+use crate::shapers::Shapers;
 
 /// Paths of which something may be known before they are there: more than a connection can have.
 const MAX_EARLY: usize = 64;
@@ -26,6 +27,8 @@ pub(crate) struct PathPolicy {
     pub(crate) weight: Weight,
     /// At a server: the first of several paths over the same link.
     pub(crate) with: Option<PathId>,
+    /// At a server: the client's number of the link, if it has told.
+    pub(crate) link: Option<u16>,
 }
 
 impl PathPolicy {
@@ -36,8 +39,8 @@ impl PathPolicy {
 
 impl From<LinkNotice> for PathPolicy {
     fn from(notice: LinkNotice) -> Self {
-        let LinkNotice { tier, metered, cap, weight, with, .. } = notice;
-        Self { tier, metered, cap, weight, with }
+        let LinkNotice { tier, metered, cap, weight, with, link, .. } = notice;
+        Self { tier, metered, cap, weight, with, link }
     }
 }
 
@@ -89,10 +92,17 @@ impl Carrier {
             if path.policy.metered != policy.metered {
                 path.liveness.set_config(now, policy.liveness());
             }
-            path.capped &= path.policy.cap == policy.cap;
+            path.capped &= path.policy.cap == policy.cap && path.policy.link == policy.link;
             path.policy = policy;
             self.changed = true;
         }
+    }
+
+    /// The links are shared with other connections of the session from now on, this one being that of `class`.
+    pub(crate) fn share_links(&mut self, shapers: Shapers, class: ClassId) {
+        self.shares = Some((shapers, class));
+        self.paths.values_mut().for_each(|path| path.capped = false);
+        self.changed = true;
     }
 
     /// The paths with their links.
@@ -127,6 +137,13 @@ impl Carrier {
         for (id, path) in &mut self.paths {
             if !path.capped {
                 path.capped = true;
+                let link = match role {
+                    Role::Client => Some(path.link.uplink().0),
+                    Role::Server => path.policy.link,
+                };
+                let seat = self.shares.as_ref().zip(link);
+                let seat = seat.map(|((all, class), link)| all.seat(now, link, *class, path.policy.cap));
+                connection.set_share(now, *id, seat);
                 connection.set_rate_cap(now, *id, path.policy.cap);
             }
             path.busy = path.measure_load(due, connection.is_limited(*id));

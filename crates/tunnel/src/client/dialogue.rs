@@ -18,7 +18,7 @@ use mpvpn_types::{Fec, Instant};
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
-    COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT,
+    CLASS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT,
     HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT,
     PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
@@ -124,6 +124,9 @@ impl Client {
             request.extra.push((COPIES_HEADER.to_owned(), self.config.copies.to_string()));
         }
         request.extra.extend(self.part.header());
+        request
+            .extra
+            .extend(self.config.class.as_ref().map(|class| (CLASS_HEADER.to_owned(), class.header())));
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
@@ -246,6 +249,10 @@ impl Client {
                         session.carrier.protect_packets(stream, FEC_CONTEXT, self.config.fec);
                     }
                 }
+                if headers.text(CLASS_HEADER) == Some(TRUE) && self.config.class.is_some() {
+                    self.part.note_classes();
+                    session.carrier.share_links(self.shapers.clone(), self.part.class());
+                }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 self.agree(now, headers);
                 if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
@@ -365,7 +372,8 @@ impl Client {
         if self.part.has_members()
             && let Some(secret) = &self.secret
         {
-            self.events.push_back(ClientEvent::Members(secret.clone()));
+            let classes = self.part.knows_classes();
+            self.events.push_back(ClientEvent::Members { secret: secret.clone(), classes });
         }
     }
 }

@@ -164,6 +164,11 @@ impl Lane {
         true
     }
 
+    /// Whether a connection of an app ends here.
+    pub(super) fn ends(&self, flow: &FlowKey) -> bool {
+        self.interposer.knows(flow)
+    }
+
     /// Takes a packet of an app, if it is of a connection that travels as a stream.
     pub(super) fn takes(&mut self, now: Instant, packet: &IpPacket<'_>, reach: Reach<'_>) -> bool {
         if packet.protocol() != protocol::TCP || !packet.has_transport_header() {

@@ -30,7 +30,7 @@ impl LinkPolicy {
     /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
     pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
         let metered = self.metered && agreed;
-        PathPolicy { tier: self.tier, metered, cap: self.up, weight: self.weight, with: None }
+        PathPolicy { tier: self.tier, metered, cap: self.up, weight: self.weight, with: None, link: None }
     }
 }
 
@@ -115,7 +115,8 @@ impl Client {
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = self.policies.get(&link).copied().unwrap_or_default();
             let LinkPolicy { tier, metered, down: cap, weight, .. } = policy;
-            let notice = LinkNotice { path, tier, metered, cap, weight, with };
+            let shared = self.config.class.is_some().then_some(link.uplink().0);
+            let notice = LinkNotice { path, tier, metered, cap, weight, with, link: shared };
             let default = LinkPolicy::default();
             let default = LinkNotice {
                 path,
@@ -124,6 +125,7 @@ impl Client {
                 cap: default.down,
                 weight: default.weight,
                 with: None,
+                link: None,
             };
             if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
                 continue;

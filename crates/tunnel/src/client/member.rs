@@ -2,18 +2,18 @@
 //! session, the members join it.
 
 use mpvpn_masque::headers::Headers;
-use mpvpn_types::Instant;
+use mpvpn_types::{ClassId, Instant};
 
 use super::{Client, ClientConfig};
-use crate::{MEMBER_HEADER, Member};
+use crate::{MEMBER_HEADER, Member, shapers::Shapers};
 
 /// What a client is in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     /// It has the only connection.
     Only,
-    /// It makes the session; `agreed`: the server lets others join.
-    Home { agreed: bool },
+    /// It makes the session; `agreed`: the server lets others join, and `classes`: those of other classes as well.
+    Home { agreed: bool, classes: bool },
     /// It joins.
     Member(Member),
 }
@@ -24,7 +24,26 @@ impl Part {
     }
 
     pub(super) fn has_members(self) -> bool {
-        self == Self::Home { agreed: true }
+        matches!(self, Self::Home { agreed: true, .. })
+    }
+
+    pub(super) fn knows_classes(self) -> bool {
+        matches!(self, Self::Home { agreed: true, classes: true })
+    }
+
+    /// The server knows classes.
+    pub(super) fn note_classes(&mut self) {
+        if let Self::Home { classes, .. } = self {
+            *classes = true;
+        }
+    }
+
+    /// The class that its connection carries.
+    pub(super) fn class(self) -> ClassId {
+        match self {
+            Self::Member(member) => member.class(),
+            Self::Only | Self::Home { .. } => ClassId::DEFAULT,
+        }
     }
 
     /// What the request says about it.
@@ -42,7 +61,7 @@ impl Part {
         let echo = headers.text(MEMBER_HEADER).and_then(|text| text.trim().parse().ok());
         match self {
             Self::Only => true,
-            Self::Home { agreed } => {
+            Self::Home { agreed, .. } => {
                 *agreed = echo == Some(Member::HOME.number());
                 true
             }
@@ -55,13 +74,18 @@ impl Client {
     /// Asks the server to let others join: [`super::ClientEvent::Members`] says when they may. To be
     /// called before the first link is up.
     pub fn allow_members(&mut self) {
-        self.part = Part::Home { agreed: false };
+        self.part = Part::Home { agreed: false, classes: false };
     }
 
     /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures
     /// are never fatal: it tries again.
     pub fn member(now: Instant, config: ClientConfig, member: Member) -> Self {
         Self { part: Part::Member(member), ..Self::new(now, config) }
+    }
+
+    /// Shares the shapers of links with the others of its session. To be called before the first link is up.
+    pub(crate) fn share_links(&mut self, shapers: Shapers) {
+        self.shapers = shapers;
     }
 
     /// Joins the session with this secret, and leaves any other. Nothing happens to a client that is no

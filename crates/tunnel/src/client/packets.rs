@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
+use mpvpn_packet::{FlowKey, Joined, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
@@ -108,6 +108,11 @@ impl Client {
             self.joiner.push(Bytes::from(packet));
             self.joiner.flush();
         }
+    }
+
+    /// Whether a TCP connection of an app ends here, and travels as a stream.
+    pub(crate) fn ends(&self, flow: &FlowKey) -> bool {
+        self.lane.ends(flow)
     }
 
     /// Bytes that wait for a path.

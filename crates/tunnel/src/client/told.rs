@@ -30,8 +30,13 @@ pub enum ClientEvent {
     Changed(Assignment),
     /// Packets up to this size (bytes) can be carried.
     Mtu(usize),
-    /// Other clients may now join this session as its members, with this secret ([`Client::join`](super::Client::join)).
-    Members(Vec<u8>),
+    /// Other clients may now join this session as its members ([`Client::join`](super::Client::join)).
+    Members {
+        /// With this secret.
+        secret: Vec<u8>,
+        /// Also those of other classes.
+        classes: bool,
+    },
     /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) gave none, and
     /// may give one now.
     RelaysAllowed,

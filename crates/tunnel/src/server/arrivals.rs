@@ -20,6 +20,7 @@ impl Server {
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
         let (joiner, inbox) = (&mut self.joiner, &mut self.udp_in);
+        let mut group = tunnel.as_ref().and_then(|tunnel| self.groups.get_mut(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
             let opened = match (&mut *tunnel, &mut *bare) {
                 (Some(tunnel), _) => tunnel.carrier.open_datagram(now, datagram),
@@ -39,12 +40,14 @@ impl Server {
             let Some(tunnel) = tunnel else { return };
             let (carrier, addresses) = (&mut tunnel.carrier, tunnel.addresses);
             while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
-                let (Some(src), Some(dst)) = (ip::src_of(&arrived.packet), ip::dst_of(&arrived.packet))
-                else {
+                let Ok(view) = ip::parse(&arrived.packet) else { continue };
+                if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
+                    || is_link_local(view.dst())
+                {
                     continue;
-                };
-                if !addresses.is_some_and(|addresses| addresses.contains(src)) || is_link_local(dst) {
-                    continue;
+                }
+                if let Some(group) = &mut group {
+                    group.came_up(now, tunnel.member.class(), &view);
                 }
                 bytes += arrived.packet.len() as u64;
                 let mtu = carrier.mtu();

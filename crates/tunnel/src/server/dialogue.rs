@@ -18,9 +18,9 @@ use mpvpn_types::{Fec, Instant, PathId};
 
 use super::{Server, Tunnel};
 use crate::{
-    Addresses, COPIES_HEADER, Carries, DNS_HEADER, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_HEADER,
-    LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER,
-    SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
+    Addresses, CLASS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER, FEC_HEADER, FEC_POLICY_HEADER,
+    HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, PROGRESS_HEADER,
+    RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -143,7 +143,7 @@ impl Server {
             return Err(reject(409, "this connection has a tunnel already"));
         }
         let Some(member) = member_of(headers) else {
-            return Err(reject(400, "mpvpn-member is no number from 0 to 15"));
+            return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
         let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
         let visitor = Visitor { user: &user, shown, member, shard: self.shard.index(), connection: id };
@@ -166,6 +166,13 @@ impl Server {
             carrier.path_opened(now, connection, path);
         }
         let mut answer = connect_ip::accept(Some(&entry.secret));
+        let class = headers.single(CLASS_HEADER).and_then(ClassProfile::parse);
+        if let Some(class) = &class {
+            let shapers = &self.groups.entry(entry.secret).or_default().shapers;
+            shapers.set_share(now, member.class(), class.share);
+            carrier.share_links(shapers.clone(), member.class());
+            answer.push(CLASS_HEADER, TRUE);
+        }
         let (v4, v6) = self.networks;
         let nets: Vec<String> =
             std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
@@ -194,6 +201,7 @@ impl Server {
             session: entry.session,
             secret: entry.secret,
             member,
+            class: class.map(Box::new),
             serial: entry.serial,
             addresses: None,
             since: now,

@@ -409,6 +409,7 @@ impl World {
             authority: SERVER.to_owned(),
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
+            class: None,
             scheduler,
             fec: self.fec,
             copies: self.copies,
@@ -620,7 +621,7 @@ impl World {
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
                     ClientEvent::Down(_) => machine.downs += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
-                    ClientEvent::Members(secret) => machine.members = Some(secret),
+                    ClientEvent::Members { secret, .. } => machine.members = Some(secret),
                     event => machine.streams.push_back(event),
                 }
             }

@@ -151,6 +151,7 @@ impl Members {
                 path: "/.well-known/masque/ip/*/*/".to_owned(),
                 token: None,
                 scheduler: Default::default(),
+                class: None,
                 copies: 1,
                 fec: Default::default(),
                 lane: Default::default(),

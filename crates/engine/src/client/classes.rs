@@ -1,0 +1,87 @@
+//! The classes of a client: what the connection of each needs to know, and how it uses the links.
+
+use mpvpn_class::{Rules, Share};
+use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
+use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
+use mpvpn_types::{ClassId, Tier};
+
+use crate::links::LinkClass;
+
+/// The classes of a client, the default one first.
+#[derive(Clone)]
+pub(super) struct Classes {
+    list: Vec<ClassConfig>,
+    pub(super) rules: Rules,
+}
+
+impl Classes {
+    /// Those of the configuration; where there are no packets, nothing can be told apart.
+    pub(super) fn of(config: &ClientConfig, packets: bool) -> Self {
+        match packets {
+            true => Self { list: config.classes.clone(), rules: rules_of(&config.class_rules) },
+            false => Self { list: config.classes[..1].to_vec(), rules: Rules::default() },
+        }
+    }
+
+    /// What their sockets have to know.
+    pub(super) fn sockets(&self) -> Vec<LinkClass> {
+        self.list.iter().map(|class| LinkClass { id: class.id, dscp: class.dscp }).collect()
+    }
+
+    /// The connections of all, each made by `tunnel`.
+    pub(super) fn setups(&self, mut tunnel: impl FnMut(&ClassConfig) -> TunnelConfig) -> Vec<ClassSetup> {
+        let several = self.list.len() > 1;
+        let setup = |class: &ClassConfig| {
+            let config = TunnelConfig { class: several.then(|| profile(class)), ..tunnel(class) };
+            ClassSetup { id: class.id, first: class.priority, config }
+        };
+        self.list.iter().map(setup).collect()
+    }
+
+    /// How the connection of a class uses the link of this name, which all are to use by `policy`.
+    pub(super) fn policy(&self, class: ClassId, name: &str, policy: LinkPolicy) -> LinkPolicy {
+        let Some(class) = self.list.iter().find(|other| other.id == class) else { return policy };
+        let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
+        let tier = match policy.tier {
+            _ if fits(&class.exclude) => Tier::Never,
+            Tier::Primary | Tier::Overflow if !class.prefer.is_empty() && !fits(&class.prefer) => {
+                Tier::Backup
+            }
+            tier => tier,
+        };
+        LinkPolicy { tier, ..policy }
+    }
+}
+
+fn profile(class: &ClassConfig) -> ClassProfile {
+    let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
+    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_takes_the_links_that_it_prefers_and_none_that_it_excludes() {
+        let [default, critical, bulk] = ClassConfig::built_in();
+        let critical = ClassConfig { prefer: vec!["star*".into()], ..critical };
+        let bulk = ClassConfig { exclude: vec!["wwan0".into()], ..bulk };
+        let classes = Classes { list: vec![default, critical, bulk], rules: Rules::default() };
+        let tier = |class, name, tier| {
+            classes.policy(ClassId(class), name, LinkPolicy { tier, ..LinkPolicy::default() }).tier
+        };
+        assert_eq!(tier(0, "wwan0", Tier::Primary), Tier::Primary);
+        assert_eq!(tier(1, "star1", Tier::Overflow), Tier::Overflow);
+        assert_eq!(tier(1, "wwan0", Tier::Primary), Tier::Backup);
+        assert_eq!(tier(1, "wwan0", Tier::Never), Tier::Never);
+        assert_eq!(
+            (tier(2, "wwan0", Tier::Primary), tier(2, "eth0", Tier::Backup)),
+            (Tier::Never, Tier::Backup)
+        );
+        assert_eq!(
+            classes.sockets().iter().map(|class| class.dscp).collect::<Vec<_>>(),
+            [None, Some(46), Some(8)]
+        );
+    }
+}

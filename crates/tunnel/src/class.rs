@@ -1,0 +1,109 @@
+//! What the far end has to know of a class: the field in which a client says it.
+
+use mpvpn_class::Share;
+use mpvpn_masque::structured;
+use mpvpn_types::{BitRate, Portion, Weight};
+
+/// Characters of a name, at most.
+const LONGEST: usize = 16;
+
+/// A class of traffic, as both ends of its connection know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClassProfile {
+    /// What it is called: up to 16 small letters, digits, `-` and `_`.
+    pub name: String,
+    /// What it may have of each link, in either direction.
+    pub share: Share,
+    /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63.
+    pub dscp: u8,
+}
+
+impl ClassProfile {
+    /// As a String with parameters (RFC 9651).
+    pub(crate) fn header(&self) -> String {
+        let Share { first, weight, min, max } = self.share;
+        let mut text = structured::encode_string(&self.name);
+        if first {
+            text += ";first";
+        }
+        text += &format!(";weight={weight}");
+        for (key, portion) in [("min", min), ("max", max)] {
+            text += &match portion {
+                Some(Portion::Rate(rate)) => format!(";{key}-kbps={}", (rate.bps() / 1000).max(1)),
+                Some(Portion::Percent(percent)) => format!(";{key}-percent={percent}"),
+                None => String::new(),
+            };
+        }
+        if self.dscp > 0 {
+            text += &format!(";dscp={}", self.dscp);
+        }
+        text
+    }
+
+    /// `None` if it cannot be understood. Parameters that are not known are ignored.
+    pub(crate) fn parse(value: &[u8]) -> Option<Self> {
+        let (name, parameters) = structured::string(value)?;
+        let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+        if name.is_empty() || name.len() > LONGEST || !name.bytes().all(is_fine) {
+            return None;
+        }
+        let mut profile = Self { name, ..Self::default() };
+        let share = &mut profile.share;
+        for (key, value) in parameters {
+            let number = || value.and_then(|value| value.parse::<u64>().ok());
+            let rate = || Some(Portion::Rate(BitRate::from_bps(number()?.checked_mul(1000)?)));
+            let percent =
+                || u8::try_from(number()?).ok().filter(|n| (1..=100).contains(n)).map(Portion::Percent);
+            match key {
+                "first" => share.first = matches!(value, None | Some("?1")),
+                "weight" => share.weight = Weight::new(number()?)?,
+                "min-kbps" => share.min = Some(rate()?),
+                "min-percent" => share.min = Some(percent()?),
+                "max-kbps" => share.max = Some(rate()?),
+                "max-percent" => share.max = Some(percent()?),
+                "dscp" => profile.dscp = u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?,
+                _ => {}
+            }
+        }
+        Some(profile)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_of_a_class_is_read_back() {
+        let share = Share {
+            first: true,
+            weight: Weight::new(4).unwrap(),
+            min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
+            max: Some(Portion::Percent(50)),
+        };
+        let profile = ClassProfile { name: "critical".into(), share, dscp: 46 };
+        let text = profile.header();
+        assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46"#);
+        assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));
+        let plain = ClassProfile { name: "a-b_2".into(), ..ClassProfile::default() };
+        assert_eq!(ClassProfile::parse(br#""a-b_2";later=1"#), Some(plain));
+    }
+
+    #[test]
+    fn what_cannot_be_is_no_class() {
+        for text in [
+            r#""""#,
+            r#""Calls""#,
+            r#""seventeen-letters""#,
+            r#""a";weight=0"#,
+            r#""a";weight"#,
+            r#""a";dscp=64"#,
+            r#""a";max-percent=101"#,
+            r#""a";min-kbps=99999999999999999999"#,
+            "a",
+            "",
+        ] {
+            assert_eq!(ClassProfile::parse(text.as_bytes()), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The connections of a client in one thread: one for each class of its traffic.
+//!
+//! In: what a [`Client`] takes, with links that say for the connection of which class they are. Out: what a client gives,
+//! packets of all classes together. Always holds: the first connection, of the default class, makes the session or joins
+//! that of another thread, and carries what belongs to others while theirs do not work; a flow stays with the connection
+//! that ends it.
+
+use std::net::SocketAddr;
+
+use bytes::BytesMut;
+use mpvpn_class::{Facts, FlowClasses, Names, Rules};
+use mpvpn_packet::{FlowKey, Joined, VnetHdr, ip, protocol};
+use mpvpn_quic::{Local, Transmit};
+use mpvpn_types::{ClassId, Instant, LinkId};
+
+use crate::{
+    Client, ClientConfig, ClientEvent, ClientReport, FlowReport, LinkPolicy, Member, shapers::Shapers,
+};
+
+/// The port of name servers.
+const DNS: u16 = 53;
+
+/// A class of a client.
+#[derive(Clone)]
+pub struct ClassSetup {
+    /// Its number.
+    pub id: ClassId,
+    /// Before all other classes.
+    pub first: bool,
+    /// What its connection needs to know; its class must be set where there are several.
+    pub config: ClientConfig,
+}
+
+struct One {
+    id: ClassId,
+    client: Client,
+    up: bool,
+    mtu: Option<usize>,
+}
+
+/// The connections of a client in one thread.
+pub struct Fleet {
+    /// The default class first.
+    all: Vec<One>,
+    /// In this order they send.
+    order: Vec<usize>,
+    /// Whose turn it is to send.
+    turn: usize,
+    rules: Rules,
+    names: Names,
+    flows: FlowClasses,
+    /// The MTU that was told last (bytes).
+    mtu: Option<usize>,
+}
+
+impl Fleet {
+    /// The connections of these classes, of which the default one is the first, in the thread `shard`; the thread 0 makes
+    /// the session, and lets others join if `several`.
+    pub fn new(now: Instant, classes: Vec<ClassSetup>, rules: Rules, shard: u8, several: bool) -> Self {
+        let shapers = Shapers::default();
+        let count = classes.len();
+        let mut firsts = Vec::new();
+        let mut all = Vec::with_capacity(count);
+        for ClassSetup { id, first, config } in classes {
+            if let Some(class) = &config.class {
+                shapers.set_share(now, id, class.share);
+            }
+            let member = Member::of(shard, id).unwrap_or_default();
+            let mut client = match member == Member::HOME {
+                true => Client::new(now, config),
+                false => Client::member(now, config, member),
+            };
+            if member == Member::HOME && (several || count > 1) {
+                client.allow_members();
+            }
+            client.share_links(shapers.clone());
+            firsts.push(!first);
+            all.push(One { id, client, up: false, mtu: None });
+        }
+        let mut order: Vec<usize> = (0..all.len()).collect();
+        order.sort_by_key(|at| firsts[*at]);
+        let names = Names::new(rules.patterns());
+        Self { all, order, turn: 0, rules, names, flows: FlowClasses::default(), mtu: None }
+    }
+
+    /// The connection of the default class.
+    pub fn home(&mut self) -> &mut Client {
+        &mut self.all[0].client
+    }
+
+    /// The same.
+    pub fn home_ref(&self) -> &Client {
+        &self.all[0].client
+    }
+
+    /// How many classes there are.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    fn of(&mut self, link: LinkId) -> Option<(&mut Client, LinkId)> {
+        let one = self.all.iter_mut().find(|one| one.id == link.class())?;
+        Some((&mut one.client, link.with_class(ClassId::DEFAULT)))
+    }
+
+    /// See [`Client::link_up`].
+    pub fn link_up(&mut self, now: Instant, link: LinkId, remote: SocketAddr) {
+        if let Some((client, link)) = self.of(link) {
+            client.link_up(now, link, remote);
+        }
+    }
+
+    /// See [`Client::link_down`].
+    pub fn link_down(&mut self, now: Instant, link: LinkId) {
+        if let Some((client, link)) = self.of(link) {
+            client.link_down(now, link);
+        }
+    }
+
+    /// See [`Client::set_link`].
+    pub fn set_link(&mut self, now: Instant, link: LinkId, policy: LinkPolicy) {
+        if let Some((client, link)) = self.of(link) {
+            client.set_link(now, link, policy);
+        }
+    }
+
+    /// See [`Client::forgive`].
+    pub fn forgive(&mut self, now: Instant) {
+        self.all.iter_mut().for_each(|one| one.client.forgive(now));
+    }
+
+    /// See [`Client::handle_datagram`].
+    pub fn handle_datagram(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        remote: SocketAddr,
+        ecn: u8,
+        data: BytesMut,
+    ) {
+        if let Some((client, link)) = self.of(link) {
+            client.handle_datagram(now, link, remote, ecn, data);
+        }
+    }
+
+    /// See [`Client::handle_batch`]; for the connections of the class that `link` is for.
+    pub fn handle_batch(&mut self, now: Instant, class: ClassId) {
+        if let Some(one) = self.all.iter_mut().find(|one| one.id == class) {
+            one.client.handle_batch(now);
+        }
+    }
+
+    /// The same for all connections.
+    pub fn handle_batches(&mut self, now: Instant) {
+        self.all.iter_mut().for_each(|one| one.client.handle_batch(now));
+    }
+
+    /// Joins the session of another thread, see [`Client::join`].
+    pub fn join(&mut self, now: Instant, secret: &[u8]) {
+        for one in &mut self.all {
+            one.client.join(now, secret.to_vec());
+        }
+    }
+
+    /// Takes what was read from the TUN, see [`Client::handle_tun`].
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
+        let at = if self.all.len() > 1 { self.choose(now, packet) } else { 0 };
+        self.all[at].client.handle_tun(now, hdr, packet);
+    }
+
+    /// Whose packet it is.
+    fn choose(&mut self, now: Instant, packet: &[u8]) -> usize {
+        let Ok(view) = ip::parse(packet) else { return 0 };
+        let key = FlowKey::of(&view);
+        if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.are_asked_for() {
+            self.names.on_question(now, key.source(), key.destination(), udp_payload(&view));
+        }
+        // A backup over SSH is marked otherwise than what is typed, and only once it has begun.
+        let flow = key.hash32() ^ u32::from(view.dscp()) << 24;
+        let class = match self.flows.get(now, flow) {
+            Some(class) => class,
+            None => {
+                let ports = (view.has_transport_header() && mpvpn_class::has_ports(key.protocol))
+                    .then_some((key.src_port, key.dst_port));
+                let facts =
+                    Facts { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
+                let class = self.rules.classify(now, &facts, &self.names).class;
+                self.flows.put(now, flow, class);
+                class
+            }
+        };
+        let wanted = self.all.iter().position(|one| one.id == class && one.up).unwrap_or(0);
+        if key.protocol != protocol::TCP || self.all[wanted].client.ends(&key) {
+            return wanted;
+        }
+        // One that ends at another connection stays there.
+        self.all.iter().position(|one| one.client.ends(&key)).unwrap_or(wanted)
+    }
+
+    /// The next packet for the TUN.
+    pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+        let joined = self.all.iter_mut().find_map(|one| one.client.poll_tun(now))?;
+        if self.all.len() > 1
+            && self.names.are_asked_for()
+            && let Some(view) = joined.as_plain().and_then(|packet| ip::parse(packet).ok())
+            && view.protocol() == protocol::UDP
+            && view.ports().is_some_and(|(from, _)| from == DNS)
+        {
+            let key = FlowKey::of(&view);
+            self.names.on_answer(now, key.destination(), key.source(), udp_payload(&view));
+        }
+        Some(joined)
+    }
+
+    /// See [`Client::recycle`].
+    pub fn recycle(&mut self, joined: Joined) {
+        self.all[0].client.recycle(joined);
+    }
+
+    /// Bytes that wait for a path.
+    pub fn backlog(&self) -> usize {
+        self.all.iter().map(|one| one.client.backlog()).sum()
+    }
+
+    /// The next thing that the edge must act on: what the connection of the default class says, and the MTU of all.
+    pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
+        for at in 1..self.all.len() {
+            while let Some(event) = self.all[at].client.poll_event() {
+                let one = &mut self.all[at];
+                match event {
+                    ClientEvent::Up(_) => one.up = true,
+                    ClientEvent::Mtu(mtu) => one.mtu = Some(mtu),
+                    ClientEvent::Down(reason) => {
+                        (one.up, one.mtu) = (false, None);
+                        tracing::debug!(class = one.id.0, reason, "the connection of a class is lost");
+                    }
+                    // It opens no streams but those of packets, and its failures are never fatal.
+                    _ => {}
+                }
+            }
+        }
+        while let Some(event) = self.all[0].client.poll_event() {
+            match &event {
+                ClientEvent::Up(_) => self.all[0].up = true,
+                ClientEvent::Down(_) => self.all[0].up = false,
+                ClientEvent::Mtu(mtu) => {
+                    self.all[0].mtu = Some(*mtu);
+                    continue;
+                }
+                ClientEvent::Members { secret, classes: true } => {
+                    for one in &mut self.all[1..] {
+                        one.client.join(now, secret.clone());
+                    }
+                }
+                _ => {}
+            }
+            return Some(event);
+        }
+        // Any packet may go anywhere.
+        let mtu = self.all.iter().filter_map(|one| one.mtu).min();
+        if mtu != self.mtu {
+            self.mtu = mtu;
+            return mtu.map(ClientEvent::Mtu);
+        }
+        None
+    }
+
+    /// The next UDP payload to send, see [`Client::poll_transmit`]. Its `local` is the token of a link, with its class.
+    pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        while let Some(at) = self.order.get(self.turn).copied() {
+            let one = &mut self.all[at];
+            if let Some(mut transmit) = one.client.poll_transmit(now, buf) {
+                let link = transmit.local.and_then(Local::as_link);
+                transmit.local = link.map(|link| Local::link(link.with_class(one.id))).or(transmit.local);
+                return Some(transmit);
+            }
+            self.turn += 1;
+        }
+        self.turn = 0;
+        None
+    }
+
+    /// See [`Client::poll_timeout`].
+    pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
+        self.all.iter_mut().filter_map(|one| one.client.poll_timeout(now)).min()
+    }
+
+    /// See [`Client::handle_timeout`].
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for one in &mut self.all {
+            if one.client.poll_timeout(now).is_some_and(|at| at <= now) {
+                one.client.handle_timeout(now);
+            }
+        }
+    }
+
+    /// Ends the tunnel, see [`Client::close`].
+    pub fn close(&mut self, now: Instant, reason: &str) {
+        self.all.iter_mut().for_each(|one| one.client.close(now, reason));
+    }
+
+    /// Figures of each class, the default one first.
+    pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
+        self.all.iter_mut().map(|one| (one.id, one.client.report(now))).collect()
+    }
+
+    /// The flows of each class.
+    pub fn flows(&self, now: Instant) -> Vec<(ClassId, FlowReport)> {
+        let of = |one: &One| one.client.flows(now).into_iter().map(|flow| (one.id, flow)).collect::<Vec<_>>();
+        self.all.iter().flat_map(of).collect()
+    }
+}
+
+/// The payload of a UDP packet; nothing if it is none.
+fn udp_payload<'a>(packet: &ip::IpPacket<'a>) -> &'a [u8] {
+    packet.transport().get(8..).unwrap_or_default()
+}
