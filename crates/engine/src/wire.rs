@@ -119,6 +119,7 @@ fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Ou
         to: transmit.remote,
         from,
         ecn: transmit.ecn,
+        dscp: transmit.dscp,
         segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
         data: &data[..transmit.size],
     }

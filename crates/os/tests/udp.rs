@@ -20,7 +20,7 @@ fn socket(local: &str) -> UdpSocket {
 }
 
 fn out(to: SocketAddr, data: &[u8]) -> Outgoing<'_> {
-    Outgoing { to, from: None, ecn: None, segment: None, data }
+    Outgoing { to, from: None, ecn: None, dscp: 0, segment: None, data }
 }
 
 /// Receives until `bytes` bytes are there, at most 2 s.

@@ -687,6 +687,7 @@ impl Connection {
             local: transmit.src_ip.map(Local::from).or(self.home),
             remote: transmit.destination,
             ecn: transmit.ecn.map(|ecn| ecn as u8),
+            dscp: 0,
             size: transmit.size,
             segment_size: transmit.segment_size,
         }

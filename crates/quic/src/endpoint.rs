@@ -192,6 +192,7 @@ impl Endpoint {
             local: transmit.src_ip.map(Local::from).or(local),
             remote: transmit.destination,
             ecn: None,
+            dscp: 0,
             size: transmit.size,
             segment_size: None,
         };

@@ -54,6 +54,8 @@ pub struct Transmit {
     pub remote: std::net::SocketAddr,
     /// ECN codepoint bits for the IP header.
     pub ecn: Option<u8>,
+    /// The DSCP that it is to have, 0 to 63; 0 is that of the socket.
+    pub dscp: u8,
     /// Bytes of the buffer that it takes.
     pub size: usize,
     /// If set, the payload is several datagrams of this size (the last may be shorter).

@@ -549,6 +549,7 @@ impl Client {
                 local: Some(Local::link(link)),
                 remote,
                 ecn: None,
+                dscp: 0,
                 size: packet.len(),
                 segment_size: None,
             });

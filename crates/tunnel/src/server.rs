@@ -178,6 +178,12 @@ struct Peer {
 }
 
 impl Peer {
+    /// The mark of its packets.
+    fn dscp(&self) -> u8 {
+        let class = self.tunnel.as_ref().and_then(|tunnel| tunnel.class.as_ref());
+        class.map_or(0, |class| class.dscp)
+    }
+
     /// What watches and uses its paths; `None` while nothing was granted.
     fn carrier(&mut self) -> Option<&mut Carrier> {
         match &mut self.tunnel {
@@ -626,7 +632,7 @@ impl Server {
                 if let Some(transmit) = transmit {
                     // The next one is another client's turn.
                     self.waiting.rotate_left(1);
-                    return Some(transmit);
+                    return Some(Transmit { dscp: peer.dscp(), ..transmit });
                 }
                 peer.waiting = false;
                 // Room on a stream shows as its bytes leave.

@@ -28,6 +28,8 @@ pub struct Outgoing<'a> {
     pub from: Option<IpAddr>,
     /// The two ECN bits (RFC 3168).
     pub ecn: Option<u8>,
+    /// The DSCP (RFC 2474), 0 to 63; 0 is that of the socket.
+    pub dscp: u8,
     /// Bytes of each datagram in `data`; `None` if it is only one.
     pub segment: Option<u16>,
     /// The bytes.
@@ -41,6 +43,7 @@ impl Outgoing<'_> {
 
     /// `dscp`: what the socket's packets are marked with, beside their ECN bits.
     fn control(&self, dscp: u8) -> Control {
+        let dscp = if self.dscp > 0 { self.dscp & 0x3f } else { dscp };
         let mut control = Control::default();
         match self.from {
             Some(IpAddr::V4(ip)) => {
@@ -277,7 +280,7 @@ mod tests {
     use super::*;
 
     fn out(to: &str, data: &'static [u8]) -> Outgoing<'static> {
-        Outgoing { to: to.parse().unwrap(), from: None, ecn: None, segment: None, data }
+        Outgoing { to: to.parse().unwrap(), from: None, ecn: None, dscp: 0, segment: None, data }
     }
 
     #[test]
