@@ -70,11 +70,6 @@ const ROUNDS: usize = 16;
 /// If it cannot be started, or the server refuses it.
 pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
     let is_proxy = !config.proxies.is_empty();
-    if config.says_classes() {
-        tracing::warn!(
-            "classes of traffic are not carried apart yet: everything travels as `default`; `mpvpn class test` says what the rules would decide"
-        );
-    }
     if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
@@ -195,6 +190,11 @@ impl Running {
         Gear { machine, queues, ground, proxy, host, state_dir }: Gear,
         slow: Slow,
     ) -> Result<Self, EngineError> {
+        if config.says_classes() {
+            tracing::warn!(
+                "classes of traffic are not carried apart yet: everything travels as `default`; `mpvpn class test` says what the rules would decide"
+            );
+        }
         let shards = queues.len().max(1) as u8;
         let mut queues = queues.into_iter();
         let device = queues.next();
