@@ -254,6 +254,16 @@ impl Shared {
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
+    /// What the path is to be taken for at least (bytes/s), if that was said since this was asked last. Asked with every
+    /// acknowledged packet, so nothing is written where nothing was said.
+    fn take_at_least(&self) -> Option<u64> {
+        let rate = self.at_least.load(Relaxed);
+        (rate > 0).then(|| {
+            self.at_least.store(0, Relaxed);
+            rate
+        })
+    }
+
     /// Bytes that were sent and had to be acknowledged, and those that were, with `header` bytes in front of each
     /// packet.
     pub(crate) fn wire(&self, header: u64) -> (u64, u64) {
@@ -264,7 +274,9 @@ impl Shared {
 
     fn measured(&self, now: Instant, sent: Instant, rtt: &RttEstimator) {
         let sample = nanos(now.saturating_duration_since(sent));
-        self.least_rtt.fetch_min(sample, Relaxed);
+        if sample < self.least_rtt.load(Relaxed) {
+            self.least_rtt.store(sample, Relaxed);
+        }
         let sent_at = nanos(sent.saturating_duration_since(self.origin));
         if sent_at <= self.acked_sent.load(Relaxed) {
             return;
@@ -480,7 +492,7 @@ impl Controller for Gate {
             let (newest, random_loss) = (shared.newest_sent(), random.share());
             let acked = Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued };
             if let Inner::Bbr(_) = inner {
-                delivery.raise(shared.at_least.swap(0, Relaxed));
+                shared.take_at_least().into_iter().for_each(|rate| delivery.raise(rate));
             }
             let window = delivery.on_ack(now, acked);
             shared.delivered.store(delivery.rate(), Relaxed);

@@ -69,7 +69,7 @@ impl Connection {
         }
         let mut left = grant - repeated;
         let late = self.paths[index].late.take();
-        let lag = self.reader_lag();
+        let lag = (left > 0 && self.streams.progress).then(|| self.reader_lag());
         let mut passed = Vec::new();
         while left > 0
             && passed.len() < MOST_LOOKS
@@ -86,7 +86,7 @@ impl Connection {
                 out.crowded.get_or_insert(now);
             }
             let first = sent.len();
-            let most = left.min(TURN).min(if self.streams.progress { out.may_send(lag) } else { u64::MAX });
+            let most = left.min(TURN).min(lag.map_or(u64::MAX, |lag| out.may_send(lag)));
             if most == 0 {
                 (out.blocked, out.restrained) = (true, true);
             }

@@ -14,7 +14,7 @@ use super::{Carrier, as_super_packet, sequence::Sequencer};
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
 const PASS_BYTES: u64 = 256 * 1024;
 /// Links that one packet may leave on.
-const MOST_COPIES: usize = 16;
+const MOST_LINKS: usize = 16;
 /// Bytes that a path is given before it is asked again which path is best.
 const TURN_BYTES: u64 = 12 * 1024;
 
@@ -198,8 +198,8 @@ impl Carrier {
         let Some(sequencer) = &mut self.sequencer else { return 0 };
         let mut copied = false;
         // No link gets two.
-        let mut had = [id; MOST_COPIES];
-        for at in 1..=copies.min(MOST_COPIES - 1) {
+        let mut had = [id; MOST_LINKS];
+        for at in 1..=copies.min(MOST_LINKS - 1) {
             let Some(next) = first_of(offers, |offer| !had[..at].contains(&offer.id)) else { break };
             had[at] = offers[next].id;
             let path = connection.carrier_of(had[at]).unwrap_or(had[at]);

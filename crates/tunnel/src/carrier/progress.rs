@@ -50,6 +50,18 @@ pub(super) struct Progresses {
 }
 
 impl Progresses {
+    fn new(now: Instant, prefix: DatagramPrefix) -> Self {
+        Self {
+            prefix,
+            waiting: None,
+            arrived: Vec::new(),
+            lost: Vec::new(),
+            looked: now,
+            budget: MOST_BUDGET,
+            sent: 0,
+        }
+    }
+
     pub(super) fn has_waiting(&self) -> bool {
         self.waiting.is_some()
     }
@@ -86,6 +98,12 @@ impl Progresses {
             offer.take(connection.queue_tracked(offer.id, report));
         }
         true
+    }
+
+    /// When there is something to do again: what is `urgent` at once, unless a report waits for room, which nothing here
+    /// can hasten.
+    fn due(&self, urgent: bool) -> Instant {
+        self.looked + if urgent && self.waiting.is_none() { Duration::ZERO } else { EVERY }
     }
 
     fn write(&self, connection: &mut Connection) -> Bytes {
@@ -150,32 +168,23 @@ impl Carrier {
     /// bytes, too.
     pub(crate) fn tell_progress(&mut self, stream: u64, context: u64) {
         let Some(rescue) = &mut self.rescue else { return };
-        rescue.progress = Some(Progresses {
-            prefix: datagram::prefix(stream, context),
-            waiting: None,
-            arrived: Vec::new(),
-            lost: Vec::new(),
-            looked: self.bare,
-            budget: MOST_BUDGET,
-            sent: 0,
-        });
+        rescue.progress = Some(Progresses::new(self.bare, datagram::prefix(stream, context)));
     }
 
     /// When there is something to tell.
     pub(super) fn progress_timeout(&self, connection: &Connection) -> Option<Instant> {
         let progress = self.rescue.as_ref()?.progress.as_ref()?;
-        let every = if connection.progress_is_urgent() { Duration::ZERO } else { EVERY };
-        (connection.progresses() > 0).then_some(progress.looked + every)
+        (connection.progresses() > 0).then(|| progress.due(connection.progress_is_urgent()))
     }
 
     /// Tells how far streams have come, and sends again what the far end waits for in vain.
     pub(super) fn repair_streams(&mut self, now: Instant, connection: &mut Connection) {
         let Some(rescue) = &mut self.rescue else { return };
         let Some(progress) = &mut rescue.progress else { return };
-        let passed = now.saturating_duration_since(progress.looked);
-        if passed < EVERY && !connection.progress_is_urgent() {
+        if now < progress.due(connection.progress_is_urgent()) {
             return;
         }
+        let passed = now.saturating_duration_since(progress.looked);
         connection.tell_progress();
         for report in std::mem::take(&mut progress.lost) {
             entries(&progress.prefix, &report).for_each(|progress| connection.retell(progress.stream));
@@ -232,6 +241,15 @@ impl Carrier {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_urgent_is_due_at_once_unless_a_report_waits_for_room() {
+        let start = Instant::now();
+        let mut progress = Progresses::new(start, datagram::prefix(0, 8));
+        assert_eq!((progress.due(false), progress.due(true)), (start + EVERY, start));
+        progress.waiting = Some(Bytes::new());
+        assert_eq!(progress.due(true), start + EVERY, "nothing can be done about it earlier");
+    }
 
     #[test]
     fn reports_are_read_as_they_were_written() {
