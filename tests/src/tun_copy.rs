@@ -156,7 +156,7 @@ impl Copier {
             };
             let data = &self.out[first.start..rest[count - 1].end];
             let segment = u16::try_from(size).ok();
-            let train = Outgoing { to: self.remote, from: None, ecn: None, segment, data };
+            let train = Outgoing { to: self.remote, from: None, ecn: None, dscp: 0, segment, data };
             rest = &rest[count..];
             while let Err(error) = self.udp.send(&train) {
                 match SendFailure::of(&error) {

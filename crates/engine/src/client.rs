@@ -223,11 +223,6 @@ impl Running {
         Gear { machine, queues, ground, proxy, host, state_dir }: Gear,
         slow: Slow,
     ) -> Result<Self, EngineError> {
-        if config.says_classes() {
-            tracing::warn!(
-                "classes of traffic are not carried apart yet: everything travels as `default`; `mpvpn class test` says what the rules would decide"
-            );
-        }
         let shards = queues.len().max(1) as u8;
         let mut queues = queues.into_iter();
         let device = queues.next();

@@ -106,6 +106,7 @@ fn a_udp_train_comes_as_one_packet() {
             to: "10.9.0.2:9".parse().unwrap(),
             from: None,
             ecn: None,
+            dscp: 0,
             segment: Some(1200),
             data: &data,
         };
