@@ -47,6 +47,11 @@ impl Ping {
         Self::start(stage, from, &["-i", &interval, "-w", &seconds.to_string(), to])
     }
 
+    /// One ping every 10 ms for `seconds`, with this TOS byte.
+    pub fn marked(stage: &Stage, from: Place, tos: &str, to: &str, seconds: u64) -> Self {
+        Self::start(stage, from, &["-Q", tos, "-i", "0.01", "-w", &seconds.to_string(), to])
+    }
+
     /// The same through one interface.
     pub fn dense_from(stage: &Stage, from: Place, interface: &str, to: &str, seconds: u64) -> Self {
         Self::start(stage, from, &["-I", interface, "-i", "0.01", "-w", &seconds.to_string(), to])

@@ -577,9 +577,15 @@ pub enum Family {
     V6,
 }
 
-/// The path over that link in a status.
+/// The paths of the class of this name in a status, or in what a server tells of a client.
+pub fn paths_of<'a>(status: &'a Value, class: &str) -> Vec<&'a Value> {
+    let all = status["paths"].as_array().into_iter().flatten();
+    all.filter(|path| path["class"] == class).collect()
+}
+
+/// The path of the default class over that link in a status.
 pub fn path_of<'a>(status: &'a Value, link: &str) -> Option<&'a Value> {
-    status["paths"].as_array()?.iter().find(|path| path["link"] == link)
+    paths_of(status, "default").into_iter().find(|path| path["link"] == link)
 }
 
 /// Only one stage at a time: within this process by a mutex, on the machine by a lock file.

@@ -225,11 +225,13 @@ mod tests {
             false
         });
         let tunnel = builder.start_with_calls(|_| {}, |_| {}).unwrap();
-        assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "lo");
+        let next = || names.recv_timeout(Duration::from_secs(10)).unwrap();
+        assert_eq!(next(), "lo");
         let link = tunnel.status().unwrap().links.remove(0);
         assert!(link.reason.contains("the app"), "{}", link.reason);
         tunnel.set_links(vec![Link::new("other")]);
-        assert_eq!(names.recv_timeout(Duration::from_secs(10)).unwrap(), "other");
+        // Each class has a socket of its own.
+        assert_eq!(std::iter::repeat_with(next).find(|name| name != "lo").as_deref(), Some("other"));
     }
 
     #[test]

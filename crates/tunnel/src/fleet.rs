@@ -195,6 +195,9 @@ impl Fleet {
             }
         };
         let wanted = self.all.iter().position(|one| one.id == class && one.up).unwrap_or(0);
+        // That of the default class shares its links, and may be all there is.
+        let works = |at: usize| self.all[at].client.works();
+        let wanted = if wanted > 0 && !works(wanted) && works(0) { 0 } else { wanted };
         if key.protocol != protocol::TCP || self.all[wanted].client.ends(&key) {
             return wanted;
         }

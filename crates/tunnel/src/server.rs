@@ -575,7 +575,9 @@ impl Server {
     fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
         let Ok(view) = ip::parse(packet) else { return false };
         let group = self.by_ip.get(&view.dst()).and_then(|secret| self.groups.get_mut(secret));
-        let Some(id) = group.and_then(|group| group.down(now, &view)) else { return false };
+        let tunnel = |id| self.peers.get(id).and_then(|peer| peer.tunnel.as_ref());
+        let works = |id| tunnel(id).is_some_and(|tunnel| tunnel.carrier.any_alive());
+        let Some(id) = group.and_then(|group| group.down(now, &view, works)) else { return false };
         let gateway = self.gateway();
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else {
             return false;

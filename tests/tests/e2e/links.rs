@@ -6,7 +6,7 @@ use mpvpn_tests::{
     eventually,
     iperf::{Target, Traffic},
     ping::reaches,
-    stage::{LINK, Peer, Place, Stage, TUNNEL},
+    stage::{LINK, Peer, Place, Stage, TUNNEL, paths_of},
     tcp::Way,
 };
 use serde_json::Value;
@@ -65,7 +65,8 @@ fn tiers_follow_the_configuration_and_can_be_changed_at_run_time() {
     let found = until(&client, "eth2", "standby", "a better link works");
     assert!(found["tier"] == "backup" && found["metered"] == true, "{found:#}");
     let bytes = busy(&stage, "eth2");
-    assert!(bytes < 20_000, "{bytes} bytes over a backup link that nobody needs");
+    // Mostly what finding the path MTU costs, on the connection of each class.
+    assert!(bytes < 3 * 25_000, "{bytes} bytes over a backup link that nobody needs");
 
     stage.link(1).cut();
     until(&client, "eth2", "up", "");
@@ -153,7 +154,7 @@ fn shards_share_the_caps_of_a_link() {
     let stage = Stage::new(&[LINK]);
     let _server = stage.server(&["--shards", "2"]);
     let client = client(&stage, "[[link]]\nname = \"eth1\"\ndown = \"12mbit\"\n", &["--shards", "2"]);
-    client.until(SOON, "two connections", |status| match status["paths"].as_array().map_or(0, Vec::len) {
+    client.until(SOON, "two connections", |status| match paths_of(status, "default").len() {
         2 => Ok(()),
         other => Err(format!("{other} paths")),
     });

@@ -5,6 +5,7 @@
 
 mod bonding;
 mod by_flows;
+mod classes;
 mod cleanup;
 mod clients;
 mod configuration;

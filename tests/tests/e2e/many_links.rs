@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
-    stage::{Place, Stage, TUNNEL},
+    stage::{Place, Stage, TUNNEL, paths_of},
     tcp::{Sink, Way},
 };
 
@@ -18,7 +18,7 @@ fn sixteen_links_all_carry_traffic() {
     let sink = Sink::start(&stage, Place::Server, 5201);
     let report = sink.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 6).finish();
     let status = client.status();
-    let paths = status["paths"].as_array().expect("paths is a list");
+    let paths = paths_of(&status, "default");
     assert_eq!(paths.len(), 16);
     for path in paths {
         assert!(path["tx_bytes"].as_u64() > Some(300_000), "hardly used: {path:#}");

@@ -5,7 +5,7 @@ use std::{fs, path::Path, time::Duration};
 use mpvpn_lab::SERVER_V4;
 use mpvpn_tests::{
     ping::{Ping, reaches},
-    stage::{Family, Place, Stage, TUNNEL},
+    stage::{Family, Place, Stage, TUNNEL, paths_of},
 };
 
 const MOVED: &str = "192.0.2.77";
@@ -35,14 +35,14 @@ fn a_client_follows_its_servers_name() {
     stage.run(Place::Server, &["ip", "address", "add", &format!("{MOVED}/32"), "dev", "lo"]);
     stage.run(Place::Server, &["ip", "address", "del", &format!("{SERVER_V4}/32"), "dev", "lo"]);
     client.until(Duration::from_secs(10), "the old address is found dead", |status| {
-        let paths = status["paths"].as_array().map_or(&[][..], Vec::as_slice);
+        let paths = paths_of(status, "default");
         let dead = paths.iter().all(|path| path["state"] != "active");
         if dead { Ok(()) } else { Err("a path is active".to_owned()) }
     });
     tell(MOVED);
-    client.until(WAIT, "both paths lead to the new address", |status| {
-        let paths = status["paths"].as_array().map_or(&[][..], Vec::as_slice);
-        let there = |path: &&serde_json::Value| {
+    client.until(WAIT, "both links lead to the new address", |status| {
+        let paths = paths_of(status, "default");
+        let there = |path: &&&serde_json::Value| {
             path["remote"] == format!("{MOVED}:4433") && path["state"] == "active"
         };
         if paths.iter().filter(there).count() == 2 { Ok(()) } else { Err("not yet".to_owned()) }

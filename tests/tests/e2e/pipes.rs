@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use mpvpn_tests::{
     iperf::{Target, Traffic},
-    stage::{Peer, Place, Stage, TUNNEL},
+    stage::{Peer, Place, Stage, TUNNEL, paths_of},
     tcp::Way,
 };
 use serde_json::Value;
@@ -13,10 +13,9 @@ const SOON: Duration = Duration::from_secs(15);
 /// A link of 100 Mbit/s whose operator gives each session 20.
 const SHAPED: &str = "100mbit,5ms,queue=60ms,session_rate=20mbit";
 
-/// The paths over a link.
+/// The paths of the default class over a link.
 fn paths<'a>(status: &'a Value, link: &str) -> Vec<&'a Value> {
-    let all = status["paths"].as_array().expect("paths is a list").iter();
-    all.filter(|path| path["link"] == link).collect()
+    paths_of(status, "default").into_iter().filter(|path| path["link"] == link).collect()
 }
 
 /// Waits until a link has so many paths, all in use.

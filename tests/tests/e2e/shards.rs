@@ -6,7 +6,7 @@ use mpvpn_tests::{
     cut::{Death, survive},
     http::{Download, MB, Site},
     ping::reaches,
-    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet4},
+    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet4, paths_of},
     tcp::{Sink, Way},
 };
 use serde_json::Value;
@@ -14,26 +14,26 @@ use serde_json::Value;
 const TWO: &[&str] = &["--shards", "2"];
 const WAIT: Duration = Duration::from_secs(20);
 
-/// Paths of the status that are of the member with this number and active.
-fn active(paths: &Value, member: u8) -> Vec<&Value> {
+/// Paths of the default class in a status that are of the shard with this number and active.
+fn active(status: &Value, member: u8) -> Vec<&Value> {
     let is_of = |id: &str| match id.split_once('@') {
         None => member == 0,
         Some((_, number)) => number == member.to_string(),
     };
-    let all = paths.as_array().into_iter().flatten();
+    let all = paths_of(status, "default").into_iter();
     all.filter(|path| path["state"] == "active" && path["id"].as_str().is_some_and(is_of)).collect()
 }
 
 /// Waits until both connections of a client have a path over each of `links` links.
 fn both_up(client: &Peer, links: usize) {
     client.until(WAIT, "both connections up", |status| {
-        let counts = [0, 1].map(|member| active(&status["paths"], member).len());
+        let counts = [0, 1].map(|member| active(status, member).len());
         if counts == [links; 2] { Ok(()) } else { Err(format!("{counts:?} paths")) }
     });
 }
 
 fn carried(status: &Value, member: u8, way: &str) -> u64 {
-    active(&status["paths"], member).iter().filter_map(|path| path[way].as_u64()).sum()
+    active(status, member).iter().filter_map(|path| path[way].as_u64()).sum()
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     let clients = status["clients"].as_array().expect("a list");
     assert_eq!(clients.len(), 1, "one session: {status:#}");
     for member in [0, 1] {
-        assert_eq!(active(&clients[0]["paths"], member).len(), 2, "{status:#}");
+        assert_eq!(active(&clients[0], member).len(), 2, "{status:#}");
     }
 }
 
@@ -101,8 +101,7 @@ fn connections_survive_a_restart_of_the_server() {
     drop(server);
     let server = stage.server(TWO);
     server.until(WAIT, "both connections are back", |status| {
-        let paths = &status["clients"][0]["paths"];
-        let counts = [0, 1].map(|member| active(paths, member).len());
+        let counts = [0, 1].map(|member| active(&status["clients"][0], member).len());
         let sessions = status["clients"].as_array().map(Vec::len);
         if counts == [2; 2] && sessions == Some(1) { Ok(()) } else { Err(format!("{counts:?} paths")) }
     });
@@ -136,7 +135,7 @@ fn one_end_may_have_fewer_shards() {
         let server = stage.server(&["--shards", server]);
         let client = stage.client(&["--shards", client]);
         let all_up = |status: &Value| {
-            let up: Vec<_> = (0..3).map(|member| active(&status["paths"], member).len()).collect();
+            let up: Vec<_> = (0..3).map(|member| active(status, member).len()).collect();
             let wanted: Vec<_> = (0..3).map(|member| if member < connections { 2 } else { 0 }).collect();
             if up == wanted { Ok(()) } else { Err(format!("{up:?} paths")) }
         };

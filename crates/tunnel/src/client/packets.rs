@@ -115,6 +115,11 @@ impl Client {
         self.lane.ends(flow)
     }
 
+    /// Whether the server answers by any path, as far as this end can tell.
+    pub fn works(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
+    }
+
     /// Bytes that wait for a path.
     pub fn backlog(&self) -> usize {
         self.session.as_ref().map_or(0, |session| session.carrier.backlog())

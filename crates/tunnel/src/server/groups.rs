@@ -2,7 +2,7 @@
 //!
 //! In: which connection carries which class, and the flows that come up. Out: the connection for what goes down, which is
 //! that of the class in which its flow came up last; the one of the default class, or any, where nothing is known or that
-//! is gone. Always holds: what is kept of flows is bounded.
+//! is gone or reaches nobody. Always holds: what is kept of flows is bounded.
 
 use mpvpn_class::FlowClasses;
 use mpvpn_packet::{FlowKey, ip::IpPacket};
@@ -45,14 +45,20 @@ impl Group {
         }
     }
 
-    /// The connection for a packet that goes down.
-    pub(super) fn down(&mut self, now: Instant, packet: &IpPacket<'_>) -> Option<ConnectionId> {
+    /// The connection for a packet that goes down; `works` tells which still reach the client.
+    pub(super) fn down(
+        &mut self,
+        now: Instant,
+        packet: &IpPacket<'_>,
+        works: impl Fn(ConnectionId) -> bool,
+    ) -> Option<ConnectionId> {
         let class = match self.flows.is_empty() {
             true => ClassId::DEFAULT,
             false => self.flows.get(now, FlowKey::of(packet).hash32()).unwrap_or_default(),
         };
         let of = |class: ClassId| self.by_class[usize::from(class.0) % CLASSES];
-        of(class).or_else(|| of(ClassId::DEFAULT)).or_else(|| self.by_class.iter().flatten().next().copied())
+        let all = || of(class).into_iter().chain(self.by_class.iter().flatten().copied());
+        all().find(|id| works(*id)).or_else(|| all().next())
     }
 }
 
@@ -75,17 +81,19 @@ mod tests {
             (up.udp(b"hello"), down.udp(b"there"))
         };
         let (up, down) = (ip::parse(&up).unwrap(), ip::parse(&down).unwrap());
-        assert_eq!(group.down(now, &down), None);
+        assert_eq!(group.down(now, &down, |_| true), None);
         assert!(group.set([(ClassId(1), CALLS)].into_iter()));
-        assert_eq!(group.down(now, &down), Some(CALLS), "the only one there is");
+        assert_eq!(group.down(now, &down, |_| true), Some(CALLS), "the only one there is");
         assert!(group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter()));
-        assert_eq!(group.down(now, &down), Some(HOME));
+        assert_eq!(group.down(now, &down, |_| true), Some(HOME));
         group.came_up(now, ClassId(1), &up);
-        assert_eq!(group.down(now, &down), Some(CALLS));
+        assert_eq!(group.down(now, &down, |_| true), Some(CALLS));
+        assert_eq!(group.down(now, &down, |id| id != CALLS), Some(HOME), "it reaches nobody");
+        assert_eq!(group.down(now, &down, |_| false), Some(CALLS), "none is better");
         group.set([(ClassId(0), HOME)].into_iter());
-        assert_eq!(group.down(now, &down), Some(HOME), "its connection is gone");
+        assert_eq!(group.down(now, &down, |_| true), Some(HOME), "its connection is gone");
         group.set([(ClassId(0), HOME), (ClassId(1), CALLS)].into_iter());
         group.came_up(now, ClassId(0), &up);
-        assert_eq!(group.down(now, &down), Some(HOME), "it is of another class now");
+        assert_eq!(group.down(now, &down, |_| true), Some(HOME), "it is of another class now");
     }
 }

@@ -1,0 +1,213 @@
+//! Classes of traffic: each on a connection of its own over the same links, none of them feels another.
+
+use std::{collections::BTreeSet, fs, thread, time::Duration};
+
+use mpvpn_tests::{
+    eventually,
+    ping::{Ping, Pings},
+    stage::{Direction, Peer, Place, Stage, TUNNEL, paths_of},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(15);
+/// What marks a packet as a call, as `ping -Q` takes it: DSCP EF.
+const CALL: &str = "0xb8";
+/// Pings are of the class of calls by themselves.
+const PLAIN: &str = "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
+const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
+
+/// A client with this configuration, every class up on as many links.
+fn client(stage: &Stage, config: &str, links: usize) -> Peer {
+    fs::write(stage.dir().join("client.toml"), config).expect("a file");
+    let client = stage.client(&["--config", "client.toml"]);
+    CLASSES.iter().for_each(|class| until_active(&client, class, links));
+    client
+}
+
+fn until_active(client: &Peer, class: &str, links: usize) {
+    client.until(SOON, &format!("{class} on {links} links"), |status| {
+        let active = paths_of(status, class).iter().filter(|path| path["state"] == "active").count();
+        if active == links { Ok(()) } else { Err(format!("{active} paths are active")) }
+    });
+}
+
+/// Bytes that a class has sent and received.
+fn bytes(peer: &Peer, class: &str) -> (u64, u64) {
+    let status = peer.status();
+    let all = status["classes"].as_array().expect("classes is a list");
+    let found =
+        all.iter().find(|entry| entry["name"] == class).unwrap_or_else(|| panic!("{class}: {all:#?}"));
+    (found["tx_bytes"].as_u64().unwrap_or(0), found["rx_bytes"].as_u64().unwrap_or(0))
+}
+
+fn ping(stage: &Stage, more: &[&str]) -> String {
+    stage.run(Place::Client, &[&["ping", "-q", "-n"], more, &[TUNNEL]].concat())
+}
+
+/// Every ping was answered, but for the last ones, which may still be on their way.
+fn is_unbroken(pings: &Pings) -> bool {
+    let numbers: BTreeSet<u64> = pings.answers.iter().map(|answer| answer.number).collect();
+    pings.sent > 100 && (1..pings.sent - 3).all(|number| numbers.contains(&number))
+}
+
+/// The source ports of a class, as a set for nftables.
+fn ports(status: &Value, class: &str) -> String {
+    let local = paths_of(status, class).into_iter().filter_map(|path| path["local"].as_str());
+    let ports: Vec<_> = local.filter_map(|local| local.rsplit(':').next()).collect();
+    format!("{{ {} }}", ports.join(", "))
+}
+
+#[test]
+fn each_class_has_ports_of_its_own_and_carries_what_its_rules_say_both_ways() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let config = "[[class]]\nname = 'bulk'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'af41'\n";
+    let client = client(&stage, &format!("{PLAIN}{config}"), 2);
+    let status = client.status();
+    let all = status["paths"].as_array().expect("a list");
+    let mut ports: Vec<_> = all.iter().map(|path| path["local"].to_string()).collect();
+    ports.sort();
+    ports.dedup();
+    assert_eq!((all.len(), ports.len()), (6, 6), "three classes on two links: {status:#}");
+
+    // What is marked as a call by the built-in rules, by a rule of the file, and what nothing is said about.
+    let packets = 50 * 84;
+    for (mark, class) in [(CALL, "critical"), ("0x88", "bulk"), ("0", "default")] {
+        eventually(SOON, "the packets in their class alone", || {
+            let before = CLASSES.map(|class| bytes(&client, class));
+            ping(&stage, &["-c", "50", "-i", "0.01", "-Q", mark]);
+            let now = CLASSES.map(|class| bytes(&client, class));
+            let gained = [0, 1, 2].map(|at| (now[at].0 - before[at].0, now[at].1 - before[at].1));
+            let expected = CLASSES.map(|other| if other == class { (packets, packets) } else { (0, 0) });
+            match gained == expected {
+                true => Ok(()),
+                false => Err(format!("{mark}, which is {class}, gave {gained:?}")),
+            }
+        });
+    }
+}
+
+#[test]
+fn packets_between_the_ends_are_marked_by_class() {
+    let stage = Stage::new(&["100mbit,5ms"]);
+    let count = |place, port: &str| {
+        let rules = format!(
+            "add table inet marks; add chain inet marks in {{ type filter hook input priority 0; }}; \
+             add rule inet marks in udp {port} 4433 ip dscp ef counter comment \"critical\"; \
+             add rule inet marks in udp {port} 4433 ip dscp cs1 counter comment \"bulk\"; \
+             add rule inet marks in udp {port} 4433 ip dscp cs0 counter comment \"default\""
+        );
+        stage.run(place, &["nft", &rules]);
+    };
+    count(Place::Server, "dport");
+    count(Place::Client, "sport");
+    let _server = stage.server(&[]);
+    let _client = client(&stage, "", 1);
+    ping(&stage, &["-c", "100", "-i", "0.01", "-Q", CALL]);
+    for place in [Place::Server, Place::Client] {
+        let rules: Value = serde_json::from_str(&stage.run(place, &["nft", "-j", "list", "ruleset"]))
+            .expect("nft prints JSON");
+        let packets = |comment: &str| {
+            let all = rules["nftables"].as_array().expect("a list").iter();
+            let rule = all.filter(|item| item["rule"]["comment"] == comment);
+            let exprs = rule.flat_map(|rule| rule["rule"]["expr"].as_array().cloned().unwrap_or_default());
+            exprs.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum::<u64>()
+        };
+        let seen = CLASSES.map(|class| packets(class));
+        let [default, critical, bulk] = seen;
+        assert!(critical >= 100 && default > 2 && bulk > 2, "default, critical, bulk: {seen:?}");
+        assert!(critical > bulk + 80, "default, critical, bulk: {seen:?}");
+    }
+}
+
+#[test]
+fn a_class_dies_and_returns_alone() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = client(&stage, PLAIN, 2);
+    let calls = ports(&client.status(), "critical");
+    stage.run(
+        Place::Server,
+        &[
+            "nft",
+            &format!(
+                "add table inet block; add chain inet block in {{ type filter hook input priority 0; }}; \
+             add rule inet block in udp sport {calls} drop"
+            ),
+        ],
+    );
+    let default = Ping::every(&stage, Place::Client, Duration::from_millis(20), TUNNEL, 8);
+    // Whoever calls meanwhile is carried by the connection that works.
+    eventually(SOON, "calls over the default class", || {
+        let output = stage.attempt(
+            Place::Client,
+            Duration::from_secs(5),
+            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
+        );
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
+    });
+    let pings = default.finish();
+    assert!(is_unbroken(&pings), "the default class feels it: {pings:?}");
+
+    stage.run(Place::Server, &["nft", "delete table inet block"]);
+    until_active(&client, "critical", 2);
+    let before = bytes(&client, "critical");
+    ping(&stage, &["-c", "20", "-i", "0.02", "-Q", CALL]);
+    eventually(SOON, "calls in their class again", || {
+        let now = bytes(&client, "critical");
+        let all = now.0 >= before.0 + 20 * 84 && now.1 >= before.1 + 20 * 84;
+        if all { Ok(()) } else { Err(format!("{before:?}, then {now:?}")) }
+    });
+}
+
+#[test]
+fn classes_keep_to_the_links_that_they_are_given() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let config = "[[class]]\nname = 'bulk'\nexclude = ['eth2']\n\
+                  [[class]]\nname = 'critical'\nprefer = ['eth2']\n";
+    fs::write(stage.dir().join("client.toml"), config).expect("a file");
+    let client = stage.client(&["--config", "client.toml"]);
+    until_active(&client, "default", 2);
+    let status = client.until(SOON, "critical and bulk where they belong", |status| {
+        let state = |class, link| {
+            let path = paths_of(status, class).into_iter().find(|path| path["link"] == link);
+            path.map_or("none".to_owned(), |path| path["state"].as_str().unwrap_or_default().to_owned())
+        };
+        let found = [("critical", "eth2"), ("critical", "eth1"), ("bulk", "eth1"), ("bulk", "eth2")]
+            .map(|(class, link)| state(class, link));
+        match &found.each_ref().map(String::as_str)[..] {
+            ["active", "standby", "active", "none"] => Ok(()),
+            _ => Err(format!("{found:?}")),
+        }
+    });
+    assert_eq!(status["links"].as_array().map(Vec::len), Some(2), "{status:#}");
+    // The preferred link of calls dies: they go on over the other one.
+    stage.link(2).cut();
+    eventually(SOON, "calls over the other link", || {
+        let output = stage.attempt(
+            Place::Client,
+            Duration::from_secs(5),
+            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
+        );
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
+    });
+}
+
+#[test]
+fn calls_with_copies_lose_nothing_when_a_link_falls_silent() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = client(&stage, "[[class]]\nname = 'critical'\ncopies = 2\n", 2);
+    let calls = Ping::marked(&stage, Place::Client, CALL, TUNNEL, 4);
+    thread::sleep(Duration::from_secs(1));
+    stage.link(1).silence(Direction::Both);
+    let pings = calls.finish();
+    assert!(is_unbroken(&pings), "{pings:?}");
+    stage.link(1).heal();
+    until_active(&client, "critical", 2);
+    let said = ping(&stage, &["-c", "100", "-i", "0.01", "-Q", CALL]);
+    assert!(said.contains("100 received") && !said.contains("duplicates"), "{said}");
+}
