@@ -113,7 +113,7 @@ fn packets_between_the_ends_are_marked_by_class() {
             let exprs = rule.flat_map(|rule| rule["rule"]["expr"].as_array().cloned().unwrap_or_default());
             exprs.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum::<u64>()
         };
-        let seen = CLASSES.map(|class| packets(class));
+        let seen = CLASSES.map(packets);
         let [default, critical, bulk] = seen;
         assert!(critical >= 100 && default > 2 && bulk > 2, "default, critical, bulk: {seen:?}");
         assert!(critical > bulk + 80, "default, critical, bulk: {seen:?}");
