@@ -297,8 +297,11 @@ impl Running {
             let lost = reports.iter().map(|report| report.lost).sum();
             let streams: usize = reports.iter().map(|report| report.streams).sum();
             let udp: usize = reports.iter().map(|report| report.udp).sum();
-            let sessions: Vec<_> = reports.into_iter().flat_map(|report| report.sessions).collect();
-            let mut status = status::of_server(config, addresses, &listen, &sessions, now, started);
+            let (sessions, departed): (Vec<_>, Vec<_>) =
+                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
+            let (sessions, departed) = (sessions.concat(), departed.concat());
+            let mut status =
+                status::of_server(config, addresses, &listen, &sessions, &departed, now, started);
             status::count_lost(&mut status, lost);
             (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status
