@@ -109,6 +109,8 @@ pub struct ServerConfig {
     pub name: String,
     /// Unix socket of the local API.
     pub api_socket: PathBuf,
+    /// TCP address where metrics are offered.
+    pub metrics: Option<SocketAddr>,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -167,6 +169,8 @@ pub struct ClientConfig {
     pub name: String,
     /// Unix socket of the local API.
     pub api_socket: PathBuf,
+    /// TCP address where metrics are offered.
+    pub metrics: Option<SocketAddr>,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -203,6 +207,7 @@ impl Default for ServerConfig {
             shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Server, TUN_NAME),
+            metrics: None,
             log_level: LogLevel::Info,
         }
     }
@@ -255,6 +260,7 @@ impl ServerConfig {
             dns: dns::suggestions(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
+            metrics: options.metrics,
             log_level: options.log_level.unwrap_or(default.log_level),
         })
     }
@@ -285,6 +291,7 @@ impl ClientConfig {
             shards: Shards::Auto,
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Client, TUN_NAME),
+            metrics: None,
             log_level: LogLevel::Info,
         }
     }
@@ -367,6 +374,7 @@ impl ClientConfig {
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Client, &name)),
             tun_name,
             name,
+            metrics: options.metrics,
             log_level: options.log_level.unwrap_or(default.log_level),
             ..default
         })

@@ -62,6 +62,14 @@ pub enum Error {
     /// The system's random number generator failed.
     #[error("the system gives no random numbers")]
     Random,
+    /// Metrics cannot be offered at this address.
+    #[error("cannot offer metrics at {address}: {source}")]
+    MetricsAddress {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The API's socket belongs to another process.
     #[error("{} is in use by a running process{}", path.display(), of_pid(*pid))]
     SocketInUse {
@@ -126,6 +134,19 @@ impl Error {
             Self::MakeCertificate(_) => "make one with openssl and give it with --cert and --key".into(),
             Self::Tls(_) => "check the certificate and the key".into(),
             Self::Random => "check that getrandom works on this machine".into(),
+            Self::MetricsAddress { address, source } => match source.kind() {
+                std::io::ErrorKind::AddrInUse => format!(
+                    "choose another port with --metrics, or end what listens there: `ss -ltnp sport = :{}` names it",
+                    address.port()
+                ),
+                std::io::ErrorKind::AddrNotAvailable => {
+                    "give an address of this machine with --metrics, as 127.0.0.1, or 0.0.0.0 for all".into()
+                }
+                std::io::ErrorKind::PermissionDenied => {
+                    "choose a port above 1023 with --metrics, or run it as root".into()
+                }
+                _ => "choose another address with --metrics".into(),
+            },
             Self::SocketInUse { .. } => {
                 "stop that process, or choose another socket with --name or --api-socket".into()
             }

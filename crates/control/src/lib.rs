@@ -3,8 +3,8 @@
 //! In: command-line options, TOML files, PEM files, the state directory, requests on a unix socket.
 //! Out: validated [`config::ServerConfig`] and [`config::ClientConfig`], a server's
 //! [`identity::Identity`], rustls configurations, the check of a client's credentials and of where it may connect to
-//! ([`access::Access`]), and the local
-//! API with its [`status::Status`].
+//! ([`access::Access`]), the local
+//! API with its [`status::Status`], and the same as metrics ([`metrics::Server`]).
 //!
 //! Always holds: nothing here touches a packet, a route or a UDP socket that sends. Every file that
 //! holds a secret is made with mode 0600 before the secret is written to it. Input from files, peers
@@ -21,8 +21,10 @@ pub mod config;
 pub mod credentials;
 mod error;
 mod files;
+mod http;
 pub mod identity;
 pub mod log;
+pub mod metrics;
 mod places;
 pub mod status;
 pub mod tls;

@@ -113,6 +113,19 @@ pub enum State {
     Stopping,
 }
 
+impl State {
+    /// The word for it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Connecting => "connecting",
+            Self::Up => "up",
+            Self::Reconnecting => "reconnecting",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 /// A client's session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Session {
@@ -124,7 +137,7 @@ pub struct Session {
     pub resumed: u64,
 }
 
-/// One traffic class.
+/// One traffic class; at a server, all connections of that class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Class {
     /// `default`, or the user's name for it.
@@ -139,11 +152,73 @@ pub struct Class {
     pub tx_bytes: u64,
     /// Bytes received.
     pub rx_bytes: u64,
-    /// How long packets wait for room now, in ms.
+    /// How long packets wait for room now, in ms; where there are several connections, in the one with the most.
     #[serde(serialize_with = "finite")]
     pub queue_ms: f64,
     /// Packets dropped because there was no room.
     pub drops: u64,
+    /// How much is sent now, in bit/s of what the tunnel carries, measured over about a second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tx_bps: Option<u64>,
+    /// How much is received.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rx_bps: Option<u64>,
+    /// Whether a client's connection for this class works; while it does not, the default class carries its packets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<State>,
+    /// Smoothed round-trip time of the quickest path that carries data, in ms; left out where there is none, and for
+    /// all clients of a server together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rtt_ms: Option<f64>,
+    /// Lost of what we sent in the last 10 s on all its paths, in percent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_pct: Option<f64>,
+    /// What became of its numbered packets, its copies and repair included; left out where the two ends agreed on no
+    /// numbers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<Lane>,
+}
+
+impl Class {
+    /// A class that has carried nothing.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            lane: "auto".into(),
+            cc: "bbr".into(),
+            scheduler: "auto".into(),
+            tx_bytes: 0,
+            rx_bytes: 0,
+            queue_ms: 0.0,
+            drops: 0,
+            tx_bps: None,
+            rx_bps: None,
+            state: None,
+            rtt_ms: None,
+            loss_pct: None,
+            order: None,
+        }
+    }
+
+    /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss.
+    pub fn add(&mut self, other: &Self) {
+        self.tx_bytes += other.tx_bytes;
+        self.rx_bytes += other.rx_bytes;
+        self.drops += other.drops;
+        self.queue_ms = self.queue_ms.max(other.queue_ms);
+        let either = |a: Option<f64>, b: Option<f64>, of: fn(f64, f64) -> f64| match (a, b) {
+            (Some(a), Some(b)) => Some(of(a, b)),
+            (a, b) => a.or(b),
+        };
+        self.rtt_ms = either(self.rtt_ms, other.rtt_ms, f64::min);
+        self.loss_pct = either(self.loss_pct, other.loss_pct, f64::max);
+        for (own, rate) in [(&mut self.tx_bps, other.tx_bps), (&mut self.rx_bps, other.rx_bps)] {
+            *own = rate.map(|rate| own.unwrap_or(0) + rate).or(*own);
+        }
+        if let Some(order) = other.order {
+            self.order.get_or_insert_default().add(order);
+        }
+    }
 }
 
 /// One uplink.
@@ -391,6 +466,11 @@ impl Repair {
 }
 
 impl Lane {
+    /// Those of a connection that is over.
+    pub fn as_over(self) -> Self {
+        Self { on: false, fec: Repair { percent: 0, ..self.fec }, ..self }
+    }
+
     /// Adds those of another connection of the same session.
     pub fn add(&mut self, other: Self) {
         self.on |= other.on;
@@ -419,6 +499,9 @@ pub struct Client {
     pub tx_bytes: u64,
     /// Bytes received from it.
     pub rx_bytes: u64,
+    /// Its classes of traffic; left out if it has none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub classes: Vec<Class>,
     /// What became of numbered packets, as the server counts; left out where the two ends agreed on no numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<Lane>,
@@ -460,6 +543,7 @@ pub(crate) mod tests {
             connected_s: f64::NAN,
             tx_bytes: 1,
             rx_bytes: 2,
+            classes: Vec::new(),
             lane: None,
             paths: example.paths,
         });
@@ -477,6 +561,27 @@ pub(crate) mod tests {
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["lane"]["resent"], &json["paths"][0]["base_rtt_ms"]), (&2.into(), &12.0.into()));
         assert_eq!(serde_json::from_value::<Status>(json).unwrap(), status);
+    }
+
+    #[test]
+    fn connections_of_a_class_add_up() {
+        let repair = |percent, recovered| Repair { percent, recovered, ..Repair::default() };
+        let one = Class {
+            tx_bytes: 5,
+            queue_ms: 2.0,
+            tx_bps: Some(8),
+            rtt_ms: Some(20.0),
+            loss_pct: Some(1.0),
+            order: Some(Lane { copies: 3, fec: repair(10, 4), ..Lane::default() }),
+            ..Class::new("bulk")
+        };
+        let mut all = Class::new("bulk");
+        all.add(&Class { drops: 7, ..Class::new("bulk") });
+        all.add(&one);
+        all.add(&Class { rtt_ms: Some(30.0), loss_pct: Some(4.0), ..one.clone() });
+        assert_eq!((all.tx_bytes, all.drops, all.tx_bps, all.rx_bps), (10, 7, Some(16), None));
+        assert_eq!((all.queue_ms, all.rtt_ms, all.loss_pct), (2.0, Some(20.0), Some(4.0)));
+        assert_eq!(all.order, Some(Lane { copies: 6, fec: repair(10, 8), ..Lane::default() }));
     }
 
     #[test]

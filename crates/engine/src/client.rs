@@ -25,6 +25,7 @@ use mpvpn_control::{
         ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded,
         Scheduler as SchedulerOption,
     },
+    metrics,
     status::{FlowList, Link, Role, Status},
     tls::{self, RefusalSlot},
 };
@@ -79,6 +80,7 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
     let slot = RefusalSlot::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
+    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     let state_dir = Some(config.state_dir.clone());
     let gear = match is_proxy {
         true => {
@@ -93,7 +95,7 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
             Gear { machine: Some(machine), queues, ground, state_dir, ..Gear::default() }
         }
     };
-    let slow = Slow::start(Some(api), None, turns.wake.clone())?;
+    let slow = Slow::start(Some(api), metrics, None, turns.wake.clone())?;
     let mut running = Running::new((config, origin), &turns, Arc::new(tls), gear, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();

@@ -96,9 +96,24 @@ impl Policies {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Meters(Arc<Mutex<BTreeMap<String, Meter>>>);
 
-/// What one link has carried since the start.
+/// What one link has carried since the start, whatever paths it had.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meter(Arc<AtomicU64>);
+pub(crate) struct Meter(Arc<Carried>);
+
+#[derive(Debug, Default)]
+struct Carried {
+    /// IP packets, in both directions.
+    whole: AtomicU64,
+    /// UDP payloads sent, and received.
+    payloads: [AtomicU64; 2],
+}
+
+/// Which way something goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Sent,
+    Received,
+}
 
 impl Meters {
     pub(crate) fn of(&self, name: &str) -> Meter {
@@ -109,13 +124,20 @@ impl Meters {
 
 impl Meter {
     /// Counts UDP payloads to or from an IPv4 or IPv6 address.
-    pub(crate) fn count(&self, payload: usize, datagrams: usize, v4: bool) {
+    pub(crate) fn count(&self, way: Way, payload: usize, datagrams: usize, v4: bool) {
         let header = if v4 { 28 } else { 48 };
-        self.0.fetch_add((payload + datagrams * header) as u64, Relaxed);
+        self.0.whole.fetch_add((payload + datagrams * header) as u64, Relaxed);
+        self.0.payloads[way as usize].fetch_add(payload as u64, Relaxed);
     }
 
+    /// Bytes of IP packets, in both directions.
     pub(crate) fn bytes(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.0.whole.load(Relaxed)
+    }
+
+    /// Bytes of UDP payloads that went this way.
+    pub(crate) fn payload(&self, way: Way) -> u64 {
+        self.0.payloads[way as usize].load(Relaxed)
     }
 }
 
@@ -141,6 +163,16 @@ mod tests {
         policies = self::policies();
         assert!(policies.set_shares(4));
         assert_eq!(policies.policy("wwan0").up, Some(BitRate::from_bps(2_000_000)));
+    }
+
+    #[test]
+    fn a_link_counts_what_every_socket_of_it_carries() {
+        let meters = Meters::default();
+        meters.of("eth0").count(Way::Sent, 3000, 2, true);
+        meters.of("eth0").count(Way::Received, 100, 1, false);
+        let meter = meters.of("eth0");
+        assert_eq!((meter.payload(Way::Sent), meter.payload(Way::Received)), (3000, 100));
+        assert_eq!((meter.bytes(), meters.of("eth1").bytes()), (3056 + 148, 0));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use mpvpn_control::{
     auth::Authenticator,
     config::{Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
     credentials::{Credentials, first_start_message, guess_address},
+    metrics,
     status::{FlowList, Role, Status},
     tls,
 };
@@ -51,12 +52,13 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let mut turns = Turns::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
+    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     // A TUN of that name, or what a killed process left of it, matters before anything else is tried.
     let open = || Undo::open(Path::new(undo::BASE), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
-    let slow = Slow::start(Some(api), None, turns.wake.clone())?;
+    let slow = Slow::start(Some(api), metrics, None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
@@ -297,8 +299,11 @@ impl Running {
             let lost = reports.iter().map(|report| report.lost).sum();
             let streams: usize = reports.iter().map(|report| report.streams).sum();
             let udp: usize = reports.iter().map(|report| report.udp).sum();
-            let sessions: Vec<_> = reports.into_iter().flat_map(|report| report.sessions).collect();
-            let mut status = status::of_server(config, addresses, &listen, &sessions, now, started);
+            let (sessions, departed): (Vec<_>, Vec<_>) =
+                reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
+            let (sessions, departed) = (sessions.concat(), departed.concat());
+            let mut status =
+                status::of_server(config, addresses, &listen, &sessions, &departed, now, started);
             status::count_lost(&mut status, lost);
             (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status

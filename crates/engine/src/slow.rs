@@ -1,4 +1,4 @@
-//! The thread for everything that may block: the local API and name resolution.
+//! The thread for everything that may block: the local API, metrics and name resolution.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -9,7 +9,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use mpvpn_control::{api, config::ServerAddr};
+use mpvpn_control::{api, config::ServerAddr, metrics};
 use mpvpn_os::poll::Wake;
 use tokio::sync::mpsc;
 
@@ -41,9 +41,10 @@ pub(crate) struct Slow {
 }
 
 impl Slow {
-    /// Starts the thread. Without an API nobody asks; without `resolve` the system resolves the server's name.
+    /// Starts the thread. Without an API and metrics nobody asks; without `resolve` the system resolves the server's name.
     pub(crate) fn start(
         api: Option<api::Server>,
+        metrics: Option<metrics::Server>,
         resolve: Option<Resolve>,
         wake: Wake,
     ) -> Result<Self, EngineError> {
@@ -60,7 +61,7 @@ impl Slow {
             .name("slow".to_owned())
             .spawn(move || {
                 let ours = resolve.is_none();
-                runtime.block_on(serve(api, resolve, requests, resolver, sender, wake));
+                runtime.block_on(serve((api, metrics), resolve, requests, resolver, sender, wake));
                 // Nobody waits for name servers that do not answer; but no app is called when all is over.
                 if ours {
                     runtime.shutdown_background();
@@ -106,7 +107,7 @@ impl Drop for Slow {
 }
 
 async fn serve(
-    api: Option<api::Server>,
+    (api, metrics): (Option<api::Server>, Option<metrics::Server>),
     resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<ServerAddr>,
     resolver: Resolver,
@@ -123,6 +124,7 @@ async fn serve(
     };
     let asked = post.clone();
     let source: api::Source = Arc::new(move |question| asked(Message::Asked(question)));
+    let watched = Arc::clone(&source);
     // Its end is that of this task: other threads may ask until then.
     tokio::spawn(resolver.serve());
     let servers = async move {
@@ -136,11 +138,21 @@ async fn serve(
         {
             tracing::warn!(%error, "the local API has ended");
         }
+    };
+    let metrics = async move {
+        if let Some(metrics) = metrics
+            && let Err(error) = metrics.serve(watched).await
+        {
+            tracing::warn!(%error, "metrics are not offered any more");
+        }
+    };
+    let asked = async {
+        tokio::join!(api, metrics);
         // Names are resolved all the same.
         std::future::pending().await
     };
     tokio::select! {
-        () = api => {}
+        () = asked => {}
         () = servers => {}
     }
 }

@@ -13,12 +13,14 @@ use mpvpn_control::{
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{ClientReport, ClientState, FecCounters, LaneCounters, Member, PathReport, SessionReport};
+use mpvpn_tunnel::{
+    ClientReport, ClientState, Departed, FecCounters, LaneCounters, Member, PathReport, SessionReport,
+};
 use mpvpn_types::{BitRate, ByteSize, ClassId, SessionId, Tier, Weight};
 
 use crate::{
     links::{Link as Uplink, Links},
-    policies::Policies,
+    policies::{Policies, Way},
 };
 
 /// The class of those that have no others.
@@ -57,7 +59,6 @@ pub(crate) fn of_client(
     for (id, report) in reports {
         let Some(class) = config.classes.get(usize::from(id.0)) else { continue };
         status.classes.push(Class {
-            name: class.name.clone(),
             lane: class.lane.unwrap_or(config.lane).to_string(),
             cc: class.cc.unwrap_or(config.cc).to_string(),
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
@@ -65,6 +66,16 @@ pub(crate) fn of_client(
             rx_bytes: report.counters.rx_bytes,
             queue_ms: millis(report.sojourn),
             drops: report.drops,
+            tx_bps: Some(report.rates.tx.bps()),
+            rx_bps: Some(report.rates.rx.bps()),
+            state: Some(match report.state {
+                ClientState::Up => State::Up,
+                ClientState::Connecting => State::Connecting,
+            }),
+            rtt_ms: rtt_of(&report.paths),
+            loss_pct: loss_of(&report.paths),
+            order: report.lane.map(lane_of),
+            ..Class::new(&class.name)
         });
         add_lane(&mut status.lane, report.lane.map(lane_of));
         status.flows.stream += report.streams as u64;
@@ -84,9 +95,6 @@ pub(crate) fn of_client(
         }
     }
     for (_, link) in links.uplinks() {
-        let own = status.paths.iter().filter(|path| path.link == link.name);
-        let (tx_bytes, rx_bytes) =
-            own.fold((0, 0), |(tx, rx), path| (tx + path.tx_bytes, rx + path.rx_bytes));
         let said = policies.of(&link.name);
         let (state, reason) = state_of(link, policies, &status.paths);
         status.links.push(Link {
@@ -94,8 +102,8 @@ pub(crate) fn of_client(
             tier: policies.tier(&link.name).to_string(),
             reason,
             addresses: link.addresses.clone(),
-            tx_bytes,
-            rx_bytes,
+            tx_bytes: link.meter.payload(Way::Sent),
+            rx_bytes: link.meter.payload(Way::Received),
             metered: said.metered,
             up_cap_bps: said.up.map(BitRate::bps),
             down_cap_bps: said.down.map(BitRate::bps),
@@ -130,19 +138,23 @@ fn state_of(link: &Uplink, policies: &Policies, paths: &[Path]) -> (LinkState, S
     }
 }
 
-/// Adds what another shard of a client told.
+/// The smoothed round-trip time of the quickest path that carries data.
+fn rtt_of(paths: &[PathReport]) -> Option<f64> {
+    let active = paths.iter().filter(|path| path.state == Judged::Active);
+    active.map(|path| path.view.rtt).min().map(millis)
+}
+
+/// What was lost on all paths in the last 10 s, in percent.
+fn loss_of(paths: &[PathReport]) -> Option<f64> {
+    let sent: u64 = paths.iter().map(|path| path.view.recent).sum();
+    let lost: f64 = paths.iter().map(|path| path.view.loss * path.view.recent as f64).sum();
+    (!paths.is_empty()).then(|| 100.0 * lost / sent.max(1) as f64)
+}
+
+/// Adds what another shard of a client told. What links carry all shards count together.
 pub(crate) fn add_member(status: &mut Status, member: Status) {
     for (class, other) in status.classes.iter_mut().zip(member.classes) {
-        class.tx_bytes += other.tx_bytes;
-        class.rx_bytes += other.rx_bytes;
-        class.drops += other.drops;
-        class.queue_ms = class.queue_ms.max(other.queue_ms);
-    }
-    for other in member.links {
-        if let Some(link) = status.links.iter_mut().find(|link| link.name == other.name) {
-            link.tx_bytes += other.tx_bytes;
-            link.rx_bytes += other.rx_bytes;
-        }
+        class.add(&other);
     }
     status.paths.extend(member.paths);
     status.flows.stream += member.flows.stream;
@@ -183,12 +195,59 @@ fn repair_of(counters: FecCounters) -> Repair {
     }
 }
 
+fn class_of_server(name: &str) -> Class {
+    // The lane and the scheduler are those of each client.
+    Class { cc: Cc::default().to_string(), ..Class::new(name) }
+}
+
+/// The class of this name among `classes`.
+fn entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
+    let at = classes.iter().position(|class| class.name == name).unwrap_or_else(|| {
+        // Clients name their classes as they like.
+        if classes.len() < MOST_CLASSES {
+            classes.push(class_of_server(name));
+        }
+        classes.len() - 1
+    });
+    &mut classes[at]
+}
+
+fn class_of(name: &str, report: &SessionReport) -> Class {
+    Class {
+        tx_bytes: report.counters.tx_bytes,
+        rx_bytes: report.counters.rx_bytes,
+        queue_ms: millis(report.sojourn),
+        drops: report.drops,
+        tx_bps: Some(report.rates.tx.bps()),
+        rx_bps: Some(report.rates.rx.bps()),
+        rtt_ms: rtt_of(&report.paths),
+        loss_pct: loss_of(&report.paths),
+        order: report.lane.map(lane_of),
+        ..class_of_server(name)
+    }
+}
+
+/// Counts what a connection that is over has come to.
+pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: Departed) {
+    let name = if departed.class.is_empty() { CLASS } else { &departed.class };
+    // Whatever there is now is no more of it.
+    let order = departed.lane.map(|lane| lane_of(lane).as_over());
+    entry(classes, name).add(&Class {
+        tx_bytes: departed.counters.tx_bytes,
+        rx_bytes: departed.counters.rx_bytes,
+        drops: departed.drops,
+        order,
+        ..Class::new(name)
+    });
+}
+
 /// What a server tells about itself.
 pub(crate) fn of_server(
     config: &ServerConfig,
     addresses: &[IpNet],
     listen: &[SocketAddr],
     reports: &[SessionReport],
+    departed: &[Class],
     now: Instant,
     started: Instant,
 ) -> Status {
@@ -197,18 +256,10 @@ pub(crate) fn of_server(
     status.uptime_s = now.saturating_duration_since(started).as_secs_f64();
     status.addresses = addresses.to_vec();
     status.notes.extend(config.service.note().map(str::to_owned));
-    let new_class = |name: &str| Class {
-        name: name.to_owned(),
-        // That of each client.
-        lane: "auto".to_owned(),
-        cc: Cc::default().to_string(),
-        scheduler: "auto".to_owned(),
-        tx_bytes: 0,
-        rx_bytes: 0,
-        queue_ms: 0.0,
-        drops: 0,
-    };
-    let mut classes = vec![new_class(CLASS)];
+    let mut classes = vec![class_of_server(CLASS)];
+    for class in departed {
+        entry(&mut classes, &class.name).add(class);
+    }
     // A client that only relays has no session: each of its connections stands for itself.
     let mut clients: BTreeMap<(Option<SessionId>, usize), Client> = BTreeMap::new();
     let port = listen.first().map_or(0, SocketAddr::port);
@@ -218,19 +269,9 @@ pub(crate) fn of_server(
     };
     for (at, report) in reports.iter().enumerate() {
         let name = if report.class.is_empty() { CLASS } else { &report.class };
-        let at_class = classes.iter().position(|class| class.name == name);
-        let at_class = at_class.unwrap_or_else(|| {
-            // Clients name their classes as they like.
-            if classes.len() < MOST_CLASSES {
-                classes.push(new_class(name));
-            }
-            classes.len() - 1
-        });
-        let class = &mut classes[at_class];
-        class.tx_bytes += report.counters.tx_bytes;
-        class.rx_bytes += report.counters.rx_bytes;
-        class.drops += report.drops;
-        class.queue_ms = class.queue_ms.max(millis(report.sojourn));
+        let class = class_of(name, report);
+        // There is no round-trip time of all clients.
+        entry(&mut classes, name).add(&Class { rtt_ms: None, ..class.clone() });
         let key = (report.session, if report.session.is_some() { 0 } else { at });
         let client = clients.entry(key).or_insert_with(|| Client {
             user: report.user.clone(),
@@ -238,9 +279,13 @@ pub(crate) fn of_server(
             connected_s: 0.0,
             tx_bytes: 0,
             rx_bytes: 0,
+            classes: Vec::new(),
             lane: None,
             paths: Vec::new(),
         });
+        if !report.class.is_empty() {
+            entry(&mut client.classes, name).add(&class);
+        }
         if client.addresses.is_empty() {
             client.addresses = report.addresses.iter().filter_map(|ip| prefix(ip).ok()).collect();
         }

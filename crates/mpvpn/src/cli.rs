@@ -306,10 +306,7 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
 }
 
 /// Options that later versions will have, and what there is today.
-const LATER_OPTIONS: &[(&str, &str)] = &[
-    ("--metrics", "`mpvpn status --json` gives the figures"),
-    ("--fec", "lost packets are repaired by sending them again"),
-];
+const LATER_OPTIONS: &[(&str, &str)] = &[("--fec", "lost packets are repaired by sending them again")];
 
 /// Commands that later versions will have.
 const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user"];

@@ -501,6 +501,7 @@ impl Connection {
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
             loss: path.loss.share(),
+            recent: path.loss.sent(),
             random_loss: path.gate.random_loss(),
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),

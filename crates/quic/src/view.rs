@@ -23,6 +23,8 @@ pub struct PathView {
     pub jitter: Duration,
     /// Share of the packets sent in the last 10 s that were lost (0 to 1).
     pub loss: f64,
+    /// Packets sent in the last 10 s.
+    pub recent: u64,
     /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
     pub random_loss: Option<f64>,
     /// Congestion window of the inner controller.
@@ -69,10 +71,14 @@ impl LossWindow {
         self.last = (sent, lost);
     }
 
+    /// Packets that were sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.buckets.iter().map(|(sent, _)| sent).sum()
+    }
+
     /// The share that was lost (0 to 1).
     pub(crate) fn share(&self) -> f64 {
-        let (sent, lost) =
-            self.buckets.iter().fold((0, 0), |(sent, lost), bucket| (sent + bucket.0, lost + bucket.1));
+        let (sent, lost): (u64, u64) = (self.sent(), self.buckets.iter().map(|(_, lost)| lost).sum());
         if sent == 0 { 0.0 } else { (lost as f64 / sent as f64).min(1.0) }
     }
 
@@ -116,6 +122,7 @@ mod tests {
         assert!((window.share() - 0.1).abs() < 1e-9);
         window.update(5, (200, 10), false);
         assert!((window.share() - 0.05).abs() < 1e-9);
+        assert_eq!(window.sent(), 200);
         window.update(12, (300, 10), false);
         assert_eq!(window.share(), 0.0);
         window.update(400, (300, 10), false);

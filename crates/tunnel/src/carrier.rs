@@ -33,7 +33,8 @@ use crate::{client::Seen, mtu::MtuFollower, shapers::Shapers};
 pub(crate) use policy::PathPolicy;
 pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
-pub use report::{Counters, PathReport};
+use report::Pace;
+pub use report::{Counters, PathReport, Rates};
 use rescue::Rescue;
 pub(crate) use sequence::FlowMeter;
 pub use sequence::LaneCounters;
@@ -157,6 +158,7 @@ pub(crate) struct Carrier {
     /// Payloads of UDP that no path took.
     too_big: u64,
     pub(crate) counters: Counters,
+    pace: Pace,
 }
 
 impl Carrier {
@@ -188,6 +190,7 @@ impl Carrier {
             ranges: Vec::new(),
             too_big: 0,
             counters: Counters::default(),
+            pace: Pace::new(now),
         }
     }
 
@@ -479,6 +482,7 @@ impl Carrier {
         }
         if due {
             self.measured = Some(now);
+            self.pace.look(now, &self.counters);
             let label = self.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(&self.prefix));
             let around = self.prefix.as_ref().len() + label;
             let limit = connection.max_datagram().map(|max| max.saturating_sub(around));

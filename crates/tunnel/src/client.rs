@@ -36,7 +36,7 @@ use mpvpn_quic::{
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
-    ClassProfile, Counters, RelayId,
+    ClassProfile, Counters, Rates, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Role},
     http::Http,
@@ -681,6 +681,7 @@ impl Client {
             assignment: self.assignment.clone(),
             resumed: self.resumed,
             counters: self.before,
+            rates: Rates::default(),
             drops: self.drops_before,
             sojourn: Duration::ZERO,
             lane: None,
@@ -698,6 +699,7 @@ impl Client {
         }
         report.counters.tx_bytes += session.carrier.counters.tx_bytes;
         report.counters.rx_bytes += session.carrier.counters.rx_bytes;
+        report.rates = session.carrier.rates(now);
         report.udp = session.udp.flows.len();
         report.drops += session.carrier.drops();
         report.sojourn = session.carrier.sojourn();

@@ -34,7 +34,7 @@ mod server;
 mod shapers;
 mod udp;
 
-pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Role};
+pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
 pub use class::ClassProfile;
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
@@ -44,7 +44,7 @@ pub use fleet::{ClassSetup, Fleet};
 pub use pool::{Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
-pub use server::{Authenticate, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use server::{Authenticate, Departed, Server, ServerConfig, ServerEvent, SessionReport, Taken};
 pub use udp::UdpId;
 
 /// The request header by which a client asks the server to schedule its downlink as it does its

@@ -6,6 +6,7 @@ mod dialogue;
 mod groups;
 mod peers;
 mod relays;
+mod report;
 mod udp;
 
 use std::{
@@ -24,15 +25,14 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip};
 use mpvpn_quic::{
-    Connection, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup, Shard,
-    StreamId, Transmit,
+    ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup, Shard, StreamId,
+    Transmit,
 };
 use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Carries, ClassProfile, Counters, LaneCounters, Member, PathReport, Registry, RelayId, Seat,
-    Secret, UdpId,
+    Addresses, Carries, ClassProfile, Member, Registry, RelayId, Seat, Secret, UdpId,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -43,6 +43,7 @@ use crate::{
 use bare::Bare;
 use groups::Group;
 use peers::Peers;
+pub use report::{Departed, SessionReport};
 
 /// A connection that has not asked for a tunnel after this time is closed.
 const REQUEST: Duration = Duration::from_secs(15);
@@ -129,34 +130,6 @@ pub enum Taken {
     By(u8),
 }
 
-/// Figures of one connection of a client for status output.
-#[derive(Clone, Debug)]
-pub struct SessionReport {
-    /// The number of its session; one with several connections has a report for each, with the same number. `None`
-    /// for a client that sends no packets, only relays.
-    pub session: Option<SessionId>,
-    /// Which of its connections this is.
-    pub member: Member,
-    /// The name of its class; empty where the client has none.
-    pub class: String,
-    /// Whose it is.
-    pub user: String,
-    /// Its addresses.
-    pub addresses: Addresses,
-    /// Since when it is connected.
-    pub since: Instant,
-    /// Bytes of inner packets.
-    pub counters: Counters,
-    /// Packets dropped in its queues.
-    pub drops: u64,
-    /// How long packets wait in its queues.
-    pub sojourn: Duration,
-    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
-    pub lane: Option<LaneCounters>,
-    /// Its paths.
-    pub paths: Vec<PathReport>,
-}
-
 /// A connection, from its first packet on.
 #[derive(Debug)]
 struct Peer {
@@ -236,6 +209,7 @@ pub struct Server {
     waiting: VecDeque<ConnectionId>,
     joiner: Joiner,
     events: VecDeque<ServerEvent>,
+    departed: VecDeque<Departed>,
     /// Payloads from clients.
     udp_in: Inbox,
     /// How many clients of this shard can take packets of a size (bytes).
@@ -281,6 +255,7 @@ impl Server {
             waiting: VecDeque::new(),
             joiner: Joiner::new(),
             events: VecDeque::new(),
+            departed: VecDeque::new(),
             udp_in: Inbox::default(),
             mtus: BTreeMap::new(),
             mtu: None,
@@ -503,6 +478,7 @@ impl Server {
     /// Takes a tunnel out of use, and with the session's last one its addresses.
     fn end_tunnel(&mut self, now: Instant, id: ConnectionId) {
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.take()) else { return };
+        self.departed.push_back(Departed::of(tunnel.class.as_deref(), &tunnel.carrier));
         let key = (tunnel.secret, tunnel.member);
         if self.by_member.get(&key) == Some(&id) {
             self.by_member.remove(&key);
@@ -538,6 +514,7 @@ impl Server {
         self.end_relays(id);
         self.end_udp(id);
         let Some(peer) = self.peers.remove(id) else { return };
+        self.departed.extend(peer.bare.as_ref().map(|bare| Departed::of(None, &bare.carrier)));
         if let Some(at) = peer.armed {
             self.timers.remove(&(at, id));
         }
@@ -759,35 +736,5 @@ impl Server {
     /// Sessions now, of all shards.
     pub fn sessions(&self) -> usize {
         self.registry.sessions()
-    }
-
-    /// Figures for status output.
-    pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
-        let mut reports = Vec::new();
-        for (id, peer) in self.peers.iter_mut() {
-            let tunnel = peer.tunnel.as_deref();
-            let (user, carrier) = match (tunnel, &peer.bare) {
-                (Some(tunnel), _) => (&tunnel.user, &tunnel.carrier),
-                (None, Some(bare)) => (&bare.user, &bare.carrier),
-                (None, None) => continue,
-            };
-            let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
-            reports.push(SessionReport {
-                session: tunnel.map(|tunnel| tunnel.session),
-                member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
-                class: tunnel
-                    .and_then(|tunnel| tunnel.class.as_ref())
-                    .map_or(String::new(), |class| class.name.clone()),
-                user: user.clone(),
-                addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
-                since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
-                counters: carrier.counters,
-                drops: carrier.drops(),
-                sojourn: carrier.sojourn(),
-                lane: carrier.lane(),
-                paths: carrier.report(now, connection),
-            });
-        }
-        reports
     }
 }

@@ -332,3 +332,25 @@ fn a_tunnel_that_was_idle_fills_its_link_within_a_quarter_of_a_second() {
     let late = carried[499] - carried[250];
     assert!(late > 2100, "{late} packets in 250 ms");
 }
+
+#[test]
+fn what_a_client_that_has_left_carried_is_told_once() {
+    let (mut world, client) = two_links();
+    for n in 0..20 {
+        let (there, back) = (world.outward(client, &[n; 100]), world.inward(client, &[n; 200]));
+        world.client_sends(client, there);
+        world.server_sends(back);
+        world.run(5 * MS);
+    }
+    world.run(Duration::from_secs(1));
+    let now = world.now;
+    let counters = world.servers[0].report(now)[0].counters;
+    assert!(counters.tx_bytes > 4000 && counters.rx_bytes > 2000, "{counters:?}");
+    assert!(world.servers[0].poll_departed().is_none(), "it is there still");
+    world.machines[client].client.close(now, "gone");
+    world.run(Duration::from_secs(1));
+    assert!(world.servers[0].report(world.now).is_empty());
+    let departed = world.servers[0].poll_departed().expect("what it carried");
+    assert_eq!((departed.class.as_str(), departed.counters), ("", counters));
+    assert!(world.servers[0].poll_departed().is_none(), "told once");
+}

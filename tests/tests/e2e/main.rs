@@ -21,6 +21,7 @@ mod lab_command;
 mod legacy;
 mod links;
 mod many_links;
+mod metrics;
 mod moved_server;
 mod name_servers;
 mod packet_sizes;

@@ -114,8 +114,15 @@ fn the_client_tells_its_session_links_and_paths() {
             ("rx_bytes", NUMBER),
             ("queue_ms", NUMBER),
             ("drops", NUMBER),
+            ("tx_bps", NUMBER),
+            ("rx_bps", NUMBER),
+            ("state", STRING),
         ],
     );
+    let default = &status["classes"][0];
+    has(default, "classes", &[("rtt_ms", NUMBER), ("loss_pct", NUMBER)]);
+    has(&default["order"], "classes.order", LANE);
+    has(&default["order"], "classes.order", &[("copies", NUMBER)]);
     all_have(
         &status,
         "links",

@@ -1,5 +1,4 @@
 use std::{
-    convert::Infallible,
     io::ErrorKind,
     os::unix::{
         ffi::OsStrExt,
@@ -8,7 +7,6 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,18 +14,16 @@ use hyper::{
     Method, Request, Response, StatusCode,
     body::{Bytes, Incoming},
     header,
-    server::conn::http1,
-    service::service_fn,
 };
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
 use super::connect_at_once;
 use crate::{
     Error, Result,
     config::{LinkChange, Reloaded},
     files,
+    http::{self, Answer, ask},
     status::{FlowList, Link, Status},
 };
 
@@ -56,16 +52,8 @@ pub type Source = Arc<dyn Fn(Question) + Send + Sync>;
 
 /// Longest path of a socket that leaves room for the draft's name, in bytes (`sun_path` has 108).
 const LONGEST_PATH: usize = 100;
-/// Requests being answered at once.
-const MOST_CONNECTIONS: usize = 32;
-/// How long a request may take as a whole.
-const LONGEST_REQUEST: Duration = Duration::from_secs(10);
-/// How long the data plane may take.
-const LONGEST_ANSWER: Duration = Duration::from_secs(2);
 /// Longest body of a request, in bytes.
 const LONGEST_BODY: usize = 4096;
-/// Bytes read ahead on a connection; hyper takes no less.
-const READ_AHEAD: usize = 8192;
 
 /// A bound socket. Dropping it removes the socket's file.
 #[derive(Debug)]
@@ -114,83 +102,53 @@ impl Server {
         let Self { listener, file } = self;
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        let mut connections = tokio::task::JoinSet::new();
-        loop {
-            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return Ok(()) };
-            while connections.try_join_next().is_some() {}
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // Mostly a lack of file descriptors: waiting is all that helps.
-                    tracing::debug!("local API: {error}");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
+        let answer = move |request| {
             let source = Arc::clone(&source);
-            connections.spawn(async move {
-                let answering = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(LONGEST_REQUEST)
-                    .keep_alive(false)
-                    .max_buf_size(READ_AHEAD)
-                    .serve_connection(TokioIo::new(stream), service_fn(|request| answer(request, &source)));
-                if let Ok(Err(error)) = tokio::time::timeout(LONGEST_REQUEST, answering).await {
-                    tracing::debug!("local API: {error}");
-                }
-                drop(place);
-            });
-        }
+            async move { answer(request, &source).await }
+        };
+        http::serve("local API", async || Ok(listener.accept().await?.0), answer).await;
+        Ok(())
     }
 }
 
-async fn answer(
-    request: Request<Incoming>,
-    source: &Source,
-) -> std::result::Result<Response<Full<Bytes>>, Infallible> {
+async fn answer(request: Request<Incoming>, source: &Source) -> Answer {
     let path = request.uri().path().to_owned();
     if path == "/v1/status" {
-        return Ok(match request.method() {
+        return match request.method() {
             &Method::GET => look(source, Question::Status).await,
             _ => not_allowed("GET"),
-        });
+        };
     }
     if path == "/v1/flows" {
-        return Ok(match request.method() {
+        return match request.method() {
             &Method::GET => look(source, Question::Flows).await,
             _ => not_allowed("GET"),
-        });
+        };
     }
     if path == "/v1/reload" {
-        return Ok(match request.method() {
+        return match request.method() {
             &Method::POST => reload(source).await,
             _ => not_allowed("POST"),
-        });
+        };
     }
     match path.strip_prefix("/v1/links/") {
-        Some(name) if request.method() == Method::POST => Ok(link(name, request, source).await),
-        Some(_) => Ok(not_allowed("POST")),
-        None => Ok(problem(
+        Some(name) if request.method() == Method::POST => link(name, request, source).await,
+        Some(_) => not_allowed("POST"),
+        None => problem(
             StatusCode::NOT_FOUND,
             "there are only /v1/status, /v1/flows, /v1/links/NAME and /v1/reload here",
-        )),
+        ),
     }
 }
 
 async fn look<T: Serialize>(
     source: &Source,
     question: impl FnOnce(oneshot::Sender<T>) -> Question,
-) -> Response<Full<Bytes>> {
-    let (sender, receiver) = oneshot::channel();
-    source(question(sender));
-    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
-        Ok(Ok(found)) => serialized(&found),
-        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
-    }
+) -> Answer {
+    ask(source, question).await.map_or_else(no_answer, |found| serialized(&found))
 }
 
-async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Response<Full<Bytes>> {
+async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Answer {
     let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
     let body = match Limited::new(request.into_body(), LONGEST_BODY).collect().await {
         Ok(body) => body.to_bytes(),
@@ -200,43 +158,43 @@ async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Respon
         Ok(change) => change,
         Err(error) => return bad(error.to_string()),
     };
-    let (reply, receiver) = oneshot::channel();
-    source(Question::Link { name: name.to_owned(), change, reply });
-    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
-        Ok(Ok(Ok(link))) => serialized(&link),
-        Ok(Ok(Err(why))) => problem(StatusCode::NOT_FOUND, &why),
-        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
+    match ask(source, |reply| Question::Link { name: name.to_owned(), change, reply }).await {
+        Some(Ok(link)) => serialized(&link),
+        Some(Err(why)) => problem(StatusCode::NOT_FOUND, &why),
+        None => no_answer(),
     }
 }
 
-async fn reload(source: &Source) -> Response<Full<Bytes>> {
-    let (reply, receiver) = oneshot::channel();
-    source(Question::Reload(reply));
-    match tokio::time::timeout(LONGEST_ANSWER, receiver).await {
-        Ok(Ok(Ok(reloaded))) => serialized(&reloaded),
-        Ok(Ok(Err(why))) => problem(StatusCode::BAD_REQUEST, &why),
-        _ => problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer"),
+async fn reload(source: &Source) -> Answer {
+    match ask(source, Question::Reload).await {
+        Some(Ok(reloaded)) => serialized(&reloaded),
+        Some(Err(why)) => problem(StatusCode::BAD_REQUEST, &why),
+        None => no_answer(),
     }
 }
 
-fn serialized(value: &impl Serialize) -> Response<Full<Bytes>> {
+fn no_answer() -> Answer {
+    problem(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer")
+}
+
+fn serialized(value: &impl Serialize) -> Answer {
     match serde_json::to_vec(value) {
         Ok(body) => json(StatusCode::OK, body),
         Err(error) => problem(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }
 
-fn not_allowed(method: &'static str) -> Response<Full<Bytes>> {
+fn not_allowed(method: &'static str) -> Answer {
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &format!("only {method} works here"));
     response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
     response
 }
 
-fn problem(code: StatusCode, why: &str) -> Response<Full<Bytes>> {
+fn problem(code: StatusCode, why: &str) -> Answer {
     json(code, serde_json::json!({ "error": why }).to_string().into_bytes())
 }
 
-fn json(code: StatusCode, body: Vec<u8>) -> Response<Full<Bytes>> {
+fn json(code: StatusCode, body: Vec<u8>) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = code;
     let headers = response.headers_mut();

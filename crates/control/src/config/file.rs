@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use crate::{Error, Result, files};
 
 /// Keys that later versions will know.
-const LATER: &[&str] = &["metrics", "fec"];
+const LATER: &[&str] = &["fec"];
 
 /// What a file holds.
 pub(super) trait Content: DeserializeOwned + Default {

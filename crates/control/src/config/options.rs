@@ -119,6 +119,11 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     pub api_socket: Option<PathBuf>,
 
+    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to all who can reach that address
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "one")]
+    pub metrics: Option<SocketAddr>,
+
     /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
     #[serde(deserialize_with = "one")]
@@ -257,6 +262,11 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub api_socket: Option<PathBuf>,
 
+    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to all who can reach that address
+    #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
+    #[serde(deserialize_with = "one")]
+    pub metrics: Option<SocketAddr>,
+
     /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
     #[serde(deserialize_with = "one")]
@@ -294,6 +304,7 @@ impl ServerOptions {
             shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),
+            metrics: self.metrics.or(below.metrics),
             log_level: self.log_level.or(below.log_level),
         }
     }
@@ -334,6 +345,7 @@ impl ClientOptions {
             shards: self.shards.or(below.shards),
             name: self.name.or(below.name),
             api_socket: self.api_socket.or(below.api_socket),
+            metrics: self.metrics.or(below.metrics),
             log_level: self.log_level.or(below.log_level),
         }
     }

@@ -93,7 +93,7 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             log_level: "log-level"
         );
         // Where a rule is written does not matter.
@@ -121,7 +121,7 @@ impl ServerConfig {
             self, new, listen: "listen", service: "relay-only", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", dns: "dns",
             max_clients: "max-clients", access: "access", max_relays: "max-relays",
-            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket",
+            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             log_level: "log-level"
         );
         Reloaded { links: false, restart }

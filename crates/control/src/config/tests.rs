@@ -35,6 +35,7 @@ fn every_key_of_a_server_arrives() {
         shards = 4
         name = "edge"
         api-socket = "/tmp/edge.sock"
+        metrics = "0.0.0.0:9464"
         log-level = "debug"
         max-relays = 1000
         max-user-relays = 10
@@ -86,6 +87,7 @@ fn every_key_of_a_server_arrives() {
             shards: Shards::Count(4),
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
+            metrics: Some("0.0.0.0:9464".parse().unwrap()),
             log_level: LogLevel::Debug,
         }
     );
@@ -112,6 +114,7 @@ fn every_key_of_a_client_arrives() {
         pipes = "auto"
         name = "home"
         api-socket = "/tmp/home.sock"
+        metrics = "[::1]:9465"
         log-level = "warn"
 
         [[link]]
@@ -180,6 +183,7 @@ fn every_key_of_a_client_arrives() {
             shards: Shards::Count(2),
             name: "home".into(),
             api_socket: "/tmp/home.sock".into(),
+            metrics: Some("[::1]:9465".parse().unwrap()),
             log_level: LogLevel::Warn,
         }
     );
@@ -302,7 +306,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "fec = 'auto'",
             "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
              listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, dns, \
-             max-clients, access, max-relays, max-user-relays, shards, name, api-socket, log-level\n 1 | \
+             max-clients, access, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
              fec = 'auto'\n   | ^^^",
         ),
         (

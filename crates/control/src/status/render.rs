@@ -2,7 +2,7 @@ use std::fmt::Write;
 
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{Client, FlowList, FlowState, Lane, Link, Path, Repair, Role, Session, State, Status};
+use super::{Class, Client, FlowList, FlowState, Lane, Link, Path, Repair, Role, Session, State, Status};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -22,19 +22,13 @@ pub fn render(status: &Status, width: usize) -> String {
     if !status.addresses.is_empty() {
         let _ = writeln!(text, "addresses {}", join(&status.addresses));
     }
-    for class in &status.classes {
-        let _ = writeln!(
-            text,
-            "class     {}: scheduler {}, {}, queue {:.1} ms, {} dropped",
-            class.name, class.scheduler, class.cc, class.queue_ms, class.drops
-        );
-    }
     if let Some(lane) = &status.lane {
         let _ = writeln!(text, "order     {}", order(lane));
         if let Some(repair) = repair(&lane.fec) {
             let _ = writeln!(text, "repair    {repair}");
         }
     }
+    section(&mut text, classes(&status.classes));
     section(&mut text, links(&status.links));
     section(&mut text, paths(&status.paths));
     if status.role == Role::Server {
@@ -71,14 +65,17 @@ fn repair(fec: &Repair) -> Option<String> {
     ))
 }
 
+/// What became of repair, in few words; empty where there has been none.
+fn repair_in_short(fec: &Repair) -> String {
+    let Repair { percent, made_good, recovered, wasted, .. } = fec;
+    match *fec == Repair::default() {
+        true => String::new(),
+        false => format!("{percent} %, {} restored, {wasted} wasted", made_good + recovered),
+    }
+}
+
 fn headline(status: &Status) -> String {
-    let state = match status.state {
-        State::Starting => "starting",
-        State::Connecting => "connecting",
-        State::Up => "up",
-        State::Reconnecting => "reconnecting",
-        State::Stopping => "stopping",
-    };
+    let state = status.state.as_str();
     let clients = match (status.role, status.clients.len()) {
         (Role::Client, _) => String::new(),
         (Role::Server, 1) => ", 1 client".into(),
@@ -132,6 +129,44 @@ fn flows(list: &FlowList) -> Table {
         table.rows.push(cells);
     }
     table
+}
+
+fn classes(classes: &[Class]) -> Table {
+    let mut table = Table::new(&[
+        "class",
+        "state",
+        "lane",
+        "how",
+        ">sends",
+        ">receives",
+        ">rtt",
+        ">loss",
+        ">queue",
+        ">dropped",
+        ">copies",
+        "repair",
+    ]);
+    for class in classes {
+        let optional = |value: Option<f64>, unit: &str| {
+            value.map_or(String::new(), |value| format!("{value:.1} {unit}"))
+        };
+        let copies = class.order.map_or(0, |order| order.copies);
+        table.row([
+            class.name.clone(),
+            class.state.map_or("", State::as_str).to_owned(),
+            class.lane.clone(),
+            format!("{}, {}", class.scheduler, class.cc),
+            class.tx_bps.map_or(String::new(), rate),
+            class.rx_bps.map_or(String::new(), rate),
+            optional(class.rtt_ms, "ms"),
+            optional(class.loss_pct, "%"),
+            format!("{:.1} ms", class.queue_ms),
+            class.drops.to_string(),
+            if copies > 0 { copies.to_string() } else { String::new() },
+            class.order.map_or(String::new(), |order| repair_in_short(&order.fec)),
+        ]);
+    }
+    table.without_empty_columns()
 }
 
 fn links(links: &[Link]) -> Table {
@@ -343,8 +378,10 @@ mod tests {
 mpvpn client 0.1.0: up, running for 12.5 s
 session   alice at 203.0.113.1:4433
 addresses 10.0.0.2/24 fd00::2/64
-class     default: scheduler auto, bbr, queue 0.1 ms, 0 dropped
 order     numbered, 0.4 % sent again
+
+class    lane  how         queue  dropped
+default  auto  auto, bbr  0.1 ms        0
 
 link  state  tier     sent  received  addresses
 eth0  up     primary   0 B       0 B  192.0.2.7
@@ -410,6 +447,34 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
     }
 
     #[test]
+    fn classes_stand_side_by_side() {
+        let mut status = example();
+        let fec = Repair { percent: 12, recovered: 40, wasted: 9, ..Repair::default() };
+        let class = |name: &str, rtt, loss| Class {
+            state: Some(State::Up),
+            tx_bps: Some(4_000_000),
+            rx_bps: Some(0),
+            rtt_ms: Some(rtt),
+            loss_pct: Some(loss),
+            ..Class::new(name)
+        };
+        let critical = class("critical", 13.1, 0.0);
+        status.classes = vec![
+            Class { order: Some(Lane { copies: 300, ..Lane::default() }), ..critical },
+            Class { order: Some(Lane { fec, ..Lane::default() }), drops: 5, ..class("bulk", 14.0, 30.0) },
+            Class { state: Some(State::Connecting), ..Class::new("default") },
+        ];
+        let expected = "\
+class     state       lane  how             sends  receives      rtt    loss   queue  dropped  copies  repair
+critical  up          auto  auto, bbr  4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
+bulk      up          auto  auto, bbr  4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
+default   connecting  auto  auto, bbr                                         0.0 ms        0
+";
+        let text = render(&status, 200);
+        assert!(text.contains(expected), "{text}");
+    }
+
+    #[test]
     fn repair_is_told_where_there_is_some() {
         let mut status = example();
         let fec = Repair { percent: 30, recovered: 12, made_good: 7, ..Repair::default() };
@@ -429,6 +494,7 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
             connected_s: 3700.0,
             tx_bytes: 1023,
             rx_bytes: 1024,
+            classes: Vec::new(),
             lane: Some(Lane { numbered: 200, resent: 1, ..Lane::default() }),
             paths: example().paths,
         });

@@ -20,6 +20,7 @@ use ipnet::IpNet;
 use mpvpn_control::{
     api,
     config::{ClientConfig, ClientOptions, Origin},
+    metrics,
     status::Status,
     tls::{self, RefusalSlot},
 };
@@ -251,11 +252,12 @@ fn slow(
     resolve: Option<Resolve>,
     turns: &Turns,
 ) -> Result<Slow, EngineError> {
-    if api_socket.is_none() && config.server.ip().is_some() {
+    if api_socket.is_none() && config.metrics.is_none() && config.server.ip().is_some() {
         return Ok(Slow::idle());
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
-    Slow::start(api, resolve, turns.wake.clone())
+    let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
+    Slow::start(api, metrics, resolve, turns.wake.clone())
 }
 
 impl Running {

@@ -16,7 +16,7 @@ use super::{classes::Classes, device::Device};
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
-    policies::Policies,
+    policies::{Policies, Way},
     status,
     turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Sent, datagrams},
@@ -161,7 +161,7 @@ impl Plane {
             };
             let fleet = &mut self.fleet;
             datagrams(&mut self.batch, |got| {
-                meter.count(got.data.len(), 1, got.remote.is_ipv4());
+                meter.count(Way::Received, got.data.len(), 1, got.remote.is_ipv4());
                 fleet.handle_datagram(now, id, got.remote, got.ecn, got.data);
             });
             self.fleet.handle_batch(now, id.class());
@@ -208,7 +208,7 @@ impl Plane {
             let Some(wire) = &mut link.wire else { continue };
             let token = SOCKETS + u64::from(id.0);
             let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));
-            link.meter.count(transmit.size, datagrams, transmit.remote.is_ipv4());
+            link.meter.count(Way::Sent, transmit.size, datagrams, transmit.remote.is_ipv4());
             if wire.send(&turns.poller, token, &transmit, &self.out, None) == Sent::LinkDown {
                 // The news will say why; if there is none, look.
                 self.look_at.get_or_insert(now + LOOK_AGAIN);

@@ -142,6 +142,7 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policies::Way;
     use mpvpn_control::config::LinkConfig;
     use mpvpn_types::{ByteSize, Tier};
 
@@ -162,19 +163,19 @@ mod tests {
             )
         };
         let (mut quotas, mut policies, meters) = start();
-        meters.of("wwan0").count(700_000, 0, true);
+        meters.of("wwan0").count(Way::Sent, 700_000, 0, true);
         assert!(!quotas.count(NOVEMBER, &mut policies, "wwan0"));
         quotas.save();
 
         let (mut quotas, mut policies, meters) = start();
-        meters.of("wwan0").count(299_972 + 28, 0, true);
+        meters.of("wwan0").count(Way::Sent, 299_972 + 28, 0, true);
         assert!(quotas.count(NOVEMBER + 86_400, &mut policies, "wwan0"), "used up over two runs");
         assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Never, 1_000_000));
         assert!(!quotas.count(DECEMBER - 1, &mut policies, "wwan0"));
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
         assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Primary, 0));
 
-        meters.of("wwan0").count(2_000_000, 0, true);
+        meters.of("wwan0").count(Way::Sent, 2_000_000, 0, true);
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
         quotas.reset("wwan0");
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
@@ -186,7 +187,7 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let meters = Meters::default();
         let mut quotas = Quotas::load(Instant::now(), Some(home.path()), "a", meters.clone()).unwrap();
-        meters.of("eth0").count(5000, 4, false);
+        meters.of("eth0").count(Way::Sent, 5000, 4, false);
         assert!(!quotas.count(NOVEMBER, &mut Policies::new(&[]), "eth0"));
         quotas.save();
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::status::{FlowList, Role};
+use mpvpn_control::status::{Class, FlowList, Role};
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
@@ -17,7 +17,7 @@ use crate::{
     EngineError,
     egress::{EGRESS, Egress, Transport},
     exchange::{Inbox, Outbox},
-    flows,
+    flows, status,
     turn::{SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Wire, datagrams, read_tun, serves, write_tun},
 };
@@ -67,6 +67,8 @@ pub(super) struct ShardReport {
     pub(super) udp: usize,
     /// Packets for clients of other shards, or handed over by others, that were lost.
     pub(super) lost: u64,
+    /// What connections that are over have come to, by class.
+    pub(super) departed: Vec<Class>,
 }
 
 /// One shard.
@@ -84,6 +86,8 @@ pub(super) struct Plane {
     /// Shards that were handed packets in this turn.
     handed: Vec<bool>,
     lost: u64,
+    /// What connections that are over have come to, by class.
+    departed: Vec<Class>,
     batch: RecvBatch,
     tun_buffer: Vec<u8>,
     out: Vec<u8>,
@@ -117,6 +121,7 @@ impl Plane {
             handed: vec![false; peers.len()],
             peers,
             lost: 0,
+            departed: Vec::new(),
             batch: RecvBatch::new(BATCH),
             tun_buffer: vec![0; READ_BUFFER],
             out: Vec::with_capacity(64 << 10),
@@ -219,6 +224,9 @@ impl Plane {
                 }
                 ServerEvent::UdpGone(udp) => egress.gone(Asked::Udp(udp)),
             }
+        }
+        while let Some(departed) = self.server.poll_departed() {
+            status::add_departed(&mut self.departed, departed);
         }
         while let Some((udp, payload)) = self.server.poll_udp() {
             egress.payload(now, Asked::Udp(udp), &payload);
@@ -357,6 +365,7 @@ impl Plane {
             streams: self.egress.open(),
             udp: self.egress.open_udp(),
             lost: self.lost,
+            departed: self.departed.clone(),
         }
     }
 

@@ -102,10 +102,8 @@ fn what_does_not_work_yet_says_so() {
             "{text}"
         );
     }
-    for option in ["--metrics=127.0.0.1:9100", "--fec 1"] {
-        let text = refused(&format!("mpvpn server {option}"));
-        assert!(text.contains("is not available in this version yet"), "{text}");
-    }
+    let text = refused("mpvpn server --fec 1");
+    assert!(text.contains("is not available in this version yet"), "{text}");
 }
 
 #[test]
@@ -113,7 +111,7 @@ fn what_does_not_work_yet_is_absent_from_the_help() {
     for command in ["server", "client", "status"] {
         let mut root = Cli::command();
         let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
-        for absent in ["mtls", "--metrics", "reload"] {
+        for absent in ["mtls", "reload"] {
             assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
         }
     }

@@ -7,7 +7,7 @@ use mpvpn_masque::{capsule::IpRange, connect::Failure};
 use mpvpn_types::Duration;
 
 use super::UdpNews;
-use crate::{Counters, LaneCounters, PathReport, RelayId, UdpId};
+use crate::{Counters, LaneCounters, PathReport, Rates, RelayId, UdpId};
 
 /// What the server gave the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +95,8 @@ pub struct ClientReport {
     pub resumed: u32,
     /// Bytes of inner packets.
     pub counters: Counters,
+    /// How much moves now.
+    pub rates: Rates,
     /// Packets dropped in queues.
     pub drops: u64,
     /// How long packets wait.

@@ -90,10 +90,9 @@ impl Bare {
             _ => return,
         }
         http.forget(stream);
-        let counters = self.carrier.counters;
         let user = std::mem::take(&mut self.user);
-        *self = Self::new(now, connection, user, None, Scheduler::default());
-        self.carrier.counters = counters;
+        let before = std::mem::replace(self, Self::new(now, connection, user, None, Scheduler::default()));
+        self.carrier.count_on(&before.carrier);
     }
 }
 
@@ -136,7 +135,7 @@ impl Server {
         }
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.bare {
-                bare.carrier.counters = before.carrier.counters;
+                bare.carrier.count_on(&before.carrier);
             }
             peer.bare = Some(Box::new(bare));
         }

@@ -16,7 +16,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{ConnectionId, StreamId};
 use mpvpn_types::{Fec, Instant, PathId};
 
-use super::{Server, Tunnel};
+use super::{Departed, Server, Tunnel};
 use crate::{
     Addresses, CLASS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER, FEC_HEADER, FEC_POLICY_HEADER,
     HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER, PROGRESS_HEADER,
@@ -212,7 +212,7 @@ impl Server {
         };
         if let Some(peer) = self.peers.get_mut(id) {
             peer.tunnel = Some(Box::new(tunnel));
-            peer.bare = None;
+            self.departed.extend(peer.bare.take().map(|bare| Departed::of(None, &bare.carrier)));
         }
         if let Some(addresses) = entry.addresses {
             self.grant(id, addresses, &[]);

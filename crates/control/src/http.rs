@@ -1,0 +1,85 @@
+//! HTTP/1.1 for the few requests of programs on this machine or of who watches it: what waits, is read or is answered is
+//! bounded in number, size and time.
+
+use std::{io, sync::Arc, time::Duration};
+
+use http_body_util::Full;
+use hyper::{
+    Request, Response,
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::{Semaphore, oneshot},
+};
+
+use crate::api::{Question, Source};
+
+/// Requests being answered at once.
+const MOST_CONNECTIONS: usize = 32;
+/// How long a request may take as a whole.
+const LONGEST_REQUEST: Duration = Duration::from_secs(10);
+/// How long the data plane may take.
+const LONGEST_ANSWER: Duration = Duration::from_secs(2);
+/// Bytes read ahead on a connection; hyper takes no less.
+const READ_AHEAD: usize = 8192;
+
+/// An answer.
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// Answers requests on the connections that `accept` gives until dropped; inside a tokio runtime with I/O and time.
+/// `what` names it in the log.
+pub(crate) async fn serve<S, F>(
+    what: &'static str,
+    accept: impl AsyncFn() -> io::Result<S>,
+    answer: impl Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        while connections.try_join_next().is_some() {}
+        let stream = match accept().await {
+            Ok(stream) => stream,
+            Err(error) => {
+                // Mostly a lack of file descriptors: waiting is all that helps.
+                tracing::debug!("{what}: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let answer = answer.clone();
+        connections.spawn(async move {
+            let service = service_fn(move |request| {
+                let answering = answer(request);
+                async move { Ok::<_, std::convert::Infallible>(answering.await) }
+            });
+            let answering = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(LONGEST_REQUEST)
+                .keep_alive(false)
+                .max_buf_size(READ_AHEAD)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Ok(Err(error)) = tokio::time::timeout(LONGEST_REQUEST, answering).await {
+                tracing::debug!("{what}: {error}");
+            }
+            drop(place);
+        });
+    }
+}
+
+/// What the data plane answers; nothing if it does not.
+pub(crate) async fn ask<T>(
+    source: &Source,
+    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+) -> Option<T> {
+    let (sender, receiver) = oneshot::channel();
+    source(question(sender));
+    tokio::time::timeout(LONGEST_ANSWER, receiver).await.ok()?.ok()
+}

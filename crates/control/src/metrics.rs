@@ -1,0 +1,129 @@
+//! Figures for those who watch many machines: `GET /metrics` in the text format of Prometheus, over HTTP on a TCP address.
+//!
+//! In: the [`Status`](crate::status::Status), asked for anew for each request. Out: text. Always holds: it cannot change
+//! anything; there are as many series as there are classes, links and paths of this machine, however many clients a
+//! server has.
+
+mod text;
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
+
+use http_body_util::Full;
+use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
+
+pub use text::exposition;
+
+use crate::{
+    Error, Result,
+    api::{Question, Source},
+    http::{self, Answer, ask},
+};
+
+/// The text format that is written.
+const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A bound address.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+}
+
+impl Server {
+    /// Listens at a TCP address.
+    ///
+    /// # Errors
+    /// If that cannot be had.
+    pub fn bind(address: SocketAddr) -> Result<Self> {
+        let failed = |source| Error::MetricsAddress { address, source };
+        let listener = TcpListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(Self { listener })
+    }
+
+    /// Answers requests until dropped; inside a tokio runtime with I/O and time.
+    pub async fn serve(self, source: Source) -> Result<()> {
+        let address = self.listener.local_addr();
+        let failed = |source| Error::MetricsAddress {
+            address: address.unwrap_or_else(|_| ([0; 4], 0).into()),
+            source,
+        };
+        let listener = tokio::net::TcpListener::from_std(self.listener).map_err(failed)?;
+        let answer = move |request| {
+            let source = Arc::clone(&source);
+            async move { answer(&request, &source).await }
+        };
+        http::serve("metrics", async || Ok(listener.accept().await?.0), answer).await;
+        Ok(())
+    }
+}
+
+async fn answer(request: &Request<Incoming>, source: &Source) -> Answer {
+    if request.uri().path() != "/metrics" {
+        return plain(StatusCode::NOT_FOUND, "there is only /metrics here\n".to_owned());
+    }
+    if request.method() != Method::GET {
+        return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET works here\n".to_owned());
+    }
+    match ask(source, Question::Status).await {
+        Some(status) => plain(StatusCode::OK, exposition(&status)),
+        None => plain(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer\n".to_owned()),
+    }
+}
+
+fn plain(code: StatusCode, body: String) -> Answer {
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = code;
+    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(FORMAT));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+
+    use super::*;
+    use crate::status::{Role, Status};
+
+    #[test]
+    fn an_address_that_is_taken_is_told_with_a_way_out() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = Server::bind(address).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("cannot offer metrics at {address}: ")), "{error}");
+        assert!(error.next_step().contains(&format!("`ss -ltnp sport = :{}`", address.port())));
+        let error = Server::bind("192.0.2.77:9464".parse().unwrap()).unwrap_err();
+        assert!(error.next_step().starts_with("give an address of this machine"), "{error}");
+    }
+
+    #[test]
+    fn metrics_are_there_to_be_read_and_nothing_else() {
+        let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = server.listener.local_addr().unwrap();
+        let source: Source = Arc::new(|question| {
+            if let Question::Status(reply) = question {
+                let _ = reply.send(Status::new(Role::Server));
+            }
+        });
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(server.serve(source)).unwrap();
+        });
+        let ask = |head: &str| {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(std::time::Duration::from_secs(10))).unwrap();
+            write!(stream, "{head} HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let found = ask("GET /metrics");
+        assert!(found.starts_with("HTTP/1.1 200 "), "{found}");
+        assert!(found.contains("content-type: text/plain; version=0.0.4"), "{found}");
+        assert!(found.contains("\nmpvpn_up 0\n"), "{found}");
+        assert!(ask("GET /").starts_with("HTTP/1.1 404 "));
+        assert!(ask("POST /metrics").starts_with("HTTP/1.1 405 "));
+    }
+}

@@ -1,0 +1,412 @@
+//! The text format of Prometheus, version 0.0.4.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use crate::status::{Class, Lane, Link, LinkState, Path, PathState, Repair, Role, State, Status};
+
+/// What a number is.
+#[derive(Clone, Copy)]
+enum Kind {
+    /// It only grows, until it begins anew.
+    Counter,
+    Gauge,
+}
+
+use Kind::{Counter, Gauge};
+
+/// A metric of each of several things: its name without the prefix, what it is, the help, and the value; a thing without
+/// one has none.
+type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> Option<f64>);
+
+/// What is said of each class.
+const OF_CLASSES: &[Metric<Class>] = &[
+    ("class_up", Gauge, "Whether the connection of a class works.", |class| {
+        class.state.map(|state| truth(state == State::Up))
+    }),
+    ("class_transmit_bytes_total", Counter, "Bytes that the tunnel has sent.", |class| {
+        Some(class.tx_bytes as f64)
+    }),
+    ("class_receive_bytes_total", Counter, "Bytes that the tunnel has received.", |class| {
+        Some(class.rx_bytes as f64)
+    }),
+    ("class_transmit_bytes_per_second", Gauge, "What is sent now, measured over about a second.", |class| {
+        class.tx_bps.map(|rate| rate as f64 / 8.0)
+    }),
+    (
+        "class_receive_bytes_per_second",
+        Gauge,
+        "What is received now, measured over about a second.",
+        |class| class.rx_bps.map(|rate| rate as f64 / 8.0),
+    ),
+    ("class_rtt_seconds", Gauge, "Round trip of the quickest path that carries data.", |class| {
+        class.rtt_ms.map(seconds)
+    }),
+    ("class_loss_ratio", Gauge, "Lost of what was sent in the last 10 s.", |class| class.loss_pct.map(ratio)),
+    ("class_queue_seconds", Gauge, "How long packets wait for room.", |class| Some(seconds(class.queue_ms))),
+    ("class_dropped_packets_total", Counter, "Packets dropped because there was no room.", |class| {
+        Some(class.drops as f64)
+    }),
+    ("class_numbered_packets_total", Counter, "Packets sent with a number.", |class| {
+        order(class, |o| o.numbered)
+    }),
+    ("class_resent_packets_total", Counter, "Packets sent again because they were lost.", |class| {
+        order(class, |o| o.resent)
+    }),
+    ("class_copied_packets_total", Counter, "Copies sent beside the first ones.", |class| {
+        order(class, |o| o.copies)
+    }),
+    (
+        "class_restored_packets_total",
+        Counter,
+        "Packets received ahead of others and put back in order.",
+        |class| order(class, |o| o.restored),
+    ),
+    ("class_late_packets_total", Counter, "Packets received after they had been given up.", |class| {
+        order(class, |o| o.late)
+    }),
+    ("class_duplicate_packets_total", Counter, "Packets received a second time, and dropped.", |class| {
+        order(class, |o| o.duplicates)
+    }),
+    ("class_given_up_packets_total", Counter, "Packets waited for in vain.", |class| {
+        order(class, |o| o.given_up)
+    }),
+    (
+        "class_fec_ratio",
+        Gauge,
+        "Repair that is sent now, for each packet, on the path with the most.",
+        |class| class.order.map(|order| ratio(order.fec.percent.into())),
+    ),
+    ("class_fec_protected_packets_total", Counter, "Packets sent in groups that get repair.", |class| {
+        fec(class, |fec| fec.protected)
+    }),
+    ("class_fec_repair_packets_total", Counter, "Packets of repair sent.", |class| {
+        fec(class, |fec| fec.sent)
+    }),
+    ("class_fec_repair_bytes_total", Counter, "Bytes of repair sent.", |class| {
+        fec(class, |fec| fec.sent_bytes)
+    }),
+    (
+        "class_fec_made_good_packets_total",
+        Counter,
+        "Packets lost on the way that the far end restored.",
+        |class| fec(class, |fec| fec.made_good),
+    ),
+    ("class_fec_recovered_packets_total", Counter, "Packets lost on the way here, and restored.", |class| {
+        fec(class, |fec| fec.recovered)
+    }),
+    (
+        "class_fec_wasted_packets_total",
+        Counter,
+        "Packets of repair that came and were not needed.",
+        |class| fec(class, |fec| fec.wasted),
+    ),
+    (
+        "class_fec_unrecoverable_groups_total",
+        Counter,
+        "Groups that lost more than could be restored.",
+        |class| fec(class, |fec| fec.unrecoverable),
+    ),
+];
+
+/// What is said of each link.
+const OF_LINKS: &[Metric<Link>] = &[
+    ("link_up", Gauge, "Whether a link works, in use or waiting until it is needed.", |link| {
+        Some(truth(matches!(link.state, LinkState::Up | LinkState::Standby)))
+    }),
+    ("link_transmit_bytes_total", Counter, "Bytes of UDP payload sent.", |link| Some(link.tx_bytes as f64)),
+    ("link_receive_bytes_total", Counter, "Bytes of UDP payload received.", |link| {
+        Some(link.rx_bytes as f64)
+    }),
+    ("link_quota_bytes", Gauge, "What a link may carry in a month, in IP packets.", |link| {
+        link.quota_bytes.map(|bytes| bytes as f64)
+    }),
+    ("link_quota_used_bytes", Gauge, "What it has carried of that.", |link| {
+        link.quota_used_bytes.map(|bytes| bytes as f64)
+    }),
+];
+
+/// What is said of each path.
+const OF_PATHS: &[Metric<Path>] = &[
+    ("path_active", Gauge, "Whether a path carries data.", |path| {
+        Some(truth(path.state == PathState::Active))
+    }),
+    ("path_rtt_seconds", Gauge, "Smoothed round-trip time.", |path| Some(seconds(path.rtt_ms))),
+    ("path_min_rtt_seconds", Gauge, "Lowest round-trip time seen.", |path| Some(seconds(path.min_rtt_ms))),
+    ("path_jitter_seconds", Gauge, "Variation of the round-trip time.", |path| Some(seconds(path.jitter_ms))),
+    ("path_loss_ratio", Gauge, "Lost of what was sent in the last 10 s.", |path| Some(ratio(path.loss_pct))),
+    ("path_congestion_window_bytes", Gauge, "Congestion window.", |path| Some(path.cwnd_bytes as f64)),
+    ("path_in_flight_bytes", Gauge, "Sent and not acknowledged.", |path| Some(path.in_flight_bytes as f64)),
+    ("path_delivery_bytes_per_second", Gauge, "Estimated rate at which what is sent arrives.", |path| {
+        Some(path.rate_bps as f64 / 8.0)
+    }),
+    ("path_mtu_bytes", Gauge, "Largest UDP payload that gets through.", |path| Some(path.mtu.into())),
+    ("path_transmit_bytes_total", Counter, "Bytes of UDP payload sent.", |path| Some(path.tx_bytes as f64)),
+    ("path_receive_bytes_total", Counter, "Bytes of UDP payload received.", |path| {
+        Some(path.rx_bytes as f64)
+    }),
+    ("path_transmit_packets_total", Counter, "UDP datagrams sent.", |path| Some(path.tx_packets as f64)),
+    ("path_receive_packets_total", Counter, "UDP datagrams received.", |path| Some(path.rx_packets as f64)),
+    ("path_lost_packets_total", Counter, "QUIC packets declared lost.", |path| {
+        Some(path.lost_packets as f64)
+    }),
+];
+
+fn order(class: &Class, of: fn(&Lane) -> u64) -> Option<f64> {
+    class.order.map(|order| of(&order) as f64)
+}
+
+fn fec(class: &Class, of: fn(&Repair) -> u64) -> Option<f64> {
+    class.order.map(|order| of(&order.fec) as f64)
+}
+
+fn truth(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+fn seconds(millis: f64) -> f64 {
+    millis / 1000.0
+}
+
+fn ratio(percent: f64) -> f64 {
+    percent / 100.0
+}
+
+/// A status as metrics. Paths are named by class, link and their number among those of the link, so that a path that is
+/// made anew goes on where the one before ended.
+pub fn exposition(status: &Status) -> String {
+    let mut out = Text::default();
+    let (version, role) = (status.version.as_str(), status.role.to_string());
+    let info = [("version", version), ("role", role.as_str())];
+    out.single("build_info", "Which mpvpn this is.", &info, 1.0);
+    out.single("up", "Whether the tunnel works.", &[], truth(status.state == State::Up));
+    out.single("uptime_seconds", "Since the start.", &[], status.uptime_s);
+    if let Some(session) = &status.session {
+        out.head("session_resumed_total", Counter, "How often the session was taken up again.");
+        out.sample("session_resumed_total", &[], session.resumed as f64);
+    }
+    out.head("flows", Gauge, "Flows inside the tunnel, by the way they are carried.");
+    let flows = &status.flows;
+    for (lane, count) in [("stream", flows.stream), ("datagram", flows.datagram), ("udp", flows.udp)] {
+        out.sample("flows", &[("lane", lane)], count as f64);
+    }
+    let classes: BTreeMap<_, _> =
+        status.classes.iter().map(|class| (vec![("class", class.name.clone())], class)).collect();
+    out.all(OF_CLASSES, &classes);
+    let links: BTreeMap<_, _> =
+        status.links.iter().map(|link| (vec![("link", link.name.clone())], link)).collect();
+    out.all(OF_LINKS, &links);
+    match status.role {
+        Role::Client => out.all(OF_PATHS, &named(&status.paths)),
+        Role::Server => of_clients(&mut out, status),
+    }
+    out.0
+}
+
+/// The paths by their names. While one ends and another takes its place, there is the one that works.
+fn named(paths: &[Path]) -> BTreeMap<Labels, &Path> {
+    let mut named: BTreeMap<Labels, &Path> = BTreeMap::new();
+    for path in paths {
+        let pipe = path.pipe.unwrap_or(0);
+        let number = match path.id.split_once('@') {
+            Some((_, shard)) => format!("{pipe}@{shard}"),
+            None => pipe.to_string(),
+        };
+        let labels = vec![("class", path.class.clone()), ("link", path.link.clone()), ("path", number)];
+        let is_better = |other: &Path| path.state == PathState::Active || other.state != PathState::Active;
+        if named.get(&labels).is_none_or(|other| is_better(other)) {
+            named.insert(labels, path);
+        }
+    }
+    named
+}
+
+/// How many clients and paths there are; there may be too many to tell them apart.
+fn of_clients(out: &mut Text, status: &Status) {
+    out.single("clients", "Sessions now.", &[], status.clients.len() as f64);
+    let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
+    let known = |name: &str| status.classes.iter().any(|class| class.name == name);
+    for path in status.clients.iter().flat_map(|client| &client.paths).filter(|path| known(&path.class)) {
+        *counts.entry((&path.class, path.state.as_str())).or_default() += 1;
+    }
+    if !counts.is_empty() {
+        out.head("paths", Gauge, "Paths of all clients, by their states.");
+    }
+    for ((class, state), count) in counts {
+        out.sample("paths", &[("class", class), ("state", state)], count.into());
+    }
+}
+
+/// Names and values of labels.
+type Labels = Vec<(&'static str, String)>;
+
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: Kind, help: &str) {
+        let kind = match kind {
+            Counter => "counter",
+            Gauge => "gauge",
+        };
+        let _ = writeln!(self.0, "# HELP mpvpn_{name} {help}\n# TYPE mpvpn_{name} {kind}");
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: f64) {
+        let _ = write!(self.0, "mpvpn_{name}");
+        for (at, (label, value)) in labels.iter().enumerate() {
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{value}\"", if at == 0 { '{' } else { ',' });
+        }
+        let close = if labels.is_empty() { "" } else { "}" };
+        let value = if value.is_finite() { value } else { 0.0 };
+        let _ = writeln!(self.0, "{close} {value}");
+    }
+
+    fn single(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
+        self.head(name, Gauge, help);
+        self.sample(name, labels, value);
+    }
+
+    fn all<T>(&mut self, metrics: &[Metric<T>], things: &BTreeMap<Labels, &T>) {
+        for (name, kind, help, value) in metrics {
+            let samples: Vec<_> =
+                things.iter().filter_map(|(labels, thing)| Some((labels, value(thing)?))).collect();
+            if samples.is_empty() {
+                continue;
+            }
+            self.head(name, *kind, help);
+            for (labels, value) in samples {
+                let labels: Vec<_> = labels.iter().map(|(label, value)| (*label, value.as_str())).collect();
+                self.sample(name, &labels, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::status::{Client, Session, tests::EXAMPLE};
+
+    /// Every sample, by its name and labels; what is no exposition panics.
+    fn parse(text: &str) -> BTreeMap<String, f64> {
+        let mut samples = BTreeMap::new();
+        let (mut family, mut kind, mut seen) = (String::new(), String::new(), BTreeSet::new());
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                let (name, words) = help.split_once(' ').expect(line);
+                assert!(seen.insert(name.to_owned()), "twice: {line}");
+                assert!(name.starts_with("mpvpn_") && words.ends_with('.'), "{line}");
+                family = name.to_owned();
+            } else if let Some(typed) = line.strip_prefix("# TYPE ") {
+                let (name, word) = typed.split_once(' ').expect(line);
+                assert_eq!(name, family);
+                assert_eq!(word == "counter", name.ends_with("_total"), "{line}");
+                kind = word.to_owned();
+            } else {
+                let (series, value) = line.rsplit_once(' ').expect(line);
+                let name = series.split('{').next().unwrap();
+                assert_eq!(name, family, "{line}");
+                assert!(["counter", "gauge"].contains(&kind.as_str()), "{line}");
+                assert!(series == name || series.ends_with("\"}"), "{line}");
+                assert!(samples.insert(series.to_owned(), value.parse().expect(line)).is_none(), "{line}");
+            }
+        }
+        samples
+    }
+
+    fn example() -> Status {
+        let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
+        status.session = Some(Session { resumed: 2, ..status.session.unwrap() });
+        let fec = Repair { percent: 30, recovered: 12, wasted: 3, ..Repair::default() };
+        status.classes.push(Class {
+            tx_bytes: 9_007_199_254,
+            tx_bps: Some(8000),
+            rtt_ms: Some(25.0),
+            loss_pct: Some(12.5),
+            order: Some(Lane { copies: 7, fec, ..Lane::default() }),
+            ..Class::new("bulk")
+        });
+        let mut second = status.paths[0].clone();
+        (second.id, second.class, second.link) = ("bulk/wwan0/7@1".into(), "bulk".into(), "wwan0".into());
+        (second.pipe, second.rtt_ms, second.tx_bytes) = (Some(3), 40.0, 5);
+        status.paths.push(second);
+        status.links.push(Link { state: LinkState::Standby, tx_bytes: 77, ..Link::new("wwan0") });
+        status
+    }
+
+    #[test]
+    fn every_class_link_and_path_is_there_in_base_units() {
+        let samples = parse(&exposition(&example()));
+        for (series, value) in [
+            ("mpvpn_up", 1.0),
+            ("mpvpn_build_info{version=\"0.1.0\",role=\"client\"}", 1.0),
+            ("mpvpn_session_resumed_total", 2.0),
+            ("mpvpn_class_queue_seconds{class=\"default\"}", 0.0001),
+            ("mpvpn_class_transmit_bytes_total{class=\"bulk\"}", 9_007_199_254.0),
+            ("mpvpn_class_transmit_bytes_per_second{class=\"bulk\"}", 1000.0),
+            ("mpvpn_class_rtt_seconds{class=\"bulk\"}", 0.025),
+            ("mpvpn_class_loss_ratio{class=\"bulk\"}", 0.125),
+            ("mpvpn_class_copied_packets_total{class=\"bulk\"}", 7.0),
+            ("mpvpn_class_fec_ratio{class=\"bulk\"}", 0.3),
+            ("mpvpn_class_fec_recovered_packets_total{class=\"bulk\"}", 12.0),
+            ("mpvpn_class_fec_wasted_packets_total{class=\"bulk\"}", 3.0),
+            ("mpvpn_link_up{link=\"eth0\"}", 1.0),
+            ("mpvpn_link_transmit_bytes_total{link=\"wwan0\"}", 77.0),
+            ("mpvpn_path_active{class=\"default\",link=\"eth0\",path=\"0\"}", 1.0),
+            ("mpvpn_path_rtt_seconds{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 0.04),
+            ("mpvpn_path_mtu_bytes{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 1472.0),
+        ] {
+            assert_eq!(samples.get(series), Some(&value), "{series} in {samples:#?}");
+        }
+        let known = |name: &str| samples.keys().any(|series| series.starts_with(name));
+        assert!(!known("mpvpn_class_rtt_seconds{class=\"default\"}"), "what is not known is left out");
+        assert!(!known("mpvpn_link_quota_bytes"));
+    }
+
+    #[test]
+    fn a_path_that_is_made_anew_takes_the_name_of_the_one_before() {
+        let mut status = example();
+        let mut old = status.paths[0].clone();
+        (old.state, old.tx_bytes) = (PathState::Down, 1000);
+        for at in [0, 1] {
+            status.paths.insert(at, old.clone());
+            let samples = parse(&exposition(&status));
+            let series = "mpvpn_path_transmit_bytes_total{class=\"default\",link=\"eth0\",path=\"0\"}";
+            assert_eq!(samples[series], 0.0);
+            status.paths.remove(at);
+        }
+    }
+
+    #[test]
+    fn a_server_tells_of_all_clients_together() {
+        let example = example();
+        let mut status = Status { role: Role::Server, session: None, ..example.clone() };
+        (status.links, status.paths) = (Vec::new(), Vec::new());
+        for user in ["anna", "bob"] {
+            status.clients.push(Client {
+                user: user.into(),
+                addresses: Vec::new(),
+                connected_s: 1.0,
+                tx_bytes: 0,
+                rx_bytes: 0,
+                classes: Vec::new(),
+                lane: None,
+                paths: example.paths.clone(),
+            });
+        }
+        let samples = parse(&exposition(&status));
+        assert_eq!(samples["mpvpn_clients"], 2.0);
+        assert_eq!(samples["mpvpn_paths{class=\"bulk\",state=\"active\"}"], 2.0);
+        assert!(samples.keys().all(|series| !series.contains("anna")));
+    }
+
+    #[test]
+    fn names_cannot_break_the_format() {
+        let mut status = example();
+        status.classes[0].name = "a\"b\\c\nd".into();
+        assert!(exposition(&status).contains("{class=\"a\\\"b\\\\c\\nd\"}"));
+    }
+}

@@ -1,0 +1,98 @@
+//! What a server tells about its connections, those that are over included.
+
+use mpvpn_quic::Connection;
+use mpvpn_types::{Duration, Instant, SessionId};
+
+use super::Server;
+use crate::{Addresses, ClassProfile, Counters, LaneCounters, Member, PathReport, Rates, carrier::Carrier};
+
+/// Figures of one connection of a client for status output.
+#[derive(Clone, Debug)]
+pub struct SessionReport {
+    /// The number of its session; one with several connections has a report for each, with the same number. `None`
+    /// for a client that sends no packets, only relays.
+    pub session: Option<SessionId>,
+    /// Which of its connections this is.
+    pub member: Member,
+    /// The name of its class; empty where the client has none.
+    pub class: String,
+    /// Whose it is.
+    pub user: String,
+    /// Its addresses.
+    pub addresses: Addresses,
+    /// Since when it is connected.
+    pub since: Instant,
+    /// Bytes of inner packets.
+    pub counters: Counters,
+    /// How much moves now.
+    pub rates: Rates,
+    /// Packets dropped in its queues.
+    pub drops: u64,
+    /// How long packets wait in its queues.
+    pub sojourn: Duration,
+    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    pub lane: Option<LaneCounters>,
+    /// Its paths.
+    pub paths: Vec<PathReport>,
+}
+
+/// What a connection that is over has come to.
+#[derive(Clone, Debug)]
+pub struct Departed {
+    /// The name of its class; empty where the client had none.
+    pub class: String,
+    /// Bytes of inner packets.
+    pub counters: Counters,
+    /// Packets dropped in its queues.
+    pub drops: u64,
+    /// What became of numbered packets; `None` where the two ends agreed on no numbers.
+    pub lane: Option<LaneCounters>,
+}
+
+impl Departed {
+    pub(super) fn of(class: Option<&ClassProfile>, carrier: &Carrier) -> Self {
+        let (counters, drops, lane) = (carrier.counters, carrier.drops(), carrier.lane());
+        Self { class: name_of(class), counters, drops, lane }
+    }
+}
+
+impl Server {
+    /// Figures for status output.
+    pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
+        let mut reports = Vec::new();
+        for (id, peer) in self.peers.iter_mut() {
+            let tunnel = peer.tunnel.as_deref();
+            let (user, carrier) = match (tunnel, &peer.bare) {
+                (Some(tunnel), _) => (&tunnel.user, &tunnel.carrier),
+                (None, Some(bare)) => (&bare.user, &bare.carrier),
+                (None, None) => continue,
+            };
+            let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
+            reports.push(SessionReport {
+                session: tunnel.map(|tunnel| tunnel.session),
+                member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+                class: name_of(tunnel.and_then(|tunnel| tunnel.class.as_deref())),
+                user: user.clone(),
+                addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
+                since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
+                counters: carrier.counters,
+                rates: carrier.rates(now),
+                drops: carrier.drops(),
+                sojourn: carrier.sojourn(),
+                lane: carrier.lane(),
+                paths: carrier.report(now, connection),
+            });
+        }
+        reports
+    }
+
+    /// A connection that is over, told once each. [`Self::report`] tells of the others, so that both together count on
+    /// whoever comes and goes.
+    pub fn poll_departed(&mut self) -> Option<Departed> {
+        self.departed.pop_front()
+    }
+}
+
+fn name_of(class: Option<&ClassProfile>) -> String {
+    class.map_or(String::new(), |class| class.name.clone())
+}
