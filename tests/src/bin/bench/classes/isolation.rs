@@ -3,8 +3,14 @@
 //! Every class has the same load in all runs, and together they leave some of the link free. So what changes when one of
 //! them loses comes from that alone. Packets are dropped by nftables where they arrive, known by the class's UDP ports.
 
+use std::{thread, time::Duration};
+
 use mpvpn_lab::Direction;
-use mpvpn_tests::{call::DENSE, ping::Pings, stage::Place};
+use mpvpn_tests::{
+    call::{Call, DENSE},
+    ping::Pings,
+    stage::Place,
+};
 use serde_json::{Value, json};
 
 use super::{
@@ -14,7 +20,7 @@ use super::{
 use crate::{
     figure::{Bar, Figure, figure},
     options::Options,
-    paths::load::Load,
+    paths::load::{Load, START_UP},
     report::Outcome,
 };
 
@@ -25,6 +31,8 @@ const OFFERED: u32 = 40;
 const LOSSES: [u32; 2] = [10, 30];
 /// How far what was dropped may be from that.
 const TOLERANCE: f64 = 3.0;
+/// The server's end of the link, past the tunnel.
+const PAST: (&str, u16) = ("10.101.0.1", 5399);
 /// The table of nftables.
 const TABLE: &str = "netdev bench_loss";
 
@@ -37,6 +45,8 @@ struct Found {
     loads: Vec<(f64, u64)>,
     /// Critical's and default's.
     calls: [Pings; 2],
+    /// One that takes the link past the tunnel: what the machine and the link themselves do to calls.
+    past: Pings,
 }
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
@@ -71,11 +81,14 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 
 fn measure(scene: &Scene, way: Direction, percent: u32, seconds: u32) -> Result<Found, String> {
     inject(scene, percent)?;
-    let calls = [CRITICAL.call(scene, DENSE)?, DEFAULT.call(scene, DENSE)?];
     let loads = THREE.map(|line| line.load(scene, Load::Udp(OFFERED), way, seconds));
+    let loads: Vec<_> = loads.into_iter().collect::<Result<_, _>>()?;
+    thread::sleep(Duration::from_secs(START_UP.into()));
+    let calls = [CRITICAL.call(scene, DENSE)?, DEFAULT.call(scene, DENSE)?];
+    let past = Call::start(&scene.stage, PAST, DENSE)?;
     let mut arrived = Vec::new();
     for load in loads {
-        let load = load?.finish()?;
+        let load = load.finish()?;
         arrived.push((load.mbit, load.lost.ok_or("iperf3 does not say what was lost")?));
     }
     let [critical, default] = calls.map(|call| call.finish());
@@ -83,7 +96,7 @@ fn measure(scene: &Scene, way: Direction, percent: u32, seconds: u32) -> Result<
     if (dropped - f64::from(percent)).abs() > TOLERANCE {
         return Err(format!("{dropped:.1} % of bulk's packets were dropped instead of {percent} %"));
     }
-    Ok(Found { way, dropped, loads: arrived, calls: [critical?, default?] })
+    Ok(Found { way, dropped, loads: arrived, calls: [critical?, default?], past: past.finish()? })
 }
 
 /// Lets so many of bulk's packets vanish, both ways, in place of what vanished before.
@@ -159,11 +172,13 @@ fn lines(found: &Found) -> String {
             line.class
         );
     }
-    text
+    let (past, way) = (&found.past, name(found.way));
+    let times = format!("{:.2} | {:.2}", past.rtt_ms(50), past.rtt_ms(99));
+    text + &format!("| {way} | {:.1} | past the tunnel |  | {} | {times} |\n", found.dropped, past.lost())
 }
 
 fn tell(found: &Found) -> Value {
-    let calls = found.calls.iter().map(|calls| {
+    let calls = found.calls.iter().chain([&found.past]).map(|calls| {
         json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50),
                 "p99_ms": calls.rtt_ms(99), "most_ms": calls.rtt_ms(100) })
     });
