@@ -6,6 +6,7 @@
 //! dropped its processes, devices and namespaces are gone, also after a panic.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
+pub mod call;
 pub mod cut;
 pub mod dns;
 pub mod foreign;
@@ -51,4 +52,25 @@ pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Res
 pub fn target_dir() -> PathBuf {
     let inside = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target");
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(inside, PathBuf::from)
+}
+
+/// The value below which `percent` of them are, of values in order; not a number where there is none.
+pub fn percentile(values: &[f64], percent: usize) -> f64 {
+    let index = (values.len() * percent / 100).min(values.len().saturating_sub(1));
+    values.get(index).copied().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_were_there() {
+        let values: Vec<f64> = (0..200).map(f64::from).collect();
+        assert_eq!(
+            (percentile(&values, 50), percentile(&values, 99), percentile(&values, 100)),
+            (100.0, 198.0, 199.0)
+        );
+        assert!(percentile(&[], 50).is_nan());
+    }
 }

@@ -7,7 +7,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use crate::stage::{Place, Stage};
+use crate::{
+    percentile,
+    stage::{Place, Stage},
+};
 
 /// A running `ping`; its answers go to a file.
 pub struct Ping {
@@ -120,11 +123,21 @@ impl Pings {
         100.0 * (1.0 - self.answers.len() as f64 / self.sent.max(1) as f64)
     }
 
+    /// How many were never answered.
+    pub fn lost(&self) -> u64 {
+        self.sent.saturating_sub(self.answers.len() as u64)
+    }
+
     /// Median round trip, ms.
     pub fn median_rtt_ms(&self) -> f64 {
+        self.rtt_ms(50)
+    }
+
+    /// The round trip that so many per cent of the answers are below, ms.
+    pub fn rtt_ms(&self, percent: usize) -> f64 {
         let mut all: Vec<f64> = self.answers.iter().map(|answer| answer.rtt_ms).collect();
         all.sort_by(f64::total_cmp);
-        all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+        percentile(&all, percent)
     }
 }
 

@@ -4,8 +4,10 @@
 //! to stdout; report, raw figures and plots go to `target/bench/`. Exit code 1: a bar was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
 
+mod classes;
 mod figure;
 mod options;
+mod parts;
 mod paths;
 mod peers;
 mod plot;
@@ -28,7 +30,7 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 10] = [
+const RIGS: [Rig; 11] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
@@ -50,6 +52,11 @@ const RIGS: [Rig; 10] = [
         "pseudotcp",
         "HTTP downloads of 10 kB to 100 MB: TCP on streams, beside TCP past the tunnel",
         pseudotcp::run,
+    ),
+    (
+        "classes",
+        "classes of traffic: loss and load in one beside the others, loss table, failover, pipes, nine tunnels",
+        classes::run,
     ),
 ];
 

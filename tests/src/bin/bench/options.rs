@@ -5,7 +5,7 @@ use std::time::Duration;
 use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
 
-use crate::{paths::load::InnerCc, peers::Setting, stream::Part};
+use crate::{classes, paths::load::InnerCc, peers::Setting, stream::Part};
 
 /// What `--list` says after the rigs.
 pub(crate) const HELP: &str = "
@@ -17,11 +17,12 @@ pub(crate) const HELP: &str = "
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
 SCENARIO...       of `paths` and `stream`: only these (--list names them)
 --quick           of `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random
-                  ones; of `stream` and `pseudotcp`: one round
+                  ones; of `stream` and `pseudotcp`: one round; of `classes`: shorter, and fewer directions
 --cuts N          of `paths` and `stream`: how often a link is cut (as the scenario says: 10, 20 or 100)
 --runs N          of `paths` and `stream`: how often each row is measured (3); of `pseudotcp`: rounds (5)
---inner CC        of `paths` and `stream`: the congestion control of inner TCP: cubic (default) or bbr
---parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named)
+--inner CC        of `paths`, `stream` and `classes`: the congestion control of inner TCP: cubic (default) or bbr
+--parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named); of
+                  `classes`: only these: isolation, competition, loss, failover, striping, nine (all)
 --load N          of `memory`: seconds of load (60)
 ";
 
@@ -44,6 +45,8 @@ pub(crate) struct Options {
     pub(crate) inner: InnerCc,
     /// Parts of the stream rig.
     pub(crate) parts: Vec<Part>,
+    /// Parts of the classes rig.
+    pub(crate) class_parts: Vec<classes::Part>,
     /// Load of the memory rig.
     pub(crate) load: Duration,
     /// Rounds of the peers rig.
@@ -69,6 +72,7 @@ impl Options {
             runs: None,
             inner: InnerCc::default(),
             parts: Vec::new(),
+            class_parts: Vec::new(),
             load: Duration::from_secs(60),
             rounds: 5,
             seconds: 2,
@@ -94,7 +98,7 @@ impl Options {
                 "--quick" => options.quick = true,
                 "--runs" => options.runs = Some(number()?),
                 "--inner" => options.inner = one(words.next(), &InnerCc::ALL, InnerCc::name)?,
-                "--parts" => options.parts = chosen(words.next(), &Part::ALL, Part::name)?,
+                "--parts" => options.choose_parts(words.next())?,
                 "--cuts" => options.cuts = Some(number()?),
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
                 name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
@@ -108,7 +112,20 @@ impl Options {
             let all = if options.scenarios.is_empty() { &Part::ALL[..] } else { &[Part::Links] };
             options.parts = all.to_vec();
         }
+        if options.class_parts.is_empty() {
+            options.class_parts = classes::Part::ALL.to_vec();
+        }
         Ok(options)
+    }
+
+    /// The parts of all rigs have names of their own.
+    fn choose_parts(&mut self, list: Option<&String>) -> Result<(), String> {
+        let names = Part::ALL.map(Part::name).into_iter().chain(classes::Part::ALL.map(classes::Part::name));
+        let wanted = chosen(list, &names.collect::<Vec<_>>(), |name| name)?;
+        let is_wanted = |name| wanted.contains(&name);
+        self.parts = Part::ALL.into_iter().filter(|part| is_wanted(part.name())).collect();
+        self.class_parts = classes::Part::ALL.into_iter().filter(|part| is_wanted(part.name())).collect();
+        Ok(())
     }
 }
 
@@ -165,6 +182,14 @@ mod tests {
         assert_eq!(parse("").unwrap().parts, Part::ALL);
         assert_eq!(parse("equal").unwrap().parts, [Part::Links]);
         assert_eq!(parse("equal --parts readers,links").unwrap().parts, [Part::Links, Part::Readers]);
+    }
+
+    #[test]
+    fn a_rig_of_which_no_part_is_named_runs_as_a_whole() {
+        let options = parse("--parts nine,isolation").unwrap();
+        assert_eq!(options.class_parts, [classes::Part::Isolation, classes::Part::Nine]);
+        assert_eq!(options.parts, Part::ALL);
+        assert_eq!(parse("--parts veth").unwrap().class_parts, classes::Part::ALL);
     }
 
     #[test]

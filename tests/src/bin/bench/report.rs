@@ -59,6 +59,16 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
     put(&directory.join("report.json"), &format!("{all:#}\n"))
 }
 
+/// What was found so far outlives a run that is ended early.
+pub(crate) fn keep(rig: &str, name: &str, record: &Value) {
+    let folder = target_dir().join("bench").join(rig);
+    let path = folder.join(format!("{name}.json"));
+    let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
+    if let Err(error) = kept {
+        eprintln!("  {} cannot be written: {error}", path.display());
+    }
+}
+
 fn put(path: &Path, text: &str) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)?;

@@ -21,8 +21,8 @@ pub(crate) const START_UP: u32 = 2;
 pub(crate) const STEP: Duration = quic_bulk::STEP;
 /// The same as iperf3 takes it, in seconds.
 const STEP_S: &str = "0.1";
-/// Where iperf3 listens.
-const PORT: &str = "5201";
+/// Where iperf3 listens, unless a rig wants several.
+pub(crate) const PORT: u16 = 5201;
 /// UDP payload of inner datagrams, bytes.
 const DATAGRAM: &str = "1200";
 
@@ -106,7 +106,7 @@ pub(crate) struct Sink(Child);
 
 impl Sink {
     /// Listens on every address of the server.
-    pub(crate) fn start(stage: &Stage, kind: Kind) -> Result<Self, String> {
+    pub(crate) fn start(stage: &Stage, kind: Kind, port: u16) -> Result<Self, String> {
         let mut command = match kind {
             Kind::Tcp => stage.command(Place::Server, "iperf3"),
             Kind::Mptcp => {
@@ -118,11 +118,11 @@ impl Sink {
         let log =
             File::create(stage.file("iperf-server", Place::Server)).map_err(|error| error.to_string())?;
         // Where the server receives, its client reports what it says: in the same form and as often.
-        let child = command.args(["-s", "-J", "-i", STEP_S, "-p", PORT]).stdout(log).spawn();
+        let child = command.args(["-s", "-J", "-i", STEP_S, "-p", &port.to_string()]).stdout(log).spawn();
         let sink = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
         for _ in 0..100 {
             thread::sleep(Duration::from_millis(20));
-            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{PORT}")]).is_empty() {
+            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{port}")]).is_empty() {
                 return Ok(sink);
             }
         }
@@ -166,11 +166,12 @@ pub(crate) struct Iperf {
 }
 
 impl Iperf {
-    /// Starts what iperf3 can send between the client and the sink at `address`, for some seconds after the start-up.
+    /// Starts what iperf3 can send between the client and the sink at an address and port, for some seconds after the
+    /// start-up.
     pub(crate) fn start(
         stage: &Stage,
         kind: Kind,
-        address: &str,
+        (address, port): (&str, u16),
         load: Load,
         way: Direction,
         seconds: u32,
@@ -184,7 +185,7 @@ impl Iperf {
             command.args(["mptcpize", "run"]);
         }
         command.args(["iperf3", "-J", "--get-server-output", "--connect-timeout", "5000"]);
-        command.args(["-c", address, "-p", PORT, "-i", STEP_S]);
+        command.args(["-c", address, "-p", &port.to_string(), "-i", STEP_S]);
         command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string()]);
         match load {
             Load::Tcp(flows, cc) => command.args(["-C", cc.name(), "-P", &flows.to_string()]),

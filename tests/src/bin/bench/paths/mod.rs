@@ -11,20 +11,16 @@ pub(crate) mod play;
 pub(crate) mod talk;
 mod watch;
 
-use std::{
-    fs,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use mpvpn_lab::scenario::{Lane, Scenario};
-use mpvpn_tests::target_dir;
 use serde_json::{Value, json};
 
 use self::plan::{Plan, caught};
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    report::Outcome,
+    report::{self, Outcome},
 };
 
 pub(crate) fn run(options: &Options) -> Outcome {
@@ -95,7 +91,7 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
                 json!({ "error": why })
             }
         };
-        keep(rig, scenario.name, &record);
+        report::keep(rig, scenario.name, &record);
         raw.insert(scenario.name.to_owned(), record);
         left = left.saturating_sub(plan.estimate(scenario));
     }
@@ -125,16 +121,6 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     outcome.chapter += &lines;
     outcome.plots.push((format!("{}/{}.svg", rig(scenario.lane), scenario.name), draw::draw(scenario, rows)));
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
-}
-
-/// What was found so far outlives a run that is ended early.
-fn keep(rig: &str, name: &str, record: &Value) {
-    let folder = target_dir().join("bench").join(rig);
-    let path = folder.join(format!("{name}.json"));
-    let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
-    if let Err(error) = kept {
-        eprintln!("  {} cannot be written: {error}", path.display());
-    }
 }
 
 fn about(time: Duration) -> String {

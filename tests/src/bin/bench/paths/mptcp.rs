@@ -3,7 +3,7 @@
 use mpvpn_lab::{Direction, SERVER_V4, scenario::Scenario};
 use mpvpn_tests::stage::{Place, Stage};
 
-use super::load::{Iperf, Kind, Load, Sink};
+use super::load::{Iperf, Kind, Load, PORT, Sink};
 
 /// Goodput in Mbit/s, or why there is none.
 pub(crate) type Result<T> = std::result::Result<T, String>;
@@ -17,7 +17,7 @@ pub(crate) fn prepare(stage: &Stage, scenario: &Scenario) -> Result<Sink> {
         let (address, device) = (format!("10.{}.0.2", 100 + number), format!("eth{number}"));
         ask(stage, Place::Client, &["ip", "mptcp", "endpoint", "add", &address, "dev", &device, "subflow"])?;
     }
-    Sink::start(stage, Kind::Mptcp)
+    Sink::start(stage, Kind::Mptcp, PORT)
 }
 
 /// One run. A connection that did not join its second subflow is no measure of several links.
@@ -29,7 +29,8 @@ pub(crate) fn run(
     seconds: u32,
 ) -> Result<f64> {
     let before = joins(stage);
-    let arrived = Iperf::start(stage, Kind::Mptcp, &SERVER_V4.to_string(), load, way, seconds)?.finish()?;
+    let to = (&*SERVER_V4.to_string(), PORT);
+    let arrived = Iperf::start(stage, Kind::Mptcp, to, load, way, seconds)?.finish()?;
     if scenario.links.len() > 1 && joins(stage) == before {
         return Err("no subflow joined: is net.mptcp.enabled 1?".to_owned());
     }

@@ -14,7 +14,7 @@ use mpvpn_tests::{
 
 use super::{
     harm::{self, Harm},
-    load::{Arrived, Iperf, Kind, Load, Run, Sink},
+    load::{Arrived, Iperf, Kind, Load, PORT, Run, Sink},
     mptcp,
     plan::{Plan, caught},
     watch::{Curves, Resent, Watch, resent},
@@ -68,7 +68,7 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
         beside(&stage, scenario, plan, &mut rows);
     }
     let server = stage.server(&[]);
-    let sink = Sink::start(&stage, Kind::Tcp)?;
+    let sink = Sink::start(&stage, Kind::Tcp, PORT)?;
     let source = if scenario.quic { Some(Source::start(&stage)?) } else { None };
     let scene = Scene { scenario, stage: &stage, plan, server, source };
     scene.together(&mut rows);
@@ -198,7 +198,9 @@ impl Scene<'_> {
         match (row.load, &self.source) {
             (Load::Quic, Some(source)) => Run::quic(self.stage, source, TUNNEL, seconds),
             (Load::Quic, None) => Err("there is no QUIC server".to_owned()),
-            (load, _) => Iperf::start(self.stage, Kind::Tcp, TUNNEL, load, row.way, seconds).map(Run::Iperf),
+            (load, _) => {
+                Iperf::start(self.stage, Kind::Tcp, (TUNNEL, PORT), load, row.way, seconds).map(Run::Iperf)
+            }
         }
     }
 

@@ -6,15 +6,8 @@ mod readers;
 mod short;
 
 use mpvpn_lab::scenario::Lane;
-use serde_json::{Map, Value, json};
 
-use crate::{
-    figure::{Bar, figure},
-    options::Options,
-    paths::{self, plan::caught},
-    peers,
-    report::Outcome,
-};
+use crate::{options::Options, parts, paths, peers, report::Outcome};
 
 const RIG: &str = "stream";
 /// The option of a client whose TCP travels on streams.
@@ -56,21 +49,5 @@ impl Part {
 }
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    let mut whole = Outcome::default();
-    let mut raw = Map::new();
-    for part in &options.parts {
-        // One part that fails is a figure that is missing, not the end of the others.
-        let outcome = caught(|| part.run(options)).unwrap_or_else(|why| {
-            eprintln!("  {}: {why}", part.name());
-            let name = format!("{}: it cannot be measured", part.name());
-            let figures = vec![figure(RIG, name, f64::NAN, "", Bar::AtLeast(0.0))];
-            Outcome { figures, raw: json!({ "error": why }), ..Outcome::default() }
-        });
-        whole.figures.extend(outcome.figures);
-        whole.chapter += &outcome.chapter;
-        whole.plots.extend(outcome.plots);
-        raw.insert(part.name().to_owned(), outcome.raw);
-    }
-    whole.raw = Value::Object(raw);
-    whole
+    parts::each(RIG, &options.parts, Part::name, |part| part.run(options))
 }

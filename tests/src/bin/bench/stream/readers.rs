@@ -3,6 +3,7 @@
 use std::{net::IpAddr, thread, time::Duration};
 
 use mpvpn_tests::{
+    percentile,
     stage::{Stage, TUNNEL},
     stall::{Ways, stall},
 };
@@ -67,25 +68,4 @@ fn in_ms(times: &[Duration]) -> Vec<f64> {
     let mut times: Vec<f64> = times.iter().map(|time| time.as_secs_f64() * 1e3).collect();
     times.sort_by(f64::total_cmp);
     times
-}
-
-/// Of values in order; not a number where there is none.
-fn percentile(values: &[f64], percent: usize) -> f64 {
-    let index = (values.len() * percent / 100).min(values.len().saturating_sub(1));
-    values.get(index).copied().unwrap_or(f64::NAN)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_were_there() {
-        let values: Vec<f64> = (0..200).map(f64::from).collect();
-        assert_eq!(
-            (percentile(&values, 50), percentile(&values, 99), percentile(&values, 100)),
-            (100.0, 198.0, 199.0)
-        );
-        assert!(percentile(&[], 50).is_nan());
-    }
 }

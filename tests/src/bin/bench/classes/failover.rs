@@ -1,0 +1,136 @@
+//! A primary link that goes silent at its far side while another waits, and comes back: what pings are lost.
+
+use std::{thread, time::Duration};
+
+use mpvpn_tests::{
+    ping::{Ping, Pings},
+    stage::{Direction, Place, TUNNEL},
+};
+use serde_json::{Value, json};
+
+use super::{
+    RIG,
+    scene::{CRITICAL, DEFAULT, Line, Scene},
+};
+use crate::{
+    figure::{Bar, figure},
+    options::Options,
+    report::Outcome,
+};
+
+const LINKS: [&str; 2] = ["50mbit,10ms,queue=60ms", "50mbit,15ms,queue=60ms"];
+/// Of these the second only waits.
+const WAITS: &str = "[[link]]\nname = \"eth2\"\ntier = \"backup\"\n";
+
+/// What is played. Pings are critical by a rule that every client has.
+struct Case {
+    title: &'static str,
+    before: &'static str,
+    critical: Line,
+    every: Duration,
+    /// Pings that may be lost until the primary link is back.
+    lost: f64,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        title: "a ping each second",
+        before: WAITS,
+        critical: CRITICAL,
+        every: Duration::from_secs(1),
+        lost: 1.0,
+    },
+    Case {
+        title: "100 pings a second",
+        before: WAITS,
+        critical: CRITICAL,
+        every: Duration::from_millis(10),
+        lost: 15.0,
+    },
+    Case {
+        title: "100 pings a second, two copies",
+        before: "",
+        critical: CRITICAL.with("copies = 2"),
+        every: Duration::from_millis(10),
+        lost: 0.0,
+    },
+    Case {
+        title: "100 pings a second, two copies, one link a backup",
+        before: WAITS,
+        critical: CRITICAL.with("copies = 2"),
+        every: Duration::from_millis(10),
+        lost: 0.0,
+    },
+];
+
+/// What was lost before the primary link was healed, and after it.
+struct Found {
+    sent: u64,
+    meanwhile: u64,
+    after: u64,
+}
+
+pub(super) fn run(options: &Options) -> Result<Outcome, String> {
+    let seconds = if options.quick { 24 } else { 74 };
+    let mut outcome = Outcome {
+        chapter: "\n## The primary link goes silent, and comes back\n\n\
+                  | pings | sent | lost after the cut | lost after the return |\n|---|---:|---:|---:|\n"
+            .to_owned(),
+        ..Outcome::default()
+    };
+    let mut raw = Vec::new();
+    for case in &CASES {
+        let found = measure(case, seconds)?;
+        let mut ask = |which: &str, lost, most| {
+            let what = format!("{}: {which}", case.title);
+            outcome.figures.push(figure(RIG, what, lost as f64, "", Bar::AtMost(most)));
+        };
+        ask(&format!("lost of {}, primary silent", found.sent), found.meanwhile, case.lost);
+        ask("lost when it is back", found.after, 0.0);
+        outcome.chapter +=
+            &format!("| {} | {} | {} | {} |\n", case.title, found.sent, found.meanwhile, found.after);
+        raw.push(json!({ "case": case.title, "sent": found.sent, "lost_meanwhile": found.meanwhile,
+                         "lost_after": found.after }));
+    }
+    outcome.raw = Value::Array(raw);
+    Ok(outcome)
+}
+
+fn measure(case: &Case, seconds: u32) -> Result<Found, String> {
+    let scene = Scene::new(&LINKS, case.before, &[case.critical, DEFAULT])?;
+    let third = Duration::from_secs(u64::from(seconds) / 3);
+    let ping = Ping::every(&scene.stage, Place::Client, case.every, TUNNEL, seconds);
+    thread::sleep(third);
+    scene.stage.link(1).silence(Direction::Both);
+    thread::sleep(third);
+    scene.stage.link(1).heal();
+    let pings = ping.finish();
+    if pings.answers.is_empty() {
+        return Err(format!("{}: no ping was answered", case.title));
+    }
+    Ok(found(&pings, 2 * third, case.every))
+}
+
+/// Pings are `every` apart; that of the moment `healed` counts as sent before.
+fn found(pings: &Pings, healed: Duration, every: Duration) -> Found {
+    let last_before = (healed.as_secs_f64() / every.as_secs_f64()) as u64;
+    let before = pings.answers.iter().filter(|answer| answer.number <= last_before).count() as u64;
+    let meanwhile = last_before.saturating_sub(before);
+    Found { sent: pings.sent, meanwhile, after: pings.missing().saturating_sub(meanwhile) }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_tests::ping::Answer;
+
+    use super::*;
+
+    #[test]
+    fn what_is_lost_is_told_apart_by_when_it_was_sent() {
+        let numbers = (1..=100).filter(|number| ![40, 41, 60, 61, 90].contains(number));
+        let answer = |number| Answer { at: 0.0, rtt_ms: 1.0, number };
+        let pings = Pings { answers: numbers.map(answer).collect(), sent: 101 };
+        let found = found(&pings, Duration::from_secs(6), Duration::from_millis(100));
+        assert_eq!((found.sent, found.meanwhile, found.after), (101, 3, 2));
+    }
+}

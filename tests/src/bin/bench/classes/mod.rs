@@ -1,0 +1,64 @@
+//! Classes of traffic: what one class feels of the others' loss and load, and what a class gets over links that lose,
+//! fail, or shape each session.
+//!
+//! Traffic is told apart by its port, with rules of the client's file as anybody would write them.
+
+mod competition;
+mod failover;
+mod isolation;
+mod loss;
+mod nine;
+mod scene;
+mod striping;
+
+use crate::{options::Options, parts, report::Outcome};
+
+const RIG: &str = "classes";
+
+/// What the rig consists of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Loss in one class alone.
+    Isolation,
+    /// Classes that want more than a link carries.
+    Competition,
+    /// Congestion control and lane of a class over a link that loses.
+    Loss,
+    /// A primary link that goes silent, and one that waits.
+    Failover,
+    /// Sessions that are shaped one by one.
+    Striping,
+    /// Three links and three classes for long.
+    Nine,
+}
+
+impl Part {
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Isolation, Self::Competition, Self::Loss, Self::Failover, Self::Striping, Self::Nine];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Isolation => "isolation",
+            Self::Competition => "competition",
+            Self::Loss => "loss",
+            Self::Failover => "failover",
+            Self::Striping => "striping",
+            Self::Nine => "nine",
+        }
+    }
+
+    fn run(self, options: &Options) -> Result<Outcome, String> {
+        match self {
+            Self::Isolation => isolation::run(options),
+            Self::Competition => competition::run(options),
+            Self::Loss => loss::run(options),
+            Self::Failover => failover::run(options),
+            Self::Striping => striping::run(options),
+            Self::Nine => nine::run(options),
+        }
+    }
+}
+
+pub(crate) fn run(options: &Options) -> Outcome {
+    parts::each(RIG, &options.class_parts, Part::name, |part| part.run(options))
+}

@@ -1,0 +1,88 @@
+//! Links whose operator shapes each UDP session: four pipes over each of three, alone and with loss and repair.
+
+use mpvpn_lab::Direction;
+use serde_json::{Value, json};
+
+use super::{
+    RIG,
+    scene::{DEFAULT, Line, Scene, name, ways},
+};
+use crate::{
+    figure::{Bar, figure},
+    options::Options,
+    paths::load::Load,
+    report::Outcome,
+};
+
+const LINK: &str = "110mbit,10ms,queue=60ms,session_rate=30mbit";
+const FLOWS: u32 = 8;
+
+/// Links as they are, and what is asked.
+struct Case {
+    title: &'static str,
+    /// Lost each way.
+    loss: &'static str,
+    default: Line,
+    /// Mbit/s.
+    least: f64,
+}
+
+const CASES: [Case; 2] = [
+    Case { title: "4 pipes on each of 3 shaped links", loss: "", default: DEFAULT, least: 290.0 },
+    Case {
+        title: "the same, 12 % loss, repair",
+        loss: ",loss=12%",
+        default: DEFAULT.with("fec = \"auto\""),
+        least: 220.0,
+    },
+];
+
+pub(super) fn run(options: &Options) -> Result<Outcome, String> {
+    let seconds = if options.quick { 6 } else { 10 };
+    let mut outcome = Outcome {
+        chapter: "\n## Sessions that are shaped one by one\n\n8 TCP flows over three links of 110 Mbit/s, 30 a session.\n\n\
+                  | links | way | Mbit/s | bytes that each link carried, of their mean, % |\n|---|---|---:|---|\n"
+            .to_owned(),
+        ..Outcome::default()
+    };
+    let mut raw = Vec::new();
+    for case in &CASES {
+        let link = format!("{LINK}{}", case.loss);
+        let scene = Scene::new(&[link.as_str(); 3], "pipes = 4\n", &[case.default])?;
+        let _sink = case.default.sink(&scene)?;
+        for &way in ways(options.quick) {
+            let before = carried(&scene, way)?;
+            let mbit =
+                case.default.load(&scene, Load::Tcp(FLOWS, options.inner), way, seconds)?.finish()?.mbit;
+            let bytes: Vec<f64> =
+                carried(&scene, way)?.iter().zip(before).map(|(after, before)| after - before).collect();
+            let mean = bytes.iter().sum::<f64>() / bytes.len() as f64;
+            let shares: Vec<f64> = bytes.iter().map(|bytes| 100.0 * bytes / mean).collect();
+            let off = shares.iter().map(|share| (share - 100.0).abs()).fold(0.0, f64::max);
+            let what = format!("{}, {}", case.title, name(way));
+            let mut ask = |which: &str, value, unit, bar| {
+                outcome.figures.push(figure(RIG, format!("{what}: {which}"), value, unit, bar));
+            };
+            ask("goodput", mbit, "Mbit/s", Bar::AtLeast(case.least));
+            ask("a link's bytes, off their mean by", off, "%", Bar::AtMost(5.0));
+            let told: Vec<String> = shares.iter().map(|share| format!("{share:.1}")).collect();
+            outcome.chapter +=
+                &format!("| {} | {} | {mbit:.1} | {} |\n", case.title, name(way), told.join(", "));
+            let fec = scene.client.status()["lane"]["fec"].clone();
+            raw.push(json!({ "case": case.title, "way": name(way), "mbit": mbit, "bytes": bytes,
+                             "repair_at_client": fec }));
+        }
+    }
+    outcome.raw = Value::Array(raw);
+    Ok(outcome)
+}
+
+/// Bytes that each link has delivered in that direction so far.
+fn carried(scene: &Scene, way: Direction) -> Result<Vec<f64>, String> {
+    let of_link = |number| {
+        let stats = scene.stage.link(number).handle().stats().map_err(|error| error.to_string())?;
+        let counters = if way == Direction::Up { stats.up } else { stats.down };
+        Ok(counters.bytes as f64)
+    };
+    (1..=3).map(of_link).collect()
+}
