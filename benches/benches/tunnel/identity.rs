@@ -85,6 +85,7 @@ impl Identity {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
             class: None,
+            more_addresses: 0,
             scheduler: Scheduler::Auto,
             fec: Fec::Off,
             copies: 1,

@@ -251,6 +251,7 @@ impl Running {
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 class: None,
+                more_addresses: 0,
                 scheduler: scheduler_of(config.scheduler),
                 fec: Fec::Off,
                 copies: 1,

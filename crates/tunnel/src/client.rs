@@ -88,6 +88,8 @@ pub struct ClientConfig {
     pub token: Option<String>,
     /// What its class is, if the client has several.
     pub class: Option<ClassProfile>,
+    /// How many addresses of each family it asks for beyond the first.
+    pub more_addresses: usize,
     /// How packets are spread over paths.
     pub scheduler: Scheduler,
     /// Repair that is sent beside packets, in both directions, where the server knows it.

@@ -41,7 +41,7 @@ pub use client::{
     FlowReport, LinkPolicy, UdpNews,
 };
 pub use fleet::{ClassSetup, Fleet};
-pub use pool::{Addresses, Exhausted, Pool, Secret};
+pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
 pub use server::{Authenticate, Departed, Server, ServerConfig, ServerEvent, SessionReport, Taken};

@@ -6,7 +6,7 @@ use std::{
 };
 
 use ipnet::{Ipv4Net, Ipv6Net};
-use mpvpn_types::Instant;
+use mpvpn_types::{ClassId, Instant};
 
 /// Known to one client and the server; whoever shows it gets that client's addresses.
 pub type Secret = [u8; 16];
@@ -14,7 +14,7 @@ pub type Secret = [u8; 16];
 /// Offset in the subnet of the first address for clients: after the network's and the server's own.
 const FIRST_CLIENT: u32 = 2;
 
-/// The addresses of one session.
+/// An address of each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
     /// IPv4 address, unless the pool has none.
@@ -23,9 +23,57 @@ pub struct Addresses {
     pub v6: Option<Ipv6Addr>,
 }
 
+/// All addresses of one session: those of its TUN, and further ones for classes that have a TUN of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AddressSet {
+    all: [Addresses; Self::MAX],
+    count: u8,
+}
+
+impl AddressSet {
+    /// Addresses of each family that a session has, at most.
+    pub const MAX: usize = ClassId::MAX as usize;
+
+    /// The addresses of its TUN.
+    pub fn first(&self) -> Addresses {
+        self.all[0]
+    }
+
+    /// How many there are of each family.
+    pub fn count(&self) -> usize {
+        usize::from(self.count)
+    }
+
+    /// All of them, in the order in which they were given.
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+        self.all.iter().take(self.count()).flat_map(Addresses::iter)
+    }
+
+    /// Whether `ip` is one of them.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.all.iter().take(self.count()).any(|one| one.contains(ip))
+    }
+
+    /// Adds one of each family; nothing happens if there are as many as may be.
+    fn push(&mut self, more: Addresses) {
+        if let Some(place) = self.all.get_mut(usize::from(self.count)) {
+            *place = more;
+            self.count += 1;
+        }
+    }
+}
+
+impl From<Addresses> for AddressSet {
+    fn from(first: Addresses) -> Self {
+        let mut set = Self::default();
+        set.push(first);
+        set
+    }
+}
+
 impl Addresses {
     /// All of them.
-    pub fn iter(&self) -> impl Iterator<Item = IpAddr> {
+    pub fn iter(&self) -> impl Iterator<Item = IpAddr> + use<> {
         self.v4.map(IpAddr::V4).into_iter().chain(self.v6.map(IpAddr::V6))
     }
 
@@ -45,7 +93,7 @@ pub struct Exhausted(Ipv4Net);
 
 #[derive(Clone, Debug)]
 struct Lease {
-    addresses: Addresses,
+    addresses: AddressSet,
     user: String,
     /// Set while no client uses it.
     idle_since: Option<Instant>,
@@ -55,14 +103,16 @@ struct Lease {
 /// none is free.
 ///
 /// The first address of each subnet is the server's own. A client's IPv6 address has the same
-/// offset in its subnet as its IPv4 address, so that people recognise it.
+/// offset in its subnet as its IPv4 address, so that people recognise it. Beyond the first one of each family a client
+/// gets others only while less than half of the pool is in use: no client should have to do without because others
+/// have several.
 #[derive(Debug)]
 pub struct Pool {
     v4: Ipv4Net,
     v6: Option<Ipv6Net>,
     leases: BTreeMap<Secret, Lease>,
     by_offset: BTreeMap<u32, Secret>,
-    /// Every offset below is leased: a lease ends only when its offset is given to somebody else.
+    /// Every offset below is leased.
     unused_from: u32,
     /// Leases that no client uses, longest unused first.
     idle: BTreeSet<(Instant, Secret)>,
@@ -127,7 +177,7 @@ impl Pool {
     }
 
     /// The addresses that belong to `secret`, if `user` got them earlier.
-    pub fn resume(&mut self, secret: &Secret, user: &str) -> Option<Addresses> {
+    pub fn resume(&mut self, secret: &Secret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
         if let Some(since) = lease.idle_since.take() {
             self.idle.remove(&(since, *secret));
@@ -136,7 +186,7 @@ impl Pool {
     }
 
     /// The addresses that belong to `secret`.
-    pub(crate) fn addresses(&self, secret: &Secret) -> Option<Addresses> {
+    pub(crate) fn addresses(&self, secret: &Secret) -> Option<AddressSet> {
         self.leases.get(secret).map(|lease| lease.addresses)
     }
 
@@ -150,15 +200,36 @@ impl Pool {
         user: &str,
         preferred: &[IpAddr],
     ) -> Result<Addresses, Exhausted> {
+        let addresses = self.take(secret, preferred).ok_or(Exhausted(self.v4))?;
+        let lease = Lease { addresses: addresses.into(), user: user.to_owned(), idle_since: None };
+        self.leases.insert(secret, lease);
+        Ok(addresses)
+    }
+
+    /// One more address of each family for who has some, the preferred ones if they are free. Returns whether there is
+    /// one.
+    pub fn add(&mut self, secret: &Secret, preferred: &[IpAddr]) -> bool {
+        let known = self.addresses(secret).map_or(AddressSet::MAX, |all| all.count());
+        // A lease that nobody uses may have several, so this is rather too much than too little.
+        let in_use = self.by_offset.len().saturating_sub(self.idle.len());
+        if known >= AddressSet::MAX || in_use * 2 >= self.capacity() as usize {
+            return false;
+        }
+        let Some(more) = self.take(*secret, preferred) else { return false };
+        if let Some(lease) = self.leases.get_mut(secret) {
+            lease.addresses.push(more);
+        }
+        true
+    }
+
+    fn take(&mut self, secret: Secret, preferred: &[IpAddr]) -> Option<Addresses> {
         let wish = preferred
             .iter()
             .filter_map(|ip| self.offset_of(*ip))
             .find(|offset| !self.by_offset.contains_key(offset));
-        let offset = wish.or_else(|| self.free()).or_else(|| self.reclaim()).ok_or(Exhausted(self.v4))?;
-        let addresses = self.at(offset);
+        let offset = wish.or_else(|| self.free()).or_else(|| self.reclaim())?;
         self.by_offset.insert(offset, secret);
-        self.leases.insert(secret, Lease { addresses, user: user.to_owned(), idle_since: None });
-        Ok(addresses)
+        Some(self.at(offset))
     }
 
     /// The lowest offset that nobody has.
@@ -173,9 +244,11 @@ impl Pool {
     fn reclaim(&mut self) -> Option<u32> {
         let (_, secret) = self.idle.pop_first()?;
         let lease = self.leases.remove(&secret)?;
-        let offset = lease.addresses.iter().find_map(|ip| self.offset_of(ip))?;
-        self.by_offset.remove(&offset);
-        Some(offset)
+        for offset in lease.addresses.iter().filter_map(|ip| self.offset_of(ip)).collect::<Vec<_>>() {
+            self.by_offset.remove(&offset);
+            self.unused_from = self.unused_from.min(offset);
+        }
+        self.free()
     }
 
     /// The client has gone; its addresses stay reserved for it while others are free.
@@ -218,7 +291,7 @@ mod tests {
         pool.release(now, &secret(1));
         let other = pool.assign(secret(2), "bob", &[]).unwrap();
         assert_ne!(mine, other);
-        assert_eq!(pool.resume(&secret(1), "alice"), Some(mine));
+        assert_eq!(pool.resume(&secret(1), "alice"), Some(mine.into()));
         assert_eq!(pool.resume(&secret(1), "bob"), None, "a secret is of no use to another user");
         assert_eq!(pool.resume(&secret(9), "alice"), None);
     }
@@ -281,12 +354,48 @@ mod tests {
         let mine = pool.assign(secret(1), "a", &[]).unwrap();
         for _ in 0..3 {
             pool.release(now, &secret(1));
-            assert_eq!(pool.resume(&secret(1), "a"), Some(mine));
+            assert_eq!(pool.resume(&secret(1), "a"), Some(mine.into()));
         }
         assert!(pool.assign(secret(2), "a", &[]).is_err(), "an address in use was given away");
         pool.release(now, &secret(1));
         pool.release(now + Duration::from_secs(1), &secret(1));
         assert_eq!(pool.assign(secret(2), "a", &[]).unwrap(), mine);
         assert!(pool.assign(secret(3), "a", &[]).is_err());
+    }
+
+    #[test]
+    fn further_addresses_go_with_the_first_and_never_take_the_last_half() {
+        let mut pool = pool("10.0.0.0/28");
+        let now = Instant::now();
+        assert!(!pool.add(&secret(1), &[]), "who has none gets no further one");
+        pool.assign(secret(1), "a", &[]).unwrap();
+        assert!(pool.add(&secret(1), &["fd00::9".parse().unwrap()]));
+        assert!(pool.add(&secret(1), &[]));
+        let all = pool.addresses(&secret(1)).unwrap();
+        let expected = ["10.0.0.2", "fd00::2", "10.0.0.9", "fd00::9", "10.0.0.3", "fd00::3"];
+        assert_eq!(all.iter().map(|ip| ip.to_string()).collect::<Vec<_>>(), expected);
+        assert_eq!((all.count(), all.first().v4), (3, Some("10.0.0.2".parse().unwrap())));
+        assert!(all.contains("fd00::9".parse().unwrap()) && !all.contains("10.0.0.4".parse().unwrap()));
+        while pool.add(&secret(1), &[]) {}
+        assert_eq!(pool.addresses(&secret(1)).unwrap().count(), 7, "13 fit");
+        for n in 2..8 {
+            pool.assign(secret(n), "a", &[]).unwrap();
+            assert!(!pool.add(&secret(n), &[]));
+        }
+        assert!(pool.assign(secret(8), "a", &[]).is_err());
+        pool.release(now, &secret(1));
+        assert_eq!(pool.resume(&secret(1), "a").unwrap().count(), 7);
+        pool.release(now, &secret(1));
+        for n in 8..15 {
+            pool.assign(secret(n), "a", &[]).unwrap();
+        }
+        assert!(pool.assign(secret(15), "a", &[]).is_err(), "all of its addresses went to others");
+    }
+
+    #[test]
+    fn a_session_has_so_many_addresses_at_most() {
+        let mut pool = pool("10.0.0.0/16");
+        pool.assign(secret(1), "a", &[]).unwrap();
+        assert_eq!((0..100).filter(|_| pool.add(&secret(1), &[])).count(), AddressSet::MAX - 1);
     }
 }

@@ -16,7 +16,7 @@ use mpvpn_quic::ConnectionId;
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::{Addresses, Exhausted, Pool, Secret};
+use crate::{AddressSet, Addresses, Exhausted, Pool, Secret};
 
 /// The number of a connection within its session: a client that spreads its work over several threads has a connection
 /// of each, and of each of its classes.
@@ -82,7 +82,7 @@ pub(crate) struct Entry {
     pub(crate) session: SessionId,
     pub(crate) secret: Secret,
     /// The addresses, if they are known already.
-    pub(crate) addresses: Option<Addresses>,
+    pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
     /// The earlier tunnel of the same member, to be closed.
     pub(crate) replaced: Option<Seat>,
@@ -206,25 +206,45 @@ impl Registry {
         let seat = Seat { shard: visitor.shard, connection: visitor.connection, serial };
         let replaced = session.members.insert(visitor.member, seat);
         let id = session.id;
-        for ip in addresses.iter().flat_map(Addresses::iter) {
+        for ip in addresses.iter().flat_map(AddressSet::iter) {
             inner.by_ip.insert(ip, secret);
         }
         Ok(Entry { session: id, secret, addresses, serial, replaced })
     }
 
-    /// Gives a session that has none its addresses.
+    /// Gives a session its addresses: one of each family, and as many further ones as there are `wishes` for and may be.
+    /// What it has it keeps.
     pub(crate) fn assign(
         &self,
         secret: Secret,
         user: &str,
-        wishes: &[IpAddr],
-    ) -> Result<Addresses, Exhausted> {
+        wishes: &[Vec<IpAddr>],
+    ) -> Result<AddressSet, Exhausted> {
         let inner = &mut *self.lock();
-        let addresses = inner.pool.assign(secret, user, wishes)?;
+        let count = match inner.pool.addresses(&secret) {
+            Some(known) => known.count(),
+            None => {
+                inner.pool.assign(secret, user, wishes.first().map_or(&[], Vec::as_slice))?;
+                1
+            }
+        };
+        for wish in wishes.iter().skip(count) {
+            if !inner.pool.add(&secret, wish) {
+                break;
+            }
+        }
+        let addresses = inner.pool.addresses(&secret).unwrap_or_default();
         for ip in addresses.iter() {
             inner.by_ip.insert(ip, secret);
         }
         Ok(addresses)
+    }
+
+    /// The connections of a session.
+    pub(crate) fn seats(&self, secret: &Secret) -> Vec<Seat> {
+        let inner = self.lock();
+        let members = inner.sessions.get(secret).map(|session| session.members.values().copied());
+        members.into_iter().flatten().collect()
     }
 
     /// A tunnel has ended. The session ends with its last one; its addresses stay reserved while
@@ -240,7 +260,7 @@ impl Registry {
             return;
         }
         inner.sessions.remove(secret);
-        for ip in inner.pool.addresses(secret).iter().flat_map(Addresses::iter) {
+        for ip in inner.pool.addresses(secret).iter().flat_map(AddressSet::iter) {
             inner.by_ip.remove(&ip);
         }
         inner.pool.release(now, secret);
@@ -261,7 +281,7 @@ mod tests {
     }
 
     /// A session with addresses whose home is connection 1 of shard 0.
-    fn home(registry: &Registry, secret: Secret) -> (Entry, Addresses) {
+    fn home(registry: &Registry, secret: Secret) -> (Entry, AddressSet) {
         let entry = registry.enter(&visitor(None, 0, 0, 1), || secret).unwrap();
         let addresses = registry.assign(secret, "alice", &[]).unwrap();
         (entry, addresses)
@@ -275,7 +295,7 @@ mod tests {
         assert_eq!((joined.session, joined.addresses), (first.session, Some(addresses)));
         assert_eq!(joined.replaced, None);
         assert_eq!(registry.sessions(), 1);
-        assert_eq!(registry.shard_of(addresses.v4.unwrap().into()), Some(0));
+        assert_eq!(registry.shard_of(addresses.first().v4.unwrap().into()), Some(0));
     }
 
     #[test]
@@ -290,7 +310,7 @@ mod tests {
         registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), one.serial);
         registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
         assert_eq!(registry.sessions(), 1);
-        assert_eq!(registry.shard_of(addresses.v6.unwrap().into()), Some(0));
+        assert_eq!(registry.shard_of(addresses.first().v6.unwrap().into()), Some(0));
         registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), two.serial);
         assert_eq!(registry.sessions(), 0);
     }
@@ -299,7 +319,7 @@ mod tests {
     fn a_session_lives_until_its_last_member_leaves() {
         let registry = registry();
         let (first, addresses) = home(&registry, [1; 16]);
-        let ip = addresses.v4.unwrap().into();
+        let ip = addresses.first().v4.unwrap().into();
         let other = registry.enter(&visitor(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
         registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
         assert_eq!((registry.sessions(), registry.shard_of(ip)), (1, Some(2)));
@@ -321,6 +341,24 @@ mod tests {
         assert_eq!(registry.enter(&bob, || unreachable!()).unwrap_err(), Denial::UnknownSession);
         let bob = Visitor { member: Member::HOME, ..bob };
         assert_eq!(registry.enter(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
+    }
+
+    #[test]
+    fn further_addresses_lead_to_the_session_and_stay_its_own() {
+        let registry = registry();
+        let (first, addresses) = home(&registry, [1; 16]);
+        assert_eq!(addresses.count(), 1);
+        let more = registry.assign([1; 16], "alice", &[vec![], vec!["10.0.0.9".parse().unwrap()]]).unwrap();
+        assert_eq!((more.first(), more.count()), (addresses.first(), 2));
+        assert_eq!(registry.assign([1; 16], "alice", &[]).unwrap(), more, "nothing is taken away");
+        assert_eq!(registry.shard_of("10.0.0.9".parse().unwrap()), Some(0));
+        let joined = registry.enter(&visitor(Some([1; 16]), 16, 1, 7), || unreachable!()).unwrap();
+        assert_eq!(joined.addresses, Some(more));
+        assert_eq!(registry.seats(&[1; 16]).iter().map(|seat| seat.shard).collect::<Vec<_>>(), [0, 1]);
+        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
+        registry.leave(Instant::now(), &[1; 16], Member::new(16).unwrap(), joined.serial);
+        assert_eq!(registry.shard_of("10.0.0.9".parse().unwrap()), None);
+        assert_eq!(registry.seats(&[1; 16]), []);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    Addresses, Carries, ClassProfile, Member, Registry, RelayId, Seat, Secret, UdpId,
+    AddressSet, Addresses, Carries, ClassProfile, Member, Registry, RelayId, Seat, Secret, UdpId,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -177,7 +177,7 @@ struct Tunnel {
     /// What its client says of its class, if it has classes.
     class: Option<Box<ClassProfile>>,
     serial: u64,
-    addresses: Option<Addresses>,
+    addresses: Option<AddressSet>,
     since: Instant,
     capsules: CapsuleReader,
     carrier: Carrier,
@@ -434,7 +434,7 @@ impl Server {
 
     fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
         if let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) {
-            tracing::info!(user = %tunnel.user, address = ?tunnel.addresses.and_then(|a| a.v4), %reason, "client gone");
+            tracing::info!(user = %tunnel.user, address = ?tunnel.addresses.and_then(|all| all.first().v4), %reason, "client gone");
         } else {
             tracing::debug!(%reason, "connection lost");
         }
@@ -489,7 +489,7 @@ impl Server {
     }
 
     /// Lets what goes to the addresses of a session go down the connections of its members here.
-    fn serve(&mut self, secret: &Secret, addresses: Addresses) {
+    fn serve(&mut self, secret: &Secret, addresses: AddressSet) {
         let members = self.by_member.range((*secret, Member::HOME)..);
         let members: Vec<_> = members.take_while(|((other, _), _)| other == secret).collect();
         let serving = members.iter().filter(|(_, id)| {

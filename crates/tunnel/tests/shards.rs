@@ -202,3 +202,71 @@ fn two_members_at_one_shard_share_it() {
     assert_eq!(world.address(member, true), home_address);
     assert_eq!(world.machines[member].links[&LinkId(0)].up.loss, 0.0);
 }
+
+/// The second IPv4 address of a machine, as it is wanted for the TUN of a class.
+fn second(world: &World, machine: usize) -> IpAddr {
+    let assignment = world.machines[machine].assignment.as_ref().expect("addresses");
+    let own = assignment.more[0].iter().map(|net| net.addr()).find(IpAddr::is_ipv4);
+    own.expect("a second address")
+}
+
+/// What comes for `to` at the machines of a session when it is sent through any queue of the server's TUN.
+fn arrive(world: &mut World, machines: &[usize], to: IpAddr) -> usize {
+    for machine in machines {
+        world.machines[*machine].received.clear();
+    }
+    for queue in 0..world.servers.len() {
+        let to = std::net::SocketAddr::new(to, 4000);
+        let packet = mpvpn_packet::build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"down");
+        world.server_sends_through(queue, packet);
+    }
+    world.run(100 * MS);
+    machines.iter().map(|machine| world.machines[*machine].received.len()).sum()
+}
+
+#[test]
+fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it() {
+    let mut world = World::with_shards(2);
+    world.more_addresses = 2;
+    let home = world.add(TOKEN, Scheduler::Auto, &LINK);
+    let member = world.add_member(home, 1, &LINK);
+    world.up(home);
+    world.up(member);
+    let assignment = world.machines[home].assignment.clone().unwrap();
+    assert_eq!((assignment.addresses.len(), assignment.more.len()), (2, 2));
+    let all = assignment.addresses.iter().chain(assignment.more.iter().flatten());
+    assert_eq!(all.map(|net| net.addr()).collect::<std::collections::BTreeSet<_>>().len(), 6);
+    assert_eq!(world.machines[member].assignment.as_ref().unwrap().more, assignment.more);
+    let own = second(&world, home);
+    assert_eq!(own.to_string(), "10.0.0.3");
+    for machine in [home, member] {
+        world.at_server.clear();
+        let from = std::net::SocketAddr::new(own, 4000);
+        let packet = mpvpn_packet::build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(b"up");
+        world.client_sends(machine, packet);
+        world.run(50 * MS);
+        assert_eq!(world.at_server.len(), 1, "the server does not take it from machine {machine}");
+    }
+    assert_eq!(arrive(&mut world, &[home, member], own), 2);
+    // Another client gets others, and the server remembers them by the session's secret, the client by its wishes.
+    world.more_addresses = 0;
+    let other = world.add(TOKEN, Scheduler::Auto, &LINK);
+    world.up(other);
+    assert_eq!(world.address(other, true).to_string(), "10.0.0.5");
+    for restart in [false, true] {
+        match restart {
+            true => world.restart_server(),
+            false => silence(&mut world, home, 1.0),
+        }
+        world.run(Duration::from_secs(20));
+        silence(&mut world, home, 0.0);
+        world.run(Duration::from_secs(20));
+        world.up(home);
+        assert_eq!(
+            world.machines[home].assignment.as_ref().unwrap().more,
+            assignment.more,
+            "restart: {restart}"
+        );
+        assert!(arrive(&mut world, &[home, member], own) > 0, "restart: {restart}");
+    }
+}

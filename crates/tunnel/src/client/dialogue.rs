@@ -1,13 +1,16 @@
 //! What client and server say to each other on the request stream: settings, the request and its
 //! answer, addresses and routes.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_lane::rules::Mode;
 use mpvpn_masque::{
-    capsule::{Capsule, CapsuleError, Family, RequestedAddress},
+    capsule::{AssignedAddress, Capsule, CapsuleError, Family, RequestedAddress},
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -222,15 +225,22 @@ impl Client {
 
     /// The addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference").
     fn wishes(&self) -> Vec<RequestedAddress> {
-        let known = self.assignment.as_ref().map(|assignment| assignment.addresses.as_slice());
-        let wish = |request_id, family| {
-            let before = known.unwrap_or_default().iter().find(|net| Family::of(net.addr()) == family);
-            before.map_or(RequestedAddress::any(request_id, family), |net| RequestedAddress {
-                request_id,
-                net: IpNet::from(net.addr()),
+        let known = self.assignment.as_ref();
+        let place = |place: usize| {
+            let before = match place.checked_sub(1) {
+                None => known.map(|known| &known.addresses),
+                Some(more) => known.and_then(|known| known.more.get(more)),
+            };
+            [Family::V4, Family::V6].map(|family| {
+                let request_id = request_id(place, family);
+                let before = before.into_iter().flatten().find(|net| Family::of(net.addr()) == family);
+                before.map_or(RequestedAddress::any(request_id, family), |net| RequestedAddress {
+                    request_id,
+                    net: IpNet::from(net.addr()),
+                })
             })
         };
-        vec![wish(1, Family::V4), wish(2, Family::V6)]
+        (0..=self.config.more_addresses).flat_map(place).collect()
     }
 
     fn response(&mut self, now: Instant, headers: &Headers) {
@@ -345,8 +355,15 @@ impl Client {
             let network = session.networks.iter().find(|network| network.contains(&net.addr()));
             network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
         };
-        let addresses = session.addresses.iter().map(|entry| in_network(entry.net)).collect();
-        Some(Assignment { addresses, routes: session.routes.clone(), dns: session.dns.clone() })
+        let mut addresses = Vec::new();
+        let mut more = vec![Vec::new(); self.config.more_addresses];
+        for (place, net) in places(&session.addresses, self.config.more_addresses) {
+            match place.checked_sub(1).and_then(|at| more.get_mut(at)) {
+                Some(list) => list.push(net),
+                None => addresses.push(in_network(net)),
+            }
+        }
+        Some(Assignment { addresses, more, routes: session.routes.clone(), dns: session.dns.clone() })
     }
 
     pub(super) fn check_up(&mut self, _now: Instant) {
@@ -378,6 +395,32 @@ impl Client {
     }
 }
 
+/// The number of the request for the address of a family at this place: 0 for the first.
+fn request_id(place: usize, family: Family) -> u64 {
+    2 * place as u64 + if family == Family::V4 { 1 } else { 2 }
+}
+
+/// The places of addresses where `more` were asked for beyond the first of each family. One that answers a request has
+/// the place of that, and another the next one that is left: servers name all that a session has in the same order. What
+/// no place is left for goes with the first.
+fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
+    let family = |entry: &AssignedAddress| Family::of(entry.net.addr());
+    let answered = |entry: &AssignedAddress| {
+        (0..=more).find(|place| request_id(*place, family(entry)) == entry.request_id)
+    };
+    let mut taken: BTreeSet<(usize, Family)> =
+        assigned.iter().filter_map(|entry| Some((answered(entry)?, family(entry)))).collect();
+    let place = |entry: &AssignedAddress| {
+        let place = answered(entry).unwrap_or_else(|| {
+            let free = (0..=more).find(|place| !taken.contains(&(*place, family(entry))));
+            taken.extend(free.map(|place| (place, family(entry))));
+            free.unwrap_or(0)
+        });
+        (place, entry.net)
+    };
+    assigned.iter().map(place).collect()
+}
+
 /// The resolvers of a list that may be somewhere behind a server: none that is this machine, or on one of its links.
 fn suggested(list: &str) -> Vec<IpAddr> {
     let may_be = |ip: &IpAddr| {
@@ -394,6 +437,26 @@ fn suggested(list: &str) -> Vec<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_has_the_place_of_the_request_that_it_answers() {
+        let entry = |(request_id, net): &(u64, &str)| AssignedAddress {
+            request_id: *request_id,
+            net: net.parse::<IpAddr>().map(IpNet::from).unwrap(),
+        };
+        let placed = |more, list: &[(u64, &str)]| {
+            let list: Vec<_> = list.iter().map(entry).collect();
+            places(&list, more).into_iter().map(|(place, _)| place).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            placed(1, &[(0, "10.0.0.2"), (0, "fd00::2"), (0, "10.0.0.3"), (0, "fd00::3")]),
+            [0, 0, 1, 1]
+        );
+        assert_eq!(placed(1, &[(3, "10.0.0.2"), (1, "10.0.0.3"), (2, "fd00::3")]), [1, 0, 0]);
+        assert_eq!(placed(2, &[(0, "10.0.0.2"), (1, "10.0.0.3"), (9, "10.0.0.4")]), [1, 0, 2]);
+        assert_eq!(placed(0, &[(1, "10.0.0.2"), (0, "10.0.0.3"), (7, "fd00::3")]), [0, 0, 0]);
+        assert_eq!(placed(1, &[(0, "fd00::1"), (0, "10.0.0.2"), (0, "fd00::2")]), [0, 0, 1]);
+    }
 
     #[test]
     fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {

@@ -14,10 +14,22 @@ use crate::{Counters, LaneCounters, PathReport, Rates, RelayId, UdpId};
 pub struct Assignment {
     /// Addresses with the length of the prefix that was assigned.
     pub addresses: Vec<IpNet>,
+    /// Those that were asked for beyond these, in the order of asking; nothing where the server gave none.
+    pub more: Vec<Vec<IpNet>>,
     /// What the server offers to reach.
     pub routes: Vec<IpRange>,
     /// Resolvers that it suggests, the best first; at most three.
     pub dns: Vec<IpAddr>,
+}
+
+impl Assignment {
+    /// The addresses at a place of those beyond the first, counted from 0, and whether they are there: a server that
+    /// gives one of each family leaves every place the first ones.
+    pub fn beyond(&self, at: usize) -> (Vec<IpNet>, bool) {
+        let own = self.more.get(at).filter(|own| !own.is_empty());
+        let host = |net: &IpNet| IpNet::from(net.addr());
+        (own.unwrap_or(&self.addresses).iter().map(host).collect(), own.is_some())
+    }
 }
 
 /// Something that the edge must act on.
@@ -115,4 +127,24 @@ pub struct ClientReport {
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).
     pub mtu: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_for_which_the_server_gave_nothing_has_the_first_addresses() {
+        let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let assignment = Assignment {
+            addresses: nets(&["10.0.0.2/24", "fd00::2/64"]),
+            more: vec![nets(&["10.0.0.3/32"]), Vec::new()],
+            routes: Vec::new(),
+            dns: Vec::new(),
+        };
+        assert_eq!(assignment.beyond(0), (nets(&["10.0.0.3/32"]), true));
+        for place in [1, 2] {
+            assert_eq!(assignment.beyond(place), (nets(&["10.0.0.2/32", "fd00::2/128"]), false));
+        }
+    }
 }

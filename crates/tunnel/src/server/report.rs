@@ -4,7 +4,7 @@ use mpvpn_quic::Connection;
 use mpvpn_types::{Duration, Instant, SessionId};
 
 use super::Server;
-use crate::{Addresses, ClassProfile, Counters, LaneCounters, Member, PathReport, Rates, carrier::Carrier};
+use crate::{AddressSet, ClassProfile, Counters, LaneCounters, Member, PathReport, Rates, carrier::Carrier};
 
 /// Figures of one connection of a client for status output.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ pub struct SessionReport {
     /// Whose it is.
     pub user: String,
     /// Its addresses.
-    pub addresses: Addresses,
+    pub addresses: AddressSet,
     /// Since when it is connected.
     pub since: Instant,
     /// Bytes of inner packets.

@@ -212,6 +212,8 @@ pub struct World {
     pub fec: Fec,
     /// How often they send each packet.
     pub copies: u8,
+    /// How many addresses of each family they want beyond the first.
+    pub more_addresses: usize,
     /// What clients that are added are there for.
     pub carries: Carries,
     /// Destinations to which the server makes no connection, and why.
@@ -344,6 +346,7 @@ impl World {
             lane: Rules::default(),
             fec: Fec::Off,
             copies: 1,
+            more_addresses: 0,
             carries: Carries::default(),
             refuses: Vec::new(),
             destinations: Vec::new(),
@@ -410,6 +413,7 @@ impl World {
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
             class: None,
+            more_addresses: self.more_addresses,
             scheduler,
             fec: self.fec,
             copies: self.copies,

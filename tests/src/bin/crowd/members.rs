@@ -152,6 +152,7 @@ impl Members {
                 token: None,
                 scheduler: Default::default(),
                 class: None,
+                more_addresses: 0,
                 copies: 1,
                 fec: Default::default(),
                 lane: Default::default(),
