@@ -27,7 +27,8 @@ use std::{
 use ipnet::{Ipv4Net, Ipv6Net};
 
 pub use classes::{
-    ClassConfig, ClassTables, MatchRule, Packet, RuleOrigin, Ruling, render_classes, rules_of,
+    ClassConfig, ClassTables, Mark, MatchRule, Packet, RuleOrigin, Ruling, Seen, SteerRule, render_classes,
+    rules_of,
 };
 pub use dns::Dns;
 pub use lane::LaneRule;
@@ -143,6 +144,8 @@ pub struct ClientConfig {
     pub classes: Vec<ClassConfig>,
     /// What belongs to them; the first that fits counts. Those that every client has come last.
     pub class_rules: Vec<MatchRule>,
+    /// What the kernel steers into the TUN devices of classes, in the order in which it tries them.
+    pub class_steering: Vec<SteerRule>,
     /// Folder for what has to survive a restart: how much of the quotas is used.
     pub state_dir: PathBuf,
     /// Name of the TUN device.
@@ -278,6 +281,7 @@ impl ClientConfig {
             links: Vec::new(),
             classes: ClassConfig::built_in().into(),
             class_rules: MatchRule::built_in(),
+            class_steering: Vec::new(),
             state_dir: STATE_DIR.into(),
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
@@ -353,8 +357,8 @@ impl ClientConfig {
         }
         let paths = paths(options.path, &tun_name)?;
         let links = links(options.link, options.pipes);
-        let classes =
-            options.class.resolve(&Surroundings { paths: &paths, links: &links, tun_name: &tun_name })?;
+        let around = Surroundings { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
+        let classes = options.class.resolve(&around)?;
         Ok(Self {
             token: options.token,
             token_file: options.token_file,
@@ -362,6 +366,7 @@ impl ClientConfig {
             links,
             classes: classes.list,
             class_rules: classes.rules,
+            class_steering: classes.steering,
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),

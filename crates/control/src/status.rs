@@ -177,6 +177,12 @@ pub struct Class {
     /// numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Lane>,
+    /// Its own TUN device; left out if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tun: Option<String>,
+    /// The addresses of that device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<IpNet>,
 }
 
 impl Class {
@@ -197,6 +203,8 @@ impl Class {
             rtt_ms: None,
             loss_pct: None,
             order: None,
+            tun: None,
+            addresses: Vec::new(),
         }
     }
 

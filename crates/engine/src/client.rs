@@ -30,7 +30,7 @@ use mpvpn_control::{
     tls::{self, RefusalSlot},
 };
 use mpvpn_lane::rules::{Mode, Rule, Rules};
-use mpvpn_os::{Tun, privilege};
+use mpvpn_os::privilege;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
@@ -50,11 +50,11 @@ use crate::{
     proxy::{PROXY, Proxy},
     slow::{Message, Slow},
     status,
-    turn::{SIGNAL, Told, Turn, Turns, report_reload},
+    turn::{MONITOR, SIGNAL, Told, Turn, Turns, report_reload},
 };
 use apps::Apps;
 use classes::Classes;
-use device::Device;
+use device::Devices;
 use embedded::Host;
 use machine::Machine;
 use member::{Joiner, Word};
@@ -89,9 +89,8 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
         }
         false => {
             let (machine, queues) = Machine::open(&config)?;
-            let tun = queues.first().map_or("", Tun::name).to_owned();
-            let ground = Ground { tun, mark: Some(machine.mark), ..Ground::default() };
-            let queues = queues.into_iter().map(Device::Tun).collect();
+            let tuns = machine.tuns().map(str::to_owned).collect();
+            let ground = Ground { tuns, mark: Some(machine.mark), ..Ground::default() };
             Gear { machine: Some(machine), queues, ground, state_dir, ..Gear::default() }
         }
     };
@@ -114,7 +113,7 @@ fn refusal(error: EngineError, slot: &RefusalSlot) -> EngineError {
 #[derive(Default)]
 struct Gear {
     machine: Option<Machine>,
-    queues: Vec<Device>,
+    queues: Vec<Devices>,
     ground: Ground,
     proxy: Option<Proxy<RelayId, UdpId>>,
     host: Option<Host>,
@@ -176,16 +175,16 @@ impl Parts {
     }
 
     /// The shards beside the first.
-    fn crew(&self, turns: &Turns, queues: Vec<Device>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
+    fn crew(&self, turns: &Turns, queues: Vec<Devices>) -> Result<(Crew<Word>, Inbox<Word>), EngineError> {
         let (first, inbox) = exchange(turns.wake.clone());
         let mut crew = Crew::new(first.clone(), || Word::Ended);
-        for (shard, device) in (1..).zip(queues) {
+        for (shard, devices) in (1..).zip(queues) {
             let Some(member) = Member::of(shard, ClassId::DEFAULT) else { break };
             let mut turns = Turns::without_signals()?;
             let links = self.links(&turns)?;
             let policies = Policies::new(&self.config.links);
             let gear = (self.fleet(shard, true), self.classes.clone());
-            let plane = Plane::new(gear, links, policies, Some(device), &turns)?;
+            let plane = Plane::new(gear, links, policies, Some(devices), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -227,9 +226,9 @@ impl Running {
     ) -> Result<Self, EngineError> {
         let shards = queues.len().max(1) as u8;
         let mut queues = queues.into_iter();
-        let device = queues.next();
+        let devices = queues.next();
         let meters = Meters::default();
-        let classes = Classes::of(&config, device.is_some());
+        let classes = Classes::of(&config, devices.is_some());
         let mut links = Links::new(&config.paths, classes.sockets(), &meters, ground.clone(), &turns.poller)?;
         let quotas = Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone())?;
         let policies = Policies::new(&config.links);
@@ -244,14 +243,14 @@ impl Running {
         let parts = Parts {
             ground,
             tunnel: TunnelConfig {
-                carries: if device.is_some() { Carries::Packets } else { Carries::Streams },
+                carries: if devices.is_some() { Carries::Packets } else { Carries::Streams },
                 setup: setups.of(config.cc).clone(),
                 server_name: config.server.host.clone(),
                 authority: config.server.to_string(),
                 path: PATH.to_owned(),
                 token: config.bearer()?.map(|token| token.reveal().to_owned()),
                 class: None,
-                more_addresses: 0,
+                more_addresses: config.class_tuns().count(),
                 scheduler: scheduler_of(config.scheduler),
                 fec: Fec::Off,
                 copies: 1,
@@ -271,7 +270,7 @@ impl Running {
         let fleet = (parts.fleet(0, shards > 1), parts.classes.clone());
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
-            plane: Plane::new(fleet, links, policies, device, turns)?,
+            plane: Plane::new(fleet, links, policies, devices, turns)?,
             quotas,
             crew,
             inbox,
@@ -315,6 +314,11 @@ impl Running {
             let machine = &mut self.machine;
             self.plane.take(turns, &turn, &mut |name| prepare(machine, name))?;
             self.serve_apps(turns, &turn);
+            if let Some(machine) = self.machine.as_mut()
+                && turn.ready.iter().any(|event| event.token == MONITOR)
+            {
+                machine.look_at_links();
+            }
             if turn.ready.iter().any(|event| event.token == SIGNAL)
                 && let Some(told) = turns.told()
             {
@@ -620,6 +624,7 @@ impl Running {
     }
 
     fn assign(&mut self, assignment: Assignment) {
+        self.plane.assign(&assignment);
         if let Some(machine) = &mut self.machine {
             machine.assignment = Some(assignment);
         } else if let Some(host) = &mut self.host {

@@ -68,8 +68,8 @@ pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
 /// What the sockets of links stand on.
 #[derive(Clone, Default)]
 pub(crate) struct Ground {
-    /// An interface that is no link; empty if there is none.
-    pub(crate) tun: String,
+    /// Interfaces that are no links.
+    pub(crate) tuns: Vec<String>,
     /// The mark of the tunnel's own packets, which needs privilege.
     pub(crate) mark: Option<u32>,
     pub(crate) protect: Option<Protect>,
@@ -189,7 +189,7 @@ impl Links {
         let mut matters = false;
         while let Ok(Some(event)) = monitor.next() {
             matters |= match event {
-                Event::Link { name, .. } => name != self.ground.tun,
+                Event::Link { name, .. } => !self.ground.tuns.contains(&name),
                 Event::Route { route, .. } => is_auto && route.is_default(),
                 Event::Address { .. } | Event::Overrun => true,
             };
@@ -206,7 +206,8 @@ impl Links {
         if self.is_auto()
             && let Source::Kernel { netlink, .. } = &mut self.source
         {
-            for name in netlink.default_route_interfaces(&[&self.ground.tun])? {
+            let tuns: Vec<&str> = self.ground.tuns.iter().map(String::as_str).collect();
+            for name in netlink.default_route_interfaces(&tuns)? {
                 self.add(&name);
             }
         }
@@ -215,7 +216,7 @@ impl Links {
             let meant = |name: &String| {
                 is_pattern(name) && is_match(name, &info.name) || seen.is_given() && name == AUTO
             };
-            if info.name != self.ground.tun && self.names.iter().any(meant) {
+            if !self.ground.tuns.contains(&info.name) && self.names.iter().any(meant) {
                 self.add(&info.name);
             }
         }
@@ -327,7 +328,7 @@ impl Links {
             .iter()
             .filter(|info| {
                 if auto {
-                    !info.loopback && info.name != self.ground.tun && info.up
+                    !info.loopback && !self.ground.tuns.contains(&info.name) && info.up
                 } else {
                     self.names.iter().any(|name| is_match(name, &info.name))
                 }

@@ -56,6 +56,9 @@ pub(crate) fn of_client(
         resumed: u64::from(report.resumed),
     });
     status.notes.extend(report.by_flows.then(|| BY_FLOWS.to_owned()));
+    let given = |at: usize| report.assignment.as_ref().map_or(Vec::new(), |all| all.beyond(at).0);
+    let with_tun = config.class_tuns().zip(0..);
+    let tuns: Vec<(ClassId, Vec<IpNet>)> = with_tun.map(|((class, _), at)| (class.id, given(at))).collect();
     for (id, report) in reports {
         let Some(class) = config.classes.get(usize::from(id.0)) else { continue };
         status.classes.push(Class {
@@ -75,6 +78,8 @@ pub(crate) fn of_client(
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
             order: report.lane.map(lane_of),
+            tun: class.tun.clone(),
+            addresses: tuns.iter().find(|(tun, _)| tun == id).map_or(Vec::new(), |(_, own)| own.clone()),
             ..Class::new(&class.name)
         });
         add_lane(&mut status.lane, report.lane.map(lane_of));

@@ -20,6 +20,8 @@ pub(crate) const WAKE: u64 = 1;
 pub(crate) const SIGNAL: u64 = 2;
 /// News about links.
 pub(crate) const MONITOR: u64 = 3;
+/// The TUN devices of classes have tokens from here on, as many as there are classes.
+pub(crate) const CLASS_TUNS: u64 = 4;
 /// UDP sockets have tokens from here on.
 pub(crate) const SOCKETS: u64 = 16;
 

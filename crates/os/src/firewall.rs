@@ -1,10 +1,12 @@
-//! Address translation, by nftables.
+//! Address translation and marks for routing, by nftables.
 //!
 //! In: [`Rules`]. Out: a table `inet mpvpn_<name>` that does what they say. Always holds: a table is
 //! replaced as a whole in one transaction, so there is no moment without its rules and none with half
 //! of them; nothing outside our table is touched. So a packet that another table drops (as Docker's
 //! forward policy does) stays dropped: in nftables no table can overrule the drop of another, and
 //! such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
+
+mod steering;
 
 use std::path::Path;
 
@@ -18,20 +20,33 @@ use nftables::{
     types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
 };
 use serde::{Deserialize, Serialize};
+pub use steering::{Bits, Packets, Steer};
 
 use crate::error::OsError;
 
 /// Priority of source translation (`srcnat` of nft(8)).
 const SOURCE_NAT: i32 = 100;
+/// Where packets are marked: after the marks of others (`mangle` of nft(8), -150), and before their destinations change.
+const STEERING: i32 = -140;
 const CHAIN: &str = "postrouting";
+/// Marks what comes in.
+const INCOMING: &str = "prerouting";
+/// Marks what this machine sends, which then is routed anew.
+const OUTGOING: &str = "output";
 
 /// All rules of one tunnel.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rules {
     /// Names the table; by custom the TUN device.
     pub name: String,
     /// What gets the address of the interface that it leaves by.
     pub masquerade: Vec<Masquerade>,
+    /// What is marked; of those that fit the first counts.
+    #[serde(default)]
+    pub steer: Vec<Steer>,
+    /// Packets of this machine with this mark are left alone.
+    #[serde(default)]
+    pub spare: Option<u32>,
 }
 
 /// One kind of packet that gets the address of the interface that it leaves by.
@@ -50,6 +65,8 @@ pub enum Origin {
     Network(IpNet),
     /// This interface (Linux 5.7 or newer).
     Interface(String),
+    /// Wherever.
+    Anywhere,
 }
 
 /// Where packets leave.
@@ -84,24 +101,39 @@ fn transaction(rules: &Rules) -> Nftables<'static> {
     let mut batch = Batch::new();
     clear(&mut batch, &table);
     batch.add(NfListObject::Table(table_object(&table)));
-    batch.add(NfListObject::Chain(Chain {
-        family: NfFamily::INet,
-        table: table.clone().into(),
-        name: CHAIN.into(),
-        _type: Some(NfChainType::NAT),
-        hook: Some(NfHook::Postrouting),
-        prio: Some(SOURCE_NAT),
-        policy: Some(NfChainPolicy::Accept),
-        ..Chain::default()
-    }));
-    for masquerade in &rules.masquerade {
-        batch.add(NfListObject::Rule(Rule {
+    let mut chain = |name: &'static str, kind, hook, priority, rules: Vec<Vec<Statement<'static>>>| {
+        batch.add(NfListObject::Chain(Chain {
             family: NfFamily::INet,
             table: table.clone().into(),
-            chain: CHAIN.into(),
-            expr: statements(masquerade).into(),
-            ..Rule::default()
+            name: name.into(),
+            _type: Some(kind),
+            hook: Some(hook),
+            prio: Some(priority),
+            policy: Some(NfChainPolicy::Accept),
+            ..Chain::default()
         }));
+        for statements in rules {
+            batch.add(NfListObject::Rule(Rule {
+                family: NfFamily::INet,
+                table: table.clone().into(),
+                chain: name.into(),
+                expr: statements.into(),
+                ..Rule::default()
+            }));
+        }
+    };
+    let masquerade = rules.masquerade.iter().map(statements).collect();
+    chain(CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT, masquerade);
+    if !rules.steer.is_empty() {
+        let incoming = rules.steer.iter().flat_map(steering::rules);
+        chain(INCOMING, NfChainType::Filter, NfHook::Prerouting, STEERING, incoming.collect());
+        let own = rules.steer.iter().filter(|steer| steer.packets.ingress.is_empty());
+        let spared = rules.spare.map(|mark| {
+            let marked = comparison(meta(MetaKey::Mark), Operator::EQ, Expression::Number(mark));
+            vec![marked, Statement::Accept(None)]
+        });
+        let outgoing = spared.into_iter().chain(own.flat_map(steering::rules));
+        chain(OUTGOING, NfChainType::Route, NfHook::Output, STEERING, outgoing.collect());
     }
     batch.to_nftables()
 }
@@ -118,14 +150,17 @@ fn table_object(table: &str) -> Table<'static> {
 
 fn statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
     let from = match &masquerade.from {
-        Origin::Network(network) => comparison(source_address(*network), Operator::EQ, prefix(*network)),
-        Origin::Interface(name) => comparison(meta(MetaKey::Iifname), Operator::EQ, text(name)),
+        Origin::Network(network) => {
+            Some(comparison(source_address(*network), Operator::EQ, prefix(*network)))
+        }
+        Origin::Interface(name) => Some(comparison(meta(MetaKey::Iifname), Operator::EQ, text(name))),
+        Origin::Anywhere => None,
     };
     let exit = match &masquerade.exit {
         Exit::Through(name) => comparison(meta(MetaKey::Oifname), Operator::EQ, text(name)),
         Exit::AnyBut(name) => comparison(meta(MetaKey::Oifname), Operator::NEQ, text(name)),
     };
-    vec![from, exit, Statement::Masquerade(None)]
+    from.into_iter().chain([exit, Statement::Masquerade(None)]).collect()
 }
 
 fn comparison(left: Expression<'static>, op: Operator, right: Expression<'static>) -> Statement<'static> {
@@ -145,7 +180,11 @@ fn source_address(network: IpNet) -> Expression<'static> {
         IpNet::V4(_) => "ip",
         IpNet::V6(_) => "ip6",
     };
-    let field = PayloadField { protocol: protocol.into(), field: "saddr".into() };
+    field(protocol, "saddr")
+}
+
+fn field(protocol: &'static str, field: &'static str) -> Expression<'static> {
+    let field = PayloadField { protocol: protocol.into(), field: field.into() };
     Expression::Named(NamedExpression::Payload(Payload::PayloadField(field)))
 }
 
@@ -194,6 +233,7 @@ mod tests {
                 },
                 Masquerade { from: Origin::Interface("lan0".into()), exit: Exit::Through("t0".into()) },
             ],
+            ..Rules::default()
         };
         let json = serde_json::to_value(transaction(&rules)).unwrap();
         let list = json["nftables"].as_array().unwrap();

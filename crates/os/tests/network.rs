@@ -9,12 +9,13 @@ use common::{Folder, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, Undo,
-    firewall::{self, Exit, Masquerade, Origin, Rules},
+    firewall::{self, Bits, Exit, Masquerade, Origin, Packets, Rules},
     netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, RouteQuery, Rule},
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
-        ClientNet, ClientNetConfig, Nat, Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource, Wanted,
+        ClassNet, ClassTun, ClientNet, ClientNetConfig, Given, Nat, Routes, ServerNet, ServerNetConfig,
+        ShareNet, ShareSource, Steering, Wanted,
     },
     undo::{Interface, Step},
 };
@@ -239,7 +240,8 @@ fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
     in_namespace(|| {
         run("nft", "add table inet other");
         let masquerade = |from, exit| Masquerade { from, exit };
-        let rules = |list: Vec<Masquerade>| Rules { name: "t-0".into(), masquerade: list };
+        let rules =
+            |list: Vec<Masquerade>| Rules { name: "t-0".into(), masquerade: list, ..Rules::default() };
         firewall::install(&rules(vec![
             masquerade(Origin::Network(net("10.9.0.0/24")), Exit::AnyBut("t0".into())),
             masquerade(Origin::Network(net("fd00:9::/64")), Exit::AnyBut("t0".into())),
@@ -443,6 +445,120 @@ fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
         drop(undo);
         assert_eq!(state(), before);
     });
+}
+
+#[test]
+fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
+    in_namespace(|| {
+        uplink();
+        ip("link add lan0 type veth peer name lan1");
+        sysctl::write("net/ipv4/conf/all/rp_filter", "1").unwrap();
+        let folder = Folder::new();
+        let before = state();
+        let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
+        let ((device, t0), (class_device, c0)) = (tun("t0"), tun("c0"));
+        let (main, of_class) = (Some(t0.index), Some(c0.index));
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let config = ClientNetConfig::new(t0);
+        let mut client = ClientNet::new(config.clone()).unwrap();
+        let addresses = &["10.9.0.2/24", "fd00:9::2/64"];
+        client.apply(&mut undo, &wanted(addresses, Routes::All, 1400)).unwrap();
+        let steering = |vlans: &[u16], packets| Steering { number: 1, packets, vlans: vlans.into() };
+        let udp = Packets {
+            ingress: vec!["lan0".into()],
+            protocols: vec![17],
+            to: vec![net("198.51.100.0/24"), net("198.51.100.0/25"), net("2001:db8:7::/48")],
+            ports: vec![(5060, 5061), (5061, 5070)],
+            dscp: vec![46],
+            ..Packets::default()
+        };
+        let marked = Packets {
+            marks: vec![Bits { value: 0x10, mask: 0xff }, Bits { value: 7, mask: u32::MAX }],
+            ..Packets::default()
+        };
+        let steering = vec![steering(&[], udp), steering(&[], marked), steering(&[40], Packets::default())];
+        let tuns = vec![ClassTun { interface: c0, number: 1 }];
+        let mut classes = ClassNet::new(config.clone(), tuns, steering).unwrap();
+        classes.forward(&mut undo).unwrap();
+        let given = |own| Given { addresses: vec![net("10.9.0.3/32"), net("fd00:9::3/128")], own };
+        classes.apply(&mut undo, vec![given(true)], 1400).unwrap();
+        assert_eq!(sysctl::read("net/ipv4/conf/c0/rp_filter").unwrap(), "2");
+
+        let mark = Some(2 << 24 | 0x10);
+        for (destination, lan) in [("203.0.113.1", "192.0.2.99"), ("2001:db8:1::1", "2001:db8::99")] {
+            assert_eq!((way(destination, None), way(destination, mark)), (main, of_class));
+            assert_eq!(way(destination, Some(config.mark)), eth0, "the tunnel's own packets loop");
+            assert_eq!(way(lan, mark), eth0, "the LAN is cut off");
+            let bound =
+                RouteQuery { destination: destination.parse().unwrap(), interface: of_class, mark: None };
+            assert_eq!(Netlink::open().unwrap().route_to(&bound).unwrap().interface, of_class);
+        }
+        let rules = ip("rule");
+        assert!(rules.contains("from 10.9.0.3 lookup 28018"), "{rules}");
+        let table = || run("nft", "list table inet mpvpn_t0_classes");
+        let shown = table();
+        for words in [
+            r#"oifname "c0" masquerade"#,
+            "type route hook output priority",
+            "meta mark 0x00006d70 accept",
+            r#"iifname "lan0""#,
+            "ip daddr 198.51.100.0/24 ip dscp ef",
+            "ip6 daddr 2001:db8:7::/48 ip6 dscp ef",
+            "dport 5060-5070",
+            "meta mark & 0x000000ff == 0x00000010 meta mark set meta mark & 0xf2ffffff | 0x02000000 accept",
+            "meta mark 0x00000007 meta mark set",
+        ] {
+            assert!(squeezed(&shown).contains(words), "{words} in\n{shown}");
+        }
+        assert_eq!(shown.matches("meta mark set").count(), 2 + 4 + 4, "a VLAN that is not there: {shown}");
+        classes.look_at_links(&mut undo).unwrap();
+        assert_eq!(table(), shown);
+
+        // Without addresses of its own it takes nothing from the main device; and it has no IPv6 below its minimum.
+        classes.apply(&mut undo, vec![given(false)], 1279).unwrap();
+        assert!(!ip("rule").contains("from 10.9.0.3"));
+        assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));
+        assert_eq!(undo.undo_all().len(), 0);
+        drop((device, class_device));
+        assert_eq!(state(), before);
+    });
+}
+
+#[test]
+fn packets_of_a_vlan_are_steered_by_its_interfaces_which_come_and_go() {
+    in_namespace(|| {
+        ip("link add lan0 type veth peer name lan1");
+        let add = |words: &str| Command::new("ip").args(words.split(' ')).output().unwrap().status.success();
+        if !add("link add link lan0 name lan0.20 type vlan id 20") {
+            eprintln!("skipped: this kernel has no VLANs");
+            return;
+        }
+        assert!(add("link add link lan1 name lan1.20 type vlan id 20"));
+        let folder = Folder::new();
+        let ((_device, t0), (_class_device, c0)) = (tun("t0"), tun("c0"));
+        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let packets = Packets { ingress: vec!["lan0".into()], ..Packets::default() };
+        let steering = vec![Steering { number: 1, packets, vlans: vec![20, 30] }];
+        let tuns = vec![ClassTun { interface: c0, number: 1 }];
+        let mut classes = ClassNet::new(ClientNetConfig::new(t0), tuns, steering).unwrap();
+        let given = Given { addresses: vec![net("10.9.0.3/32")], own: true };
+        classes.apply(&mut undo, vec![given], 1400).unwrap();
+        let table = || run("nft", "list table inet mpvpn_t0_classes");
+        let first = table();
+        assert!(first.contains(r#"iifname "lan0.20""#) && !first.contains("lan1.20"), "{first}");
+        assert!(add("link add link lan0 name guests type vlan id 30"));
+        classes.look_at_links(&mut undo).unwrap();
+        assert!(table().contains(r#""guests""#), "{}", table());
+        ip("link delete guests");
+        classes.look_at_links(&mut undo).unwrap();
+        assert_eq!(table(), first);
+    });
+}
+
+/// Without what differs between versions of `nft`.
+fn squeezed(text: &str) -> String {
+    let words = text.replace(['{', '}', '(', ')'], " ");
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Set for the process that is killed on purpose: where its journal is.

@@ -114,6 +114,14 @@ impl Joined {
         is_plain.then_some(&self.first)
     }
 
+    /// The packet from its beginning, IP header included, if not to its end.
+    pub fn beginning(&self) -> &[u8] {
+        match self.head.get(VNET_HDR_LEN..) {
+            Some(headers) if !headers.is_empty() => headers,
+            _ => &self.first,
+        }
+    }
+
     /// The parts for `writev`, at most [`MAX_PARTS`].
     pub fn io_slices(&self) -> impl Iterator<Item = IoSlice<'_>> {
         let parts = std::iter::once(&self.first).chain(&self.rest);

@@ -3,7 +3,7 @@
 //! In: what a [`Client`] takes, with links that say for the connection of which class they are. Out: what a client gives,
 //! packets of all classes together. Always holds: the first connection, of the default class, makes the session or joins
 //! that of another thread, and carries what belongs to others while theirs do not work; a flow stays with the connection
-//! that ends it.
+//! that ends it. What comes from the TUN of a class is of that class, whatever the rules say.
 
 use std::net::SocketAddr;
 
@@ -167,33 +167,20 @@ impl Fleet {
         }
     }
 
-    /// Takes what was read from the TUN, see [`Client::handle_tun`].
-    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
-        let at = if self.all.len() > 1 { self.choose(now, packet) } else { 0 };
+    /// Takes what was read from the TUN, see [`Client::handle_tun`]; `class` says which class has the TUN for itself.
+    pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
+        let at = if self.all.len() > 1 { self.choose(now, class, packet) } else { 0 };
         self.all[at].client.handle_tun(now, hdr, packet);
     }
 
     /// Whose packet it is.
-    fn choose(&mut self, now: Instant, packet: &[u8]) -> usize {
+    fn choose(&mut self, now: Instant, class: Option<ClassId>, packet: &[u8]) -> usize {
         let Ok(view) = ip::parse(packet) else { return 0 };
         let key = FlowKey::of(&view);
         if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.are_asked_for() {
             self.names.on_question(now, key.source(), key.destination(), udp_payload(&view));
         }
-        // A backup over SSH is marked otherwise than what is typed, and only once it has begun.
-        let flow = key.hash32() ^ u32::from(view.dscp()) << 24;
-        let class = match self.flows.get(now, flow) {
-            Some(class) => class,
-            None => {
-                let ports = (view.has_transport_header() && mpvpn_class::has_ports(key.protocol))
-                    .then_some((key.src_port, key.dst_port));
-                let facts =
-                    Facts { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
-                let class = self.rules.classify(now, &facts, &self.names).class;
-                self.flows.put(now, flow, class);
-                class
-            }
-        };
+        let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
         let wanted = self.all.iter().position(|one| one.id == class && one.up).unwrap_or(0);
         // That of the default class shares its links, and may be all there is.
         let works = |at: usize| self.all[at].client.works();
@@ -205,7 +192,21 @@ impl Fleet {
         self.all.iter().position(|one| one.client.ends(&key)).unwrap_or(wanted)
     }
 
-    /// The next packet for the TUN.
+    fn class_by_rules(&mut self, now: Instant, key: &FlowKey, view: &ip::IpPacket<'_>) -> ClassId {
+        // A backup over SSH is marked otherwise than what is typed, and only once it has begun.
+        let flow = key.hash32() ^ u32::from(view.dscp()) << 24;
+        if let Some(class) = self.flows.get(now, flow) {
+            return class;
+        }
+        let ports = (view.has_transport_header() && mpvpn_class::has_ports(key.protocol))
+            .then_some((key.src_port, key.dst_port));
+        let facts = Facts { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
+        let class = self.rules.classify(now, &facts, &self.names).class;
+        self.flows.put(now, flow, class);
+        class
+    }
+
+    /// The next packet for a TUN: the one of the class that its destination was given to.
     pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
         let joined = self.all.iter_mut().find_map(|one| one.client.poll_tun(now))?;
         if self.all.len() > 1

@@ -5,6 +5,7 @@
 
 mod bonding;
 mod by_flows;
+mod class_tun;
 mod classes;
 mod cleanup;
 mod clients;

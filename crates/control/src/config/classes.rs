@@ -7,6 +7,7 @@
 mod ask;
 mod check;
 mod show;
+mod steer;
 mod table;
 
 use std::{fmt, path::PathBuf};
@@ -14,11 +15,12 @@ use std::{fmt, path::PathBuf};
 use mpvpn_class::{BUILT_IN, BULK, BuiltIn, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
-use super::{CongestionControl, LaneMode, LinkConfig, Scheduler, file::Source, links::is_match};
+use super::{CongestionControl, LaneMode, LinkConfig, Scheduler, Share, file::Source, links::is_match};
 use crate::Result;
 
 pub use ask::{Packet, Ruling};
 pub use show::render_classes;
+pub use steer::{Mark, Seen, SteerRule};
 pub use table::ClassTables;
 
 /// How the packets of a class travel.
@@ -126,6 +128,11 @@ impl super::ClientConfig {
         let from_file = |rule: &MatchRule| matches!(rule.origin, RuleOrigin::File { .. });
         self.classes != ClassConfig::built_in() || self.class_rules.iter().any(from_file)
     }
+
+    /// The classes that have a TUN device of their own, with its name.
+    pub fn class_tuns(&self) -> impl Iterator<Item = (&ClassConfig, &str)> {
+        self.classes.iter().filter_map(|class| Some((class, class.tun.as_deref()?)))
+    }
 }
 
 /// Where a rule is from.
@@ -169,6 +176,7 @@ pub fn rules_of(rules: &[MatchRule]) -> Rules {
 pub(super) struct Classes {
     pub(super) list: Vec<ClassConfig>,
     pub(super) rules: Vec<MatchRule>,
+    pub(super) steering: Vec<SteerRule>,
 }
 
 /// What else the client was told that has to do with classes.
@@ -176,6 +184,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) paths: &'a [String],
     pub(super) links: &'a [LinkConfig],
     pub(super) tun_name: &'a str,
+    pub(super) share: &'a [Share],
 }
 
 impl ClassTables {
@@ -191,23 +200,26 @@ impl ClassTables {
     /// Fills in what is not said, and checks what belongs together.
     pub(super) fn resolve(&self, around: &Surroundings<'_>) -> Result<Classes> {
         let list = self.classes()?;
-        let mut rules = Vec::new();
+        let (mut rules, mut steering) = (Vec::new(), Vec::new());
+        let origin = |line| RuleOrigin::File { file: self.source.file().into(), line };
         for table in &self.tables {
             let id = list
                 .iter()
                 .find(|class| class.name == *table.name())
                 .map_or(ClassId::DEFAULT, |class| class.id);
             rules.extend(table.rules().map(|(span, rule)| MatchRule {
-                origin: RuleOrigin::File {
-                    file: self.source.file().into(),
-                    line: self.source.line(span.start),
-                },
+                origin: origin(self.source.line(span.start)),
                 rule: Rule { class: id, ..rule.clone() },
             }));
+            steering.extend(table.steering().map(|(span, rule, seen)| SteerRule {
+                origin: origin(self.source.line(span.start)),
+                rule: Rule { class: id, ..rule.clone() },
+                seen: seen.clone(),
+            }));
         }
-        check::Check { tables: self, list: &list, around }.all(&rules)?;
+        check::Check { tables: self, list: &list, around }.all(&rules, &steering)?;
         rules.extend(MatchRule::built_in());
-        Ok(Classes { list, rules })
+        Ok(Classes { list, rules, steering })
     }
 
     /// The classes with their numbers, and what their tables say.

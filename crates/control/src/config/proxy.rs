@@ -78,6 +78,7 @@ impl ClientConfig {
         for class in &mut config.classes {
             (class.lane, class.tun) = (None, None);
         }
+        config.class_steering.clear();
         Ok(config)
     }
 }

@@ -97,7 +97,15 @@ impl ClientConfig {
             log_level: "log-level"
         );
         // Where a rule is written does not matter.
-        if self.classes != new.classes || rules_of(&self.class_rules) != rules_of(&new.class_rules) {
+        let steering = |config: &Self| {
+            config
+                .class_steering
+                .iter()
+                .map(|found| (found.rule.clone(), found.seen.clone()))
+                .collect::<Vec<_>>()
+        };
+        let rules = rules_of(&self.class_rules) != rules_of(&new.class_rules);
+        if self.classes != new.classes || rules || steering(self) != steering(&new) {
             restart.push("class".to_owned());
         }
         // The socket of a link has it from its beginning.

@@ -165,6 +165,7 @@ fn every_key_of_a_client_arrives() {
                 LinkConfig { pipes: Some(Pipes::Auto), ..LinkConfig::default() },
             ],
             classes: ClassConfig::built_in().into(),
+            class_steering: Vec::new(),
             class_rules: MatchRule::built_in(),
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),

@@ -145,6 +145,7 @@ fn classes(classes: &[Class]) -> Table {
         ">dropped",
         ">copies",
         "repair",
+        "tun",
     ]);
     for class in classes {
         let optional = |value: Option<f64>, unit: &str| {
@@ -164,6 +165,7 @@ fn classes(classes: &[Class]) -> Table {
             class.drops.to_string(),
             if copies > 0 { copies.to_string() } else { String::new() },
             class.order.map_or(String::new(), |order| repair_in_short(&order.fec)),
+            class.tun.as_ref().map_or(String::new(), |tun| format!("{tun} {}", join(&class.addresses))),
         ]);
     }
     table.without_empty_columns()

@@ -1,21 +1,27 @@
 //! Where the packets of a client come from and go to: the kernel's TUN, which cuts and joins them, or an app, which does
-//! not.
+//! not; and further TUN devices, of classes.
 //!
 //! Always holds: packets to an app are complete, checksums included, and none is larger than it was on its way through
 //! the tunnel; what waits for an app is bounded, and what does not fit is lost, as on any link.
 
-use std::{collections::VecDeque, io, ops::Range, sync::mpsc::Receiver};
+use std::{collections::VecDeque, io, net::IpAddr, ops::Range, os::fd::AsFd, sync::mpsc::Receiver};
 
 use bytes::BytesMut;
+use ipnet::IpNet;
 use mpvpn_os::{
     PacketFd, Tun,
     poll::{Interest, Poller, Wake},
 };
-use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, ip::MAX_PACKET, split::split};
+use mpvpn_packet::{
+    Joined, VNET_HDR_LEN, VnetHdr,
+    ip::{self, MAX_PACKET},
+    split::split,
+};
+use mpvpn_types::ClassId;
 
 use crate::{
     EngineError,
-    turn::TUN,
+    turn::{CLASS_TUNS, TUN},
     wire::{TUN_READS, read_tun, write_tun},
 };
 
@@ -26,6 +32,95 @@ const MAX_WAITING: usize = 1 << 20;
 pub type Out = Box<dyn FnMut(&[u8]) + Send>;
 
 /// What a shard has.
+pub(super) struct Devices {
+    pub(super) main: Device,
+    pub(super) classes: Vec<ClassQueue>,
+}
+
+impl From<Device> for Devices {
+    fn from(main: Device) -> Self {
+        Self { main, classes: Vec::new() }
+    }
+}
+
+/// A queue of the TUN that a class has for itself.
+pub(super) struct ClassQueue {
+    class: ClassId,
+    tun: Tun,
+    /// What is for these addresses goes there.
+    addresses: Vec<IpAddr>,
+}
+
+impl ClassQueue {
+    /// One that has no addresses yet.
+    pub(super) fn new(class: ClassId, tun: Tun) -> Self {
+        Self { class, tun, addresses: Vec::new() }
+    }
+}
+
+impl Devices {
+    /// Starts to wait for packets.
+    pub(super) fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
+        self.main.watch(poller)?;
+        self.classes.iter().zip(CLASS_TUNS..).try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
+    }
+
+    /// Lets the kernel put packets into these queues, or into those of other shards only.
+    pub(super) fn set_attached(&self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
+        if let Device::Tun(tun) = &self.main {
+            set_attached(poller, tun, TUN, attached)?;
+        }
+        let mut queues = self.classes.iter().zip(CLASS_TUNS..);
+        queues.try_for_each(|(queue, token)| set_attached(poller, &queue.tun, token, attached))
+    }
+
+    /// The server gave these addresses to the classes with a TUN, in their order.
+    pub(super) fn assign(&mut self, given: &[Vec<IpNet>]) {
+        for (queue, given) in self.classes.iter_mut().zip(given) {
+            queue.addresses = given.iter().map(IpNet::addr).collect();
+        }
+    }
+
+    /// Reads what waits in the TUN of a class, which has this token, within bounds.
+    pub(super) fn read_class(
+        &self,
+        token: u64,
+        buffer: &mut [u8],
+        mut each: impl FnMut(ClassId, VnetHdr, &mut [u8]),
+    ) {
+        let queue = self.classes.iter().zip(CLASS_TUNS..).find(|(_, other)| *other == token);
+        if let Some((queue, _)) = queue {
+            read_tun(&queue.tun, buffer, |hdr, packet| each(queue.class, hdr, packet));
+        }
+    }
+
+    /// Hands out one packet, at the device that its destination belongs to.
+    pub(super) fn write(&mut self, poller: &Poller, joined: &Joined) {
+        if !self.classes.is_empty()
+            && let Some(dst) = ip::dst_of(joined.beginning())
+            && let Some(queue) = self.classes.iter().find(|queue| queue.addresses.contains(&dst))
+        {
+            return write_tun(&queue.tun, joined);
+        }
+        self.main.write(poller, joined);
+    }
+}
+
+fn watch(poller: &Poller, device: &impl AsFd, token: u64) -> Result<(), EngineError> {
+    poller.add(device, token, Interest::Read).map_err(EngineError::io("watch the device for packets"))
+}
+
+fn set_attached(poller: &Poller, tun: &Tun, token: u64, attached: bool) -> Result<(), EngineError> {
+    if attached {
+        tun.set_attached(true)?;
+        return watch(poller, tun, token);
+    }
+    // A queue that is not attached reports an error all the time.
+    poller.remove(tun).map_err(EngineError::io("stop watching the TUN"))?;
+    Ok(tun.set_attached(false)?)
+}
+
+/// Where a shard has most of its packets from.
 pub(super) enum Device {
     Tun(Tun),
     App(Box<AppDevice>),
@@ -56,27 +151,14 @@ enum Way {
 
 impl Device {
     /// Starts to wait for packets.
-    pub(super) fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
-        let watched = match self {
-            Self::Tun(tun) => poller.add(tun, TUN, Interest::Read),
+    fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
+        match self {
+            Self::Tun(tun) => watch(poller, tun, TUN),
             Self::App(app) => match &app.way {
-                Way::Descriptor { fd, .. } => poller.add(fd, TUN, Interest::Read),
+                Way::Descriptor { fd, .. } => watch(poller, fd, TUN),
                 Way::Calls { .. } | Way::Nothing => Ok(()),
             },
-        };
-        watched.map_err(EngineError::io("watch the device for packets"))
-    }
-
-    /// Lets the kernel put packets into this queue of a TUN, or into the others only.
-    pub(super) fn set_attached(&self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
-        let Self::Tun(tun) = self else { return Ok(()) };
-        if attached {
-            tun.set_attached(true)?;
-            return self.watch(poller);
         }
-        // A queue that is not attached reports an error all the time.
-        poller.remove(tun).map_err(EngineError::io("stop watching the TUN"))?;
-        Ok(tun.set_attached(false)?)
     }
 
     /// Whether packets come with the wake-up call of the thread.
@@ -133,7 +215,7 @@ impl Device {
     }
 
     /// Hands out one packet.
-    pub(super) fn write(&mut self, poller: &Poller, joined: &Joined) {
+    fn write(&mut self, poller: &Poller, joined: &Joined) {
         match self {
             Self::Tun(tun) => write_tun(tun, joined),
             Self::App(app) => app.write(poller, joined),

@@ -235,7 +235,7 @@ fn set_up(
     let ground = Ground { protect: app.protect, given: app.links, ..Ground::default() };
     let host = Host { orders, events: app.events, assignment: None, told: None };
     let gear = Gear {
-        queues: vec![Device::App(device)],
+        queues: vec![Device::App(device).into()],
         ground,
         state_dir: app.options.state_dir,
         host: Some(host),

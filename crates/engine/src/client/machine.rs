@@ -1,16 +1,20 @@
 //! What a client changes on its machine so that packets go into the tunnel.
 
-use std::{net::IpAddr, path::Path};
+use std::{net::IpAddr, ops::RangeInclusive, path::Path};
 
-use mpvpn_control::config::{ClientConfig, Dns, Routes};
+use mpvpn_control::config::{ClientConfig, Dns, Routes, SteerRule};
 use mpvpn_os::{
     Tun, TunConfig, Undo,
     dns::Resolver,
-    tunnel_net::{self, ClientNet, ClientNetConfig, ShareNet, ShareSource, Wanted},
+    firewall::{Bits, Packets},
+    tunnel_net::{
+        self, ClassNet, ClassTun, ClientNet, ClientNetConfig, Given, ShareNet, ShareSource, Steering, Wanted,
+    },
     undo::{self, Interface},
 };
 use mpvpn_tunnel::Assignment;
 
+use super::device::{ClassQueue, Device, Devices};
 use crate::{
     EngineError,
     wire::{TUN_QUEUE, take_back},
@@ -19,6 +23,9 @@ use crate::{
 /// Addresses, routes and rules of a machine.
 pub(super) struct Machine {
     net: ClientNet,
+    /// The TUN devices of classes, and their names.
+    classes: ClassNet,
+    class_tuns: Vec<String>,
     tun_name: String,
     /// The mark of the tunnel's own packets.
     pub(super) mark: u32,
@@ -33,25 +40,42 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Opens the queues of the TUN. What an earlier process left behind is taken back first.
-    pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Tun>), EngineError> {
+    /// Opens the queues of the TUN devices. What an earlier process left behind is taken back first.
+    pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), EngineError> {
         let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
-        let queues = Tun::open_queues(
-            TunConfig {
-                name: Some(config.tun_name.clone()),
+        // Flows of one client share links that no thread has to itself: one is right for most.
+        let shards = config.shards.count(1);
+        let open = |name: &str| {
+            let config = TunConfig {
+                name: Some(name.to_owned()),
                 queue_packets: Some(TUN_QUEUE),
                 ..TunConfig::default()
-            },
-            // Flows of one client share links that no thread has to itself: one is right for most.
-            config.shards.count(1),
-        )?;
-        let tun_name = queues[0].name().to_owned();
-        let net_config =
-            ClientNetConfig::new(Interface { name: tun_name.clone(), index: queues[0].ifindex() });
+            };
+            let queues = Tun::open_queues(config, shards)?;
+            let interface = Interface { name: queues[0].name().to_owned(), index: queues[0].ifindex() };
+            Ok::<_, EngineError>((interface, queues))
+        };
+        let (interface, queues) = open(&config.tun_name)?;
+        let mut devices: Vec<Devices> = queues.into_iter().map(|tun| Device::Tun(tun).into()).collect();
+        let mut tuns = Vec::new();
+        for (class, name) in config.class_tuns() {
+            let (interface, queues) = open(name)?;
+            for (devices, tun) in devices.iter_mut().zip(queues) {
+                devices.classes.push(ClassQueue::new(class.id, tun));
+            }
+            tuns.push(ClassTun { interface, number: class.id.0 });
+        }
+        let tun_name = interface.name.clone();
+        let class_tuns = tuns.iter().map(|tun| tun.interface.name.clone()).collect();
+        let net_config = ClientNetConfig::new(interface);
         let mark = net_config.mark;
+        let steering = config.class_steering.iter().map(steering).collect();
+        let classes = ClassNet::new(net_config.clone(), tuns, steering)?;
         let net = ClientNet::new(net_config)?;
         let machine = Self {
             net,
+            classes,
+            class_tuns,
             resolver: Resolver::new(&tun_name),
             tun_name,
             mark,
@@ -61,7 +85,12 @@ impl Machine {
             undo,
             assignment: None,
         };
-        Ok((machine, queues))
+        Ok((machine, devices))
+    }
+
+    /// The names of the TUN devices.
+    pub(super) fn tuns(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.tun_name).chain(&self.class_tuns).map(String::as_str)
     }
 
     /// Makes a link fit to carry the tunnel.
@@ -83,7 +112,16 @@ impl Machine {
         };
         let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
+        let given = (0..self.class_tuns.len()).map(|at| given(assignment, at)).collect();
+        self.classes.apply(&mut self.undo, given, mtu)?;
         self.ask_resolvers(config)
+    }
+
+    /// Steers by the interfaces that there are now.
+    pub(super) fn look_at_links(&mut self) {
+        if let Err(error) = self.classes.look_at_links(&mut self.undo) {
+            tracing::warn!(%error, "packets are steered as before");
+        }
     }
 
     /// Has programs ask the resolvers that are wanted.
@@ -137,6 +175,7 @@ impl Machine {
 
     /// Lets others use the tunnel.
     pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
+        self.classes.forward(&mut self.undo)?;
         if config.share.is_empty() || self.share.is_some() {
             return Ok(());
         }
@@ -150,4 +189,29 @@ impl Machine {
     pub(super) fn end(mut self) -> Result<(), EngineError> {
         take_back(&mut self.undo)
     }
+}
+
+/// The addresses of the TUN of a class, counted from 0 among those that have one. With those of the client, what it sends
+/// arrives, and the answers come by the client's own TUN.
+fn given(assignment: &Assignment, at: usize) -> Given {
+    let (addresses, own) = assignment.beyond(at);
+    Given { addresses, own }
+}
+
+fn steering(found: &SteerRule) -> Steering {
+    let SteerRule { rule, seen, .. } = found;
+    let ports =
+        |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
+    let marks = seen.marks.iter().map(|mark| Bits { value: mark.value, mask: mark.mask });
+    let packets = Packets {
+        marks: marks.collect(),
+        ingress: seen.ingress.clone(),
+        protocols: rule.protocols.clone(),
+        from: rule.from.clone(),
+        to: rule.to.clone(),
+        from_ports: ports(&rule.from_ports),
+        ports: ports(&rule.ports),
+        dscp: rule.dscp.clone(),
+    };
+    Steering { number: rule.class.0, packets, vlans: seen.vlans.clone() }
 }

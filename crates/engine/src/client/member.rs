@@ -65,7 +65,11 @@ impl Joiner {
             while let Some(event) = self.plane.fleet.poll_event(turn.now) {
                 match event {
                     ClientEvent::Mtu(new) => mtu = Some(new),
-                    ClientEvent::Up(_) => up = true,
+                    ClientEvent::Up(assignment) => {
+                        up = true;
+                        self.plane.assign(&assignment);
+                    }
+                    ClientEvent::Changed(assignment) => self.plane.assign(&assignment),
                     ClientEvent::Down(reason) => {
                         up = false;
                         tracing::info!(

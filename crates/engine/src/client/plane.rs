@@ -9,16 +9,16 @@ use mpvpn_control::{
 };
 use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
 use mpvpn_quic::Local;
-use mpvpn_tunnel::{Fleet, LinkPolicy, Member};
+use mpvpn_tunnel::{Assignment, Fleet, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
 
-use super::{classes::Classes, device::Device};
+use super::{classes::Classes, device::Devices};
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
     policies::{Policies, Way},
     status,
-    turn::{MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
+    turn::{CLASS_TUNS, MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
     wire::{Sent, datagrams},
 };
 
@@ -35,7 +35,7 @@ pub(super) struct Plane {
     classes: Classes,
     pub(super) links: Links,
     pub(super) policies: Policies,
-    device: Option<Device>,
+    devices: Option<Devices>,
     attached: bool,
     started: Instant,
     batch: RecvBatch,
@@ -50,11 +50,11 @@ impl Plane {
         (fleet, classes): (Fleet, Classes),
         links: Links,
         policies: Policies,
-        device: Option<Device>,
+        devices: Option<Devices>,
         turns: &Turns,
     ) -> Result<Self, EngineError> {
-        if let Some(device) = &device {
-            device.watch(&turns.poller)?;
+        if let Some(devices) = &devices {
+            devices.watch(&turns.poller)?;
         }
         Ok(Self {
             fleet,
@@ -64,8 +64,8 @@ impl Plane {
             attached: true,
             started: Instant::now(),
             batch: RecvBatch::new(BATCH),
-            device_buffer: if device.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
-            device,
+            device_buffer: if devices.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
+            devices,
             out: Vec::with_capacity(64 << 10),
             look_at: None,
         })
@@ -73,15 +73,24 @@ impl Plane {
 
     /// The packets of an app have another descriptor from now on.
     pub(super) fn set_descriptor(&mut self, turns: &Turns, fd: PacketFd) -> Result<(), EngineError> {
-        self.device.as_mut().map_or(Ok(()), |device| device.set_descriptor(&turns.poller, fd))
+        self.devices.as_mut().map_or(Ok(()), |devices| devices.main.set_descriptor(&turns.poller, fd))
     }
 
     /// Lets the kernel put packets into this shard's queue, or into those of the others only.
     pub(super) fn attach(&mut self, turns: &Turns, attached: bool) -> Result<(), EngineError> {
-        let Some(device) = self.device.as_ref().filter(|_| self.attached != attached) else { return Ok(()) };
-        device.set_attached(&turns.poller, attached)?;
+        let Some(devices) = self.devices.as_ref().filter(|_| self.attached != attached) else {
+            return Ok(());
+        };
+        devices.set_attached(&turns.poller, attached)?;
         self.attached = attached;
         Ok(())
+    }
+
+    /// The server gave these addresses.
+    pub(super) fn assign(&mut self, assignment: &Assignment) {
+        if let Some(devices) = &mut self.devices {
+            devices.assign(&assignment.more);
+        }
     }
 
     /// When [`Self::take`] wants to be called.
@@ -106,13 +115,14 @@ impl Plane {
             match event.token {
                 TUN => {
                     packets_ready |= event.readable;
-                    if let Some(device) = self.device.as_mut().filter(|_| event.writable) {
-                        device.flush(&turns.poller);
+                    if let Some(devices) = self.devices.as_mut().filter(|_| event.writable) {
+                        devices.main.flush(&turns.poller);
                     }
                 }
                 WAKE => {
                     turns.wake.drain();
-                    packets_ready |= self.device.as_ref().is_some_and(Device::comes_by_call);
+                    packets_ready |=
+                        self.devices.as_ref().is_some_and(|devices| devices.main.comes_by_call());
                 }
                 SIGNAL => {}
                 MONITOR => {
@@ -121,6 +131,7 @@ impl Plane {
                         self.look_at = Some(now + LOOK_AGAIN);
                     }
                 }
+                CLASS_TUNS..SOCKETS => {}
                 token => self.socket(turns, now, token, event.readable, event.writable),
             }
         }
@@ -128,6 +139,9 @@ impl Plane {
         self.write_packets(turns, now);
         if packets_ready {
             self.read_packets(turns, now)?;
+        }
+        for event in turn.ready.iter().filter(|event| (CLASS_TUNS..SOCKETS).contains(&event.token)) {
+            self.read_class(now, event.token);
         }
         if self.fleet.poll_timeout(now).is_some_and(|at| at <= now) {
             self.fleet.handle_timeout(now);
@@ -166,8 +180,8 @@ impl Plane {
             });
             self.fleet.handle_batch(now, id.class());
             while let Some(joined) = self.fleet.poll_tun(now) {
-                if let Some(device) = &mut self.device {
-                    device.write(&turns.poller, &joined);
+                if let Some(devices) = &mut self.devices {
+                    devices.write(&turns.poller, &joined);
                 }
                 self.fleet.recycle(joined);
             }
@@ -179,8 +193,8 @@ impl Plane {
 
     fn write_packets(&mut self, turns: &Turns, now: Instant) {
         while let Some(joined) = self.fleet.poll_tun(now) {
-            if let Some(device) = &mut self.device {
-                device.write(&turns.poller, &joined);
+            if let Some(devices) = &mut self.devices {
+                devices.write(&turns.poller, &joined);
             }
             self.fleet.recycle(joined);
         }
@@ -188,9 +202,17 @@ impl Plane {
 
     fn read_packets(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         let fleet = &mut self.fleet;
-        let Some(device) = &self.device else { return Ok(()) };
-        let handle = |hdr, packet: &mut [u8]| fleet.handle_tun(now, hdr, packet);
-        device.read(&mut self.device_buffer, &turns.wake, handle)
+        let Some(devices) = &self.devices else { return Ok(()) };
+        let handle = |hdr, packet: &mut [u8]| fleet.handle_tun(now, None, hdr, packet);
+        devices.main.read(&mut self.device_buffer, &turns.wake, handle)
+    }
+
+    fn read_class(&mut self, now: Instant, token: u64) {
+        let fleet = &mut self.fleet;
+        if let Some(devices) = &self.devices {
+            let handle = |class, hdr, packet: &mut [u8]| fleet.handle_tun(now, Some(class), hdr, packet);
+            devices.read_class(token, &mut self.device_buffer, handle);
+        }
     }
 
     /// Sends what is to be sent.

@@ -75,6 +75,8 @@ fn info(given: &GivenLink) -> LinkInfo {
         mtu: given.mtu,
         kind: None,
         loopback: false,
+        parent: None,
+        vlan: None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
-    link::{LinkAttribute, LinkFlags, LinkInfo as InfoAttribute, LinkMessage},
+    link::{InfoData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo as InfoAttribute, LinkMessage},
 };
 
 /// An interface.
@@ -22,6 +22,10 @@ pub struct LinkInfo {
     pub kind: Option<String>,
     /// Whether it is the loopback.
     pub loopback: bool,
+    /// The index of the interface that it stands on, if it does.
+    pub parent: Option<u32>,
+    /// The number of its VLAN (IEEE 802.1Q), if it is the interface of one.
+    pub vlan: Option<u16>,
 }
 
 pub(super) fn list_request() -> RouteNetlinkMessage {
@@ -80,21 +84,56 @@ fn from_message(message: &LinkMessage) -> LinkInfo {
         mtu: 0,
         kind: None,
         loopback: flags.contains(LinkFlags::Loopback),
+        parent: None,
+        vlan: None,
     };
     for attribute in &message.attributes {
         match attribute {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            LinkAttribute::LinkInfo(infos) => link.kind = infos.iter().find_map(kind),
+            LinkAttribute::Link(index) => link.parent = Some(*index),
+            LinkAttribute::LinkInfo(infos) => {
+                link.kind = infos.iter().find_map(kind);
+                link.vlan = infos.iter().find_map(vlan);
+            }
             _ => {}
         }
     }
     link
 }
 
+fn vlan(info: &InfoAttribute) -> Option<u16> {
+    let InfoAttribute::Data(InfoData::Vlan(data)) = info else { return None };
+    data.iter().find_map(|entry| match entry {
+        InfoVlan::Id(id) => Some(*id),
+        _ => None,
+    })
+}
+
 fn kind(info: &InfoAttribute) -> Option<String> {
     match info {
         InfoAttribute::Kind(kind) => Some(kind.to_string()),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::InfoKind;
+
+    use super::*;
+
+    #[test]
+    fn the_interface_of_a_vlan_tells_its_number_and_where_it_stands() {
+        let mut message = LinkMessage::default();
+        message.header.index = 7;
+        let vlan = InfoData::Vlan(vec![InfoVlan::Id(20)]);
+        message.attributes = vec![
+            LinkAttribute::IfName("guests".into()),
+            LinkAttribute::Link(3),
+            LinkAttribute::LinkInfo(vec![InfoAttribute::Kind(InfoKind::Vlan), InfoAttribute::Data(vlan)]),
+        ];
+        let link = parse(&RouteNetlinkMessage::NewLink(message)).unwrap();
+        assert_eq!((link.vlan, link.parent, link.kind.as_deref()), (Some(20), Some(3), Some("vlan")));
     }
 }

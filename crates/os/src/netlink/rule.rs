@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ipnet::IpNet;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     route::RouteHeader,
@@ -44,13 +45,28 @@ pub struct Rule {
     pub suppress_prefix_length: Option<u32>,
     /// The interface that packets must have come in by.
     pub input: Option<String>,
+    /// The interface that packets must be bound to.
+    #[serde(default)]
+    pub output: Option<String>,
+    /// Where packets must come from.
+    #[serde(default)]
+    pub source: Option<IpNet>,
 }
 
 impl Rule {
     /// A rule without conditions: ask `table`.
     pub fn lookup(family: Family, priority: u32, table: u32) -> Self {
-        let (mark, suppress_prefix_length, input) = (None, None, None);
-        Self { family, priority, table, mark, invert: false, suppress_prefix_length, input }
+        Self {
+            family,
+            priority,
+            table,
+            mark: None,
+            invert: false,
+            suppress_prefix_length: None,
+            input: None,
+            output: None,
+            source: None,
+        }
     }
 
     pub(super) fn add_request(&self) -> RouteNetlinkMessage {
@@ -78,6 +94,9 @@ impl Rule {
         }
         attributes.extend(self.suppress_prefix_length.map(RuleAttribute::SuppressPrefixLen));
         attributes.extend(self.input.clone().map(RuleAttribute::Iifname));
+        attributes.extend(self.output.clone().map(RuleAttribute::Oifname));
+        attributes.extend(self.source.map(|source| RuleAttribute::Source(source.addr())));
+        message.header.src_len = self.source.map_or(0, |source| source.prefix_len());
         message
     }
 }
@@ -88,8 +107,14 @@ impl fmt::Display for Rule {
         if let Some((mark, mask)) = self.mark {
             write!(f, " fwmark {mark:#x}/{mask:#x}")?;
         }
+        if let Some(source) = &self.source {
+            write!(f, " from {source}")?;
+        }
         if let Some(input) = &self.input {
             write!(f, " iif {input}")?;
+        }
+        if let Some(output) = &self.output {
+            write!(f, " oif {output}")?;
         }
         write!(f, " lookup {}", self.table)?;
         if let Some(length) = self.suppress_prefix_length {
@@ -132,6 +157,8 @@ pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Rule> {
                 rule.suppress_prefix_length = Some(*length);
             }
             RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
+            RuleAttribute::Oifname(name) => rule.output = Some(name.clone()),
+            RuleAttribute::Source(ip) => rule.source = IpNet::new(*ip, message.header.src_len).ok(),
             _ => {}
         }
     }
@@ -150,6 +177,8 @@ mod tests {
         rule.invert = true;
         rule.suppress_prefix_length = Some(0);
         rule.input = Some("eth0".into());
+        rule.output = Some("t0".into());
+        rule.source = Some("fd00::/64".parse().unwrap());
         assert_eq!(parse(&rule.add_request()), Some(rule.clone()));
         assert_eq!(parse(&rule.remove_request()), Some(rule));
     }

@@ -12,11 +12,9 @@
 //! done for IPv6 only where the machine has IPv6. Below an MTU of 1280 bytes there is no IPv6 in the
 //! tunnel (RFC 8200, section 5), and it counts as not assigned.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use ipnet::IpNet;
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-
-use super::{InForce, prepare_device};
+use super::{InForce, everything, family_of, prepare_device};
 use crate::{
     error::OsError,
     netlink::{Family, MAIN_TABLE, Netlink, Route, Rule},
@@ -25,7 +23,7 @@ use crate::{
 };
 
 /// The smallest MTU of IPv6, in bytes (RFC 8200, section 5).
-const SMALLEST_V6_MTU: u32 = 1280;
+pub(super) const SMALLEST_V6_MTU: u32 = 1280;
 
 /// What stays the same while a client runs.
 #[derive(Clone, Debug)]
@@ -182,20 +180,6 @@ impl ClientNet {
         then_tunnel.mark = Some((mark, u32::MAX));
         then_tunnel.invert = true;
         [specific_first, then_tunnel]
-    }
-}
-
-fn family_of(network: IpNet) -> Family {
-    match network {
-        IpNet::V4(_) => Family::V4,
-        IpNet::V6(_) => Family::V6,
-    }
-}
-
-fn everything(family: Family) -> IpNet {
-    match family {
-        Family::V4 => Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0).into(),
-        Family::V6 => Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0).into(),
     }
 }
 

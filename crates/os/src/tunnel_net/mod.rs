@@ -1,23 +1,28 @@
-//! A machine set up for a tunnel: the client's end, the server's end, and a LAN behind a client.
+//! A machine set up for a tunnel: the client's end with the TUN devices of its classes, the server's end, and a LAN
+//! behind a client.
 //!
 //! In: a TUN device, addresses, routes and an MTU, now and whenever they change. Out: a machine that
 //! sends its packets accordingly. Always holds: every change is in the journal before it is made;
 //! what stays the same over a change is not touched, so connections survive it; new things are
 //! made before old ones are taken away.
 
+mod classes;
 mod client;
 mod server;
 mod share;
 
 use std::collections::BTreeSet;
 
+pub use classes::{ClassNet, ClassTun, Given, Steering};
 pub use client::{ClientNet, ClientNetConfig, Routes, Wanted};
 pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
 
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
 use crate::{
     error::OsError,
-    netlink::Netlink,
+    netlink::{Family, Netlink},
     sysctl,
     undo::{Step, Undo},
 };
@@ -97,4 +102,18 @@ fn enable_forwarding(undo: &mut Undo, netlink: &mut Netlink, families: Families)
 struct Families {
     v4: bool,
     v6: bool,
+}
+
+fn family_of(network: IpNet) -> Family {
+    match network {
+        IpNet::V4(_) => Family::V4,
+        IpNet::V6(_) => Family::V6,
+    }
+}
+
+fn everything(family: Family) -> IpNet {
+    match family {
+        Family::V4 => Ipv4Net::default().into(),
+        Family::V6 => Ipv6Net::default().into(),
+    }
 }

@@ -115,7 +115,7 @@ fn rules(config: &ServerNetConfig) -> Rules {
         from: Origin::Network(subnet.trunc()),
         exit: Exit::AnyBut(config.tun.name.clone()),
     });
-    Rules { name: config.tun.name.clone(), masquerade: masquerade.collect() }
+    Rules { name: config.tun.name.clone(), masquerade: masquerade.collect(), ..Rules::default() }
 }
 
 #[cfg(test)]

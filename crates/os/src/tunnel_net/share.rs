@@ -86,7 +86,7 @@ fn rules(tun: &str, sources: &[ShareSource]) -> Rules {
         },
         exit: Exit::Through(tun.to_owned()),
     });
-    Rules { name: tun.to_owned(), masquerade: masquerade.collect() }
+    Rules { name: tun.to_owned(), masquerade: masquerade.collect(), ..Rules::default() }
 }
 
 #[cfg(test)]

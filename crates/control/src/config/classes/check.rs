@@ -4,10 +4,13 @@ use mpvpn_class::Why;
 use mpvpn_types::{BitRate, Portion};
 
 use super::{
-    ClassConfig, ClassTables, MatchRule, Surroundings, rules_of,
+    ClassConfig, ClassTables, MatchRule, SteerRule, Surroundings, rules_of, steer,
     table::{Key, Table},
 };
-use crate::{Error, Result, config::is_match};
+use crate::{
+    Error, Result,
+    config::{Share, is_match},
+};
 
 /// The classes and what they came from.
 pub(super) struct Check<'a> {
@@ -26,15 +29,16 @@ struct Carrier<'a> {
 }
 
 impl Check<'_> {
-    /// All of it; `rules` are those of the file.
-    pub(super) fn all(&self, rules: &[MatchRule]) -> Result<()> {
+    /// All of it; `rules` and `steering` are those of the file.
+    pub(super) fn all(&self, rules: &[MatchRule], steering: &[SteerRule]) -> Result<()> {
         self.portions()?;
         for table in &self.tables.tables {
             let class = self.class(table);
             self.links(table, class)?;
             self.tun(table, class)?;
         }
-        self.rules(rules)
+        self.rules(rules)?;
+        self.steering(steering)
     }
 
     /// Portions that contradict each other.
@@ -162,6 +166,10 @@ impl Check<'_> {
             format!("`{tun}` is the TUN device of the class `{}`", other.name)
         } else if self.around.paths.contains(tun) {
             format!("`{tun}` is one of the links")
+        } else if self.around.share.iter().any(|share| *share == Share::Interface(tun.clone())) {
+            format!("`{tun}` is to share the tunnel, and would be the tunnel")
+        } else if tun.contains(['*', '?']) {
+            format!("`{tun}` is a pattern: expected a name")
         } else {
             return Ok(());
         };
@@ -185,6 +193,20 @@ impl Check<'_> {
         let mut spans = self.tables.tables.iter().flat_map(|table| table.rules().map(|(span, _)| span));
         let span = spans.nth(first.rule).unwrap_or_default();
         Err(self.tables.source.mistake(span, why))
+    }
+
+    /// Rules for packets that the kernel is to steer and cannot.
+    fn steering(&self, rules: &[SteerRule]) -> Result<()> {
+        let of_classes = self.list.iter().filter_map(|class| class.tun.as_deref());
+        let tuns: Vec<&str> = of_classes.chain([self.around.tun_name]).collect();
+        let spans = self.tables.tables.iter().flat_map(|table| table.steering().map(|(span, ..)| span));
+        for (found, span) in rules.iter().zip(spans) {
+            let class = &self.list[usize::from(found.rule.class.0)];
+            if let Some(why) = steer::objection(found, class, &tuns) {
+                return Err(self.tables.source.mistake(span, why));
+            }
+        }
+        Ok(())
     }
 
     fn class(&self, table: &Table) -> &ClassConfig {

@@ -16,6 +16,7 @@ pub fn render_classes(config: &ClientConfig, width: usize) -> String {
     let mut text = String::new();
     section(&mut text, classes(config).without_empty_columns());
     section(&mut text, rules(config).without_empty_columns());
+    section(&mut text, steering(config).without_empty_columns());
     text.push_str("\nThe first rule that fits decides; packets that none fits are of the class `default`.\n");
     if let Some(file) = file(config) {
         text.push_str(&format!("Lines are those of {file}.\n"));
@@ -76,28 +77,57 @@ fn rules(config: &ClientConfig) -> Table {
         "said by",
     ]);
     for (at, found) in config.class_rules.iter().enumerate() {
-        let Rule { protocols, from, to, from_ports, ports: to_ports, dscp, domains, class } = &found.rule;
-        table.rows.push(vec![
-            (at + 1).to_string(),
-            config.classes[usize::from(class.0)].name.clone(),
-            Protocol::name(protocols),
-            list(from),
-            ports(from_ports),
-            list(to),
-            ports(to_ports),
-            list(dscp),
-            list(domains),
-            match &found.origin {
-                RuleOrigin::File { line, .. } => format!("line {line}"),
-                RuleOrigin::BuiltIn(name) => format!("built-in `{name}`"),
-            },
-        ]);
+        let Rule { domains, class, .. } = &found.rule;
+        let mut row = vec![(at + 1).to_string(), config.classes[usize::from(class.0)].name.clone()];
+        row.extend(packets(&found.rule));
+        row.extend([list(domains), origin(&found.origin)]);
+        table.rows.push(row);
     }
     table
 }
 
+/// What the kernel steers into the TUN devices of classes.
+fn steering(config: &ClientConfig) -> Table {
+    let mut table = Table::new(&[
+        "steered into",
+        "mark",
+        "vlan",
+        "ingress",
+        "protocol",
+        "from",
+        "from-ports",
+        "to",
+        "ports",
+        "dscp",
+        "said by",
+    ]);
+    for found in &config.class_steering {
+        let class = &config.classes[usize::from(found.rule.class.0)];
+        let seen = &found.seen;
+        let mut row = vec![class.tun.clone().unwrap_or_default()];
+        row.extend([list(&seen.marks), list(&seen.vlans), seen.ingress.join(" ")]);
+        row.extend(packets(&found.rule));
+        row.push(origin(&found.origin));
+        table.rows.push(row);
+    }
+    table
+}
+
+fn packets(rule: &Rule) -> [String; 6] {
+    let Rule { protocols, from, to, from_ports, ports: to_ports, dscp, .. } = rule;
+    [Protocol::name(protocols), list(from), ports(from_ports), list(to), ports(to_ports), list(dscp)]
+}
+
+fn origin(origin: &RuleOrigin) -> String {
+    match origin {
+        RuleOrigin::File { line, .. } => format!("line {line}"),
+        RuleOrigin::BuiltIn(name) => format!("built-in `{name}`"),
+    }
+}
+
 fn file(config: &ClientConfig) -> Option<String> {
-    config.class_rules.iter().find_map(|found| match &found.origin {
+    let steering = config.class_steering.iter().map(|found| &found.origin);
+    config.class_rules.iter().map(|found| &found.origin).chain(steering).find_map(|origin| match origin {
         RuleOrigin::File { file, .. } => Some(file.display().to_string()),
         RuleOrigin::BuiltIn(_) => None,
     })

@@ -11,7 +11,10 @@ use serde::{
 };
 use toml::Spanned;
 
-use super::ClassConfig;
+use super::{
+    ClassConfig,
+    steer::{Ingress, Mark, Seen, Vlan},
+};
 use crate::{
     access::Ports,
     config::{
@@ -101,9 +104,16 @@ impl Table {
         found.unwrap_or_else(|| self.name_span())
     }
 
-    /// Its rules and where they are.
+    /// Its rules for packets of the client's TUN, and where they are.
     pub(super) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
-        self.rules.iter().map(|rule| (rule.span(), &rule.get_ref().0))
+        let rules = self.rules.iter().filter(|rule| rule.get_ref().seen.is_empty());
+        rules.map(|rule| (rule.span(), &rule.get_ref().rule))
+    }
+
+    /// Its rules for packets that the kernel steers, and where they are.
+    pub(super) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &Seen)> {
+        let rules = self.rules.iter().filter(|rule| !rule.get_ref().seen.is_empty());
+        rules.map(|found| (found.span(), &found.get_ref().rule, &found.get_ref().seen))
     }
 
     /// Writes what it says into `class`.
@@ -150,7 +160,10 @@ impl<'de> Deserialize<'de> for Links {
 
 /// One `[[class.match]]`; the class is filled in later.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Match(Rule);
+struct Match {
+    rule: Rule,
+    seen: Seen,
+}
 
 impl<'de> Deserialize<'de> for Match {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
@@ -175,12 +188,18 @@ impl<'de> Deserialize<'de> for Match {
             dscp: Vec<Dscp>,
             #[serde(default, deserialize_with = "some")]
             domain: Vec<Pattern>,
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            mark: Vec<Mark>,
+            #[serde(default, deserialize_with = "some_or_numbers")]
+            vlan: Vec<Vlan>,
+            #[serde(default, deserialize_with = "some")]
+            ingress: Vec<Ingress>,
         }
 
         let fields = Fields::deserialize(from)?;
         let nets = |list: Vec<Prefix>| -> Vec<IpNet> { list.into_iter().map(|prefix| prefix.0).collect() };
         let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
-        Ok(Self(Rule {
+        let rule = Rule {
             protocols: fields.protocol.iter().flat_map(|protocol| protocol.numbers()).copied().collect(),
             from: nets(fields.from),
             to: nets(fields.to),
@@ -189,7 +208,13 @@ impl<'de> Deserialize<'de> for Match {
             dscp: fields.dscp.into_iter().map(|dscp| dscp.0).collect(),
             domains: fields.domain,
             ..Rule::default()
-        }))
+        };
+        let seen = Seen {
+            marks: fields.mark,
+            vlans: fields.vlan.into_iter().map(|vlan| vlan.0).collect(),
+            ingress: fields.ingress.into_iter().map(|name| name.0).collect(),
+        };
+        Ok(Self { rule, seen })
     }
 }
 

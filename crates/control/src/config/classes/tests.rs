@@ -159,6 +159,21 @@ fn mistakes_in_a_table_are_told_where_they_are() {
         ("[[class]]\nname = 'a'\n[[class.match]]\nports = []\n", 6, "the list is empty"),
         ("[[class]]\nname = 'a'\n[[class.match]]\ndscp = ['ef', 'best']\n", 6, "`best` is no DSCP"),
         ("[[class]]\nname = 'a'\n[[class.match]]\ndomain = '*'\n", 6, "`*` is no domain"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0x100000000'\n", 6, "is no firewall mark"),
+        (
+            "[[class]]\nname = 'a'\n[[class.match]]\nmark = '0x11/0x10'\n",
+            6,
+            "it asks for bits that its mask leaves out",
+        ),
+        (
+            "[[class]]\nname = 'a'\n[[class.match]]\nmark = 0x02000000\n",
+            6,
+            "by which mpvpn itself steers packets",
+        ),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nmark = '0/0'\n", 6, "`0/0` fits every mark"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\nvlan = 4095\n", 6, "`4095` is no VLAN: expected 1 to 4094"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan*'\n", 6, "`lan*` is no interface's name"),
+        ("[[class]]\nname = 'a'\n[[class.match]]\ningress = []\n", 6, "the list is empty"),
         ("class = 'critical'\n", 3, "expected a sequence"),
         ("class = ['critical']\n", 3, "a table with the head [[class]]"),
     ] {
@@ -258,6 +273,35 @@ fn what_cannot_be_together_is_told_with_its_line() {
              8 | tun = 'cr0'\n   |       ^^^^^",
         ),
         (
+            "[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan0'\n",
+            "client.toml, line 5, column 1: `ingress` is not seen any more in packets that come from a TUN: give the \
+             class `a` one of its own, as in tun = \"cr0\", into which the kernel steers them\n 5 | [[class.match]]\n   | \
+             ^^^^^^^^^^^^^^^",
+        ),
+        (
+            "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\nmark = 1\ndomain = 'a.b'\n",
+            "client.toml, line 6, column 1: `domain` does not go together with `mark`: the kernel, which steers such \
+             packets, does not know names\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+        ),
+        (
+            "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\ningress = ['lan0', 'cr0']\n",
+            "client.toml, line 6, column 1: `ingress` names `cr0`, a TUN device: what comes in there has left the \
+             tunnel\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+        ),
+        (
+            "[[class]]\nname = 'a'\ntun = 'cr0'\n[[class.match]]\nvlan = 7\nprotocol = 'icmp'\nports = 1\n",
+            "client.toml, line 6, column 1: this rule never decides: it asks for ports, which its protocol does not \
+             have\n 6 | [[class.match]]\n   | ^^^^^^^^^^^^^^^",
+        ),
+        (
+            "share = 'cr0'\n[[class]]\nname = 'a'\ntun = 'cr0'\n",
+            "client.toml, line 6, column 7: `cr0` is to share the tunnel, and would be the tunnel\n 6 | tun = 'cr0'\n   |       ^^^^^",
+        ),
+        (
+            "[[class]]\nname = 'a'\ntun = 'cr*'\n",
+            "client.toml, line 5, column 7: `cr*` is a pattern: expected a name\n 5 | tun = 'cr*'\n   |       ^^^^^",
+        ),
+        (
             "path = 'eth0'\n[[class]]\nname = 'a'\ntun = 'eth0'\n",
             "client.toml, line 6, column 7: `eth0` is one of the links\n 6 | tun = 'eth0'\n   |       ^^^^^^",
         ),
@@ -294,6 +338,32 @@ fn what_may_be_together_is_taken() {
     // The default is below what is asked for: that is said, not guessed.
     let config = client("[[class]]\nname = 'critical'\nmin = '60%'\nmax = '80%'\n").unwrap();
     assert_eq!(class(&config, "critical").max, Some(Portion::Percent(80)));
+}
+
+#[test]
+fn what_only_the_kernel_sees_is_steered_and_is_no_rule_of_the_tun() {
+    let config = client(
+        "[[class]]\nname = 'critical'\ntun = 'cr0'\n[[class.match]]\nmark = [0x10, '0x100/0xf00', '7']\nprotocol = \
+         'udp'\n[[class.match]]\nvlan = [20, '30']\ningress = 'eth2'\nto = '198.51.100.0/24'\n[[class.match]]\nports = 7\n",
+    )
+    .unwrap();
+    let [udp, vlans] = &config.class_steering[..] else { panic!("{:?}", config.class_steering) };
+    assert_eq!(
+        (udp.seen.marks.iter().map(ToString::to_string).collect::<Vec<_>>(), &udp.rule.protocols[..]),
+        (vec!["0x10".to_owned(), "0x100/0xf00".into(), "0x7".into()], &[17][..])
+    );
+    assert_eq!(vlans.seen, Seen { marks: vec![], vlans: vec![20, 30], ingress: vec!["eth2".into()] });
+    assert_eq!((vlans.rule.class, vlans.origin.to_string()), (CRITICAL, "client.toml, line 9".to_owned()));
+    assert_eq!(config.class_rules.len(), 1 + BUILT_IN.len());
+    assert_eq!(config.class_rules[0].rule.ports, [7..=7]);
+    assert_eq!(
+        config.class_tuns().map(|(class, tun)| (class.id, tun)).collect::<Vec<_>>(),
+        [(CRITICAL, "cr0")]
+    );
+    let shown = render_classes(&config, 200);
+    for words in ["steered into", "0x10 0x100/0xf00 0x7", "20 30", "eth2", "line 9"] {
+        assert!(shown.contains(words), "{words} in\n{shown}");
+    }
 }
 
 #[test]
@@ -424,7 +494,7 @@ proptest! {
     #[test]
     fn any_value_of_any_key_of_a_class_is_taken_or_refused_with_its_line(
         key in "(name|lane|cc|scheduler|copies|fec|weight|min|max|dscp|prefer|exclude|tun|priority)",
-        of_match in "(protocol|from|to|from-ports|ports|dscp|domain)",
+        of_match in "(protocol|from|to|from-ports|ports|dscp|domain|mark|vlan|ingress)",
         values in prop::array::uniform2("['\"\\[]?[ -~é]{0,20}['\"\\]]?"),
     ) {
         let [one, other] = values;

@@ -1,0 +1,190 @@
+//! Packets that get bits of a firewall mark, for a rule of routing to find.
+//!
+//! They are looked at before the kernel decides where they go: those that come in, and those of this machine where
+//! nothing asks where they came in. Only the bits of [`Steer::set`] change, as others use other bits.
+
+use std::{collections::BTreeSet, ops::RangeInclusive};
+
+use ipnet::IpNet;
+use nftables::{
+    expr::{BinaryOperation, Expression, MetaKey, NamedExpression, Range, SetItem},
+    stmt::{Mangle, Operator, Statement},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{comparison, field, meta, prefix, text};
+use crate::netlink::Family;
+
+/// TCP, UDP, DCCP, SCTP and UDP-Lite.
+const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+
+/// Some bits of a firewall mark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Bits {
+    /// How they are.
+    pub value: u32,
+    /// Which they are.
+    pub mask: u32,
+}
+
+/// Packets, and the bits that they get.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Steer {
+    /// Which.
+    pub packets: Packets,
+    /// The bits.
+    pub set: Bits,
+}
+
+/// A kind of packet. Every field has to fit; a list fits if one of it does, or if it is empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Packets {
+    /// The mark that they have already.
+    pub marks: Vec<Bits>,
+    /// The interfaces that they come in by.
+    pub ingress: Vec<String>,
+    /// Protocols (IANA, Assigned Internet Protocol Numbers).
+    pub protocols: Vec<u8>,
+    /// Networks of the source.
+    pub from: Vec<IpNet>,
+    /// Networks of the destination.
+    pub to: Vec<IpNet>,
+    /// First and last ports of the source.
+    pub from_ports: Vec<(u16, u16)>,
+    /// First and last ports of the destination.
+    pub ports: Vec<(u16, u16)>,
+    /// Code points (RFC 2474), 0 to 63.
+    pub dscp: Vec<u8>,
+}
+
+impl Packets {
+    fn protocols(&self) -> Vec<u8> {
+        match self.ports.is_empty() && self.from_ports.is_empty() {
+            true => self.protocols.clone(),
+            // Bytes of others are no ports.
+            false if self.protocols.is_empty() => WITH_PORTS.to_vec(),
+            false => self.protocols.iter().copied().filter(|one| WITH_PORTS.contains(one)).collect(),
+        }
+    }
+}
+
+/// The statements of all rules for `steer`.
+pub(super) fn rules(steer: &Steer) -> Vec<Vec<Statement<'static>>> {
+    let packets = &steer.packets;
+    let marks: Vec<Option<Bits>> = match packets.marks.as_slice() {
+        [] => vec![None],
+        marks => marks.iter().copied().map(Some).collect(),
+    };
+    let families = [Family::V4, Family::V6];
+    let all = families.into_iter().flat_map(|family| marks.iter().map(move |mark| (family, *mark)));
+    all.filter_map(|(family, mark)| rule(packets, family, mark, steer.set)).collect()
+}
+
+/// The rule for one family, and one of the marks; `None` if no such packet can be.
+fn rule(packets: &Packets, family: Family, mark: Option<Bits>, set: Bits) -> Option<Vec<Statement<'static>>> {
+    let (word, header) = match family {
+        Family::V4 => ("ipv4", "ip"),
+        Family::V6 => ("ipv6", "ip6"),
+    };
+    let protocols = packets.protocols();
+    if protocols.is_empty() && !(packets.ports.is_empty() && packets.from_ports.is_empty()) {
+        return None;
+    }
+    let mut statements = vec![comparison(meta(MetaKey::Nfproto), Operator::EQ, text(word))];
+    let mut among = |left: Expression<'static>, items: Vec<Expression<'static>>| {
+        if !items.is_empty() {
+            let items = items.into_iter().map(SetItem::Element).collect();
+            let set = Expression::Named(NamedExpression::Set(items));
+            statements.push(comparison(left, Operator::EQ, set));
+        }
+    };
+    among(meta(MetaKey::Iifname), once_each(&packets.ingress).map(|name| text(name)).collect());
+    among(meta(MetaKey::L4proto), once_each(&protocols).map(|one| number(*one)).collect());
+    for (name, nets) in [("saddr", &packets.from), ("daddr", &packets.to)] {
+        let is_v4 = family == Family::V4;
+        let own: Vec<IpNet> = nets.iter().copied().filter(|net| net.addr().is_ipv4() == is_v4).collect();
+        if own.is_empty() && !nets.is_empty() {
+            return None;
+        }
+        // Sets of nft have no networks within others.
+        among(field(header, name), IpNet::aggregate(&own).into_iter().map(prefix).collect());
+    }
+    among(field(header, "dscp"), once_each(&packets.dscp).map(|one| number(*one)).collect());
+    among(field("th", "sport"), joined(&packets.from_ports).into_iter().map(range).collect());
+    among(field("th", "dport"), joined(&packets.ports).into_iter().map(range).collect());
+    if let Some(mark) = mark {
+        statements.push(comparison(mark_and(mark.mask), Operator::EQ, Expression::Number(mark.value)));
+    }
+    let value = BinaryOperation::OR(vec![mark_and(!set.mask), Expression::Number(set.value)]);
+    statements.push(Statement::Mangle(Mangle {
+        key: meta(MetaKey::Mark),
+        value: Expression::BinaryOperation(Box::new(value)),
+    }));
+    // The first rule that fits decides.
+    statements.push(Statement::Accept(None));
+    Some(statements)
+}
+
+/// The bits of the packet's mark.
+pub(super) fn mark_and(mask: u32) -> Expression<'static> {
+    let and = BinaryOperation::AND(meta(MetaKey::Mark), Expression::Number(mask));
+    Expression::BinaryOperation(Box::new(and))
+}
+
+fn number(number: u8) -> Expression<'static> {
+    Expression::Number(number.into())
+}
+
+fn range(ports: RangeInclusive<u16>) -> Expression<'static> {
+    let [first, last] = [*ports.start(), *ports.end()].map(|port| Expression::Number(port.into()));
+    match ports.start() == ports.end() {
+        true => first,
+        false => Expression::Range(Box::new(Range { range: [first, last] })),
+    }
+}
+
+fn once_each<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {
+    items.iter().collect::<BTreeSet<_>>().into_iter()
+}
+
+/// The same ports in ranges that do not overlap, as in sets of nft.
+fn joined(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
+    let mut joined: Vec<RangeInclusive<u16>> = Vec::new();
+    for (first, last) in once_each(ranges) {
+        match joined.last_mut() {
+            Some(before) if *first <= before.end().saturating_add(1) => {
+                *before = *before.start()..=*before.end().max(last);
+            }
+            _ => joined.push(*first..=*last),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_a_rule_for_each_family_and_mark_that_can_be() {
+        let set = Bits { value: 2 << 24, mask: 0xf << 24 };
+        let count = |packets: Packets| rules(&Steer { packets, set }).len();
+        assert_eq!(count(Packets::default()), 2);
+        let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+        let v4 = Packets { from: nets(&["10.0.0.0/8"]), ..Packets::default() };
+        assert_eq!(count(v4.clone()), 1);
+        assert_eq!(count(Packets { to: nets(&["fd00::/8"]), ..v4.clone() }), 0);
+        let marks = vec![Bits { value: 1, mask: 1 }, Bits { value: 2, mask: 2 }];
+        assert_eq!(count(Packets { marks, ..v4 }), 2);
+        assert_eq!(count(Packets { protocols: vec![1], ports: vec![(1, 2)], ..Packets::default() }), 0);
+    }
+
+    #[test]
+    fn ports_are_those_of_protocols_that_have_some_and_their_ranges_are_joined() {
+        let packets = Packets { ports: vec![(7, 9), (1, 3), (4, 4), (8, 12)], ..Packets::default() };
+        assert_eq!(packets.protocols(), WITH_PORTS);
+        assert_eq!(joined(&packets.ports), [1..=4, 7..=12]);
+        let packets = Packets { protocols: vec![1, 17], ..packets };
+        assert_eq!(packets.protocols(), [17]);
+    }
+}
