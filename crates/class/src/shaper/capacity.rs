@@ -257,6 +257,11 @@ impl Capacity {
             self.known = self.full_rate(queue);
             return;
         };
+        if !self.late(0, OF_LATE).any(Span::is_busy) {
+            // Where little is sent, delay is of others' making, or of acknowledgements that were held back.
+            self.drain = None;
+            return;
+        }
         self.best = self.best.max(of_late.unwrap_or_default().min(known));
         if let Some(drain) = self.drain {
             self.go_on(now, known, queue, drain);

@@ -243,6 +243,29 @@ fn what_never_waits_is_paid_by_its_class() {
 }
 
 #[test]
+fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, Some(mbit(50)));
+    shaper.set_share(start, ClassId(1), Share { first: true, ..Share::default() });
+    for step in 0..2000_u32 {
+        let now = start + 5 * step * MS;
+        // One packet every 20 ms, whose acknowledgement is held back for up to 15.
+        let late = step / 4 % 4;
+        assert!(shaper.left(now, ClassId(1)) > 0);
+        shaper.spend(ClassId(1), if step % 4 == 0 { 240 } else { 0 });
+        let is_back = step % 4 == late;
+        let sample = Sample {
+            delivered: if is_back { 240 } else { 0 },
+            rtt: is_back.then(|| (13 + 5 * late) * MS),
+            base_rtt: 13 * MS,
+            limited: false,
+        };
+        shaper.measured(now, ClassId(1), sample);
+    }
+    assert_eq!(shaper.capacity(), Some(mbit(50)));
+}
+
+#[test]
 fn a_class_alone_is_not_held_back_before_anything_is_known() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);

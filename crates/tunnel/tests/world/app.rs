@@ -68,6 +68,11 @@ impl App {
         app
     }
 
+    /// Its own port.
+    pub fn port(&self) -> u16 {
+        self.packet.src.port()
+    }
+
     fn send(&mut self, flags: u8, seq: u32, options: &[u8], payload: &[u8]) {
         let ended = u32::from(self.ended);
         let ack = self.theirs.map_or(0, |theirs| theirs.wrapping_add(1 + self.got as u32 + ended));
@@ -140,6 +145,7 @@ impl App {
 /// on in kB.
 pub struct Destination {
     pub relay: RelayId,
+    pub port: u16,
     pub shard: usize,
     sends: u64,
     pub sent: u64,
@@ -154,7 +160,7 @@ impl Destination {
             port @ 61_000.. => (port - 61_000) * 1000,
             port => port * 1_000_000,
         };
-        Self { relay, shard, sends, sent: 0, got: 0, ended: false, gone: false }
+        Self { relay, port, shard, sends, sent: 0, got: 0, ended: false, gone: false }
     }
 
     pub fn run(&mut self, now: Instant, server: &mut Server) {

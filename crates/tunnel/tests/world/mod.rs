@@ -10,11 +10,13 @@ pub mod tcp;
 use std::{
     collections::{BTreeMap, VecDeque},
     net::{IpAddr, SocketAddr},
+    ops::{Deref, DerefMut},
     sync::Arc,
 };
 
 use app::Destination;
 use bytes::BytesMut;
+use mpvpn_class::Share;
 use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
 use mpvpn_lane::rules::Rules;
 use mpvpn_masque::connect::{Authority, Failure};
@@ -22,10 +24,10 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member,
-    Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
+    Assignment, Authenticate, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
+    ClientEvent, ClientState, Fleet, Member, Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
 };
-use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId};
+use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 
 /// IPv4 and UDP, bytes.
 const HEADERS: u32 = 28;
@@ -129,20 +131,50 @@ pub struct Link {
 
 impl Link {
     /// Between the ports of a link's pipes.
-    const PIPE_PORTS: u16 = 1000;
+    const PIPE_PORTS: u16 = 100;
 
     fn address_of(&self, pipe: u8) -> SocketAddr {
-        let port = self.address.port().wrapping_add(u16::from(pipe) * Self::PIPE_PORTS);
+        let port = self.address.port() + u16::from(pipe) * Self::PIPE_PORTS;
         SocketAddr::new(self.address.ip(), port)
     }
 
     fn pipe_at(&self, address: SocketAddr) -> Option<u8> {
-        (0..8).find(|pipe| self.address_of(*pipe) == address)
+        let offset =
+            address.port().checked_sub(self.address.port()).filter(|_| address.ip() == self.address.ip())?;
+        (offset % Self::PIPE_PORTS == 0).then_some((offset / Self::PIPE_PORTS) as u8)
+    }
+}
+
+/// The number of a pipe on its link, those of each class apart.
+fn pipe_of(way: LinkId) -> u8 {
+    way.class().0 * 8 + way.pipe()
+}
+
+/// The way over a link whose pipe has this number.
+fn way_of(link: LinkId, pipe: u8) -> LinkId {
+    link.with_pipe(pipe % 8).with_class(ClassId(pipe / 8))
+}
+
+/// The connections of a client; it is taken for that of its default class, most have no other.
+pub struct Own(pub Fleet);
+
+impl Deref for Own {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        self.0.home_ref()
+    }
+}
+
+impl DerefMut for Own {
+    fn deref_mut(&mut self) -> &mut Client {
+        self.0.home()
     }
 }
 
 pub struct Machine {
-    pub client: Client,
+    pub client: Own,
+    pub classes: Vec<ClassId>,
     pub links: BTreeMap<LinkId, Link>,
     /// Of each link.
     pub pipes: u8,
@@ -165,20 +197,23 @@ pub struct Machine {
 impl Machine {
     /// The ways over a link.
     fn ways(&self, id: LinkId) -> impl Iterator<Item = LinkId> + use<> {
-        (0..self.pipes).map(move |pipe| id.with_pipe(pipe))
+        let (classes, pipes) = (self.classes.clone(), self.pipes);
+        classes
+            .into_iter()
+            .flat_map(move |class| (0..pipes).map(move |pipe| id.with_pipe(pipe).with_class(class)))
     }
 
     /// The kernel says that a link can carry packets.
     pub fn link_up(&mut self, now: Instant, id: LinkId) {
         for way in self.ways(id) {
-            self.client.link_up(now, way, SERVER.parse().unwrap());
+            self.client.0.link_up(now, way, SERVER.parse().unwrap());
         }
     }
 
     /// The kernel says that it cannot.
     pub fn link_down(&mut self, now: Instant, id: LinkId) {
         for way in self.ways(id) {
-            self.client.link_down(now, way);
+            self.client.0.link_down(now, way);
         }
     }
 }
@@ -214,6 +249,10 @@ pub struct World {
     pub copies: u8,
     /// How many addresses of each family they want beyond the first.
     pub more_addresses: usize,
+    /// The classes of clients that are added, the default one first; none: they have no classes.
+    pub classes: Vec<Share>,
+    /// What is of which class.
+    pub class_rules: mpvpn_class::Rules,
     /// What clients that are added are there for.
     pub carries: Carries,
     /// Destinations to which the server makes no connection, and why.
@@ -347,6 +386,8 @@ impl World {
             fec: Fec::Off,
             copies: 1,
             more_addresses: 0,
+            classes: Vec::new(),
+            class_rules: mpvpn_class::Rules::default(),
             carries: Carries::default(),
             refuses: Vec::new(),
             destinations: Vec::new(),
@@ -420,15 +461,19 @@ impl World {
             lane: self.lane.clone(),
             lane_secret: [1, 2],
         };
-        let mut client = match member {
-            None => Client::new(self.now, config),
-            Some((_, member)) => Client::member(self.now, config, member),
+        let setup = |(number, share): (u8, Option<Share>)| {
+            let profile = |share| ClassProfile { name: format!("class{number}"), share, dscp: 0 };
+            let config = ClientConfig { class: share.map(profile), ..config.clone() };
+            ClassSetup { id: ClassId(number), first: share.is_some_and(|share| share.first), config }
         };
-        if member.is_none() {
-            client.allow_members();
-        }
+        let shares = self.classes.iter().copied().map(Some).chain(self.classes.is_empty().then_some(None));
+        let setups: Vec<_> = (0..).zip(shares).map(setup).collect();
+        let classes = setups.iter().map(|setup| setup.id).collect();
+        let shard = member.map_or(0, |(_, member)| member.number());
+        let client = Own(Fleet::new(self.now, setups, self.class_rules.clone(), shard, true));
         let mut machine = Machine {
             client,
+            classes,
             links: BTreeMap::new(),
             pipes: self.pipes,
             received: Vec::new(),
@@ -467,7 +512,7 @@ impl World {
         let mut next = self.servers.iter().filter_map(Server::poll_timeout).min();
         for machine in &mut self.machines {
             let wires = machine.links.values().flat_map(|link| [link.up.next(), link.down.next()]);
-            let all = wires.flatten().chain(machine.client.poll_timeout(now));
+            let all = wires.flatten().chain(machine.client.0.poll_timeout(now));
             next = next.into_iter().chain(all).min();
         }
         next
@@ -499,14 +544,12 @@ impl World {
                     self.servers[shard].handle_datagram(now, local, link.address_of(pipe), 0, data);
                 }
                 while let Some((pipe, data)) = link.down.pop(now) {
-                    let (way, data) = (id.with_pipe(pipe), BytesMut::from(&data[..]));
-                    machine.client.handle_datagram(now, way, server_address, 0, data);
+                    let (way, data) = (way_of(*id, pipe), BytesMut::from(&data[..]));
+                    machine.client.0.handle_datagram(now, way, server_address, 0, data);
                 }
             }
-            machine.client.handle_batch(now);
-            if machine.client.poll_timeout(now).is_some_and(|at| at <= now) {
-                machine.client.handle_timeout(now);
-            }
+            machine.client.0.handle_batches(now);
+            machine.client.0.handle_timeout(now);
         }
         for server in &mut self.servers {
             server.handle_batch(now);
@@ -527,11 +570,11 @@ impl World {
         for machine in &mut self.machines {
             loop {
                 buf.clear();
-                let Some(transmit) = machine.client.poll_transmit(now, &mut buf) else { break };
+                let Some(transmit) = machine.client.0.poll_transmit(now, &mut buf) else { break };
                 let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
                 let link = machine.links.get_mut(&id.uplink()).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                    link.up.push(now, id.pipe(), datagram, HEADERS);
+                    link.up.push(now, pipe_of(id), datagram, HEADERS);
                 }
             }
         }
@@ -610,13 +653,13 @@ impl World {
             self.servers[usize::from(seat.shard)].close_replaced(now, seat);
         }
         for machine in &mut self.machines {
-            while let Some(joined) = machine.client.poll_tun(now) {
+            while let Some(joined) = machine.client.0.poll_tun(now) {
                 machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
             }
             while let Some((udp, payload)) = machine.client.poll_udp() {
                 machine.payloads.push((udp, payload.to_vec()));
             }
-            while let Some(event) = machine.client.poll_event() {
+            while let Some(event) = machine.client.0.poll_event(now) {
                 match event {
                     ClientEvent::Up(assignment) | ClientEvent::Changed(assignment) => {
                         machine.assignment = Some(assignment);
@@ -636,7 +679,7 @@ impl World {
         for at in 0..self.machines.len() {
             let home = self.machines[at].home;
             if let Some(secret) = home.and_then(|home| self.machines[home].members.clone()) {
-                self.machines[at].client.join(now, secret);
+                self.machines[at].client.0.join(now, &secret);
             }
         }
     }
@@ -660,7 +703,7 @@ impl World {
 
     /// A client's machine sends a packet into its TUN.
     pub fn client_sends(&mut self, machine: usize, mut packet: Vec<u8>) {
-        self.machines[machine].client.handle_tun(self.now, VnetHdr::NONE, &mut packet);
+        self.machines[machine].client.0.handle_tun(self.now, None, VnetHdr::NONE, &mut packet);
     }
 
     /// The server's machine sends a packet into its TUN.

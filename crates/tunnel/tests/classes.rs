@@ -1,0 +1,212 @@
+//! Classes of traffic that want more than their link carries, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use mpvpn_class::{Rule, Rules as ClassRules, Share};
+use mpvpn_lab::LinkSpec;
+use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_packet::{build::Packet, ip};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
+use mpvpn_tunnel::{LinkPolicy, Member};
+use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, Portion, Weight};
+use world::{MS, TOKEN, World, app::App};
+
+const CRITICAL: ClassId = ClassId(1);
+const BULK: ClassId = ClassId(2);
+/// The port of a call at both ends.
+const CALL: u16 = 5060;
+/// The first ports, at the client, of the connections of a backup, which is of the class `bulk`, and of others.
+const BACKUP: u16 = 11_000;
+const WEB: u16 = 12_000;
+/// One packet of a call every 20 ms, as G.711 has them.
+const FRAME: Duration = Duration::from_millis(20);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+    Both,
+}
+
+/// What happened to the packets of a call.
+#[derive(Debug, Default)]
+struct Call {
+    sent: usize,
+    /// On the way up, and on the way down.
+    delays: [Vec<Duration>; 2],
+}
+
+impl Call {
+    fn lost(&self) -> usize {
+        2 * self.sent - self.delays[0].len() - self.delays[1].len()
+    }
+
+    /// The 99th percentile of the delays up and down together, as a round trip would see them.
+    fn p99(&self) -> Duration {
+        let one = |delays: &[Duration]| {
+            let mut sorted = delays.to_vec();
+            sorted.sort_unstable();
+            sorted.get(sorted.len() * 99 / 100).copied().unwrap_or_default()
+        };
+        one(&self.delays[0]) + one(&self.delays[1])
+    }
+}
+
+struct Site {
+    world: World,
+    client: usize,
+    apps: Vec<App>,
+}
+
+impl Site {
+    /// A client with the classes that every client has, over links.
+    fn new(links: &[&str], lane: Mode, given: Option<u64>) -> Self {
+        let mut world = World::new();
+        world.lane = Rules { mode: lane, rules: Vec::new() };
+        let weight = |number| Weight::new(number).unwrap();
+        world.classes = vec![
+            Share { weight: weight(4), ..Share::default() },
+            Share { first: true, weight: weight(4), max: Some(Portion::Percent(50)), ..Share::default() },
+            Share { weight: weight(1), ..Share::default() },
+        ];
+        let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
+        world.class_rules = ClassRules::new(vec![rule(CALL, CALL, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
+        let specs: Vec<LinkSpec> = links.iter().map(|text| text.parse().unwrap()).collect();
+        let member: Option<(usize, Member)> = None;
+        let client = world.add_over(member, TOKEN, Scheduler::Auto, Cc::Bbr, &specs);
+        if let Some(mbit) = given {
+            let rate = Some(BitRate::from_bps(mbit * 1_000_000));
+            let policy = LinkPolicy { up: rate, down: rate, ..LinkPolicy::default() };
+            for (link, class) in
+                (0..links.len() as u16).flat_map(|link| (0..3).map(move |class| (link, class)))
+            {
+                let way = LinkId(link).with_class(ClassId(class));
+                world.machines[client].client.0.set_link(world.now, way, policy);
+            }
+        }
+        world.up(client);
+        world.run(1000 * MS);
+        Self { world, client, apps: Vec::new() }
+    }
+
+    /// Connections from these ports that take all they can get.
+    fn begin(&mut self, count: u16, from: u16, way: Way) {
+        let sends = if way == Way::Down { 0 } else { 60_000_000_000 };
+        for number in 0..count {
+            let own = SocketAddr::new(self.world.address(self.client, true), from + number);
+            // Which is told from the other by the megabytes, or kilobytes, that it would send.
+            let port = 60_000 + u16::from(from == WEB) + if way == Way::Up { 1000 } else { 0 };
+            self.apps.push(App::new(own, ([203, 0, 113, 9], port).into(), sends));
+        }
+    }
+
+    /// Bytes that connections from these ports have moved up and down so far.
+    fn moved(&self, from: u16) -> [u64; 2] {
+        let own = self.apps.iter().filter(|app| app.port() / 1000 == from / 1000);
+        let theirs =
+            self.world.destinations.iter().filter(|other| other.port % 1000 == u16::from(from == WEB));
+        [theirs.map(|other| other.got).sum(), own.map(|app| app.got).sum()]
+    }
+
+    /// Lets all of them talk for so long, and a call beside them.
+    fn play(&mut self, time: Duration) -> Call {
+        let (end, mut next) = (self.world.now + time, self.world.now);
+        let mut call = Call::default();
+        let mut sent: Vec<Instant> = Vec::new();
+        self.world.at_server.clear();
+        // What is on its way at the end arrives.
+        while self.world.now < end + 500 * MS {
+            if self.world.now >= next && self.world.now < end {
+                self.speak(sent.len() as u32);
+                sent.push(self.world.now);
+                next += FRAME;
+            }
+            let received = std::mem::take(&mut self.world.machines[self.client].received);
+            let heard = std::mem::take(&mut self.world.at_server);
+            for (at, packet) in &received {
+                match frame(packet) {
+                    Some(number) => call.delays[1].push(*at - sent[number as usize]),
+                    None => self.apps.iter_mut().for_each(|app| app.take(packet)),
+                }
+            }
+            for (at, packet) in &heard {
+                if let Some(number) = frame(packet) {
+                    call.delays[0].push(*at - sent[number as usize]);
+                }
+            }
+            let out: Vec<_> = self.apps.iter_mut().flat_map(App::packets).collect();
+            let idle = out.is_empty();
+            for packet in out {
+                self.world.client_sends(self.client, packet);
+            }
+            self.world.run(if idle { MS } else { MS / 5 });
+        }
+        call.sent = sent.len();
+        call
+    }
+
+    /// A packet of the call each way.
+    fn speak(&mut self, number: u32) {
+        let ours = SocketAddr::new(self.world.address(self.client, true), CALL);
+        let theirs = SocketAddr::from(([203, 0, 113, 7], CALL));
+        let mut payload = [0; 172];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        self.world.client_sends(self.client, Packet::between(ours, theirs).udp(&payload));
+        self.world.server_sends(Packet::between(theirs, ours).udp(&payload));
+    }
+}
+
+/// The number of a packet of the call.
+fn frame(packet: &[u8]) -> Option<u32> {
+    let view = ip::parse(packet).ok().filter(|view| view.protocol() == 17)?;
+    Some(u32::from_be_bytes(view.transport().get(8..12)?.try_into().ok()?))
+}
+
+fn mbit(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 * 8e-6 / time.as_secs_f64()
+}
+
+const TIME: Duration = Duration::from_secs(10);
+
+/// A call beside a backup: what it loses, how much later its packets come than on an idle link, and what the backup gets
+/// (Mbit/s).
+fn call_beside_backup(given: Option<u64>, lane: Mode, way: Way) -> (usize, Duration, f64) {
+    let mut site = Site::new(&["50mbit,6.5ms,queue=60ms"], lane, given);
+    let idle = site.play(4000 * MS);
+    assert_eq!(idle.lost(), 0);
+    site.begin(16, BACKUP, way);
+    site.play(4000 * MS);
+    let before = site.moved(BACKUP);
+    let call = site.play(TIME);
+    let after = site.moved(BACKUP);
+    let rates = [0, 1].map(|at| mbit(after[at] - before[at], TIME + 500 * MS));
+    let rate = match way {
+        Way::Up => rates[0],
+        Way::Down => rates[1],
+        Way::Both => rates[0].min(rates[1]),
+    };
+    println!(
+        "{given:?} {lane:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {rates:.1?}",
+        call.lost(),
+        idle.p99(),
+        call.p99()
+    );
+    (call.lost(), call.p99().saturating_sub(idle.p99()), rate)
+}
+
+#[test]
+fn a_call_does_not_feel_a_backup() {
+    for given in [Some(50), None] {
+        for way in [Way::Down, Way::Up] {
+            let (lost, later, rate) = call_beside_backup(given, Mode::Auto, way);
+            assert_eq!(lost, 0);
+            assert!(later <= 5 * MS, "{later:?}");
+            assert!(rate > 0.95 * 0.95 * 50.0, "{rate:.1}");
+        }
+    }
+}
