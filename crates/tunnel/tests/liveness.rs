@@ -85,6 +85,32 @@ fn an_idle_tunnel_with_a_lost_link_sends_little() {
 }
 
 #[test]
+fn who_was_idle_does_not_take_that_for_the_silence_of_the_server() {
+    let (mut world, client) = with_links(1);
+    // What is due while nothing moves hides it after most times.
+    for idle in (20..60).map(|tenths| tenths * 100 * MS) {
+        for _ in 0..100 {
+            let packet = world.outward(client, &[1; 100]);
+            world.client_sends(client, packet);
+            world.run(7 * MS);
+            let packet = world.inward(client, &[2; 100]);
+            world.server_sends(packet);
+            world.run(13 * MS);
+        }
+        world.run(idle);
+        let carried = |world: &World| world.machines[client].links[&LinkId(0)].up.carried;
+        let before = carried(&world);
+        let packet = world.outward(client, &[1; 100]);
+        world.client_sends(client, packet);
+        world.run(40 * MS);
+        let bytes = carried(&world) - before;
+        assert!(bytes < 1000, "{bytes} bytes for one packet after {idle:?}: a new connection is made");
+        let (a, b) = world.chat(client, SECOND);
+        assert!(a.max(b) <= 30 * MS, "gaps of {a:?} and {b:?} after {idle:?}");
+    }
+}
+
+#[test]
 fn both_ends_find_the_only_path_that_works_both_ways() {
     // What is lost up and down on the links that do not work.
     let harms = [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)];

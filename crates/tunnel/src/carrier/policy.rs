@@ -171,6 +171,7 @@ impl Carrier {
     }
 
     pub(super) fn note_traffic(&mut self, now: Instant) {
+        self.wake_up(now);
         self.moved = Some(now);
         for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
             path.liveness.on_traffic(now);

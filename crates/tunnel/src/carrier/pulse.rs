@@ -207,6 +207,16 @@ impl Carrier {
         self.paths.values().any(|path| path.liveness.is_dense(now))
     }
 
+    /// Data is about to move. If it did not before, reports that did not come meanwhile say nothing, whether or not
+    /// anybody looked while heartbeats were rare.
+    pub(super) fn wake_up(&mut self, now: Instant) {
+        if !self.is_awake(now)
+            && let Some(pulses) = &mut self.pulses
+        {
+            pulses.dense_since = None;
+        }
+    }
+
     /// When silence about this end's packets becomes meaningful, while data moves.
     fn untold(&self, now: Instant) -> Option<Instant> {
         let pulses = self.pulses.as_ref()?;

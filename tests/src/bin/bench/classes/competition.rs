@@ -14,7 +14,10 @@ use super::{
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    paths::load::{Load, START_UP},
+    paths::{
+        load::{Load, START_UP},
+        plan::caught,
+    },
     report::Outcome,
 };
 
@@ -77,16 +80,33 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     };
     let mut raw = Vec::new();
     for case in &CASES {
-        let scene = Scene::new(&[LINK], case.before, &[CRITICAL, case.default, BULK])?;
-        let _sinks = [BULK.sink(&scene)?, case.default.sink(&scene)?];
-        for &way in ways(options.quick) {
-            let found = measure(&scene, case, way, seconds, options)?;
-            tell(case, way, &found, &mut outcome);
-            raw.push(told(case, way, &found));
+        // One case that fails is a figure that is missing, not the end of the others.
+        if let Err(why) = caught(|| play(case, seconds, options, &mut outcome, &mut raw)) {
+            eprintln!("  {}: {why}", case.title);
+            let what = format!("{}: it cannot be measured", case.title);
+            outcome.figures.push(figure(RIG, what, f64::NAN, "", Bar::AtLeast(0.0)));
+            raw.push(json!({ "case": case.title, "error": why }));
         }
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
+}
+
+fn play(
+    case: &Case,
+    seconds: u32,
+    options: &Options,
+    outcome: &mut Outcome,
+    raw: &mut Vec<Value>,
+) -> Result<(), String> {
+    let scene = Scene::new(&[LINK], case.before, &[CRITICAL, case.default, BULK])?;
+    let _sinks = [BULK.sink(&scene)?, case.default.sink(&scene)?];
+    for &way in ways(options.quick) {
+        let found = measure(&scene, case, way, seconds, options)?;
+        tell(case, way, &found, outcome);
+        raw.push(told(case, way, &found));
+    }
+    Ok(())
 }
 
 fn measure(

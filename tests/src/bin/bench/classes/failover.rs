@@ -1,6 +1,9 @@
 //! A primary link that goes silent at its far side while another waits, and comes back: what pings are lost.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, SystemTime},
+};
 
 use mpvpn_tests::{
     ping::{Ping, Pings},
@@ -103,19 +106,23 @@ fn measure(case: &Case, seconds: u32) -> Result<Found, String> {
     thread::sleep(third);
     scene.stage.link(1).silence(Direction::Both);
     thread::sleep(third);
+    let healed = SystemTime::now();
     scene.stage.link(1).heal();
     let pings = ping.finish();
     if pings.answers.is_empty() {
         return Err(format!("{}: no ping was answered", case.title));
     }
-    Ok(found(&pings, 2 * third, case.every))
+    Ok(found(&pings, healed))
 }
 
-/// Pings are `every` apart; that of the moment `healed` counts as sent before.
-fn found(pings: &Pings, healed: Duration, every: Duration) -> Found {
-    let last_before = (healed.as_secs_f64() / every.as_secs_f64()) as u64;
-    let before = pings.answers.iter().filter(|answer| answer.number <= last_before).count() as u64;
-    let meanwhile = last_before.saturating_sub(before);
+/// What was lost of the pings before the first one that was sent after `healed` and answered, and of those after it.
+fn found(pings: &Pings, healed: SystemTime) -> Found {
+    let healed = healed.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+    let mut after = pings.answers.iter().filter(|answer| answer.at - answer.rtt_ms / 1e3 > healed);
+    let first = after.next().map_or(u64::MAX, |answer| answer.number);
+    let last = pings.answers.iter().map(|answer| answer.number).max().unwrap_or(0);
+    let answered = pings.answers.iter().filter(|answer| answer.number < first).count() as u64;
+    let meanwhile = first.min(last + 1).saturating_sub(1 + answered);
     Found { sent: pings.sent, meanwhile, after: pings.missing().saturating_sub(meanwhile) }
 }
 
@@ -128,9 +135,12 @@ mod tests {
     #[test]
     fn what_is_lost_is_told_apart_by_when_it_was_sent() {
         let numbers = (1..=100).filter(|number| ![40, 41, 60, 61, 90].contains(number));
-        let answer = |number| Answer { at: 0.0, rtt_ms: 1.0, number };
+        let answer = |number| Answer { at: number as f64 / 10.0 + 0.025, rtt_ms: 25.0, number };
         let pings = Pings { answers: numbers.map(answer).collect(), sent: 101 };
-        let found = found(&pings, Duration::from_secs(6), Duration::from_millis(100));
-        assert_eq!((found.sent, found.meanwhile, found.after), (101, 3, 2));
+        let lost = |seconds| {
+            let found = found(&pings, SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds));
+            (found.sent, found.meanwhile, found.after)
+        };
+        assert_eq!((lost(5.95), lost(8.05), lost(20.0)), ((101, 4, 1), (101, 4, 1), (101, 5, 0)));
     }
 }
