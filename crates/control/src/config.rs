@@ -140,7 +140,7 @@ pub struct ClientConfig {
     pub paths: Vec<String>,
     /// How links are used; the first whose name fits counts.
     pub links: Vec<LinkConfig>,
-    /// The classes of traffic, each with its number as its place: critical, default and bulk are always there.
+    /// The classes of traffic in the order of their numbers: default, critical and bulk are always there.
     pub classes: Vec<ClassConfig>,
     /// What belongs to them; the first that fits counts. Those that every client has come last.
     pub class_rules: Vec<MatchRule>,

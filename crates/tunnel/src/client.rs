@@ -184,10 +184,7 @@ pub struct Client {
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let mut lane = config.lane.clone();
-        if config.copies > 1 && lane.mode == Mode::Auto {
-            lane.mode = Mode::Datagram;
-        }
+        let lane = lane_of(&config);
         Self {
             endpoint: Endpoint::client(&config.setup),
             links: BTreeMap::new(),
@@ -535,6 +532,22 @@ impl Client {
         self.backoff.trying();
     }
 
+    /// Takes another configuration: the connection is closed, and made anew for the same session. The links, and what
+    /// was counted, stay.
+    pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
+        const REASON: &str = "configured in another way";
+        self.lane.set_rules(lane_of(&config));
+        self.config = config;
+        for attempt in std::mem::take(&mut self.attempts) {
+            self.close_connection(now, attempt.connection, REASON);
+        }
+        if self.session.is_some() {
+            self.close_session(now, REASON);
+            self.events.push_back(ClientEvent::Down(REASON.to_owned()));
+        }
+        self.backoff.now(now);
+    }
+
     /// The next thing that the edge must act on.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
@@ -710,4 +723,13 @@ impl Client {
         report.mtu = session.carrier.mtu();
         report
     }
+}
+
+/// Which TCP connections travel as streams: of those there are no copies.
+fn lane_of(config: &ClientConfig) -> Rules {
+    let mut lane = config.lane.clone();
+    if config.copies > 1 && lane.mode == Mode::Auto {
+        lane.mode = Mode::Datagram;
+    }
+    lane
 }

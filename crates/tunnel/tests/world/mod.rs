@@ -381,15 +381,8 @@ impl World {
         self.add_over(member, token, scheduler, Cc::Bbr, &links.iter().map(spec).collect::<Vec<_>>())
     }
 
-    /// Adds a client over links as they are described.
-    pub fn add_over(
-        &mut self,
-        member: Option<(usize, Member)>,
-        token: &str,
-        scheduler: Scheduler,
-        cc: Cc,
-        links: &[LinkSpec],
-    ) -> usize {
+    /// What the client that is added next is told.
+    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: Cc) -> ClientConfig {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -405,7 +398,7 @@ impl World {
         )
         .unwrap();
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
-        let config = ClientConfig {
+        ClientConfig {
             carries: self.carries,
             setup,
             server_name: "mpvpn".to_owned(),
@@ -419,7 +412,20 @@ impl World {
             copies: self.copies,
             lane: self.lane.clone(),
             lane_secret: [1, 2],
-        };
+        }
+    }
+
+    /// Adds a client over links as they are described.
+    pub fn add_over(
+        &mut self,
+        member: Option<(usize, Member)>,
+        token: &str,
+        scheduler: Scheduler,
+        cc: Cc,
+        links: &[LinkSpec],
+    ) -> usize {
+        let number = self.machines.len() as u8;
+        let config = self.client_config(token, scheduler, cc);
         let mut client = match member {
             None => Client::new(self.now, config),
             Some((_, member)) => Client::member(self.now, config, member),
