@@ -75,6 +75,7 @@ pub(crate) fn of_client(
                 ClientState::Up => State::Up,
                 ClientState::Connecting => State::Connecting,
             }),
+            reason: report.reason.clone(),
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
             order: report.lane.map(lane_of),

@@ -12,7 +12,7 @@ use mpvpn_packet::{VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, Local};
 use mpvpn_tunnel::{
-    Assignment, ClassProfile, ClassSetup, ClientEvent, ClientState, Fleet, Server, SessionReport,
+    Assignment, ClassProfile, ClassSetup, ClientEvent, ClientState, Fleet, Limits, Server, SessionReport,
 };
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 use world::{MS, SERVER, TOKEN, World};
@@ -52,7 +52,13 @@ fn setup(world: &World, id: ClassId, name: &str, scheduler: Scheduler) -> ClassS
 impl Stage {
     /// All three classes are up; nothing but what goes to port 1 belongs to `critical`.
     fn new() -> Self {
-        let mut world = World::new();
+        let mut stage = Self::with(World::new());
+        assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
+        stage
+    }
+
+    /// The same, as far as the server lets them.
+    fn with(mut world: World) -> Self {
         let (server, now) = (world.servers.remove(0), world.now);
         let class = |id, name| setup(&world, id, name, Scheduler::Auto);
         let all = vec![class(ClassId::DEFAULT, "default"), class(CRITICAL, "critical"), class(BULK, "bulk")];
@@ -71,7 +77,6 @@ impl Stage {
             stage.plug(id);
         }
         stage.run(2 * SECOND);
-        assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
         stage
     }
 
@@ -233,4 +238,20 @@ fn classes_come_and_go_while_others_stay() {
     assert_eq!((stage.since(), stage.downs, stage.fleet.len()), (before, 0, 3));
     stage.fleet.remove_class(stage.now, ClassId::DEFAULT);
     assert_eq!(stage.fleet.len(), 3, "the default class stays");
+}
+
+#[test]
+fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
+    let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    assert_eq!(stage.classes(), ["default", "critical"]);
+    let reports = stage.fleet.reports(stage.now);
+    let reasons: Vec<_> = reports.iter().map(|(_, report)| report.reason.as_str()).collect();
+    assert_eq!(reasons[..2], ["", ""]);
+    assert!(reasons[2].contains("allowed are 2"), "{reasons:?}");
+    stage.fleet.set_rules(Rules::new(vec![rule(1, CRITICAL), rule(9, BULK)]));
+    assert_eq!((stage.carried_by(1), stage.carried_by(9)), (CRITICAL, ClassId::DEFAULT));
+    stage.fleet.remove_class(stage.now, CRITICAL);
+    stage.run(90 * SECOND);
+    assert_eq!(stage.classes(), ["default", "bulk"], "there is room now");
+    assert!(stage.all_up() && stage.downs == 0);
 }

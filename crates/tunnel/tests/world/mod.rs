@@ -22,8 +22,8 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Member,
-    Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
+    Assignment, Authenticate, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientState, Limits,
+    Member, Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
 };
 use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId};
 
@@ -232,7 +232,7 @@ struct Identity {
     key: Arc<rcgen::KeyPair>,
 }
 
-struct Tokens;
+struct Tokens(Limits);
 
 impl Authenticate for Tokens {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
@@ -240,6 +240,10 @@ impl Authenticate for Tokens {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
             _ => Err("unknown token".to_owned()),
         }
+    }
+
+    fn limits(&self, _: &str) -> Limits {
+        self.0
     }
 }
 
@@ -289,7 +293,13 @@ fn options(seed: u8, shards: u8) -> TransportOptions {
     TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
 }
 
-fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: u8) -> Vec<Server> {
+fn new_servers(
+    identity: &Identity,
+    carries: Carries,
+    first_secret: u8,
+    shards: u8,
+    limits: Limits,
+) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -312,7 +322,7 @@ fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: 
             routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
             streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
-            auth: Box::new(Tokens),
+            auth: Box::new(Tokens(limits)),
             max_clients: 200,
             secrets: Box::new(move || {
                 secret = secret.wrapping_add(1);
@@ -329,6 +339,13 @@ impl World {
         Self::with_shards(1)
     }
 
+    /// A server with limits for its users.
+    pub fn with_limits(limits: Limits) -> Self {
+        let mut world = Self::new();
+        world.servers = new_servers(&world.identity, Carries::Packets, 0, 1, limits);
+        world
+    }
+
     /// A server of several shards; the client with number n goes to shard n modulo `shards`.
     pub fn with_shards(shards: u8) -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -338,7 +355,7 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, Carries::Packets, 0, shards),
+            servers: new_servers(&identity, Carries::Packets, 0, shards, Limits::default()),
             server_carries: Carries::Packets,
             handed: 0,
             machines: Vec::new(),
@@ -465,7 +482,8 @@ impl World {
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
         let shards = self.servers.len() as u8;
-        self.servers = new_servers(&self.identity, self.server_carries, self.secrets, shards);
+        self.servers =
+            new_servers(&self.identity, self.server_carries, self.secrets, shards, Limits::default());
     }
 
     fn next_time(&mut self) -> Option<Instant> {
