@@ -10,6 +10,7 @@ mod classes;
 mod dns;
 mod file;
 mod lane;
+mod limits;
 mod links;
 mod options;
 mod pipes;
@@ -32,6 +33,7 @@ pub use classes::{
 };
 pub use dns::Dns;
 pub use lane::LaneRule;
+pub use limits::LimitRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
@@ -100,6 +102,8 @@ pub struct ServerConfig {
     pub dns: Vec<IpAddr>,
     /// Where clients may connect to through the server's own TCP connections; the first rule that fits counts.
     pub access: Vec<AccessRule>,
+    /// What the classes of users may not exceed; the first that fits a user counts.
+    pub limits: Vec<LimitRule>,
     /// TCP connections that the server has open for its clients at once, at most.
     pub max_relays: u32,
     /// Those that it has open for one user, at most; never more than `max_relays`.
@@ -140,7 +144,7 @@ pub struct ClientConfig {
     pub paths: Vec<String>,
     /// How links are used; the first whose name fits counts.
     pub links: Vec<LinkConfig>,
-    /// The classes of traffic, each with its number as its place: critical, default and bulk are always there.
+    /// The classes of traffic in the order of their numbers: default, critical and bulk are always there.
     pub classes: Vec<ClassConfig>,
     /// What belongs to them; the first that fits counts. Those that every client has come last.
     pub class_rules: Vec<MatchRule>,
@@ -205,6 +209,7 @@ impl Default for ServerConfig {
             dns: Vec::new(),
             max_clients: 253,
             access: Vec::new(),
+            limits: Vec::new(),
             max_relays: DEFAULT_MAX_RELAYS,
             max_user_relays: DEFAULT_MAX_USER_RELAYS,
             shards: Shards::Auto,
@@ -250,6 +255,7 @@ impl ServerConfig {
             cert: cert_files(options.cert, options.key)?,
             max_clients: max_clients(options.max_clients, subnet)?,
             access: options.access,
+            limits: options.limit,
             max_relays,
             max_user_relays,
             shards: options.shards.unwrap_or(default.shards),

@@ -166,6 +166,9 @@ pub struct Class {
     /// Whether a client's connection for this class works; while it does not, the default class carries its packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
+    /// Why it does not; left out where there is nothing to say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
     /// Smoothed round-trip time of the quickest path that carries data, in ms; left out where there is none, and for
     /// all clients of a server together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,6 +203,7 @@ impl Class {
             tx_bps: None,
             rx_bps: None,
             state: None,
+            reason: String::new(),
             rtt_ms: None,
             loss_pct: None,
             order: None,

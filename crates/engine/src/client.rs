@@ -11,6 +11,7 @@ mod apps;
 mod classes;
 mod device;
 pub mod embedded;
+mod forge;
 mod machine;
 mod member;
 mod names;
@@ -21,17 +22,13 @@ use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time
 
 use mpvpn_control::{
     api::{self, Question},
-    config::{
-        ClientConfig, ClientOptions, CongestionControl, LaneMode, LaneRule, LinkChange, Origin, Reloaded,
-        Scheduler as SchedulerOption,
-    },
+    config::{ClientConfig, ClientOptions, LaneRule, LinkChange, Origin, Reloaded},
     metrics,
     status::{FlowList, Link, Role, Status},
     tls::{self, RefusalSlot},
 };
-use mpvpn_lane::rules::{Mode, Rule, Rules};
+use mpvpn_lane::rules::{Rule, Rules};
 use mpvpn_os::privilege;
-use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
     Assignment, Carries, ClientConfig as TunnelConfig, ClientError, ClientEvent, Fleet, Member, RelayId,
@@ -56,10 +53,11 @@ use apps::Apps;
 use classes::Classes;
 use device::Devices;
 use embedded::Host;
+use forge::{Forge, Setups, lane_of, scheduler_of};
 use machine::Machine;
 use member::{Joiner, Word};
 use names::Names;
-use plane::Plane;
+use plane::{Plane, PlaneGear};
 use quotas::Quotas;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
@@ -121,52 +119,23 @@ struct Gear {
     state_dir: Option<PathBuf>,
 }
 
-/// TLS and transport, with each congestion controller.
-struct Setups {
-    bbr: ClientSetup,
-    cubic: ClientSetup,
-}
-
-impl Setups {
-    fn of(&self, cc: CongestionControl) -> &ClientSetup {
-        match cc {
-            CongestionControl::Bbr => &self.bbr,
-            CongestionControl::Cubic => &self.cubic,
-        }
-    }
-}
-
 /// What all shards are made of.
 struct Parts {
     config: ClientConfig,
     ground: Ground,
     classes: Classes,
-    tunnel: TunnelConfig,
-    setups: Setups,
-    shards: u8,
+    forge: Forge,
     meters: Meters,
-    /// The low bits of the first connection IDs of the first shard; the next ones follow.
-    steer: u8,
 }
 
 impl Parts {
-    /// The connections of a shard. Each shard's go to another shard of the server, if that has several, and to the same one
-    /// over all links and when they are made anew.
-    fn fleet(&self, shard: u8, several: bool) -> Fleet {
-        let classes = self.classes.setups(|class| {
-            let config = &self.config;
-            let setup = self.setups.of(class.cc.unwrap_or(config.cc));
-            let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
-            TunnelConfig {
-                setup: setup.clone().steered(self.steer + shard),
-                scheduler: scheduler_of(class.scheduler.unwrap_or(config.scheduler)),
-                fec: class.fec,
-                copies: class.copies,
-                lane: Rules { mode: lane, ..self.tunnel.lane.clone() },
-                ..self.tunnel.clone()
-            }
-        });
-        Fleet::new(Instant::now(), classes, self.classes.rules.clone(), shard, several)
+    /// What a shard does with its packets.
+    fn gear(&self, shard: u8) -> PlaneGear {
+        let classes = self.classes.clone();
+        let connections = self.forge.connections(&self.config, &classes, shard);
+        let several = self.forge.shards > 1;
+        let fleet = Fleet::new(Instant::now(), connections, classes.rules.clone(), shard, several);
+        PlaneGear { shard, fleet, classes, forge: self.forge.clone() }
     }
 
     fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
@@ -183,8 +152,7 @@ impl Parts {
             let mut turns = Turns::without_signals()?;
             let links = self.links(&turns)?;
             let policies = Policies::new(&self.config.links);
-            let gear = (self.fleet(shard, true), self.classes.clone());
-            let plane = Plane::new(gear, links, policies, Some(devices), &turns)?;
+            let plane = Plane::new(self.gear(shard), links, policies, Some(devices), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -242,35 +210,37 @@ impl Running {
         let [spread] = random::<1>()?;
         let parts = Parts {
             ground,
-            tunnel: TunnelConfig {
-                carries: if devices.is_some() { Carries::Packets } else { Carries::Streams },
-                setup: setups.of(config.cc).clone(),
-                server_name: config.server.host.clone(),
-                authority: config.server.to_string(),
-                path: PATH.to_owned(),
-                token: config.bearer()?.map(|token| token.reveal().to_owned()),
-                class: None,
-                more_addresses: config.class_tuns().count(),
-                scheduler: scheduler_of(config.scheduler),
-                fec: Fec::Off,
-                copies: 1,
-                lane: Rules {
-                    mode: lane_of(config.lane, shards),
-                    rules: config.lane_rules.iter().map(rule_of).collect(),
+            forge: Forge {
+                tunnel: TunnelConfig {
+                    carries: if devices.is_some() { Carries::Packets } else { Carries::Streams },
+                    setup: setups.bbr.clone(),
+                    server_name: config.server.host.clone(),
+                    authority: config.server.to_string(),
+                    path: PATH.to_owned(),
+                    token: config.bearer()?.map(|token| token.reveal().to_owned()),
+                    class: None,
+                    more_addresses: config.class_tuns().count(),
+                    scheduler: scheduler_of(config.scheduler),
+                    fec: Fec::Off,
+                    copies: 1,
+                    lane: Rules {
+                        mode: lane_of(config.lane, shards),
+                        rules: config.lane_rules.iter().map(rule_of).collect(),
+                    },
+                    lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
                 },
-                lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+                setups,
+                shards,
+                steer: spread % (MAX_SHARDS - shards + 1),
             },
             classes,
-            setups,
-            shards,
             meters,
-            steer: spread % (MAX_SHARDS - shards + 1),
             config,
         };
-        let fleet = (parts.fleet(0, shards > 1), parts.classes.clone());
+        let gear = parts.gear(0);
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
-            plane: Plane::new(fleet, links, policies, devices, turns)?,
+            plane: Plane::new(gear, links, policies, devices, turns)?,
             quotas,
             crew,
             inbox,
@@ -327,7 +297,7 @@ impl Running {
                         tracing::info!(?signal, "ending");
                         return Ok(());
                     }
-                    Told::Reload => drop(self.reload(turn.now)),
+                    Told::Reload => drop(self.reload(turns, turn.now)),
                 }
             }
             if self.obey(turns, turn.now)? {
@@ -409,6 +379,7 @@ impl Running {
                 Word::Remotes(_)
                 | Word::Join(_)
                 | Word::Policies(_)
+                | Word::Classes(_)
                 | Word::Report(_)
                 | Word::List(_)
                 | Word::End => {}
@@ -438,7 +409,7 @@ impl Running {
                         self.listing.report(round, self.flows(now));
                     }
                 }
-                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload(now))),
+                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload(turns, now))),
                 Message::Asked(Question::Link { name, change, reply }) => {
                     // Who asked may be gone.
                     let _ = reply.send(self.change_link(now, &name, &change));
@@ -463,8 +434,9 @@ impl Running {
         Ok(())
     }
 
-    /// Reads the configuration again: how links are used counts at once, and what was said at run time no more.
-    fn reload(&mut self, now: Instant) -> Result<Reloaded, String> {
+    /// Reads the configuration again: how links are used and the classes count at once, and what was said at run time no
+    /// more.
+    fn reload(&mut self, turns: &Turns, now: Instant) -> Result<Reloaded, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         let reloaded = new.map(|new| self.config.take_over(new));
         report_reload(&reloaded);
@@ -472,6 +444,10 @@ impl Running {
         if reloaded.is_ok() && policies.configure(&self.config.links) {
             self.set_policies(now, policies);
             self.look_at_quotas(now);
+        }
+        if reloaded.as_ref().is_ok_and(|reloaded| reloaded.classes) {
+            self.crew.tell(|| Word::Classes(Box::new(self.config.clone())));
+            self.plane.set_classes(turns, now, &self.config);
         }
         reloaded
     }
@@ -666,29 +642,6 @@ fn prepare(machine: &mut Option<Machine>, name: &str) {
 fn rule_of(rule: &LaneRule) -> Rule {
     let ports = rule.ports.iter().map(|ports| ports.range());
     Rule { to: rule.to.clone(), ports: ports.collect(), streams: rule.streams }
-}
-
-/// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does
-/// not have its end.
-fn lane_of(option: LaneMode, shards: u8) -> Mode {
-    match option {
-        LaneMode::Auto if shards > 1 => Mode::Datagram,
-        LaneMode::Auto => Mode::Auto,
-        LaneMode::Datagram => Mode::Datagram,
-        LaneMode::Stream => Mode::Stream,
-    }
-}
-
-fn scheduler_of(option: SchedulerOption) -> Scheduler {
-    match option {
-        SchedulerOption::Auto => Scheduler::Auto,
-        SchedulerOption::MinRtt => Scheduler::MinRtt,
-        SchedulerOption::Balanced => Scheduler::Balanced,
-        SchedulerOption::Weighted => Scheduler::Weighted,
-        SchedulerOption::Redundant => Scheduler::Redundant,
-        SchedulerOption::Flow => Scheduler::Flow,
-        SchedulerOption::Failover => Scheduler::Failover,
-    }
 }
 
 /// Random bytes for secrets.

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use mpvpn_control::{
-    config::ClassConfig,
+    config::ClientConfig,
     status::{Flow, FlowLane, FlowList, FlowState, Role},
 };
 use mpvpn_lane::{interposer::State, rules::Why};
@@ -115,10 +115,8 @@ fn state(up_ended: bool, down_ended: bool) -> FlowState {
 }
 
 /// The flows of a client with a TUN.
-pub(crate) fn of_tun(now: Instant, reports: Vec<(ClassId, FlowReport)>, classes: &[ClassConfig]) -> FlowList {
-    let class =
-        |id: ClassId| classes.get(usize::from(id.0)).map_or(String::new(), |class| class.name.clone());
-    let flow = |(id, report)| Flow { class: class(id), ..of_report(now, &report) };
+pub(crate) fn of_tun(now: Instant, reports: Vec<(ClassId, FlowReport)>, config: &ClientConfig) -> FlowList {
+    let flow = |(id, report)| Flow { class: config.class_name(id), ..of_report(now, &report) };
     list(Role::Client, reports, |(_, report)| report.active, flow)
 }
 
@@ -221,6 +219,7 @@ mod tests {
     use mpvpn_types::Duration;
 
     use super::*;
+    use mpvpn_control::config::Trust;
 
     #[test]
     fn the_latest_thousand_are_listed_and_the_others_counted() {
@@ -241,8 +240,9 @@ mod tests {
             active: start + Duration::from_secs(u64::from(port)),
         };
         let now = start + Duration::from_secs(1500);
+        let config = ClientConfig::new("vpn.example".parse().unwrap(), Trust::Insecure);
         let reports = (1..=1500).map(|number| (ClassId(1), report(number)));
-        let list = of_tun(now, reports.collect(), &ClassConfig::built_in());
+        let list = of_tun(now, reports.collect(), &config);
         assert_eq!(list.flows[0].class, "critical");
         assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 500));
         assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));

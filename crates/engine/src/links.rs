@@ -136,9 +136,34 @@ impl Links {
         // Names may come and go without end where a pattern fits them all.
         if number < LinkId::UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
             self.insert(LinkId(number), name, 1);
-            for class in &self.classes.clone()[1..] {
-                self.insert(LinkId(number).with_class(class.id), name, 1);
+            self.insert_classes(LinkId(number), name);
+        }
+    }
+
+    /// Gives a link a socket for each class that has none there.
+    fn insert_classes(&mut self, uplink: LinkId, name: &str) {
+        for class in self.classes.clone() {
+            let id = uplink.with_class(class.id);
+            if !self.links.contains_key(&id) {
+                self.insert(id, name, 1);
             }
+        }
+    }
+
+    /// Other classes have sockets from now on, and others those that have another mark, as soon as the links are looked
+    /// at anew.
+    pub(crate) fn set_classes(&mut self, classes: Vec<LinkClass>) {
+        let mark = |all: &[LinkClass], id| all.iter().find(|class| class.id == id).map(|class| class.dscp);
+        self.links.retain(|id, _| mark(&classes, id.class()).is_some());
+        for (id, link) in &mut self.links {
+            if mark(&self.classes, id.class()) != mark(&classes, id.class()) {
+                link.wire = None;
+            }
+        }
+        self.classes = classes;
+        let uplinks: Vec<_> = self.uplinks().map(|(id, link)| (id, link.name.clone())).collect();
+        for (id, name) in uplinks {
+            self.insert_classes(id, &name);
         }
     }
 

@@ -14,7 +14,7 @@ use mpvpn_control::{
     access::Access,
     api::{self, Question},
     auth::Authenticator,
-    config::{Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
+    config::{LimitRule, Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
     credentials::{Credentials, first_start_message, guess_address},
     metrics,
     status::{FlowList, Role, Status},
@@ -22,7 +22,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{UdpOptions, Undo, privilege, udp::bind_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Carries, Registry, Server, ServerConfig as TunnelConfig};
+use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig as TunnelConfig};
 
 use crate::{
     EngineError,
@@ -158,11 +158,20 @@ fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
     Ok(ServerSetup::new(tls, &options, &secret)?)
 }
 
-struct Users(Authenticator);
+struct Users {
+    authenticator: Authenticator,
+    limits: Vec<LimitRule>,
+}
 
 impl Authenticate for Users {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
-        self.0.check(authorization).map(|user| user.name).map_err(|denied| denied.to_string())
+        let user = self.authenticator.check(authorization);
+        user.map(|user| user.name).map_err(|denied| denied.to_string())
+    }
+
+    fn limits(&self, user: &str) -> Limits {
+        let of = |rule: &LimitRule| Limits { classes: rule.max_classes, first: rule.max_priority };
+        LimitRule::of(&self.limits, user).map_or_else(Limits::default, of)
     }
 }
 
@@ -175,7 +184,7 @@ fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator
         routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
         dns: config.dns.clone(),
         streams: !config.service.has_tun() || config.nat == NatOption::On,
-        auth: Box::new(Users(users)),
+        auth: Box::new(Users { authenticator: users, limits: config.limits.clone() }),
         max_clients: config.max_clients as usize,
         secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
     }

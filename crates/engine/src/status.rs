@@ -60,7 +60,7 @@ pub(crate) fn of_client(
     let with_tun = config.class_tuns().zip(0..);
     let tuns: Vec<(ClassId, Vec<IpNet>)> = with_tun.map(|((class, _), at)| (class.id, given(at))).collect();
     for (id, report) in reports {
-        let Some(class) = config.classes.get(usize::from(id.0)) else { continue };
+        let Some(class) = config.class(*id) else { continue };
         status.classes.push(Class {
             lane: class.lane.unwrap_or(config.lane).to_string(),
             cc: class.cc.unwrap_or(config.cc).to_string(),
@@ -75,6 +75,7 @@ pub(crate) fn of_client(
                 ClientState::Up => State::Up,
                 ClientState::Connecting => State::Connecting,
             }),
+            reason: report.reason.clone(),
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
             order: report.lane.map(lane_of),

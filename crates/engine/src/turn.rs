@@ -53,11 +53,16 @@ pub(crate) enum Told {
 /// Tells in the log what came of reading the configuration again.
 pub(crate) fn report_reload(reloaded: &Result<Reloaded, String>) {
     match reloaded {
-        Ok(Reloaded { links, restart }) if restart.is_empty() => {
-            tracing::info!(links, "configuration read again");
+        Ok(Reloaded { links, classes, restart }) if restart.is_empty() => {
+            tracing::info!(links, classes, "configuration read again");
         }
-        Ok(Reloaded { links, restart }) => {
-            tracing::warn!(links, counts_after_a_restart = restart.join(", "), "configuration read again");
+        Ok(Reloaded { links, classes, restart }) => {
+            tracing::warn!(
+                links,
+                classes,
+                counts_after_a_restart = restart.join(", "),
+                "configuration read again"
+            );
         }
         Err(reason) => tracing::warn!(reason, "the configuration cannot be read, all stays as it is"),
     }

@@ -162,8 +162,8 @@ are built in. The file is read as it is now; a running client may have read it b
 const CONFIG_EXAMPLES: &str = "\
 Examples:
   mpvpn config reload
-      how links are used counts at once, other keys after a restart, and it says which; what
-      `mpvpn link set` said is forgotten
+      how links are used and the classes count at once, other keys after a restart, and it says
+      which; what `mpvpn link set` said is forgotten
 
 SIGHUP does the same; a process that was started in a terminal ends by it.";
 

@@ -19,8 +19,11 @@ pub(crate) fn perform(command: ConfigCommand) -> Result<ExitCode, Failure> {
     print(&text_of(&reloaded))
 }
 
-fn text_of(Reloaded { links, restart }: &Reloaded) -> String {
+fn text_of(Reloaded { links, classes, restart }: &Reloaded) -> String {
     let mut text = String::new();
+    if *classes {
+        text += "classes are as the file says now\n";
+    }
     if *links {
         text += "links are used as the file says now\n";
     }
@@ -39,13 +42,13 @@ mod tests {
 
     #[test]
     fn what_counts_now_is_told_from_what_counts_later() {
-        let text = |links, restart: &[&str]| {
-            text_of(&Reloaded { links, restart: restart.iter().map(ToString::to_string).collect() })
+        let text = |links, classes, restart: &[&str]| {
+            text_of(&Reloaded { links, classes, restart: restart.iter().map(ToString::to_string).collect() })
         };
-        assert_eq!(text(false, &[]), "nothing has changed\n");
+        assert_eq!(text(false, false, &[]), "nothing has changed\n");
         assert_eq!(
-            text(true, &["routes", "cc"]),
-            "links are used as the file says now\ncounts after a restart: routes, cc\n"
+            text(true, true, &["routes", "cc"]),
+            "classes are as the file says now\nlinks are used as the file says now\ncounts after a restart: routes, cc\n"
         );
     }
 }

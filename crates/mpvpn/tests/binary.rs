@@ -40,7 +40,11 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
         }
         Question::Flows(reply) => drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) })),
         Question::Reload(reply) => {
-            let _ = reply.send(Ok(Reloaded { links: true, restart: vec!["cc".to_owned()] }));
+            let _ = reply.send(Ok(Reloaded {
+                links: true,
+                restart: vec!["cc".to_owned()],
+                ..Reloaded::default()
+            }));
         }
         Question::Link { name, change, reply } => {
             let _ = reply.send(match name.as_str() {

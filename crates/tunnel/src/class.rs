@@ -2,7 +2,7 @@
 
 use mpvpn_class::Share;
 use mpvpn_masque::structured;
-use mpvpn_types::{BitRate, Portion, Weight};
+use mpvpn_types::{BitRate, ClassId, Portion, Weight};
 
 /// Characters of a name, at most.
 const LONGEST: usize = 16;
@@ -16,6 +16,35 @@ pub struct ClassProfile {
     pub share: Share,
     /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63.
     pub dscp: u8,
+}
+
+/// What the classes of a client may not exceed, however it describes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// How many classes a session has, that of what belongs to no other included.
+    pub classes: u8,
+    /// What each class that goes before others gets of a link, of what is sent to the client.
+    pub first: Option<Portion>,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { classes: ClassId::MAX, first: None }
+    }
+}
+
+impl Limits {
+    /// What is left of a share.
+    pub(crate) fn bound(&self, share: Share) -> Share {
+        let Some(limit) = self.first.filter(|_| share.first) else { return share };
+        let least = match (share.max, limit) {
+            (Some(Portion::Rate(asked)), Portion::Rate(limit)) => Portion::Rate(asked.min(limit)),
+            (Some(Portion::Percent(asked)), Portion::Percent(limit)) => Portion::Percent(asked.min(limit)),
+            // Which is less depends on the link.
+            (_, limit) => limit,
+        };
+        Share { max: Some(least), min: None, ..share }
+    }
 }
 
 impl ClassProfile {
@@ -105,5 +134,24 @@ mod tests {
         ] {
             assert_eq!(ClassProfile::parse(text.as_bytes()), None, "{text}");
         }
+    }
+
+    #[test]
+    fn what_goes_first_gets_no_more_than_is_allowed() {
+        let limits = |first| Limits { first: Some(first), ..Limits::default() };
+        let share = |max| Share { first: true, max, ..Share::default() };
+        let rate = |mbit: u64| Portion::Rate(BitRate::from_bps(mbit * 1_000_000));
+        for (asked, limit, got) in [
+            (None, Portion::Percent(20), Portion::Percent(20)),
+            (Some(Portion::Percent(50)), Portion::Percent(20), Portion::Percent(20)),
+            (Some(Portion::Percent(10)), Portion::Percent(20), Portion::Percent(10)),
+            (Some(rate(30)), rate(10), rate(10)),
+            (Some(rate(1)), Portion::Percent(20), Portion::Percent(20)),
+        ] {
+            assert_eq!(limits(limit).bound(share(asked)).max, Some(got), "{asked:?} {limit:?}");
+        }
+        let behind = Share { max: Some(rate(30)), ..Share::default() };
+        assert_eq!(limits(rate(1)).bound(behind), behind);
+        assert_eq!(Limits::default().bound(share(None)), share(None));
     }
 }

@@ -178,16 +178,15 @@ pub struct Client {
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
     drops_before: u64,
+    /// Why there was no connection last.
+    down: String,
     ended: bool,
 }
 
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let mut lane = config.lane.clone();
-        if config.copies > 1 && lane.mode == Mode::Auto {
-            lane.mode = Mode::Datagram;
-        }
+        let lane = lane_of(&config);
         Self {
             endpoint: Endpoint::client(&config.setup),
             links: BTreeMap::new(),
@@ -215,6 +214,7 @@ impl Client {
             probes: VecDeque::new(),
             before: Counters::default(),
             drops_before: 0,
+            down: String::new(),
             ended: false,
         }
     }
@@ -507,7 +507,8 @@ impl Client {
         if let Some(id) = id {
             self.settle(id);
         }
-        self.events.push_back(ClientEvent::Down(reason.to_string()));
+        self.down = reason.to_string();
+        self.events.push_back(ClientEvent::Down(self.down.clone()));
         if self.attempts.is_empty() {
             match reason {
                 LostReason::Reset | LostReason::TimedOut if was_up => self.backoff.now(now),
@@ -519,7 +520,16 @@ impl Client {
     fn fail(&mut self, now: Instant, error: ClientError) {
         if self.part.is_member() {
             // Whether going on makes sense is for the home to say.
-            return self.lost(now, &LostReason::Transport(error.to_string()));
+            let reason = error.to_string();
+            if self.down != reason {
+                let class = self.part.class().0;
+                tracing::warn!(
+                    class,
+                    reason,
+                    "no connection of its own for a class, the default one carries it"
+                );
+            }
+            return self.lost(now, &LostReason::Transport(reason));
         }
         self.close(now, "giving up");
         self.events.push_back(ClientEvent::Fatal(error));
@@ -533,6 +543,22 @@ impl Client {
             self.close_connection(now, attempt.connection, reason);
         }
         self.backoff.trying();
+    }
+
+    /// Takes another configuration: the connection is closed, and made anew for the same session. The links, and what
+    /// was counted, stay.
+    pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
+        const REASON: &str = "configured in another way";
+        self.lane.set_rules(lane_of(&config));
+        self.config = config;
+        for attempt in std::mem::take(&mut self.attempts) {
+            self.close_connection(now, attempt.connection, REASON);
+        }
+        if self.session.is_some() {
+            self.close_session(now, REASON);
+            self.events.push_back(ClientEvent::Down(REASON.to_owned()));
+        }
+        self.backoff.now(now);
     }
 
     /// The next thing that the edge must act on.
@@ -680,6 +706,7 @@ impl Client {
     pub fn report(&mut self, now: Instant) -> ClientReport {
         let mut report = ClientReport {
             state: ClientState::Connecting,
+            reason: self.down.clone(),
             assignment: self.assignment.clone(),
             resumed: self.resumed,
             counters: self.before,
@@ -697,7 +724,7 @@ impl Client {
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {
-            report.state = ClientState::Up;
+            (report.state, report.reason) = (ClientState::Up, String::new());
         }
         report.counters.tx_bytes += session.carrier.counters.tx_bytes;
         report.counters.rx_bytes += session.carrier.counters.rx_bytes;
@@ -710,4 +737,13 @@ impl Client {
         report.mtu = session.carrier.mtu();
         report
     }
+}
+
+/// Which TCP connections travel as streams: of those there are no copies.
+fn lane_of(config: &ClientConfig) -> Rules {
+    let mut lane = config.lane.clone();
+    if config.copies > 1 && lane.mode == Mode::Auto {
+        lane.mode = Mode::Datagram;
+    }
+    lane
 }

@@ -33,15 +33,27 @@ pub struct ClassSetup {
 
 struct One {
     id: ClassId,
+    first: bool,
     client: Client,
     up: bool,
     mtu: Option<usize>,
+}
+
+impl One {
+    fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        let mut transmit = self.client.poll_transmit(now, buf)?;
+        let link = transmit.local.and_then(Local::as_link);
+        transmit.local = link.map(|link| Local::link(link.with_class(self.id))).or(transmit.local);
+        Some(transmit)
+    }
 }
 
 /// The connections of a client in one thread.
 pub struct Fleet {
     /// The default class first.
     all: Vec<One>,
+    /// Those of classes that are no more; they still have packets to send.
+    leaving: Vec<One>,
     /// In this order they send.
     order: Vec<usize>,
     /// Whose turn it is to send.
@@ -51,36 +63,99 @@ pub struct Fleet {
     flows: FlowClasses,
     /// The MTU that was told last (bytes).
     mtu: Option<usize>,
+    shapers: Shapers,
+    shard: u8,
+    /// With this others join the session, where the server knows classes.
+    secret: Option<Vec<u8>>,
 }
 
 impl Fleet {
     /// The connections of these classes, of which the default one is the first, in the thread `shard`; the thread 0 makes
     /// the session, and lets others join if `several`.
     pub fn new(now: Instant, classes: Vec<ClassSetup>, rules: Rules, shard: u8, several: bool) -> Self {
-        let shapers = Shapers::default();
-        let count = classes.len();
-        let mut firsts = Vec::new();
-        let mut all = Vec::with_capacity(count);
-        for ClassSetup { id, first, config } in classes {
-            if let Some(class) = &config.class {
-                shapers.set_share(now, id, class.share);
-            }
-            let member = Member::of(shard, id).unwrap_or_default();
-            let mut client = match member == Member::HOME {
-                true => Client::new(now, config),
-                false => Client::member(now, config, member),
-            };
-            if member == Member::HOME && (several || count > 1) {
-                client.allow_members();
-            }
-            client.share_links(shapers.clone());
-            firsts.push(!first);
-            all.push(One { id, client, up: false, mtu: None });
+        let several = several || classes.len() > 1;
+        let mut fleet = Self {
+            all: Vec::with_capacity(classes.len()),
+            leaving: Vec::new(),
+            order: Vec::new(),
+            turn: 0,
+            names: Names::new(rules.patterns()),
+            rules,
+            flows: FlowClasses::default(),
+            mtu: None,
+            shapers: Shapers::default(),
+            shard,
+            secret: None,
+        };
+        for class in classes {
+            let one = fleet.make(now, class, several);
+            fleet.all.push(one);
         }
-        let mut order: Vec<usize> = (0..all.len()).collect();
-        order.sort_by_key(|at| firsts[*at]);
-        let names = Names::new(rules.patterns());
-        Self { all, order, turn: 0, rules, names, flows: FlowClasses::default(), mtu: None }
+        fleet.set_order();
+        fleet
+    }
+
+    fn make(&self, now: Instant, ClassSetup { id, first, config }: ClassSetup, several: bool) -> One {
+        if let Some(class) = &config.class {
+            self.shapers.set_share(now, id, class.share);
+        }
+        let member = Member::of(self.shard, id).unwrap_or_default();
+        let mut client = match member == Member::HOME {
+            true => Client::new(now, config),
+            false => Client::member(now, config, member),
+        };
+        if member == Member::HOME && several {
+            client.allow_members();
+        }
+        client.share_links(self.shapers.clone());
+        One { id, first, client, up: false, mtu: None }
+    }
+
+    fn set_order(&mut self) {
+        self.order = (0..self.all.len()).collect();
+        self.order.sort_by_key(|at| !self.all[*at].first);
+        self.turn = 0;
+    }
+
+    /// Tells packets apart by other rules, at once.
+    pub fn set_rules(&mut self, rules: Rules) {
+        self.names.ask_for(rules.patterns());
+        self.rules = rules;
+        self.flows.clear();
+    }
+
+    /// Adds a class, which has no links yet, or has that of this number travel in another way: its connection alone is
+    /// closed, and made anew over the same links.
+    pub fn set_class(&mut self, now: Instant, class: ClassSetup) {
+        match self.all.iter().position(|one| one.id == class.id) {
+            Some(at) => {
+                if let Some(profile) = &class.config.class {
+                    self.shapers.set_share(now, class.id, profile.share);
+                }
+                let one = &mut self.all[at];
+                one.first = class.first;
+                one.client.reconfigure(now, class.config);
+            }
+            None => {
+                let mut one = self.make(now, class, true);
+                if let Some(secret) = &self.secret {
+                    one.client.join(now, secret.clone());
+                }
+                self.all.push(one);
+            }
+        }
+        self.set_order();
+    }
+
+    /// Closes the connection of a class; what belonged to it is of the default class, until rules say otherwise. That
+    /// one is never removed.
+    pub fn remove_class(&mut self, now: Instant, id: ClassId) {
+        let Some(at) = self.all.iter().position(|one| one.id == id && id != ClassId::DEFAULT) else { return };
+        let mut one = self.all.remove(at);
+        one.client.close(now, "there is no such class any more");
+        self.leaving.push(one);
+        self.flows.clear();
+        self.set_order();
     }
 
     /// The connection of the default class.
@@ -162,6 +237,7 @@ impl Fleet {
 
     /// Joins the session of another thread, see [`Client::join`].
     pub fn join(&mut self, now: Instant, secret: &[u8]) {
+        self.secret = Some(secret.to_vec());
         for one in &mut self.all {
             one.client.join(now, secret.to_vec());
         }
@@ -257,6 +333,7 @@ impl Fleet {
                     continue;
                 }
                 ClientEvent::Members { secret, classes: true } => {
+                    self.secret = Some(secret.clone());
                     for one in &mut self.all[1..] {
                         one.client.join(now, secret.clone());
                     }
@@ -276,11 +353,14 @@ impl Fleet {
 
     /// The next UDP payload to send, see [`Client::poll_transmit`]. Its `local` is the token of a link, with its class.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
+        while let Some(one) = self.leaving.last_mut() {
+            if let Some(transmit) = one.poll_transmit(now, buf) {
+                return Some(transmit);
+            }
+            self.leaving.pop();
+        }
         while let Some(at) = self.order.get(self.turn).copied() {
-            let one = &mut self.all[at];
-            if let Some(mut transmit) = one.client.poll_transmit(now, buf) {
-                let link = transmit.local.and_then(Local::as_link);
-                transmit.local = link.map(|link| Local::link(link.with_class(one.id))).or(transmit.local);
+            if let Some(transmit) = self.all[at].poll_transmit(now, buf) {
                 return Some(transmit);
             }
             self.turn += 1;

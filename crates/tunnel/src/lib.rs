@@ -35,7 +35,7 @@ mod shapers;
 mod udp;
 
 pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
-pub use class::ClassProfile;
+pub use class::{ClassProfile, Limits};
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, LinkPolicy, UdpNews,

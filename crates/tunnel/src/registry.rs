@@ -6,7 +6,7 @@
 //! other packets.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -74,6 +74,8 @@ pub(crate) enum Denial {
     Full,
     /// A member of a session that nobody knows.
     UnknownSession,
+    /// One class more than its user may have.
+    Classes,
 }
 
 /// What a connection is given when it enters.
@@ -93,6 +95,8 @@ pub(crate) struct Visitor<'a> {
     pub(crate) user: &'a str,
     pub(crate) shown: Option<Secret>,
     pub(crate) member: Member,
+    /// How many classes its session may have.
+    pub(crate) classes: u8,
     pub(crate) shard: u8,
     pub(crate) connection: ConnectionId,
 }
@@ -192,6 +196,17 @@ impl Registry {
         if known.is_none() && inner.sessions.len() >= inner.max_sessions {
             return Err(Denial::Full);
         }
+        // The default class carries what others cannot, and is always let in.
+        let class = visitor.member.class();
+        if class != ClassId::DEFAULT
+            && let Some(session) = known.and_then(|(secret, _)| inner.sessions.get(&secret))
+        {
+            let others = session.members.keys().map(|member| member.class());
+            let others: BTreeSet<_> = others.filter(|id| ![class, ClassId::DEFAULT].contains(id)).collect();
+            if others.len() + 2 > usize::from(visitor.classes) {
+                return Err(Denial::Classes);
+            }
+        }
         let (secret, addresses) = match known {
             Some((secret, addresses)) => (secret, Some(addresses)),
             None => (fresh(), None),
@@ -277,7 +292,7 @@ mod tests {
 
     fn visitor(shown: Option<Secret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
         let member = Member::new(member).unwrap();
-        Visitor { user: "alice", shown, member, shard, connection: ConnectionId(connection) }
+        Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionId(connection) }
     }
 
     /// A session with addresses whose home is connection 1 of shard 0.
@@ -370,6 +385,26 @@ mod tests {
             (Member::of(16, ClassId(0)), Member::of(0, ClassId(8)), Member::new(128)),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn a_session_has_no_more_classes_than_its_user_may_have_in_however_many_threads() {
+        let registry = registry();
+        home(&registry, [1; 16]);
+        let enter = |shard, class, classes| {
+            let member = Member::of(shard, ClassId(class)).unwrap().number();
+            let visitor = Visitor { classes, ..visitor(Some([1; 16]), member, shard, usize::from(member)) };
+            registry.enter(&visitor, || unreachable!()).map(|entry| entry.serial)
+        };
+        assert!(enter(0, 1, 2).is_ok() && enter(1, 0, 2).is_ok() && enter(1, 1, 2).is_ok());
+        assert_eq!(enter(0, 2, 2), Err(Denial::Classes));
+        assert!(enter(0, 1, 2).is_ok(), "one that comes again");
+        let third = enter(0, 2, 3).unwrap();
+        assert_eq!(enter(1, 3, 3), Err(Denial::Classes));
+        registry.leave(Instant::now(), &[1; 16], Member::of(0, ClassId(2)).unwrap(), third);
+        assert!(enter(1, 3, 3).is_ok(), "another one in its place");
+        assert_eq!(enter(0, 4, 1), Err(Denial::Classes));
+        assert!(enter(2, 0, 1).is_ok(), "no limit keeps the default class out");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
 use crate::{
-    AddressSet, Addresses, Carries, ClassProfile, Member, Registry, RelayId, Seat, Secret, UdpId,
+    AddressSet, Addresses, Carries, ClassProfile, Limits, Member, Registry, RelayId, Seat, Secret, UdpId,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
     http::Http,
@@ -57,6 +57,12 @@ pub trait Authenticate: Send {
     /// # Errors
     /// A sentence for the log if nobody's.
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String>;
+
+    /// What a user may not exceed.
+    fn limits(&self, user: &str) -> Limits {
+        let _ = user;
+        Limits::default()
+    }
 }
 
 /// What a server needs to know.

@@ -28,6 +28,7 @@ mod name_servers;
 mod packet_sizes;
 mod pipes;
 mod proxy;
+mod reload;
 mod restart;
 mod segments;
 mod shards;

@@ -229,3 +229,25 @@ fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
     assert!(server.interrupt().success());
     assert!(!path.exists(), "the socket outlived its process");
 }
+
+#[test]
+fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through() {
+    let stage = Stage::two_links();
+    std::fs::write(stage.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
+    let _server = stage.server(&["--config", "server.toml"]);
+    let client = stage.client(&[]);
+    client.until(std::time::Duration::from_secs(10), "classes that are refused", |status| {
+        let refused = |class: &Value| {
+            class["state"] == "connecting"
+                && class["reason"].as_str().is_some_and(|why| why.contains("allowed are 1"))
+        };
+        let classes = status["classes"].as_array().cloned().unwrap_or_default();
+        match classes.len() == 3 && classes[0]["state"] == "up" && classes[1..].iter().all(refused) {
+            true => Ok(()),
+            false => Err(format!("{:#}", status["classes"])),
+        }
+    });
+    // Which would be critical.
+    reaches(&stage, Place::Client, TUNNEL);
+    assert!(client.log().contains("the default one carries it"), "{}", client.log());
+}

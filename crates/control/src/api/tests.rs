@@ -67,7 +67,7 @@ fn up() -> Source {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
         Question::Reload(reply) => {
-            let _ = reply.send(Ok(Reloaded { links: true, restart: vec!["routes".into()] }));
+            let _ = reply.send(Ok(Reloaded { links: true, classes: true, restart: vec!["routes".into()] }));
         }
     })
 }
@@ -87,7 +87,10 @@ fn a_configuration_is_reloaded_over_the_socket() {
     let home = tempfile::tempdir().unwrap();
     let path = home.path().join("client-a.sock");
     let running = Running::start(&path, up());
-    assert_eq!(reload(&path).unwrap(), Reloaded { links: true, restart: vec!["routes".into()] });
+    assert_eq!(
+        reload(&path).unwrap(),
+        Reloaded { links: true, classes: true, restart: vec!["routes".into()] }
+    );
     assert!(raw(&path, b"GET /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
     drop(running);
     let refuses: Source = Arc::new(|question| {

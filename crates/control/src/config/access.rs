@@ -20,7 +20,7 @@ struct Table {
     ports: Vec<Ports>,
 }
 
-struct UserName(String);
+pub(super) struct UserName(pub(super) String);
 
 pub(super) struct Prefix(pub(super) IpNet);
 

@@ -6,6 +6,7 @@
 
 mod ask;
 mod check;
+mod renew;
 mod show;
 mod steer;
 mod table;
@@ -19,6 +20,7 @@ use super::{CongestionControl, LaneMode, LinkConfig, Scheduler, Share, file::Sou
 use crate::Result;
 
 pub use ask::{Packet, Ruling};
+pub(super) use renew::Renewal;
 pub use show::render_classes;
 pub use steer::{Mark, Seen, SteerRule};
 pub use table::ClassTables;
@@ -26,7 +28,8 @@ pub use table::ClassTables;
 /// How the packets of a class travel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassConfig {
-    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file.
+    /// Its number: `default` is 0, `critical` 1, `bulk` 2, others follow in the order of the file. It keeps it when the
+    /// file is read again.
     pub id: ClassId,
     /// What it is called.
     pub name: String,
@@ -123,6 +126,16 @@ pub struct MatchRule {
 }
 
 impl super::ClientConfig {
+    /// The class with this number.
+    pub fn class(&self, id: ClassId) -> Option<&ClassConfig> {
+        self.classes.iter().find(|class| class.id == id)
+    }
+
+    /// What it is called; nothing if there is none.
+    pub fn class_name(&self, id: ClassId) -> String {
+        self.class(id).map_or(String::new(), |class| class.name.clone())
+    }
+
     /// Whether the file says anything about classes.
     pub fn says_classes(&self) -> bool {
         let from_file = |rule: &MatchRule| matches!(rule.origin, RuleOrigin::File { .. });

@@ -14,6 +14,7 @@ use super::{
     dns::{DnsServer, DnsWord},
     file::{Content, Source},
     lane::{self, LaneRule},
+    limits::{self, LimitRule},
     links::{LinkConfig, list},
     pipes::Pipes,
     shards::Shards,
@@ -95,6 +96,11 @@ pub struct ServerOptions {
     #[arg(skip)]
     #[serde(deserialize_with = "access::list")]
     pub access: Vec<AccessRule>,
+
+    /// What users may not exceed: the tables `[[limit]]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "limits::list")]
+    pub limit: Vec<LimitRule>,
 
     /// TCP connections and UDP flows that the server has open for clients at once, at most [default: 32768]
     #[arg(long, value_name = "N")]
@@ -299,6 +305,7 @@ impl ServerOptions {
             dns: list_over(self.dns, below.dns),
             max_clients: self.max_clients.or(below.max_clients),
             access: list_over(self.access, below.access),
+            limit: list_over(self.limit, below.limit),
             max_relays: self.max_relays.or(below.max_relays),
             max_user_relays: self.max_user_relays.or(below.max_user_relays),
             shards: self.shards.or(below.shards),

@@ -1,13 +1,13 @@
 //! Reading a configuration again while the process runs.
 //!
 //! In: what was said at the start, and the file as it is now. Out: what is taken over at once, which is how links are
-//! used, and the keys whose new values count after a restart only. A file with a mistake changes nothing.
+//! used and the classes of traffic, and the keys whose new values count after a restart only. A file with a mistake changes nothing.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, rules_of};
+use super::{ClientConfig, ClientOptions, LinkConfig, Rights, ServerConfig, ServerOptions, classes::Renewal};
 use crate::Result;
 
 /// Where a configuration came from.
@@ -33,6 +33,9 @@ enum Kind {
 pub struct Reloaded {
     /// Links are used in another way now.
     pub links: bool,
+    /// Packets are told apart in another way, or classes travel in another way.
+    #[serde(default)]
+    pub classes: bool,
     /// Keys with other values than at the start, which count after a restart.
     pub restart: Vec<String>,
 }
@@ -96,17 +99,11 @@ impl ClientConfig {
             lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             log_level: "log-level"
         );
-        // Where a rule is written does not matter.
-        let steering = |config: &Self| {
-            config
-                .class_steering
-                .iter()
-                .map(|found| (found.rule.clone(), found.seen.clone()))
-                .collect::<Vec<_>>()
-        };
-        let rules = rules_of(&self.class_rules) != rules_of(&new.class_rules);
-        if self.classes != new.classes || rules || steering(self) != steering(&new) {
-            restart.push("class".to_owned());
+        let renewal = self.renew_classes(new.classes, new.class_rules, new.class_steering);
+        if renewal == Renewal::OtherDevices {
+            restart.push(
+                "tun of [[class]], or what is steered there (until then no [[class]] changes)".to_owned(),
+            );
         }
         // The socket of a link has it from its beginning.
         if marks(&self.links) != marks(&new.links) {
@@ -114,7 +111,7 @@ impl ClientConfig {
         }
         let links = self.links != new.links;
         self.links = new.links;
-        Reloaded { links, restart }
+        Reloaded { links, classes: renewal == Renewal::Taken, restart }
     }
 }
 
@@ -128,11 +125,11 @@ impl ServerConfig {
         let restart = differing!(
             self, new, listen: "listen", service: "relay-only", cert: "cert and key", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", dns: "dns",
-            max_clients: "max-clients", access: "access", max_relays: "max-relays",
+            max_clients: "max-clients", access: "access", limits: "limit", max_relays: "max-relays",
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             log_level: "log-level"
         );
-        Reloaded { links: false, restart }
+        Reloaded { restart, ..Reloaded::default() }
     }
 }
 
@@ -155,7 +152,7 @@ mod tests {
         let mut reload = |text: &str| read(text).map(|new| config.take_over(new));
         assert_eq!(reload(FIRST).unwrap(), Reloaded::default());
         let found = reload(&FIRST.replace("backup", "overflow")).unwrap();
-        assert_eq!(found, Reloaded { links: true, restart: Vec::new() });
+        assert_eq!(found, Reloaded { links: true, ..Reloaded::default() });
         let other = FIRST.replace("insecure", "scheduler = 'balanced'\nroutes = 'none'\ninsecure");
         let found = reload(&format!("{other}dscp = 46\n")).unwrap();
         assert_eq!(found.restart, ["scheduler", "routes", "dscp of [[link]]"]);
@@ -164,23 +161,80 @@ mod tests {
         assert!(error.to_string().contains("line 5"), "{error}");
     }
 
-    #[test]
-    fn classes_that_cannot_be_are_refused_and_where_a_rule_is_written_does_not_matter() {
-        let home = tempfile::tempdir().unwrap();
-        let file = home.path().join("client.toml");
-        let origin = Origin::new(Some(file.clone()), ClientOptions::default());
-        let read = |text: &str| {
+    /// Reads `FIRST` with more behind it, again and again.
+    struct Again {
+        _home: tempfile::TempDir,
+        file: PathBuf,
+        origin: Origin<ClientOptions>,
+        config: ClientConfig,
+    }
+
+    impl Again {
+        fn new(text: &str) -> Self {
+            let home = tempfile::tempdir().unwrap();
+            let file = home.path().join("client.toml");
             std::fs::write(&file, format!("{FIRST}{text}")).unwrap();
-            origin.load()
-        };
+            let origin = Origin::new(Some(file.clone()), ClientOptions::default());
+            let config = origin.load().unwrap();
+            Self { _home: home, file, origin, config }
+        }
+
+        fn read(&mut self, text: &str) -> Result<Reloaded> {
+            std::fs::write(&self.file, format!("{FIRST}{text}")).unwrap();
+            Ok(self.config.take_over(self.origin.load()?))
+        }
+
+        fn class(&self, name: &str) -> Option<&super::super::ClassConfig> {
+            self.config.classes.iter().find(|class| class.name == name)
+        }
+    }
+
+    #[test]
+    fn classes_change_at_once_and_where_a_rule_is_written_does_not_matter() {
         let class = "[[class]]\nname = 'bulk'\n[[class.match]]\nports = 80\n";
-        let mut config = read(class).unwrap();
-        let mut reload = |text: &str| read(text).map(|new| config.take_over(new));
-        assert_eq!(reload(&format!("# Backups\n{class}")).unwrap(), Reloaded::default());
-        assert_eq!(reload(&class.replace("80", "81")).unwrap().restart, ["class"]);
-        assert_eq!(reload(&format!("{class}[[class]]\nname = 'a'\n")).unwrap().restart, ["class"]);
-        let error = reload(&format!("{class}[[class.match]]\nports = 80\n")).unwrap_err();
+        let mut again = Again::new(class);
+        let taken = Reloaded { classes: true, ..Reloaded::default() };
+        assert_eq!(again.read(&format!("# Backups\n{class}")).unwrap(), Reloaded::default());
+        assert_eq!(again.read(&class.replace("80", "81")).unwrap(), taken);
+        assert_eq!(again.read(&class.replace("[[class.m", "copies = 2\n[[class.m")).unwrap(), taken);
+        assert_eq!(again.class("bulk").map(|class| class.copies), Some(2));
+    }
+
+    #[test]
+    fn a_class_keeps_its_number_while_others_come_and_go() {
+        let of = |names: &[&str]| {
+            let table =
+                |name: &&str| format!("[[class]]\nname = '{name}'\n[[class.match]]\ndscp = '{name}'\n");
+            names.iter().map(table).collect::<String>()
+        };
+        let mut again = Again::new(&of(&["af11", "af21", "af31"]));
+        let number = |again: &Again, name| again.class(name).map(|class| class.id.0);
+        assert!(again.read(&of(&["af31", "af21"])).unwrap().classes);
+        assert_eq!(
+            (number(&again, "af11"), number(&again, "af21"), number(&again, "af31")),
+            (None, Some(4), Some(5))
+        );
+        assert!(again.read(&of(&["af41", "af31", "af21", "af12"])).unwrap().classes);
+        let numbers = ["default", "af41", "af21", "af31", "af12"].map(|name| number(&again, name));
+        assert_eq!(numbers, [0, 3, 4, 5, 6].map(Some));
+        for (rule, name) in again.config.class_rules.iter().zip(["af41", "af31", "af21", "af12"]) {
+            assert_eq!(Some(rule.rule.class.0), number(&again, name), "the rule about {name}");
+        }
+        let order: Vec<u8> = again.config.classes.iter().map(|class| class.id.0).collect();
+        assert_eq!(order, [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn classes_that_cannot_be_are_refused_with_their_line_and_nothing_changes() {
+        let class = "[[class]]\nname = 'bulk'\n[[class.match]]\nports = 80\n";
+        let mut again = Again::new(class);
+        let before = again.config.clone();
+        let error = again.read(&format!("{class}[[class.match]]\nports = 80\n")).unwrap_err();
         assert!(error.to_string().contains("line 10, column 1: this rule never decides"), "{error}");
+        assert_eq!(again.config, before);
+        let found = again.read("[[class]]\nname = 'bulk'\ntun = 'cr0'\n").unwrap();
+        assert!(!found.classes && found.restart[0].starts_with("tun of [[class]]"), "{found:?}");
+        assert_eq!(again.config, before);
     }
 
     #[test]

@@ -48,6 +48,14 @@ fn every_key_of_a_server_arrives() {
         allow = true
         users = ["anna", "bob"]
         to = ["192.168.0.0/16", "fd00::/8", "203.0.113.7"]
+
+        [[limit]]
+        users = "anna"
+        max-priority = "20mbit"
+
+        [[limit]]
+        max-classes = 3
+        max-priority = "30%"
         "#,
     )
     .unwrap();
@@ -82,6 +90,14 @@ fn every_key_of_a_server_arrives() {
                     ports: vec![],
                 },
             ],
+            limits: vec![
+                LimitRule {
+                    users: vec!["anna".into()],
+                    max_classes: 8,
+                    max_priority: Some("20mbit".parse().unwrap()),
+                },
+                LimitRule { users: vec![], max_classes: 3, max_priority: Some("30%".parse().unwrap()) },
+            ],
             max_relays: 1000,
             max_user_relays: 10,
             shards: Shards::Count(4),
@@ -91,6 +107,24 @@ fn every_key_of_a_server_arrives() {
             log_level: LogLevel::Debug,
         }
     );
+}
+
+#[test]
+fn mistakes_about_limits_are_told_where_they_are() {
+    for (text, line, said) in [
+        ("[[limit]]\nmax-classes = 0\n", 2, "`0` is no number of classes: expected 1"),
+        ("[[limit]]\nmax-classes = 9\n", 2, "`9` is no number of classes"),
+        ("[[limit]]\nmax-priority = 'much'\n", 2, "`much` is no part of a link"),
+        ("[[limit]]\nusers = []\n", 2, "the list is empty"),
+        ("[[limit]]\nmax-rate = '1mbit'\n", 2, "unknown key `max-rate`"),
+    ] {
+        match server(text) {
+            Err(Error::ConfigFile { line: at, why, .. }) => {
+                assert!(at == line && why.contains(said), "{text}: line {at}: {why}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
 }
 
 #[test]
@@ -307,7 +341,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "fec = 'auto'",
             "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
              listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, dns, \
-             max-clients, access, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
+             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
              fec = 'auto'\n   | ^^^",
         ),
         (

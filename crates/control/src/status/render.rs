@@ -154,7 +154,7 @@ fn classes(classes: &[Class]) -> Table {
         let copies = class.order.map_or(0, |order| order.copies);
         table.row([
             class.name.clone(),
-            class.state.map_or("", State::as_str).to_owned(),
+            with_reason(class.state.map_or("", State::as_str), &class.reason),
             class.lane.clone(),
             format!("{}, {}", class.scheduler, class.cc),
             class.tx_bps.map_or(String::new(), rate),

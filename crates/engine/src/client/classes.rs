@@ -38,6 +38,22 @@ impl Classes {
         self.list.iter().map(setup).collect()
     }
 
+    /// Those that are not among the `new` ones.
+    pub(super) fn gone_in(&self, new: &Self) -> Vec<ClassId> {
+        let stays = |id: ClassId| new.list.iter().any(|class| class.id == id);
+        self.list.iter().map(|class| class.id).filter(|id| !stays(*id)).collect()
+    }
+
+    /// Whether a class is among the `new` ones, and its connection would be the same there. Which links it uses does not
+    /// matter.
+    pub(super) fn travels_alike(&self, id: ClassId, new: &Self) -> bool {
+        let of = |classes: &Self| {
+            let class = classes.list.iter().find(|class| class.id == id)?;
+            Some(ClassConfig { prefer: Vec::new(), exclude: Vec::new(), ..class.clone() })
+        };
+        of(self) == of(new)
+    }
+
     /// How the connection of a class uses the link of this name, which all are to use by `policy`.
     pub(super) fn policy(&self, class: ClassId, name: &str, policy: LinkPolicy) -> LinkPolicy {
         let Some(class) = self.list.iter().find(|other| other.id == class) else { return policy };
@@ -83,5 +99,20 @@ mod tests {
             classes.sockets().iter().map(|class| class.dscp).collect::<Vec<_>>(),
             [None, Some(46), Some(8)]
         );
+    }
+    #[test]
+    fn only_what_a_connection_knows_makes_it_another_one() {
+        let classes = |list: Vec<ClassConfig>| Classes { list, rules: Rules::default() };
+        let [default, critical, bulk] = ClassConfig::built_in();
+        let before = classes(vec![default.clone(), critical.clone(), bulk.clone()]);
+        let critical = ClassConfig { prefer: vec!["star*".into()], ..critical };
+        let bulk = ClassConfig { copies: 2, ..bulk };
+        let added = ClassConfig { id: ClassId(3), name: "cams".into(), ..default.clone() };
+        let after = classes(vec![default, bulk, added, critical]);
+        assert_eq!(
+            [0, 1, 2, 3].map(|id| before.travels_alike(ClassId(id), &after)),
+            [true, true, false, false]
+        );
+        assert_eq!((before.gone_in(&after), after.gone_in(&before)), (vec![], vec![ClassId(3)]));
     }
 }

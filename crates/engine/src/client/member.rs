@@ -26,6 +26,8 @@ pub(super) enum Word {
     Join(Vec<u8>),
     /// From the first shard: use the links in this way.
     Policies(Box<Policies>),
+    /// From the first shard: the classes are those of this configuration.
+    Classes(Box<ClientConfig>),
     /// From the first shard: report, and name this round.
     Report(u64),
     /// From the first shard: tell which flows there are, and name this round.
@@ -104,6 +106,10 @@ impl Joiner {
         match word {
             Word::Remotes(remotes) => self.plane.set_remotes(turns, now, remotes, &mut |_| {})?,
             Word::Policies(policies) => self.plane.set_policies(now, *policies),
+            Word::Classes(config) => {
+                self.plane.set_classes(turns, now, &config);
+                self.config = *config;
+            }
             Word::Join(secret) => self.plane.fleet.join(now, &secret),
             Word::Report(round) => {
                 let status = self.plane.status(now, &self.config, self.member);

@@ -12,7 +12,7 @@ use mpvpn_quic::Local;
 use mpvpn_tunnel::{Assignment, Fleet, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
 
-use super::{classes::Classes, device::Devices};
+use super::{classes::Classes, device::Devices, forge::Forge};
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
@@ -29,10 +29,20 @@ const BATCH: usize = 16;
 /// The links are looked at anew this long after news that may not be complete.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
+/// The connections of a shard, and how they are made.
+pub(super) struct PlaneGear {
+    pub(super) shard: u8,
+    pub(super) fleet: Fleet,
+    pub(super) classes: Classes,
+    pub(super) forge: Forge,
+}
+
 /// One shard.
 pub(super) struct Plane {
+    shard: u8,
     pub(super) fleet: Fleet,
     classes: Classes,
+    forge: Forge,
     pub(super) links: Links,
     pub(super) policies: Policies,
     devices: Option<Devices>,
@@ -47,7 +57,7 @@ pub(super) struct Plane {
 impl Plane {
     /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
-        (fleet, classes): (Fleet, Classes),
+        PlaneGear { shard, fleet, classes, forge }: PlaneGear,
         links: Links,
         policies: Policies,
         devices: Option<Devices>,
@@ -57,8 +67,10 @@ impl Plane {
             devices.watch(&turns.poller)?;
         }
         Ok(Self {
+            shard,
             fleet,
             classes,
+            forge,
             links,
             policies,
             attached: true,
@@ -296,6 +308,26 @@ impl Plane {
         self.look_at = Some(now);
     }
 
+    /// Tells packets apart as this configuration says, and has classes travel so. The connections of those that stay as
+    /// they are notice nothing.
+    pub(super) fn set_classes(&mut self, turns: &Turns, now: Instant, config: &ClientConfig) {
+        let classes = Classes::of(config, self.devices.is_some());
+        for id in self.classes.gone_in(&classes) {
+            self.fleet.remove_class(now, id);
+        }
+        for connection in self.forge.connections(config, &classes, self.shard) {
+            if !self.classes.travels_alike(connection.id, &classes) {
+                self.fleet.set_class(now, connection);
+            }
+        }
+        self.fleet.set_rules(classes.rules.clone());
+        // Good-byes leave through sockets that may be gone then.
+        self.transmit(turns, now);
+        self.links.set_classes(classes.sockets());
+        self.classes = classes;
+        self.set_policies(now, self.policies.clone());
+    }
+
     /// What this shard's connection does.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
         let reports = self.fleet.reports(now);
@@ -305,7 +337,7 @@ impl Plane {
 
     /// The flows of this shard.
     pub(super) fn flows(&self, now: Instant, config: &ClientConfig) -> FlowList {
-        flows::of_tun(now, self.fleet.flows(now), &config.classes)
+        flows::of_tun(now, self.fleet.flows(now), config)
     }
 
     /// Says good-bye to the server.

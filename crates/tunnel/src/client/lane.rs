@@ -110,6 +110,11 @@ impl Lane {
         }
     }
 
+    /// Other rules count for new connections.
+    pub(super) fn set_rules(&mut self, rules: Rules) {
+        self.rules = rules;
+    }
+
     /// Packets to apps fit so many bytes.
     pub(super) fn set_mtu(&mut self, mtu: usize) {
         self.interposer.set_mtu(mtu);

@@ -101,6 +101,8 @@ pub enum ClientState {
 pub struct ClientReport {
     /// Whether the tunnel works.
     pub state: ClientState,
+    /// Why it does not; empty if it does, or nothing is known.
+    pub reason: String,
     /// What the server gave.
     pub assignment: Option<Assignment>,
     /// How often the session was taken up again.

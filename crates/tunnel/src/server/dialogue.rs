@@ -146,11 +146,14 @@ impl Server {
             return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
         let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
-        let visitor = Visitor { user: &user, shown, member, shard: self.shard.index(), connection: id };
+        let limits = self.config.auth.limits(&user);
+        let (shard, classes) = (self.shard.index(), limits.classes);
+        let visitor = Visitor { user: &user, shown, member, classes, shard, connection: id };
         let entry =
             self.registry.enter(&visitor, || (self.config.secrets)()).map_err(|denial| match denial {
                 Denial::Full => reject(503, "the server is full"),
                 Denial::UnknownSession => reject(409, "no such session to be a member of"),
+                Denial::Classes => Rejection::new(403, format!("too many classes: allowed are {classes}")),
             })?;
         if let Some(seat) = entry.replaced {
             self.replace(now, seat);
@@ -169,7 +172,7 @@ impl Server {
         let class = headers.single(CLASS_HEADER).and_then(ClassProfile::parse);
         if let Some(class) = &class {
             let shapers = &self.groups.entry(entry.secret).or_default().shapers;
-            shapers.set_share(now, member.class(), class.share);
+            shapers.set_share(now, member.class(), limits.bound(class.share));
             carrier.share_links(shapers.clone(), member.class());
             answer.push(CLASS_HEADER, TRUE);
         }

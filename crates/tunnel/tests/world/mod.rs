@@ -25,7 +25,8 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     Assignment, Authenticate, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
-    ClientEvent, ClientState, Fleet, Member, Registry, Server, ServerConfig, ServerEvent, Taken, UdpId,
+    ClientEvent, ClientState, Fleet, Limits, Member, Registry, Server, ServerConfig, ServerEvent, Taken,
+    UdpId,
 };
 use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 
@@ -271,7 +272,7 @@ struct Identity {
     key: Arc<rcgen::KeyPair>,
 }
 
-struct Tokens;
+struct Tokens(Limits);
 
 impl Authenticate for Tokens {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
@@ -279,6 +280,10 @@ impl Authenticate for Tokens {
             Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
             _ => Err("unknown token".to_owned()),
         }
+    }
+
+    fn limits(&self, _: &str) -> Limits {
+        self.0
     }
 }
 
@@ -328,7 +333,13 @@ fn options(seed: u8, shards: u8) -> TransportOptions {
     TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
 }
 
-fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: u8) -> Vec<Server> {
+fn new_servers(
+    identity: &Identity,
+    carries: Carries,
+    first_secret: u8,
+    shards: u8,
+    limits: Limits,
+) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&rustls::version::TLS13])
@@ -351,7 +362,7 @@ fn new_servers(identity: &Identity, carries: Carries, first_secret: u8, shards: 
             routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
             streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
-            auth: Box::new(Tokens),
+            auth: Box::new(Tokens(limits)),
             max_clients: 200,
             secrets: Box::new(move || {
                 secret = secret.wrapping_add(1);
@@ -368,6 +379,13 @@ impl World {
         Self::with_shards(1)
     }
 
+    /// A server with limits for its users.
+    pub fn with_limits(limits: Limits) -> Self {
+        let mut world = Self::new();
+        world.servers = new_servers(&world.identity, Carries::Packets, 0, 1, limits);
+        world
+    }
+
     /// A server of several shards; the client with number n goes to shard n modulo `shards`.
     pub fn with_shards(shards: u8) -> Self {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -377,7 +395,7 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, Carries::Packets, 0, shards),
+            servers: new_servers(&identity, Carries::Packets, 0, shards, Limits::default()),
             server_carries: Carries::Packets,
             handed: 0,
             machines: Vec::new(),
@@ -422,15 +440,8 @@ impl World {
         self.add_over(member, token, scheduler, Cc::Bbr, &links.iter().map(spec).collect::<Vec<_>>())
     }
 
-    /// Adds a client over links as they are described.
-    pub fn add_over(
-        &mut self,
-        member: Option<(usize, Member)>,
-        token: &str,
-        scheduler: Scheduler,
-        cc: Cc,
-        links: &[LinkSpec],
-    ) -> usize {
+    /// What the client that is added next is told.
+    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: Cc) -> ClientConfig {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -446,7 +457,7 @@ impl World {
         )
         .unwrap();
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
-        let config = ClientConfig {
+        ClientConfig {
             carries: self.carries,
             setup,
             server_name: "mpvpn".to_owned(),
@@ -460,7 +471,20 @@ impl World {
             copies: self.copies,
             lane: self.lane.clone(),
             lane_secret: [1, 2],
-        };
+        }
+    }
+
+    /// Adds a client over links as they are described.
+    pub fn add_over(
+        &mut self,
+        member: Option<(usize, Member)>,
+        token: &str,
+        scheduler: Scheduler,
+        cc: Cc,
+        links: &[LinkSpec],
+    ) -> usize {
+        let number = self.machines.len() as u8;
+        let config = self.client_config(token, scheduler, cc);
         let setup = |(number, share): (u8, Option<Share>)| {
             let profile = |share| ClassProfile { name: format!("class{number}"), share, dscp: 0 };
             let config = ClientConfig { class: share.map(profile), ..config.clone() };
@@ -504,7 +528,8 @@ impl World {
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
         let shards = self.servers.len() as u8;
-        self.servers = new_servers(&self.identity, self.server_carries, self.secrets, shards);
+        self.servers =
+            new_servers(&self.identity, self.server_carries, self.secrets, shards, Limits::default());
     }
 
     fn next_time(&mut self) -> Option<Instant> {

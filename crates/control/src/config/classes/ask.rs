@@ -67,7 +67,7 @@ impl ClientConfig {
             Some(RuleOrigin::BuiltIn(name)) => (None, None, Some(*name)),
             None => (None, None, None),
         };
-        let class = self.classes[usize::from(verdict.class.0)].name.clone();
+        let class = self.class_name(verdict.class);
         let rule = verdict.rule.map(|at| at + 1);
         Ruling { packet: packet.to_string(), class, rule, file, line, built_in }
     }

@@ -78,7 +78,7 @@ fn rules(config: &ClientConfig) -> Table {
     ]);
     for (at, found) in config.class_rules.iter().enumerate() {
         let Rule { domains, class, .. } = &found.rule;
-        let mut row = vec![(at + 1).to_string(), config.classes[usize::from(class.0)].name.clone()];
+        let mut row = vec![(at + 1).to_string(), config.class_name(*class)];
         row.extend(packets(&found.rule));
         row.extend([list(domains), origin(&found.origin)]);
         table.rows.push(row);
@@ -102,9 +102,9 @@ fn steering(config: &ClientConfig) -> Table {
         "said by",
     ]);
     for found in &config.class_steering {
-        let class = &config.classes[usize::from(found.rule.class.0)];
+        let tun = config.class(found.rule.class).and_then(|class| class.tun.clone());
         let seen = &found.seen;
-        let mut row = vec![class.tun.clone().unwrap_or_default()];
+        let mut row = vec![tun.unwrap_or_default()];
         row.extend([list(&seen.marks), list(&seen.vlans), seen.ingress.join(" ")]);
         row.extend(packets(&found.rule));
         row.push(origin(&found.origin));

@@ -1,0 +1,69 @@
+//! Classes that are read again while a client runs.
+
+use std::collections::BTreeMap;
+
+use mpvpn_types::ClassId;
+
+use super::{ClassConfig, MatchRule, SteerRule, rules_of};
+use crate::config::ClientConfig;
+
+/// What came of classes that were read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::config) enum Renewal {
+    /// They are the same.
+    Same,
+    /// Others count from now on.
+    Taken,
+    /// Devices differ, or what is steered there, which is made at the start: all stays as it is.
+    OtherDevices,
+}
+
+impl ClientConfig {
+    /// Takes over the classes and rules of `new`. A class keeps its number, which its connection and its sockets know it
+    /// by, as long as it is there.
+    pub(in crate::config) fn renew_classes(
+        &mut self,
+        classes: Vec<ClassConfig>,
+        mut rules: Vec<MatchRule>,
+        mut steering: Vec<SteerRule>,
+    ) -> Renewal {
+        let devices_differ = devices(&self.classes) != devices(&classes);
+        let (classes, numbers) = renumbered(&self.classes, classes);
+        let all = rules.iter_mut().map(|found| &mut found.rule);
+        for rule in all.chain(steering.iter_mut().map(|found| &mut found.rule)) {
+            rule.class = numbers.get(&rule.class).copied().unwrap_or_default();
+        }
+        let steered = |all: &[SteerRule]| {
+            all.iter().map(|found| (found.rule.clone(), found.seen.clone())).collect::<Vec<_>>()
+        };
+        if devices_differ || steered(&self.class_steering) != steered(&steering) {
+            return Renewal::OtherDevices;
+        }
+        // Where a rule is written does not matter.
+        let is_news = self.classes != classes || rules_of(&self.class_rules) != rules_of(&rules);
+        (self.classes, self.class_rules, self.class_steering) = (classes, rules, steering);
+        if is_news { Renewal::Taken } else { Renewal::Same }
+    }
+}
+
+fn devices(classes: &[ClassConfig]) -> BTreeMap<&str, &str> {
+    classes.iter().filter_map(|class| Some((class.name.as_str(), class.tun.as_deref()?))).collect()
+}
+
+/// The new classes in the order of the numbers that they get, and these by those that they had.
+fn renumbered(
+    old: &[ClassConfig],
+    mut new: Vec<ClassConfig>,
+) -> (Vec<ClassConfig>, BTreeMap<ClassId, ClassId>) {
+    let known = |name: &str| old.iter().find(|class| class.name == name).map(|class| class.id);
+    let kept: Vec<ClassId> = new.iter().filter_map(|class| known(&class.name)).collect();
+    let mut free = (0..ClassId::MAX).map(ClassId).filter(|id| !kept.contains(id));
+    let mut numbers = BTreeMap::new();
+    for class in &mut new {
+        // There are no more classes than numbers.
+        let id = known(&class.name).or_else(|| free.next()).unwrap_or(class.id);
+        numbers.insert(std::mem::replace(&mut class.id, id), id);
+    }
+    new.sort_by_key(|class| class.id);
+    (new, numbers)
+}

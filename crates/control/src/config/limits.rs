@@ -1,0 +1,82 @@
+//! What a user's classes of traffic may not exceed: `[[limit]]` in a server's file.
+
+use mpvpn_types::{ClassId, Portion};
+use serde::{Deserialize, de::Deserializer};
+
+use super::{
+    access::{UserName, some},
+    values::{Text, one, one_or_number},
+};
+
+/// One `[[limit]]`: what some users may not exceed, whatever their clients say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LimitRule {
+    /// The names of the users that it is about; all of them if there is none.
+    pub users: Vec<String>,
+    /// Classes that a session has, 1 to 8; the class `default` is one.
+    pub max_classes: u8,
+    /// What each class with priority gets of a link, of what is sent to the client.
+    pub max_priority: Option<Portion>,
+}
+
+impl LimitRule {
+    /// The rule for a user: the first one that fits.
+    pub fn of<'a>(rules: &'a [Self], user: &str) -> Option<&'a Self> {
+        rules.iter().find(|rule| rule.users.is_empty() || rule.users.iter().any(|name| name == user))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
+struct Table {
+    #[serde(default, deserialize_with = "some")]
+    users: Vec<UserName>,
+    #[serde(default, deserialize_with = "one_or_number")]
+    max_classes: Option<Count>,
+    #[serde(default, deserialize_with = "one")]
+    max_priority: Option<Portion>,
+}
+
+struct Count(u8);
+
+/// For serde: the tables in order.
+pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LimitRule>, D::Error> {
+    let rule = |table: Table| LimitRule {
+        users: table.users.into_iter().map(|name| name.0).collect(),
+        max_classes: table.max_classes.map_or(ClassId::MAX, |count| count.0),
+        max_priority: table.max_priority,
+    };
+    Ok(Vec::<Table>::deserialize(from)?.into_iter().map(rule).collect())
+}
+
+impl Text for Count {
+    const EXPECTED: &'static str = "a number from 1 to 8";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let count = text.parse().ok().filter(|count| (1..=ClassId::MAX).contains(count));
+        count.map(Self).ok_or_else(|| {
+            format!(
+                "`{text}` is no number of classes: expected 1 (no others beside `default`) to {}",
+                ClassId::MAX
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_limit_that_fits_a_user_counts() {
+        let rule = |users: &[&str], max_classes| LimitRule {
+            users: users.iter().map(ToString::to_string).collect(),
+            max_classes,
+            max_priority: None,
+        };
+        let rules = [rule(&["anna"], 8), rule(&["anna", "bob"], 3), rule(&[], 2)];
+        let of = |user| LimitRule::of(&rules, user).map(|rule| rule.max_classes);
+        assert_eq!((of("anna"), of("bob"), of("eve")), (Some(8), Some(3), Some(2)));
+        assert_eq!(LimitRule::of(&rules[..2], "eve"), None);
+    }
+}

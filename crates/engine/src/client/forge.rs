@@ -1,0 +1,79 @@
+//! What the connections of a client are made of: TLS and transport, and what the configuration says of each class.
+
+use mpvpn_control::config::{ClientConfig, CongestionControl, LaneMode, Scheduler as SchedulerOption};
+use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::ClientSetup;
+use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};
+
+use super::classes::Classes;
+
+/// TLS and transport, with each congestion controller.
+#[derive(Clone)]
+pub(super) struct Setups {
+    pub(super) bbr: ClientSetup,
+    pub(super) cubic: ClientSetup,
+}
+
+impl Setups {
+    fn of(&self, cc: CongestionControl) -> &ClientSetup {
+        match cc {
+            CongestionControl::Bbr => &self.bbr,
+            CongestionControl::Cubic => &self.cubic,
+        }
+    }
+}
+
+/// Makes connections, of whatever class.
+#[derive(Clone)]
+pub(super) struct Forge {
+    pub(super) setups: Setups,
+    /// What is the same for all.
+    pub(super) tunnel: TunnelConfig,
+    /// How many there are of each class.
+    pub(super) shards: u8,
+    /// The low bits of the first connection IDs of the first shard; the next ones follow.
+    pub(super) steer: u8,
+}
+
+impl Forge {
+    /// The connections of a shard. Each shard's go to another shard of the server, if that has several, and to the same one
+    /// over all links and when they are made anew.
+    pub(super) fn connections(&self, config: &ClientConfig, classes: &Classes, shard: u8) -> Vec<ClassSetup> {
+        classes.setups(|class| {
+            let setup = self.setups.of(class.cc.unwrap_or(config.cc));
+            let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
+            TunnelConfig {
+                setup: setup.clone().steered(self.steer + shard),
+                scheduler: scheduler_of(class.scheduler.unwrap_or(config.scheduler)),
+                fec: class.fec,
+                copies: class.copies,
+                lane: Rules { mode: lane, ..self.tunnel.lane.clone() },
+                ..self.tunnel.clone()
+            }
+        })
+    }
+}
+
+/// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does
+/// not have its end. A file that is read again may count on fewer threads than there are.
+pub(super) fn lane_of(option: LaneMode, shards: u8) -> Mode {
+    match option {
+        LaneMode::Auto | LaneMode::Stream if shards > 1 => Mode::Datagram,
+        LaneMode::Auto => Mode::Auto,
+        LaneMode::Datagram => Mode::Datagram,
+        LaneMode::Stream => Mode::Stream,
+    }
+}
+
+pub(super) fn scheduler_of(option: SchedulerOption) -> Scheduler {
+    match option {
+        SchedulerOption::Auto => Scheduler::Auto,
+        SchedulerOption::MinRtt => Scheduler::MinRtt,
+        SchedulerOption::Balanced => Scheduler::Balanced,
+        SchedulerOption::Weighted => Scheduler::Weighted,
+        SchedulerOption::Redundant => Scheduler::Redundant,
+        SchedulerOption::Flow => Scheduler::Flow,
+        SchedulerOption::Failover => Scheduler::Failover,
+    }
+}

@@ -1,0 +1,113 @@
+//! Classes that change while a client runs.
+
+use std::{fs, time::Duration};
+
+use mpvpn_tests::{
+    ping::reaches,
+    stage::{Peer, Place, Stage, TUNNEL},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
+const FIRST: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
+
+fn write(stage: &Stage, text: &str) {
+    fs::write(stage.dir().join("client.toml"), text).expect("a file");
+}
+
+fn reload(stage: &Stage, peer: &Peer) -> (Option<i32>, String) {
+    let socket = peer.socket().to_str().expect("an ASCII path").to_owned();
+    let output = stage.mpvpn(Place::Client, &["config", "reload", "--api-socket", &socket]);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), format!("{out}{err}"))
+}
+
+/// Waits until there are these classes, and each works on both links.
+fn until_classes(client: &Peer, names: &[&str]) -> Value {
+    client.until(SOON, &format!("the classes {names:?}"), |status| {
+        let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
+        let classes = list("classes");
+        let found: Vec<_> = classes.iter().filter_map(|class| class["name"].as_str()).collect();
+        let works = |name: &str| {
+            let own =
+                list("paths").into_iter().filter(|path| path["class"] == name && path["state"] == "active");
+            own.count() == 2
+        };
+        let up = |class: &Value| class["state"] == "up";
+        match found == names && classes.iter().all(up) && names.iter().all(|name| works(name)) {
+            true => Ok(()),
+            false => Err(format!("{:#} {:#}", status["classes"], status["paths"])),
+        }
+    })
+}
+
+/// The addresses and ports of a class's paths.
+fn ends(status: &Value, class: &str) -> Vec<String> {
+    let paths = status["paths"].as_array().into_iter().flatten();
+    paths.filter(|path| path["class"] == class).map(|path| path["local"].to_string()).collect()
+}
+
+#[test]
+fn classes_come_change_and_go_without_the_others_noticing() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    write(&stage, FIRST);
+    let client = stage.client(&["--config", "client.toml", "--state-dir", "state"]);
+    let before = until_classes(&client, &["default", "critical", "bulk"]);
+
+    let cams = "[[class]]\nname = \"cams\"\ndscp = 20\n[[class.match]]\nprotocol = \"icmp\"\n";
+    write(&stage, &format!("{FIRST}{cams}"));
+    assert_eq!(reload(&stage, &client), (Some(0), "classes are as the file says now\n".to_owned()));
+    let with_cams = until_classes(&client, &["default", "critical", "bulk", "cams"]);
+    reaches(&stage, Place::Client, TUNNEL);
+    let status = client.until(SOON, "pings of the new class", |status| {
+        let bytes = status["classes"][3]["tx_bytes"].as_u64().unwrap_or(0);
+        if bytes > 0 { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
+    });
+    for class in ["default", "critical", "bulk"] {
+        assert_eq!(ends(&status, class), ends(&before, class), "{class} has other sockets");
+    }
+
+    // Another mark needs other sockets, other links nothing.
+    let changed = cams.replace("20", "22");
+    let changed = format!("{FIRST}exclude = [\"eth2\"]\n{changed}");
+    write(&stage, &changed.replace("dscp = 22", "fec = \"sometimes\""));
+    let (code, said) = reload(&stage, &client);
+    assert!(
+        code == Some(2) && said.contains("client.toml, line 7") && said.contains("fec"),
+        "{code:?}: {said}"
+    );
+    until_classes(&client, &["default", "critical", "bulk", "cams"]);
+    write(&stage, &changed);
+    assert_eq!(reload(&stage, &client).0, Some(0));
+    let status = client.until(SOON, "bulk off eth2, and other sockets for cams", |status| {
+        let paths = status["paths"].as_array().cloned().unwrap_or_default();
+        let of = |class: &str, state: &str| {
+            paths.iter().filter(|path| path["class"] == class && path["state"] == state).count()
+        };
+        let cams = ends(status, "cams");
+        let is_new = cams.len() == 2 && cams.iter().all(|end| !ends(&with_cams, "cams").contains(end));
+        match of("bulk", "active") == 1 && is_new && of("cams", "active") == 2 {
+            true => Ok(()),
+            false => Err(format!("{:#}", status["paths"])),
+        }
+    });
+    for class in ["default", "critical"] {
+        assert_eq!(ends(&status, class), ends(&before, class), "{class} has other sockets");
+    }
+
+    write(&stage, FIRST);
+    client.hang_up();
+    let status = until_classes(&client, &["default", "critical", "bulk"]);
+    assert_eq!(ends(&status, "default"), ends(&before, "default"));
+    assert_eq!(status["session"]["resumed"], 0);
+    reaches(&stage, Place::Client, TUNNEL);
+    server.until(SOON, "the connection of the class to be gone", |status| {
+        let client = &status["clients"][0];
+        let paths = client["paths"].as_array().into_iter().flatten();
+        match paths.filter(|path| path["class"] == "cams").count() {
+            0 => Ok(()),
+            _ => Err(format!("{client:#}")),
+        }
+    });
+}
