@@ -265,9 +265,12 @@ pub struct Link {
     /// What it may carry in a month, in bytes of IP packets; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
-    /// How many paths it is to have, where that is not one.
+    /// How many paths it is to have, where that is not one, or is found out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipes: Option<u8>,
+    /// Why so many, where that is found out (`pipes = "auto"`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pipes_reason: Option<String>,
     /// What it has carried of that since the month began.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_used_bytes: Option<u64>,
@@ -290,6 +293,7 @@ impl Link {
             weight: None,
             quota_bytes: None,
             pipes: None,
+            pipes_reason: None,
             quota_used_bytes: None,
         }
     }

@@ -15,6 +15,7 @@ mod forge;
 mod machine;
 mod member;
 mod names;
+mod pipes;
 mod plane;
 mod quotas;
 
@@ -57,6 +58,7 @@ use forge::{Forge, Setups, lane_of, scheduler_of};
 use machine::Machine;
 use member::{Joiner, Word};
 use names::Names;
+use pipes::AutoPipes;
 use plane::{Plane, PlaneGear};
 use quotas::Quotas;
 
@@ -175,6 +177,7 @@ struct Running {
     host: Option<Host>,
     slow: Slow,
     quotas: Quotas,
+    pipes: AutoPipes,
     /// `None` where the server is an address.
     names: Option<Names>,
     up: bool,
@@ -242,6 +245,7 @@ impl Running {
         Ok(Self {
             plane: Plane::new(gear, links, policies, devices, turns)?,
             quotas,
+            pipes: AutoPipes::new(Instant::now()),
             crew,
             inbox,
             carrying: BTreeMap::new(),
@@ -278,8 +282,9 @@ impl Running {
             let asking = self.asking.poll_timeout().into_iter().chain(self.listing.poll_timeout()).min();
             let names = self.names.as_ref().and_then(Names::poll_timeout);
             let quotas = Some(self.quotas.poll_timeout());
+            let pipes = Some(self.pipes.poll_timeout());
             let proxy = self.proxy.as_ref().and_then(Proxy::poll_timeout);
-            let deadline = [busy, self.plane.poll_timeout(turn.now), names, asking, quotas, proxy];
+            let deadline = [busy, self.plane.poll_timeout(turn.now), names, asking, quotas, pipes, proxy];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
             let machine = &mut self.machine;
             self.plane.take(turns, &turn, &mut |name| prepare(machine, name))?;
@@ -310,6 +315,9 @@ impl Running {
             self.messages(turns, turn.now)?;
             if turn.now >= self.quotas.poll_timeout() {
                 self.look_at_quotas(turn.now);
+            }
+            if turn.now >= self.pipes.poll_timeout() {
+                self.look_at_pipes(turn.now);
             }
             self.answer(turn.now);
         }
@@ -414,6 +422,11 @@ impl Running {
                     // Who asked may be gone.
                     let _ = reply.send(self.change_link(now, &name, &change));
                 }
+                Message::Named(address, name) => {
+                    if let Some(name) = name {
+                        self.pipes.named(now, address, &name);
+                    }
+                }
                 Message::Resolved(found) => {
                     let server = &self.config.server;
                     let found = found.and_then(|all| match all.is_empty() {
@@ -487,6 +500,17 @@ impl Running {
         }
     }
 
+    fn look_at_pipes(&mut self, now: Instant) {
+        let mut policies = self.plane.policies.clone();
+        let home = self.plane.fleet.home();
+        let paths = || home.report(now).paths;
+        let (news, wanted) = self.pipes.look(now, &mut policies, &self.plane.links, paths);
+        wanted.into_iter().for_each(|address| self.slow.name(address));
+        if news {
+            self.set_policies(now, policies);
+        }
+    }
+
     /// What a link may carry is for all connections together.
     fn share_links(&mut self) {
         let mut policies = self.plane.policies.clone();
@@ -498,8 +522,9 @@ impl Running {
     /// What this shard alone knows.
     fn status(&mut self, now: Instant) -> Status {
         let mut status = self.plane.status(now, &self.config, Member::HOME);
-        for link in status.links.iter_mut().filter(|link| link.quota_bytes.is_some()) {
-            link.quota_used_bytes = Some(self.quotas.used(&link.name));
+        for link in &mut status.links {
+            link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
+            self.pipes.explain(link);
         }
         status.notes.extend(self.machine.as_ref().and_then(|machine| machine.leak.clone()));
         status

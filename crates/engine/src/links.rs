@@ -264,7 +264,7 @@ impl Links {
     /// Gives a link the pipes that it is to have. Without an address nothing can be said about that.
     fn count_pipes(&mut self, id: LinkId, policies: &Policies) {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
-        link.pipes = policies.of(&link.name).pipes.unwrap_or_default().count(&link.addresses);
+        link.pipes = policies.pipes(&link.name).open;
         let (name, count) = (link.name.clone(), link.pipes);
         let pipes = (1..count).map(|pipe| id.with_pipe(pipe));
         let all = pipes.flat_map(|pipe| self.classes.iter().map(move |class| pipe.with_class(class.id)));

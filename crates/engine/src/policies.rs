@@ -9,8 +9,8 @@ use std::{
     },
 };
 
-use mpvpn_control::config::{LinkConfig, is_match};
-use mpvpn_path::Day;
+use mpvpn_control::config::{LinkConfig, Pipes, is_match};
+use mpvpn_path::{Day, PipeCount};
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier};
 
@@ -23,11 +23,19 @@ pub(crate) struct Policies {
     spent: BTreeMap<String, (ByteSize, Day)>,
     /// Connections that share what a link may carry.
     shares: u64,
+    /// What was found for links whose number of pipes nobody has said.
+    pipes: BTreeMap<String, PipeCount>,
 }
 
 impl Policies {
     pub(crate) fn new(configured: &[LinkConfig]) -> Self {
-        Self { configured: configured.to_vec(), changed: BTreeMap::new(), spent: BTreeMap::new(), shares: 1 }
+        Self {
+            configured: configured.to_vec(),
+            changed: BTreeMap::new(),
+            spent: BTreeMap::new(),
+            shares: 1,
+            pipes: BTreeMap::new(),
+        }
     }
 
     /// What was said about a link, now or in the configuration.
@@ -56,6 +64,24 @@ impl Policies {
             None => self.spent.remove(name),
         };
         before != spent
+    }
+
+    /// How many pipes a link is to have.
+    pub(crate) fn pipes(&self, name: &str) -> PipeCount {
+        match self.of(name).pipes.unwrap_or_default() {
+            Pipes::Count(count) => PipeCount::all(count.clamp(1, Pipes::MAX)),
+            Pipes::Auto => self.pipes.get(name).copied().unwrap_or(PipeCount::all(1)),
+        }
+    }
+
+    /// Whether that is to be found out.
+    pub(crate) fn is_auto(&self, name: &str) -> bool {
+        self.of(name).pipes == Some(Pipes::Auto)
+    }
+
+    /// Notes how many pipes a link is to have if nobody has said that; whether that is news.
+    pub(crate) fn find_pipes(&mut self, name: &str, count: PipeCount) -> bool {
+        self.pipes.insert(name.to_owned(), count).unwrap_or(PipeCount::all(1)) != count
     }
 
     /// Sets how many connections there are; whether that is news.

@@ -293,7 +293,7 @@ impl Running {
                         self.listing.report(round, self.plane.flows(now));
                     }
                 }
-                Message::Resolved(_) => {}
+                Message::Resolved(_) | Message::Named(..) => {}
             }
         }
     }

@@ -7,11 +7,12 @@ use std::{
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread::JoinHandle,
+    time::Duration,
 };
 
 use mpvpn_control::{api, config::ServerAddr, metrics};
 use mpvpn_os::poll::Wake;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
     EngineError,
@@ -20,6 +21,8 @@ use crate::{
 
 /// Messages that may wait for the data plane.
 const MESSAGES: usize = 64;
+/// Whoever asks for the name of an address does so in passing.
+const NAMED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How an app resolves names: the addresses of one, or why there is none. It may take its time.
 pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync>;
@@ -30,11 +33,19 @@ pub(crate) enum Message {
     Asked(api::Question),
     /// A name was resolved, or could not be.
     Resolved(Result<Vec<SocketAddr>, String>),
+    /// An address has this name, or none is known.
+    Named(IpAddr, Option<String>),
+}
+
+/// What the data plane asks for.
+enum Request {
+    Addresses(ServerAddr),
+    Name(IpAddr),
 }
 
 /// The data plane's end of the slow thread. Dropping it ends the thread.
 pub(crate) struct Slow {
-    servers: Option<mpsc::UnboundedSender<ServerAddr>>,
+    requests: Option<mpsc::UnboundedSender<Request>>,
     names: Names,
     messages: Receiver<Message>,
     thread: Option<JoinHandle<()>>,
@@ -48,9 +59,9 @@ impl Slow {
         resolve: Option<Resolve>,
         wake: Wake,
     ) -> Result<Self, EngineError> {
-        let (servers, requests) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         let (names, resolver) = resolver();
-        let (sender, messages) = sync_channel(MESSAGES);
+        let (post, messages) = sync_channel(MESSAGES);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             // A name that is looked up keeps a thread busy.
@@ -61,27 +72,36 @@ impl Slow {
             .name("slow".to_owned())
             .spawn(move || {
                 let ours = resolve.is_none();
-                runtime.block_on(serve((api, metrics), resolve, requests, resolver, sender, wake));
+                runtime.block_on(serve((api, metrics), resolve, requests, resolver, post, wake));
                 // Nobody waits for name servers that do not answer; but no app is called when all is over.
                 if ours {
                     runtime.shutdown_background();
                 }
             })
             .map_err(EngineError::io("start a thread"))?;
-        Ok(Self { servers: Some(servers), names, messages, thread: Some(thread) })
+        Ok(Self { requests: Some(sender), names, messages, thread: Some(thread) })
     }
 
     /// No thread, where nobody needs one.
     pub(crate) fn idle() -> Self {
         let (_, messages) = sync_channel(1);
-        Self { servers: None, names: resolver().0, messages, thread: None }
+        Self { requests: None, names: resolver().0, messages, thread: None }
     }
 
     /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
     pub(crate) fn resolve(&self, server: &ServerAddr) {
-        if let Some(servers) = &self.servers {
+        self.ask(Request::Addresses(server.clone()));
+    }
+
+    /// Asks for the name that the DNS has for an address; it comes as a [`Message::Named`].
+    pub(crate) fn name(&self, address: IpAddr) {
+        self.ask(Request::Name(address));
+    }
+
+    fn ask(&self, request: Request) {
+        if let Some(requests) = &self.requests {
             // The thread ends only with this value.
-            let _ = servers.send(server.clone());
+            let _ = requests.send(request);
         }
     }
 
@@ -98,7 +118,7 @@ impl Slow {
 
 impl Drop for Slow {
     fn drop(&mut self) {
-        self.servers = None;
+        self.requests = None;
         if let Some(thread) = self.thread.take() {
             // A panic there was reported when it happened.
             let _ = thread.join();
@@ -109,7 +129,7 @@ impl Drop for Slow {
 async fn serve(
     (api, metrics): (Option<api::Server>, Option<metrics::Server>),
     resolve: Option<Resolve>,
-    mut requests: mpsc::UnboundedReceiver<ServerAddr>,
+    mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
     messages: SyncSender<Message>,
     wake: Wake,
@@ -127,9 +147,19 @@ async fn serve(
     let watched = Arc::clone(&source);
     // Its end is that of this task: other threads may ask until then.
     tokio::spawn(resolver.serve());
-    let servers = async move {
-        while let Some(server) = requests.recv().await {
-            post(Message::Resolved(look_up(server, resolve.clone()).await));
+    let lookups = async move {
+        while let Some(request) = requests.recv().await {
+            match request {
+                Request::Addresses(server) => {
+                    post(Message::Resolved(look_up(server, resolve.clone()).await));
+                }
+                // An app that resolves names by itself does not say how to ask for those of addresses.
+                Request::Name(address) if resolve.is_some() => post(Message::Named(address, None)),
+                Request::Name(address) => {
+                    let post = post.clone();
+                    tokio::spawn(async move { post(Message::Named(address, name_of(address).await)) });
+                }
+            }
         }
     };
     let api = async move {
@@ -153,7 +183,7 @@ async fn serve(
     };
     tokio::select! {
         () = asked => {}
-        () = servers => {}
+        () = lookups => {}
     }
 }
 
@@ -163,7 +193,27 @@ async fn look_up(server: ServerAddr, resolve: Option<Resolve>) -> Result<Vec<Soc
         return found.map(Iterator::collect).map_err(|error| error.to_string());
     };
     let port = server.port;
-    let found = tokio::task::spawn_blocking(move || resolve(&server.host)).await;
+    let found = spawn_blocking(move || resolve(&server.host)).await;
     let addresses = found.unwrap_or_else(|_| Err("the resolver of the app panicked".to_owned()))?;
     Ok(addresses.into_iter().map(|ip| SocketAddr::new(ip, port)).collect())
+}
+
+/// The name that the system's resolver finds for an address.
+async fn name_of(address: IpAddr) -> Option<String> {
+    let found = timeout(NAMED_WITHIN, spawn_blocking(move || dns_lookup::lookup_addr(&address)));
+    let name = found.await.ok()?.ok()?.ok()?;
+    // Without a name the system says the address.
+    (!name.is_empty() && name.parse::<IpAddr>().is_err()).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_name_that_the_hosts_file_gives_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let name = runtime.block_on(name_of(IpAddr::from([127, 0, 0, 1])));
+        assert_eq!(name.as_deref(), Some("localhost"));
+    }
 }

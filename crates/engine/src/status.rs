@@ -96,8 +96,12 @@ pub(crate) fn of_client(
             let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
             let local = SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port);
             let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
-            let pipe = several.then_some(id.pipe());
-            status.paths.push(Path { pipe, ..path_of(path, &class.name, &link.name, local, member) });
+            let mut told = path_of(path, &class.name, &link.name, local, member);
+            told.pipe = several.then_some(id.pipe());
+            if id.pipe() >= policies.pipes(&link.name).used && told.state == PathState::Standby {
+                told.reason = "a pipe that is not used now".to_owned();
+            }
+            status.paths.push(told);
         }
     }
     for (_, link) in links.uplinks() {

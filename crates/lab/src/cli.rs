@@ -10,12 +10,13 @@ use std::{
 use clap::{Args, Subcommand};
 
 use crate::{
+    classes,
     control::{self, Door},
     demo,
     error::LabError,
     lab::{INET_V4, INET_V6, Lab},
     signals,
-    spec::LinkSpec,
+    spec::{LinkSpec, parse_share},
     vpn::{self, TUNNEL_SERVER_V4, VpnOptions},
 };
 
@@ -24,6 +25,9 @@ use crate::{
 pub enum LabCommand {
     /// Show two bonded links at work, one of them cut and restored, and draw what was measured
     Demo(DemoArgs),
+    /// Show that a class of traffic does not feel what happens to another: loss is put into one of three
+    #[command(after_help = CLASSES_HELP)]
+    Classes(ClassesArgs),
     /// Build a lab with server and client running, and run a command in the client's namespace
     #[command(after_help = UP_HELP)]
     Up(UpArgs),
@@ -34,7 +38,7 @@ pub enum LabCommand {
 
 const UP_HELP: &str = "\
 Links: RATE,DELAY and settings: jitter=3ms loss=1% queue=60ms mtu=1400 count=ip|ethernet
-  session_rate=80mbit (of each UDP session);
+  session_rate=80mbit (of each UDP session) port_loss=40001:30% (of UDP from or to a port);
   a setting of one direction: loss.up=1% delay.down=30ms up=20mbit down=100mbit;
   `unlimited` is a plain veth pair. Delays are one-way.
 
@@ -51,6 +55,36 @@ Examples:
   mpvpn lab link 2 down
   mpvpn lab link 2 up
   mpvpn lab link 1 loss=10% delay=80ms --direction down";
+
+const CLASSES_HELP: &str = "\
+Three classes carry a flow each over one link, every class on a connection of its own. The flows are marked
+as real ones are, so that the client's own rules tell them apart: two calls (EF, critical), packets without a
+mark (default), and a backup (LE, bulk). After a third of the time so many packets of the bulk connection are
+lost, in both directions; after two thirds no more are. Each packet goes there and back, so what is shown is
+what an app sees; `on the wire` is what the connection itself lost.
+
+Examples:
+  mpvpn lab classes
+  mpvpn lab classes --loss 10% --link 20mbit,40ms,queue=100ms
+
+Watch it from the inside, in another terminal: `mpvpn status --api-socket` with the path that is printed.";
+
+/// Options of `mpvpn lab classes`.
+#[derive(Debug, Args)]
+pub struct ClassesArgs {
+    /// Seconds of traffic: the loss begins after a third, and ends after two
+    #[arg(long, value_name = "N", default_value_t = 30, value_parser = clap::value_parser!(u64).range(6..=300))]
+    pub seconds: u64,
+    /// What is lost of the bulk connection's packets
+    #[arg(long, value_name = "SHARE", default_value = "30%", value_parser = parse_share)]
+    pub loss: f64,
+    /// The link that the classes share; see `mpvpn lab up --help`
+    #[arg(long, value_name = "SPEC", default_value = "50mbit,6.5ms,queue=60ms")]
+    pub link: LinkSpec,
+    /// Where the plot and the figures are written
+    #[arg(long, value_name = "DIR", default_value = "target/classes")]
+    pub output: PathBuf,
+}
 
 /// Options of `mpvpn lab demo`.
 #[derive(Debug, Args)]
@@ -115,6 +149,7 @@ pub struct LinkArgs {
 pub fn run(command: LabCommand) -> Result<ExitCode, LabError> {
     match command {
         LabCommand::Demo(args) => demo::run(&args),
+        LabCommand::Classes(args) => classes::run(&args),
         LabCommand::Up(args) => up(&args),
         LabCommand::Link(args) => {
             control::ask(args.lab.as_deref(), args.link, &args.direction, &args.changes)?;

@@ -1,7 +1,7 @@
 //! One direction of a link, without clock or socket: packets go in with a time and come out with a time.
 //!
 //! ```text
-//! push ─▶ size limit ─▶ shaper of its session ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
+//! push ─▶ size limit ─▶ its port's loss ─▶ its session's shaper ─▶ queue, tail drop ─▶ rate ─▶ random loss ─▶ delay ± jitter ─▶ pop
 //! ```
 //!
 //! In: packets and the current time, which never runs backwards. Out: each packet once, or a counted drop.
@@ -52,6 +52,8 @@ pub enum Verdict {
     QueueFull,
     /// It is gone: it was larger than the size limit.
     TooLarge,
+    /// It is gone: lost at random, as packets of its port are.
+    Lost,
     /// It is gone: the link is cut.
     Cut,
 }
@@ -126,7 +128,7 @@ impl<T> Channel<T> {
     /// A packet of `ip_bytes` arrives at `now`; where sessions have a rate, it may be dropped later, too.
     pub fn push_of(&mut self, now: Instant, session: Option<Session>, ip_bytes: u32, item: T) -> Verdict {
         self.advance(now);
-        let verdict = self.judge(ip_bytes);
+        let verdict = self.judge(session, ip_bytes);
         if verdict != Verdict::Accepted {
             return self.refuse(verdict, item);
         }
@@ -148,6 +150,7 @@ impl<T> Channel<T> {
             Verdict::Accepted => {}
             Verdict::QueueFull => self.counters.dropped_queue += 1,
             Verdict::TooLarge => self.counters.dropped_mtu += 1,
+            Verdict::Lost => self.counters.dropped_loss += 1,
             Verdict::Cut => self.counters.dropped_down += 1,
         }
         self.discarded.push(item);
@@ -252,7 +255,7 @@ impl<T> Channel<T> {
         (self.history_start, self.history.iter().copied().collect())
     }
 
-    fn judge(&self, ip_bytes: u32) -> Verdict {
+    fn judge(&mut self, session: Option<Session>, ip_bytes: u32) -> Verdict {
         if self.state == State::Cut {
             return Verdict::Cut;
         }
@@ -261,6 +264,11 @@ impl<T> Channel<T> {
         }
         if self.shaper.len() + self.queue.len() + self.flying.len() >= MAX_PACKETS {
             return Verdict::QueueFull;
+        }
+        let ports = session.iter().flat_map(Session::ports);
+        let loss = ports.filter_map(|port| self.params.port_loss.get(&port)).fold(0.0, |a: f64, b| a.max(*b));
+        if loss > 0.0 && self.rng.share() < loss {
+            return Verdict::Lost;
         }
         Verdict::Accepted
     }
@@ -469,6 +477,20 @@ mod tests {
         }
         link.change(start + MS / 2, |p| p.rate = Some(BitRate::from_bps(4_000_000)));
         assert_eq!(drain(&mut link, start), [(0, 1.5), (1, 3.5), (2, 5.5)]);
+    }
+
+    #[test]
+    fn the_loss_of_a_port_harms_nobody_else() {
+        let (mut link, start) = channel(Params { port_loss: [(4000, 0.3)].into(), ..Params::default() });
+        let session =
+            |from: u16, to: u16| Some(Session::new(([10, 0, 0, 1], from).into(), ([10, 0, 0, 2], to).into()));
+        for (session, expected) in
+            [(session(4000, 443), 300), (session(443, 4000), 300), (session(4001, 443), 0), (None, 0)]
+        {
+            let lost = (0..1000).filter(|n| link.push_of(start, session, 100, *n) == Verdict::Lost).count();
+            assert!(lost.abs_diff(expected) <= expected / 5, "{lost} of 1000 of {session:?}");
+        }
+        assert_eq!(link.counters().dropped_loss, link.discarded().count() as u64);
     }
 
     #[test]

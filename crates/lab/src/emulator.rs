@@ -267,8 +267,9 @@ fn take(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut Buffer
             continue;
         }
         let packet = &frame.buffer[VNET_HEADER + ETHERNET_HEADER..len];
-        let shaped = channel.params().session_rate.is_some();
-        let session = shaped.then(|| Session::of_packet(packet)).flatten();
+        let params = channel.params();
+        let matters = params.session_rate.is_some() || !params.port_loss.is_empty();
+        let session = matters.then(|| Session::of_packet(packet)).flatten();
         channel.push_of(now, session, ip_bytes as u32, frame);
     }
     After::GoOn

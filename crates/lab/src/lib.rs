@@ -11,13 +11,15 @@
 //! * [`emulation`] decides what happens to a packet and when; it has neither clock nor socket.
 //! * [`Lab`] builds and removes namespaces, devices and processes; [`LinkHandle`] changes links meanwhile.
 //! * [`scenario`] has the settings in which the tunnel is measured and tested, as data.
-//! * [`vpn`] runs the `mpvpn` binary in a lab, [`cli`] is `mpvpn lab`, and `demo` is `mpvpn lab demo`.
+//! * [`vpn`] runs the `mpvpn` binary in a lab, [`cli`] is `mpvpn lab`; `demo` and `classes` are two of
+//!   its commands.
 //!
 //! Always holds: links do not reorder; everything that a lab made is gone when its [`Lab`] is dropped, and
 //! when its process was killed, it is gone when the next lab starts.
 // This crate is an edge: it talks to the kernel, the clock, files and other processes.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod classes;
 pub mod cli;
 mod control;
 mod demo;
@@ -32,6 +34,7 @@ pub mod plot;
 mod process;
 mod requirements;
 pub mod scenario;
+mod screen;
 mod shaper;
 mod signals;
 mod spec;

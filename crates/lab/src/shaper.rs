@@ -27,6 +27,11 @@ impl Session {
         Self { from, to }
     }
 
+    /// Its two ports, the sender's first.
+    pub(crate) fn ports(&self) -> [u16; 2] {
+        [self.from.port(), self.to.port()]
+    }
+
     /// The session that an IP packet belongs to, if it is a UDP packet that shows its ports.
     pub fn of_packet(packet: &[u8]) -> Option<Self> {
         const UDP: u8 = 17;

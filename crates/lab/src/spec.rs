@@ -4,7 +4,7 @@
 //! `.down` follows its name (`loss.up=1%`), and `up=20mbit` is short for `rate.up=20mbit`. Up is from the
 //! client to the server. What is printed can be read again and means the same.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{collections::BTreeMap, fmt, str::FromStr, time::Duration};
 
 use mpvpn_types::BitRate;
 
@@ -35,6 +35,8 @@ pub struct Params {
     /// What an operator's shaper lets through of each UDP session (5-tuple), before the bottleneck; `queue` holds for
     /// its queues, too.
     pub session_rate: Option<BitRate>,
+    /// What is lost at random, 0 to 1, of UDP packets from or to a port, before all else; others are not harmed.
+    pub port_loss: BTreeMap<u16, f64>,
 }
 
 impl Default for Params {
@@ -47,12 +49,13 @@ impl Default for Params {
             queue: Duration::from_millis(60),
             mtu: None,
             session_rate: None,
+            port_loss: BTreeMap::new(),
         }
     }
 }
 
 impl Params {
-    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`).
+    /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`, `port_loss`).
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         match key {
             "rate" => self.rate = parse_rate(value)?,
@@ -62,14 +65,17 @@ impl Params {
             "queue" => self.queue = parse_time(value)?,
             "mtu" => self.mtu = Some(parse_mtu(value)?),
             "session_rate" => self.session_rate = parse_rate(value)?,
+            "port_loss" => self.port_loss = parse_port_loss(value)?,
             _ => return Err(ParseSpecError::Key(key.to_owned())),
         }
         Ok(())
     }
 
     /// The settings by name, in the order in which they are printed, with those left at their default.
-    fn settings(&self) -> [(&'static str, Option<String>); 7] {
+    fn settings(&self) -> [(&'static str, Option<String>); 8] {
         let default = Self::default();
+        let of_port = |(port, share): (&u16, &f64)| format!("{port}:{share}");
+        let ports: Vec<String> = self.port_loss.iter().map(of_port).collect();
         let time = |key, value: Duration, usual| (key, (value != usual).then(|| Time(value).to_string()));
         [
             ("rate", self.rate.map(|rate| rate.to_string())),
@@ -79,6 +85,7 @@ impl Params {
             time("queue", self.queue, default.queue),
             ("mtu", self.mtu.map(|mtu| mtu.to_string())),
             ("session_rate", self.session_rate.map(|rate| rate.to_string())),
+            ("port_loss", (!ports.is_empty()).then(|| ports.join("+"))),
         ]
     }
 }
@@ -188,7 +195,7 @@ pub enum ParseSpecError {
     Empty,
     /// An unknown setting.
     #[error(
-        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue, mtu and session_rate (each with .up or .down if wanted), up, down and count"
+        "links have no setting `{0}`: there are rate, delay, jitter, loss, queue, mtu, session_rate and port_loss (each with .up or .down if wanted), up, down and count"
     )]
     Key(String),
     /// Neither a rate nor a time nor a setting.
@@ -203,6 +210,9 @@ pub enum ParseSpecError {
     /// A share that cannot be.
     #[error("`{0}` is not a share between 0 and 100 %, as in 1% or 0.01")]
     Share(String),
+    /// Losses of ports that cannot be.
+    #[error("`{0}` is not PORT:SHARE, as in 40001:30%; several are joined by +, and none ends it")]
+    PortLoss(String),
     /// A packet size that cannot be.
     #[error("`{0}` is not a packet size between 68 and 9000 bytes")]
     Mtu(String),
@@ -313,7 +323,8 @@ fn parse_time(text: &str) -> Result<Duration, ParseSpecError> {
     Ok(Duration::from_nanos(ns as u64))
 }
 
-fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
+/// A share as people write it: `30%` or `0.3`.
+pub(crate) fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
     let error = || ParseSpecError::Share(text.to_owned());
     let (number, unit) = match text.strip_suffix('%') {
         Some(number) => (number, 100.0),
@@ -324,6 +335,18 @@ fn parse_share(text: &str) -> Result<f64, ParseSpecError> {
         return Err(error());
     }
     Ok(share)
+}
+
+fn parse_port_loss(text: &str) -> Result<BTreeMap<u16, f64>, ParseSpecError> {
+    if text == "none" {
+        return Ok(BTreeMap::new());
+    }
+    let one = |word: &str| {
+        let (port, share) = word.split_once(':')?;
+        Some((port.parse().ok()?, parse_share(share).ok()?))
+    };
+    let all: Option<BTreeMap<_, _>> = text.split('+').map(one).collect();
+    all.ok_or_else(|| ParseSpecError::PortLoss(text.to_owned()))
 }
 
 fn parse_mtu(text: &str) -> Result<u32, ParseSpecError> {
@@ -392,6 +415,8 @@ mod tests {
             ("delay=11s", "not a time"),
             ("rate=0mbit", "not a rate"),
             ("mtu=67", "not a packet size"),
+            ("port_loss=30%", "PORT:SHARE"),
+            ("port_loss=1:30%+70000:1%", "PORT:SHARE"),
             ("count=atm", "no way to count"),
         ] {
             let error = text.parse::<LinkSpec>().unwrap_err().to_string();
@@ -415,8 +440,9 @@ mod tests {
             time(),
             proptest::option::of(MIN_MTU..=MAX_MTU),
             proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
+            proptest::collection::btree_map(any::<u16>(), 0.0..=1.0f64, 0..3),
         )
-            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate)| Params {
+            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate, port_loss)| Params {
                 rate,
                 delay,
                 jitter,
@@ -424,6 +450,7 @@ mod tests {
                 queue,
                 mtu,
                 session_rate,
+                port_loss,
             })
     }
 

@@ -126,7 +126,7 @@ impl TransportOptions {
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
     }
 
-    pub(crate) fn transport(&self) -> Arc<TransportConfig> {
+    pub(crate) fn transport(&self) -> TransportConfig {
         let mut mtu = MtuDiscoveryConfig::default();
         mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(BLACK_HOLE);
         let mut acks = AckFrequencyConfig::default();
@@ -151,7 +151,7 @@ impl TransportOptions {
             .send_window(SEND_WINDOW)
             .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
             .datagram_send_buffer_size(DATAGRAM_BUFFER);
-        Arc::new(config)
+        config
     }
 
     pub(crate) fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
@@ -194,7 +194,10 @@ impl ClientSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicClientConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ClientConfig::new(Arc::new(crypto));
-        config.transport_config(options.transport());
+        // What address translation makes of its own a client learns on each path (draft-seemann-quic-address-discovery).
+        let mut transport = options.transport();
+        transport.receive_observed_address_reports(true);
+        config.transport_config(Arc::new(transport));
         Ok(Self { config, endpoint: Arc::new(options.endpoint(secret)) })
     }
 
@@ -229,7 +232,9 @@ impl ServerSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
-        config.transport_config(options.transport());
+        let mut transport = options.transport();
+        transport.send_observed_address_reports(true);
+        config.transport_config(Arc::new(transport));
         Ok(Self {
             config: Arc::new(config),
             endpoint: Arc::new(options.endpoint(secret)),

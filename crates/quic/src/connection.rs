@@ -485,6 +485,7 @@ impl Connection {
         let noq = noq_proto::PathId::from(id.0);
         let stats = self.inner.path_stats(noq)?;
         let tuple = self.inner.network_path(noq).ok()?;
+        let observed = self.inner.path_observed_address(noq).ok().flatten();
         let second = now.saturating_duration_since(self.origin).as_secs();
         let head = self.path(id).map_or(id, |path| path.head);
         let (home, together) = (self.home, self.together(head).count().max(1) as u64);
@@ -496,6 +497,7 @@ impl Connection {
             id,
             local: tuple.local_ip().map(Local::from).or(home),
             remote: tuple.remote(),
+            observed,
             rtt: stats.rtt,
             min_rtt: path.gate.min_rtt(),
             base_rtt: path.gate.base_rtt(),

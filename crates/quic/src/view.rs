@@ -13,6 +13,8 @@ pub struct PathView {
     pub local: Option<Local>,
     /// The far end.
     pub remote: SocketAddr,
+    /// This end as the far end sees it, where that has told.
+    pub observed: Option<SocketAddr>,
     /// Smoothed round-trip time.
     pub rtt: Duration,
     /// The least round-trip time seen.

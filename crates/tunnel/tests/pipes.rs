@@ -198,3 +198,76 @@ fn pipes_share_the_caps_of_their_link_and_go_with_it() {
     assert!(report.paths.iter().all(|path| path.link.is_some_and(|link| link.uplink() == LinkId(1))));
     assert_eq!((report.paths.len(), world.machines[client].downs), (4, 0));
 }
+
+#[test]
+fn each_pipe_learns_where_the_server_sees_it() {
+    let (mut world, client) = start(3, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    let now = world.now;
+    let paths = world.machines[client].client.report(now).paths;
+    let seen: Vec<_> = paths.iter().map(|path| path.view.observed.expect("the server tells")).collect();
+    let mut ports: Vec<u16> = seen.iter().map(SocketAddr::port).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    assert_eq!((seen.len(), ports.len()), (3, 3), "{seen:?}");
+    assert!(seen.iter().all(|address| address.ip() == seen[0].ip()), "{seen:?}");
+}
+
+#[test]
+fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
+    let (mut world, client) = start(2, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    let second = LinkId(0).with_pipe(1);
+    let mut sent = 0u32;
+    for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Never] {
+        let now = world.now;
+        let policy = LinkPolicy { tier, ..LinkPolicy::default() };
+        world.machines[client].client.set_link(now, second, policy);
+        if tier == Tier::Never {
+            world.machines[client].client.link_down(now, second);
+        }
+        for _ in 0..1000 {
+            for _ in 0..2 {
+                let mut payload = vec![0; 1000];
+                payload[..4].copy_from_slice(&sent.to_be_bytes());
+                let (up, down) = (world.outward(client, &payload), world.inward(client, &payload));
+                world.client_sends(client, up);
+                world.server_sends(down);
+                sent += 1;
+            }
+            world.run(MS);
+        }
+        let active = |world: &mut World| {
+            let now = world.now;
+            let paths = world.machines[client].client.report(now).paths;
+            paths.iter().filter(|path| path.state == PathState::Active).count()
+        };
+        assert_eq!(active(&mut world), if tier == Tier::Primary { 2 } else { 1 }, "{tier}");
+    }
+    world.run(SECOND);
+    let all = |packets: Vec<(Instant, Vec<u8>)>| {
+        let number =
+            |(_, packet): &(Instant, Vec<u8>)| u32::from_be_bytes(packet[28..32].try_into().unwrap());
+        let mut numbers: Vec<u32> = packets.iter().map(number).collect();
+        numbers.sort_unstable();
+        numbers
+    };
+    let down = all(std::mem::take(&mut world.machines[client].received));
+    let up = all(std::mem::take(&mut world.at_server));
+    assert!(down == up && up == (0..sent).collect::<Vec<_>>(), "{} and {} of {sent}", down.len(), up.len());
+}
+
+#[test]
+fn a_second_pipe_shows_what_it_brings_within_seconds() {
+    let link = ["50mbit,20ms,queue=60ms,session_rate=13mbit"];
+    for way in [Direction::Down, Direction::Up] {
+        let (mut world, client) = start(2, Scheduler::Auto, Cc::Bbr, &link);
+        let mut rates = Vec::new();
+        for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Primary] {
+            let (now, policy) = (world.now, LinkPolicy { tier, ..LinkPolicy::default() });
+            world.machines[client].client.set_link(now, LinkId(0).with_pipe(1), policy);
+            rates.push(carry(&mut world, client, 8, way, 3 * SECOND).mbit);
+        }
+        println!("{way:?}: {rates:.1?} Mbit/s");
+        let ratio = (rates[1] + rates[3]) / (rates[0] + rates[2]);
+        assert!(ratio > 1.8, "{way:?}: {rates:?}");
+    }
+}

@@ -9,6 +9,7 @@ use mpvpn_tests::{
     eventually,
     stage::{Alone, binary},
 };
+use serde_json::Value;
 
 fn lab(words: &[&str]) -> Output {
     let mut command = Command::new("timeout");
@@ -69,4 +70,33 @@ fn a_link_that_makes_no_sense_is_refused() {
     let output = lab(&["up", "--link", "100mbit,fast", "--", "true"]);
     assert_eq!(output.status.code(), Some(2), "{}", text(&output));
     assert!(text(&output).contains("fast"), "{}", text(&output));
+}
+
+#[test]
+fn classes_feel_nothing_of_the_losses_of_another() {
+    let _alone = Alone::wait();
+    let dir = tempfile::tempdir().expect("a directory");
+    let output = dir.path().to_str().expect("an ASCII path");
+    let shown = lab(&["classes", "--seconds", "9", "--link", "30mbit,6.5ms,queue=60ms", "--output", output]);
+    assert!(shown.status.success(), "{}", text(&shown));
+    let file = |name: &str| std::fs::read_to_string(dir.path().join(name)).expect("it was written");
+    let figures: Value = serde_json::from_str(&file("classes.json")).expect("JSON");
+    let class = |name: &str| {
+        let all = figures["classes"].as_array().expect("a list");
+        all.iter().find(|class| class["name"] == name).expect("a class").clone()
+    };
+    for name in ["critical", "default"] {
+        for part in ["before", "during", "after"] {
+            let found = &class(name)[part];
+            assert_eq!(found["lost"], 0, "{name} {part}: {}", text(&shown));
+            assert!(found["sent"].as_u64() > Some(100), "{name} {part}: {}", text(&shown));
+        }
+    }
+    // What is lost is sent again, so it shows as time.
+    let time = |part: &str| class("bulk")[part]["rtt_p99_ms"].as_f64().expect("a time");
+    let lost = |part: &str| class("bulk")[part]["lost"].as_u64().expect("a number");
+    let harmed = time("during") > time("before") + 5.0 || lost("during") > lost("before") + 20;
+    assert!(harmed, "{}", text(&shown));
+    assert!(file("classes.svg").starts_with("<svg "));
+    assert!(text(&shown).contains("(30 % of the packets of bulk are lost)"), "{}", text(&shown));
 }

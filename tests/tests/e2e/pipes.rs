@@ -1,10 +1,10 @@
 //! Links where every UDP session gets only a part of the rate: several paths over one link.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use mpvpn_tests::{
     iperf::{Target, Traffic},
-    stage::{Peer, Place, Stage, TUNNEL, paths_of},
+    stage::{Peer, Place, SERVER, Stage, TUNNEL, paths_of},
     tcp::Way,
 };
 use serde_json::Value;
@@ -93,13 +93,74 @@ fn pipes_come_and_go_with_their_interface() {
     }
 }
 
+/// What the status says about the pipes of the first link: how many, and why.
+fn found(status: &Value) -> (u64, String) {
+    let link = &status["links"][0];
+    let count = link["pipes"].as_u64().unwrap_or_else(|| panic!("no number of pipes: {status:#}"));
+    (count, link["pipes_reason"].as_str().expect("a reason").to_owned())
+}
+
 #[test]
-fn auto_goes_by_the_addresses_of_carriers() {
-    let stage = Stage::new(&[SHAPED]);
+fn auto_adds_pipes_as_long_as_they_bring_more() {
+    let stage = Stage::new(&["55mbit,10ms,queue=60ms,session_rate=15mbit"]);
     let _server = stage.server(&[]);
     let client = stage.client(&["--pipes", "auto"]);
-    until(&client, "eth1", 1);
-    stage.run(Place::Client, &["ip", "address", "add", "100.64.7.7/32", "dev", "eth1"]);
-    until(&client, "eth1", 4);
+    let status = until(&client, "eth1", 1);
+    assert_eq!(found(&status), (1, "the link was not full for long enough to try a second one".to_owned()));
+    let mut target = Target::new(&stage, TUNNEL, 5201);
+    let mut rate =
+        |seconds| target.run(Traffic::Tcp { flows: 8 }, Way::Down, seconds).expect("iperf3 runs").rate / 1e6;
+    let one = rate(3);
+    // Two trials of 20 s each, if every turn is clear; longer ones, and a pause between, where the machine is busy.
+    for _ in 0..3 {
+        rate(60);
+        if found(&client.status()).0 >= 3 {
+            break;
+        }
+    }
+    let (pipes, reason) = found(&client.status());
+    let more = rate(5);
+    println!("{one:.1} Mbit/s with one pipe, {more:.1} with {pipes}: {reason}");
+    assert!(pipes >= 3 && reason.contains("brought"), "{pipes} pipes: {reason}");
+    assert!(one < 15.0 && more > 25.0, "{one:.1} Mbit/s with one pipe, {more:.1} with {pipes}");
+    let api = client.socket().to_str().expect("an ASCII path");
+    let shown = stage.mpvpn(Place::Client, &["link", "show", "--api-socket", api]);
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    let why = shown.lines().find(|line| line.starts_with("eth1: ")).expect("a line about the pipes");
+    assert!(why.contains(" pipes: the "), "{shown}");
+}
+
+#[test]
+fn auto_leaves_a_link_alone_that_nobody_shapes() {
+    let stage = Stage::new(&["30mbit,10ms,queue=60ms"]);
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--pipes", "auto"]);
+    let mut target = Target::new(&stage, TUNNEL, 5201);
+    let all = target.run(Traffic::Tcp { flows: 8 }, Way::Up, 45).expect("iperf3 runs").rate / 1e6;
+    let status = until(&client, "eth1", 1);
+    let (pipes, reason) = found(&status);
+    println!("{all:.1} Mbit/s, {pipes} pipe: {reason}");
+    assert!(pipes == 1 && reason.starts_with("a second one brought "), "{pipes} pipes: {reason}");
+}
+
+#[test]
+fn auto_begins_with_two_where_an_address_or_its_name_suggests_a_shaper() {
+    let stage = Stage::new(&[SHAPED, SHAPED]);
+    let _server = stage.server(&[]);
+    // As the operator's DNS would name the address that the server sees.
+    let (hosts, socket) = (stage.dir().join("hosts"), stage.dir().join("starlink.sock"));
+    let name = "customer.lndngbr1.pop.starlinkisp.net";
+    fs::write(&hosts, format!("127.0.0.1 localhost\n10.101.0.2 {name}\n")).expect("a file");
+    let words =
+        ["client", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2", "--pipes", "auto"];
+    let words = [&words[..], &["--api-socket", "starlink.sock"]].concat();
+    let client = stage.start_with_file(Place::Client, &hosts, Path::new("/etc/hosts"), &words, &socket).up();
+    let status = until(&client, "eth1", 2);
+    assert_eq!(found(&status), (2, format!("the operator's name is {name}")));
+    until(&client, "eth2", 1);
+    stage.run(Place::Client, &["ip", "address", "add", "100.64.7.7/32", "dev", "eth2"]);
+    let status = until(&client, "eth2", 2);
+    let reason = status["links"][1]["pipes_reason"].as_str().expect("a reason");
+    assert!(reason.contains("carrier's address translation"), "{reason}");
     stage.run(Place::Client, &["ping", "-c", "20", "-i", "0.05", "-q", TUNNEL]);
 }

@@ -161,7 +161,7 @@ pub struct ClientOptions {
     pub class: ClassTables,
 
     /// Paths over each link, each from a source port of its own, for operators that limit every UDP session: a
-    /// number up to 8, or auto, which is 4 on links with an address of 100.64.0.0/10, else 1;
+    /// number up to 8, or auto, which tries whether more of them carry more;
     /// the entry of a link in the file comes first [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(deserialize_with = "one_or_number")]

@@ -30,6 +30,7 @@ pub fn render(status: &Status, width: usize) -> String {
     }
     section(&mut text, classes(&status.classes));
     section(&mut text, links(&status.links));
+    text.push_str(&pipe_reasons(&status.links));
     section(&mut text, paths(&status.paths));
     if status.role == Role::Server {
         section(&mut text, clients(&status.clients));
@@ -89,6 +90,7 @@ fn headline(status: &Status) -> String {
 pub fn render_links(all: &[Link], width: usize) -> String {
     let mut text = String::new();
     section(&mut text, links(all));
+    text.push_str(&pipe_reasons(all));
     fit(text.trim_start_matches('\n'), width)
 }
 
@@ -198,7 +200,7 @@ fn limits(link: &Link) -> String {
     if link.metered {
         words.push("metered".to_owned());
     }
-    words.extend(link.pipes.map(|pipes| format!("{pipes} pipes")));
+    words.extend(link.pipes.filter(|pipes| *pipes > 1).map(|pipes| format!("{pipes} pipes")));
     words.extend(link.up_cap_bps.map(|cap| format!("up {}", BitRate::from_bps(cap))));
     words.extend(link.down_cap_bps.map(|cap| format!("down {}", BitRate::from_bps(cap))));
     words.extend(link.weight.map(|weight| format!("weight {weight}")));
@@ -207,6 +209,17 @@ fn limits(link: &Link) -> String {
         format!("{used} of {}", ByteSize::from_bytes(quota))
     }));
     words.join(", ")
+}
+
+/// Why links have as many pipes as they have, where that is found out: a line each.
+fn pipe_reasons(links: &[Link]) -> String {
+    let mut text = String::new();
+    for link in links {
+        let (Some(pipes), Some(reason)) = (link.pipes, &link.pipes_reason) else { continue };
+        let plural = if pipes == 1 { "" } else { "s" };
+        let _ = writeln!(text, "{}: {pipes} pipe{plural}: {reason}", link.name);
+    }
+    text
 }
 
 fn paths(paths: &[Path]) -> Table {
@@ -415,6 +428,22 @@ eth0   up                             primary   0 B       0 B                   
 wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbit, weight 3, 1.2 GB of 50 GB
 ";
         assert_eq!(render_links(&links, 200), expected);
+    }
+
+    #[test]
+    fn where_the_number_of_pipes_is_found_out_it_is_said_why_it_is_what_it_is() {
+        let found = |name: &str, pipes, why: &str| Link {
+            pipes: Some(pipes),
+            pipes_reason: Some(why.to_owned()),
+            ..Link::new(name)
+        };
+        let links = [found("eth0", 1, "a second one brought 3 %"), found("wwan0", 2, "so is it")];
+        let text = render_links(&links, 200);
+        assert!(
+            text.ends_with("\neth0: 1 pipe: a second one brought 3 %\nwwan0: 2 pipes: so is it\n"),
+            "{text}"
+        );
+        assert!(text.contains("2 pipes  ") || text.contains("2 pipes\n"), "{text}");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use mpvpn_class::{Rules, Share};
 use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
-use mpvpn_types::{ClassId, Tier};
+use mpvpn_types::{ClassId, LinkId, Tier};
 
-use crate::links::LinkClass;
+use crate::{links::LinkClass, policies::Policies};
 
 /// The classes of a client, the default one first.
 #[derive(Clone)]
@@ -54,13 +54,15 @@ impl Classes {
         of(self) == of(new)
     }
 
-    /// How the connection of a class uses the link of this name, which all are to use by `policy`.
-    pub(super) fn policy(&self, class: ClassId, name: &str, policy: LinkPolicy) -> LinkPolicy {
-        let Some(class) = self.list.iter().find(|other| other.id == class) else { return policy };
+    /// How the connection of a class uses a link, or a pipe of it, that has this name.
+    pub(super) fn policy(&self, id: LinkId, name: &str, policies: &Policies) -> LinkPolicy {
+        let policy = policies.policy(name);
+        let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };
         let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
+        let wanted = class.prefer.is_empty() || fits(&class.prefer);
         let tier = match policy.tier {
             _ if fits(&class.exclude) => Tier::Never,
-            Tier::Primary | Tier::Overflow if !class.prefer.is_empty() && !fits(&class.prefer) => {
+            Tier::Primary | Tier::Overflow if !wanted || id.pipe() >= policies.pipes(name).used => {
                 Tier::Backup
             }
             tier => tier,
@@ -76,6 +78,10 @@ fn profile(class: &ClassConfig) -> ClassProfile {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_control::config::{LinkConfig, Pipes};
+    use mpvpn_path::PipeCount;
+    use mpvpn_types::ClassId;
+
     use super::*;
 
     #[test]
@@ -84,9 +90,13 @@ mod tests {
         let critical = ClassConfig { prefer: vec!["star*".into()], ..critical };
         let bulk = ClassConfig { exclude: vec!["wwan0".into()], ..bulk };
         let classes = Classes { list: vec![default, critical, bulk], rules: Rules::default() };
-        let tier = |class, name, tier| {
-            classes.policy(ClassId(class), name, LinkPolicy { tier, ..LinkPolicy::default() }).tier
+        let of = |id, name: &str, tier| {
+            let link = LinkConfig { name: name.into(), tier, ..LinkConfig::default() };
+            let mut policies = Policies::new(&[LinkConfig { pipes: Some(Pipes::Auto), ..link }]);
+            policies.find_pipes(name, PipeCount { open: 2, used: 1 });
+            classes.policy(id, name, &policies).tier
         };
+        let tier = |class, name, tier| of(LinkId(3).with_class(ClassId(class)), name, tier);
         assert_eq!(tier(0, "wwan0", Tier::Primary), Tier::Primary);
         assert_eq!(tier(1, "star1", Tier::Overflow), Tier::Overflow);
         assert_eq!(tier(1, "wwan0", Tier::Primary), Tier::Backup);
@@ -94,6 +104,11 @@ mod tests {
         assert_eq!(
             (tier(2, "wwan0", Tier::Primary), tier(2, "eth0", Tier::Backup)),
             (Tier::Never, Tier::Backup)
+        );
+        let unused = LinkId(3).with_pipe(1);
+        assert_eq!(
+            (of(unused, "eth0", Tier::Primary), of(unused, "eth0", Tier::Never)),
+            (Tier::Backup, Tier::Never)
         );
         assert_eq!(
             classes.sockets().iter().map(|class| class.dscp).collect::<Vec<_>>(),

@@ -277,7 +277,7 @@ impl Plane {
                     if id == id.uplink() {
                         prepare(name);
                     }
-                    let policy = self.classes.policy(id.class(), name, self.policies.policy(name));
+                    let policy = self.classes.policy(id, name, &self.policies);
                     self.fleet.set_link(now, id, policy);
                     self.fleet.link_up(now, id, remote);
                 }
@@ -300,7 +300,7 @@ impl Plane {
     /// Uses the links in another way.
     pub(super) fn set_policies(&mut self, now: Instant, policies: Policies) {
         for (id, link) in self.links.links.iter().filter(|(id, _)| self.links.has(**id)) {
-            let policy = self.classes.policy(id.class(), &link.name, policies.policy(&link.name));
+            let policy = self.classes.policy(*id, &link.name, &policies);
             self.fleet.set_link(now, *id, policy);
         }
         self.policies = policies;

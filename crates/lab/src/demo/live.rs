@@ -2,13 +2,13 @@
 
 use std::{
     collections::BTreeMap,
-    io::{IsTerminal, Write},
     time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
 use super::traffic::Goodput;
+use crate::screen::Screen;
 
 /// How often the view changes.
 const EVERY: Duration = Duration::from_secs(1);
@@ -22,15 +22,7 @@ pub(super) struct View {
     looked: Instant,
     due: Instant,
     bytes: BTreeMap<String, u64>,
-    lines: usize,
-    place: Place,
-}
-
-/// Where the view is seen.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Terminal,
-    Log,
+    screen: Screen,
 }
 
 struct Path {
@@ -44,9 +36,8 @@ struct Path {
 impl View {
     /// A view of what happens from `start` on, when the paths were as `status` says.
     pub(super) fn new(start: Instant, status: &Value) -> Self {
-        let place = if std::io::stdout().is_terminal() { Place::Terminal } else { Place::Log };
-        let mut view =
-            Self { start, looked: start, due: start + EVERY, bytes: BTreeMap::new(), lines: 0, place };
+        let (bytes, screen) = (BTreeMap::new(), Screen::new());
+        let mut view = Self { start, looked: start, due: start + EVERY, bytes, screen };
         view.paths(status, EVERY);
         view
     }
@@ -63,10 +54,7 @@ impl View {
         let total = goodput.between(now - EVERY - EVERY / 5, now).unwrap_or(0.0);
         let seconds = (now - self.start).as_secs_f64().round();
         let event = events.iter().find_map(|(text, at)| at.map(|_| *text)).unwrap_or("both links are up");
-        match self.place {
-            Place::Terminal => self.redraw(&paths, total, seconds, event),
-            Place::Log => print_line(&paths, total, seconds, event),
-        }
+        self.screen.show(&lines(&paths, total, seconds, event), &line(&paths, total, seconds, event));
         self.looked = now;
         self.due += EVERY;
     }
@@ -95,29 +83,23 @@ impl View {
         paths.sort_by(|a, b| a.link.cmp(&b.link));
         paths
     }
+}
 
-    fn redraw(&mut self, paths: &[Path], total: f64, seconds: f64, event: &str) {
-        let mut text = String::new();
-        if self.lines > 0 {
-            text += &format!("\x1b[{}A", self.lines);
-        }
-        text += &format!("\x1b[K  {seconds:3.0} s   {event}\n");
-        for path in paths {
-            text += &format!(
-                "\x1b[K  {:6} {:30} {:6.1} Mbit/s  {:6.1} ms  {:4.1} % lost  {}\n",
-                path.link,
-                bar(path.mbps),
-                path.mbps,
-                path.rtt_ms,
-                path.loss_pct,
-                path.state
-            );
-        }
-        text += &format!("\x1b[K  total  {:60} {total:6.1} Mbit/s received by iperf3\n", bar(total));
-        self.lines = paths.len() + 2;
-        print!("{text}");
-        let _ = std::io::stdout().flush();
+fn lines(paths: &[Path], total: f64, seconds: f64, event: &str) -> Vec<String> {
+    let mut lines = vec![format!("  {seconds:3.0} s   {event}")];
+    for path in paths {
+        lines.push(format!(
+            "  {:6} {:30} {:6.1} Mbit/s  {:6.1} ms  {:4.1} % lost  {}",
+            path.link,
+            bar(path.mbps),
+            path.mbps,
+            path.rtt_ms,
+            path.loss_pct,
+            path.state
+        ));
     }
+    lines.push(format!("  total  {:60} {total:6.1} Mbit/s received by iperf3", bar(total)));
+    lines
 }
 
 fn bar(mbps: f64) -> String {
@@ -125,7 +107,7 @@ fn bar(mbps: f64) -> String {
     "█".repeat(length as usize)
 }
 
-fn print_line(paths: &[Path], total: f64, seconds: f64, event: &str) {
+fn line(paths: &[Path], total: f64, seconds: f64, event: &str) -> String {
     let paths: Vec<String> = paths
         .iter()
         .map(|p| {
@@ -133,5 +115,5 @@ fn print_line(paths: &[Path], total: f64, seconds: f64, event: &str) {
             format!("{link} {mbps:5.1} Mbit/s {rtt_ms:5.1} ms {loss_pct:4.1} % lost, {state:7}")
         })
         .collect();
-    println!("  {seconds:3.0} s  {}  total {total:5.1} Mbit/s  ({event})", paths.join(" | "));
+    format!("  {seconds:3.0} s  {}  total {total:5.1} Mbit/s  ({event})", paths.join(" | "))
 }

@@ -1,0 +1,164 @@
+//! Links for which nobody has said how many pipes they are to have: what is known of each, and what comes of that.
+//!
+//! In: what the links have carried, the addresses that the server sees them from, and the names that the DNS has for
+//! those. Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried; a name is
+//! asked for when an address is new, and once an hour.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    time::Instant,
+};
+
+use mpvpn_control::status::Link as LinkStatus;
+use mpvpn_path::{Carried, PipeHint, PipeJudge};
+use mpvpn_tunnel::PathReport;
+use mpvpn_types::{Duration, LinkId, Tier};
+
+use crate::{
+    links::{Link, Links},
+    policies::{Policies, Way},
+};
+
+/// How often it is looked what links carry.
+const LOOK: Duration = Duration::from_secs(1);
+/// How often the name of the same address is asked for.
+const ASK_AGAIN: Duration = Duration::from_secs(3600);
+
+/// All links of which the number of pipes is to be found out, by name.
+pub(super) struct AutoPipes {
+    links: BTreeMap<String, Known>,
+    next: Instant,
+}
+
+/// What is known of a link.
+struct Known {
+    /// The networks that it is in; in others all begins anew.
+    networks: Vec<IpAddr>,
+    judge: PipeJudge,
+    /// The address whose name was asked for, and when.
+    asked: Option<(IpAddr, Instant)>,
+}
+
+impl AutoPipes {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { links: BTreeMap::new(), next: now }
+    }
+
+    /// When [`Self::look`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Instant {
+        self.next
+    }
+
+    /// Looks what the links carry, and notes in `policies` how many pipes they get; whether that has changed, and the
+    /// addresses whose names are wanted. `paths` gives those of the first connection, if anybody wants to know.
+    pub(super) fn look(
+        &mut self,
+        now: Instant,
+        policies: &mut Policies,
+        links: &Links,
+        paths: impl FnOnce() -> Vec<PathReport>,
+    ) -> (bool, Vec<IpAddr>) {
+        self.next = now + LOOK;
+        let (mut news, mut wanted) = (false, Vec::new());
+        let autos: Vec<(LinkId, &Link)> =
+            links.uplinks().filter(|(_, link)| policies.is_auto(&link.name)).collect();
+        self.links.retain(|name, _| autos.iter().any(|(_, link)| link.name == *name));
+        let paths = if autos.is_empty() { Vec::new() } else { paths() };
+        for (id, link) in autos {
+            let before = self.links.get(&link.name).map_or(1, |known| known.judge.settled());
+            let is_up = link.remote.is_some();
+            if is_up {
+                wanted.extend(self.meet(now, id, link, &paths));
+            }
+            // As a link for emergencies a pipe more would wait until there is one.
+            let in_use = matches!(policies.tier(&link.name), Tier::Primary | Tier::Overflow);
+            let others = self.links.iter().any(|(name, other)| *name != link.name && other.judge.is_trying());
+            let Some(known) = self.links.get_mut(&link.name) else { continue };
+            let rtt = of_link(&paths, id).map(|path| path.view.rtt).max().unwrap_or_default();
+            let carried =
+                Carried { up: link.meter.payload(Way::Sent), down: link.meter.payload(Way::Received) };
+            known.judge.look(now, carried, rtt, is_up && in_use && !others);
+            news |= policies.find_pipes(&link.name, known.judge.count());
+            if known.judge.settled() != before {
+                known.tell(&link.name);
+            }
+        }
+        (news, wanted)
+    }
+
+    /// Takes what the addresses of a link suggest; the one whose name is wanted.
+    fn meet(&mut self, now: Instant, id: LinkId, link: &Link, paths: &[PathReport]) -> Option<IpAddr> {
+        let networks = networks(link);
+        let begin = || Known { networks: networks.clone(), judge: PipeJudge::new(), asked: None };
+        let known = self.links.entry(link.name.clone()).or_insert_with(begin);
+        if known.networks != networks {
+            *known = begin();
+        }
+        if let Some(hint) = link.addresses.iter().find_map(|ip| PipeHint::of_address(*ip)) {
+            known.judge.set_hint(hint);
+        }
+        let observed = of_link(paths, id).find_map(|path| path.view.observed)?.ip().to_canonical();
+        known.wants_name(now, observed).then_some(observed)
+    }
+
+    /// Takes the name that was found for an address.
+    pub(super) fn named(&mut self, now: Instant, address: IpAddr, name: &str) {
+        tracing::debug!(%address, name, "the name of a link's public address");
+        let Some(hint) = PipeHint::of_name(name) else { return };
+        let fits = |known: &Known| known.asked.is_some_and(|(asked, _)| asked == address);
+        for (link, known) in self.links.iter_mut().filter(|(_, known)| fits(known)) {
+            let before = known.judge.settled();
+            known.judge.set_hint(hint.clone());
+            if known.judge.settled() != before {
+                known.tell(link);
+            }
+        }
+        // What is made of it is due now.
+        self.next = now;
+    }
+
+    /// Completes what is told about a link.
+    pub(super) fn explain(&self, link: &mut LinkStatus) {
+        if let Some(known) = self.links.get(&link.name) {
+            link.pipes = Some(known.judge.settled());
+            link.pipes_reason = Some(known.judge.why());
+        }
+    }
+}
+
+impl Known {
+    /// Whether the name of this address is to be asked for now.
+    fn wants_name(&mut self, now: Instant, address: IpAddr) -> bool {
+        let recent = |(asked, at): (IpAddr, Instant)| {
+            asked == address && now.saturating_duration_since(at) < ASK_AGAIN
+        };
+        if self.asked.is_some_and(recent) {
+            return false;
+        }
+        self.asked = Some((address, now));
+        true
+    }
+
+    fn tell(&self, link: &str) {
+        tracing::info!(link, pipes = self.judge.settled(), reason = self.judge.why(), "pipes of a link");
+    }
+}
+
+/// The paths over a link.
+fn of_link(paths: &[PathReport], id: LinkId) -> impl Iterator<Item = &PathReport> {
+    paths.iter().filter(move |path| path.link.is_some_and(|other| other.uplink() == id))
+}
+
+/// What the addresses of a link have in common with those that it will have soon: over IPv6 the last half changes by itself
+/// (RFC 8981).
+fn networks(link: &Link) -> Vec<IpAddr> {
+    let network = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => IpAddr::V4(*ip),
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
+    };
+    let mut all: Vec<IpAddr> = link.addresses.iter().map(network).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
