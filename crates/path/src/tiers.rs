@@ -23,6 +23,8 @@ pub struct Candidate {
     pub bundle: u32,
     /// The link's tier.
     pub tier: Tier,
+    /// Every packet costs.
+    pub metered: bool,
     /// Whether it can carry data.
     pub works: bool,
     /// How busy it has been since it was asked last.
@@ -92,12 +94,14 @@ impl Tiers {
         self.overflowing
     }
 
-    /// The places of the paths, in their order. `measured`: their loads are new.
+    /// The places of the paths, in their order. `links`: so many links carry each packet; where fewer would, others are
+    /// taken along, but none that is metered. `measured`: the loads of the paths are new.
     pub fn places(
         &mut self,
         now: Instant,
         scheduler: Scheduler,
         paths: &[Candidate],
+        links: usize,
         measured: bool,
     ) -> Vec<Place> {
         if measured {
@@ -117,7 +121,11 @@ impl Tiers {
             Tier::Overflow => Place::NotNeeded,
             _ => Place::BetterWorks,
         };
-        paths.iter().map(place).collect()
+        let mut places: Vec<_> = paths.iter().map(place).collect();
+        if !one && links > 1 {
+            take_along(paths, &mut places, links);
+        }
+        places
     }
 
     fn measure(&mut self, now: Instant, paths: &[Candidate]) {
@@ -151,6 +159,28 @@ impl Tiers {
     }
 }
 
+/// Gives paths that wait a place among the active ones until so many links carry data, or no more can.
+fn take_along(paths: &[Candidate], places: &mut [Place], links: usize) {
+    let mut active: Vec<u32> = Vec::new();
+    for (path, _) in paths.iter().zip(&*places).filter(|(path, place)| path.works && **place == Place::Active)
+    {
+        if !active.contains(&path.bundle) {
+            active.push(path.bundle);
+        }
+    }
+    while active.len() < links {
+        let waits = |path: &&Candidate| {
+            path.works && path.tier != Tier::Never && !path.metered && !active.contains(&path.bundle)
+        };
+        let next = paths.iter().filter(waits).min_by_key(|path| (path.tier, path.link, path.id));
+        let Some(bundle) = next.map(|path| path.bundle) else { return };
+        active.push(bundle);
+        let all = paths.iter().zip(&mut *places);
+        let own = all.filter(|(path, _)| path.bundle == bundle && path.works && path.tier != Tier::Never);
+        own.for_each(|(_, place)| *place = Place::Active);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,11 +188,19 @@ mod tests {
     const STEP: Duration = Duration::from_millis(20);
 
     fn path(id: u32, tier: Tier) -> Candidate {
-        Candidate { id: PathId(id), link: LinkId(id as u16), bundle: id, tier, works: true, load: Load::Some }
+        Candidate {
+            id: PathId(id),
+            link: LinkId(id as u16),
+            bundle: id,
+            tier,
+            metered: false,
+            works: true,
+            load: Load::Some,
+        }
     }
 
     fn once(paths: &[Candidate], scheduler: Scheduler) -> Vec<Place> {
-        Tiers::default().places(Instant::now(), scheduler, paths, true)
+        Tiers::default().places(Instant::now(), scheduler, paths, 1, true)
     }
 
     /// Lets `time` pass with the first path this busy; how long the overflow link was in use.
@@ -173,7 +211,7 @@ mod tests {
         let mut used = Duration::ZERO;
         while *now < end {
             *now += STEP;
-            let places = tiers.places(*now, Scheduler::Auto, &paths, true);
+            let places = tiers.places(*now, Scheduler::Auto, &paths, 1, true);
             assert_eq!((places[0], places[2]), (Place::Active, Place::BetterWorks));
             if places[1] == Place::Active {
                 used += STEP;
@@ -204,6 +242,24 @@ mod tests {
         let places = once(&paths, Scheduler::Auto);
         assert_eq!(places[3], Place::Never, "never means never");
         assert_eq!(places[0], Place::Active, "a dead primary path is tried again when all are dead");
+    }
+
+    #[test]
+    fn copies_take_links_of_later_tiers_along() {
+        let mut paths =
+            [path(0, Tier::Primary), path(1, Tier::Backup), path(2, Tier::Overflow), path(3, Tier::Never)];
+        let copied = |paths: &[Candidate], links| {
+            Tiers::default().places(Instant::now(), Scheduler::Auto, paths, links, true)
+        };
+        use Place::{Active, BetterWorks, Never, NotNeeded};
+        assert_eq!(copied(&paths, 1), [Active, BetterWorks, NotNeeded, Never]);
+        assert_eq!(copied(&paths, 2), [Active, BetterWorks, Active, Never]);
+        assert_eq!(copied(&paths, 4), [Active, Active, Active, Never], "never means never");
+        paths[2].metered = true;
+        assert_eq!(copied(&paths, 2), [Active, Active, NotNeeded, Never]);
+        // Two paths over one link do not make two links.
+        (paths[1].bundle, paths[1].tier) = (0, Tier::Primary);
+        assert_eq!(copied(&paths, 2), [Active, Active, NotNeeded, Never]);
     }
 
     #[test]
@@ -258,7 +314,7 @@ mod tests {
         ];
         for _ in 0..500 {
             now += STEP;
-            let places = tiers.places(now, Scheduler::Auto, &paths, true);
+            let places = tiers.places(now, Scheduler::Auto, &paths, 1, true);
             assert_eq!(places[2], Place::NotNeeded);
         }
     }

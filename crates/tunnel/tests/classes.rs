@@ -75,7 +75,8 @@ impl Site {
             Share { weight: weight(1), ..Share::default() },
         ];
         let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
-        world.class_rules = ClassRules::new(vec![rule(CALL, CALL, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
+        world.class_rules =
+            ClassRules::new(vec![rule(CALL, CALL + 1, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
         let specs: Vec<LinkSpec> = links.iter().map(|text| text.parse().unwrap()).collect();
         let member: Option<(usize, Member)> = None;
         let client = world.add_over(member, TOKEN, Scheduler::Auto, Cc::Bbr, &specs);
@@ -173,40 +174,113 @@ fn mbit(bytes: u64, time: Duration) -> f64 {
 
 const TIME: Duration = Duration::from_secs(10);
 
-/// A call beside a backup: what it loses, how much later its packets come than on an idle link, and what the backup gets
-/// (Mbit/s).
-fn call_beside_backup(given: Option<u64>, lane: Mode, way: Way) -> (usize, Duration, f64) {
-    let mut site = Site::new(&["50mbit,6.5ms,queue=60ms"], lane, given);
+/// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle link, and
+/// the rates (Mbit/s) of the backup and of the others; the least of both ways.
+fn beside_a_backup(given: Option<u64>, others: u16, way: Way) -> (usize, Duration, f64, f64) {
+    let mut site = Site::new(&["50mbit,6.5ms,queue=60ms"], Mode::Auto, given);
     let idle = site.play(4000 * MS);
     assert_eq!(idle.lost(), 0);
     site.begin(16, BACKUP, way);
+    site.begin(others, WEB, way);
     site.play(4000 * MS);
-    let before = site.moved(BACKUP);
+    let before = [BACKUP, WEB].map(|from| site.moved(from));
     let call = site.play(TIME);
-    let after = site.moved(BACKUP);
-    let rates = [0, 1].map(|at| mbit(after[at] - before[at], TIME + 500 * MS));
-    let rate = match way {
+    let after = [BACKUP, WEB].map(|from| site.moved(from));
+    let rates =
+        [0, 1].map(|class| [0, 1].map(|at| mbit(after[class][at] - before[class][at], TIME + 500 * MS)));
+    println!(
+        "{given:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {:.1?}, others {:.1?}",
+        call.lost(),
+        idle.p99(),
+        call.p99(),
+        rates[0],
+        rates[1]
+    );
+    let [backup, others] = rates.map(|rates| match way {
         Way::Up => rates[0],
         Way::Down => rates[1],
         Way::Both => rates[0].min(rates[1]),
-    };
-    println!(
-        "{given:?} {lane:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {rates:.1?}",
-        call.lost(),
-        idle.p99(),
-        call.p99()
-    );
-    (call.lost(), call.p99().saturating_sub(idle.p99()), rate)
+    });
+    (call.lost(), call.p99().saturating_sub(idle.p99()), backup, others)
 }
 
 #[test]
 fn a_call_does_not_feel_a_backup() {
     for given in [Some(50), None] {
-        for way in [Way::Down, Way::Up] {
-            let (lost, later, rate) = call_beside_backup(given, Mode::Auto, way);
+        for way in [Way::Up, Way::Down, Way::Both] {
+            let (lost, later, rate, _) = beside_a_backup(given, 0, way);
             assert_eq!(lost, 0);
             assert!(later <= 5 * MS, "{later:?}");
             assert!(rate > 0.95 * 0.95 * 50.0, "{rate:.1}");
         }
+    }
+}
+
+#[test]
+fn classes_share_a_link_by_their_weights() {
+    for given in [Some(50), None] {
+        for way in [Way::Up, Way::Down, Way::Both] {
+            let (lost, later, backup, others) = beside_a_backup(given, 8, way);
+            assert_eq!(lost, 0);
+            assert!(later <= 5 * MS, "{later:?}");
+            let share = others / (others + backup);
+            assert!((0.75..0.85).contains(&share), "{share:.2}");
+            assert!(backup + others > 0.95 * 0.95 * 50.0, "{backup:.1} + {others:.1}");
+        }
+    }
+}
+
+/// Packets of 1,200 bytes at 40 Mbit/s in each class, down a link of 150, of which those of the class `bulk` are lost at
+/// this rate; the delay of a call's packets on their way down.
+fn down_beside_losses(loss: u32) -> Call {
+    let site = format!("150mbit,6.5ms,queue=40ms,port_loss={}:{loss}%", u16::from(BULK.0) * 8);
+    let mut site = Site::new(&[&site], Mode::Datagram, None);
+    let ours = |site: &Site, port| SocketAddr::new(site.world.address(site.client, true), port);
+    let theirs = SocketAddr::from(([203, 0, 113, 9], 9));
+    let ports = [WEB, CALL + 1, BACKUP];
+    for port in ports {
+        let packet = Packet::between(ours(&site, port), theirs).udp(&[0; 100]);
+        site.world.client_sends(site.client, packet);
+    }
+    let start = site.world.now;
+    let mut call = Call::default();
+    let mut sent: Vec<Instant> = Vec::new();
+    let mut count = 0;
+    while site.world.now < start + Duration::from_secs(12) {
+        let elapsed = site.world.now - start;
+        if elapsed >= FRAME * sent.len() as u32 {
+            site.speak(sent.len() as u32);
+            sent.push(site.world.now);
+        }
+        while count < elapsed.as_micros() * 40 / (1228 * 8) {
+            for port in ports {
+                site.world.server_sends(Packet::between(theirs, ours(&site, port)).udp(&[0; 1200]));
+            }
+            count += 1;
+        }
+        site.world.run(MS / 2);
+        for (at, packet) in std::mem::take(&mut site.world.machines[site.client].received) {
+            if let Some(number) = frame(&packet).filter(|_| packet.len() == 200) {
+                call.delays[1].push(at - sent[number as usize]);
+            }
+        }
+        site.world.at_server.clear();
+    }
+    let mut sorted = call.delays[1].clone();
+    sorted.sort_unstable();
+    println!(
+        "{loss} %: {} of {}, median {:?}, p99 {:?}",
+        sorted.len(),
+        sent.len(),
+        sorted[sorted.len() / 2],
+        sorted[sorted.len() * 99 / 100]
+    );
+    call
+}
+
+#[test]
+fn no_class_feels_what_another_loses() {
+    for loss in [0, 10, 30] {
+        down_beside_losses(loss);
     }
 }

@@ -14,8 +14,8 @@ use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{FecCounters, LaneCounters};
-use mpvpn_types::{BitRate, Duration, Fec, Instant};
+use mpvpn_tunnel::{FecCounters, LaneCounters, LinkPolicy};
+use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId, Tier};
 use world::{MS, TOKEN, World, tcp::Flow};
 
 /// Bytes of payload of the packets.
@@ -300,6 +300,26 @@ fn copies_leave_on_other_links_and_the_first_one_counts() {
             let first = heard.share_within(35 * MS);
             assert!(first >= expected, "{first} came without being sent again, with {copies} copies");
             assert_eq!(lane.copies > 0, copies > 1);
+        }
+    }
+}
+
+#[test]
+fn copies_go_over_a_backup_link_where_there_is_only_one_other() {
+    let (mut world, client) = world(Fec::Off, 2, &[(20, 15 * MS), (20, 25 * MS)], 0.0);
+    let backup = LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() };
+    let now = world.now;
+    world.machines[client].client.set_link(now, LinkId(1), backup);
+    world.run(Duration::from_secs(1));
+    for first in [true, false] {
+        // Both ways at once, without a word.
+        let link = world.machines[client].links.get_mut(&LinkId(u16::from(!first))).unwrap();
+        (link.up.loss, link.down.loss) = (1.0, 1.0);
+        let cut = talk(&mut world, client, Duration::from_secs(2), 1);
+        lose(&mut world, client, 0.0);
+        let back = talk(&mut world, client, Duration::from_secs(4), 1);
+        for heard in cut.iter().chain(&back) {
+            assert_eq!(heard.share(), 1.0, "the first link falls silent: {first}");
         }
     }
 }

@@ -39,6 +39,10 @@ impl Carrier {
             let offer = self.offer(now, connection, id, PASS_BYTES);
             if self.rank(id) == Tier::Primary { &mut offers } else { &mut later }.push(offer);
         }
+        // Copies of all packets go there, too.
+        if offers.len() < usize::from(self.choice.copies()) {
+            offers.append(&mut later);
+        }
         // Repair is worth something as long as it is early.
         let mut moved = false;
         for offer in offers.iter_mut().chain(&mut later) {

@@ -157,11 +157,13 @@ impl Carrier {
                 },
                 bundle: path.bundle(role, *id),
                 tier: path.policy.tier,
+                metered: path.policy.metered,
                 works: path.liveness.is_alive() && !path.is_unheard(*id, connection, told),
                 load: path.busy,
             });
         }
-        let places = self.tiers.places(now, self.dispatcher.scheduler(), &candidates, due);
+        let links = usize::from(self.choice.copies());
+        let places = self.tiers.places(now, self.dispatcher.scheduler(), &candidates, links, due);
         for (path, place) in self.paths.values_mut().zip(places) {
             path.place = place;
             if path.may_rest() {
