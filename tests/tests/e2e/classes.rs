@@ -44,6 +44,19 @@ fn ping(stage: &Stage, more: &[&str]) -> String {
     stage.run(Place::Client, &[&["ping", "-q", "-n"], more, &[TUNNEL]].concat())
 }
 
+/// Waits until calls lose nothing.
+fn until_calls_pass(stage: &Stage, how: &str) {
+    eventually(SOON, &format!("calls {how}"), || {
+        let output = stage.attempt(
+            Place::Client,
+            Duration::from_secs(5),
+            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
+        );
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
+    });
+}
+
 /// Every ping was answered, but for the last ones, which may still be on their way.
 fn is_unbroken(pings: &Pings) -> bool {
     let numbers: BTreeSet<u64> = pings.answers.iter().map(|answer| answer.number).collect();
@@ -138,15 +151,7 @@ fn a_class_dies_and_returns_alone() {
     );
     let default = Ping::every(&stage, Place::Client, Duration::from_millis(20), TUNNEL, 8);
     // Whoever calls meanwhile is carried by the connection that works.
-    eventually(SOON, "calls over the default class", || {
-        let output = stage.attempt(
-            Place::Client,
-            Duration::from_secs(5),
-            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
-        );
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
-    });
+    until_calls_pass(&stage, "over the default class");
     let pings = default.finish();
     assert!(is_unbroken(&pings), "the default class feels it: {pings:?}");
 
@@ -185,15 +190,7 @@ fn classes_keep_to_the_links_that_they_are_given() {
     assert_eq!(status["links"].as_array().map(Vec::len), Some(2), "{status:#}");
     // The preferred link of calls dies: they go on over the other one.
     stage.link(2).cut();
-    eventually(SOON, "calls over the other link", || {
-        let output = stage.attempt(
-            Place::Client,
-            Duration::from_secs(5),
-            &["ping", "-q", "-n", "-c", "10", "-i", "0.05", "-W", "1", "-Q", CALL, TUNNEL],
-        );
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        if said.contains(" 0% packet loss") { Ok(()) } else { Err(said) }
-    });
+    until_calls_pass(&stage, "over the other link");
 }
 
 #[test]
