@@ -386,7 +386,8 @@ fn calls_are_not_felt_and_shares_are_kept_on_a_link_of_known_rate() {
 #[test]
 fn calls_are_not_felt_and_shares_are_kept_on_a_link_that_is_measured() {
     compete(None, 1, 0.95);
-    compete(None, 2, 0.9);
+    // A round trip does not say on which of the two ways a queue is.
+    compete(None, 2, 0.75);
 }
 
 #[test]

@@ -309,7 +309,9 @@ impl Capacity {
         let known = match overload {
             Some(carried) => carried,
             None if self.raises => known.min(self.before_queue()) * (1.0 - LESS),
-            None => known * (1.0 - self.less),
+            None if self.calm < LEAST_HOLD => known * (1.0 - self.less),
+            // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
+            None => known,
         };
         self.known = Some(known);
         if overload.is_some() {
