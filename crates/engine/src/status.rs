@@ -233,6 +233,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         rtt_ms: rtt_of(&report.paths),
         loss_pct: loss_of(&report.paths),
         order: report.lane.map(lane_of),
+        cc: report.cc.unwrap_or_default().to_string(),
         ..class_of_server(name)
     }
 }

@@ -20,7 +20,7 @@ use noq_proto::{
 };
 
 use crate::{
-    ConnectionId, Local, PathView, StreamId, Transmit,
+    Cc, ConnectionId, Local, PathView, StreamId, Transmit,
     cap::Cap,
     config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
@@ -238,6 +238,8 @@ pub struct Connection {
     /// The credit that a data pass began with (bytes).
     granted: u64,
     connected: bool,
+    /// The kind of controller that was asked for.
+    cc: Option<Cc>,
     /// The library failed in it.
     broken: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
@@ -265,6 +267,7 @@ impl Connection {
             pass: Pass::Idle,
             granted: 0,
             connected: false,
+            cc: None,
             broken: false,
         };
         connection.adopt(now, PathId(0));
@@ -291,6 +294,12 @@ impl Connection {
         self.broken || self.inner.is_closed()
     }
 
+    /// Lets controllers of this kind decide about all paths from now on, also those that come.
+    pub fn set_cc(&mut self, cc: Cc) {
+        self.cc = Some(cc);
+        self.paths.iter().for_each(|path| path.gate.set_kind(cc));
+    }
+
     /// Takes the gate of a path that the library has made.
     fn adopt(&mut self, now: Instant, id: PathId) {
         if self.paths.iter().any(|path| path.id == id) {
@@ -301,6 +310,7 @@ impl Connection {
             return;
         };
         gate.open.store(!self.connected, Relaxed);
+        self.cc.into_iter().for_each(|cc| gate.set_kind(cc));
         self.paths.push(Path {
             id,
             head: id,

@@ -6,7 +6,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
 };
 
@@ -34,6 +34,8 @@ const INITIAL_WINDOW: u64 = 32 * 1200;
 const MOST_SPARED: f64 = 32.0;
 /// What 1 is in [`Shared::random_loss`] and [`Shared::spared`].
 const SHARE: f64 = 4_294_967_296.0;
+/// The kinds of controllers.
+const KINDS: [Cc; 2] = [Cc::Bbr, Cc::Cubic];
 const UNKNOWN: u64 = u64::MAX;
 
 /// What a gate and the loop know of each other.
@@ -67,6 +69,9 @@ pub(crate) struct Shared {
     acked: (AtomicU64, AtomicU64),
     /// Bytes/s that the path is to be taken for at least, from the next acknowledgement on; 0 for nothing.
     pub(crate) at_least: AtomicU64,
+    /// The kind of controller that is wanted instead of the one that there is, as its place in [`KINDS`]; all ones for
+    /// none.
+    kind: AtomicU8,
     /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
     random_loss: AtomicU64,
     /// The share of packets whose loss does not count as congestion, in 2^-32.
@@ -111,6 +116,7 @@ impl Shared {
             sent: Default::default(),
             acked: Default::default(),
             at_least: AtomicU64::new(0),
+            kind: AtomicU8::new(u8::MAX),
             random_loss: AtomicU64::new(UNKNOWN),
             spared: AtomicU64::new(0),
             follows: AtomicBool::new(false),
@@ -254,6 +260,12 @@ impl Shared {
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
+    /// Lets a controller of this kind begin anew, if there is another one, with the next acknowledgement.
+    pub(crate) fn set_kind(&self, cc: Cc) {
+        let at = KINDS.iter().position(|kind| *kind == cc);
+        self.kind.store(at.map_or(u8::MAX, |at| at as u8), Relaxed);
+    }
+
     /// What the path is to be taken for at least (bytes/s), if that was said since this was asked last. Asked with every
     /// acknowledged packet, so nothing is written where nothing was said.
     fn take_at_least(&self) -> Option<u64> {
@@ -357,6 +369,8 @@ impl Group {
 /// A controller behind a gate.
 pub(crate) struct Gate {
     own: Model,
+    /// Bytes of a UDP payload.
+    mtu: u16,
     random: RandomLoss,
     /// Losses that may be spared still.
     sparable: f64,
@@ -394,12 +408,44 @@ impl Gate {
         act(model, &mut self.random, &self.shared)
     }
 
+    /// Begins anew with a controller of the kind that was asked for.
+    fn change_kind(&mut self, now: Instant) {
+        let at = self.shared.kind.load(Relaxed);
+        let Some(kind) = KINDS.get(usize::from(at)).copied() else { return };
+        self.shared.kind.store(u8::MAX, Relaxed);
+        let mtu = self.mtu;
+        self.decide(|model, _, _| {
+            if model.kind() != kind {
+                *model = Model::new(kind, now, mtu);
+            }
+        });
+    }
+
     fn publish(&mut self) {
         self.decide(|model, random, shared| model.publish(random, shared));
     }
 }
 
 impl Model {
+    fn new(kind: Cc, now: Instant, mtu: u16) -> Self {
+        let inner = match kind {
+            Cc::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, mtu))),
+            Cc::Cubic => {
+                let mut config = CubicConfig::default();
+                config.initial_window(INITIAL_WINDOW);
+                Inner::Library(Arc::new(config).build(now, mtu))
+            }
+        };
+        Self { inner, delivery: Delivery::new(now) }
+    }
+
+    fn kind(&self) -> Cc {
+        match &self.inner {
+            Inner::Bbr(_) => Cc::Bbr,
+            Inner::Library(_) => Cc::Cubic,
+        }
+    }
+
     fn publish(&self, random: &RandomLoss, shared: &Shared) {
         let base = match &self.inner {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
@@ -465,6 +511,7 @@ impl Controller for Gate {
         _app_limited: bool,
         rtt: &RttEstimator,
     ) {
+        self.change_kind(now);
         self.remove_in_flight(bytes);
         count(&self.shared.acked, bytes);
         if let Some(mut ledger) = self.shared.fates() {
@@ -590,6 +637,7 @@ impl Controller for Gate {
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.mtu = new_mtu;
         self.decide(|model, random, shared| {
             match &mut model.inner {
                 Inner::Bbr(bbr) => bbr.on_mtu(new_mtu),
@@ -638,16 +686,9 @@ pub(crate) struct GateFactory(pub(crate) Cc);
 
 impl ControllerFactory for GateFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
-        let inner = match self.0 {
-            Cc::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, current_mtu))),
-            Cc::Cubic => {
-                let mut config = CubicConfig::default();
-                config.initial_window(INITIAL_WINDOW);
-                Inner::Library(Arc::new(config).build(now, current_mtu))
-            }
-        };
         let mut gate = Gate {
-            own: Model { inner, delivery: Delivery::new(now) },
+            own: Model::new(self.0, now, current_mtu),
+            mtu: current_mtu,
             random: RandomLoss::default(),
             sparable: 0.0,
             unspared: false,

@@ -2,6 +2,7 @@
 
 use mpvpn_class::Share;
 use mpvpn_masque::structured;
+use mpvpn_quic::Cc;
 use mpvpn_types::{BitRate, ClassId, Portion, Weight};
 
 /// Characters of a name, at most.
@@ -16,6 +17,8 @@ pub struct ClassProfile {
     pub share: Share,
     /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63.
     pub dscp: u8,
+    /// Its congestion controller, if it has one of its own.
+    pub cc: Option<Cc>,
 }
 
 /// What the classes of a client may not exceed, however it describes them.
@@ -66,6 +69,9 @@ impl ClassProfile {
         if self.dscp > 0 {
             text += &format!(";dscp={}", self.dscp);
         }
+        if let Some(cc) = self.cc {
+            text += &format!(";cc={cc}");
+        }
         text
     }
 
@@ -91,6 +97,8 @@ impl ClassProfile {
                 "max-kbps" => share.max = Some(rate()?),
                 "max-percent" => share.max = Some(percent()?),
                 "dscp" => profile.dscp = u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?,
+                // One that is not known here is no reason to carry nothing.
+                "cc" => profile.cc = value.and_then(|value| value.parse().ok()),
                 _ => {}
             }
         }
@@ -110,12 +118,12 @@ mod tests {
             min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
             max: Some(Portion::Percent(50)),
         };
-        let profile = ClassProfile { name: "critical".into(), share, dscp: 46 };
+        let profile = ClassProfile { name: "critical".into(), share, dscp: 46, cc: Some(Cc::Cubic) };
         let text = profile.header();
-        assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46"#);
+        assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46;cc=cubic"#);
         assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));
         let plain = ClassProfile { name: "a-b_2".into(), ..ClassProfile::default() };
-        assert_eq!(ClassProfile::parse(br#""a-b_2";later=1"#), Some(plain));
+        assert_eq!(ClassProfile::parse(br#""a-b_2";later=1;cc=reno"#), Some(plain));
     }
 
     #[test]

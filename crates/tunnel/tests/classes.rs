@@ -66,7 +66,13 @@ struct Site {
 impl Site {
     /// A client with the classes that every client has, over links.
     fn new(links: &[&str], lane: Mode, given: Option<u64>) -> Self {
+        Self::with_cc(links, lane, given, None)
+    }
+
+    /// The same, and the server's controller of the class `bulk`.
+    fn with_cc(links: &[&str], lane: Mode, given: Option<u64>, cc: Option<Cc>) -> Self {
         let mut world = World::new();
+        world.class_cc = cc;
         world.lane = Rules { mode: lane, rules: Vec::new() };
         let weight = |number| Weight::new(number).unwrap();
         world.classes = vec![
@@ -284,4 +290,20 @@ fn no_class_feels_what_another_loses() {
             assert!(with <= without + most, "{loss} % lost: {with:?} instead of {without:?} at {part} %");
         }
     }
+}
+
+#[test]
+fn a_class_says_which_controller_the_server_uses_for_it() {
+    let rate = |cc| {
+        let mut site = Site::with_cc(&["50mbit,15ms,loss=3%"], Mode::Auto, None, cc);
+        site.begin(1, BACKUP, Way::Down);
+        site.play(2000 * MS);
+        let before = site.moved(BACKUP)[1];
+        site.play(4000 * MS);
+        mbit(site.moved(BACKUP)[1] - before, 4500 * MS)
+    };
+    // CUBIC takes every loss for congestion.
+    let (bbr, cubic) = (rate(None), rate(Some(Cc::Cubic)));
+    assert!(bbr > 40.0 && cubic < 10.0, "{bbr:.1} and {cubic:.1} Mbit/s");
+    assert!(rate(Some(Cc::Bbr)) > 40.0);
 }

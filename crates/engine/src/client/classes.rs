@@ -5,6 +5,7 @@ use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
 use mpvpn_types::{ClassId, LinkId, Tier};
 
+use super::forge::cc_of;
 use crate::{links::LinkClass, policies::Policies};
 
 /// The classes of a client, the default one first.
@@ -73,7 +74,7 @@ impl Classes {
 
 fn profile(class: &ClassConfig) -> ClassProfile {
     let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0) }
+    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0), cc: class.cc.map(cc_of) }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use mpvpn_control::config::{ClientConfig, CongestionControl, LaneMode, Scheduler as SchedulerOption};
 use mpvpn_lane::rules::{Mode, Rules};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::ClientSetup;
+use mpvpn_quic::{Cc, ClientSetup};
 use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};
 
 use super::classes::Classes;
@@ -16,10 +16,10 @@ pub(super) struct Setups {
 }
 
 impl Setups {
-    fn of(&self, cc: CongestionControl) -> &ClientSetup {
+    fn of(&self, cc: Cc) -> &ClientSetup {
         match cc {
-            CongestionControl::Bbr => &self.bbr,
-            CongestionControl::Cubic => &self.cubic,
+            Cc::Bbr => &self.bbr,
+            Cc::Cubic => &self.cubic,
         }
     }
 }
@@ -41,7 +41,7 @@ impl Forge {
     /// over all links and when they are made anew.
     pub(super) fn connections(&self, config: &ClientConfig, classes: &Classes, shard: u8) -> Vec<ClassSetup> {
         classes.setups(|class| {
-            let setup = self.setups.of(class.cc.unwrap_or(config.cc));
+            let setup = self.setups.of(cc_of(class.cc.unwrap_or(config.cc)));
             let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
             TunnelConfig {
                 setup: setup.clone().steered(self.steer + shard),
@@ -63,6 +63,13 @@ pub(super) fn lane_of(option: LaneMode, shards: u8) -> Mode {
         LaneMode::Auto => Mode::Auto,
         LaneMode::Datagram => Mode::Datagram,
         LaneMode::Stream => Mode::Stream,
+    }
+}
+
+pub(super) fn cc_of(option: CongestionControl) -> Cc {
+    match option {
+        CongestionControl::Bbr => Cc::Bbr,
+        CongestionControl::Cubic => Cc::Cubic,
     }
 }
 

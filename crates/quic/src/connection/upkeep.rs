@@ -71,6 +71,7 @@ impl Connection {
                 && !Arc::ptr_eq(&gate, &path.gate)
             {
                 gate.open.store(!self.connected, Relaxed);
+                self.cc.into_iter().for_each(|cc| gate.set_kind(cc));
                 path.gate = gate;
             }
         }

@@ -175,6 +175,7 @@ impl Server {
             shapers.set_share(now, member.class(), limits.bound(class.share));
             carrier.share_links(shapers.clone(), member.class());
             answer.push(CLASS_HEADER, TRUE);
+            class.cc.into_iter().for_each(|cc| connection.set_cc(cc));
         }
         let (v4, v6) = self.networks;
         let nets: Vec<String> =

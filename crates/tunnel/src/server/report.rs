@@ -1,6 +1,6 @@
 //! What a server tells about its connections, those that are over included.
 
-use mpvpn_quic::Connection;
+use mpvpn_quic::{Cc, Connection};
 use mpvpn_types::{Duration, Instant, SessionId};
 
 use super::Server;
@@ -16,6 +16,8 @@ pub struct SessionReport {
     pub member: Member,
     /// The name of its class; empty where the client has none.
     pub class: String,
+    /// The congestion controller that its class asks for.
+    pub cc: Option<Cc>,
     /// Whose it is.
     pub user: String,
     /// Its addresses.
@@ -71,6 +73,7 @@ impl Server {
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+                cc: tunnel.and_then(|tunnel| tunnel.class.as_deref()?.cc),
                 class: name_of(tunnel.and_then(|tunnel| tunnel.class.as_deref())),
                 user: user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),

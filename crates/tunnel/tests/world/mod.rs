@@ -252,6 +252,8 @@ pub struct World {
     pub more_addresses: usize,
     /// The classes of clients that are added, the default one first; none: they have no classes.
     pub classes: Vec<Share>,
+    /// What the server sends in the last of them is decided by this controller, if that is said.
+    pub class_cc: Option<Cc>,
     /// What is of which class.
     pub class_rules: mpvpn_class::Rules,
     /// What clients that are added are there for.
@@ -405,6 +407,7 @@ impl World {
             copies: 1,
             more_addresses: 0,
             classes: Vec::new(),
+            class_cc: None,
             class_rules: mpvpn_class::Rules::default(),
             carries: Carries::default(),
             refuses: Vec::new(),
@@ -486,7 +489,8 @@ impl World {
         let number = self.machines.len() as u8;
         let config = self.client_config(token, scheduler, cc);
         let setup = |(number, share): (u8, Option<Share>)| {
-            let profile = |share| ClassProfile { name: format!("class{number}"), share, dscp: 0 };
+            let cc = self.class_cc.filter(|_| usize::from(number) + 1 == self.classes.len());
+            let profile = |share| ClassProfile { name: format!("class{number}"), share, dscp: 0, cc };
             let config = ClientConfig { class: share.map(profile), ..config.clone() };
             ClassSetup { id: ClassId(number), first: share.is_some_and(|share| share.first), config }
         };
