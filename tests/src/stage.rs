@@ -192,6 +192,16 @@ impl Stage {
         out.into_owned()
     }
 
+    /// How many packets the nftables rules of a place with this comment and a counter have met.
+    pub fn counted(&self, place: Place, comment: &str) -> u64 {
+        let rules: Value = serde_json::from_str(&self.run(place, &["nft", "-j", "list", "ruleset"]))
+            .expect("nft prints JSON");
+        let rules = rules["nftables"].as_array().expect("a list").iter();
+        let rules = rules.filter(|item| item["rule"]["comment"] == comment);
+        let exprs = rules.flat_map(|rule| rule["rule"]["expr"].as_array().into_iter().flatten());
+        exprs.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum()
+    }
+
     /// Bytes that interface has received and sent.
     pub fn counters(&self, place: Place, interface: &str) -> (u64, u64) {
         let listing = self.run(place, &["ip", "-j", "-s", "link", "show", "dev", interface]);

@@ -33,6 +33,7 @@ mod namespace;
 pub mod plot;
 mod process;
 mod requirements;
+mod results;
 pub mod scenario;
 mod screen;
 mod shaper;

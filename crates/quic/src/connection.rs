@@ -309,8 +309,7 @@ impl Connection {
         else {
             return;
         };
-        gate.open.store(!self.connected, Relaxed);
-        self.cc.into_iter().for_each(|cc| gate.set_kind(cc));
+        gate.begin(!self.connected, self.cc);
         self.paths.push(Path {
             id,
             head: id,

@@ -260,6 +260,15 @@ impl Shared {
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
+    /// Tells a gate that the library has just made what holds for all of its connection: whether it is open, and the kind
+    /// of its controller, if that was asked for.
+    pub(crate) fn begin(&self, open: bool, cc: Option<Cc>) {
+        self.open.store(open, Relaxed);
+        if let Some(cc) = cc {
+            self.set_kind(cc);
+        }
+    }
+
     /// Lets a controller of this kind begin anew, if there is another one, with the next acknowledgement.
     pub(crate) fn set_kind(&self, cc: Cc) {
         let at = KINDS.iter().position(|kind| *kind == cc);
@@ -538,8 +547,10 @@ impl Controller for Gate {
             };
             let (newest, random_loss) = (shared.newest_sent(), random.share());
             let acked = Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued };
-            if let Inner::Bbr(_) = inner {
-                shared.take_at_least().into_iter().for_each(|rate| delivery.raise(rate));
+            if let Inner::Bbr(_) = inner
+                && let Some(rate) = shared.take_at_least()
+            {
+                delivery.raise(rate);
             }
             let window = delivery.on_ack(now, acked);
             shared.delivered.store(delivery.rate(), Relaxed);

@@ -494,16 +494,21 @@ impl Server {
         self.registry.leave(now, &tunnel.secret, tunnel.member, tunnel.serial);
     }
 
+    /// The connections of a session at this shard.
+    fn members(&self, secret: &Secret) -> impl Iterator<Item = (Member, ConnectionId)> {
+        let from = self.by_member.range((*secret, Member::HOME)..);
+        from.take_while(move |((other, _), _)| other == secret).map(|((_, member), id)| (*member, *id))
+    }
+
     /// Lets what goes to the addresses of a session go down the connections of its members here.
     fn serve(&mut self, secret: &Secret, addresses: AddressSet) {
-        let members = self.by_member.range((*secret, Member::HOME)..);
-        let members: Vec<_> = members.take_while(|((other, _), _)| other == secret).collect();
+        let members: Vec<_> = self.members(secret).collect();
         let serving = members.iter().filter(|(_, id)| {
-            let tunnel = self.peers.get(**id).and_then(|peer| peer.tunnel.as_ref());
+            let tunnel = self.peers.get(*id).and_then(|peer| peer.tunnel.as_ref());
             tunnel.is_some_and(|tunnel| tunnel.serves)
         });
         let group = self.groups.entry(*secret).or_default();
-        let serves = group.set(serving.map(|((_, member), id)| (member.class(), **id)));
+        let serves = group.set(serving.map(|(member, id)| (member.class(), *id)));
         if members.is_empty() {
             self.groups.remove(secret);
         }

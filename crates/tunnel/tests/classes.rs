@@ -12,7 +12,7 @@ use mpvpn_lane::rules::{Mode, Rules};
 use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
-use mpvpn_tunnel::{LinkPolicy, Member};
+use mpvpn_tunnel::{ClassProfile, LinkPolicy, Member};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, Portion, Weight};
 use world::{MS, TOKEN, World, app::App};
 
@@ -72,13 +72,15 @@ impl Site {
     /// The same, and the server's controller of the class `bulk`.
     fn with_cc(links: &[&str], lane: Mode, given: Option<u64>, cc: Option<Cc>) -> Self {
         let mut world = World::new();
-        world.class_cc = cc;
         world.lane = Rules { mode: lane, rules: Vec::new() };
         let weight = |number| Weight::new(number).unwrap();
+        let class =
+            |name: &str, share| ClassProfile { name: name.to_owned(), share, ..ClassProfile::default() };
+        let half = Some(Portion::Percent(50));
         world.classes = vec![
-            Share { weight: weight(4), ..Share::default() },
-            Share { first: true, weight: weight(4), max: Some(Portion::Percent(50)), ..Share::default() },
-            Share { weight: weight(1), ..Share::default() },
+            class("default", Share { weight: weight(4), ..Share::default() }),
+            class("critical", Share { first: true, weight: weight(4), max: half, ..Share::default() }),
+            ClassProfile { cc, ..class("bulk", Share { weight: weight(1), ..Share::default() }) },
         ];
         let rule = |from, to, class| Rule { from_ports: vec![from..=to], class, ..Rule::default() };
         world.class_rules =

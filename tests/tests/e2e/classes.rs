@@ -118,15 +118,7 @@ fn packets_between_the_ends_are_marked_by_class() {
     let _client = client(&stage, "", 1);
     ping(&stage, &["-c", "100", "-i", "0.01", "-Q", CALL]);
     for place in [Place::Server, Place::Client] {
-        let rules: Value = serde_json::from_str(&stage.run(place, &["nft", "-j", "list", "ruleset"]))
-            .expect("nft prints JSON");
-        let packets = |comment: &str| {
-            let all = rules["nftables"].as_array().expect("a list").iter();
-            let rule = all.filter(|item| item["rule"]["comment"] == comment);
-            let exprs = rule.flat_map(|rule| rule["rule"]["expr"].as_array().cloned().unwrap_or_default());
-            exprs.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum::<u64>()
-        };
-        let seen = CLASSES.map(packets);
+        let seen = CLASSES.map(|class| stage.counted(place, class));
         let [default, critical, bulk] = seen;
         assert!(critical >= 100 && default > 2 && bulk > 2, "default, critical, bulk: {seen:?}");
         assert!(critical > bulk + 80, "default, critical, bulk: {seen:?}");

@@ -240,14 +240,7 @@ fn packets_of_a_link_carry_its_mark() {
     }
     stage.run(Place::Client, &["ping", "-c", "100", "-i", "0.01", "-q", TUNNEL]);
     thread::sleep(Duration::from_millis(500));
-    let rules: Value = serde_json::from_str(&stage.run(Place::Server, &["nft", "-j", "list", "ruleset"]))
-        .expect("nft prints JSON");
-    let packets = |comment: &str| {
-        let all = rules["nftables"].as_array().expect("a list");
-        let rule = all.iter().find(|item| item["rule"]["comment"] == comment).expect("the rule");
-        let counter = rule["rule"]["expr"].as_array().expect("expressions").iter();
-        counter.filter_map(|expr| expr["counter"]["packets"].as_u64()).sum::<u64>()
-    };
+    let packets = |comment: &str| stage.counted(Place::Server, comment);
     let (marked, plain) = (packets("marked"), packets("plain"));
     assert!(marked > 20 && plain > 5, "{marked} packets with the mark, {plain} without");
 }

@@ -7,7 +7,7 @@
 //! first, and when they do for a while (the shortest round trip of some tens of milliseconds is what counts) less is sent
 //! until the queue is gone. A round trip does not say whether a queue is on the way there or on the way back, where the
 //! far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken back, and who
-//! raised nothing gives up little. Delay that stays although less is sent is no queue of this end, and does not count
+//! raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is sent is no queue of this end, and does not count
 //! for as long as it stays.
 //!
 //! Always holds: a given capacity is never exceeded, and what is lowered for a queue is lowered by no more than a quarter
@@ -40,8 +40,8 @@ const GROWN: usize = 7;
 /// Spans without a queue before more is tried again, in the mean: twice as many whenever that was in vain.
 const LEAST_HOLD: usize = 12;
 const MOST_HOLD: usize = 64;
-/// The link is taken to carry less by this share after a queue for which nothing had been raised, and by more if that
-/// comes again soon.
+/// The link is taken to carry less by this share after a queue for which nothing had been raised, if that is not the first
+/// for long, and by more if it comes again soon.
 const LESS: f64 = 0.005;
 const MOST_LESS: f64 = 0.01;
 /// A queue is drained in about this time (s), by a share of the rate between these.

@@ -1,7 +1,6 @@
 //! What the run found, in words, as JSON, and as a picture.
 
 use std::{
-    fs,
     ops::Range,
     path::{Path, PathBuf},
     time::Duration,
@@ -13,7 +12,7 @@ use super::{
     HARMED, plot,
     traffic::{Figures, LOADS, Sent},
 };
-use crate::error::LabError;
+use crate::{error::LabError, results};
 
 /// When what was done, since the traffic began.
 #[derive(Clone, Copy, Debug)]
@@ -82,12 +81,6 @@ impl Run {
 
     /// Writes the picture and the figures into `dir`; where they are.
     pub(super) fn write(&self, dir: &Path) -> Result<(PathBuf, PathBuf), LabError> {
-        fs::create_dir_all(dir).map_err(LabError::io(format!("create {}", dir.display())))?;
-        let write = |name: &str, text: String| {
-            let path = dir.join(name);
-            fs::write(&path, text).map_err(LabError::io(format!("write {}", path.display())))?;
-            Ok::<_, LabError>(path)
-        };
         let class = |(class, load): (usize, &super::traffic::Load)| {
             let [before, during, after] = self.parts(class);
             Class { name: load.class, offered_mbps: load.mbps(), before, during, after }
@@ -98,8 +91,6 @@ impl Run {
             loss_pct: self.loss * 100.0,
             classes: LOADS.iter().enumerate().map(class).collect(),
         };
-        let json = serde_json::to_string_pretty(&summary)
-            .map_err(|error| LabError::Io { what: "write the figures".to_owned(), source: error.into() })?;
-        Ok((write("classes.svg", plot::draw(self))?, write("classes.json", json + "\n")?))
+        results::write(dir, ("classes.svg", plot::draw(self)), ("classes.json", &summary))
     }
 }

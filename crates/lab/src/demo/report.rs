@@ -1,7 +1,6 @@
 //! What the demonstration found, in words, as JSON, and as a picture.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -12,7 +11,7 @@ use super::{
     LINK_WORDS, START_UP, plot,
     traffic::{Goodput, Pings},
 };
-use crate::{error::LabError, link::History};
+use crate::{error::LabError, link::History, results};
 
 /// A link "carries traffic again" once so much has come over it, in bytes of IP packets.
 const AGAIN_BYTES: u64 = 100_000;
@@ -105,15 +104,7 @@ impl Summary {
 
     /// Writes the picture and the figures into `dir`; where they are.
     pub(super) fn write(&self, dir: &Path) -> Result<(PathBuf, PathBuf), LabError> {
-        fs::create_dir_all(dir).map_err(LabError::io(format!("create {}", dir.display())))?;
-        let write = |name: &str, text: String| {
-            let path = dir.join(name);
-            fs::write(&path, text).map_err(LabError::io(format!("write {}", path.display())))?;
-            Ok::<_, LabError>(path)
-        };
-        let json = serde_json::to_string_pretty(&self.figures())
-            .map_err(|error| LabError::Io { what: "write the figures".to_owned(), source: error.into() })?;
-        Ok((write("bonding.svg", plot::draw(self))?, write("summary.json", json + "\n")?))
+        results::write(dir, ("bonding.svg", plot::draw(self)), ("summary.json", &self.figures()))
     }
 
     /// The better of the links alone, in Mbit/s.

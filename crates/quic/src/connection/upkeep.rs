@@ -70,8 +70,7 @@ impl Connection {
             if let Some(gate) = self.inner.congestion_state(noq).and_then(shared_of)
                 && !Arc::ptr_eq(&gate, &path.gate)
             {
-                gate.open.store(!self.connected, Relaxed);
-                self.cc.into_iter().for_each(|cc| gate.set_kind(cc));
+                gate.begin(!self.connected, self.cc);
                 path.gate = gate;
             }
         }

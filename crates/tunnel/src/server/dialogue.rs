@@ -175,7 +175,9 @@ impl Server {
             shapers.set_share(now, member.class(), limits.bound(class.share));
             carrier.share_links(shapers.clone(), member.class());
             answer.push(CLASS_HEADER, TRUE);
-            class.cc.into_iter().for_each(|cc| connection.set_cc(cc));
+            if let Some(cc) = class.cc {
+                connection.set_cc(cc);
+            }
         }
         let (v4, v6) = self.networks;
         let nets: Vec<String> =
@@ -371,10 +373,9 @@ impl Server {
 
     /// The session of this connection has more addresses than its others know.
     fn tell_members(&mut self, id: ConnectionId, secret: &Secret, addresses: AddressSet) {
-        let members = self.by_member.range((*secret, Member::HOME)..);
         let here: Vec<_> =
-            members.take_while(|((other, _), _)| other == secret).map(|(_, other)| *other).collect();
-        here.into_iter().filter(|other| *other != id).for_each(|other| self.grant(other, addresses, &[]));
+            self.members(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
+        here.into_iter().for_each(|other| self.grant(other, addresses, &[]));
         let own = self.shard.index();
         // Those of other shards learn it when they come back.
         let elsewhere = self.registry.seats(secret).into_iter().filter(|seat| seat.shard != own);

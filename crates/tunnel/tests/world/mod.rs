@@ -16,7 +16,6 @@ use std::{
 
 use app::Destination;
 use bytes::BytesMut;
-use mpvpn_class::Share;
 use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
 use mpvpn_lane::rules::Rules;
 use mpvpn_masque::connect::{Authority, Failure};
@@ -251,9 +250,7 @@ pub struct World {
     /// How many addresses of each family they want beyond the first.
     pub more_addresses: usize,
     /// The classes of clients that are added, the default one first; none: they have no classes.
-    pub classes: Vec<Share>,
-    /// What the server sends in the last of them is decided by this controller, if that is said.
-    pub class_cc: Option<Cc>,
+    pub classes: Vec<ClassProfile>,
     /// What is of which class.
     pub class_rules: mpvpn_class::Rules,
     /// What clients that are added are there for.
@@ -407,7 +404,6 @@ impl World {
             copies: 1,
             more_addresses: 0,
             classes: Vec::new(),
-            class_cc: None,
             class_rules: mpvpn_class::Rules::default(),
             carries: Carries::default(),
             refuses: Vec::new(),
@@ -488,14 +484,13 @@ impl World {
     ) -> usize {
         let number = self.machines.len() as u8;
         let config = self.client_config(token, scheduler, cc);
-        let setup = |(number, share): (u8, Option<Share>)| {
-            let cc = self.class_cc.filter(|_| usize::from(number) + 1 == self.classes.len());
-            let profile = |share| ClassProfile { name: format!("class{number}"), share, dscp: 0, cc };
-            let config = ClientConfig { class: share.map(profile), ..config.clone() };
-            ClassSetup { id: ClassId(number), first: share.is_some_and(|share| share.first), config }
+        let setup = |(number, class): (u8, Option<ClassProfile>)| ClassSetup {
+            id: ClassId(number),
+            first: class.as_ref().is_some_and(|class| class.share.first),
+            config: ClientConfig { class, ..config.clone() },
         };
-        let shares = self.classes.iter().copied().map(Some).chain(self.classes.is_empty().then_some(None));
-        let setups: Vec<_> = (0..).zip(shares).map(setup).collect();
+        let profiles = self.classes.iter().cloned().map(Some).chain(self.classes.is_empty().then_some(None));
+        let setups: Vec<_> = (0..).zip(profiles).map(setup).collect();
         let classes = setups.iter().map(|setup| setup.id).collect();
         let shard = member.map_or(0, |(_, member)| member.number());
         let client = Own(Fleet::new(self.now, setups, self.class_rules.clone(), shard, true));
