@@ -20,7 +20,10 @@
 
 use mpvpn_types::{Duration, Instant};
 
-use crate::settle::{self, Settle};
+use crate::{
+    delivery::{Delivery, Window},
+    settle::{self, Settle},
+};
 
 /// Fills a pipe in the fewest rounds: 2/ln 2.
 const STARTUP_GAIN: f64 = 2.885;
@@ -32,7 +35,7 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
 /// measured while little was asked of it, and is left behind as quickly as startup would.
 const PROBES: [(f64, f64); 4] = [(CYCLE[0], CYCLE[1]), (CYCLE[0], CYCLE[1]), (1.5, 0.6), (2.0, 0.5)];
 /// Instead of the gain between the probes, while a queue is there.
-const EASE: f64 = 0.96;
+pub(crate) const EASE: f64 = 0.96;
 /// Window in units of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
 /// Window in units of what is sent in the round trips as they are.
@@ -53,8 +56,6 @@ const MIN_RTT_AGE: Duration = Duration::from_secs(10);
 const LOSSY: f64 = 0.02;
 /// Windows of a path in use that are remembered, two cycles or more; the shortest round trip counts.
 const WINDOWS: usize = 16;
-/// Windows over which the variation of delay evens out.
-const SPANS: usize = 8;
 /// A path that was not in use for this long is a different one.
 const STALE: Duration = Duration::from_secs(2);
 /// A path carries little if it is below this share of its rate for two windows.
@@ -65,192 +66,6 @@ const LITTLE_RATE: u64 = 64_000;
 const QUIET_WINDOWS: usize = 32;
 /// Least window, in packets.
 const MIN_PACKETS: u64 = 4;
-
-/// What was delivered in a window.
-#[derive(Clone, Copy, Debug, Default)]
-struct Span {
-    bytes: u64,
-    /// In what time it was acknowledged, and in what time it had been sent.
-    acked_in: Duration,
-    sent_in: Duration,
-}
-
-impl Span {
-    /// Bytes/s. Acknowledgements that were held up and come all at once say nothing: no more was delivered in a time
-    /// than was sent in it.
-    fn rate(&self) -> u64 {
-        let time = self.acked_in.max(self.sent_in);
-        (u128::from(self.bytes) * 1_000_000_000 / time.as_nanos().max(1)) as u64
-    }
-}
-
-/// What a path delivers, measured over windows of a round trip.
-#[derive(Clone, Debug)]
-pub(crate) struct Delivery {
-    since: Instant,
-    /// When the newest acknowledgement came: all packets of one are counted in one window.
-    last: Instant,
-    acked: u64,
-    lost: u64,
-    /// When the newest packet acknowledged in this window and in the one before was sent.
-    sent: Instant,
-    sent_before: Instant,
-    /// The path was never short of data in this window.
-    full: bool,
-    /// The least share of the rate that was sent in this window and in the one before.
-    paced: f64,
-    paced_before: f64,
-    queued: bool,
-    /// The last windows: where delay varies, one alone says little.
-    spans: [Span; SPANS],
-    newest: usize,
-    /// The shortest round trip of this window.
-    shortest: Duration,
-    /// The longest round trip of this window.
-    longest: Duration,
-    rate: u64,
-}
-
-/// What [`Delivery`] found in a window.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Window {
-    /// Bytes/s that were delivered.
-    pub(crate) rate: u64,
-    /// The shortest round trip.
-    pub(crate) shortest: Duration,
-    /// The longest one.
-    pub(crate) longest: Duration,
-    /// The share of bytes (0 to 1) that was lost.
-    pub(crate) lost: f64,
-    /// The path was never short of data.
-    pub(crate) full: bool,
-    /// Much more was lost than the path loses anyway.
-    pub(crate) overflows: bool,
-}
-
-/// One acknowledged packet, as [`Delivery`] sees it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Acked {
-    pub(crate) bytes: u64,
-    /// When the newest packet acknowledged so far was sent; of several paths, their mean.
-    pub(crate) sent: Instant,
-    /// Its own round trip.
-    pub(crate) rtt: Duration,
-    /// The share of packets (0 to 1) that the path loses anyway.
-    pub(crate) random_loss: f64,
-    /// The shortest round trip of the path, with its queue empty.
-    pub(crate) base: Duration,
-    /// The sender had nothing more to send, or did not send all that it could.
-    pub(crate) idle: bool,
-    /// Less was sent than the path carries, on purpose: by this share (0 to 1, 1 is all).
-    pub(crate) paced: f64,
-    /// There is a queue on the way there for sure, or was a moment ago.
-    pub(crate) queued: bool,
-}
-
-impl Delivery {
-    /// Acknowledgements come in bunches: shorter windows would measure those.
-    const WINDOW: Duration = Duration::from_millis(20);
-    /// A round trip may be this much longer because the far end holds acknowledgements back (5 ms) or
-    /// waits for a processor.
-    const ACK_DELAY: Duration = Duration::from_millis(8);
-    /// Losses beyond what the path loses anyway, from which on too much is sent.
-    const CONGESTION: f64 = 0.05;
-
-    pub(crate) fn new(now: Instant) -> Self {
-        Self {
-            since: now,
-            last: now,
-            acked: 0,
-            lost: 0,
-            sent: now,
-            sent_before: now,
-            full: true,
-            paced: 1.0,
-            paced_before: 1.0,
-            queued: false,
-            spans: [Span::default(); SPANS],
-            newest: 0,
-            shortest: Duration::MAX,
-            longest: Duration::ZERO,
-            rate: 0,
-        }
-    }
-
-    /// Bytes/s in the last windows together.
-    fn of_late(&self) -> u64 {
-        let sum = |all: Span, span: &Span| Span {
-            bytes: all.bytes + span.bytes,
-            acked_in: all.acked_in + span.acked_in,
-            sent_in: all.sent_in + span.sent_in,
-        };
-        self.spans.iter().fold(Span::default(), sum).rate()
-    }
-
-    /// The rate shown (bytes/s), 0 if the path has not carried anything.
-    pub(crate) fn rate(&self) -> u64 {
-        self.rate
-    }
-
-    /// Takes the path for one that delivers at least `rate` (bytes/s), because that is known of its link.
-    pub(crate) fn raise(&mut self, rate: u64) {
-        self.rate = self.rate.max(rate);
-    }
-
-    /// Counts a lost packet.
-    pub(crate) fn on_lost(&mut self, bytes: u64) {
-        self.lost += bytes;
-    }
-
-    /// Counts an acknowledged packet; returns the window that is complete.
-    pub(crate) fn on_ack(&mut self, now: Instant, acked: Acked) -> Option<Window> {
-        let time = self.last.saturating_duration_since(self.since);
-        let mut complete = None;
-        if now > self.last && time >= acked.base.max(Self::WINDOW) {
-            let sent_in = self.sent.saturating_duration_since(self.sent_before);
-            let span = Span { bytes: self.acked, acked_in: time, sent_in };
-            let sample = span.rate();
-            self.newest = (self.newest + 1) % SPANS;
-            self.spans[self.newest] = span;
-            let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
-            let overflows = lost > acked.random_loss + Self::CONGESTION;
-            // A queue that was never empty in this window was fed as fast as the path could go. One of the way back
-            // says nothing.
-            let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
-            let paced = self.paced.min(self.paced_before);
-            let queued = self.queued && longer && sample > self.rate / 2 && paced >= EASE;
-            // A path that was full and delivered less than was sent has become slower, or was overrated; one that
-            // was not full may only have been asked for less.
-            let whole = (sample.max(self.of_late()) as f64 / paced.max(EASE)) as u64;
-            self.rate = match self.full || queued {
-                _ if overflows => (self.rate - self.rate / 16).max(sample),
-                true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),
-                false => self.rate.max(sample),
-            };
-            let Self { shortest, longest, full, .. } = *self;
-            complete = Some(Window { rate: sample, shortest, longest, lost, full, overflows });
-            *self = Self {
-                since: self.last,
-                rate: self.rate,
-                sent: self.sent,
-                sent_before: self.sent,
-                paced_before: self.paced,
-                spans: self.spans,
-                newest: self.newest,
-                ..Self::new(now)
-            };
-        }
-        self.last = now;
-        self.acked += acked.bytes;
-        self.sent = self.sent.max(acked.sent);
-        self.full &= !acked.idle;
-        self.paced = self.paced.min(acked.paced);
-        self.queued = acked.queued;
-        self.shortest = self.shortest.min(acked.rtt);
-        self.longest = self.longest.max(acked.rtt);
-        complete
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Phase {
@@ -537,107 +352,12 @@ fn bytes_in(rate: u64, time: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::Acked;
 
     const MS: Duration = Duration::from_millis(1);
 
     fn window(rate: u64) -> Window {
         Window { rate, shortest: 25 * MS, longest: 25 * MS, lost: 0.0, full: true, overflows: false }
-    }
-
-    #[test]
-    fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
-        let start = Instant::now();
-        let mut delivery = Delivery::new(start);
-        let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
-            for at in from..to {
-                let acked = Acked {
-                    bytes,
-                    sent: start + at * MS - rtt * MS,
-                    rtt: rtt * MS,
-                    base: 20 * MS,
-                    idle,
-                    random_loss: 0.0,
-                    paced: 1.0,
-                    queued: true,
-                };
-                // Two packets an acknowledgement.
-                delivery.on_ack(start + at * MS, acked);
-                delivery.on_ack(start + at * MS, acked);
-            }
-            delivery.rate
-        };
-        assert!((9_900_000..10_100_000).contains(&run(1, 1000, 5_000, false, 20)));
-        assert!((9_900_000..10_100_000).contains(&run(1000, 5000, 50, true, 20)));
-        assert!((4_900_000..5_100_000).contains(&run(5000, 7000, 2_500, false, 20)));
-        assert!((3_900_000..4_100_000).contains(&run(7000, 9000, 2_000, true, 50)), "a standing queue");
-        assert!((3_800_000..4_100_000).contains(&run(9000, 11_000, 100, true, 50)), "little was sent");
-    }
-
-    #[test]
-    fn a_queue_on_the_way_back_does_not_lower_the_rate() {
-        let start = Instant::now();
-        let mut delivery = Delivery { rate: 150_000, ..Delivery::new(start) };
-        for at in 0..5000u32 {
-            let acked = Acked {
-                bytes: 100,
-                sent: start + at * MS - 50 * MS,
-                rtt: 50 * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.0,
-                paced: 1.0,
-                queued: false,
-            };
-            delivery.on_ack(start + at * MS, acked);
-        }
-        assert!(delivery.rate >= 150_000, "{}", delivery.rate);
-    }
-
-    #[test]
-    fn acknowledgements_in_a_bunch_are_no_higher_rate() {
-        let start = Instant::now();
-        let mut delivery = Delivery::new(start);
-        // 10 MB/s sent evenly; what was held up for 60 ms is acknowledged within 20.
-        for at in 1..2000u32 {
-            let arrival = 20 + at + 40_u32.saturating_sub(at % 60);
-            let acked = Acked {
-                bytes: 10_000,
-                sent: start + at * MS,
-                rtt: (arrival - at) * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.0,
-                paced: 1.0,
-                queued: true,
-            };
-            delivery.on_ack(start + arrival * MS, acked);
-        }
-        assert!((9_500_000..12_000_000).contains(&delivery.rate()), "{}", delivery.rate());
-    }
-
-    #[test]
-    fn losses_beyond_the_usual_lower_the_rate_also_if_less_was_asked() {
-        let start = Instant::now();
-        let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
-        let mut run = |from: u32, random_loss| {
-            for at in from..from + 1000 {
-                let acked = Acked {
-                    bytes: 8_000,
-                    sent: start + at * MS - 20 * MS,
-                    rtt: 20 * MS,
-                    base: 20 * MS,
-                    idle: true,
-                    random_loss,
-                    paced: 1.0,
-                    queued: true,
-                };
-                delivery.on_ack(start + at * MS, acked);
-                delivery.on_lost(1_000);
-            }
-            delivery.rate
-        };
-        assert_eq!(run(1, 0.1), 10_000_000);
-        assert!(run(1001, 0.0) < 8_500_000);
     }
 
     #[test]
@@ -750,7 +470,7 @@ mod tests {
         let start = Instant::now();
         let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
         bbr.phase = Phase::Cruise { phase: 3, since: start, before: 0, found: 0 };
-        delivery.rate = 6_000_000;
+        delivery.raise(6_000_000);
         bbr.on_rtt(start, 10 * MS);
         // Everybody comes 40 ms late, whatever is sent; the path carries it all.
         for ms in 1..8000 {

@@ -6,6 +6,10 @@ use crate::gate::Shared;
 
 /// A path that the shaper held back so long ago may not have noticed yet that others have stopped.
 const HELD: Duration = Duration::from_millis(100);
+/// Losses up to this share may be those of a full link.
+const NOISE: f64 = 0.02;
+/// More than this share is not made up for when the shaper is told what has crossed the link.
+const MOST_LOST: f64 = 0.6;
 /// The shaper is told so often what a path delivers.
 const REPORT: Duration = Duration::from_millis(5);
 
@@ -109,8 +113,11 @@ impl Cap {
     fn report(&mut self, now: Instant, gate: &Shared) {
         let (sent, acked) = gate.wire(self.header);
         let gated = sent.saturating_sub(self.gated.0);
+        // What is lost however little is sent takes its place on the link, too.
+        let lost = (gate.random_loss().unwrap_or_default() - NOISE).clamp(0.0, MOST_LOST);
+        let crossed = acked.saturating_sub(self.gated.1) as f64 / (1.0 - lost);
         // Of what nobody acknowledges nobody knows; it is little, and taken to have arrived.
-        let delivered = acked.saturating_sub(self.gated.1) + self.left.saturating_sub(gated);
+        let delivered = crossed as u64 + self.left.saturating_sub(gated);
         let sample = Sample {
             delivered: if self.gated == (0, 0) { 0 } else { delivered },
             rtt: gate.take_least_rtt(),

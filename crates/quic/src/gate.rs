@@ -18,7 +18,8 @@ use noq_proto::{
 
 use crate::{
     Cc,
-    bbr::{Acked, Bbr, Delivery},
+    bbr::Bbr,
+    delivery::{Acked, Delivery},
     ledger::Ledger,
     random_loss::RandomLoss,
 };
@@ -503,7 +504,7 @@ impl Controller for Gate {
             ledger.on_sent(pn, bytes.into());
         }
         self.decide(|model, random, _| match &mut model.inner {
-            Inner::Bbr(bbr) => random.on_sent(pn, bbr.is_below()),
+            Inner::Bbr(bbr) => random.on_sent(pn, bbr.is_below() || model.delivery.has_fallen()),
             Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
         });
     }
@@ -552,7 +553,12 @@ impl Controller for Gate {
             {
                 delivery.raise(rate);
             }
+            let had_fallen = delivery.has_fallen();
             let window = delivery.on_ack(now, acked);
+            if delivery.has_fallen() && !had_fallen {
+                // What was lost before is no guide any more.
+                random.forget();
+            }
             shared.delivered.store(delivery.rate(), Relaxed);
             match inner {
                 Inner::Bbr(bbr) => {

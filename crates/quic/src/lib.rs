@@ -25,6 +25,7 @@ mod cap;
 mod cid;
 mod config;
 mod connection;
+mod delivery;
 mod endpoint;
 mod gate;
 mod ledger;

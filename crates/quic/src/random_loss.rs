@@ -54,6 +54,15 @@ impl RandomLoss {
         }
     }
 
+    /// What was seen so far counts little from now on.
+    pub(crate) fn forget(&mut self) {
+        let all = self.acked + self.lost;
+        if all > ENOUGH {
+            self.lost = self.lost * ENOUGH / all;
+            self.acked = ENOUGH - self.lost;
+        }
+    }
+
     /// The share of packets (0 to 1) that is lost for no fault of the sender.
     pub(crate) fn share(&self) -> f64 {
         self.measured().map_or(0.0, |share| (share - NOISE).clamp(0.0, MOST))

@@ -4,7 +4,7 @@
 
 mod world;
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, sync::OnceLock};
 
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
 use mpvpn_lab::LinkSpec;
@@ -212,15 +212,19 @@ fn beside_a_backup(given: Option<u64>, others: u16, way: Way) -> (usize, Duratio
     (call.lost(), call.p99().saturating_sub(idle.p99()), backup, others)
 }
 
+/// By how much a call may be later beside others than alone. Both ways full, a round trip does not say on which way the
+/// queue is that has to be measured.
+fn most_later(given: Option<u64>, way: Way) -> Duration {
+    if given.is_none() && way == Way::Both { 8 * MS } else { 5 * MS }
+}
+
 #[test]
 fn a_call_does_not_feel_a_backup() {
     for given in [Some(50), None] {
         for way in [Way::Up, Way::Down, Way::Both] {
             let (lost, later, rate, _) = beside_a_backup(given, 0, way);
             assert_eq!(lost, 0);
-            // Both ways full, a round trip does not say on which way the queue is that has to be measured.
-            let most = if given.is_none() && way == Way::Both { 8 * MS } else { 5 * MS };
-            assert!(later <= most, "{later:?}");
+            assert!(later <= most_later(given, way), "{later:?}");
             assert!(rate > 0.92 * 0.95 * 50.0, "{rate:.1}");
         }
     }
@@ -232,7 +236,7 @@ fn classes_share_a_link_by_their_weights() {
         for way in [Way::Up, Way::Down, Way::Both] {
             let (lost, later, backup, others) = beside_a_backup(given, 8, way);
             assert_eq!(lost, 0);
-            assert!(later <= 5 * MS, "{later:?}");
+            assert!(later <= most_later(given, way), "{later:?}");
             let share = others / (others + backup);
             assert!((0.75..0.85).contains(&share), "{share:.2}");
             let least = if given.is_none() && way == Way::Both { 0.6 } else { 0.95 };
@@ -241,11 +245,34 @@ fn classes_share_a_link_by_their_weights() {
     }
 }
 
-/// Packets of 1,200 bytes at 40 Mbit/s in each class, down a link of 150, of which those of the class `bulk` are lost at
-/// this rate; the delays of a call's packets on their way down.
-fn down_beside_losses(loss: u32) -> Vec<Duration> {
-    let spec = format!("150mbit,6.5ms,queue=40ms,port_loss={}:{loss}%", u16::from(BULK.0) * 8);
-    let mut site = Site::new(&[&spec], Mode::Datagram, None);
+/// What was found on a link of 150 Mbit/s that three classes share.
+struct Shared {
+    /// Of a call's packets on their way down, sorted.
+    delays: Vec<Duration>,
+    /// What arrived of the class `bulk`, Mbit/s.
+    bulk: f64,
+}
+
+impl Shared {
+    fn percentile(&self, part: usize) -> Duration {
+        self.delays[self.delays.len() * part / 100]
+    }
+}
+
+/// A time in which all is alike.
+#[derive(Clone, Copy)]
+struct Phase {
+    time: Duration,
+    /// Of the class `bulk`: what is lost of it, both ways, per cent, and what is to be sent, Mbit/s.
+    loss: u32,
+    offered: u128,
+    /// What is to be sent in each of the two other classes, Mbit/s.
+    others: u128,
+}
+
+/// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. What was found in the last phase, after `unseen`.
+fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
+    let mut site = Site::new(&["150mbit,6.5ms,queue=60ms"], Mode::Datagram, None);
     let ours = |site: &Site, port| SocketAddr::new(site.world.address(site.client, true), port);
     let theirs = SocketAddr::from(([203, 0, 113, 9], 9));
     let ports = [WEB, CALL + 1, BACKUP];
@@ -254,43 +281,96 @@ fn down_beside_losses(loss: u32) -> Vec<Duration> {
         let packet = Packet::between(ours(&site, port), theirs).udp(&[0; 100]);
         site.world.client_sends(site.client, packet);
     }
-    let start = site.world.now;
-    let (mut sent, mut delays): (Vec<Instant>, Vec<Duration>) = (Vec::new(), Vec::new());
-    let mut count = 0;
-    while site.world.now < start + TIME {
-        let elapsed = site.world.now - start;
-        if elapsed >= FRAME * sent.len() as u32 {
-            site.speak(sent.len() as u32);
-            sent.push(site.world.now);
+    let (mut sent, mut delays, mut bulk) = (Vec::<Instant>::new(), Vec::new(), 0);
+    let mut seen = 0;
+    for (number, phase) in (1..).zip(phases) {
+        let start = site.world.now;
+        let link = site.world.machines[site.client].links.get_mut(&LinkId(0)).unwrap();
+        for wire in [&mut link.up, &mut link.down] {
+            wire.loses = Some((BULK.0 * 8, f64::from(phase.loss) / 100.0));
         }
-        while count < elapsed.as_micros() * 40 / (1228 * 8) {
-            for port in ports {
-                site.world.server_sends(Packet::between(theirs, ours(&site, port)).udp(&[0; 1200]));
+        let mut counts = [0; 3];
+        while site.world.now < start + phase.time {
+            let now = site.world.now;
+            let elapsed = now - start;
+            let counts_now = number == phases.len() && elapsed >= unseen;
+            if !counts_now {
+                seen = sent.len();
             }
-            count += 1;
+            if sent.last().is_none_or(|last| now >= *last + FRAME) {
+                site.speak(sent.len() as u32);
+                sent.push(now);
+            }
+            for ((port, rate), count) in
+                ports.iter().zip([phase.others, phase.others, phase.offered]).zip(&mut counts)
+            {
+                while *count < elapsed.as_micros() * rate / (1228 * 8) {
+                    site.world.server_sends(Packet::between(theirs, ours(&site, *port)).udp(&[0; 1200]));
+                    *count += 1;
+                }
+            }
+            site.world.run(MS / 2);
+            for (at, packet) in std::mem::take(&mut site.world.machines[site.client].received) {
+                match frame(&packet).filter(|_| packet.len() == 200) {
+                    Some(number) if number as usize >= seen => delays.push(at - sent[number as usize]),
+                    None if counts_now && packet[22..24] == BACKUP.to_be_bytes() => {
+                        bulk += packet.len() as u64;
+                    }
+                    _ => {}
+                }
+            }
+            site.world.at_server.clear();
         }
-        site.world.run(MS / 2);
-        let received = std::mem::take(&mut site.world.machines[site.client].received);
-        for (at, packet) in received.iter().filter(|(_, packet)| packet.len() == 200) {
-            delays.extend(frame(packet).map(|number| *at - sent[number as usize]));
-        }
-        site.world.at_server.clear();
     }
-    assert!(delays.len() + 2 >= sent.len(), "{} of {}", delays.len(), sent.len());
+    let meant = sent.len() - seen;
+    assert!(delays.len() + 2 >= meant, "{} of {meant}", delays.len());
     delays.sort_unstable();
-    delays
+    Shared { delays, bulk: mbit(bulk, phases.last().unwrap().time - unseen) }
+}
+
+const STEADY: Phase = Phase { time: TIME, loss: 0, offered: 40, others: 40 };
+const BEFORE: Phase = Phase { time: Duration::from_secs(2), ..STEADY };
+
+/// Whether a call is as quick as when nothing is lost, and `bulk` gets so much.
+fn assert_unharmed(what: &str, found: &Shared, most: [(usize, Duration); 2], bulk: f64) {
+    static CALM: OnceLock<Shared> = OnceLock::new();
+    let calm = CALM.get_or_init(|| down_beside_losses(&[BEFORE, BEFORE], Duration::ZERO));
+    println!("{what}: {:?}, {:?}, bulk {:.1}", found.percentile(50), found.percentile(99), found.bulk);
+    for (part, most) in most {
+        let (with, without) = (found.percentile(part), calm.percentile(part));
+        assert!(with <= without + most, "{what}: {with:?} instead of {without:?} at {part} %");
+    }
+    assert!(found.bulk > bulk, "{what}: {:.1} of {bulk:.1} Mbit/s", found.bulk);
 }
 
 #[test]
 fn no_class_feels_what_another_loses() {
-    let percentile = |delays: &[Duration], part| delays[delays.len() * part / 100];
-    let without = down_beside_losses(0);
     for loss in [10, 30] {
-        let with = down_beside_losses(loss);
-        for (part, most) in [(50, MS / 2), (99, 3 * MS)] {
-            let (with, without) = (percentile(&with, part), percentile(&without, part));
-            assert!(with <= without + most, "{loss} % lost: {with:?} instead of {without:?} at {part} %");
-        }
+        let found = down_beside_losses(&[BEFORE, Phase { loss, ..STEADY }], Duration::ZERO);
+        let most = [(50, MS / 2), (99, 3 * MS)];
+        assert_unharmed(&format!("{loss} % lost"), &found, most, 0.9 * 40.0);
+    }
+}
+
+#[test]
+fn no_class_feels_that_another_wants_more_than_there_is() {
+    for loss in [0, 10, 30] {
+        let found = down_beside_losses(&[BEFORE, Phase { loss, offered: 120, ..STEADY }], BEFORE.time);
+        // 1,228 bytes make about 1,290 on the link.
+        let left = (150.0 - 2.0 * 42.0) * 0.95 * f64::from(100 - loss) / 100.0;
+        let most = [(50, 3 * MS), (99, 5 * MS)];
+        assert_unharmed(&format!("{loss} % lost of too much"), &found, most, 0.9 * left);
+    }
+}
+
+#[test]
+fn a_class_on_a_lossy_link_is_as_quick_after_a_pause() {
+    for (before, loss) in [(10, 10), (10, 30), (0, 30)] {
+        let pause = Phase { time: Duration::from_secs(4), loss: before, offered: 0, others: 0 };
+        let phases = [Phase { time: TIME, loss: before, ..STEADY }, pause, Phase { loss, ..STEADY }];
+        let found = down_beside_losses(&phases, Duration::ZERO);
+        let most = [(50, MS / 2), (99, 3 * MS)];
+        assert_unharmed(&format!("{loss} % lost after a pause and {before} %"), &found, most, 0.9 * 40.0);
     }
 }
 

@@ -54,8 +54,10 @@ const OVERLOAD: f64 = 0.9;
 const DOUBTFUL: f64 = 0.9;
 /// A queue that became shorter than this part of it goes away.
 const GOING: f64 = 0.6;
-/// Packets were waiting to be sent if that holds for this share of what was delivered.
+/// Packets were waiting to be sent if that holds for this share of what was delivered; and for this one where a queue shows
+/// that the link is full, though only some of its classes want more.
 const BUSY: f64 = 0.8;
+const PARTLY_BUSY: f64 = 0.04;
 /// The link is in use if this share of what is allowed was delivered.
 const USED: f64 = 0.85;
 /// Delay that was found to be no queue counts as none for this long.
@@ -70,7 +72,8 @@ pub(super) fn seconds(time: Duration) -> f64 {
 /// What a path over the link measured since it did so last, about 5 ms ago.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sample {
-    /// Bytes of IP packets that were found to have arrived.
+    /// Bytes of IP packets that were found to have arrived, and of those that the path loses anyway: these have crossed the
+    /// link as well, or cannot be told from such.
     pub delivered: u64,
     /// The shortest round trip meanwhile, if there was any.
     pub rtt: Option<Duration>,
@@ -95,8 +98,8 @@ struct Span {
 }
 
 impl Span {
-    fn is_busy(&self) -> bool {
-        self.bytes > 0.0 && self.waited >= self.bytes * BUSY
+    fn is_busy(&self, share: f64) -> bool {
+        self.bytes > 0.0 && self.waited >= self.bytes * share
     }
 }
 
@@ -220,12 +223,12 @@ impl Capacity {
         (skip..skip + count).map(|ago| &self.spans[(self.newest + 2 * SPANS - ago) % SPANS])
     }
 
-    /// Bytes/s delivered in the last `count` spans before the last `skip`, if packets waited in all of them.
-    fn busy_rate(&self, skip: usize, count: usize) -> Option<f64> {
+    /// Bytes/s delivered in the last `count` spans before the last `skip`, if this share of packets waited in all of them.
+    fn busy_rate(&self, skip: usize, count: usize, share: f64) -> Option<f64> {
         let spans = self.late(skip, count);
         let time: f64 = spans.clone().map(|span| span.time).sum();
         let bytes: f64 = spans.clone().map(|span| span.bytes).sum();
-        (count > 0 && spans.clone().all(Span::is_busy)).then(|| bytes / time)
+        (count > 0 && spans.clone().all(|span| span.is_busy(share))).then(|| bytes / time)
     }
 
     /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
@@ -245,7 +248,7 @@ impl Capacity {
 
     fn judge(&mut self, now: Instant, is_shared: bool) {
         let Some(queue) = self.queue(now) else { return };
-        let of_late = self.busy_rate(0, OF_LATE);
+        let of_late = self.busy_rate(0, OF_LATE, PARTLY_BUSY);
         if !is_shared {
             self.drain = None;
             // A controller alone finds what the link carries.
@@ -257,7 +260,7 @@ impl Capacity {
             self.known = self.full_rate(queue);
             return;
         };
-        if !self.late(0, OF_LATE).any(Span::is_busy) {
+        if !self.late(0, OF_LATE).any(|span| span.is_busy(PARTLY_BUSY)) {
             // Where little is sent, delay is of others' making, or of acknowledgements that were held back.
             self.drain = None;
             return;
@@ -290,8 +293,11 @@ impl Capacity {
 
     /// What a link carries of which nothing is known, if it is full: packets wait, and no more arrives than before.
     fn full_rate(&self, queue: f64) -> Option<f64> {
-        let (round, count) = (self.round(), if queue > FULL { 3 } else { 8.max(self.round()) });
-        let (now, before) = (self.busy_rate(0, count)?, self.busy_rate(count + 3 * round, count)?);
+        let (round, is_queued) = (self.round(), queue > FULL);
+        let (count, share) = if is_queued { (3, PARTLY_BUSY) } else { (8.max(round), BUSY) };
+        let now = self.busy_rate(0, count, share)?;
+        // What was delivered before packets waited counts as well.
+        let before = self.busy_rate(count + 3 * round, count, if is_queued { 0.0 } else { share })?;
         (now < before * GROWING).then(|| now.max(before))
     }
 
@@ -305,7 +311,7 @@ impl Capacity {
             (self.excess, self.best, self.drain) = (Some((self.longest(), now)), known, None);
             return;
         }
-        let arrived = self.busy_rate(0, OF_LATE).unwrap_or(known);
+        let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
         let known = match overload {
             Some(carried) => carried,
             None if self.raises => known.min(self.before_queue()) * (1.0 - LESS),

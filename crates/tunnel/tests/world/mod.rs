@@ -46,6 +46,9 @@ pub struct Wire {
     pub carried: u64,
     /// A pipe of which nothing passes.
     pub silent: Option<u8>,
+    /// A pipe, and the share (0 to 1) of what has crossed the link on it that is lost behind it.
+    pub loses: Option<(u8, f64)>,
+    dice: u32,
     /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
     pub held: Option<Vec<(u8, Vec<u8>)>>,
     channel: Channel<(u8, Vec<u8>)>,
@@ -58,6 +61,8 @@ impl Wire {
             passed: 0,
             carried: 0,
             silent: None,
+            loses: None,
+            dice: seed as u32 | 1,
             held: None,
             channel: Channel::new(params.clone(), count, seed, now),
         }
@@ -94,6 +99,13 @@ impl Wire {
         drop(self.channel.discarded());
     }
 
+    /// Whether the next packet of a pipe is lost behind the link.
+    fn is_lost(&mut self, pipe: u8) -> bool {
+        self.dice = self.dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.loses
+            .is_some_and(|(own, share)| own == pipe && f64::from(self.dice >> 8) < share * f64::from(1 << 24))
+    }
+
     /// Lets go what was held back.
     pub fn let_go(&mut self, now: Instant) {
         for (pipe, data) in self.held.take().into_iter().flatten() {
@@ -103,7 +115,12 @@ impl Wire {
 
     fn pop(&mut self, now: Instant) -> Option<(u8, Vec<u8>)> {
         self.follow(now);
-        let (pipe, data) = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
+        let (pipe, data) = loop {
+            let popped = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
+            if popped.1.is_none() || !self.is_lost(popped.0) {
+                break popped;
+            }
+        };
         drop(self.channel.discarded());
         self.passed += u64::from(data.is_some());
         self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
