@@ -109,6 +109,8 @@ pub enum State {
     Up,
     /// A client that lost its session and tries to get it back.
     Reconnecting,
+    /// A class that nobody uses, so it has no connection.
+    Asleep,
     /// Undoing what it did to the system.
     Stopping,
 }
@@ -121,6 +123,7 @@ impl State {
             Self::Connecting => "connecting",
             Self::Up => "up",
             Self::Reconnecting => "reconnecting",
+            Self::Asleep => "asleep",
             Self::Stopping => "stopping",
         }
     }
@@ -212,8 +215,13 @@ impl Class {
         }
     }
 
-    /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss.
+    /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss; it sleeps
+    /// only where all do.
     pub fn add(&mut self, other: &Self) {
+        if self.state == Some(State::Asleep) && other.state.is_some_and(|state| state != State::Asleep) {
+            self.state = other.state;
+            self.reason.clone_from(&other.reason);
+        }
         self.tx_bytes += other.tx_bytes;
         self.rx_bytes += other.rx_bytes;
         self.drops += other.drops;

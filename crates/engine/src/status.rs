@@ -14,7 +14,8 @@ use mpvpn_control::{
 use mpvpn_path::PathState as Judged;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{
-    ClientReport, ClientState, Departed, FecCounters, LaneCounters, Member, PathReport, SessionReport,
+    ClientReport, ClientState, Counters, Departed, FecCounters, LaneCounters, Member, PathReport,
+    SessionReport,
 };
 use mpvpn_types::{BitRate, ByteSize, ClassId, SessionId, Tier, Weight};
 
@@ -32,6 +33,10 @@ const MOST_CLASSES: usize = 32;
 /// What its status says where the server carries no packets.
 const BY_FLOWS: &str = "the server carries no packets: TCP and UDP work, ping and other protocols do not";
 
+/// Why a class has no connection.
+const NOT_USED_YET: &str = "not used yet";
+const NOT_USED: &str = "not used for ten minutes";
+
 /// What a client tells about itself.
 pub(crate) fn of_client(
     config: &ClientConfig,
@@ -47,6 +52,7 @@ pub(crate) fn of_client(
         (ClientState::Up, _) => State::Up,
         (ClientState::Connecting, None) => State::Connecting,
         (ClientState::Connecting, Some(_)) => State::Reconnecting,
+        (ClientState::Asleep, _) => State::Asleep,
     };
     status.uptime_s = uptime.as_secs_f64();
     status.addresses = report.assignment.iter().flat_map(|given| given.addresses.iter().copied()).collect();
@@ -74,8 +80,13 @@ pub(crate) fn of_client(
             state: Some(match report.state {
                 ClientState::Up => State::Up,
                 ClientState::Connecting => State::Connecting,
+                ClientState::Asleep => State::Asleep,
             }),
-            reason: report.reason.clone(),
+            reason: match report.state {
+                ClientState::Asleep if report.counters == Counters::default() => NOT_USED_YET.to_owned(),
+                ClientState::Asleep => NOT_USED.to_owned(),
+                ClientState::Up | ClientState::Connecting => report.reason.clone(),
+            },
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
             order: report.lane.map(lane_of),

@@ -161,6 +161,8 @@ pub struct Client {
     /// Connections that are closing; they still have packets to send.
     closing: Vec<ConnectionId>,
     part: Part,
+    /// It wants no connection until it is woken.
+    asleep: bool,
     shapers: Shapers,
     secret: Option<Vec<u8>>,
     assignment: Option<Assignment>,
@@ -196,6 +198,7 @@ impl Client {
             session: None,
             closing: Vec::new(),
             part: Part::Only,
+            asleep: false,
             shapers: Shapers::default(),
             secret: None,
             assignment: None,
@@ -721,6 +724,9 @@ impl Client {
             paths: Vec::new(),
             mtu: 0,
         };
+        if self.asleep {
+            report.state = ClientState::Asleep;
+        }
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {

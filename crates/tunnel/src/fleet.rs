@@ -3,19 +3,23 @@
 //! In: what a [`Client`] takes, with links that say for the connection of which class they are. Out: what a client gives,
 //! packets of all classes together. Always holds: the first connection, of the default class, makes the session or joins
 //! that of another thread, and carries what belongs to others while theirs do not work; a flow stays with the connection
-//! that ends it. What comes from the TUN of a class is of that class, whatever the rules say.
+//! that ends it. What comes from the TUN of a class is of that class, whatever the rules say. A class that nobody uses
+//! has no connection ([`one`]); only one that goes before others has it from the start.
+
+mod one;
 
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
 use mpvpn_class::{Facts, FlowClasses, Names, Rules};
 use mpvpn_packet::{FlowKey, Joined, VnetHdr, ip, protocol};
-use mpvpn_quic::{Local, Transmit};
+use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
 use crate::{
     Client, ClientConfig, ClientEvent, ClientReport, FlowReport, LinkPolicy, Member, shapers::Shapers,
 };
+use one::{One, Taker};
 
 /// The port of name servers.
 const DNS: u16 = 53;
@@ -29,23 +33,6 @@ pub struct ClassSetup {
     pub first: bool,
     /// What its connection needs to know; its class must be set where there are several.
     pub config: ClientConfig,
-}
-
-struct One {
-    id: ClassId,
-    first: bool,
-    client: Client,
-    up: bool,
-    mtu: Option<usize>,
-}
-
-impl One {
-    fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        let mut transmit = self.client.poll_transmit(now, buf)?;
-        let link = transmit.local.and_then(Local::as_link);
-        transmit.local = link.map(|link| Local::link(link.with_class(self.id))).or(transmit.local);
-        Some(transmit)
-    }
 }
 
 /// The connections of a client in one thread.
@@ -108,7 +95,12 @@ impl Fleet {
             client.allow_members();
         }
         client.share_links(self.shapers.clone());
-        One { id, first, client, up: false, mtu: None }
+        let mut one = One::new(now, id, first, client);
+        // A call should not have to wait.
+        if id != ClassId::DEFAULT && !first {
+            one.sleep(now);
+        }
+        one
     }
 
     fn set_order(&mut self) {
@@ -135,6 +127,9 @@ impl Fleet {
                 let one = &mut self.all[at];
                 one.first = class.first;
                 one.client.reconfigure(now, class.config);
+                if one.first {
+                    one.wake(now);
+                }
             }
             None => {
                 let mut one = self.make(now, class, true);
@@ -152,6 +147,9 @@ impl Fleet {
     pub fn remove_class(&mut self, now: Instant, id: ClassId) {
         let Some(at) = self.all.iter().position(|one| one.id == id && id != ClassId::DEFAULT) else { return };
         let mut one = self.all.remove(at);
+        for (hdr, mut packet) in one.take_waiting() {
+            self.home().handle_tun(now, hdr, &mut packet);
+        }
         one.client.close(now, "there is no such class any more");
         self.leaving.push(one);
         self.flows.clear();
@@ -245,27 +243,56 @@ impl Fleet {
 
     /// Takes what was read from the TUN, see [`Client::handle_tun`]; `class` says which class has the TUN for itself.
     pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
-        let at = if self.all.len() > 1 { self.choose(now, class, packet) } else { 0 };
-        self.all[at].client.handle_tun(now, hdr, packet);
+        if self.all.len() == 1 {
+            return self.home().handle_tun(now, hdr, packet);
+        }
+        if let Some(at) = self.choose(now, class, hdr, packet) {
+            self.all[at].client.handle_tun(now, hdr, packet);
+        }
     }
 
-    /// Whose packet it is.
-    fn choose(&mut self, now: Instant, class: Option<ClassId>, packet: &[u8]) -> usize {
-        let Ok(view) = ip::parse(packet) else { return 0 };
+    /// Whose packet it is; `None` if it waits.
+    fn choose(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &[u8]) -> Option<usize> {
+        let Ok(view) = ip::parse(packet) else { return Some(0) };
         let key = FlowKey::of(&view);
         if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.are_asked_for() {
             self.names.on_question(now, key.source(), key.destination(), udp_payload(&view));
         }
         let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
-        let wanted = self.all.iter().position(|one| one.id == class && one.up).unwrap_or(0);
-        // That of the default class shares its links, and may be all there is.
-        let works = |at: usize| self.all[at].client.works();
-        let wanted = if wanted > 0 && !works(wanted) && works(0) { 0 } else { wanted };
-        if key.protocol != protocol::TCP || self.all[wanted].client.ends(&key) {
+        let own = self.all.iter().position(|one| one.id == class).unwrap_or(0);
+        let wanted = match self.all.split_at_mut(own) {
+            ([home, ..], [one, ..]) => {
+                if self.secret.is_some() {
+                    one.note_use(now, &home.client, &view);
+                }
+                match one.taker(now, &mut home.client, &key, &view) {
+                    Taker::Own => Some(own),
+                    Taker::Default => Some(0),
+                    Taker::Later => None,
+                }
+            }
+            _ => Some(0),
+        };
+        if key.protocol != protocol::TCP || wanted.is_some_and(|at| self.all[at].client.ends(&key)) {
             return wanted;
         }
         // One that ends at another connection stays there.
-        self.all.iter().position(|one| one.client.ends(&key)).unwrap_or(wanted)
+        let ends = self.all.iter().position(|one| one.client.ends(&key));
+        if ends.is_none() && wanted.is_none() {
+            self.all[own].keep(hdr, packet, &key);
+        }
+        ends.or(wanted)
+    }
+
+    /// Hands on what has waited for a class, or for long enough.
+    fn release(&mut self, now: Instant) {
+        for at in 1..self.all.len() {
+            let (taker, packets) = self.all[at].release(now);
+            let to = if taker == Taker::Own { at } else { 0 };
+            for (hdr, mut packet) in packets {
+                self.all[to].client.handle_tun(now, hdr, &mut packet);
+            }
+        }
     }
 
     fn class_by_rules(&mut self, now: Instant, key: &FlowKey, view: &ip::IpPacket<'_>) -> ClassId {
@@ -309,25 +336,16 @@ impl Fleet {
 
     /// The next thing that the edge must act on: what the connection of the default class says, and the MTU of all.
     pub fn poll_event(&mut self, now: Instant) -> Option<ClientEvent> {
-        for at in 1..self.all.len() {
-            while let Some(event) = self.all[at].client.poll_event() {
-                let one = &mut self.all[at];
-                match event {
-                    ClientEvent::Up(_) => one.up = true,
-                    ClientEvent::Mtu(mtu) => one.mtu = Some(mtu),
-                    ClientEvent::Down(reason) => {
-                        (one.up, one.mtu) = (false, None);
-                        tracing::debug!(class = one.id.0, reason, "the connection of a class is lost");
-                    }
-                    // It opens no streams but those of packets, and its failures are never fatal.
-                    _ => {}
-                }
+        for one in &mut self.all[1..] {
+            // It opens no streams but those of packets, and its failures are never fatal.
+            while let Some(event) = one.client.poll_event() {
+                one.take_event(now, &event);
             }
+            one.settle(now, self.mtu);
         }
+        self.release(now);
         while let Some(event) = self.all[0].client.poll_event() {
             match &event {
-                ClientEvent::Up(_) => self.all[0].up = true,
-                ClientEvent::Down(_) => self.all[0].up = false,
                 ClientEvent::Mtu(mtu) => {
                     self.all[0].mtu = Some(*mtu);
                     continue;
@@ -371,7 +389,7 @@ impl Fleet {
 
     /// See [`Client::poll_timeout`].
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        self.all.iter_mut().filter_map(|one| one.client.poll_timeout(now)).min()
+        self.all.iter_mut().filter_map(|one| one.poll_timeout(now)).min()
     }
 
     /// See [`Client::handle_timeout`].
@@ -380,7 +398,9 @@ impl Fleet {
             if one.client.poll_timeout(now).is_some_and(|at| at <= now) {
                 one.client.handle_timeout(now);
             }
+            one.rest(now);
         }
+        self.release(now);
     }
 
     /// Ends the tunnel, see [`Client::close`].

@@ -99,6 +99,9 @@ impl Site {
             }
         }
         world.up(client);
+        // Nobody has used the class of backups yet.
+        let own = SocketAddr::new(world.address(client, true), BACKUP);
+        world.client_sends(client, Packet::between(own, ([203, 0, 113, 9], 9).into()).udp(b"wake"));
         world.run(1000 * MS);
         Self { world, client, apps: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Stories of classes that change while a client runs, in simulated time.
+//! Stories of classes that change, sleep and wake while a client runs, in simulated time.
 
 #![allow(clippy::disallowed_methods, unreachable_pub)]
 
@@ -7,14 +7,20 @@ mod world;
 use std::net::SocketAddr;
 
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
-use mpvpn_packet::build;
+use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
-use world::{MS, SERVER, TOKEN, World};
+use world::{MS, SERVER, TOKEN, World, app::App};
 
 const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+/// What goes to this port belongs to `critical`, and what to these to `bulk`; a connection to the second travels as a
+/// stream of which nothing comes back.
+const CALL: u16 = 1;
+const BACKUP: u16 = 2;
+const UPLOAD: u16 = 61_000;
 const CAMS: ClassId = ClassId(3);
 
 /// A client with classes over one link.
@@ -28,26 +34,107 @@ fn rule(port: u16, class: ClassId) -> Rule {
     Rule { ports: vec![port..=port], class, ..Rule::default() }
 }
 
+fn names(all: &[&str]) -> Vec<String> {
+    all.iter().map(|name| name.to_string()).collect()
+}
+
 fn profile(name: &str) -> ClassProfile {
     ClassProfile { name: name.to_owned(), ..ClassProfile::default() }
 }
 
 impl Stage {
-    /// All three classes are up; nothing but what goes to port 1 belongs to `critical`.
+    /// All three classes are up.
     fn new() -> Self {
         let mut stage = Self::with(World::new());
+        assert_eq!(stage.classes(), ["default", "critical"], "those that somebody may need soon");
+        stage.carried_by(BACKUP);
+        stage.world.run(SECOND);
         assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
         stage
     }
 
-    /// The same, as far as the server lets them.
-    fn with(mut world: World) -> Self {
+    /// As a client starts.
+    fn with(world: World) -> Self {
+        Self::over(world, &[(100, 10 * MS)])
+    }
+
+    fn over(mut world: World, links: &[(u64, Duration)]) -> Self {
         world.classes = ["default", "critical", "bulk"].map(profile).to_vec();
         world.classes[1].share.first = true;
-        world.class_rules = Rules::new(vec![rule(1, CRITICAL)]);
-        let client = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS)]);
+        world.class_rules = Rules::new(vec![rule(CALL, CRITICAL), rule(BACKUP, BULK), rule(UPLOAD, BULK)]);
+        let client = world.add(TOKEN, Scheduler::Auto, links);
+        world.up(client);
         world.run(2 * SECOND);
         Self { world, client }
+    }
+
+    /// A client that nobody has used for long.
+    fn idle() -> Self {
+        let mut stage = Self::new();
+        stage.world.run(11 * MINUTE);
+        assert_eq!(stage.classes(), ["default"]);
+        stage
+    }
+
+    /// The ends of a flow to this port.
+    fn ends(&self, port: u16) -> (SocketAddr, SocketAddr) {
+        let own = SocketAddr::new(self.world.address(self.client, true), 4000);
+        (own, SocketAddr::from(([203, 0, 113, 9], port)))
+    }
+
+    fn states(&mut self) -> Vec<ClientState> {
+        let now = self.now();
+        self.fleet().reports(now).into_iter().map(|(_, report)| report.state).collect()
+    }
+
+    /// Bytes of this class that left and came.
+    fn moved(&mut self, class: ClassId) -> (u64, u64) {
+        let now = self.now();
+        let report = self.fleet().reports(now).into_iter().find(|(id, _)| *id == class).unwrap().1;
+        (report.counters.tx_bytes, report.counters.rx_bytes)
+    }
+
+    /// Numbered packets both ways, so often, on one flow to this port; how long each was on its way, up and down.
+    fn talk(&mut self, port: u16, every: Duration, time: Duration) -> [Vec<Duration>; 2] {
+        let (own, their) = self.ends(port);
+        let start = self.now();
+        self.world.at_server.clear();
+        self.world.machines[self.client].received.clear();
+        let mut sent = Vec::new();
+        while self.now() < start + time {
+            let payload = (sent.len() as u32).to_be_bytes();
+            sent.push(self.now());
+            self.world.client_sends(self.client, Packet::between(own, their).udp(&payload));
+            self.world.server_sends(Packet::between(their, own).udp(&payload));
+            self.world.run(every);
+        }
+        self.world.run(SECOND);
+        let delays = |arrived: Vec<(Instant, Vec<u8>)>| {
+            let number = |packet: &[u8]| {
+                let view = ip::parse(packet).unwrap();
+                u32::from_be_bytes(view.transport()[8..12].try_into().unwrap()) as usize
+            };
+            let numbers: Vec<_> = arrived.iter().map(|(_, packet)| number(packet)).collect();
+            assert_eq!(numbers, (0..sent.len()).collect::<Vec<_>>(), "all, in order, once");
+            arrived.iter().zip(&sent).map(|((at, _), sent)| *at - *sent).collect()
+        };
+        let up = std::mem::take(&mut self.world.at_server);
+        let down = std::mem::take(&mut self.world.machines[self.client].received);
+        [delays(up), delays(down)]
+    }
+
+    /// Lets an app's connection talk.
+    fn exchange(&mut self, app: &mut App, time: Duration) {
+        let end = self.now() + time;
+        while self.now() < end {
+            for packet in app.packets() {
+                self.world.client_sends(self.client, packet);
+            }
+            self.world.run(5 * MS);
+            for (_, packet) in std::mem::take(&mut self.world.machines[self.client].received) {
+                app.take(&packet);
+            }
+        }
     }
 
     fn setup(&self, id: ClassId, name: &str, scheduler: Scheduler) -> ClassSetup {
@@ -91,9 +178,8 @@ impl Stage {
             reports.into_iter().map(|(id, report)| (id, report.counters.tx_bytes)).collect::<Vec<_>>()
         };
         let before = sent(self);
-        let own = SocketAddr::new(self.world.address(self.client, true), 4000);
-        let to = SocketAddr::from(([203, 0, 113, 9], port));
-        self.world.client_sends(self.client, build::Packet::between(own, to).udp(&[7; 100]));
+        let (own, to) = self.ends(port);
+        self.world.client_sends(self.client, Packet::between(own, to).udp(&[7; 100]));
         let after = sent(self);
         self.world.run(100 * MS);
         after.iter().zip(before).find(|(after, before)| **after != *before).expect("some class").0.0
@@ -172,7 +258,7 @@ fn classes_come_and_go_while_others_stay() {
     assert_eq!(stage.carried_by(9), ClassId::DEFAULT, "it has no link yet");
     stage.plug(CAMS);
     stage.world.run(SECOND);
-    assert_eq!(stage.classes(), ["default", "critical", "bulk", "cams"]);
+    assert_eq!(stage.classes(), ["default", "critical", "bulk", "cams"], "a packet was for it");
     assert_eq!(stage.carried_by(9), CAMS);
     stage.remove_class(CAMS);
     assert_eq!(stage.carried_by(9), ClassId::DEFAULT);
@@ -186,6 +272,8 @@ fn classes_come_and_go_while_others_stay() {
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    stage.carried_by(BACKUP);
+    stage.world.run(SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
     let now = stage.now();
     let reports = stage.fleet().reports(now);
@@ -198,4 +286,187 @@ fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     stage.world.run(90 * SECOND);
     assert_eq!(stage.classes(), ["default", "bulk"], "there is room now");
     assert!(stage.all_up() && stage.downs() == 0);
+}
+
+#[test]
+fn a_class_connects_with_the_first_packet_that_belongs_to_it_and_loses_none() {
+    let mut stage = Stage::with(World::new());
+    assert_eq!(stage.states(), [ClientState::Up, ClientState::Up, ClientState::Asleep]);
+    let [up, down] = stage.talk(BACKUP, MS, 2 * SECOND);
+    assert!(up.iter().chain(&down).all(|delay| *delay < 15 * MS), "{up:?} {down:?}");
+    assert_eq!((stage.classes(), stage.carried_by(BACKUP)), (names(&["default", "critical", "bulk"]), BULK));
+    let [up, down] = stage.talk(BACKUP, 20 * MS, SECOND);
+    let bytes = ((up.len() + 3) * 32, down.len() * 32);
+    let before = stage.moved(BULK);
+    assert!(before.0 >= bytes.0 as u64 && before.1 >= bytes.1 as u64, "{before:?} of {bytes:?}");
+}
+
+#[test]
+fn a_class_that_nobody_uses_sleeps_after_ten_minutes_and_the_server_keeps_nothing_of_it() {
+    let mut stage = Stage::new();
+    let mtu = stage.world.machines[stage.client].mtu;
+    stage.world.run(9 * MINUTE);
+    assert_eq!(stage.classes(), ["default", "critical", "bulk"]);
+    assert_eq!(stage.carried_by(BACKUP), BULK, "which begins its ten minutes anew");
+    stage.world.run(2 * MINUTE);
+    assert_eq!(stage.classes(), ["default", "bulk"]);
+    stage.world.run(7 * MINUTE);
+    // What only comes down keeps it awake, too.
+    let (own, their) = stage.ends(BACKUP);
+    stage.world.server_sends(Packet::between(their, own).udp(b"still there"));
+    stage.world.run(9 * MINUTE);
+    assert_eq!(stage.classes(), ["default", "bulk"]);
+    stage.world.run(2 * MINUTE);
+    assert_eq!(stage.classes(), ["default"]);
+    assert_eq!(stage.states(), [ClientState::Up, ClientState::Asleep, ClientState::Asleep]);
+    stage.world.run(30 * MINUTE);
+    assert_eq!(stage.classes(), ["default"], "it stays asleep");
+    assert_eq!((stage.downs(), stage.world.machines[stage.client].mtu), (0, mtu));
+}
+
+#[test]
+fn a_call_that_begins_while_its_class_sleeps_loses_nothing_and_is_never_late() {
+    for links in [&[(100, 10 * MS)][..], &[(50, 10 * MS), (50, 15 * MS)]] {
+        let mut stage = Stage::over(World::new(), links);
+        stage.world.run(11 * MINUTE);
+        assert_eq!(stage.classes(), ["default"]);
+        for delays in stage.talk(CALL, 20 * MS, 3 * SECOND) {
+            assert!(delays.iter().all(|delay| *delay < 20 * MS), "{delays:?}");
+        }
+        assert_eq!(stage.classes(), ["default", "critical"]);
+        let before = stage.moved(CRITICAL);
+        stage.talk(CALL, 20 * MS, SECOND);
+        let after = stage.moved(CRITICAL);
+        assert_eq!((after.0 - before.0, after.1 - before.1), (50 * 32, 50 * 32), "both ways in its class");
+    }
+}
+
+#[test]
+fn what_comes_for_a_class_that_sleeps_comes_by_the_default_one_and_does_not_wake_it() {
+    let mut stage = Stage::idle();
+    let (own, their) = stage.ends(CALL);
+    stage.world.machines[stage.client].received.clear();
+    for _ in 0..10 {
+        stage.world.server_sends(Packet::between(their, own).udp(b"ring"));
+        stage.world.run(100 * MS);
+    }
+    assert_eq!(stage.world.machines[stage.client].received.len(), 10);
+    assert_eq!(stage.classes(), ["default"]);
+    assert_eq!(stage.carried_by(CALL), ClassId::DEFAULT, "the answer wakes it");
+    stage.world.run(SECOND);
+    assert_eq!(stage.classes(), ["default", "critical"]);
+}
+
+#[test]
+fn what_the_tunnel_would_not_carry_wakes_nobody() {
+    let mut stage = Stage::idle();
+    stage.fleet().set_rules(Rules::new(vec![rule(5353, CRITICAL)]));
+    let group = SocketAddr::from(([224, 0, 0, 251], 5353));
+    let (own, _) = stage.ends(CALL);
+    let stranger = SocketAddr::from(([192, 168, 7, 7], 4000));
+    for (from, to) in [(own, group), (stranger, stage.ends(5353).1)] {
+        stage.world.client_sends(stage.client, Packet::between(from, to).udp(b"anybody?"));
+        stage.world.run(SECOND);
+        assert_eq!(stage.classes(), ["default"]);
+    }
+}
+
+#[test]
+fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awake() {
+    let mut stage = Stage::idle();
+    let (own, their) = stage.ends(UPLOAD);
+    let mut app = App::new(own, their, 1000);
+    stage.world.client_sends(stage.client, app.packets().remove(0));
+    stage.world.run(SECOND);
+    let received = std::mem::take(&mut stage.world.machines[stage.client].received);
+    assert_eq!(received.len(), 1, "the connection stands");
+    app.take(&received[0].1);
+    let mut packets = app.packets();
+    let end = packets.pop().unwrap();
+    packets.into_iter().for_each(|packet| stage.world.client_sends(stage.client, packet));
+    stage.world.run(25 * MINUTE);
+    assert_eq!(stage.classes(), ["default", "bulk"], "its connection would end with it");
+    let now = stage.now();
+    let streams: Vec<_> = stage.fleet().reports(now).iter().map(|(_, report)| report.streams).collect();
+    assert_eq!(streams, [0, 0, 1]);
+    let moved = stage.moved(BULK);
+    assert!(moved.0 >= 1000, "{moved:?}");
+    stage.world.client_sends(stage.client, end);
+    stage.exchange(&mut app, SECOND);
+    let upload = &stage.world.destinations[0];
+    assert!(upload.got == 1000 && upload.ended, "{} bytes", upload.got);
+}
+
+#[test]
+fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
+    let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    let (own, their) = stage.ends(UPLOAD);
+    let mut app = App::new(own, their, 1000);
+    stage.exchange(&mut app, SECOND);
+    assert_eq!(stage.world.destinations[0].got, 1000, "by the default class");
+    // One whose connection gets nowhere takes a second.
+    let mut stage = Stage::with(World::new());
+    for way in stage.world.machines[stage.client].links.values_mut() {
+        way.up.silent = Some(8 * BULK.0);
+    }
+    let mut app = App::new(own, their, 1000);
+    stage.exchange(&mut app, 800 * MS);
+    assert!(stage.world.destinations.is_empty());
+    stage.exchange(&mut app, 400 * MS);
+    assert_eq!(stage.world.destinations[0].got, 1000);
+    assert_eq!(stage.classes(), ["default", "critical"]);
+}
+
+#[test]
+fn a_class_that_wakes_over_a_slow_link_changes_no_mtu() {
+    let mut stage = Stage::over(World::new(), &[(10, 300 * MS)]);
+    stage.world.run(11 * MINUTE);
+    let mtu = stage.world.machines[stage.client].mtu;
+    assert_eq!(stage.classes(), ["default"]);
+    for _ in 0..100 {
+        for port in [CALL, BACKUP] {
+            stage.carried_by(port);
+            assert_eq!(stage.world.machines[stage.client].mtu, mtu);
+        }
+    }
+    assert_eq!(stage.classes(), ["default", "critical", "bulk"]);
+    assert_eq!((stage.carried_by(CALL), stage.carried_by(BACKUP)), (CRITICAL, BULK));
+}
+
+#[test]
+fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
+    let mut world = World::with_shards(2);
+    world.classes = ["default", "bulk"].map(profile).to_vec();
+    world.class_rules = Rules::new(vec![rule(BACKUP, ClassId(1))]);
+    let home = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS)]);
+    let member = world.add_member(home, 1, &[(100, 10 * MS)]);
+    world.run(3 * SECOND);
+    let theirs = |world: &mut World| {
+        let now = world.now;
+        let all = world.servers.iter_mut().flat_map(|server| server.report(now));
+        let mut all: Vec<_> = all.map(|session| (session.member.number(), session.class)).collect();
+        all.sort();
+        all
+    };
+    let is = |all: &[(u8, &str)]| {
+        all.iter().map(|(number, class)| (*number, class.to_string())).collect::<Vec<_>>()
+    };
+    assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default")]));
+    let own = SocketAddr::new(world.address(home, true), 4000);
+    let backup = Packet::between(own, ([203, 0, 113, 9], BACKUP).into()).udp(&[7; 100]);
+    world.client_sends(member, backup);
+    world.run(SECOND);
+    assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default"), (17, "bulk")]));
+    world.run(11 * MINUTE);
+    assert_eq!(theirs(&mut world), is(&[(0, "default"), (1, "default")]));
+}
+
+#[test]
+fn a_class_that_sleeps_belongs_to_the_next_session_as_well() {
+    let mut stage = Stage::idle();
+    stage.world.restart_server();
+    stage.world.run(30 * SECOND);
+    stage.carried_by(CALL);
+    stage.world.run(SECOND);
+    assert_eq!((stage.classes(), stage.carried_by(CALL)), (names(&["default", "critical"]), CRITICAL));
 }

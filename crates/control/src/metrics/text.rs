@@ -20,8 +20,8 @@ type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> Option<f64>);
 
 /// What is said of each class.
 const OF_CLASSES: &[Metric<Class>] = &[
-    ("class_up", Gauge, "Whether the connection of a class works.", |class| {
-        class.state.map(|state| truth(state == State::Up))
+    ("class_up", Gauge, "Whether the connection of a class works; none while nobody uses it.", |class| {
+        class.state.filter(|state| *state != State::Asleep).map(|state| truth(state == State::Up))
     }),
     ("class_transmit_bytes_total", Counter, "Bytes that the tunnel has sent.", |class| {
         Some(class.tx_bytes as f64)

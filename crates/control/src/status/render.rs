@@ -494,12 +494,14 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
             Class { order: Some(Lane { copies: 300, ..Lane::default() }), ..critical },
             Class { order: Some(Lane { fec, ..Lane::default() }), drops: 5, ..class("bulk", 14.0, 30.0) },
             Class { state: Some(State::Connecting), ..Class::new("default") },
+            Class { state: Some(State::Asleep), reason: "not used yet".into(), ..Class::new("cams") },
         ];
         let expected = "\
-class     state       lane  how             sends  receives      rtt    loss   queue  dropped  copies  repair
-critical  up          auto  auto, bbr  4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
-bulk      up          auto  auto, bbr  4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
-default   connecting  auto  auto, bbr                                         0.0 ms        0
+class     state                  lane  how             sends  receives      rtt    loss   queue  dropped  copies  repair
+critical  up                     auto  auto, bbr  4.0 Mbit/s   0 bit/s  13.1 ms   0.0 %  0.0 ms        0     300
+bulk      up                     auto  auto, bbr  4.0 Mbit/s   0 bit/s  14.0 ms  30.0 %  0.0 ms        5          12 %, 40 restored, 9 wasted
+default   connecting             auto  auto, bbr                                         0.0 ms        0
+cams      asleep (not used yet)  auto  auto, bbr                                         0.0 ms        0
 ";
         let text = render(&status, 200);
         assert!(text.contains(expected), "{text}");

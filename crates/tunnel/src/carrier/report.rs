@@ -20,6 +20,9 @@ pub struct Counters {
 /// Rates are those of at least this time.
 const PACE: Duration = Duration::from_secs(1);
 
+/// Packets of one path take times that differ by so much for no reason.
+const TWITCH: Duration = Duration::from_millis(4);
+
 /// How much moves through a tunnel now (of inner IP), measured over about a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
@@ -113,6 +116,19 @@ impl Carrier {
     /// `None` where the two ends agreed on no numbers.
     pub(crate) fn lane(&self) -> Option<LaneCounters> {
         self.sequencer.as_ref().map(|sequencer| sequencer.counters())
+    }
+
+    /// When data was last on its way through this tunnel, either way.
+    pub(crate) fn moved(&self) -> Option<Instant> {
+        self.moved
+    }
+
+    /// How long after a packet came here one that takes another connection over the same links may still overtake it.
+    pub(crate) fn spread(&self, connection: &Connection) -> Duration {
+        let used = self.paths.iter().filter(|(_, path)| path.state == PathState::Active);
+        let rtts = || used.clone().filter_map(|(id, _)| connection.rtt(*id));
+        let (most, least) = (rtts().max().unwrap_or_default(), rtts().min().unwrap_or_default());
+        self.sojourn() + (most - least) + TWITCH
     }
 
     /// How long packets wait in the queues.

@@ -103,7 +103,25 @@ impl Client {
         self.backoff.now(now);
     }
 
+    /// Closes the connection, and makes none until [`Self::wake`].
+    pub(crate) fn sleep(&mut self, now: Instant) {
+        const REASON: &str = "nothing uses it";
+        self.asleep = true;
+        self.close_session(now, REASON);
+        for attempt in std::mem::take(&mut self.attempts) {
+            self.close_connection(now, attempt.connection, REASON);
+        }
+        self.down.clear();
+        self.backoff.trying();
+    }
+
+    /// A connection is wanted again.
+    pub(crate) fn wake(&mut self, now: Instant) {
+        self.asleep = false;
+        self.backoff.now(now);
+    }
+
     pub(super) fn may_connect(&self) -> bool {
-        !self.ended && (!self.part.is_member() || self.secret.is_some())
+        !self.ended && !self.asleep && (!self.part.is_member() || self.secret.is_some())
     }
 }

@@ -6,13 +6,26 @@ use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
 use mpvpn_packet::{FlowKey, Joined, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
-use mpvpn_types::Instant;
+use mpvpn_types::{Duration, Instant, PathId};
 
 use super::{
-    Client, UdpNews,
+    Client, Session, UdpNews,
     lane::{Reach, gateway},
 };
 use crate::{UdpId, carrier::Opened};
+
+impl Session {
+    /// Whether the sender has an address of this client, and the receiver may be beyond this link.
+    fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
+        let src = packet.src();
+        self.addresses.iter().any(|entry| entry.net.contains(&src)) && !is_link_local(packet.dst())
+    }
+
+    /// Whether the server leads there.
+    fn reaches(&self, ip: IpAddr) -> bool {
+        self.routes.iter().any(|range| range.contains(ip))
+    }
+}
 
 impl Client {
     pub(super) fn receive(&mut self, now: Instant) {
@@ -72,13 +85,11 @@ impl Client {
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
-        let (src, dst) = (view.src(), view.dst());
         let gateway = gateway(&session.addresses);
-        let own = |ip: IpAddr| session.addresses.iter().any(|entry| entry.net.contains(&ip));
-        if !own(src) || is_link_local(dst) {
+        if !session.may_send(&view) {
             return;
         }
-        if !session.routes.iter().any(|range| range.contains(dst)) {
+        if !session.reaches(view.dst()) {
             return self
                 .tell(packet, |packet, from| icmp::unreachable(packet, icmp::Unreachable::NoRoute, from));
         }
@@ -91,6 +102,38 @@ impl Client {
         }
         let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut self.seen));
         self.answer(answer);
+    }
+
+    /// Whether a packet of an app would go into the tunnel.
+    pub(crate) fn admits(&self, packet: &ip::IpPacket<'_>) -> bool {
+        let session = self.session.as_ref().filter(|session| session.up);
+        session.is_some_and(|session| session.may_send(packet) && session.reaches(packet.dst()))
+    }
+
+    /// When a packet or a byte of a stream was last on its way through this connection.
+    pub(crate) fn moved(&self) -> Option<Instant> {
+        self.session.as_ref().and_then(|session| session.carrier.moved())
+    }
+
+    /// The round-trip time of its first path.
+    pub(crate) fn rtt(&mut self) -> Option<Duration> {
+        let connection = self.session.as_ref()?.connection;
+        self.endpoint.get(connection)?.rtt(PathId(0))
+    }
+
+    /// Whether it has something that ends with its connection.
+    pub(crate) fn has_flows(&self) -> bool {
+        let udp = self.session.as_ref().map_or(0, |session| session.udp.flows.len());
+        self.lane.flows() + self.own.len() + udp > 0
+    }
+
+    /// Whether a packet of this flow, either way, was here so lately that one which takes another connection over the
+    /// same links might overtake it.
+    pub(crate) fn is_followed_by(&mut self, now: Instant, flow: &FlowKey) -> bool {
+        let Some(last) = self.seen.last(flow) else { return false };
+        let Some(session) = &self.session else { return false };
+        let Some(connection) = self.endpoint.get(session.connection) else { return false };
+        now.saturating_duration_since(last) < session.carrier.spread(connection)
     }
 
     /// Sends an ICMP error to the source of a packet.

@@ -83,6 +83,13 @@ impl Seen {
         *entry = (entry.0 + bytes as u64, now);
     }
 
+    /// When something of a flow was seen last, as far as it is remembered.
+    pub(crate) fn last(&self, key: &FlowKey) -> Option<Instant> {
+        let sent = self.sent.get(key.hash32()).map(|flow| flow.active);
+        let received = self.received.get(key.reversed().hash32()).map(|(_, at)| *at);
+        sent.max(received)
+    }
+
     /// The flows of which something was seen lately.
     pub(crate) fn flows(&self, now: Instant) -> impl Iterator<Item = Flow> {
         let lately = move |flow: &Flow| now.saturating_duration_since(flow.active) < LATELY;
@@ -116,6 +123,7 @@ mod tests {
         let flow = flows[0];
         assert_eq!((flow.key, flow.up, flow.down), (key(1), 100, 1000));
         assert_eq!((flow.since, flow.active), (start, later));
+        assert_eq!([1, 2, 3].map(|port| seen.last(&key(port))), [Some(later), Some(later), None]);
     }
 
     #[test]

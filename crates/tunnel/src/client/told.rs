@@ -92,6 +92,8 @@ pub enum ClientError {
 pub enum ClientState {
     /// No connection yet, or again.
     Connecting,
+    /// No connection, as nobody uses its class.
+    Asleep,
     /// Packets flow.
     Up,
 }
