@@ -22,6 +22,9 @@ mod queue;
 mod rules;
 mod shaper;
 
+/// On how many links a packet travels at once, at most.
+pub const MOST_COPIES: u8 = 4;
+
 pub use flows::FlowClasses;
 pub use names::{Names, ParsePatternError, Pattern};
 pub use queue::{FqCodel, QueueConfig, Queued};

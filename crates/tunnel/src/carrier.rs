@@ -15,7 +15,7 @@ mod sequence;
 use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::Bytes;
-use mpvpn_class::{QueueConfig, Queued};
+use mpvpn_class::{MOST_COPIES, QueueConfig, Queued};
 use mpvpn_lane::Label;
 use mpvpn_masque::datagram::{self, DatagramError, DatagramPrefix};
 use mpvpn_packet::{
@@ -52,8 +52,6 @@ const THAW: Duration = Duration::from_millis(300);
 const REST: Duration = Duration::from_secs(1);
 /// A flow keeps the others waiting for no longer than this at a time.
 const FLOW_TURN: Duration = Duration::from_micros(300);
-/// A packet is sent so often at most.
-const MOST_COPIES: u8 = 4;
 /// No packet should wait for longer than this.
 const QUEUE_TIME: Duration = Duration::from_millis(150);
 

@@ -39,7 +39,7 @@ pub struct ClassConfig {
     pub cc: Option<CongestionControl>,
     /// How its packets are spread over the paths; without it as the client's.
     pub scheduler: Option<Scheduler>,
-    /// On how many links each packet travels, 1 to [`ClassConfig::MAX_COPIES`].
+    /// On how many links each packet travels, 1 to [`mpvpn_class::MOST_COPIES`].
     pub copies: u8,
     /// How its packets are protected against loss.
     pub fec: Fec,
@@ -62,9 +62,6 @@ pub struct ClassConfig {
 }
 
 impl ClassConfig {
-    /// Links on which a packet travels, at most.
-    pub const MAX_COPIES: u8 = 4;
-
     /// The classes that are always there, each with its number as its place.
     pub fn built_in() -> [Self; 3] {
         let default = Self::new(ClassId::DEFAULT, "default".into());

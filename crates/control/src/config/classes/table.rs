@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ipnet::IpNet;
-use mpvpn_class::{Pattern, Rule};
+use mpvpn_class::{MOST_COPIES, Pattern, Rule};
 use mpvpn_types::{Fec, Portion, Weight};
 use serde::{
     Deserialize,
@@ -247,10 +247,10 @@ impl Text for Copies {
     const EXPECTED: &'static str = "a number of copies from 1 to 4";
 
     fn read(text: &str) -> Result<Self, String> {
-        let number = text.parse().ok().filter(|number| (1..=ClassConfig::MAX_COPIES).contains(number));
-        number.map(Self).ok_or_else(|| {
-            format!("`{text}` is no number of copies: expected 1 to {}", ClassConfig::MAX_COPIES)
-        })
+        let number = text.parse().ok().filter(|number| (1..=MOST_COPIES).contains(number));
+        number
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is no number of copies: expected 1 to {}", MOST_COPIES))
     }
 }
 
