@@ -150,12 +150,14 @@ Examples:
       the class of such a packet, and the rule that says so
   mpvpn class test --config new.toml \"tcp [fd00::5]:40000 -> [2001:db8::9]:443 domain zoom.us\"
       the same with another file, and as if DNS had given the far end's address to that name
+  mpvpn class test \"icmp 10.0.0.5 -> 1.1.1.1 mark 0x10 vlan 20 ingress lan0\"
+      the same where the kernel steers by these into a class with a TUN of its own
   mpvpn class test --json \"icmp 10.0.0.5 -> 1.1.1.1\"
       in JSON
 
 A packet is: a protocol (tcp, udp, icmp or a number), the client's end, an arrow, the far end; both
-ends with ports if the protocol has them; then, if it matters, dscp and domain. It stands in quotes,
-as > means something to the shell.
+ends with ports if the protocol has them; then, if it matters, dscp, domain, mark, vlan and ingress. It
+stands in quotes, as > means something to the shell.
 The first rule that fits decides: those of the tables [[class]] of the file in order, then those that
 are built in. The file is read as it is now; a running client may have read it before.";
 

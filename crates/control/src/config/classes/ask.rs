@@ -7,11 +7,15 @@ use std::{
     str::FromStr,
 };
 
-use mpvpn_class::{Facts, Names, Pattern, has_ports};
+use mpvpn_class::{Facts, Names, Pattern, Rules, has_ports};
 use mpvpn_types::Instant;
 use serde::Serialize;
 
-use super::{RuleOrigin, rules_of, table::Protocol};
+use super::{
+    RuleOrigin, Seen, SteerRule, rules_of,
+    steer::{self, Ingress, Vlan},
+    table::Protocol,
+};
 use crate::config::{ClientConfig, links::Dscp, values::Text};
 
 /// A packet from a client to the far end, as in `udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46`.
@@ -20,6 +24,10 @@ pub struct Packet {
     facts: Facts,
     /// A name that DNS said the far end has.
     domain: Option<String>,
+    /// What only the kernel sees: the firewall mark, the VLAN, and the interface by which it comes in.
+    mark: u32,
+    vlan: Option<u16>,
+    ingress: Option<String>,
 }
 
 /// What the rules say about a packet.
@@ -29,7 +37,7 @@ pub struct Ruling {
     pub packet: String,
     /// The name of its class.
     pub class: String,
-    /// The number of the rule that decided, in order, counted from 1; none if no rule fits.
+    /// The number of the rule that decided, in order, counted from 1; none if no rule fits, or the kernel steers it.
     pub rule: Option<usize>,
     /// The file in which that is written,
     pub file: Option<PathBuf>,
@@ -37,11 +45,17 @@ pub struct Ruling {
     pub line: Option<usize>,
     /// The name of the rule if every client has it.
     pub built_in: Option<&'static str>,
+    /// The TUN device into which the kernel steers it, whatever the rules say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tun: Option<String>,
 }
 
 impl fmt::Display for Ruling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, ", self.class)?;
+        if let (Some(tun), Some(file), Some(line)) = (&self.tun, &self.file, self.line) {
+            return write!(f, "steered into {tun}: {}, line {line}", file.display());
+        }
         match (self.rule, &self.file, self.line, self.built_in) {
             (Some(rule), Some(file), Some(line), _) => {
                 write!(f, "by rule {rule}: {}, line {line}", file.display())
@@ -55,6 +69,15 @@ impl fmt::Display for Ruling {
 impl ClientConfig {
     /// The class of a packet.
     pub fn class_of(&self, packet: &Packet) -> Ruling {
+        // What is read from the TUN of a class is of that class.
+        if let Some(SteerRule { origin, rule, .. }) =
+            self.class_steering.iter().find(|rule| packet.is_steered_by(rule))
+        {
+            let (file, line, built_in) = place(Some(origin));
+            let tun = self.class(rule.class).and_then(|class| class.tun.clone());
+            let class = self.class_name(rule.class);
+            return Ruling { packet: packet.to_string(), class, rule: None, file, line, built_in, tun };
+        }
         let rules = rules_of(&self.class_rules);
         let mut names = Names::new(rules.patterns());
         let now = Instant::now();
@@ -62,14 +85,19 @@ impl ClientConfig {
             names.tell(now, packet.facts.dst, domain);
         }
         let verdict = rules.classify(now, &packet.facts, &names);
-        let (file, line, built_in) = match verdict.rule.map(|at| &self.class_rules[at].origin) {
-            Some(RuleOrigin::File { file, line }) => (Some(file.clone()), Some(*line), None),
-            Some(RuleOrigin::BuiltIn(name)) => (None, None, Some(*name)),
-            None => (None, None, None),
-        };
+        let (file, line, built_in) = place(verdict.rule.map(|at| &self.class_rules[at].origin));
         let class = self.class_name(verdict.class);
         let rule = verdict.rule.map(|at| at + 1);
-        Ruling { packet: packet.to_string(), class, rule, file, line, built_in }
+        Ruling { packet: packet.to_string(), class, rule, file, line, built_in, tun: None }
+    }
+}
+
+/// The file, the line, or the name.
+fn place(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option<&'static str>) {
+    match origin {
+        Some(RuleOrigin::File { file, line }) => (Some(file.clone()), Some(*line), None),
+        Some(RuleOrigin::BuiltIn(name)) => (None, None, Some(*name)),
+        None => (None, None, None),
     }
 }
 
@@ -89,8 +117,17 @@ impl fmt::Display for Packet {
         if dscp != 0 {
             write!(f, " dscp {dscp}")?;
         }
-        match &self.domain {
-            Some(domain) => write!(f, " domain {domain}"),
+        if let Some(domain) = &self.domain {
+            write!(f, " domain {domain}")?;
+        }
+        if self.mark != 0 {
+            write!(f, " mark {:#x}", self.mark)?;
+        }
+        if let Some(vlan) = self.vlan {
+            write!(f, " vlan {vlan}")?;
+        }
+        match &self.ingress {
+            Some(ingress) => write!(f, " ingress {ingress}"),
             None => Ok(()),
         }
     }
@@ -119,7 +156,8 @@ impl FromStr for Packet {
             numbers => numbers[0],
         };
         let facts = Facts { protocol: number, src, dst, ports: from.zip(to), dscp: 0 };
-        more.chunks(2).try_fold(Self { facts, domain: None }, Self::with)
+        let packet = Self { facts, domain: None, mark: 0, vlan: None, ingress: None };
+        more.chunks(2).try_fold(packet, Self::with)
     }
 }
 
@@ -133,14 +171,31 @@ impl Packet {
                 Pattern::read(domain)?;
                 self.domain = Some(domain.to_owned());
             }
+            ["mark", mark] => {
+                let no_mark = || format!("`{mark}` is no firewall mark of a packet: expected one as in 0x10");
+                self.mark = steer::number(mark).ok_or_else(no_mark)?;
+            }
+            ["vlan", vlan] => self.vlan = Some(Vlan::read(vlan)?.0),
+            ["ingress", ingress] => self.ingress = Some(Ingress::read(ingress)?.0),
             _ => {
                 return Err(format!(
-                    "`{}` is not understood: after the ends, expected `dscp 46` or `domain example.com`",
+                    "`{}` is not understood: after the ends, expected `dscp 46`, `domain example.com`, `mark 0x10`, \
+                     `vlan 20` or `ingress lan0`",
                     said.join(" ")
                 ));
             }
         }
         Ok(self)
+    }
+
+    /// Whether a rule has the kernel steer it.
+    fn is_steered_by(&self, SteerRule { rule, seen, .. }: &SteerRule) -> bool {
+        let Seen { marks, vlans, ingress } = seen;
+        let rules = Rules::new(vec![rule.clone()]);
+        (marks.is_empty() || marks.iter().any(|mark| self.mark & mark.mask == mark.value))
+            && (vlans.is_empty() || self.vlan.is_some_and(|vlan| vlans.contains(&vlan)))
+            && (ingress.is_empty() || self.ingress.as_ref().is_some_and(|name| ingress.contains(name)))
+            && rules.classify(Instant::now(), &self.facts, &Names::new([])).rule.is_some()
     }
 }
 

@@ -71,10 +71,6 @@ impl Text for Mark {
     const EXPECTED: &'static str = "a firewall mark as in 0x10, or with a mask in quotes as in \"0x10/0xff\"";
 
     fn read(text: &str) -> Result<Self, String> {
-        let number = |text: &str| match text.strip_prefix("0x") {
-            Some(digits) => u32::from_str_radix(digits, 16).ok(),
-            None => text.parse().ok(),
-        };
         let (value, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
         let mark = number(value).zip(number(mask)).map(|(value, mask)| Self { value, mask });
         let Some(mark) = mark else {
@@ -90,6 +86,14 @@ impl Text for Mark {
             }
             _ => Ok(mark),
         }
+    }
+}
+
+/// A number as it is written, or after `0x` in hexadecimal digits.
+pub(super) fn number(text: &str) -> Option<u32> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
     }
 }
 

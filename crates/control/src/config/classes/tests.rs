@@ -419,6 +419,31 @@ fn a_packet_in_words_gets_its_class_and_the_rule_that_says_so() {
 }
 
 #[test]
+fn what_the_kernel_would_steer_is_said_to_be_steered() {
+    let config = client(
+        "[[class]]\nname = 'critical'\ntun = 'cr0'\n[[class.match]]\nmark = '0x10/0xf0'\nprotocol = 'udp'\n\
+         [[class.match]]\nvlan = [20, 30]\ningress = 'eth2'\n[[class]]\nname = 'bulk'\ntun = 'bk0'\n\
+         [[class.match]]\ningress = 'eth2'\n[[class.match]]\nports = 7\n",
+    )
+    .unwrap();
+    let (udp, tcp) = ("udp 10.0.0.5:9 -> 198.51.100.9:7", "tcp 10.0.0.5:9 -> 198.51.100.9:7");
+    for (packet, expected) in [
+        (format!("{udp} mark 0x15"), "critical, steered into cr0: client.toml, line 6"),
+        (format!("{tcp} mark 0x15"), "bulk, by rule 1: client.toml, line 17"),
+        (format!("{udp} mark 32"), "bulk, by rule 1: client.toml, line 17"),
+        (format!("{tcp} ingress eth2 vlan 30"), "critical, steered into cr0: client.toml, line 9"),
+        (format!("{tcp} vlan 30"), "bulk, by rule 1: client.toml, line 17"),
+        (format!("{tcp} ingress eth2 vlan 40"), "bulk, steered into bk0: client.toml, line 15"),
+    ] {
+        assert_eq!(said(&config, &packet), expected, "{packet}");
+    }
+    let packet = format!("{udp} mark 0x15 vlan 20 ingress eth2");
+    let ruling = config.class_of(&packet.parse().unwrap());
+    assert_eq!(ruling.packet, packet);
+    assert_eq!((ruling.rule, ruling.line, ruling.tun.as_deref()), (None, Some(6), Some("cr0")));
+}
+
+#[test]
 fn a_packet_that_makes_no_sense_is_explained() {
     for (text, said) in [
         ("", "as in \"udp 10.0.0.5:5060 -> 198.51.100.9:5060\""),
@@ -434,6 +459,9 @@ fn a_packet_that_makes_no_sense_is_explained() {
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 ttl 5", "`ttl 5` is not understood"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 domain *.zoom.us", "is not understood"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 domain 1.2.3.4", "`1.2.3.4` is no domain"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 mark 0x10/0xff", "`0x10/0xff` is no firewall mark of a packet"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 vlan 0", "`0` is no VLAN"),
+        ("udp 10.0.0.5:1 -> 10.0.0.6:2 ingress lan*", "`lan*` is no interface's name"),
     ] {
         let error = text.parse::<Packet>().unwrap_err();
         assert!(error.contains(said), "{text}: {error}");
