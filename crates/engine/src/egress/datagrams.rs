@@ -99,7 +99,7 @@ impl Port {
             self.moved = now;
             for received in batch.drain() {
                 self.received += received.data.len() as u64;
-                received.data.chunks(received.segment).for_each(&mut each);
+                received.payloads().for_each(&mut each);
             }
         }
         Ok(())

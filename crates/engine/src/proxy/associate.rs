@@ -111,7 +111,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
                 {
                     continue;
                 }
-                for datagram in received.data.chunks(received.segment) {
+                for datagram in received.payloads() {
                     let Some((to, payload)) = read(datagram) else { continue };
                     if let Some(flow) = association.flow_to(now, tunnel, &mut self.flows, token, to) {
                         tunnel.send(now, flow, payload);

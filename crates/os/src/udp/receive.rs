@@ -28,7 +28,7 @@ const LOOKS: usize = 4;
 /// One datagram, or several of the same sender joined by the kernel (UDP_GRO).
 #[derive(Debug)]
 pub struct Received {
-    /// The bytes, never empty.
+    /// The bytes; a datagram may be empty.
     pub data: BytesMut,
     /// The sender; never a mapped address.
     pub remote: SocketAddr,
@@ -44,7 +44,8 @@ pub struct Received {
 impl Received {
     /// The datagrams one by one. They share the memory of what was received, unless too much of such memory is kept.
     pub fn datagrams(mut self) -> impl Iterator<Item = BytesMut> {
-        std::iter::from_fn(move || {
+        let empty = self.data.is_empty().then(BytesMut::new);
+        let pieces = std::iter::from_fn(move || {
             let len = self.segment.min(self.data.len());
             let datagram = match self.crowded {
                 true => {
@@ -55,7 +56,14 @@ impl Received {
                 false => self.data.split_to(len),
             };
             (len > 0).then_some(datagram)
-        })
+        });
+        empty.into_iter().chain(pieces)
+    }
+
+    /// The same where they are.
+    pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
+        let empty = self.data.is_empty().then_some(&[][..]);
+        empty.into_iter().chain(self.data.chunks(self.segment.max(1)))
     }
 }
 
@@ -203,10 +211,10 @@ impl Slot {
         self.truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
     }
 
-    /// `None` for what cannot be used: empty, cut short or without a sender.
+    /// `None` for what cannot be used: cut short or without a sender.
     fn take(&mut self, crowded: bool) -> Option<Received> {
         let remote = self.remote.parse(self.remote_length)?;
-        if self.buffer.is_empty() || self.truncated {
+        if self.truncated {
             return None;
         }
         let data = self.buffer.split();
