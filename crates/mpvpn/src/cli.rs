@@ -307,8 +307,11 @@ pub(crate) fn unfold_mode(mut words: Vec<OsString>) -> Result<Vec<OsString>, Fai
     Ok(words)
 }
 
-/// Options that later versions will have, and what there is today.
-const LATER_OPTIONS: &[(&str, &str)] = &[("--fec", "lost packets are repaired by sending them again")];
+/// What people look for here and is said elsewhere.
+const ELSEWHERE: &[(&str, &str)] = &[(
+    "--fec",
+    "say it for each class of traffic in the client's file: fec = \"auto\" in a table [[class]]",
+)];
 
 /// Commands that later versions will have.
 const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user"];
@@ -324,9 +327,8 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
     match error.kind() {
         ErrorKind::UnknownArgument => {
             let word = said(ContextKind::InvalidArg).unwrap_or_default();
-            if let Some((_, today)) = LATER_OPTIONS.iter().find(|(option, _)| *option == word) {
-                let why = format!("`{word}` is not available in this version yet");
-                return Failure::usage(WHAT, why, format!("leave it out: {today}"));
+            if let Some((_, place)) = ELSEWHERE.iter().find(|(option, _)| *option == word) {
+                return Failure::usage(WHAT, format!("`{word}` is not an option"), *place);
             }
             let next = said(ContextKind::SuggestedArg)
                 .map_or_else(|| help.to_owned(), |similar| format!("did you mean `{similar}`?"));

@@ -9,8 +9,9 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result, files};
 
-/// Keys that later versions will know.
-const LATER: &[&str] = &["fec"];
+/// Keys that people look for in the wrong place, and where they are.
+const ELSEWHERE: &[(&str, &str)] =
+    &[("fec", "it is a key of each [[class]] in the client's file, as in fec = \"auto\"")];
 
 /// What a file holds.
 pub(super) trait Content: DeserializeOwned + Default {
@@ -83,8 +84,8 @@ fn explain(message: &str) -> String {
         return message.trim().replace('\n', ", ");
     };
     let known: Vec<_> = known.split(", ").map(|key| key.trim_matches('`')).collect();
-    if LATER.contains(&key) {
-        return format!("`{key}` is not available in this version yet; available are: {}", known.join(", "));
+    if let Some((_, place)) = ELSEWHERE.iter().find(|(other, _)| *other == key) {
+        return format!("`{key}` does not belong here: {place}");
     }
     let hyphens = key.replace('_', "-");
     if known.contains(&hyphens.as_str()) {

@@ -339,10 +339,15 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         ),
         (
             "fec = 'auto'",
-            "server.toml, line 1, column 1: `fec` is not available in this version yet; available are: \
+            "server.toml, line 1, column 1: `fec` does not belong here: it is a key of each [[class]] in the \
+             client's file, as in fec = \"auto\"\n 1 | fec = 'auto'\n   | ^^^",
+        ),
+        (
+            "colour = 1",
+            "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, dns, \
              max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
-             fec = 'auto'\n   | ^^^",
+             colour = 1\n   | ^^^^^^",
         ),
         (
             "shards = 17",

@@ -86,8 +86,8 @@ fn the_mode_of_a_command_run_in_a_lab_is_not_ours() {
 fn what_does_not_work_yet_says_so() {
     assert_eq!(
         refused("mpvpn client --server a --insecure --fec auto"),
-        "mpvpn: bad usage: `--fec` is not available in this version yet\n  \
-         next: leave it out: lost packets are repaired by sending them again"
+        "mpvpn: bad usage: `--fec` is not an option\n  \
+         next: say it for each class of traffic in the client's file: fec = \"auto\" in a table [[class]]"
     );
     assert_eq!(
         refused("mpvpn server --auth mtls"),
@@ -102,8 +102,7 @@ fn what_does_not_work_yet_says_so() {
             "{text}"
         );
     }
-    let text = refused("mpvpn server --fec 1");
-    assert!(text.contains("is not available in this version yet"), "{text}");
+    assert!(refused("mpvpn server --fec 1").contains("in a table [[class]]"));
 }
 
 #[test]
