@@ -150,6 +150,8 @@ pub struct ClientConfig {
     pub class_rules: Vec<MatchRule>,
     /// What the kernel steers into the TUN devices of classes, in the order in which it tries them.
     pub class_steering: Vec<SteerRule>,
+    /// The TUN devices of classes that its file asks for, and a proxy does not have.
+    pub without_tuns: Vec<String>,
     /// Folder for what has to survive a restart: how much of the quotas is used.
     pub state_dir: PathBuf,
     /// Name of the TUN device.
@@ -288,6 +290,7 @@ impl ClientConfig {
             classes: ClassConfig::built_in().into(),
             class_rules: MatchRule::built_in(),
             class_steering: Vec::new(),
+            without_tuns: Vec::new(),
             state_dir: STATE_DIR.into(),
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,

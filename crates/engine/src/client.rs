@@ -274,6 +274,9 @@ impl Running {
         for (_, link) in self.plane.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
             tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
         }
+        if let Some(note) = self.config.note() {
+            tracing::warn!("{note}");
+        }
         tracing::info!(server = %self.config.server, "connecting");
         let mut turn = Turn::new();
         loop {
@@ -526,6 +529,7 @@ impl Running {
             link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
             self.pipes.explain(link);
         }
+        status.notes.extend(self.config.note());
         status.notes.extend(self.machine.as_ref().and_then(|machine| machine.leak.clone()));
         status
     }

@@ -76,10 +76,21 @@ impl ClientConfig {
             Self { proxies, lane: LaneMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
         // What a file for both says of a TUN means nothing here.
         for class in &mut config.classes {
-            (class.lane, class.tun) = (None, None);
+            class.lane = None;
+            config.without_tuns.extend(class.tun.take());
         }
         config.class_steering.clear();
         Ok(config)
+    }
+}
+
+impl ClientConfig {
+    /// What people should know of it: a sentence.
+    pub fn note(&self) -> Option<String> {
+        let tuns = self.without_tuns.iter().map(|tun| format!("`{tun}`")).collect::<Vec<_>>();
+        (!tuns.is_empty()).then(|| {
+            format!("a proxy has no TUN devices: {} of [[class]] counts for nothing here", tuns.join(" and "))
+        })
     }
 }
 

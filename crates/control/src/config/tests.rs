@@ -200,6 +200,7 @@ fn every_key_of_a_client_arrives() {
             ],
             classes: ClassConfig::built_in().into(),
             class_steering: Vec::new(),
+            without_tuns: Vec::new(),
             class_rules: MatchRule::built_in(),
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),

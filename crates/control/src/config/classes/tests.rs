@@ -383,6 +383,9 @@ fn a_proxy_and_an_app_have_classes_without_tuns() {
     let options: ClientOptions = file::parse(&text, Path::new("client.toml")).unwrap();
     let config = ClientConfig::resolve_proxy(options).unwrap();
     assert_eq!((class(&config, "a").tun.as_deref(), class(&config, "a").lane), (None, None));
+    let said = "a proxy has no TUN devices: `cr0` of [[class]] counts for nothing here";
+    assert_eq!(config.note().as_deref(), Some(said));
+    assert_eq!(client("").unwrap().note(), None);
 }
 
 fn said(config: &ClientConfig, packet: &str) -> String {
