@@ -1,8 +1,9 @@
 //! Many clients in one thread.
 //!
 //! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
-//! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] behind a UDP socket of its own:
-//! it shakes hands, gets addresses, sends heartbeats and probes the MTU; there is only no TUN behind it. Always holds:
+//! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] with the classes that every
+//! client has, behind a UDP socket for each class that connects before anything belongs to it: it shakes hands, gets
+//! addresses, sends heartbeats, probes the MTU, and lets classes sleep; there is only no TUN behind it. Always holds:
 //! every client does a full handshake, because none of them knows the TLS tickets of another.
 
 use std::{
@@ -18,12 +19,16 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mpvpn_control::{config::Trust, tls};
+use mpvpn_class::{Rules, Share};
+use mpvpn_control::{
+    config::{ClassConfig, Trust},
+    tls,
+};
 use mpvpn_os::poll::{Events, Interest, Poller};
-use mpvpn_quic::{ClientSetup, TransportOptions};
+use mpvpn_quic::{ClientSetup, Local, TransportOptions};
 use mpvpn_tests::stage::{Place, Stage};
-use mpvpn_tunnel::{Carries, Client, ClientConfig, ClientEvent};
-use mpvpn_types::LinkId;
+use mpvpn_tunnel::{Carries, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, Fleet};
+use mpvpn_types::{ClassId, LinkId};
 
 /// A client's only link.
 const LINK: LinkId = LinkId(0);
@@ -55,7 +60,8 @@ impl Crowd {
         count: usize,
         at_once: usize,
     ) -> Self {
-        let sockets = stage.inside(place, || (0..count).map(|_| socket(server)).collect::<Vec<_>>());
+        let own = || connecting().into_iter().map(|class| (class, socket(server))).collect();
+        let sockets = stage.inside(place, || (0..count).map(|_| own()).collect::<Vec<_>>());
         let news = Arc::new(News::default());
         let theirs = news.clone();
         let began = Instant::now();
@@ -111,9 +117,18 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
+/// The classes that connect at once.
+fn connecting() -> Vec<ClassId> {
+    let all = ClassConfig::built_in().into_iter();
+    all.filter(|class| class.id == ClassId::DEFAULT || class.priority).map(|class| class.id).collect()
+}
+
+/// The sockets of a client.
+type Sockets = Vec<(ClassId, UdpSocket)>;
+
 struct Member {
-    client: Client,
-    socket: UdpSocket,
+    client: Fleet,
+    sockets: Sockets,
     /// Its place in the queue of timers.
     armed: Option<Instant>,
     up: bool,
@@ -133,15 +148,18 @@ struct Members {
 }
 
 impl Members {
-    fn new(sockets: Vec<UdpSocket>, server: SocketAddr, news: Arc<News>) -> Self {
+    fn new(sockets: Vec<Sockets>, server: SocketAddr, news: Arc<News>) -> Self {
         let now = Instant::now();
         let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
         let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"crowd");
         let setup = setup.expect("a QUIC configuration");
         let poller = Poller::new().expect("an epoll instance");
         let mut all = Vec::with_capacity(sockets.len());
-        for (number, socket) in sockets.into_iter().enumerate() {
-            poller.add(&socket, number as u64, Interest::Read).expect("a socket to watch");
+        for (number, sockets) in sockets.into_iter().enumerate() {
+            for (at, (_, socket)) in sockets.iter().enumerate() {
+                let token = number * sockets.len() + at;
+                poller.add(socket, token as u64, Interest::Read).expect("a socket to watch");
+            }
             let config = ClientConfig {
                 carries: Carries::Packets,
                 setup: setup.clone(),
@@ -158,7 +176,8 @@ impl Members {
                 lane: Default::default(),
                 lane_secret: Default::default(),
             };
-            all.push(Member { client: Client::new(now, config), socket, armed: None, up: false });
+            let client = Fleet::new(now, classes(&config), Rules::default(), 0, false);
+            all.push(Member { client, sockets, armed: None, up: false });
         }
         Self {
             all,
@@ -178,7 +197,10 @@ impl Members {
         while !self.news.leave.load(Relaxed) {
             let now = Instant::now();
             while self.started < self.all.len() && self.started - self.news.up.load(Relaxed) < at_once {
-                self.all[self.started].client.link_up(now, LINK, self.server);
+                let member = &mut self.all[self.started];
+                for (class, _) in &member.sockets {
+                    member.client.link_up(now, LINK.with_class(*class), self.server);
+                }
                 self.started += 1;
                 self.drive(now, self.started - 1);
             }
@@ -200,9 +222,10 @@ impl Members {
         let next = self.timers.first().map_or(NAP, |(at, _)| at.saturating_duration_since(now).min(NAP));
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
+        let each = connecting().len();
         for event in events.iter() {
-            let number = event.token as usize;
-            self.receive(now, number);
+            let (number, at) = (event.token as usize / each, event.token as usize % each);
+            self.receive(now, number, at);
             self.drive(now, number);
         }
         while let Some((at, number)) = self.timers.first().copied()
@@ -215,14 +238,15 @@ impl Members {
         }
     }
 
-    fn receive(&mut self, now: Instant, number: usize) {
+    fn receive(&mut self, now: Instant, number: usize, at: usize) {
         let mut datagram = [0; 2048];
         let member = &mut self.all[number];
+        let (class, socket) = &member.sockets[at];
         loop {
-            match member.socket.recv(&mut datagram) {
+            match socket.recv(&mut datagram) {
                 Ok(length) => {
                     let data = BytesMut::from(&datagram[..length]);
-                    member.client.handle_datagram(now, LINK, self.server, 0, data);
+                    member.client.handle_datagram(now, LINK.with_class(*class), self.server, 0, data);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // An ICMP error of something sent earlier; the client has timers for that.
@@ -230,7 +254,7 @@ impl Members {
             }
             self.stirred = now;
         }
-        member.client.handle_batch(now);
+        member.client.handle_batch(now, *class);
     }
 
     /// Sends what a client has to say, takes its news, and notes when it wants to be looked at again.
@@ -239,18 +263,19 @@ impl Members {
         loop {
             self.out.clear();
             let Some(transmit) = member.client.poll_transmit(now, &mut self.out) else { break };
+            let class = transmit.local.and_then(Local::as_link).map(LinkId::class);
+            let Some((_, socket)) = member.sockets.iter().find(|(id, _)| Some(*id) == class) else {
+                continue;
+            };
             for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 // What does not fit the socket now is a lost packet, as on any link.
-                let _ = member.socket.send(datagram);
+                let _ = socket.send(datagram);
             }
             self.stirred = now;
         }
         while member.client.poll_tun(now).is_some() {}
-        while let Some(event) = member.client.poll_event() {
+        while let Some(event) = member.client.poll_event(now) {
             match event {
-                ClientEvent::Up(_) if !std::mem::replace(&mut member.up, true) => {
-                    self.news.up.fetch_add(1, Relaxed);
-                }
                 ClientEvent::Down(_) if std::mem::take(&mut member.up) => {
                     self.news.up.fetch_sub(1, Relaxed);
                     self.news.lost.fetch_add(1, Relaxed);
@@ -258,6 +283,11 @@ impl Members {
                 ClientEvent::Fatal(error) => panic!("client {number}: {error}"),
                 _ => {}
             }
+        }
+        let connecting = |state| state == ClientState::Connecting;
+        if !member.up && !member.client.reports(now).iter().any(|(_, report)| connecting(report.state)) {
+            member.up = true;
+            self.news.up.fetch_add(1, Relaxed);
         }
         let next = member.client.poll_timeout(now);
         if next == member.armed {
@@ -271,4 +301,15 @@ impl Members {
         }
         member.armed = next;
     }
+}
+
+/// The classes that every client has.
+fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
+    let setup = |class: ClassConfig| {
+        let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
+        let profile = ClassProfile { name: class.name, share, dscp: class.dscp.unwrap_or(0), cc: None };
+        let config = ClientConfig { class: Some(profile), ..config.clone() };
+        ClassSetup { id: class.id, first: class.priority, config }
+    };
+    ClassConfig::built_in().map(setup).into()
 }
