@@ -29,7 +29,7 @@ use mpvpn_path::{
 use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId, PathId, Tier};
 
-use crate::{client::Seen, mtu::MtuFollower, shapers::Shapers};
+use crate::{ClassProfile, client::Seen, mtu::MtuFollower, shapers::Shapers};
 pub(crate) use policy::PathPolicy;
 pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
@@ -121,6 +121,8 @@ impl Watched {
 #[derive(Debug)]
 pub(crate) struct Carrier {
     role: Role,
+    /// What its class is called, where there are several.
+    class: Option<Box<str>>,
     /// The request stream whose packets it carries; `None` if it carries streams and payloads of UDP only.
     stream: Option<u64>,
     prefix: DatagramPrefix,
@@ -164,6 +166,7 @@ impl Carrier {
     pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {
             role,
+            class: None,
             stream,
             prefix: datagram::prefix(stream.unwrap_or_default(), datagram::CONTEXT_PAYLOAD),
             dispatcher: Dispatcher::new(scheduler, queue()),
@@ -190,6 +193,11 @@ impl Carrier {
             counters: Counters::default(),
             pace: Pace::new(now),
         }
+    }
+
+    /// It is one of several, each for a class with a name.
+    pub(crate) fn set_class(&mut self, class: Option<&ClassProfile>) {
+        self.class = class.map(|class| class.name.as_str().into());
     }
 
     /// The peer knows numbered packets, in this context of the request stream.
@@ -522,7 +530,7 @@ impl Carrier {
                 connection.set_status(*id, tell);
             }
             if state != path.state {
-                tracing::debug!(path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
+                tracing::debug!(class = self.class.as_deref(), path = id.0, from = path.state.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
                 path.state = state;
                 if state == PathState::Down {
                     dead.push(*id);
@@ -576,7 +584,7 @@ impl Carrier {
             if let Some(change) = verdict.change {
                 judged = true;
                 let state = if change == Change::Alive { "alive" } else { "dead" };
-                tracing::info!(path = id.0, link = path.link.0, state, reason = %path.liveness.reason(), "path changed");
+                tracing::info!(class = self.class.as_deref(), path = id.0, link = path.link.0, state, reason = %path.liveness.reason(), "path changed");
             }
         }
         if judged {

@@ -331,7 +331,7 @@ impl Client {
                 }
                 QuicEvent::Lost(reason) => {
                     let attempt = self.attempts.remove(position);
-                    tracing::info!(link = attempt.link.0, %reason, "could not connect");
+                    tracing::info!(class = self.class_name(), link = attempt.link.0, %reason, "could not connect");
                     self.settle(id);
                     if let LostReason::Tls(reason) = reason
                         && !self.was_up
@@ -356,7 +356,11 @@ impl Client {
     fn connected(&mut self, now: Instant, attempt: Attempt) {
         let id = attempt.connection;
         if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
-            tracing::warn!("the server has not answered the request, asking again on another connection");
+            let class = self.class_name();
+            tracing::warn!(
+                class,
+                "the server has not answered the request, asking again on another connection"
+            );
         }
         self.close_session(now, "replaced by a new connection");
         let others = std::mem::take(&mut self.attempts);
@@ -368,7 +372,7 @@ impl Client {
         let http = match Http::start(Side::Client, connection) {
             Ok(http) => http,
             Err(error) => {
-                tracing::warn!(%error, "the server allows no HTTP/3 control streams");
+                tracing::warn!(class = self.class_name(), %error, "the server allows no HTTP/3 control streams");
                 self.close_connection(now, id, "no control streams");
                 self.attempts_over(now);
                 return;
@@ -376,6 +380,7 @@ impl Client {
         };
         // Replaced by the tunnel's own once the number of the request stream is known.
         let mut carrier = Carrier::new(now, Role::Client, None, self.config.scheduler);
+        carrier.set_class(self.config.class.as_ref());
         carrier.path_opened(now, connection, PathId(0));
         self.session = Some(Session {
             connection: id,
@@ -525,9 +530,8 @@ impl Client {
             // Whether going on makes sense is for the home to say.
             let reason = error.to_string();
             if self.down != reason {
-                let class = self.part.class().0;
                 tracing::warn!(
-                    class,
+                    class = self.class_name(),
                     reason,
                     "no connection of its own for a class, the default one carries it"
                 );
@@ -546,6 +550,11 @@ impl Client {
             self.close_connection(now, attempt.connection, reason);
         }
         self.backoff.trying();
+    }
+
+    /// What its class is called, where there are several.
+    pub(crate) fn class_name(&self) -> Option<&str> {
+        self.config.class.as_ref().map(|class| class.name.as_str())
     }
 
     /// Takes another configuration: the connection is closed, and made anew for the same session. The links, and what

@@ -194,6 +194,12 @@ struct Tunnel {
     counted_mtu: Option<usize>,
 }
 
+impl Tunnel {
+    fn class_name(&self) -> Option<&str> {
+        self.class.as_ref().map(|class| class.name.as_str())
+    }
+}
+
 /// A server: gives addresses to clients and moves packets between them and a TUN.
 pub struct Server {
     config: ServerConfig,
@@ -440,7 +446,7 @@ impl Server {
 
     fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
         if let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) {
-            tracing::info!(user = %tunnel.user, address = ?tunnel.addresses.and_then(|all| all.first().v4), %reason, "client gone");
+            tracing::info!(class = tunnel.class_name(), user = %tunnel.user, address = ?tunnel.addresses.and_then(|all| all.first().v4), %reason, "client gone");
         } else {
             tracing::debug!(%reason, "connection lost");
         }

@@ -240,7 +240,7 @@ impl Carrier {
         self.ranges.clear();
         let room = self.arena.room(split::bound(hdr, whole.len(), mtu, prefix.len()));
         if let Err(error) = split::split(hdr, whole, mtu, prefix, room, &mut self.ranges) {
-            tracing::debug!(%error, "a packet outgrew its paths and was dropped");
+            tracing::debug!(class = self.class.as_deref(), %error, "a packet outgrew its paths and was dropped");
             return Vec::new();
         }
         let parts = self.arena.take();

@@ -398,7 +398,11 @@ impl Carrier {
         for (id, _) in self.paths.iter().filter(|(_, path)| path.told == PathStatus::Available) {
             let mute = connection.mute_since(*id);
             if mute.is_some_and(|since| now.saturating_duration_since(since) >= MUTE) {
-                tracing::info!(path = id.0, "a path takes no data since the client's address changed");
+                tracing::info!(
+                    class = self.class.as_deref(),
+                    path = id.0,
+                    "a path takes no data since the client's address changed"
+                );
                 connection.close_path(now, *id);
             }
         }

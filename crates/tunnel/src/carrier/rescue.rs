@@ -150,7 +150,11 @@ impl Carrier {
             if path.close.is_some_and(|at| now >= at) {
                 path.close = None;
                 if others && !path.works() {
-                    tracing::info!(path = id.0, "a dead path is closed: streams wait for what it holds");
+                    tracing::info!(
+                        class = self.class.as_deref(),
+                        path = id.0,
+                        "a dead path is closed: streams wait for what it holds"
+                    );
                     connection.close_path(now, *id);
                 }
             }

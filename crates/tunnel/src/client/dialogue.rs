@@ -99,7 +99,9 @@ impl Client {
                         tracing::warn!(stream, code, reason);
                     }
                 }
-                HttpEvent::GoAway { .. } => tracing::info!("the server is about to stop"),
+                HttpEvent::GoAway { .. } => {
+                    tracing::info!(class = self.class_name(), "the server is about to stop")
+                }
                 _ => {}
             }
         }
@@ -139,6 +141,7 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.request = Some(stream);
         let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
+        carrier.set_class(self.config.class.as_ref());
         for (link, policy) in &self.policies {
             // Until the server agrees its heartbeats are those of any link.
             carrier.set_link(now, *link, policy.ours(false));

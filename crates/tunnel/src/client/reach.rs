@@ -51,7 +51,7 @@ impl Client {
                 self.attempts.push(Attempt { connection, link: id, since: now, heard: None, ready: None });
                 self.backoff.trying();
             }
-            Err(error) => tracing::warn!(%error, link = id.0, "cannot connect"),
+            Err(error) => tracing::warn!(class = self.class_name(), %error, link = id.0, "cannot connect"),
         }
     }
 

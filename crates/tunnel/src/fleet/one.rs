@@ -99,7 +99,7 @@ impl One {
         let due = self.life == Life::Asleep || now.saturating_duration_since(self.used) >= NOTE;
         if due && home.admits(packet) {
             if self.life == Life::Asleep {
-                tracing::debug!(class = self.id.0, "a class is used again");
+                tracing::debug!(class = self.client.class_name(), "a class is used again");
             }
             self.wake(now);
         }
@@ -174,7 +174,11 @@ impl One {
             }
             (ClientEvent::Down(reason), _) => {
                 self.life = Life::Down;
-                tracing::debug!(class = self.id.0, reason, "the connection of a class is lost");
+                tracing::debug!(
+                    class = self.client.class_name(),
+                    reason,
+                    "the connection of a class is lost"
+                );
             }
             _ => {}
         }
@@ -199,7 +203,10 @@ impl One {
     /// Sleeps if it is time to.
     pub(super) fn rest(&mut self, now: Instant) {
         if self.sleeps_at().is_some_and(|at| now >= at) {
-            tracing::debug!(class = self.id.0, "nobody uses a class, its connection is closed");
+            tracing::debug!(
+                class = self.client.class_name(),
+                "nobody uses a class, its connection is closed"
+            );
             self.sleep(now);
         }
     }

@@ -170,6 +170,7 @@ impl Server {
         }
         let mut answer = connect_ip::accept(Some(&entry.secret));
         let class = headers.single(CLASS_HEADER).and_then(ClassProfile::parse);
+        carrier.set_class(class.as_ref());
         if let Some(class) = &class {
             let shapers = &self.groups.entry(entry.secret).or_default().shapers;
             shapers.set_share(now, member.class(), limits.bound(class.share));
@@ -294,7 +295,8 @@ impl Server {
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
         if tunnel.addresses.is_none() {
             let (user, first) = (&tunnel.user, addresses.first());
-            tracing::info!(%user, v4 = ?first.v4, v6 = ?first.v6, "client connected");
+            let class = tunnel.class_name();
+            tracing::info!(class, %user, v4 = ?first.v4, v6 = ?first.v6, "client connected");
         }
         tunnel.addresses = Some(addresses);
         let (stream, secret) = (tunnel.stream, tunnel.secret);
