@@ -36,6 +36,8 @@ const BY_FLOWS: &str = "the server carries no packets: TCP and UDP work, ping an
 /// Why a class has no connection.
 const NOT_USED_YET: &str = "not used yet";
 const NOT_USED: &str = "not used for ten minutes";
+/// Why its paths carry nothing.
+const ASLEEP: &str = "its class sleeps until it is used";
 
 /// What a client tells about itself.
 pub(crate) fn of_client(
@@ -101,11 +103,7 @@ pub(crate) fn of_client(
         for path in &report.paths {
             let link = path.link.map(|link| link.with_class(*id));
             let Some((id, link)) = link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
-            let port =
-                link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
-            let remote = path.view.remote;
-            let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
-            let local = SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port);
+            let local = local_of(link, path.view.remote);
             let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
             let mut told = path_of(path, &class.name, &link.name, local, member);
             told.pipe = several.then_some(id.pipe());
@@ -113,6 +111,13 @@ pub(crate) fn of_client(
                 told.reason = "a pipe that is not used now".to_owned();
             }
             status.paths.push(told);
+        }
+        if report.state == ClientState::Asleep {
+            let own = links.links.iter().filter(|(link, _)| link.class() == *id);
+            let usable = own.filter_map(|(_, link)| Some((link, link.remote?)));
+            status.paths.extend(
+                (0..).zip(usable).map(|(at, (link, remote))| sleeping(at, &class.name, link, remote, member)),
+            );
         }
     }
     for (_, link) in links.uplinks() {
@@ -333,13 +338,52 @@ pub(crate) fn count_lost(status: &mut Status, lost: u64) {
     }
 }
 
+/// Where packets of a link to the server come from.
+fn local_of(link: &Uplink, remote: SocketAddr) -> SocketAddr {
+    let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
+    let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
+    SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port)
+}
+
+/// The path over a link that a class will have when it wakes, which has its socket already.
+fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Member) -> Path {
+    Path {
+        id: id_of(at, class, &link.name, member),
+        class: class.to_owned(),
+        link: link.name.clone(),
+        pipe: None,
+        local: local_of(link, remote),
+        remote,
+        state: PathState::Standby,
+        reason: ASLEEP.to_owned(),
+        rtt_ms: 0.0,
+        min_rtt_ms: 0.0,
+        base_rtt_ms: None,
+        jitter_ms: 0.0,
+        loss_pct: 0.0,
+        cwnd_bytes: 0,
+        in_flight_bytes: 0,
+        rate_bps: 0,
+        tx_bytes: 0,
+        rx_bytes: 0,
+        tx_packets: 0,
+        rx_packets: 0,
+        lost_packets: 0,
+        mtu: 0,
+    }
+}
+
+/// Each connection of a session counts its paths from 0.
+fn id_of(number: u32, class: &str, link: &str, member: Member) -> String {
+    let shard = if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) };
+    format!("{class}/{link}/{number}{shard}")
+}
+
 fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, member: Member) -> Path {
     let view = &report.view;
     let name = if link.is_empty() { "path" } else { link };
-    // Each connection of a session counts its paths from 0.
-    let shard = if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) };
     Path {
-        id: format!("{class}/{name}/{}{shard}", view.id.0),
+        id: id_of(view.id.0, class, name, member),
         class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,

@@ -95,12 +95,7 @@ impl Fleet {
             client.allow_members();
         }
         client.share_links(self.shapers.clone());
-        let mut one = One::new(now, id, first, client);
-        // A call should not have to wait.
-        if id != ClassId::DEFAULT && !first {
-            one.sleep(now);
-        }
-        one
+        One::new(now, id, first, client)
     }
 
     fn set_order(&mut self) {

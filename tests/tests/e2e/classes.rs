@@ -12,8 +12,6 @@ use serde_json::Value;
 const SOON: Duration = Duration::from_secs(15);
 /// What marks a packet as a call, as `ping -Q` takes it: DSCP EF.
 const CALL: &str = "0xb8";
-/// What marks one as nothing that anybody waits for: DSCP CS1.
-const NOT_URGENT: &str = "0x20";
 /// Pings are of the class of calls by themselves.
 const PLAIN: &str = "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
 const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
@@ -22,14 +20,8 @@ const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
 fn client(stage: &Stage, config: &str, links: usize) -> Peer {
     fs::write(stage.dir().join("client.toml"), config).expect("a file");
     let client = stage.client(&["--config", "client.toml"]);
-    wake_bulk(stage);
     CLASSES.iter().for_each(|class| until_active(&client, class, links));
     client
-}
-
-/// The class has a connection once something belongs to it.
-fn wake_bulk(stage: &Stage) {
-    stage.attempt(Place::Client, SOON, &["ping", "-c", "1", "-W", "1", "-Q", NOT_URGENT, TUNNEL]);
 }
 
 fn until_active(client: &Peer, class: &str, links: usize) {
@@ -177,7 +169,6 @@ fn classes_keep_to_the_links_that_they_are_given() {
                   [[class]]\nname = 'critical'\nprefer = ['eth2']\n";
     fs::write(stage.dir().join("client.toml"), config).expect("a file");
     let client = stage.client(&["--config", "client.toml"]);
-    wake_bulk(&stage);
     until_active(&client, "default", 2);
     let status = client.until(SOON, "critical and bulk where they belong", |status| {
         let state = |class, link| {

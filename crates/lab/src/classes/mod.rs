@@ -56,10 +56,9 @@ pub(crate) fn run(args: &ClassesArgs) -> Result<ExitCode, LabError> {
 }
 
 fn play(lab: &Lab, vpn: &Vpn, args: &ClassesArgs) -> Result<Run, LabError> {
-    // A class has a connection once something belongs to it.
-    let traffic = Traffic::start(lab)?;
     let ports = ports(vpn)?;
     println!("The tunnel is up; the client's API is {}.\n", vpn.client.socket().display());
+    let traffic = Traffic::start(lab)?;
     signals::sleep(WARM_UP)?;
     let begin = traffic.start.elapsed();
     let whole = Duration::from_secs(args.seconds);

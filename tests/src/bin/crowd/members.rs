@@ -2,7 +2,7 @@
 //!
 //! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
 //! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] with the classes that every
-//! client has, behind a UDP socket for each class that connects before anything belongs to it: it shakes hands, gets
+//! client has, behind a UDP socket for each class: it shakes hands, gets
 //! addresses, sends heartbeats, probes the MTU, and lets classes sleep; there is only no TUN behind it. Always holds:
 //! every client does a full handshake, because none of them knows the TLS tickets of another.
 
@@ -119,8 +119,7 @@ fn socket(server: SocketAddr) -> UdpSocket {
 
 /// The classes that connect at once.
 fn connecting() -> Vec<ClassId> {
-    let all = ClassConfig::built_in().into_iter();
-    all.filter(|class| class.id == ClassId::DEFAULT || class.priority).map(|class| class.id).collect()
+    ClassConfig::built_in().into_iter().map(|class| class.id).collect()
 }
 
 /// The sockets of a client.

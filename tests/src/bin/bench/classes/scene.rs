@@ -1,6 +1,6 @@
 //! A stage with a client whose file has classes, and the traffic of each.
 
-use std::{fs, net::UdpSocket, time::Duration};
+use std::{fs, time::Duration};
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
@@ -37,13 +37,6 @@ impl Line {
     fn table(&self) -> String {
         let Self { class, port, more } = self;
         format!("[[class]]\nname = \"{class}\"\n{more}\n[[class.match]]\nports = \"{port}-{}\"\n", port + 9)
-    }
-
-    /// The class has a connection once something belongs to it.
-    fn wake(&self, scene: &Scene) -> Result<(), String> {
-        let send = || UdpSocket::bind("0.0.0.0:0")?.send_to(b"wake", (TUNNEL, self.port));
-        let sent = scene.stage.inside(Place::Client, send);
-        sent.map(drop).map_err(|error| format!("cannot send a datagram of {}: {error}", self.class))
     }
 
     /// The class's call.
@@ -95,7 +88,6 @@ impl Scene {
         let client = stage.client(&["--config", "classes.toml"]);
         let scene = Self { client, server, stage };
         for line in lines {
-            line.wake(&scene)?;
             scene.until_there(line.class, links.len());
         }
         Ok(scene)
