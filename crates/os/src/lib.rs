@@ -23,6 +23,7 @@ mod error;
 pub mod firewall;
 pub mod limits;
 pub mod netlink;
+mod option;
 mod packet_fd;
 pub mod poll;
 pub mod privilege;
@@ -35,7 +36,7 @@ pub mod undo;
 
 pub use error::OsError;
 pub use packet_fd::PacketFd;
-pub use tcp::{TcpAcceptor, TcpSocket};
+pub use tcp::{TcpAcceptor, TcpOptions, TcpSocket};
 pub use tun::{Tun, TunConfig};
 pub use udp::{ConnectedUdp, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
 pub use undo::Undo;

@@ -2,11 +2,15 @@
 //!
 //! In: an address to connect to or to listen on, bytes to write. Out: whether the connection stands, bytes that came. Always holds:
 //! nonblocking; nothing is delayed to fill segments (TCP_NODELAY), and a far end that is gone is found by keep-alives;
-//! writing never raises SIGPIPE; what is read goes into memory that was not zeroed first.
+//! writing never raises SIGPIPE; what is read goes into memory that was not zeroed first. Where Multipath TCP (RFC 8684)
+//! is asked for and the kernel has none, a connection is one of TCP.
+
+mod mptcp;
+mod options;
 
 use std::{
     io::{self, IoSlice},
-    net::{IpAddr, SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
@@ -15,17 +19,18 @@ use bytes::BytesMut;
 use rustix::{
     io::Errno,
     net::{
-        AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, sockopt,
+        AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown, SocketFlags, SocketType, ipproto,
+        sockopt,
     },
 };
 
+pub use mptcp::{Multipath, Subflow};
+pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
+
 use crate::error::OsError;
 
-/// The far end is asked whether it is still there after so long without anything from it.
-const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(60);
-const KEEP_ALIVE_PAUSE: Duration = Duration::from_secs(15);
-/// So many questions without an answer end the connection.
-const KEEP_ALIVE_COUNT: u32 = 5;
+/// Connections that may wait to be taken.
+const BACKLOG: i32 = 4096;
 
 /// A connection, or an attempt at one.
 #[derive(Debug)]
@@ -49,21 +54,41 @@ impl TcpSocket {
         Ok(peer.try_into()?)
     }
 
-    /// Starts to connect. The socket becomes writable when that has come to an end: [`Self::connected`] tells which.
+    /// Starts to connect, with nothing special about the connection. The socket becomes writable when that has come to
+    /// an end: [`Self::connected`] tells which.
     ///
     /// # Errors
     /// Where the kernel knows at once that it cannot be: no route, no descriptors, or a refusal of this machine.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
-        let family = match to.ip() {
-            IpAddr::V4(_) => AddressFamily::INET,
-            IpAddr::V6(_) => AddressFamily::INET6,
-        };
-        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let fd = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-        configure(&fd)?;
-        match rustix::net::connect(&fd, &to) {
+        let socket = Self::open(to, &TcpOptions::default())?;
+        socket.start(to)?;
+        Ok(socket)
+    }
+
+    /// A socket that can connect to addresses of the family of `to`, and has not begun to.
+    ///
+    /// # Errors
+    /// Where the device cannot be bound to ([`io::ErrorKind::PermissionDenied`]: old kernels let nobody but root do
+    /// that) or does not exist, the mark may not be set, the local address is none of this machine's, or no descriptors
+    /// are left.
+    pub fn open(to: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
+        let fd = new_socket(to.ip(), options.protocol)?;
+        options.apply(&fd)?;
+        if let Some(local) = options.local {
+            rustix::net::bind(&fd, &SocketAddr::new(local, 0))?;
+        }
+        Ok(Self(fd))
+    }
+
+    /// Starts to connect one that is [`open`](Self::open). It becomes writable when that has come to an end:
+    /// [`Self::connected`] tells which.
+    ///
+    /// # Errors
+    /// As those of [`Self::connect`].
+    pub fn start(&self, to: SocketAddr) -> io::Result<()> {
+        match rustix::net::connect(&self.0, &to) {
             // An interrupted call goes on by itself.
-            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(Self(fd)),
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -134,12 +159,19 @@ impl TcpSocket {
     }
 }
 
-fn configure(fd: &OwnedFd) -> rustix::io::Result<()> {
-    sockopt::set_tcp_nodelay(fd, true)?;
-    sockopt::set_socket_keepalive(fd, true)?;
-    sockopt::set_tcp_keepidle(fd, KEEP_ALIVE_IDLE)?;
-    sockopt::set_tcp_keepintvl(fd, KEEP_ALIVE_PAUSE)?;
-    sockopt::set_tcp_keepcnt(fd, KEEP_ALIVE_COUNT)
+fn new_socket(ip: IpAddr, protocol: Protocol) -> io::Result<OwnedFd> {
+    let family = match ip {
+        IpAddr::V4(_) => AddressFamily::INET,
+        IpAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let new = |protocol| rustix::net::socket_with(family, SocketType::STREAM, flags, protocol);
+    let fd = match protocol {
+        Protocol::Tcp => new(None),
+        // Kernels without it, or where it is switched off, refuse in various ways.
+        Protocol::Mptcp => new(Some(ipproto::MPTCP)).or_else(|_| new(None)),
+    };
+    Ok(fd?)
 }
 
 /// Takes connections of others.
@@ -152,10 +184,24 @@ impl TcpAcceptor {
     /// # Errors
     /// If the address is not one of this machine, or taken.
     pub fn bind(local: SocketAddr) -> Result<Self, OsError> {
-        let bind = || {
-            let listener = TcpListener::bind(local)?;
-            listener.set_nonblocking(true)?;
-            Ok(listener)
+        Self::listen(local, ListenOptions::default())
+    }
+
+    /// As [`Self::bind`], with options.
+    ///
+    /// # Errors
+    /// As those of [`Self::bind`].
+    pub fn listen(local: SocketAddr, options: ListenOptions) -> Result<Self, OsError> {
+        let bind = || -> io::Result<_> {
+            let fd = new_socket(local.ip(), options.protocol)?;
+            // Connections of an earlier process that are about to end do not keep the port.
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+            if local.is_ipv6() {
+                sockopt::set_ipv6_v6only(&fd, options.v6only)?;
+            }
+            rustix::net::bind(&fd, &local)?;
+            rustix::net::listen(&fd, BACKLOG)?;
+            Ok(TcpListener::from(fd))
         };
         bind().map(Self).map_err(|source| OsError::Listen { local, source })
     }
@@ -178,7 +224,7 @@ impl TcpAcceptor {
             match rustix::net::accept_with(&self.0, flags) {
                 Ok(fd) => {
                     // One that is closed again already cannot be configured; reading tells.
-                    let _ = configure(&fd);
+                    let _ = Tuning::default().apply(&fd);
                     return Ok(Some(TcpSocket(fd)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
@@ -187,6 +233,18 @@ impl TcpAcceptor {
                 Err(error) => return Err(error.into()),
             }
         }
+    }
+}
+
+impl From<TcpAcceptor> for TcpListener {
+    fn from(acceptor: TcpAcceptor) -> Self {
+        acceptor.0
+    }
+}
+
+impl From<TcpSocket> for TcpStream {
+    fn from(socket: TcpSocket) -> Self {
+        socket.0.into()
     }
 }
 

@@ -25,12 +25,20 @@ impl Family {
 /// Bytes in the kernel's layout, with their length.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(4))]
-pub(super) struct RawAddress {
+pub(crate) struct RawAddress {
     bytes: [u8; V6_LENGTH as usize],
     length: u32,
 }
 
 impl RawAddress {
+    /// Reads an address in the kernel's layout; `None` if it is cut short or of another family.
+    pub(crate) fn read(bytes: &[u8]) -> Option<SocketAddr> {
+        let mut raw = Self::default();
+        let length = bytes.len().min(raw.bytes.len());
+        raw.bytes[..length].copy_from_slice(&bytes[..length]);
+        raw.parse(length as u32)
+    }
+
     /// Bytes of room for any address.
     pub(super) const ROOM: u32 = V6_LENGTH;
 
@@ -127,5 +135,6 @@ mod tests {
         let raw = RawAddress::new("[2001:db8::1]:1".parse().unwrap(), Family::V6);
         assert_eq!(raw.parse(27), None);
         assert_eq!(RawAddress::default().parse(28), None);
+        assert_eq!(RawAddress::read(&[]), None);
     }
 }

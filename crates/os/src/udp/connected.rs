@@ -9,8 +9,9 @@ use std::{
 use super::{
     RecvBatch, UdpOptions,
     address::{Family, RawAddress},
-    check, configure, is_transient, new_socket, receive_batch, set_int,
+    configure, is_transient, new_socket, receive_batch,
 };
+use crate::option::{check, set_int};
 
 /// Bytes of the receive buffer: what comes while everybody else has their turn.
 const RECV_BUFFER: usize = 512 << 10;

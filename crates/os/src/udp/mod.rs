@@ -6,7 +6,7 @@
 //! allocation and no zero-filling a datagram once buffers are warm; IPv4-mapped addresses never
 //! leave this module.
 
-mod address;
+pub(crate) mod address;
 mod connected;
 mod control;
 mod receive;
@@ -26,7 +26,10 @@ use send::Sender;
 pub use send::{MAX_SEGMENTS, MAX_TRAIN, Outgoing, SendFailure};
 pub use steer::bind_group;
 
-use crate::error::OsError;
+use crate::{
+    error::OsError,
+    option::{check, set_bytes, set_int},
+};
 
 /// How to make a socket.
 #[derive(Clone, Debug)]
@@ -222,18 +225,4 @@ fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<(
 fn set_buffer(fd: &OwnedFd, force: libc::c_int, plain: libc::c_int, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     set_int(fd, libc::SOL_SOCKET, force, bytes).or_else(|_| set_int(fd, libc::SOL_SOCKET, plain, bytes))
-}
-
-fn set_int(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    set_bytes(fd, level, name, &value.to_ne_bytes())
-}
-
-fn set_bytes(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &[u8]) -> io::Result<()> {
-    let length = value.len() as libc::socklen_t;
-    // SAFETY: `value` outlives the call and has `length` bytes.
-    check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value.as_ptr().cast(), length) })
-}
-
-fn check(code: libc::c_int) -> io::Result<()> {
-    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

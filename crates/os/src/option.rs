@@ -1,0 +1,50 @@
+//! Options of sockets, by the kernel's own calls.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+};
+
+/// Sets an option that is a number.
+pub(crate) fn set_int(
+    fd: impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    set_bytes(fd, level, name, &value.to_ne_bytes())
+}
+
+/// Sets an option of any kind.
+pub(crate) fn set_bytes(
+    fd: impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &[u8],
+) -> io::Result<()> {
+    let length = value.len() as libc::socklen_t;
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: `value` outlives the call and has `length` bytes.
+    check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) })
+}
+
+/// Reads an option into `value`, which may hold what the kernel is to know beforehand, and returns the bytes of it that
+/// the kernel has written.
+pub(crate) fn read_bytes(
+    fd: impl AsFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<&[u8]> {
+    let mut length = libc::socklen_t::try_from(value.len()).unwrap_or(libc::socklen_t::MAX);
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: `value` and `length` outlive the call, and `value` has at least `length` bytes of room.
+    check(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &raw mut length) })?;
+    let length = value.len().min(length as usize);
+    Ok(&value[..length])
+}
+
+/// What a call returned, as a result.
+pub(crate) fn check(code: libc::c_int) -> io::Result<()> {
+    if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

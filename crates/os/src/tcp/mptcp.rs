@@ -1,0 +1,233 @@
+//! What became of a connection that was tried as one of Multipath TCP.
+
+use std::{io, net::SocketAddr, os::fd::AsFd};
+
+use crate::{option::read_bytes, udp::address::RawAddress};
+
+/// SOL_MPTCP of linux/socket.h.
+const SOL_MPTCP: libc::c_int = 284;
+/// Options of linux/mptcp.h.
+const MPTCP_INFO: libc::c_int = 1;
+const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
+
+/// Where `mptcpi_flags` is in `struct mptcp_info`.
+const FLAGS: std::ops::Range<usize> = 8..12;
+const FLAG_FALLBACK: u32 = 1;
+const FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
+
+/// Bytes of `struct mptcp_subflow_data`: four 32-bit numbers.
+const SUBFLOW_HEAD: usize = 16;
+/// Bytes of `struct sockaddr_storage`; `struct mptcp_subflow_addrs` is two of them.
+const ADDRESS: usize = 128;
+/// Subflows that are read. The kernel makes no more than 8 to each side's addresses.
+const SUBFLOWS: usize = 16;
+
+/// What a connection is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Multipath {
+    /// Nobody asked for Multipath TCP, this kernel has none, or there is no connection yet.
+    No,
+    /// It was asked for, and the far end does not know it or somebody on the way took it away: it is one of TCP.
+    FellBack,
+    /// It is one of Multipath TCP, with these subflows.
+    Yes(Vec<Subflow>),
+}
+
+/// One TCP connection of several that are one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Subflow {
+    /// This end.
+    pub local: SocketAddr,
+    /// The far end.
+    pub remote: SocketAddr,
+}
+
+impl Multipath {
+    /// What the connection behind `fd` is now. One whose options are taken away after the handshake falls back with the
+    /// first bytes, so ask again once some have come.
+    ///
+    /// # Errors
+    /// If it is no socket.
+    pub fn of(fd: impl AsFd) -> io::Result<Self> {
+        let mut room = [0; 256];
+        let info = match read_bytes(&fd, SOL_MPTCP, MPTCP_INFO, &mut room) {
+            Ok(info) => info,
+            // Linux asks the only subflow, which is TCP, after a fallback.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
+                return Ok(if was_tried(&fd) { Self::FellBack } else { Self::No });
+            }
+            Err(error) => return Err(error),
+        };
+        let flags = info.get(FLAGS).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+        Ok(match flags {
+            flags if flags & FLAG_FALLBACK != 0 => Self::FellBack,
+            flags if flags & FLAG_REMOTE_KEY_RECEIVED == 0 => Self::No,
+            _ => Self::Yes(subflows(fd)),
+        })
+    }
+}
+
+/// Whether the socket was made for Multipath TCP. What a listener hands out to those who asked for TCP was not.
+fn was_tried(fd: impl AsFd) -> bool {
+    let mut room = [0; 4];
+    let protocol = read_bytes(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut room);
+    protocol.is_ok_and(|bytes| bytes == libc::IPPROTO_MPTCP.to_ne_bytes())
+}
+
+/// The subflows of a connection; none where the kernel (before 5.16) does not tell.
+fn subflows(fd: impl AsFd) -> Vec<Subflow> {
+    let mut room = [0; SUBFLOW_HEAD + SUBFLOWS * 2 * ADDRESS];
+    // What is known here of the head, and of each entry; the kernel fills in the numbers between.
+    room[..4].copy_from_slice(&(SUBFLOW_HEAD as u32).to_ne_bytes());
+    room[12..16].copy_from_slice(&(2 * ADDRESS as u32).to_ne_bytes());
+    read_bytes(fd, SOL_MPTCP, MPTCP_SUBFLOW_ADDRS, &mut room).map(parse).unwrap_or_default()
+}
+
+fn parse(bytes: &[u8]) -> Vec<Subflow> {
+    let number = |at: usize| {
+        let field = bytes.get(at..at + 4).and_then(|field| field.try_into().ok());
+        field.map_or(0, u32::from_ne_bytes) as usize
+    };
+    let (head, count, entry) = (number(0), number(4).min(SUBFLOWS), number(12));
+    if head < SUBFLOW_HEAD || entry < 2 * ADDRESS {
+        return Vec::new();
+    }
+    let entries = bytes.get(head..).unwrap_or_default().chunks_exact(entry).take(count);
+    let subflow = |entry: &[u8]| {
+        let (local, remote) = (&entry[..ADDRESS], &entry[ADDRESS..2 * ADDRESS]);
+        Some(Subflow { local: RawAddress::read(local)?, remote: RawAddress::read(remote)? })
+    };
+    entries.filter_map(subflow).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+        time::Duration,
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        poll::{Events, Interest, Poller},
+        tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, TcpOptions, TcpSocket, Tuning},
+    };
+
+    fn has_mptcp() -> bool {
+        let enabled = std::fs::read_to_string("/proc/sys/net/mptcp/enabled");
+        enabled.is_ok_and(|text| text.trim() == "1")
+    }
+
+    fn options(protocol: Protocol) -> TcpOptions {
+        let tuning = Tuning {
+            keep_alive: KeepAlive { idle: Duration::from_secs(10), pause: Duration::from_secs(3), count: 3 },
+            unsent_low: Some(16 << 10),
+            user_timeout: Some(Duration::from_secs(20)),
+            rto_max: Some(Duration::from_secs(1)),
+            dscp: 10,
+        };
+        TcpOptions { device: Some("lo".to_owned()), protocol, tuning, ..TcpOptions::default() }
+    }
+
+    /// A connection over loopback on which bytes went both ways: its two ends.
+    fn pair(local: &str, ours: Protocol, theirs: Protocol) -> (TcpStream, TcpStream) {
+        let options_of_listener = ListenOptions { protocol: theirs, v6only: false };
+        let acceptor = TcpAcceptor::listen(local.parse().unwrap(), options_of_listener).unwrap();
+        let to = acceptor.local_addr().unwrap();
+        let socket = TcpSocket::open(to, &options(ours)).unwrap();
+        assert_eq!(Multipath::of(&socket).unwrap(), Multipath::No);
+        socket.start(to).unwrap();
+        let poller = Poller::new().unwrap();
+        poller.add(&socket, 0, Interest::Write).unwrap();
+        assert_eq!(poller.wait(&mut Events::with_capacity(1), Some(Duration::from_secs(5))).unwrap(), 1);
+        socket.connected().unwrap();
+        let listener = TcpListener::from(acceptor);
+        listener.set_nonblocking(false).unwrap();
+        let (mut there, _) = listener.accept().unwrap();
+        options(theirs).tuning.apply(&there).unwrap();
+        let mut here = TcpStream::from(socket);
+        here.set_nonblocking(false).unwrap();
+        here.write_all(b"to").unwrap();
+        there.read_exact(&mut [0; 2]).unwrap();
+        there.write_all(b"fro").unwrap();
+        here.read_exact(&mut [0; 3]).unwrap();
+        (here, there)
+    }
+
+    #[test]
+    fn two_ends_with_it_have_one_subflow_to_begin_with() {
+        if !has_mptcp() {
+            return println!("skipped: this kernel has no Multipath TCP");
+        }
+        for local in ["127.0.0.1:0", "[::1]:0"] {
+            let (here, there) = pair(local, Protocol::Mptcp, Protocol::Mptcp);
+            let only = Subflow { local: here.local_addr().unwrap(), remote: here.peer_addr().unwrap() };
+            assert_eq!(Multipath::of(&here).unwrap(), Multipath::Yes(vec![only]));
+            let only = Subflow { local: only.remote, remote: only.local };
+            assert_eq!(Multipath::of(&there).unwrap(), Multipath::Yes(vec![only]));
+        }
+    }
+
+    #[test]
+    fn an_end_without_it_leaves_tcp() {
+        if !has_mptcp() {
+            return println!("skipped: this kernel has no Multipath TCP");
+        }
+        let (here, there) = pair("127.0.0.1:0", Protocol::Mptcp, Protocol::Tcp);
+        assert_eq!(Multipath::of(&here).unwrap(), Multipath::FellBack);
+        assert_eq!(Multipath::of(&there).unwrap(), Multipath::No);
+        let (here, there) = pair("127.0.0.1:0", Protocol::Tcp, Protocol::Mptcp);
+        assert_eq!(Multipath::of(&here).unwrap(), Multipath::No);
+        assert_eq!(Multipath::of(&there).unwrap(), Multipath::No);
+    }
+
+    #[test]
+    fn options_hold_as_far_as_it_is_said() {
+        let number = |fd: &TcpStream, level, name| {
+            let mut room = [0; 4];
+            let read = read_bytes(fd, level, name, &mut room).map(<[u8]>::to_vec);
+            read.ok().map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap()))
+        };
+        let is_multipath = |fd: &TcpStream| matches!(Multipath::of(fd), Ok(Multipath::Yes(_)));
+        for protocol in [Protocol::Tcp, Protocol::Mptcp] {
+            let ends = pair("127.0.0.1:0", protocol, protocol);
+            for end in [&ends.0, &ends.1] {
+                assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_NODELAY), Some(1));
+                assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT), Some(16 << 10));
+                assert_eq!(number(end, libc::IPPROTO_IP, libc::IP_TOS), Some(10 << 2));
+                assert_eq!(number(end, libc::SOL_SOCKET, libc::SO_KEEPALIVE), Some(1));
+                if !is_multipath(end) {
+                    assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE), Some(10));
+                    assert_eq!(number(end, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), Some(20_000));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_device_that_does_not_exist_is_an_error() {
+        let options = TcpOptions { device: Some("none0".to_owned()), ..TcpOptions::default() };
+        let error = TcpSocket::open("127.0.0.1:1".parse().unwrap(), &options).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENODEV));
+    }
+
+    #[test]
+    fn numbers_that_lie_about_the_room_give_no_subflows() {
+        let mut bytes = vec![0; SUBFLOW_HEAD + 2 * ADDRESS];
+        assert!(parse(&bytes).is_empty());
+        for (at, value) in [(0, u32::MAX), (4, u32::MAX), (12, 1)] {
+            bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+        }
+        assert!(parse(&bytes).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1024)) {
+            parse(&bytes);
+        }
+    }
+}
