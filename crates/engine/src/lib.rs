@@ -31,6 +31,7 @@ mod resolver;
 pub mod server;
 mod slow;
 mod status;
+mod tcp_way;
 mod turn;
 mod wire;
 

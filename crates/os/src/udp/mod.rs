@@ -105,6 +105,16 @@ impl UdpSocket {
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
+    /// Receives from `to` alone from now on. What has come from others before stays.
+    ///
+    /// # Errors
+    /// If the kernel knows no way there.
+    pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
+        let address = RawAddress::new(to, self.sender.family());
+        // SAFETY: `address` outlives the call and has `length` valid bytes.
+        check(unsafe { libc::connect(self.fd.as_raw_fd(), address.pointer(), address.length()) })
+    }
+
     /// Receives what is there, at most one batch, and returns how many messages came; 0 if nothing
     /// waits. Take them with [`RecvBatch::drain`].
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {

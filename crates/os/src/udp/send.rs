@@ -121,6 +121,11 @@ impl Sender {
         Self { family, dscp, trains: AtomicBool::new(true) }
     }
 
+    /// What addresses the socket takes.
+    pub(super) fn family(&self) -> Family {
+        self.family
+    }
+
     /// Whether trains leave in one call.
     pub(super) fn sends_trains(&self) -> bool {
         self.trains.load(Ordering::Relaxed)
