@@ -42,7 +42,7 @@ pub use reload::{Origin, Reloaded};
 pub use service::{Rights, Service};
 pub use shards::Shards;
 pub use values::{
-    AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6,
+    AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, Tcp,
     is_link_name,
 };
 
@@ -76,8 +76,10 @@ const DEFAULT_MAX_USER_RELAYS: u32 = 8192;
 /// Everything a server needs to know, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
-    /// UDP addresses to listen on, at least one.
+    /// Addresses to listen on, at least one.
     pub listen: Vec<SocketAddr>,
+    /// Whether that is for TCP, too.
+    pub tcp: Tcp,
     /// What it does for its clients.
     pub service: Service,
     /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
@@ -199,6 +201,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
+            tcp: Tcp::On,
             service: Service::Packets,
             cert: None,
             subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
@@ -253,6 +256,7 @@ impl ServerConfig {
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             listen,
+            tcp: options.tcp.unwrap_or(default.tcp),
             service,
             cert: cert_files(options.cert, options.key)?,
             max_clients: max_clients(options.max_clients, subnet)?,

@@ -70,6 +70,14 @@ pub enum Error {
         /// The kernel's answer.
         source: std::io::Error,
     },
+    /// Connections cannot be taken at this address.
+    #[error("cannot listen on TCP {address}: {source}")]
+    TcpAddress {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The kernel's answer.
+        source: std::io::Error,
+    },
     /// The API's socket belongs to another process.
     #[error("{} is in use by a running process{}", path.display(), of_pid(*pid))]
     SocketInUse {
@@ -146,6 +154,17 @@ impl Error {
                     "choose a port above 1023 with --metrics, or run it as root".into()
                 }
                 _ => "choose another address with --metrics".into(),
+            },
+            Self::TcpAddress { address, source } => match source.kind() {
+                std::io::ErrorKind::AddrInUse => format!(
+                    "end what has the port: `ss -ltnp sport = :{}` names it; or choose another with --listen, or do \
+                     without TCP with --tcp off",
+                    address.port()
+                ),
+                std::io::ErrorKind::AddrNotAvailable => {
+                    "give an address of this machine with --listen".into()
+                }
+                _ => "choose another port with --listen, or do without TCP with --tcp off".into(),
             },
             Self::SocketInUse { .. } => {
                 "stop that process, or choose another socket with --name or --api-socket".into()

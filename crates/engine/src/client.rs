@@ -46,7 +46,7 @@ use crate::{
     links::{Ground, Links},
     policies::{Meters, Policies},
     proxy::{PROXY, Proxy},
-    slow::{Message, Slow},
+    slow::{Message, Offers, Slow},
     status,
     turn::{MONITOR, SIGNAL, Told, Turn, Turns, report_reload},
 };
@@ -94,7 +94,7 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
             Gear { machine: Some(machine), queues, ground, state_dir, ..Gear::default() }
         }
     };
-    let slow = Slow::start(Some(api), metrics, None, turns.wake.clone())?;
+    let slow = Slow::start(Offers { api: Some(api), metrics, front: None }, None, turns.wake.clone())?;
     let mut running = Running::new((config, origin), &turns, Arc::new(tls), gear, slow)?;
     let result = running.run(&mut turns);
     let end = running.end();

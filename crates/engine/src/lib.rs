@@ -7,7 +7,7 @@
 //! Always holds:
 //! - A thread that moves packets owns everything on their way; nothing there blocks, locks or
 //!   allocates by the packet. There is one of them a shard. One more thread does what is slow: the
-//!   local API, name resolution.
+//!   local API, name resolution, HTTP over TCP.
 //! - The clock is read once a turn of the loop.
 //! - What was changed on the machine is taken back however the loop ends; what a killed process
 //!   left behind is taken back by the next start.
@@ -22,6 +22,8 @@ mod egress;
 mod error;
 mod exchange;
 mod flows;
+mod front;
+mod h2_stream;
 mod links;
 mod moderation;
 mod pipe;

@@ -14,7 +14,9 @@ use mpvpn_control::{
     access::Access,
     api::{self, Question},
     auth::Authenticator,
-    config::{LimitRule, Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service},
+    config::{
+        LimitRule, Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service, Tcp,
+    },
     credentials::{Credentials, first_start_message, guess_address},
     metrics,
     status::{FlowList, Role, Status},
@@ -31,7 +33,8 @@ use crate::{
     crew::Crew,
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
-    slow::{Message, Slow},
+    front::Front,
+    slow::{Message, Offers, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
     wire::{SOCKET_BUFFER, Wire},
@@ -58,7 +61,8 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
-    let slow = Slow::start(Some(api), metrics, None, turns.wake.clone())?;
+    let front = (config.tcp == Tcp::On).then(|| Front::bind(&config, &credentials)).transpose()?;
+    let slow = Slow::start(Offers { api: Some(api), metrics, front }, None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);

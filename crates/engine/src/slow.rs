@@ -1,4 +1,4 @@
-//! The thread for everything that may block: the local API, metrics and name resolution.
+//! The thread for everything that may block: the local API, metrics, name resolution, and a server's TCP side.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -16,6 +16,7 @@ use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
     EngineError,
+    front::Front,
     resolver::{LOOKUPS, Names, Resolver, resolver},
 };
 
@@ -43,6 +44,14 @@ enum Request {
     Name(IpAddr),
 }
 
+/// What this process offers to others, as far as the thread serves it.
+#[derive(Default)]
+pub(crate) struct Offers {
+    pub(crate) api: Option<api::Server>,
+    pub(crate) metrics: Option<metrics::Server>,
+    pub(crate) front: Option<Front>,
+}
+
 /// The data plane's end of the slow thread. Dropping it ends the thread.
 pub(crate) struct Slow {
     requests: Option<mpsc::UnboundedSender<Request>>,
@@ -52,13 +61,8 @@ pub(crate) struct Slow {
 }
 
 impl Slow {
-    /// Starts the thread. Without an API and metrics nobody asks; without `resolve` the system resolves the server's name.
-    pub(crate) fn start(
-        api: Option<api::Server>,
-        metrics: Option<metrics::Server>,
-        resolve: Option<Resolve>,
-        wake: Wake,
-    ) -> Result<Self, EngineError> {
+    /// Starts the thread. Without `resolve` the system resolves the server's name.
+    pub(crate) fn start(offers: Offers, resolve: Option<Resolve>, wake: Wake) -> Result<Self, EngineError> {
         let (sender, requests) = mpsc::unbounded_channel();
         let (names, resolver) = resolver();
         let (post, messages) = sync_channel(MESSAGES);
@@ -72,7 +76,7 @@ impl Slow {
             .name("slow".to_owned())
             .spawn(move || {
                 let ours = resolve.is_none();
-                runtime.block_on(serve((api, metrics), resolve, requests, resolver, post, wake));
+                runtime.block_on(serve(offers, resolve, requests, resolver, post, wake));
                 // Nobody waits for name servers that do not answer; but no app is called when all is over.
                 if ours {
                     runtime.shutdown_background();
@@ -127,7 +131,7 @@ impl Drop for Slow {
 }
 
 async fn serve(
-    (api, metrics): (Option<api::Server>, Option<metrics::Server>),
+    Offers { api, metrics, front }: Offers,
     resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
@@ -176,8 +180,15 @@ async fn serve(
             tracing::warn!(%error, "metrics are not offered any more");
         }
     };
+    let front = async move {
+        if let Some(front) = front
+            && let Err(error) = front.serve().await
+        {
+            tracing::warn!(%error, "TCP connections are not taken any more");
+        }
+    };
     let asked = async {
-        tokio::join!(api, metrics);
+        tokio::join!(api, metrics, front);
         // Names are resolved all the same.
         std::future::pending().await
     };

@@ -20,7 +20,7 @@ use super::{
     shards::Shards,
     values::{
         AuthMode, CongestionControl, InstanceName, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr,
-        Share, Subnet6, many, one, one_or_number, text,
+        Share, Subnet6, Tcp, many, one, one_or_number, text,
     },
 };
 use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
@@ -29,10 +29,15 @@ use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServerOptions {
-    /// Listen on this UDP address; repeatable [default: 0.0.0.0:443; without root 0.0.0.0:4433]
+    /// Listen on this address, UDP and TCP; repeatable [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
     pub listen: Vec<SocketAddr>,
+
+    /// Take TCP connections at the same addresses, for clients that UDP does not get through to: on or off [default: on]
+    #[arg(long, value_name = "on|off", value_parser = text::<Tcp>)]
+    #[serde(deserialize_with = "one")]
+    pub tcp: Option<Tcp>,
 
     /// Relay TCP and UDP only, without a TUN device: what a server that is not root does anyway
     #[arg(long)]
@@ -292,6 +297,7 @@ impl ServerOptions {
     pub(super) fn over(self, below: Self) -> Self {
         Self {
             listen: list_over(self.listen, below.listen),
+            tcp: self.tcp.or(below.tcp),
             relay_only: self.relay_only || below.relay_only,
             cert: self.cert.or(below.cert),
             key: self.key.or(below.key),

@@ -21,6 +21,7 @@ fn every_key_of_a_server_arrives() {
     let config = server(
         r#"
         listen = ["0.0.0.0:4433", "[::]:4433"]
+        tcp = "off"
         cert = "server.crt"
         key = "server.key"
         subnet = "10.9.0.0/16"
@@ -63,6 +64,7 @@ fn every_key_of_a_server_arrives() {
         config,
         ServerConfig {
             listen: vec!["0.0.0.0:4433".parse().unwrap(), "[::]:4433".parse().unwrap()],
+            tcp: Tcp::Off,
             service: Service::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
             subnet: "10.9.0.0/16".parse().unwrap(),

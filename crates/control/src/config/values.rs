@@ -288,6 +288,18 @@ words! {
 }
 
 words! {
+    /// Whether the server takes TCP connections, too.
+    Tcp: "\"on\" or \"off\"",
+    {
+        /// At the addresses at which QUIC listens.
+        On = "on",
+        /// QUIC only.
+        Off = "off",
+    }
+    later {}
+}
+
+words! {
     /// How much is logged.
     LogLevel: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"",
     {

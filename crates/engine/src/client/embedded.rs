@@ -40,7 +40,7 @@ use super::{
 use crate::{
     EngineError,
     links::{GivenLink, Ground, Protect},
-    slow::{Resolve, Slow},
+    slow::{Offers, Resolve, Slow},
     turn::Turns,
 };
 
@@ -257,7 +257,7 @@ fn slow(
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-    Slow::start(api, metrics, resolve, turns.wake.clone())
+    Slow::start(Offers { api, metrics, front: None }, resolve, turns.wake.clone())
 }
 
 impl Running {

@@ -1,0 +1,371 @@
+//! The server's TCP side: TLS with HTTP/1.1 and HTTP/2, at the addresses at which QUIC listens.
+//!
+//! In: TCP connections (Multipath TCP where the client asks for it). Out: for users, datagrams handed to the server's own QUIC
+//! over the loopback ([`tcp_way`]), or what they ask for through its own HTTP/3 ([`gateway`]); for everybody else what
+//! any site answers ([`site`]). Always holds: one thread, that of slow things, which no packet of QUIC waits for; who has not
+//! shown credentials is bounded in number, in all and by source, in time and in memory ([`limits`]); credentials are checked by
+//! the same [`Authenticator`] as those that come over QUIC.
+
+mod fields;
+mod gateway;
+mod http1;
+mod http2;
+mod limits;
+mod site;
+mod tcp_way;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use bytes::Bytes;
+use http::{
+    HeaderValue, Request, Response,
+    header::{DATE, SERVER},
+};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use mpvpn_control::{
+    auth::{Authenticator, Denied},
+    config::ServerConfig,
+    credentials::Credentials,
+    tls,
+};
+use mpvpn_masque::{connect, connect_udp, headers::Section, request::Rejection, template::Template};
+use mpvpn_os::{
+    OsError,
+    tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, Tuning},
+};
+use tokio::{
+    net::TcpStream,
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::EngineError;
+use gateway::{Gateway, Guest};
+use limits::{Complaints, Place, Room, Source};
+
+/// The content of an answer.
+pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// How long TLS may take.
+const TLS_WITHIN: Duration = Duration::from_secs(10);
+/// Connections in the middle of TLS: in all, and of one source.
+const ARRIVING: usize = 512;
+const ARRIVING_OF_ONE: usize = 64;
+/// Connections of strangers, whom nobody has to know.
+const STRANGERS: usize = 512;
+const STRANGERS_OF_ONE: usize = 64;
+/// TCP ways of all users, and of one.
+const WAYS: usize = 4096;
+const WAYS_OF_ONE: usize = 512;
+/// Rest before connections are taken again, where the machine has no descriptors left.
+const EXHAUSTED: Duration = Duration::from_millis(100);
+
+/// Connections carry packets: what waits in the kernel is overtaken by nothing, and links that come back are used soon.
+const TUNING: Tuning = Tuning {
+    keep_alive: KeepAlive { idle: Duration::from_secs(20), pause: Duration::from_secs(5), count: 4 },
+    unsent_low: Some(128 << 10),
+    user_timeout: Some(Duration::from_secs(30)),
+    rto_max: Some(Duration::from_secs(1)),
+    dscp: 0,
+};
+
+/// A content that is there at once.
+fn plain(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Bound addresses.
+#[derive(Debug)]
+pub(crate) struct Front {
+    doors: Vec<(TcpListener, Arc<Door>)>,
+}
+
+/// What is the same for all connections.
+#[derive(Debug)]
+struct House {
+    tls: TlsConfig,
+    authenticator: Authenticator,
+    /// The paths of requests for UDP.
+    template: Template,
+    arriving: Arc<Room<Source>>,
+    strangers: Arc<Room<Source>>,
+    ways: Arc<Room<String>>,
+    complaints: Complaints,
+}
+
+/// An address.
+#[derive(Debug)]
+struct Door {
+    house: Arc<House>,
+    /// Where the own QUIC is reached on this machine.
+    quic: SocketAddr,
+    gateway: Arc<Gateway>,
+}
+
+struct TlsConfig(TlsAcceptor);
+
+impl std::fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsConfig(…)")
+    }
+}
+
+impl Front {
+    /// Listens at the addresses of `config`.
+    ///
+    /// # Errors
+    /// If one of them cannot be had, or TLS cannot be set up.
+    pub(crate) fn bind(config: &ServerConfig, credentials: &Credentials) -> Result<Self, EngineError> {
+        let tls = tls::server_config(&credentials.identity, &[b"h2", b"http/1.1"])?;
+        let house = Arc::new(House {
+            tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
+            authenticator: credentials.authenticator.clone(),
+            template: connect_udp::default_template(),
+            arriving: Room::new(ARRIVING, ARRIVING_OF_ONE),
+            strangers: Room::new(STRANGERS, STRANGERS_OF_ONE),
+            ways: Room::new(WAYS, WAYS_OF_ONE),
+            complaints: Complaints::new(),
+        });
+        let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
+        let mut doors = Vec::new();
+        for address in &config.listen {
+            let listener =
+                TcpAcceptor::listen(*address, ListenOptions { protocol: Protocol::Mptcp, v6only: v4 })
+                    .map_err(refused)?;
+            let quic = on_this_machine(*address);
+            let gateway = Gateway::new(quic, credentials.identity.fingerprint());
+            doors.push((listener.into(), Arc::new(Door { house: Arc::clone(&house), quic, gateway })));
+        }
+        Ok(Self { doors })
+    }
+
+    /// Serves until dropped; inside a tokio runtime with I/O and time.
+    pub(crate) async fn serve(self) -> io::Result<()> {
+        let mut doors = JoinSet::new();
+        for (listener, door) in self.doors {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            doors.spawn(door.serve(listener));
+        }
+        doors.join_all().await;
+        Ok(())
+    }
+}
+
+/// The same error, which knows what to do next.
+fn refused(error: OsError) -> EngineError {
+    match error {
+        OsError::Listen { local: address, source } => {
+            mpvpn_control::Error::TcpAddress { address, source }.into()
+        }
+        error => error.into(),
+    }
+}
+
+/// Where something that listens at `address` is reached from the same machine.
+fn on_this_machine(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+impl Door {
+    async fn serve(self: Arc<Self>, listener: tokio::net::TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+                    let source = Source::of(peer.ip());
+                    match self.house.arriving.push_in(source) {
+                        Ok(place) => {
+                            drop(connections.spawn(Arc::clone(&self).connection(stream, peer, place)))
+                        }
+                        Err(crowded) => self.house.complain(source, &crowded),
+                    }
+                }
+                Err(error) if is_of_one(&error) => {}
+                Err(error) => {
+                    if self.house.complaints.tell(Instant::now(), Source::of(self.quic.ip())).is_some() {
+                        tracing::warn!(%error, "cannot take TCP connections: those of QUIC go on");
+                    }
+                    sleep(EXHAUSTED).await;
+                }
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Place<Source>) {
+        if let Err(error) = TUNING.apply(&stream) {
+            return tracing::debug!(%peer, %error, "a client is gone again");
+        }
+        let pushed_out = place.pushed_out();
+        let accepted = tokio::select! {
+            accepted = timeout(TLS_WITHIN, self.house.tls.0.accept(stream)) => accepted,
+            () = pushed_out.notified() => return self.house.complain(Source::of(peer.ip()), &"others came"),
+        };
+        let stream = match accepted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS from a client"),
+            Err(_) => return self.house.complain(Source::of(peer.ip()), &"no TLS in time"),
+        };
+        let source = Source::of(peer.ip());
+        let stranger = match self.house.strangers.push_in(source) {
+            Ok(stranger) => stranger,
+            Err(crowded) => return self.house.complain(source, &crowded),
+        };
+        drop(place);
+        let speaks_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let visit = Arc::new(Visit::new(&self, peer, stranger));
+        match speaks_http2 {
+            true => http2::serve(stream, visit).await,
+            false => http1::serve(stream, visit).await,
+        }
+    }
+}
+
+/// Whether accepting failed because of the connection, and the next one may be fine.
+fn is_of_one(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    [ConnectionAborted, ConnectionReset, Interrupted].contains(&error.kind())
+}
+
+impl House {
+    /// Tells that a connection was closed, and why.
+    fn complain(&self, source: Source, why: &dyn std::fmt::Display) {
+        if let Some(before) = self.complaints.tell(Instant::now(), source) {
+            tracing::warn!(%source, %why, before, "TCP connections are closed before anybody has shown credentials");
+        }
+    }
+
+    /// Adds what every answer has.
+    fn sign(&self, response: &mut Response<Body>) {
+        let headers = response.headers_mut();
+        if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
+            headers.entry(DATE).or_insert(now);
+        }
+        headers.entry(SERVER).or_insert(HeaderValue::from_static("nginx"));
+    }
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+enum Judged {
+    /// It is as those of anybody.
+    Site,
+    /// It shows something that is not good.
+    Refused(Rejection),
+    /// This user's QUIC is inside.
+    TcpWay(String),
+    /// A user wants something else.
+    Elsewhere,
+}
+
+/// One TCP connection.
+struct Visit {
+    house: Arc<House>,
+    quic: SocketAddr,
+    guest: Guest,
+    peer: SocketAddr,
+    /// Where strangers are; given back as soon as credentials were shown.
+    place: Mutex<Option<Place<Source>>>,
+    pushed_out: Arc<Notify>,
+    user: Notify,
+    /// Requests that are not over.
+    busy: watch::Sender<usize>,
+}
+
+impl Visit {
+    fn new(door: &Door, peer: SocketAddr, place: Place<Source>) -> Self {
+        let pushed_out = place.pushed_out();
+        Self {
+            house: Arc::clone(&door.house),
+            quic: door.quic,
+            guest: door.gateway.guest(peer),
+            peer,
+            place: Mutex::new(Some(place)),
+            pushed_out,
+            user: Notify::new(),
+            busy: watch::Sender::new(0),
+        }
+    }
+
+    fn judge<B>(&self, request: &Request<B>) -> Judged {
+        let Some(headers) = fields::headers_of(request) else { return Judged::Site };
+        let shown = connect::credentials(&headers);
+        let user = match self.house.authenticator.check(shown.as_deref()) {
+            Ok(user) => user.name,
+            Err(Denied::Missing) => return Judged::Site,
+            Err(denied) => {
+                tracing::info!(peer = %self.peer, %denied, "request refused");
+                return Judged::Refused(Rejection::unauthorized(denied.to_string()));
+            }
+        };
+        if let Err(error) = headers.validate(Section::Request) {
+            return Judged::Refused(Rejection::new(400, error.to_string()));
+        }
+        self.recognise();
+        match tcp_way::is_to_itself(&headers, &self.house.template) {
+            true => Judged::TcpWay(user),
+            false => Judged::Elsewhere,
+        }
+    }
+
+    /// The client has shown credentials: it is none of the strangers any more.
+    fn recognise(&self) {
+        let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if place.is_some() {
+            self.user.notify_one();
+        }
+    }
+
+    /// Waits until the client has shown credentials; for one caller, once.
+    async fn is_user(&self) {
+        self.user.notified().await;
+    }
+
+    /// Waits until the place of this stranger is needed; for ever at a user's.
+    async fn pushed_out(&self) {
+        self.pushed_out.notified().await;
+        self.house.complain(Source::of(self.peer.ip()), &"others came");
+    }
+
+    /// Marks a request as not over.
+    fn busy(&self) -> Busy<'_> {
+        self.busy.send_modify(|count| *count += 1);
+        Busy(self)
+    }
+
+    /// Waits until no request has been there for so long.
+    async fn idle_for(&self, duration: Duration) {
+        let mut busy = self.busy.subscribe();
+        loop {
+            let idle = busy.wait_for(|count| *count == 0).await.is_ok();
+            if idle && timeout(duration, busy.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A request that is not over.
+struct Busy<'a>(&'a Visit);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! The server's end of the TCP way: the QUIC packets of a client's link come inside HTTP (docs/protocol.md), and go to this
+//! server's own QUIC socket over the loopback, as if they had come there.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, server::SendResponse};
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::TokioIo;
+use mpvpn_masque::{
+    connect::Authority,
+    connect_udp::{self, ConnectUdp},
+    headers::Headers,
+    request::Rejection,
+    template::Template,
+};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+
+use super::{Body, Visit, fields, limits::Place, plain};
+use crate::{
+    h2_stream::H2Stream,
+    tcp_way::pump::{Loopback, Moved, PumpError, pump},
+};
+
+/// The port of `https` (RFC 9110 §4.2.2).
+const HTTPS: u16 = 443;
+
+/// Whether a valid request is for UDP to the very server that it was sent to.
+pub(super) fn is_to_itself(headers: &Headers, template: &Template) -> bool {
+    let Ok(ConnectUdp { target, .. }) = connect_udp::parse_request(headers, template) else { return false };
+    headers.authority().and_then(authority_of) == Some(target)
+}
+
+/// The authority of a request, which need not name the port of its scheme.
+fn authority_of(text: &str) -> Option<Authority> {
+    text.parse().ok().or_else(|| format!("{text}:{HTTPS}").parse().ok())
+}
+
+/// One way, granted.
+struct Way {
+    loopback: Loopback,
+    /// Counted as long as it is there.
+    _place: Place<String>,
+}
+
+fn open(visit: &Visit, user: &str) -> Result<Way, Rejection> {
+    let place = visit.house.ways.enter(user.to_owned()).map_err(|crowded| {
+        tracing::debug!(user, %crowded, "no room for another TCP way");
+        Rejection::new(503, format!("too many TCP ways: {crowded}"))
+    })?;
+    let loopback = Loopback::connect(visit.quic).map_err(|error| {
+        tracing::warn!(%error, "cannot reach the own QUIC socket for a client on TCP");
+        Rejection::new(503, "this server cannot reach its own QUIC socket")
+    })?;
+    Ok(Way { loopback, _place: place })
+}
+
+/// Grants a request of HTTP/2 and carries packets until it ends.
+pub(super) async fn over_http2(
+    visit: &Visit,
+    user: &str,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) {
+    let way = match open(visit, user) {
+        Ok(way) => way,
+        Err(refusal) => {
+            // A client that is gone misses nothing.
+            let _ = respond.send_response(fields::response_of(&refusal.headers()), true);
+            return;
+        }
+    };
+    let granted = fields::response_of(&connect_udp::accept());
+    let Ok(send) = respond.send_response(granted, false) else { return };
+    let mut stream = H2Stream::new(send, request.into_body());
+    match carry(visit.peer, user, &way, &mut stream).await {
+        Ok(()) => drop(stream.shutdown().await),
+        Err(PumpError::Stream(_)) => {}
+        Err(PumpError::Socket(_)) => stream.reset(Reason::CONNECT_ERROR),
+        Err(PumpError::Capsule(_) | PumpError::NoContext) => stream.reset(Reason::PROTOCOL_ERROR),
+    }
+}
+
+/// Grants a request of HTTP/1.1; packets are carried once the connection has changed its protocol.
+pub(super) fn over_http1(
+    visit: &std::sync::Arc<Visit>,
+    user: &str,
+    mut request: Request<Incoming>,
+) -> Response<Body> {
+    let way = match open(visit, user) {
+        Ok(way) => way,
+        Err(refusal) => return fields::response_of(&refusal.headers()).map(|()| plain("")),
+    };
+    let granted = fields::granted_by_http1(&request, &connect_udp::accept());
+    let upgrade = hyper::upgrade::on(&mut request);
+    let (visit, user) = (std::sync::Arc::clone(visit), user.to_owned());
+    tokio::spawn(async move {
+        let _busy = visit.busy();
+        match upgrade.await {
+            Ok(upgraded) => {
+                let mut stream = TokioIo::new(upgraded);
+                if carry(visit.peer, &user, &way, &mut stream).await.is_ok() {
+                    // The client may be gone already.
+                    let _ = stream.shutdown().await;
+                }
+            }
+            Err(error) => {
+                tracing::debug!(peer = %visit.peer, %error, "a connection did not change its protocol")
+            }
+        }
+    });
+    granted.map(|()| plain(""))
+}
+
+async fn carry(
+    peer: SocketAddr,
+    user: &str,
+    way: &Way,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> Result<(), PumpError> {
+    let moved = Moved::default();
+    tracing::debug!(%peer, user, "a TCP way is open");
+    let ended = pump(&way.loopback, stream, &moved).await;
+    let (up, down) = (moved.received.bytes(), moved.sent.bytes());
+    match &ended {
+        Ok(()) => tracing::debug!(%peer, user, up, down, "a TCP way has ended"),
+        Err(error) => tracing::debug!(%peer, user, up, down, %error, "a TCP way has broken"),
+    }
+    ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_own(authority: &str, path: &str) -> bool {
+        let headers = connect_udp::request(authority, path, None);
+        is_to_itself(&headers, &connect_udp::default_template())
+    }
+
+    #[test]
+    fn only_a_target_that_is_the_authority_is_the_server_itself() {
+        let path = |target: &str| format!("/.well-known/masque/udp/{target}/");
+        assert!(is_own("vpn.example:4433", &path("VPN.example/4433")));
+        assert!(is_own("vpn.example", &path("vpn.example/443")));
+        assert!(is_own("192.0.2.1:443", &path("192.0.2.1/443")));
+        assert!(is_own("[2001:db8::1]:443", &path("2001%3Adb8%3A%3A1/443")));
+        assert!(is_own("[2001:db8::1]", &path("2001%3Adb8%3A%3A1/443")));
+        assert!(!is_own("vpn.example:4433", &path("vpn.example/443")));
+        assert!(!is_own("vpn.example:443", &path("192.0.2.1/443")));
+        assert!(!is_own("vpn.example:443", "/"));
+    }
+}

@@ -1,0 +1,137 @@
+//! A stream of HTTP/2 (RFC 9113) whose content is plain bytes in both directions, as after a granted CONNECT.
+//!
+//! In: both halves of a stream. Out: something that is read and written. Always holds: what is not read holds up the peer
+//! by its window; what is written waits for the peer's window and for room in the connection; a reset by the peer is an error of
+//! kind [`io::ErrorKind::ConnectionReset`] and never looks like an end; who drops it before its end was written aborts it.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use bytes::{Buf, Bytes};
+use h2::{Reason, RecvStream, SendStream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// Bytes handed over at a time: more of one stream would hold up the others.
+const PIECE: usize = 64 << 10;
+
+/// Both halves.
+#[derive(Debug)]
+pub(crate) struct H2Stream {
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    /// What has come and was not read.
+    unread: Bytes,
+    finished: bool,
+}
+
+impl H2Stream {
+    /// Takes both halves.
+    pub(crate) fn new(send: SendStream<Bytes>, receive: RecvStream) -> Self {
+        Self { send, receive, unread: Bytes::new(), finished: false }
+    }
+
+    /// Tells the peer that the stream broke, and why.
+    pub(crate) fn reset(&mut self, reason: Reason) {
+        self.finished = true;
+        self.send.send_reset(reason);
+    }
+}
+
+impl AsyncRead for H2Stream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        while self.unread.is_empty() {
+            match ready!(self.receive.poll_data(cx)) {
+                Some(Ok(data)) => self.unread = data,
+                Some(Err(error)) => return Poll::Ready(Err(broken(error))),
+                None => return Poll::Ready(Ok(())),
+            }
+        }
+        let count = self.unread.len().min(into.remaining());
+        into.put_slice(&self.unread[..count]);
+        self.unread.advance(count);
+        // Refused only where the stream is gone, which the next call tells.
+        let _ = self.receive.flow_control().release_capacity(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for H2Stream {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        if data.is_empty() {
+            return Poll::Ready(Ok(0));
+        }
+        let count = ready!(poll_room(&mut self.send, cx, data.len()))?;
+        self.send.send_data(Bytes::copy_from_slice(&data[..count]), false).map_err(broken)?;
+        Poll::Ready(Ok(count))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The connection's task writes what was handed to it.
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if !self.finished {
+            self.finished = true;
+            self.send.send_data(Bytes::new(), true).map_err(broken)?;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Drop for H2Stream {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.send.send_reset(Reason::CANCEL);
+        }
+    }
+}
+
+/// Waits for room to write some of `wanted` bytes, more than none: how many may be written.
+///
+/// # Errors
+/// Why the stream takes nothing any more.
+pub(crate) fn poll_room(
+    send: &mut SendStream<Bytes>,
+    cx: &mut Context<'_>,
+    wanted: usize,
+) -> Poll<io::Result<usize>> {
+    let wanted = wanted.min(PIECE);
+    send.reserve_capacity(wanted);
+    loop {
+        // Only more room than there was is told of.
+        match send.capacity() {
+            0 => {}
+            room => return Poll::Ready(Ok(room.min(wanted))),
+        }
+        match ready!(send.poll_capacity(cx)) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => return Poll::Ready(Err(broken(error))),
+            None => return Poll::Ready(Err(closed(send, cx))),
+        }
+    }
+}
+
+/// Why a stream takes nothing any more.
+fn closed(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> io::Error {
+    match send.poll_reset(cx) {
+        Poll::Ready(Ok(reason)) => broken(reason.into()),
+        Poll::Ready(Err(error)) => broken(error),
+        Poll::Pending => io::ErrorKind::BrokenPipe.into(),
+    }
+}
+
+/// The error for who reads and writes.
+fn broken(error: h2::Error) -> io::Error {
+    match error.is_io() {
+        true => error.into_io().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()),
+        false => io::Error::new(io::ErrorKind::ConnectionReset, error),
+    }
+}
