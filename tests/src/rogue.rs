@@ -64,7 +64,7 @@ pub fn client(stage: &Stage, remote: SocketAddr, rounds: u32, random: &mut Rando
 /// Serves at this address of the server's host for some time, and misbehaves towards everybody who comes.
 pub fn server(stage: &Stage, address: &str, time: Duration, random: &mut Random) -> Said {
     let identity = Identity::load(&stage.dir().join("server.crt"), &stage.dir().join("server.key"));
-    let tls = tls::server_config(&identity.expect("the stage's certificate"), &[b"h3"])
+    let tls = tls::server_config(&identity.expect("the stage's certificate"), &[], &[b"h3"])
         .expect("a TLS configuration");
     let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");

@@ -18,6 +18,7 @@ mod proxy;
 mod reload;
 mod service;
 mod shards;
+mod site;
 mod values;
 
 use std::{
@@ -25,7 +26,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 pub use classes::{
     ClassConfig, ClassTables, Mark, MatchRule, Packet, RuleOrigin, Ruling, Seen, SteerRule, render_classes,
@@ -41,6 +42,7 @@ pub use proxy::Proxies;
 pub use reload::{Origin, Reloaded};
 pub use service::{Rights, Service};
 pub use shards::Shards;
+pub use site::{Site, SiteContent};
 pub use values::{
     AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, Tcp,
     is_link_name,
@@ -84,6 +86,12 @@ pub struct ServerConfig {
     pub service: Service,
     /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
     pub cert: Option<CertFiles>,
+    /// Certificates for other names than those of the first, which who asks for an unknown name gets.
+    pub more_certs: Vec<CertFiles>,
+    /// Whose TCP connections begin with the address of the client (PROXY protocol).
+    pub proxy_protocol_from: Vec<IpNet>,
+    /// What those see who have no credentials.
+    pub site: Site,
     /// IPv4 addresses of the tunnel; the server takes the first host.
     pub subnet: Ipv4Net,
     /// IPv6 addresses of the tunnel; the server takes the first host.
@@ -204,6 +212,9 @@ impl Default for ServerConfig {
             tcp: Tcp::On,
             service: Service::Packets,
             cert: None,
+            more_certs: Vec::new(),
+            proxy_protocol_from: Vec::new(),
+            site: Site::default(),
             subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
             subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
             tun_name: TUN_NAME.into(),
@@ -259,6 +270,9 @@ impl ServerConfig {
             tcp: options.tcp.unwrap_or(default.tcp),
             service,
             cert: cert_files(options.cert, options.key)?,
+            more_certs: options.certificate,
+            proxy_protocol_from: options.proxy_protocol_from,
+            site: options.site.unwrap_or_default(),
             max_clients: max_clients(options.max_clients, subnet)?,
             access: options.access,
             limits: options.limit,

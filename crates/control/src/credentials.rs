@@ -10,7 +10,7 @@ use std::{
 use crate::{
     Error, Result,
     auth::{Authenticator, Token, Users},
-    config::{AuthMode, ServerAddr, ServerConfig},
+    config::{AuthMode, CertFiles, ServerAddr, ServerConfig},
     files,
     identity::Identity,
 };
@@ -23,6 +23,8 @@ pub const FIRST_USER: &str = "default";
 pub struct Credentials {
     /// The certificate and its key.
     pub identity: Identity,
+    /// Its certificates for other names.
+    pub others: Vec<Identity>,
     /// The check of a client's credentials.
     pub authenticator: Authenticator,
     /// The token of the user made at the first start, as long as its file is there.
@@ -36,6 +38,8 @@ impl Credentials {
             Some(files) => Identity::load(&files.cert, &files.key)?,
             None => Identity::load_or_create(&config.state_dir)?,
         };
+        let load = |files: &CertFiles| Identity::load(&files.cert, &files.key);
+        let others = config.more_certs.iter().map(load).collect::<Result<_>>()?;
         let (authenticator, token) = match (config.auth, &config.users) {
             (AuthMode::None, _) => (Authenticator::None, None),
             (AuthMode::Token, Some(path)) => (Authenticator::Tokens(Users::load(path)?), None),
@@ -51,7 +55,7 @@ impl Credentials {
             Authenticator::None => tracing::warn!("--auth none: everybody may use this server"),
             Authenticator::Tokens(_) => {}
         }
-        Ok(Self { identity, authenticator, token })
+        Ok(Self { identity, others, authenticator, token })
     }
 }
 

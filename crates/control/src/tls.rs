@@ -5,6 +5,7 @@
 //! key, whatever the trust; and a certificate that is refused leaves a [`Refusal`] behind, because QUIC
 //! tells the other side no more than an alert.
 
+mod choice;
 mod verify;
 
 use std::sync::{Arc, Once};
@@ -19,13 +20,12 @@ pub use verify::{Refusal, RefusalSlot, names};
 
 use crate::{Result, config::Trust, identity::Identity};
 
-/// The configuration of a server that speaks one of `alpn`.
-pub fn server_config(identity: &Identity, alpn: &[&[u8]]) -> Result<ServerConfig> {
-    let resolver = rustls::sign::SingleCertAndKey::from(identity.certified());
+/// The configuration of a server that speaks one of `alpn`. Who asks for a name that one of the `others` is for gets that one.
+pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -> Result<ServerConfig> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(resolver));
+        .with_cert_resolver(Arc::new(choice::Choice::new(identity, others)));
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     Ok(config)
 }

@@ -6,6 +6,7 @@
 //! shown credentials is bounded in number, in all and by source, in time and in memory ([`limits`]); credentials are checked by
 //! the same [`Authenticator`] as those that come over QUIC.
 
+mod balancer;
 mod fields;
 mod gateway;
 mod http1;
@@ -18,15 +19,13 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use http::{
-    HeaderValue, Request, Response,
-    header::{DATE, SERVER},
-};
+use http::{Request, Response};
 use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use ipnet::IpNet;
 use mpvpn_control::{
     auth::{Authenticator, Denied},
     config::ServerConfig,
@@ -49,6 +48,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::EngineError;
 use gateway::{Gateway, Guest};
 use limits::{Complaints, Place, Room, Source};
+pub(crate) use site::Site;
 
 /// The content of an answer.
 pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
@@ -92,6 +92,12 @@ pub(crate) struct Front {
 struct House {
     tls: TlsConfig,
     authenticator: Authenticator,
+    /// What strangers see, and whether those with wrong credentials do, too.
+    site: Site,
+    hide: bool,
+    /// Where connections begin with the client's address, and those of which it did not come yet.
+    balancers: Vec<IpNet>,
+    unnamed: Arc<Room<Source>>,
     /// The paths of requests for UDP.
     template: Template,
     arriving: Arc<Room<Source>>,
@@ -122,11 +128,19 @@ impl Front {
     ///
     /// # Errors
     /// If one of them cannot be had, or TLS cannot be set up.
-    pub(crate) fn bind(config: &ServerConfig, credentials: &Credentials) -> Result<Self, EngineError> {
-        let tls = tls::server_config(&credentials.identity, &[b"h2", b"http/1.1"])?;
+    pub(crate) fn bind(
+        config: &ServerConfig,
+        credentials: &Credentials,
+        site: Site,
+    ) -> Result<Self, EngineError> {
+        let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
         let house = Arc::new(House {
             tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
             authenticator: credentials.authenticator.clone(),
+            site,
+            hide: config.site.hide,
+            balancers: config.proxy_protocol_from.clone(),
+            unnamed: Room::new(ARRIVING, ARRIVING),
             template: connect_udp::default_template(),
             arriving: Room::new(ARRIVING, ARRIVING_OF_ONE),
             strangers: Room::new(STRANGERS, STRANGERS_OF_ONE),
@@ -187,7 +201,11 @@ impl Door {
                 Ok((stream, peer)) => {
                     let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
                     let source = Source::of(peer.ip());
-                    match self.house.arriving.push_in(source) {
+                    let room = match self.house.is_balancer(peer.ip()) {
+                        true => &self.house.unnamed,
+                        false => &self.house.arriving,
+                    };
+                    match room.push_in(source) {
                         Ok(place) => {
                             drop(connections.spawn(Arc::clone(&self).connection(stream, peer, place)))
                         }
@@ -205,10 +223,17 @@ impl Door {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr, place: Place<Source>) {
+    async fn connection(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr, place: Place<Source>) {
         if let Err(error) = TUNING.apply(&stream) {
             return tracing::debug!(%peer, %error, "a client is gone again");
         }
+        let (peer, place) = match self.house.is_balancer(peer.ip()) {
+            false => (peer, place),
+            true => match self.house.named(&mut stream, peer, place).await {
+                Some(named) => named,
+                None => return,
+            },
+        };
         let pushed_out = place.pushed_out();
         let accepted = tokio::select! {
             accepted = timeout(TLS_WITHIN, self.house.tls.0.accept(stream)) => accepted,
@@ -241,20 +266,60 @@ fn is_of_one(error: &io::Error) -> bool {
 }
 
 impl House {
-    /// Tells that a connection was closed, and why.
+    /// Tells that something was refused, and why.
     fn complain(&self, source: Source, why: &dyn std::fmt::Display) {
         if let Some(before) = self.complaints.tell(Instant::now(), source) {
-            tracing::warn!(%source, %why, before, "TCP connections are closed before anybody has shown credentials");
+            tracing::warn!(%source, %why, before, "refused what came over TCP");
         }
     }
 
-    /// Adds what every answer has.
-    fn sign(&self, response: &mut Response<Body>) {
-        let headers = response.headers_mut();
-        if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
-            headers.entry(DATE).or_insert(now);
+    /// The answer to a request that shows something that is not good.
+    fn refuse(&self, refusal: &Rejection) -> Response<Body> {
+        let mut response = fields::response_of(&refusal.headers()).map(|()| plain(""));
+        self.site.sign(response.headers_mut());
+        response
+    }
+
+    /// Whether connections from there begin with the client's address.
+    fn is_balancer(&self, ip: IpAddr) -> bool {
+        self.balancers.iter().any(|net| net.contains(&ip))
+    }
+
+    /// Takes the client's address from the connection of a load balancer, and a place for it.
+    async fn named(
+        &self,
+        stream: &mut TcpStream,
+        balancer: SocketAddr,
+        place: Place<Source>,
+    ) -> Option<(SocketAddr, Place<Source>)> {
+        let pushed_out = place.pushed_out();
+        let client = tokio::select! {
+            client = timeout(TLS_WITHIN, balancer::client_of(stream)) => client,
+            () = pushed_out.notified() => {
+                self.complain(Source::of(balancer.ip()), &"others came");
+                return None;
+            }
+        };
+        let client = match client {
+            Ok(Ok(client)) => client?,
+            Ok(Err(error)) => {
+                tracing::debug!(%balancer, %error, "no client's address from a load balancer");
+                self.complain(Source::of(balancer.ip()), &"no client's address (PROXY protocol) in front");
+                return None;
+            }
+            Err(_) => {
+                self.complain(Source::of(balancer.ip()), &"no client's address (PROXY protocol) in time");
+                return None;
+            }
+        };
+        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        match self.arriving.push_in(Source::of(client.ip())) {
+            Ok(place) => Some((client, place)),
+            Err(crowded) => {
+                self.complain(Source::of(client.ip()), &crowded);
+                None
+            }
         }
-        headers.entry(SERVER).or_insert(HeaderValue::from_static("nginx"));
     }
 }
 
@@ -306,8 +371,9 @@ impl Visit {
         let user = match self.house.authenticator.check(shown.as_deref()) {
             Ok(user) => user.name,
             Err(Denied::Missing) => return Judged::Site,
+            Err(_) if self.house.hide => return Judged::Site,
             Err(denied) => {
-                tracing::info!(peer = %self.peer, %denied, "request refused");
+                self.house.complain(Source::of(self.peer.ip()), &denied);
                 return Judged::Refused(Rejection::unauthorized(denied.to_string()));
             }
         };

@@ -33,7 +33,7 @@ use crate::{
     crew::Crew,
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
-    front::Front,
+    front::{Front, Site},
     slow::{Message, Offers, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
@@ -61,7 +61,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
-    let front = (config.tcp == Tcp::On).then(|| Front::bind(&config, &credentials)).transpose()?;
+    let site = Site::new(&config.site)?;
+    let front = || Front::bind(&config, &credentials, site.clone());
+    let front = (config.tcp == Tcp::On).then(front).transpose()?;
     let slow = Slow::start(Offers { api: Some(api), metrics, front }, None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
@@ -86,7 +88,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let mut planes = Vec::new();
     for ((shard, sockets), inbox) in Shard::all(shards).zip(sockets).zip(inboxes) {
         let users = credentials.authenticator.clone();
-        let tunnel = tunnel_config(&config, setup.clone(), users);
+        let tunnel = tunnel_config(&config, setup.clone(), users, site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
         let turns = match shard.index() {
             0 => &turns,
@@ -155,7 +157,7 @@ fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, Engi
 }
 
 fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
-    let tls = Arc::new(tls::server_config(&credentials.identity, &[b"h3"])?);
+    let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
     // A server does not know its clients' links: each client says what it can take.
     let options = TransportOptions { max_udp_payload: 65_000, ..TransportOptions::default() };
     let secret: [u8; 32] = credentials.identity.derive_secret("quic connections");
@@ -179,7 +181,12 @@ impl Authenticate for Users {
     }
 }
 
-fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator) -> TunnelConfig {
+fn tunnel_config(
+    config: &ServerConfig,
+    setup: ServerSetup,
+    users: Authenticator,
+    site: Site,
+) -> TunnelConfig {
     TunnelConfig {
         setup,
         carries: if config.service.has_tun() { Carries::Packets } else { Carries::Streams },
@@ -188,6 +195,8 @@ fn tunnel_config(config: &ServerConfig, setup: ServerSetup, users: Authenticator
         routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
         dns: config.dns.clone(),
         streams: !config.service.has_tun() || config.nat == NatOption::On,
+        site: Box::new(move |method| site.over_http3(method)),
+        hide: config.site.hide,
         auth: Box::new(Users { authenticator: users, limits: config.limits.clone() }),
         max_clients: config.max_clients as usize,
         secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),

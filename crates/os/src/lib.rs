@@ -21,6 +21,7 @@
 pub mod dns;
 mod error;
 pub mod firewall;
+pub mod folder;
 pub mod limits;
 pub mod netlink;
 mod option;

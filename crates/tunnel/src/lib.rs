@@ -44,7 +44,7 @@ pub use fleet::{ClassSetup, Fleet};
 pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
-pub use server::{Authenticate, Departed, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use server::{Authenticate, Departed, Page, Server, ServerConfig, ServerEvent, SessionReport, Taken};
 pub use udp::UdpId;
 
 /// The request header by which a client asks the server to schedule its downlink as it does its

@@ -21,6 +21,7 @@ use mpvpn_masque::{
     connect::Authority,
     connect_ip, connect_udp,
     h3::{self, Side},
+    headers::Headers,
     template::{Template, TemplateError},
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip};
@@ -49,6 +50,9 @@ pub use report::{Departed, SessionReport};
 const REQUEST: Duration = Duration::from_secs(15);
 /// A client that asks for no address gets one after this time.
 const UNASKED: Duration = Duration::from_millis(30);
+
+/// An answer to anybody: its head and its content.
+pub type Page = (Headers, Bytes);
 
 /// Decides who may use the server.
 pub trait Authenticate: Send {
@@ -84,6 +88,10 @@ pub struct ServerConfig {
     pub dns: Vec<IpAddr>,
     /// Who may use it.
     pub auth: Box<dyn Authenticate>,
+    /// What everybody else sees: the answer to a request of this method, with its content.
+    pub site: Box<dyn Fn(&str) -> Page + Send>,
+    /// Whether wrong credentials are answered as none at all, instead of by saying so.
+    pub hide: bool,
     /// Sessions at a time.
     pub max_clients: usize,
     /// Makes a secret for a new session, from a cryptographic random number generator.

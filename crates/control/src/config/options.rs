@@ -5,11 +5,11 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
-use ipnet::Ipv4Net;
+use ipnet::{IpNet, Ipv4Net};
 use serde::Deserialize;
 
 use super::{
-    access,
+    CertFiles, access,
     classes::ClassTables,
     dns::{DnsServer, DnsWord},
     file::{Content, Source},
@@ -18,6 +18,7 @@ use super::{
     links::{LinkConfig, list},
     pipes::Pipes,
     shards::Shards,
+    site::{self, Site},
     values::{
         AuthMode, CongestionControl, InstanceName, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr,
         Share, Subnet6, Tcp, many, one, one_or_number, text,
@@ -52,6 +53,22 @@ pub struct ServerOptions {
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
     pub key: Option<PathBuf>,
+
+    /// Certificates for other names: the tables `[[certificate]]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "site::certificates")]
+    pub certificate: Vec<CertFiles>,
+
+    /// Take TCP connections from this network only with the client's address in front (PROXY protocol, version 1 or
+    /// 2), as load balancers put it there; repeatable
+    #[arg(long, value_name = "CIDR", value_parser = site::network)]
+    #[serde(deserialize_with = "site::networks")]
+    pub proxy_protocol_from: Vec<IpNet>,
+
+    /// What those see who have no credentials: the table `[site]` of a file.
+    #[arg(skip)]
+    #[serde(deserialize_with = "site::table")]
+    pub site: Option<Site>,
 
     /// IPv4 network of the tunnel; the server is its first host [default: 10.0.0.0/24]
     #[arg(long, value_name = "CIDR", value_parser = text::<Ipv4Net>)]
@@ -301,6 +318,9 @@ impl ServerOptions {
             relay_only: self.relay_only || below.relay_only,
             cert: self.cert.or(below.cert),
             key: self.key.or(below.key),
+            certificate: list_over(self.certificate, below.certificate),
+            proxy_protocol_from: list_over(self.proxy_protocol_from, below.proxy_protocol_from),
+            site: self.site.or(below.site),
             subnet: self.subnet.or(below.subnet),
             subnet6: self.subnet6.or(below.subnet6),
             tun_name: self.tun_name.or(below.tun_name),

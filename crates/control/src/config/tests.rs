@@ -41,6 +41,17 @@ fn every_key_of_a_server_arrives() {
         max-relays = 1000
         max-user-relays = 10
 
+        proxy-protocol-from = ["10.0.0.0/8", "fd00::1"]
+
+        [site]
+        upstream = "http://127.0.0.1:8080"
+        server = "Apache"
+        hide = true
+
+        [[certificate]]
+        cert = "other.crt"
+        key = "other.key"
+
         [[access]]
         allow = false
         ports = ["25", "8000-8100"]
@@ -67,6 +78,13 @@ fn every_key_of_a_server_arrives() {
             tcp: Tcp::Off,
             service: Service::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
+            more_certs: vec![CertFiles { cert: "other.crt".into(), key: "other.key".into() }],
+            proxy_protocol_from: vec!["10.0.0.0/8".parse().unwrap(), "fd00::1/128".parse().unwrap()],
+            site: Site {
+                content: SiteContent::Upstream("127.0.0.1:8080".into()),
+                server: "Apache".into(),
+                hide: true,
+            },
             subnet: "10.9.0.0/16".parse().unwrap(),
             subnet6: Some("fd12:3456::/48".parse().unwrap()),
             tun_name: "tun7".into(),
@@ -348,7 +366,8 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
-             listen, relay-only, cert, key, subnet, subnet6, tun-name, auth, users, state-dir, nat, dns, \
+             listen, tcp, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
+             state-dir, nat, dns, \
              max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),

@@ -93,7 +93,7 @@ fn meet(
     trust: &Trust,
     name: &str,
 ) -> std::result::Result<ClientConnection, Option<Refusal>> {
-    shake(server_config(identity, &[b"h3"]).unwrap(), trust, name)
+    shake(server_config(identity, &[], &[b"h3"]).unwrap(), trust, name)
 }
 
 fn ca(path: &Path) -> Trust {

@@ -283,6 +283,18 @@ pub fn names(cert: &CertificateDer<'_>) -> Vec<String> {
     names.iter().map(|name| name.chars().take(64).flat_map(char::escape_default).collect()).collect()
 }
 
+/// The DNS names of a certificate's subjectAltName.
+pub(super) fn dns_names(cert: &CertificateDer<'_>) -> Vec<String> {
+    let Some(cert) = parse(cert) else { return Vec::new() };
+    let alternative = cert.subject_alternative_name().ok().flatten();
+    let names = alternative.iter().flat_map(|extension| &extension.value.general_names);
+    let name = |name: &GeneralName<'_>| match name {
+        GeneralName::DNSName(name) => Some((*name).to_owned()),
+        _ => None,
+    };
+    names.filter_map(name).collect()
+}
+
 fn address(bytes: &[u8]) -> Option<String> {
     if let Ok(v4) = <[u8; 4]>::try_from(bytes) {
         return Some(std::net::Ipv4Addr::from(v4).to_string());

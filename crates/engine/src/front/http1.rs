@@ -7,7 +7,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Body, Judged, Visit, fields, plain, site, tcp_way};
+use super::{Body, Judged, Visit, tcp_way};
 
 /// How long a request's head may take, and how long a connection may be without one.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
@@ -19,11 +19,7 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'stat
     let answering = Arc::clone(&visit);
     let service = service_fn(move |request| {
         let visit = Arc::clone(&answering);
-        async move {
-            let mut response = answer(&visit, request).await;
-            visit.house.sign(&mut response);
-            Ok::<_, Infallible>(response)
-        }
+        async move { Ok::<_, Infallible>(answer(&visit, request).await) }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -44,8 +40,8 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'stat
 
 async fn answer(visit: &Arc<Visit>, request: Request<Incoming>) -> Response<Body> {
     match visit.judge(&request) {
-        Judged::Site => site::answer(request.method()),
-        Judged::Refused(refusal) => fields::response_of(&refusal.headers()).map(|()| plain("")),
+        Judged::Site => visit.house.site.answer(request, visit.peer).await,
+        Judged::Refused(refusal) => visit.house.refuse(&refusal),
         Judged::TcpWay(user) => tcp_way::over_http1(visit, &user, request),
         Judged::Elsewhere => visit.guest.h1(request).await,
     }

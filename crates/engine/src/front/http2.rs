@@ -5,8 +5,9 @@
 
 use std::{
     future::{pending, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -14,14 +15,14 @@ use bytes::Bytes;
 use h2::{Ping, PingPong, Reason, RecvStream, SendStream, server::SendResponse};
 use http::{Request, Response};
 use http_body_util::BodyExt;
-use hyper::body::Body as _;
+use hyper::body::{Body as _, Frame};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     task::JoinSet,
     time::{sleep, timeout},
 };
 
-use super::{Body, Judged, Visit, fields, plain, site, tcp_way};
+use super::{Body, Judged, Visit, tcp_way};
 use crate::h2_stream::poll_room;
 
 /// Why an answer did not arrive.
@@ -120,22 +121,17 @@ async fn is_gone(asking: Option<PingPong>) {
 async fn answer(visit: Arc<Visit>, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
     let _busy = visit.busy();
     let response = match visit.judge(&request) {
-        Judged::Site => site::answer(request.method()),
-        Judged::Refused(refusal) => fields::response_of(&refusal.headers()).map(|()| plain("")),
+        Judged::Site => visit.house.site.answer(request.map(Upload), visit.peer).await,
+        Judged::Refused(refusal) => visit.house.refuse(&refusal),
         Judged::TcpWay(user) => return tcp_way::over_http2(&visit, &user, request, respond).await,
         Judged::Elsewhere => return visit.guest.h2(request, respond).await,
     };
-    if let Err(error) = send(&visit, response, respond).await {
+    if let Err(error) = send(response, respond).await {
         tracing::debug!(peer = %visit.peer, %error, "an answer did not arrive");
     }
 }
 
-async fn send(
-    visit: &Visit,
-    mut response: Response<Body>,
-    mut respond: SendResponse<Bytes>,
-) -> Result<(), Failed> {
-    visit.house.sign(&mut response);
+async fn send(response: Response<Body>, mut respond: SendResponse<Bytes>) -> Result<(), Failed> {
     let (head, mut body) = response.into_parts();
     let empty = body.is_end_stream();
     let mut stream = respond.send_response(Response::from_parts(head, ()), empty)?;
@@ -147,6 +143,29 @@ async fn send(
         push(&mut stream, data).await?;
     }
     Ok(stream.send_data(Bytes::new(), true)?)
+}
+
+/// What a client sends with a request, as fast as it is wanted.
+struct Upload(RecvStream);
+
+impl hyper::body::Body for Upload {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        let data = ready!(self.0.poll_data(cx)).transpose()?;
+        if let Some(data) = &data {
+            self.0.flow_control().release_capacity(data.len())?;
+        }
+        Poll::Ready(data.map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
 }
 
 /// Sends as the client takes it.

@@ -100,6 +100,12 @@ impl<K: Clone + Eq + Hash> Room<K> {
         Ok(Place { room: Arc::clone(self), number, who, pushed_out })
     }
 
+    /// Places that are taken.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.taken().places.len()
+    }
+
     fn taken(&self) -> std::sync::MutexGuard<'_, Taken<K>> {
         // Counting goes on after a panic elsewhere.
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,5 +1,8 @@
 //! A front with a real TLS client. The server's QUIC is a socket that sends back what it gets.
 
+mod floods;
+mod sites;
+
 use std::net::UdpSocket;
 
 use http::StatusCode;
@@ -22,6 +25,7 @@ const SOON: Duration = Duration::from_secs(20);
 pub(super) struct Served {
     pub(super) address: SocketAddr,
     pub(super) token: String,
+    house: Arc<House>,
     credentials: Credentials,
     _home: tempfile::TempDir,
 }
@@ -29,7 +33,8 @@ pub(super) struct Served {
 impl Served {
     /// Serves at a free port, as long as the test's runtime is there.
     pub(super) fn start(change: impl FnOnce(&mut ServerConfig)) -> Self {
-        let echo = UdpSocket::bind("127.0.0.1:0").unwrap();
+        // Clients connect from 127.0.0.1, so none of them takes the port in TCP.
+        let echo = UdpSocket::bind("127.0.1.1:0").unwrap();
         let address = echo.local_addr().unwrap();
         std::thread::spawn(move || {
             let mut buffer = [0; 2048];
@@ -43,17 +48,21 @@ impl Served {
             ServerConfig { listen: vec![address], state_dir: home.path().into(), ..ServerConfig::default() };
         change(&mut config);
         let credentials = Credentials::load(&config).unwrap();
-        let front = Front::bind(&config, &credentials).unwrap();
+        let front = Front::bind(&config, &credentials, Site::new(&config.site).unwrap()).unwrap();
+        let house = Arc::clone(&front.doors[0].1.house);
         tokio::spawn(front.serve());
         let token = credentials.token.as_ref().map_or_else(String::new, |token| token.authorization());
-        Self { address, token, credentials, _home: home }
+        Self { address, token, house, credentials, _home: home }
     }
 
     /// TLS with one protocol.
     pub(super) async fn tls(&self, alpn: &[u8]) -> TlsStream<TcpStream> {
+        self.tls_over(TcpStream::connect(self.address).await.unwrap(), alpn).await
+    }
+
+    async fn tls_over(&self, tcp: TcpStream, alpn: &[u8]) -> TlsStream<TcpStream> {
         let trust = Trust::Pin(self.credentials.identity.fingerprint());
         let config = tls::client_config(&trust, &[alpn]).unwrap();
-        let tcp = TcpStream::connect(self.address).await.unwrap();
         let name = ServerName::try_from("vpn.example").unwrap();
         let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
         assert_eq!(tls.get_ref().1.alpn_protocol(), Some(alpn));
@@ -62,7 +71,19 @@ impl Served {
 
     /// HTTP/2, once the server's settings are there.
     pub(super) async fn http2(&self) -> h2::client::SendRequest<Bytes> {
-        let (client, connection) = h2::client::handshake(self.tls(b"h2").await).await.unwrap();
+        Self::http2_over(self.tls(b"h2").await).await
+    }
+
+    /// The same for a client that a load balancer names.
+    pub(super) async fn http2_of(&self, client: &str) -> h2::client::SendRequest<Bytes> {
+        let mut tcp = TcpStream::connect(self.address).await.unwrap();
+        let (ip, port) = client.split_once(':').unwrap();
+        tcp.write_all(format!("PROXY TCP4 {ip} 192.0.2.2 {port} 443\r\n").as_bytes()).await.unwrap();
+        Self::http2_over(self.tls_over(tcp, b"h2").await).await
+    }
+
+    async fn http2_over(tls: TlsStream<TcpStream>) -> h2::client::SendRequest<Bytes> {
+        let (client, connection) = h2::client::handshake(tls).await.unwrap();
         tokio::spawn(connection);
         let mut client = client.ready().await.unwrap();
         let asked = Instant::now();
@@ -194,7 +215,9 @@ async fn a_taken_port_is_an_error_with_a_way_out() {
         ..ServerConfig::default()
     };
     let credentials = Credentials::load(&config).unwrap();
-    let EngineError::Control(error) = Front::bind(&config, &credentials).unwrap_err() else {
+    let EngineError::Control(error) =
+        Front::bind(&config, &credentials, Site::new(&config.site).unwrap()).unwrap_err()
+    else {
         panic!("not an error that knows what to do next")
     };
     assert!(error.to_string().starts_with(&format!("cannot listen on TCP {}: ", served.address)), "{error}");

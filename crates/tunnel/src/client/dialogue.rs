@@ -289,6 +289,10 @@ impl Client {
                 self.gone(now, error.to_string());
             }
             ResponseError::Unauthorized { status, .. } => self.fail(now, ClientError::Unauthorized(status)),
+            ResponseError::NotOffered { .. } if self.authorization.is_none() => {
+                let advice = "one that wants a token answers like this to who has none: `--token` gives it";
+                self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
+            }
             ResponseError::NotOffered { .. } if self.config.lane.mode == Mode::Auto => {
                 let advice = "if it is a proxy for single connections, `--lane stream` uses it as one";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, routes_sorted},
-    connect_ip,
+    connect, connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
     request::{self, Kind, Rejection},
@@ -39,6 +39,10 @@ impl Server {
             let on_tunnel = |stream| peer.tunnel.as_ref().is_some_and(|tunnel| tunnel.stream == stream);
             match event {
                 HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
+                    if self.is_stranger(id, &headers) {
+                        self.show_site(id, stream, &headers);
+                        continue;
+                    }
                     match request::classify(&headers) {
                         Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
                         Ok(Kind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
@@ -90,6 +94,26 @@ impl Server {
         if let Err(refusal) = self.admit(now, id, stream, headers) {
             self.refuse(id, stream, &refusal);
         }
+    }
+
+    /// Whether a request is answered as that of anybody: it is no CONNECT, or nothing shows that a user makes it.
+    fn is_stranger(&mut self, id: ConnectionId, headers: &Headers) -> bool {
+        if headers.method() != Some("CONNECT") {
+            return true;
+        }
+        let shown = connect::credentials(headers);
+        (shown.is_none() || self.config.hide) && self.user_of(id, shown.as_deref()).is_err()
+    }
+
+    fn show_site(&mut self, id: ConnectionId, stream: StreamId, headers: &Headers) {
+        let Some(connection) = self.endpoint.get(id) else { return };
+        let (answer, content) = (self.config.site)(headers.method().unwrap_or_default());
+        connection.write(stream, h3::encode_headers(&answer));
+        if !content.is_empty() {
+            connection.write(stream, h3::encode_data(&content));
+        }
+        connection.finish(stream);
+        connection.stop(stream, h3::code::NO_ERROR);
     }
 
     /// A client wants to send packets, which nobody takes here. It learns that streams would do, and its connection

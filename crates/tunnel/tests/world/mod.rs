@@ -15,10 +15,13 @@ use std::{
 };
 
 use app::Destination;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
 use mpvpn_lane::rules::Rules;
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::{
+    connect::{Authority, Failure},
+    headers::Headers,
+};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
@@ -379,6 +382,8 @@ fn new_servers(
             streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(Tokens(limits)),
+            site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
+            hide: false,
             max_clients: 200,
             secrets: Box::new(move || {
                 secret = secret.wrapping_add(1);

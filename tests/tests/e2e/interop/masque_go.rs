@@ -61,6 +61,8 @@ fn its_client_learns_why_it_is_refused() {
     let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
     let host = echo(&stage, Family::V4).to_string();
     let said = go_client(&stage, &host, &[]).fail(LIMIT);
+    assert!(said.contains("refused: 405"), "{said}");
+    let said = go_client(&stage, &host, &["-token", "0123456789abcdef"]).fail(LIMIT);
     assert!(said.contains("refused: 401") || said.contains("refused: 407"), "{said}");
     let said = go_client(&stage, "127.0.0.1:53", &["-token", token.trim()]).fail(LIMIT);
     assert!(said.contains("refused: 403") && said.contains("destination_ip_prohibited"), "{said}");

@@ -1,0 +1,140 @@
+//! What a server shows to who has no credentials: `[site]`, and the other certificates: `[[certificate]]`.
+
+use std::path::PathBuf;
+
+use hyper::{Uri, header::HeaderValue};
+use ipnet::IpNet;
+use serde::{Deserialize, de::Deserializer};
+
+use super::{
+    CertFiles,
+    access::{Prefix, some},
+    values::{Text, one},
+};
+
+/// What the field `server` of answers says unless told otherwise: what most sites say.
+const SERVER: &str = "nginx";
+
+/// The site that a server is to those who have no credentials.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Site {
+    /// Where its pages come from.
+    pub content: SiteContent,
+    /// What the field `server` of its answers says.
+    pub server: String,
+    /// Whether wrong credentials are answered as none at all, instead of by saying so.
+    pub hide: bool,
+}
+
+/// Where the pages of a site come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SiteContent {
+    /// There are none.
+    Nothing,
+    /// From the files of this folder.
+    Root(PathBuf),
+    /// From the HTTP server at this `HOST:PORT`.
+    Upstream(String),
+}
+
+impl Default for Site {
+    fn default() -> Self {
+        Self { content: SiteContent::Nothing, server: SERVER.into(), hide: false }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [site]")]
+struct SiteTable {
+    #[serde(deserialize_with = "one")]
+    root: Option<PathBuf>,
+    #[serde(deserialize_with = "one")]
+    upstream: Option<Upstream>,
+    #[serde(deserialize_with = "one")]
+    server: Option<ServerName>,
+    hide: bool,
+}
+
+struct Upstream(String);
+
+struct ServerName(String);
+
+/// For serde: the table.
+pub(super) fn table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Site>, D::Error> {
+    let table = SiteTable::deserialize(from)?;
+    let content = match (table.root, table.upstream) {
+        (None, None) => SiteContent::Nothing,
+        (Some(root), None) => SiteContent::Root(root),
+        (None, Some(upstream)) => SiteContent::Upstream(upstream.0),
+        (Some(_), Some(_)) => {
+            return Err(serde::de::Error::custom("a site has either `root` or `upstream`: leave out one"));
+        }
+    };
+    let server = table.server.map_or_else(|| SERVER.into(), |name| name.0);
+    Ok(Some(Site { content, server, hide: table.hide }))
+}
+
+impl Text for Upstream {
+    const EXPECTED: &'static str = "the address of an HTTP server in quotes, as in \"http://127.0.0.1:8080\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is no address of an HTTP server, as in http://127.0.0.1:8080");
+        let uri: Uri = text.parse().map_err(|_| wrong())?;
+        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(wrong)?;
+        if uri.path() != "/" || uri.query().is_some() || authority.as_str().contains('@') {
+            return Err(format!("`{text}` is more than scheme, host and port: paths stay as they are"));
+        }
+        let port = authority.port_u16().unwrap_or(80);
+        Ok(Self(format!("{}:{port}", authority.host())))
+    }
+}
+
+impl Text for ServerName {
+    const EXPECTED: &'static str = "a name in quotes";
+
+    fn read(text: &str) -> Result<Self, String> {
+        match HeaderValue::from_str(text) {
+            Ok(_) if !text.is_empty() && text.is_ascii() => Ok(Self(text.into())),
+            _ => Err(format!("`{text}` cannot stand in a header field")),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[certificate]]")]
+struct CertificateTable {
+    cert: PathBuf,
+    key: PathBuf,
+}
+
+/// For serde: the certificates in order.
+pub(super) fn certificates<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<CertFiles>, D::Error> {
+    let files = |table: CertificateTable| CertFiles { cert: table.cert, key: table.key };
+    Ok(Vec::<CertificateTable>::deserialize(from)?.into_iter().map(files).collect())
+}
+
+/// For serde: networks.
+pub(super) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
+    Ok(some::<D, Prefix>(from)?.into_iter().map(|prefix| prefix.0).collect())
+}
+
+/// For clap: a network.
+pub(super) fn network(text: &str) -> Result<IpNet, String> {
+    Prefix::read(text).map(|prefix| prefix.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_upstream_is_scheme_host_and_port() {
+        let read = |text| Upstream::read(text).map(|upstream| upstream.0);
+        assert_eq!(read("http://127.0.0.1:8080").unwrap(), "127.0.0.1:8080");
+        assert_eq!(read("http://[::1]:8080/").unwrap(), "[::1]:8080");
+        assert_eq!(read("http://web.example").unwrap(), "web.example:80");
+        for bad in ["https://127.0.0.1", "127.0.0.1:80", "http://a/b", "http://u@a/", "http://a/?q", ""] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Files of one folder, for strangers to read.
+//!
+//! In: a folder, and the path of a file in it. Out: the file. Always holds: the kernel itself keeps the search inside of the
+//! folder (`openat2`, RESOLVE_BENEATH), so neither `..` nor a symbolic link leads out of it, also not one that is changed at that moment; what is no
+//! ordinary file is never opened for reading.
+
+use std::{
+    fs::{File, Metadata},
+    io,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+/// A folder, looked up anew each time: another one may take its place.
+#[derive(Clone, Debug)]
+pub struct Folder(PathBuf);
+
+/// What is at a path.
+#[derive(Debug)]
+pub enum Entry {
+    /// An ordinary file.
+    File(File, Metadata),
+    /// A folder.
+    Folder,
+}
+
+impl Folder {
+    /// The folder at `path`.
+    ///
+    /// # Errors
+    /// If it cannot be opened, or is none.
+    pub fn new(path: &Path) -> io::Result<Self> {
+        let folder = Self(path.into());
+        folder.open()?;
+        Ok(folder)
+    }
+
+    fn open(&self) -> io::Result<File> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(&self.0, flags, Mode::empty())?.into())
+    }
+
+    /// What is at `path`, which is relative to the folder. It blocks as long as the disk does.
+    ///
+    /// # Errors
+    /// If nothing is there, it leads out of the folder, this process may not read it, or it is neither file nor folder.
+    pub fn entry(&self, path: &Path) -> io::Result<Entry> {
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        // Opening a pipe for reading would wait for a writer.
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file: File = rustix::fs::openat2(self.open()?, path, flags, Mode::empty(), beneath)?.into();
+        let metadata = file.metadata()?;
+        match metadata.file_type() {
+            kind if kind.is_file() => Ok(Entry::File(file, metadata)),
+            kind if kind.is_dir() => Ok(Entry::Folder),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Read, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn nothing_outside_of_the_folder_is_found() {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("www");
+        fs::create_dir_all(root.join("sub")).unwrap();
+        fs::write(home.path().join("secret"), "secret").unwrap();
+        fs::write(root.join("page"), "page").unwrap();
+        symlink("../secret", root.join("out")).unwrap();
+        symlink(home.path().join("secret"), root.join("absolute")).unwrap();
+        symlink("page", root.join("inside")).unwrap();
+        symlink("/proc/self/root", root.join("magic")).unwrap();
+        let folder = Folder::new(&root).unwrap();
+        let read = |path: &str| match folder.entry(Path::new(path)) {
+            Ok(Entry::File(mut file, _)) => {
+                let mut text = String::new();
+                file.read_to_string(&mut text).unwrap();
+                Some(text)
+            }
+            _ => None,
+        };
+        assert_eq!(read("page").as_deref(), Some("page"));
+        assert_eq!(read("inside").as_deref(), Some("page"));
+        assert_eq!(read("sub/../page").as_deref(), Some("page"));
+        for path in
+            ["out", "absolute", "../secret", "sub/../../secret", "/etc/passwd", "magic/etc/passwd", "no"]
+        {
+            assert_eq!(read(path), None, "{path}");
+        }
+        assert!(matches!(folder.entry(Path::new("sub")), Ok(Entry::Folder)));
+        Folder::new(&root.join("page")).unwrap_err();
+    }
+}
