@@ -93,6 +93,21 @@ pub enum SetupError {
     Tls,
 }
 
+/// How much a peer may send that nobody reads yet (RFC 9000 §4.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// On one stream (bytes).
+    pub stream: u32,
+    /// On all streams of a connection (bytes).
+    pub all: u32,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { stream: STREAM_WINDOW, all: RECEIVE_WINDOW }
+    }
+}
+
 /// What connections of an endpoint have in common.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
@@ -102,6 +117,8 @@ pub struct TransportOptions {
     pub max_udp_payload: u16,
     /// A connection on which nothing arrives for this long is given up.
     pub idle_timeout: Duration,
+    /// Bytes that may come on a stream, and on all of them, while nobody reads.
+    pub windows: Windows,
     /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
     pub rng_seed: Option<[u8; 32]>,
 }
@@ -112,6 +129,7 @@ impl Default for TransportOptions {
             cc: Cc::default(),
             max_udp_payload: 1472,
             idle_timeout: Duration::from_secs(180),
+            windows: Windows::default(),
             rng_seed: None,
         }
     }
@@ -146,8 +164,8 @@ impl TransportOptions {
             .max_concurrent_multipath_paths(FIRST_PATHS)
             .max_concurrent_bidi_streams(VarInt::from_u32(MAX_REQUESTS))
             .max_concurrent_uni_streams(VarInt::from_u32(16))
-            .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
-            .receive_window(VarInt::from_u32(RECEIVE_WINDOW))
+            .stream_receive_window(VarInt::from_u32(self.windows.stream))
+            .receive_window(VarInt::from_u32(self.windows.all))
             .send_window(SEND_WINDOW)
             .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
             .datagram_send_buffer_size(DATAGRAM_BUFFER);

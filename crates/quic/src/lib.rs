@@ -36,7 +36,7 @@ mod streams;
 mod view;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
-pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions};
+pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions, Windows};
 pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
 pub use ledger::{Fate, Tracked};

@@ -25,6 +25,7 @@ mod carrier;
 mod class;
 mod client;
 mod fleet;
+mod forward;
 mod http;
 mod mtu;
 mod pool;
@@ -41,6 +42,7 @@ pub use client::{
     FlowReport, LinkPolicy, UdpNews,
 };
 pub use fleet::{ClassSetup, Fleet};
+pub use forward::{Answered, ForwardError, ForwardEvent, Forwarder};
 pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};

@@ -79,6 +79,16 @@ impl Relays {
         self.relays.contains_key(&id)
     }
 
+    /// Whether the other side has broken a stream off.
+    pub(crate) fn is_broken(&self, id: StreamId) -> bool {
+        self.relays.get(&id).is_some_and(|relay| relay.end == Some(End::Broken))
+    }
+
+    /// Whether nothing more comes on a stream that nobody has read yet.
+    pub(crate) fn is_broken_or_over(&self, id: StreamId) -> bool {
+        self.relays.get(&id).is_none_or(|relay| relay.end.is_some())
+    }
+
     /// Whether more is to be written to a stream that the other side reads no more, so that it is broken.
     pub(crate) fn breaks_when_stopped(&self, id: StreamId) -> bool {
         self.relays.get(&id).is_some_and(|relay| !relay.write_ended)

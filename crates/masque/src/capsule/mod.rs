@@ -8,10 +8,12 @@
 mod link;
 mod range;
 mod reader;
+mod sieve;
 
 pub use link::LinkNotice;
 pub use range::{IpRange, RangeError, routes_sorted};
 pub use reader::CapsuleReader;
+pub use sieve::{CapsuleSieve, Sifted};
 
 use crate::{h3::code, varint};
 use bytes::{BufMut, Bytes, BytesMut};

@@ -1,0 +1,312 @@
+//! Requests that somebody else received and passes on: a forwarder and a server on one machine, in simulated time.
+
+#![allow(clippy::disallowed_methods, unreachable_pub)]
+
+mod world;
+
+use std::net::SocketAddr;
+
+use bytes::{Bytes, BytesMut};
+use mpvpn_masque::{
+    capsule::{Capsule, CapsuleReader},
+    connect::{self, Failure},
+    connect_ip::ConnectIpRequest,
+    connect_udp,
+    h3::code,
+    headers::Headers,
+};
+use mpvpn_packet::{VNET_HDR_LEN, build};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::Cc;
+use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead, ServerEvent, UdpId};
+use mpvpn_types::Duration;
+use world::{MS, SERVER, TOKEN, World};
+
+const HERE: &str = "127.0.0.1:40000";
+
+struct Inside {
+    world: World,
+    forwarder: Forwarder,
+    events: Vec<ForwardEvent>,
+    asked: Vec<ServerEvent>,
+    /// Packets that came out of the server's TUN.
+    packets: Vec<Vec<u8>>,
+}
+
+impl Inside {
+    fn new() -> Self {
+        let world = World::new();
+        let setup = world.client_config(TOKEN, Scheduler::Auto, Cc::Bbr).setup;
+        let remote = SERVER.parse().unwrap();
+        let forwarder = Forwarder::connect(world.now, &setup, remote, "mpvpn").unwrap();
+        let mut inside =
+            Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() };
+        inside.run(50 * MS);
+        assert_eq!(inside.events.remove(0), ForwardEvent::Ready);
+        inside
+    }
+
+    fn run(&mut self, time: Duration) {
+        let end = self.world.now + time;
+        while self.world.now < end {
+            self.turn();
+            self.world.now += MS;
+        }
+    }
+
+    fn turn(&mut self) {
+        let (now, server) = (self.world.now, &mut self.world.servers[0]);
+        let (here, there): (SocketAddr, SocketAddr) = (HERE.parse().unwrap(), SERVER.parse().unwrap());
+        self.forwarder.handle_timeout(now);
+        server.handle_timeout(now);
+        let mut buf = Vec::new();
+        // Both ends are on one machine: what is sent has come, and is answered.
+        for _ in 0..20 {
+            buf.clear();
+            while let Some(transmit) = self.forwarder.poll_transmit(now, &mut buf) {
+                for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
+                    server.handle_datagram(now, Some(there.ip()), here, 0, BytesMut::from(datagram));
+                }
+                buf.clear();
+            }
+            server.handle_batch(now);
+            while let Some(transmit) = server.poll_transmit(now, &mut buf) {
+                for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
+                    self.forwarder.handle_datagram(now, there, 0, BytesMut::from(datagram));
+                }
+                buf.clear();
+            }
+            self.forwarder.handle_batch(now);
+        }
+        self.asked.extend(std::iter::from_fn(|| server.poll_event()));
+        self.events.extend(std::iter::from_fn(|| self.forwarder.poll_event()));
+        while let Some(packet) = server.poll_tun() {
+            self.packets.push(packet.to_vec()[VNET_HDR_LEN..].to_vec());
+        }
+    }
+
+    fn ask(&mut self, headers: &Headers) -> RelayId {
+        let request = self.forwarder.request(headers).expect("a stream");
+        self.run(20 * MS);
+        request
+    }
+
+    fn answer(&mut self, request: RelayId) -> Headers {
+        match self.forwarder.answer(self.world.now, request) {
+            Answered::With(headers) => headers,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A TCP connection that the server has granted, and the server's name for it.
+    fn connected(&mut self) -> (RelayId, RelayId) {
+        let request = self.ask(&connect::request(&"target.example:80".parse().unwrap(), Some(&bearer())));
+        assert_eq!(self.forwarder.answer(self.world.now, request), Answered::NotYet);
+        let Some(ServerEvent::Connect { relay, user, to }) = self.asked.pop() else { panic!("no request") };
+        assert_eq!((&*user, &*to.to_string()), ("alice", "target.example:80"));
+        self.world.servers[0].relay_opened(relay);
+        self.run(5 * MS);
+        assert_eq!(self.answer(request).status(), Some(200));
+        (request, relay)
+    }
+
+    fn read(&mut self, request: RelayId) -> (Vec<u8>, RelayRead) {
+        let mut all = Vec::new();
+        loop {
+            match self.forwarder.read(self.world.now, request) {
+                RelayRead::Data(data) => all.extend(data),
+                end => return (all, end),
+            }
+        }
+    }
+
+    fn read_at_server(&mut self, relay: RelayId) -> (Vec<u8>, RelayRead) {
+        let mut all = Vec::new();
+        loop {
+            match self.world.servers[0].relay_read(self.world.now, relay) {
+                RelayRead::Data(data) => all.extend(data),
+                end => return (all, end),
+            }
+        }
+    }
+
+    fn udp(&mut self) -> (RelayId, UdpId) {
+        let path = connect_udp::path(&connect_udp::default_template(), &"192.0.2.9:53".parse().unwrap());
+        let request = self.ask(&connect_udp::request(SERVER, &path, Some(&bearer())));
+        let Some(ServerEvent::ConnectUdp { udp, .. }) = self.asked.pop() else { panic!("no request") };
+        self.world.servers[0].udp_opened(udp);
+        self.run(5 * MS);
+        let answer = self.answer(request);
+        assert_eq!((answer.status(), answer.text("capsule-protocol")), (Some(200), Some("?1")));
+        (request, udp)
+    }
+}
+
+fn bearer() -> String {
+    format!("Bearer {TOKEN}")
+}
+
+#[test]
+fn bytes_go_both_ways_and_each_half_ends_by_itself() {
+    let mut inside = Inside::new();
+    let (request, relay) = inside.connected();
+    inside.forwarder.write(request, Bytes::from_static(b"up"));
+    inside.forwarder.finish(request);
+    inside.run(5 * MS);
+    assert_eq!(inside.read_at_server(relay), (b"up".to_vec(), RelayRead::Finished));
+    assert!(inside.forwarder.is_open(request), "the other half goes on");
+    inside.world.servers[0].relay_write(relay, Bytes::from_static(b"down"));
+    inside.world.servers[0].relay_finish(relay);
+    inside.run(5 * MS);
+    assert!(inside.events.contains(&ForwardEvent::Readable(request)));
+    assert_eq!(inside.read(request), (b"down".to_vec(), RelayRead::Finished));
+    inside.forwarder.end(request, code::REQUEST_CANCELLED);
+    assert_eq!(inside.forwarder.requests(), 0);
+}
+
+#[test]
+fn a_connection_that_breaks_at_either_end_is_broken_at_the_other() {
+    let mut inside = Inside::new();
+    let (request, relay) = inside.connected();
+    inside.world.servers[0].relay_write(relay, Bytes::from_static(b"part of it"));
+    inside.run(5 * MS);
+    inside.world.servers[0].relay_abort(relay);
+    inside.run(5 * MS);
+    assert_eq!(inside.read(request).1, RelayRead::Broken);
+    assert!(!inside.forwarder.is_open(request));
+    inside.forwarder.end(request, code::REQUEST_CANCELLED);
+
+    let (request, relay) = inside.connected();
+    inside.forwarder.end(request, code::REQUEST_CANCELLED);
+    inside.run(5 * MS);
+    assert_eq!(inside.asked.last(), Some(&ServerEvent::RelayGone(relay)));
+}
+
+#[test]
+fn refusals_and_their_reasons_come_back() {
+    let mut inside = Inside::new();
+    let target = "target.example:80".parse().unwrap();
+    let request = inside.ask(&connect::request(&target, Some("Bearer wrong")));
+    let answer = inside.answer(request);
+    assert_eq!((answer.status(), answer.text("www-authenticate")), (Some(401), Some("Bearer")));
+    inside.forwarder.end(request, code::REQUEST_CANCELLED);
+
+    let request = inside.ask(&connect::request(&target, Some(&bearer())));
+    let Some(ServerEvent::Connect { relay, .. }) = inside.asked.pop() else { panic!("no request") };
+    inside.world.servers[0].relay_failed(relay, Failure::Name, "no such name".to_owned());
+    inside.run(5 * MS);
+    let answer = inside.answer(request);
+    assert_eq!(answer.status(), Some(502));
+    assert!(answer.text("proxy-status").unwrap().contains("dns_error"));
+    assert_eq!(inside.read(request), (Vec::new(), RelayRead::Finished));
+}
+
+#[test]
+fn who_does_not_read_stops_the_sender() {
+    let mut inside = Inside::new();
+    let (request, relay) = inside.connected();
+    let mut sent = 0;
+    for _ in 0..2000 {
+        let room = inside.world.servers[0].relay_room(relay);
+        inside.world.servers[0].relay_write(relay, vec![7; room].into());
+        sent += room;
+        inside.turn();
+        inside.world.now += MS;
+    }
+    assert!(sent < 4 << 20, "{sent} bytes for nobody");
+    let mut got = 0;
+    for _ in 0..200 {
+        got += inside.read(request).0.len();
+        inside.run(MS);
+    }
+    assert_eq!(got, sent, "all of it comes when it is read");
+}
+
+#[test]
+fn payloads_travel_in_datagrams_and_those_that_do_not_fit_are_told_apart() {
+    let mut inside = Inside::new();
+    let (request, udp) = inside.udp();
+    let now = inside.world.now;
+    assert!(inside.forwarder.send_datagram(now, request, b"\0ping"));
+    assert!(!inside.forwarder.send_datagram(now, request, &[0; 9000]), "no datagram takes that");
+    assert!(!inside.forwarder.send_datagram(now, request, b""), "it has no context ID");
+    let capsule = Capsule::Datagram(Bytes::from(vec![0; 5001])).to_bytes();
+    inside.forwarder.write(request, capsule);
+    inside.run(5 * MS);
+    let came: Vec<_> = std::iter::from_fn(|| inside.world.servers[0].poll_udp()).collect();
+    assert_eq!(
+        came.iter().map(|(of, payload)| (*of, payload.len())).collect::<Vec<_>>(),
+        [(udp, 4), (udp, 5000)]
+    );
+    inside.world.servers[0].udp_send(inside.world.now, udp, b"pong");
+    inside.run(5 * MS);
+    assert!(inside.events.contains(&ForwardEvent::Readable(request)));
+    let now = inside.world.now;
+    assert_eq!(inside.forwarder.next_datagram(now, request), Some(Bytes::from_static(b"\0pong")));
+    assert_eq!(inside.forwarder.next_datagram(now, request), None);
+}
+
+#[test]
+fn datagrams_that_nobody_takes_are_dropped_and_not_kept() {
+    let mut inside = Inside::new();
+    let (request, udp) = inside.udp();
+    for _ in 0..100 {
+        for _ in 0..20 {
+            inside.world.servers[0].udp_send(inside.world.now, udp, &[1; 1000]);
+        }
+        inside.run(5 * MS);
+    }
+    inside.world.servers[0].udp_send(inside.world.now, udp, b"the newest");
+    inside.run(5 * MS);
+    let now = inside.world.now;
+    let left: Vec<_> = std::iter::from_fn(|| inside.forwarder.next_datagram(now, request)).collect();
+    assert!(!left.is_empty() && left.len() <= 256, "{} of 2001", left.len());
+    inside.world.servers[0].udp_send(inside.world.now, udp, b"late");
+    inside.run(300 * MS);
+    assert_eq!(inside.forwarder.next_datagram(inside.world.now, request), None, "it is too old");
+}
+
+#[test]
+fn packets_and_the_capsules_of_their_request_pass() {
+    let mut inside = Inside::new();
+    let request = ConnectIpRequest {
+        authorization: Some(bearer()),
+        ..ConnectIpRequest::new(SERVER, "/.well-known/masque/ip/*/*/")
+    };
+    let request = inside.ask(&request.headers());
+    assert_eq!(inside.answer(request).status(), Some(200));
+    inside.run(100 * MS);
+    let mut capsules = CapsuleReader::new();
+    capsules.push(&inside.read(request).0);
+    let mut address = None;
+    while let Some(capsule) = capsules.next().unwrap() {
+        if let Capsule::AddressAssign(list) = capsule {
+            address = list.iter().map(|entry| entry.net.addr()).find(|ip| ip.is_ipv4());
+        }
+    }
+    let from = SocketAddr::new(address.expect("an address"), 1000);
+    let to: SocketAddr = "203.0.113.9:53".parse().unwrap();
+    let packet = build::Packet::between(from, to).udp(b"out");
+    let value = [b"\0", &packet[..]].concat();
+    assert!(inside.forwarder.send_datagram(inside.world.now, request, &value));
+    inside.run(5 * MS);
+    assert_eq!(inside.packets, [packet]);
+    let back = build::Packet::between(to, from).udp(b"back");
+    inside.world.server_sends(back.clone());
+    inside.run(5 * MS);
+    let came = inside.forwarder.next_datagram(inside.world.now, request).expect("a packet");
+    assert_eq!((came[0], &came[1..]), (0, &back[..]));
+}
+
+#[test]
+fn with_the_connection_everything_is_over() {
+    let mut inside = Inside::new();
+    let (request, _) = inside.connected();
+    inside.world.servers[0].close(inside.world.now, "the end");
+    inside.run(20 * MS);
+    assert!(matches!(inside.events.last(), Some(ForwardEvent::Lost(_))), "{:?}", inside.events);
+    assert!(inside.forwarder.is_over() && inside.forwarder.requests() == 0);
+    assert_eq!(inside.read(request).1, RelayRead::Broken);
+    let target = "target.example:80".parse().unwrap();
+    assert_eq!(inside.forwarder.request(&connect::request(&target, None)), None);
+}
