@@ -1,4 +1,4 @@
-//! Users and their bearer tokens (RFC 6750).
+//! Users and their tokens, shown as bearer tokens (RFC 6750) or as passwords (RFC 7617).
 //!
 //! In: the users' file, and the `authorization` field of a request. Out: the [`User`], or why not.
 //! Always holds: the file knows only the SHA-256 of a token, and how long a check takes does not depend
@@ -11,7 +11,10 @@ use aws_lc_rs::{
     digest,
     rand::{SecureRandom, SystemRandom},
 };
-use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, files};
@@ -89,10 +92,10 @@ pub enum Denied {
     /// No `authorization` field.
     #[error("no token was shown")]
     Missing,
-    /// The field is not `Bearer` and a token.
-    #[error("the authorization field is not a bearer token")]
+    /// The field is neither `Bearer` and a token, nor `Basic` with a name and a token.
+    #[error("the authorization field has neither a bearer token nor a user's name and token")]
     Malformed,
-    /// Nobody has this token.
+    /// Nobody has this token, or not the one who was named.
     #[error("no user has this token")]
     Unknown,
 }
@@ -115,12 +118,34 @@ impl Authenticator {
         };
         let (scheme, rest) =
             authorization.ok_or(Denied::Missing)?.split_once(' ').ok_or(Denied::Malformed)?;
-        if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(Denied::Malformed);
+        let rest = rest.trim_matches(' ');
+        let (name, token) = match scheme {
+            _ if scheme.eq_ignore_ascii_case("bearer") => (None, rest.parse()),
+            _ if scheme.eq_ignore_ascii_case("basic") => {
+                let (name, password) = name_and_password(rest).ok_or(Denied::Malformed)?;
+                (Some(name), password.parse())
+            }
+            // Clients of the first drafts of MASQUE.
+            _ if scheme.eq_ignore_ascii_case("privacytoken") => {
+                (None, rest.strip_prefix("token=").ok_or(Denied::Malformed)?.trim_matches('"').parse())
+            }
+            _ => return Err(Denied::Malformed),
+        };
+        let holder = users.holder(&token.map_err(|BadToken| Denied::Malformed)?).ok_or(Denied::Unknown)?;
+        match name.is_none_or(|name| name == holder.name) {
+            true => Ok(holder),
+            false => Err(Denied::Unknown),
         }
-        let token: Token = rest.trim_matches(' ').parse().map_err(|BadToken| Denied::Malformed)?;
-        users.holder(&token).ok_or(Denied::Unknown)
     }
+}
+
+/// What programs send that know names and passwords only (RFC 7617 §2).
+fn name_and_password(encoded: &str) -> Option<(String, String)> {
+    // More is nobody's, and not worth its memory.
+    let decoded = (encoded.len() <= 4 * LONGEST).then(|| STANDARD.decode(encoded).ok()).flatten()?;
+    let text = String::from_utf8(decoded).ok()?;
+    let (name, password) = text.split_once(':')?;
+    Some((name.to_owned(), password.to_owned()))
 }
 
 /// The users of a server.
@@ -231,8 +256,28 @@ mod tests {
     fn a_users_token_lets_that_user_in() {
         let (auth, token) = alice();
         assert_eq!(auth.check(Some(&token.authorization())), Ok(User { name: "alice".into() }));
+        let old = format!("PrivacyToken token={}", token.reveal());
+        assert_eq!(auth.check(Some(&old)), Ok(User { name: "alice".into() }));
         let lower = format!("bearer  {}", token.reveal());
         assert_eq!(auth.check(Some(&lower)), Ok(User { name: "alice".into() }));
+    }
+
+    #[test]
+    fn a_token_is_a_password_where_programs_want_one() {
+        let (auth, token) = alice();
+        let basic = |text: String| format!("Basic {}", STANDARD.encode(text));
+        let shown = basic(format!("alice:{}", token.reveal()));
+        assert_eq!(auth.check(Some(&shown)), Ok(User { name: "alice".into() }));
+        for (text, why) in [
+            (format!("bob:{}", token.reveal()), Denied::Unknown),
+            (format!("alice:{}", Token::generate().unwrap().reveal()), Denied::Unknown),
+            ("alice:".to_owned(), Denied::Malformed),
+            (format!("alice{}", token.reveal()), Denied::Malformed),
+            (format!("{}:{}", "a".repeat(9000), token.reveal()), Denied::Malformed),
+        ] {
+            assert_eq!(auth.check(Some(&basic(text))), Err(why));
+        }
+        assert_eq!(auth.check(Some("Basic ?")), Err(Denied::Malformed));
     }
 
     #[test]
@@ -246,7 +291,10 @@ mod tests {
             (Some("Bearer"), Denied::Malformed),
             (Some("Bearer "), Denied::Malformed),
             (Some(token.reveal()), Denied::Malformed),
-            (Some("Basic YTpi"), Denied::Malformed),
+            (Some("Basic YTpi"), Denied::Unknown),
+            (Some("Digest YTpi"), Denied::Malformed),
+            (Some("PrivacyToken abc"), Denied::Malformed),
+            (Some("PrivacyToken token=abc"), Denied::Unknown),
             (Some("Bearer a b"), Denied::Malformed),
             (Some(&*stranger.authorization()), Denied::Unknown),
             (Some(&*format!("Bearer {half}")), Denied::Unknown),

@@ -82,6 +82,8 @@ pub struct ServerConfig {
     pub listen: Vec<SocketAddr>,
     /// Whether that is for TCP, too.
     pub tcp: Tcp,
+    /// Whether clients of the first drafts of MASQUE are served there: TLS without ALPN, CONNECT-UDP by HTTP/1.1.
+    pub old_clients: bool,
     /// What it does for its clients.
     pub service: Service,
     /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
@@ -210,6 +212,7 @@ impl Default for ServerConfig {
         Self {
             listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
             tcp: Tcp::On,
+            old_clients: false,
             service: Service::Packets,
             cert: None,
             more_certs: Vec::new(),
@@ -268,6 +271,7 @@ impl ServerConfig {
         Ok(Self {
             listen,
             tcp: options.tcp.unwrap_or(default.tcp),
+            old_clients: options.old_clients,
             service,
             cert: cert_files(options.cert, options.key)?,
             more_certs: options.certificate,

@@ -8,10 +8,12 @@
 
 mod balancer;
 mod fields;
+pub(crate) mod fronted;
 mod gateway;
 mod http1;
 mod http2;
 mod limits;
+mod old;
 mod site;
 mod tcp_way;
 
@@ -32,7 +34,12 @@ use mpvpn_control::{
     credentials::Credentials,
     tls,
 };
-use mpvpn_masque::{connect, connect_udp, headers::Section, request::Rejection, template::Template};
+use mpvpn_masque::{
+    connect, connect_udp,
+    headers::{Headers, Section},
+    request::Rejection,
+    template::Template,
+};
 use mpvpn_os::{
     OsError,
     tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, Tuning},
@@ -46,6 +53,7 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use crate::EngineError;
+use fronted::Fronted;
 use gateway::{Gateway, Guest};
 use limits::{Complaints, Place, Room, Source};
 pub(crate) use site::Site;
@@ -103,6 +111,9 @@ struct House {
     arriving: Arc<Room<Source>>,
     strangers: Arc<Room<Source>>,
     ways: Arc<Room<String>>,
+    fronted: Fronted,
+    /// Clients of the first drafts are served, too.
+    old_clients: bool,
     complaints: Complaints,
 }
 
@@ -124,7 +135,7 @@ impl std::fmt::Debug for TlsConfig {
 }
 
 impl Front {
-    /// Listens at the addresses of `config`.
+    /// Listens at the addresses of `config`; `fronted` learns who is behind connections to the own QUIC.
     ///
     /// # Errors
     /// If one of them cannot be had, or TLS cannot be set up.
@@ -132,6 +143,7 @@ impl Front {
         config: &ServerConfig,
         credentials: &Credentials,
         site: Site,
+        fronted: &Fronted,
     ) -> Result<Self, EngineError> {
         let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
         let house = Arc::new(House {
@@ -145,6 +157,8 @@ impl Front {
             arriving: Room::new(ARRIVING, ARRIVING_OF_ONE),
             strangers: Room::new(STRANGERS, STRANGERS_OF_ONE),
             ways: Room::new(WAYS, WAYS_OF_ONE),
+            fronted: fronted.clone(),
+            old_clients: config.old_clients,
             complaints: Complaints::new(),
         });
         let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
@@ -154,7 +168,7 @@ impl Front {
                 TcpAcceptor::listen(*address, ListenOptions { protocol: Protocol::Mptcp, v6only: v4 })
                     .map_err(refused)?;
             let quic = on_this_machine(*address);
-            let gateway = Gateway::new(quic, credentials.identity.fingerprint());
+            let gateway = Gateway::new(quic, credentials.identity.fingerprint(), fronted.clone())?;
             doors.push((listener.into(), Arc::new(Door { house: Arc::clone(&house), quic, gateway })));
         }
         Ok(Self { doors })
@@ -250,11 +264,12 @@ impl Door {
             Err(crowded) => return self.house.complain(source, &crowded),
         };
         drop(place);
-        let speaks_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+        let agreed = stream.get_ref().1.alpn_protocol().map(|protocol| protocol == b"h2");
         let visit = Arc::new(Visit::new(&self, peer, stranger));
-        match speaks_http2 {
-            true => http2::serve(stream, visit).await,
-            false => http1::serve(stream, visit).await,
+        match agreed {
+            Some(true) => http2::serve(stream, visit).await,
+            None if self.house.old_clients => old::serve(stream, visit).await,
+            Some(false) | None => http1::serve(stream, visit).await,
         }
     }
 }
@@ -366,8 +381,11 @@ impl Visit {
     }
 
     fn judge<B>(&self, request: &Request<B>) -> Judged {
-        let Some(headers) = fields::headers_of(request) else { return Judged::Site };
-        let shown = connect::credentials(&headers);
+        fields::headers_of(request).map_or(Judged::Site, |headers| self.judge_headers(&headers))
+    }
+
+    fn judge_headers(&self, headers: &Headers) -> Judged {
+        let shown = connect::credentials(headers);
         let user = match self.house.authenticator.check(shown.as_deref()) {
             Ok(user) => user.name,
             Err(Denied::Missing) => return Judged::Site,
@@ -381,7 +399,7 @@ impl Visit {
             return Judged::Refused(Rejection::new(400, error.to_string()));
         }
         self.recognise();
-        match tcp_way::is_to_itself(&headers, &self.house.template) {
+        match tcp_way::is_to_itself(headers, &self.house.template) {
             true => Judged::TcpWay(user),
             false => Judged::Elsewhere,
         }

@@ -38,6 +38,15 @@ impl H2Stream {
         self.finished = true;
         self.send.send_reset(reason);
     }
+
+    /// Ready when the peer has reset the stream or the connection is over, though nobody reads or writes.
+    pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        // Of a stream that has ended in this direction nothing is told any more.
+        if self.finished {
+            return Poll::Pending;
+        }
+        self.send.poll_reset(cx).map(|told| told.map_or_else(broken, |reason| broken(reason.into())))
+    }
 }
 
 impl AsyncRead for H2Stream {

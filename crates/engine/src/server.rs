@@ -33,7 +33,7 @@ use crate::{
     crew::Crew,
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
-    front::{Front, Site},
+    front::{Front, Site, fronted::Fronted},
     slow::{Message, Offers, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
@@ -61,8 +61,8 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
-    let site = Site::new(&config.site)?;
-    let front = || Front::bind(&config, &credentials, site.clone());
+    let (site, fronted) = (Site::new(&config.site)?, Fronted::default());
+    let front = || Front::bind(&config, &credentials, site.clone(), &fronted);
     let front = (config.tcp == Tcp::On).then(front).transpose()?;
     let slow = Slow::start(Offers { api: Some(api), metrics, front }, None, turns.wake.clone())?;
     let guess = guess_address(&config.listen);
@@ -122,7 +122,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
         crew.start(format!("shard {}", plane.number()), outbox.clone(), move || plane.run(&mut turns))?;
     }
     println!("{message}");
-    let mut running = Running::new((config, origin), first, crew, registry, machine, slow);
+    let mut running = Running::new((config, origin), first, crew, registry, machine, (slow, fronted));
     let result = running.run(&mut turns);
     let end = running.end();
     result.and(end)
@@ -213,6 +213,8 @@ struct Running {
     /// `None` without a TUN.
     machine: Option<Machine>,
     slow: Slow,
+    /// Who is behind connections that come from this process.
+    fronted: Fronted,
     started: Instant,
     /// Who asks for the status, and for the flows.
     asking: Asking<ShardReport, Status>,
@@ -226,11 +228,11 @@ impl Running {
         crew: Crew<Word>,
         registry: Registry,
         machine: Option<Machine>,
-        slow: Slow,
+        (slow, fronted): (Slow, Fronted),
     ) -> Self {
         let started = Instant::now();
         let (asking, listing) = (Asking::default(), Asking::default());
-        Self { config, origin, plane, crew, registry, machine, slow, started, asking, listing }
+        Self { config, origin, plane, crew, registry, machine, slow, fronted, started, asking, listing }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -314,7 +316,7 @@ impl Running {
     /// Answers who asked, once every shard has reported.
     fn answer(&mut self, now: Instant) {
         let all = self.crew.len() + 1;
-        let (config, plane, started) = (&self.config, &self.plane, self.started);
+        let (config, plane, started, fronted) = (&self.config, &self.plane, self.started, &self.fronted);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         self.asking.answer(now, all, |reports| {
             let listen: Vec<_> = plane.sockets.iter().map(|socket| socket.bound).collect();
@@ -327,6 +329,9 @@ impl Running {
             let mut status =
                 status::of_server(config, addresses, &listen, &sessions, &departed, now, started);
             status::count_lost(&mut status, lost);
+            for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
+                path.remote = fronted.client_of(path.remote);
+            }
             (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status
         });

@@ -114,7 +114,8 @@ impl Wire {
     }
 }
 
-fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Outgoing<'a> {
+/// What the socket is to send; `from` where the kernel is not to choose the source.
+pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpAddr>) -> Outgoing<'a> {
     Outgoing {
         to: transmit.remote,
         from,

@@ -40,6 +40,10 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     pub tcp: Option<Tcp>,
 
+    /// Serve clients of the first drafts of MASQUE over TCP: TLS without ALPN, CONNECT-UDP by HTTP/1.1
+    #[arg(long)]
+    pub old_clients: bool,
+
     /// Relay TCP and UDP only, without a TUN device: what a server that is not root does anyway
     #[arg(long)]
     pub relay_only: bool,
@@ -315,6 +319,7 @@ impl ServerOptions {
         Self {
             listen: list_over(self.listen, below.listen),
             tcp: self.tcp.or(below.tcp),
+            old_clients: self.old_clients || below.old_clients,
             relay_only: self.relay_only || below.relay_only,
             cert: self.cert.or(below.cert),
             key: self.key.or(below.key),

@@ -123,7 +123,7 @@ impl ServerConfig {
     /// What differs in `new`; nothing of it can change while a server runs.
     pub fn compare(&self, new: &Self) -> Reloaded {
         let restart = differing!(
-            self, new, listen: "listen", tcp: "tcp", service: "relay-only", cert: "cert and key", more_certs: "certificate",
+            self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", cert: "cert and key", more_certs: "certificate",
             proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", dns: "dns",
             max_clients: "max-clients", access: "access", limits: "limit", max_relays: "max-relays",

@@ -22,6 +22,7 @@ fn every_key_of_a_server_arrives() {
         r#"
         listen = ["0.0.0.0:4433", "[::]:4433"]
         tcp = "off"
+        old-clients = true
         cert = "server.crt"
         key = "server.key"
         subnet = "10.9.0.0/16"
@@ -76,6 +77,7 @@ fn every_key_of_a_server_arrives() {
         ServerConfig {
             listen: vec!["0.0.0.0:4433".parse().unwrap(), "[::]:4433".parse().unwrap()],
             tcp: Tcp::Off,
+            old_clients: true,
             service: Service::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
             more_certs: vec![CertFiles { cert: "other.crt".into(), key: "other.key".into() }],
@@ -366,7 +368,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
         (
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
-             listen, tcp, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
+             listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
              state-dir, nat, dns, \
              max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",

@@ -17,8 +17,9 @@ use mpvpn_masque::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
-use super::{Body, Visit, fields, limits::Place, plain};
+use super::{Body, Visit, fields, fronted::Entry, limits::Place, plain};
 use crate::{
+    EngineError,
     h2_stream::H2Stream,
     tcp_way::pump::{Loopback, Moved, PumpError, pump},
 };
@@ -40,8 +41,9 @@ fn authority_of(text: &str) -> Option<Authority> {
 /// One way, granted.
 struct Way {
     loopback: Loopback,
-    /// Counted as long as it is there.
+    /// Counted, and known as the client's, as long as it is there.
     _place: Place<String>,
+    _entry: Entry,
 }
 
 fn open(visit: &Visit, user: &str) -> Result<Way, Rejection> {
@@ -49,11 +51,16 @@ fn open(visit: &Visit, user: &str) -> Result<Way, Rejection> {
         tracing::debug!(user, %crowded, "no room for another TCP way");
         Rejection::new(503, format!("too many TCP ways: {crowded}"))
     })?;
-    let loopback = Loopback::connect(visit.quic).map_err(|error| {
+    let connect = || {
+        let loopback = Loopback::connect(visit.quic)?;
+        let inner = loopback.local_addr().map_err(EngineError::io("look at a socket"))?;
+        Ok::<_, EngineError>((loopback, visit.house.fronted.enter(inner, visit.peer)))
+    };
+    let (loopback, entry) = connect().map_err(|error| {
         tracing::warn!(%error, "cannot reach the own QUIC socket for a client on TCP");
         Rejection::new(503, "this server cannot reach its own QUIC socket")
     })?;
-    Ok(Way { loopback, _place: place })
+    Ok(Way { loopback, _place: place, _entry: entry })
 }
 
 /// Grants a request of HTTP/2 and carries packets until it ends.

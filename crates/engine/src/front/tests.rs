@@ -48,7 +48,8 @@ impl Served {
             ServerConfig { listen: vec![address], state_dir: home.path().into(), ..ServerConfig::default() };
         change(&mut config);
         let credentials = Credentials::load(&config).unwrap();
-        let front = Front::bind(&config, &credentials, Site::new(&config.site).unwrap()).unwrap();
+        let front = Front::bind(&config, &credentials, Site::new(&config.site).unwrap(), &Fronted::default())
+            .unwrap();
         let house = Arc::clone(&front.doors[0].1.house);
         tokio::spawn(front.serve());
         let token = credentials.token.as_ref().map_or_else(String::new, |token| token.authorization());
@@ -216,7 +217,8 @@ async fn a_taken_port_is_an_error_with_a_way_out() {
     };
     let credentials = Credentials::load(&config).unwrap();
     let EngineError::Control(error) =
-        Front::bind(&config, &credentials, Site::new(&config.site).unwrap()).unwrap_err()
+        Front::bind(&config, &credentials, Site::new(&config.site).unwrap(), &Fronted::default())
+            .unwrap_err()
     else {
         panic!("not an error that knows what to do next")
     };

@@ -2,4 +2,5 @@
 
 mod aioquic;
 mod connect_ip_go;
+mod http2;
 mod masque_go;

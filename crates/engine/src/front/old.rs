@@ -1,0 +1,254 @@
+//! Clients of the first drafts of MASQUE, which say in TLS no protocol.
+//!
+//! They speak HTTP/2 with CONNECT, and for UDP one request of HTTP/1.1 a connection: `CONNECT-UDP masque://ADDRESS:PORT/`,
+//! after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a connection, of which nothing was read. Out:
+//! what everybody else is served by. Always holds: who is not of these clients gets what any client of HTTP/1.1 gets.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use http::StatusCode;
+use mpvpn_masque::{connect::Authority, connect_udp, headers::Headers};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    time::timeout,
+};
+
+use super::{Judged, Visit, http1, http2};
+
+/// How long the first request's head may take, and how long it may be.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+const LONGEST_HEAD: usize = 16 << 10;
+/// Its fields.
+const MOST_FIELDS: usize = 64;
+/// How HTTP/2 begins (RFC 9113 §3.4), as far as nothing else does.
+const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
+/// How a request for UDP does.
+const UDP: &[u8] = b"CONNECT-UDP ";
+
+/// Serves a connection on which TLS has agreed on no protocol.
+pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, visit: Arc<Visit>) {
+    let mut io = Rewound::new(io);
+    let begun = tokio::select! {
+        begun = timeout(HEAD_WITHIN, io.read_beginning()) => begun,
+        () = visit.pushed_out() => return,
+    };
+    match begun {
+        Ok(Ok(Beginning::Http2)) => http2::serve(io, visit).await,
+        Ok(Ok(Beginning::Udp(request))) => udp(io, visit, request).await,
+        Ok(Ok(Beginning::Other)) => http1::serve(io, visit).await,
+        Ok(Err(error)) => {
+            tracing::debug!(peer = %visit.peer, %error, "a client is gone before it has said anything")
+        }
+        Err(_) => tracing::debug!(peer = %visit.peer, "a client has said nothing in time"),
+    }
+}
+
+/// Answers a request for UDP, and carries its chunks.
+async fn udp(
+    mut io: Rewound<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
+    visit: Arc<Visit>,
+    request: Request,
+) {
+    let Some(headers) = request.headers(&visit) else { return http1::serve(io, visit).await };
+    match visit.judge_headers(&headers) {
+        // The site knows no such method either.
+        Judged::Site => return http1::serve(io, visit).await,
+        Judged::Refused(refusal) => return refuse(io, &refusal.headers()).await,
+        Judged::TcpWay(_) | Judged::Elsewhere => {}
+    }
+    let _busy = visit.busy();
+    io.skip(request.length);
+    let (answer, granted) = visit.guest.ask(headers).await;
+    let Some(granted) = granted else { return refuse(io, &answer).await };
+    if io.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.is_ok() {
+        granted.carry_chunks(io).await;
+    }
+}
+
+/// Says why not, and ends the connection.
+async fn refuse(mut io: impl AsyncWrite + Unpin, answer: &Headers) {
+    let status = answer.status().and_then(|status| StatusCode::from_u16(status).ok());
+    let status = status.unwrap_or(StatusCode::BAD_GATEWAY);
+    let mut head =
+        format!("HTTP/1.1 {} {}\r\n", status.as_str(), status.canonical_reason().unwrap_or_default());
+    for field in answer.iter().filter(|field| !field.name.starts_with(b":")) {
+        head += &format!("{}: {}\r\n", field.name.escape_ascii(), String::from_utf8_lossy(&field.value));
+    }
+    head += "content-length: 0\r\nconnection: close\r\n\r\n";
+    // A client that is gone misses nothing.
+    if io.write_all(head.as_bytes()).await.is_ok() {
+        let _ = io.shutdown().await;
+    }
+}
+
+/// What a connection begins with.
+#[derive(Debug, PartialEq, Eq)]
+enum Beginning {
+    Http2,
+    Udp(Request),
+    Other,
+}
+
+/// The head of a request for UDP.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    target: Authority,
+    /// The values of the fields with credentials.
+    credentials: Vec<(&'static str, String)>,
+    /// Bytes of the head.
+    length: usize,
+}
+
+impl Request {
+    /// Reads the head of a request, of which all is there; `None` if it is another one, or none.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let mut fields = [httparse::EMPTY_HEADER; MOST_FIELDS];
+        let mut request = httparse::Request::new(&mut fields);
+        let Ok(httparse::Status::Complete(length)) = request.parse(bytes) else { return None };
+        let target = request.path?.strip_prefix("masque://")?.trim_end_matches('/').parse().ok()?;
+        let is = |name: &str, wanted: &str| name.eq_ignore_ascii_case(wanted);
+        let credentials = request.headers.iter().filter_map(|field| {
+            let wanted = ["proxy-authorization", "authorization"];
+            let name = wanted.into_iter().find(|wanted| is(field.name, wanted))?;
+            Some((name, std::str::from_utf8(field.value).ok()?.to_owned()))
+        });
+        Some(Self { target, credentials: credentials.collect(), length })
+    }
+
+    /// What asks for the same today (RFC 9298).
+    fn headers(&self, visit: &Visit) -> Option<Headers> {
+        let path = connect_udp::path(&visit.house.template, &self.target);
+        let mut headers = connect_udp::request(&visit.quic.to_string(), &path, None);
+        for (name, value) in &self.credentials {
+            headers.push(*name, value.clone());
+        }
+        headers.validate(mpvpn_masque::headers::Section::Request).is_ok().then_some(headers)
+    }
+}
+
+/// A connection whose first bytes are read once more.
+struct Rewound<T> {
+    read: Bytes,
+    io: T,
+}
+
+impl<T: AsyncRead + AsyncWrite + Unpin> Rewound<T> {
+    fn new(io: T) -> Self {
+        Self { read: Bytes::new(), io }
+    }
+
+    /// Drops bytes that were read to see how it begins.
+    fn skip(&mut self, count: usize) {
+        self.read.advance(count.min(self.read.len()));
+    }
+
+    /// Reads as much as it takes to know what this is.
+    async fn read_beginning(&mut self) -> io::Result<Beginning> {
+        let mut read = BytesMut::new();
+        let begins = |read: &[u8], with: &[u8]| read.iter().zip(with).all(|(one, other)| one == other);
+        let beginning = loop {
+            let is_long = |with: &[u8]| read.len() >= with.len();
+            match (begins(&read, HTTP2), begins(&read, UDP)) {
+                (false, false) => break Beginning::Other,
+                (true, _) if is_long(HTTP2) => break Beginning::Http2,
+                (_, true) if is_long(UDP) => {
+                    if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
+                        let request = Request::parse(&read[..end + 4]);
+                        break request.map_or(Beginning::Other, Beginning::Udp);
+                    }
+                    if is_long(&[0; LONGEST_HEAD]) {
+                        break Beginning::Other;
+                    }
+                }
+                _ => {}
+            }
+            if self.io.read_buf(&mut read).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        };
+        self.read = read.freeze();
+        Ok(beginning)
+    }
+}
+
+impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.io).poll_read(cx, into);
+        }
+        let count = self.read.len().min(into.remaining());
+        into.put_slice(&self.read.split_to(count));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ASKS: &str = "CONNECT-UDP masque://[2001:db8::7]:53/ HTTP/1.1\r\nHost: x\r\n\
+        Proxy-Authorization: PrivacyToken token=abc\r\n\r\n";
+
+    async fn beginning_of(pieces: &[&[u8]]) -> (io::Result<Beginning>, Vec<u8>) {
+        let (mut theirs, ours) = tokio::io::duplex(1 << 16);
+        for piece in pieces {
+            theirs.write_all(piece).await.unwrap();
+        }
+        drop(theirs);
+        let mut io = Rewound::new(ours);
+        let beginning = io.read_beginning().await;
+        let mut all = Vec::new();
+        io.read_to_end(&mut all).await.unwrap();
+        (beginning, all)
+    }
+
+    #[tokio::test]
+    async fn what_it_begins_with_says_what_it_is_and_is_read_again() {
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        let (beginning, all) = beginning_of(&[preface]).await;
+        assert_eq!((beginning.unwrap(), &all[..]), (Beginning::Http2, &preface[..]));
+        let (beginning, all) = beginning_of(&[b"GET / HTTP/1.1\r\n\r\n"]).await;
+        assert_eq!((beginning.unwrap(), &all[..4]), (Beginning::Other, &b"GET "[..]));
+        let (beginning, all) = beginning_of(&[b"CONNECT-", &ASKS.as_bytes()[8..], b"\0\x01x"]).await;
+        let Beginning::Udp(request) = beginning.unwrap() else { panic!("no request") };
+        assert_eq!(request.target.to_string(), "[2001:db8::7]:53");
+        assert_eq!(request.credentials, [("proxy-authorization", "PrivacyToken token=abc".to_owned())]);
+        assert_eq!((request.length, all.len()), (ASKS.len(), ASKS.len() + 3));
+    }
+
+    #[tokio::test]
+    async fn what_never_becomes_a_request_is_nobodys() {
+        assert!(beginning_of(&[b"CONNECT-UDP masque://1.2.3.4:5/ HT"]).await.0.is_err());
+        let endless = [b"CONNECT-UDP ".to_vec(), vec![b'x'; LONGEST_HEAD]].concat();
+        assert_eq!(beginning_of(&[&endless]).await.0.unwrap(), Beginning::Other);
+        for head in ["masque://1.2.3.4/", "http://1.2.3.4:5/", "masque://1.2.3.4:5/path", "*"] {
+            let head = format!("CONNECT-UDP {head} HTTP/1.1\r\n\r\n");
+            assert_eq!(beginning_of(&[head.as_bytes()]).await.0.unwrap(), Beginning::Other, "{head}");
+        }
+    }
+}

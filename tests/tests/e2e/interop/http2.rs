@@ -1,0 +1,220 @@
+//! MASQUE over HTTP/2 and HTTP/1.1: curl as it fetches through a proxy, and h2 (Python) with capsules.
+
+use std::{
+    fs,
+    io::{self, ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    eventually,
+    foreign::{Foreign, Program},
+    http::{Download, MB, Site},
+    stage::{Family, Peer, Place, Stage, TUNNEL, inet, inet4},
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const HOST: [&str; 2] = ["192.0.2.1", "4433"];
+const PROXY: &str = "https://192.0.2.1:4433";
+const MEMORY: u64 = 32 << 20;
+
+/// Says what the client is to do, and waits until it has.
+fn client(stage: &Stage, token: &str, words: &[&str]) -> String {
+    let said = start(stage, token, words).succeed(LIMIT);
+    assert!(said.ends_with("done\n"), "{said}");
+    said
+}
+
+fn start(stage: &Stage, token: &str, words: &[&str]) -> Foreign {
+    let words = [&HOST[..], &[token], words].concat();
+    Foreign::start(stage, Place::Client, Program::Python("http2.py"), &words)
+}
+
+/// A server that wants a token, and the token.
+fn server(stage: &Stage) -> (Peer, String) {
+    server_with(stage, &[])
+}
+
+fn server_with(stage: &Stage, more: &[&str]) -> (Peer, String) {
+    let server = stage.server(&[&["--auth", "token", "--state-dir", "state"], more].concat());
+    let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
+    (server, token.trim().to_owned())
+}
+
+/// A host behind the server that takes so many connections: where it listens, and what comes of the last one.
+fn far_end<T: Send + 'static>(
+    stage: &Stage,
+    connections: u32,
+    serve: fn(TcpStream) -> T,
+) -> (String, JoinHandle<T>) {
+    let listener = stage.inside(Place::Inet, || TcpListener::bind("0.0.0.0:0")).expect("a free port");
+    let port = listener.local_addr().expect("a bound socket").port();
+    let serving = thread::spawn(move || {
+        let one = || {
+            let (stream, _) = listener.accept().expect("a connection");
+            stream.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
+            thread::spawn(move || serve(stream))
+        };
+        for _ in 1..connections {
+            one();
+        }
+        one().join().expect("a host that does not panic")
+    });
+    (format!("{}:{port}", inet4()), serving)
+}
+
+/// Sends back what comes, and the end after the end.
+fn echo(mut stream: TcpStream) {
+    let mut back = stream.try_clone().expect("a second handle");
+    // Some clients of these tests go away in the middle.
+    if io::copy(&mut stream, &mut back).is_ok() {
+        let _ = back.shutdown(Shutdown::Write);
+    }
+}
+
+/// A host behind the server that sends every datagram back: where it listens.
+fn udp_echo(stage: &Stage, family: Family) -> String {
+    let any = match family {
+        Family::V4 => "0.0.0.0:0",
+        Family::V6 => "[::]:0",
+    };
+    let socket = stage.inside(Place::Inet, || UdpSocket::bind(any)).expect("a free port");
+    let port = socket.local_addr().expect("a bound socket").port();
+    socket.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
+    thread::spawn(move || {
+        let mut datagram = [0; 65536];
+        while let Ok((length, from)) = socket.recv_from(&mut datagram) {
+            let _ = socket.send_to(&datagram[..length], from);
+        }
+    });
+    SocketAddr::new(inet(family).parse().expect("an address"), port).to_string()
+}
+
+#[test]
+fn curl_fetches_through_the_server_as_through_any_https_proxy() {
+    let stage = Stage::two_links();
+    let (_server, token) = server(&stage);
+    let site = Site::start(&stage, Place::Inet);
+    let (name, bearer) = (format!("default:{token}"), format!("Proxy-Authorization: Bearer {token}"));
+    let knows_http2 = stage.run(Place::Client, &["curl", "--help", "all"]).contains("--proxy-http2");
+    let proxy = ["-x", PROXY, "--proxy-insecure", "--proxytunnel"];
+    for credentials in [["-U", &name], ["--proxy-header", &bearer]] {
+        for family in [Family::V4, Family::V6] {
+            let words = [&proxy[..], &credentials].concat();
+            Download::start(&stage, &site, &inet(family), 5 * MB, LIMIT, &words).finish();
+            if knows_http2 {
+                let words = [&words[..], &["--proxy-http2"]].concat();
+                Download::start(&stage, &site, &inet(family), 5 * MB, LIMIT, &words).finish();
+            }
+        }
+    }
+    if !knows_http2 {
+        println!("this curl does not speak HTTP/2 to proxies: only HTTP/1.1 was tried with it");
+    }
+}
+
+#[test]
+fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
+    let stage = Stage::two_links();
+    let (_server, token) = server(&stage);
+    let (authority, _) = far_end(&stage, 1, echo);
+    client(&stage, &token, &["both_ways", &authority]);
+    let (authority, heard) = far_end(&stage, 1, |mut stream| {
+        stream.write_all(b"greeting").expect("a greeting");
+        stream.shutdown(Shutdown::Write).expect("an end");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("what comes after the end");
+        text
+    });
+    client(&stage, &token, &["far_end_first", &authority]);
+    assert_eq!(heard.join().expect("a host that does not panic"), "late answer");
+}
+
+#[test]
+fn a_reset_travels_both_ways() {
+    let stage = Stage::two_links();
+    let (_server, token) = server(&stage);
+    // What is not read when it is closed makes a RST of it.
+    let (authority, _) = far_end(&stage, 1, |stream| {
+        stream.peek(&mut [0]).expect("bytes");
+    });
+    client(&stage, &token, &["far_end_breaks", &authority]);
+    let (authority, heard) = far_end(&stage, 1, |mut stream| {
+        let mut data = [0; 6];
+        stream.read_exact(&mut data).expect("bytes");
+        stream.write_all(&data).expect("room for bytes");
+        stream.read(&mut data).map_err(|error| error.kind())
+    });
+    client(&stage, &token, &["breaks", &authority]);
+    assert_eq!(heard.join().expect("a host that does not panic"), Err(ErrorKind::ConnectionReset));
+}
+
+#[test]
+fn a_refusal_says_why() {
+    let stage = Stage::two_links();
+    let (_server, token) = server(&stage);
+    let closed = format!("{}:9", inet4());
+    let mut words = vec!["refusals", &closed, "502/connection_refused"];
+    for private in ["127.0.0.1:80", "[::1]:80", "192.168.77.1:80", "169.254.169.254:80"] {
+        words.extend([private, "403/destination_ip_prohibited"]);
+    }
+    words.extend(["198.51.100.2:0", "400"]);
+    client(&stage, &token, &words);
+}
+
+#[test]
+fn much_comes_back_right_and_takes_little_memory() {
+    let stage = Stage::unlimited();
+    let (server, token) = server(&stage);
+    let memory = server.memory();
+    let (authority, _) = far_end(&stage, 2, echo);
+    client(&stage, &token, &["much", &authority, "32"]);
+    let grown = server.memory().saturating_sub(memory);
+    assert!(grown < MEMORY, "grew by {grown} bytes");
+}
+
+#[test]
+fn payloads_of_udp_travel_in_capsules_and_hostile_ones_end_their_request_only() {
+    let stage = Stage::two_links();
+    let (mut server, token) = server(&stage);
+    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&stage, family));
+    client(&stage, &token, &["payloads", &v4, &v6]);
+    let memory = server.memory();
+    println!("{}", client(&stage, &token, &["hostile", &v4]));
+    let grown = server.memory().saturating_sub(memory);
+    assert!(grown < MEMORY, "grew by {grown} bytes");
+    client(&stage, &token, &["upgrades", &v4, TUNNEL]);
+    assert!(server.is_running() && !server.log().contains("panicked"), "{}", server.log());
+}
+
+#[test]
+fn packets_travel_in_capsules_and_the_status_says_from_where() {
+    let stage = Stage::two_links();
+    let (server, token) = server(&stage);
+    let mut client = start(&stage, &token, &["packets", TUNNEL, &inet4()]);
+    client.says("answered");
+    let status = server.status();
+    let clients = status["clients"].as_array().expect("a list");
+    let remote = clients.first().and_then(|client| client["paths"][0]["remote"].as_str());
+    let remote: SocketAddr =
+        remote.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{status:#}"));
+    assert!(!remote.ip().is_loopback(), "the client is at {remote}");
+    client.succeed(LIMIT);
+    eventually(Duration::from_secs(10), "the session ends", || match server.status()["clients"].as_array() {
+        Some(left) if left.is_empty() => Ok(()),
+        left => Err(format!("{left:?}")),
+    });
+}
+
+#[test]
+fn clients_of_the_first_drafts_are_served_where_the_server_is_told_to() {
+    let stage = Stage::two_links();
+    let (authority, _) = far_end(&stage, 1, echo);
+    let udp = udp_echo(&stage, Family::V4);
+    for (more, story) in [(&["--old-clients"][..], "old"), (&[], "not_old")] {
+        let (_server, token) = server_with(&stage, more);
+        client(&stage, &token, &[story, &authority, &udp]);
+    }
+}
