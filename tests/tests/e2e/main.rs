@@ -16,6 +16,7 @@ mod download;
 mod embed;
 mod first_contact;
 mod flows;
+mod front;
 mod hostile;
 mod interop;
 mod lab_command;
