@@ -72,6 +72,8 @@ const STRANGERS_OF_ONE: usize = 64;
 /// TCP ways of all users, and of one.
 const WAYS: usize = 4096;
 const WAYS_OF_ONE: usize = 512;
+/// How long what is said last may take to leave.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// Rest before connections are taken again, where the machine has no descriptors left.
 const EXHAUSTED: Duration = Duration::from_millis(100);
 
@@ -172,6 +174,17 @@ impl Front {
             doors.push((listener.into(), Arc::new(Door { house: Arc::clone(&house), quic, gateway })));
         }
         Ok(Self { doors })
+    }
+
+    /// To be waited for, with [`Self::serve`] still running, when QUIC has said its last words: those on TCP ways are on their
+    /// way then.
+    pub(crate) fn last_words(&self) -> impl Future<Output = ()> + use<> {
+        let house = self.doors.first().map(|(_, door)| Arc::clone(&door.house));
+        async move {
+            if house.is_some_and(|house| house.ways.len() > 0) {
+                sleep(LAST_WORDS).await;
+            }
+        }
     }
 
     /// Serves until dropped; inside a tokio runtime with I/O and time.

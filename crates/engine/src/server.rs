@@ -111,7 +111,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     }
     let first = planes.remove(0);
     for socket in &first.sockets {
-        tracing::info!(address = %socket.bound, shards, "listening");
+        tracing::info!(address = %socket.bound, shards, tcp = %config.tcp, "listening");
     }
     if let (Service::Unprivileged, Some(note)) = (config.service, config.service.note()) {
         tracing::warn!("this server {note}");

@@ -151,6 +151,7 @@ async fn serve(
     let watched = Arc::clone(&source);
     // Its end is that of this task: other threads may ask until then.
     tokio::spawn(resolver.serve());
+    let last_words = front.as_ref().map(Front::last_words);
     let lookups = async move {
         while let Some(request) = requests.recv().await {
             match request {
@@ -164,6 +165,9 @@ async fn serve(
                     tokio::spawn(async move { post(Message::Named(address, name_of(address).await)) });
                 }
             }
+        }
+        if let Some(last_words) = last_words {
+            last_words.await;
         }
     };
     let api = async move {

@@ -101,7 +101,6 @@ impl<K: Clone + Eq + Hash> Room<K> {
     }
 
     /// Places that are taken.
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.taken().places.len()
     }
