@@ -31,7 +31,8 @@ def secured(host, port, *protocols):
         context.set_alpn_protocols(protocols)
     connection = socket.create_connection((host, port), PATIENCE)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return context.wrap_socket(connection, server_hostname="mpvpn")
+    # An end without TLS's own is an error.
+    return context.wrap_socket(connection, server_hostname="mpvpn", suppress_ragged_eofs=False)
 
 
 class Reset(Exception):

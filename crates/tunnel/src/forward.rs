@@ -179,9 +179,8 @@ impl Forwarder {
                 },
                 (QuicEvent::Lost(reason), _) => lost = Some(reason),
                 (QuicEvent::StreamReadable(stream), _) if self.relays.has(stream) => {
-                    if self.relays.wake(stream) {
-                        self.events.push_back(ForwardEvent::Readable(RelayId::new(self.id, stream)));
-                    }
+                    let news = ForwardEvent::Readable(RelayId::new(self.id, stream));
+                    self.events.extend(self.relays.wake(stream).then_some(news));
                 }
                 (QuicEvent::StreamReadable(stream), Some((http, _))) => http.readable(stream),
                 (QuicEvent::StreamWritable(stream), _) => {
