@@ -28,7 +28,7 @@ use mpvpn_masque::{
     request::{Kind, Rejection, classify},
 };
 use mpvpn_os::{UdpOptions, UdpSocket};
-use mpvpn_quic::{ClientSetup, TransportOptions, Windows};
+use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, TransportOptions, Windows};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::timeout,
@@ -55,7 +55,7 @@ const MOST_REQUESTS: usize = 128;
 /// Bytes that the server may send on one request, and on all, before the client has taken them.
 const WINDOWS: Windows = Windows { stream: 256 << 10, all: (256 << 10) * MOST_REQUESTS as u32 };
 /// UDP payload in which an IP packet of 1500 bytes fits, with all that is around it.
-const LARGEST: u16 = 1500 + 3 + 38;
+const LARGEST: u16 = 1500 + 2 + DATAGRAM_OVERHEAD as u16;
 /// The server answers within this time: longer than it takes to give a destination up.
 const ANSWERED: Duration = Duration::from_secs(60);
 /// As much may come of a request's fields: no more than the server would take (RFC 9114 §4.2.2).

@@ -14,7 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{h3::code, headers::Headers};
 use mpvpn_os::{RecvBatch, UdpSocket, udp::SendFailure};
 use mpvpn_quic::{ClientSetup, Transmit};
@@ -31,6 +31,8 @@ use crate::wire::{datagrams, outgoing};
 const REACHED: Duration = Duration::from_secs(10);
 /// Batches that are received before what they say is looked at.
 const BATCHES: usize = 8;
+/// Bytes of a stream that are handed on together, at least where more is there.
+const TOGETHER: usize = 32 << 10;
 /// Datagrams, or trains of them, that are received in one call.
 const SLOTS: usize = 8;
 
@@ -61,6 +63,14 @@ struct State {
 struct Waiting {
     reader: Option<Waker>,
     writer: Option<Waker>,
+    /// How what comes from the server has ended.
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Finished,
+    Broken,
 }
 
 impl Waiting {
@@ -194,18 +204,38 @@ impl Passage {
         .await
     }
 
-    /// The next bytes from the server; `None` at the end of them.
+    /// The next bytes from the server, some packets' together where they are there; `None` at the end of them.
     pub(super) fn poll_read(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<Bytes>>> {
-        let mut state = self.lock();
-        match state.forwarder.read(Instant::now(), self.id) {
-            RelayRead::Data(data) => {
-                // The server may send more now, and has to be told.
-                self.line.shared.work.notify_one();
-                Poll::Ready(Ok(Some(data)))
+        let (mut state, now) = (self.lock(), Instant::now());
+        let State { forwarder, requests, .. } = &mut *state;
+        let Some(waiting) = requests.get_mut(&self.id) else { return Poll::Ready(Err(broken())) };
+        let (mut first, mut all) = (Bytes::new(), BytesMut::new());
+        while waiting.end.is_none() && first.len().max(all.len()) < TOGETHER {
+            match forwarder.read(now, self.id) {
+                RelayRead::Data(data) if first.is_empty() => first = data,
+                RelayRead::Data(data) => {
+                    if all.is_empty() {
+                        all.extend_from_slice(&first);
+                    }
+                    all.extend_from_slice(&data);
+                }
+                RelayRead::Finished => waiting.end = Some(End::Finished),
+                RelayRead::Broken => waiting.end = Some(End::Broken),
+                RelayRead::Blocked => {
+                    waiting.reader = Some(cx.waker().clone());
+                    break;
+                }
             }
-            RelayRead::Finished => Poll::Ready(Ok(None)),
-            RelayRead::Broken => Poll::Ready(Err(io::ErrorKind::ConnectionReset.into())),
-            RelayRead::Blocked => state.wait_to_read(self.id, cx),
+        }
+        if !first.is_empty() {
+            // The server may send more now, and has to be told.
+            self.line.shared.work.notify_one();
+            return Poll::Ready(Ok(Some(if all.is_empty() { first } else { all.freeze() })));
+        }
+        match waiting.end {
+            Some(End::Finished) => Poll::Ready(Ok(None)),
+            Some(End::Broken) => Poll::Ready(Err(broken())),
+            None => Poll::Pending,
         }
     }
 
@@ -223,7 +253,7 @@ impl Passage {
     pub(super) fn poll_room(&self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let mut state = self.lock();
         if !state.forwarder.is_open(self.id) {
-            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            return Poll::Ready(Err(broken()));
         }
         match state.forwarder.room(self.id) {
             0 => {
@@ -273,6 +303,11 @@ impl State {
         }
         Poll::Pending
     }
+}
+
+/// The server has broken a request off, or is gone.
+fn broken() -> io::Error {
+    io::ErrorKind::ConnectionReset.into()
 }
 
 /// A socket, and the same once more for the runtime to wait for.
