@@ -97,7 +97,8 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin, visit: Arc<Vi
             _ = answers.join_next(), if !answers.is_empty() => {}
             () = gone.as_mut() => return tracing::debug!(%peer, "a client does not answer any more"),
             () = idle.as_mut() => break,
-            () = pushed_out.as_mut() => break,
+            // At once, as another one has the place already.
+            () = pushed_out.as_mut() => return,
         }
     }
     connection.graceful_shutdown();
