@@ -339,6 +339,7 @@ def hostile(client, echo):
         bad = opened(client.udp(*split(echo)))
         bad.send(data)
         client.until(lambda: bad.code is not None)
+        assert bad.code in (ErrorCodes.PROTOCOL_ERROR, ErrorCodes.ENHANCE_YOUR_CALM), (name, bad.code)
         print(name, bad.code)
     for name, data in {
         "a capsule that ends too early": frame(DATAGRAM, b"\0abc", length=1000),
@@ -348,6 +349,7 @@ def hostile(client, echo):
         bad = opened(client.udp(*split(echo)))
         bad.send(data, end=True)
         client.until(lambda: bad.code is not None)
+        assert bad.code == ErrorCodes.PROTOCOL_ERROR, (name, bad.code)
         print(name, bad.code)
     # An unknown capsule may be as long as it likes: it is passed over, and nothing of it is kept.
     endless = opened(client.udp(*split(echo)))

@@ -238,6 +238,8 @@ pub struct Connection {
     /// The credit that a data pass began with (bytes).
     granted: u64,
     connected: bool,
+    /// Nothing was sent since the handshake was complete here.
+    untold: bool,
     /// The kind of controller that was asked for.
     cc: Option<Cc>,
     /// The library failed in it.
@@ -267,6 +269,7 @@ impl Connection {
             pass: Pass::Idle,
             granted: 0,
             connected: false,
+            untold: false,
             cc: None,
             broken: false,
         };
@@ -386,7 +389,7 @@ impl Connection {
         use noq_proto::Event as Noq;
         match event {
             Noq::Connected => {
-                self.connected = true;
+                (self.connected, self.untold) = (true, true);
                 for path in &self.paths {
                     path.gate.open.store(false, Relaxed);
                 }
@@ -567,6 +570,7 @@ impl Connection {
     /// The next UDP payload to send, written to the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.translate_all(now);
+        self.untold = false;
         loop {
             if self.pass == Pass::Idle {
                 self.begin_pass(now);
@@ -718,6 +722,12 @@ impl Connection {
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.translate_all(now);
+        // What ends the handshake has to leave first. Until it has, the library finds nothing in flight, takes that for a
+        // peer that may not send any more, and panics as it would probe with keys that it has dropped.
+        if self.untold {
+            return;
+        }
         self.guarded(|inner| inner.handle_timeout(now));
         self.note_losses();
     }

@@ -34,13 +34,16 @@ struct Inside {
 }
 
 impl Inside {
-    fn new() -> Self {
+    fn begun() -> Self {
         let world = World::new();
         let setup = world.client_config(TOKEN, Scheduler::Auto, Cc::Bbr).setup;
         let remote = SERVER.parse().unwrap();
         let forwarder = Forwarder::connect(world.now, &setup, remote, "mpvpn").unwrap();
-        let mut inside =
-            Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() };
+        Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() }
+    }
+
+    fn new() -> Self {
+        let mut inside = Self::begun();
         inside.run(50 * MS);
         assert_eq!(inside.events.remove(0), ForwardEvent::Ready);
         inside
@@ -55,34 +58,54 @@ impl Inside {
     }
 
     fn turn(&mut self) {
-        let (now, server) = (self.world.now, &mut self.world.servers[0]);
-        let (here, there): (SocketAddr, SocketAddr) = (HERE.parse().unwrap(), SERVER.parse().unwrap());
-        self.forwarder.handle_timeout(now);
-        server.handle_timeout(now);
-        let mut buf = Vec::new();
+        self.forwarder.handle_timeout(self.world.now);
+        self.world.servers[0].handle_timeout(self.world.now);
         // Both ends are on one machine: what is sent has come, and is answered.
         for _ in 0..20 {
-            buf.clear();
-            while let Some(transmit) = self.forwarder.poll_transmit(now, &mut buf) {
-                for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
-                    server.handle_datagram(now, Some(there.ip()), here, 0, BytesMut::from(datagram));
-                }
-                buf.clear();
-            }
-            server.handle_batch(now);
-            while let Some(transmit) = server.poll_transmit(now, &mut buf) {
-                for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
-                    self.forwarder.handle_datagram(now, there, 0, BytesMut::from(datagram));
-                }
-                buf.clear();
-            }
-            self.forwarder.handle_batch(now);
+            self.exchange();
         }
+        let server = &mut self.world.servers[0];
         self.asked.extend(std::iter::from_fn(|| server.poll_event()));
         self.events.extend(std::iter::from_fn(|| self.forwarder.poll_event()));
         while let Some(packet) = server.poll_tun() {
             self.packets.push(packet.to_vec()[VNET_HDR_LEN..].to_vec());
         }
+    }
+
+    /// Carries what each end has to send to the other.
+    fn exchange(&mut self) {
+        self.to_server();
+        let datagrams = self.from_server();
+        self.to_forwarder(datagrams);
+    }
+
+    fn to_server(&mut self) {
+        let (now, server) = (self.world.now, &mut self.world.servers[0]);
+        let mut buf = Vec::new();
+        while let Some(transmit) = self.forwarder.poll_transmit(now, &mut buf) {
+            for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size)) {
+                let (local, datagram) = (Some(at(SERVER).ip()), BytesMut::from(datagram));
+                server.handle_datagram(now, local, at(HERE), 0, datagram);
+            }
+            buf.clear();
+        }
+        server.handle_batch(now);
+    }
+
+    fn from_server(&mut self) -> Vec<BytesMut> {
+        let (mut buf, mut all) = (Vec::new(), Vec::new());
+        while let Some(transmit) = self.world.servers[0].poll_transmit(self.world.now, &mut buf) {
+            all.extend(buf.chunks(transmit.segment_size.unwrap_or(transmit.size)).map(BytesMut::from));
+            buf.clear();
+        }
+        all
+    }
+
+    fn to_forwarder(&mut self, datagrams: Vec<BytesMut>) {
+        for datagram in datagrams {
+            self.forwarder.handle_datagram(self.world.now, at(SERVER), 0, datagram);
+        }
+        self.forwarder.handle_batch(self.world.now);
     }
 
     fn ask(&mut self, headers: &Headers) -> RelayId {
@@ -142,8 +165,32 @@ impl Inside {
     }
 }
 
+fn at(address: &str) -> SocketAddr {
+    address.parse().unwrap()
+}
+
 fn bearer() -> String {
     format!("Bearer {TOKEN}")
+}
+
+#[test]
+fn an_end_that_is_slow_in_the_middle_of_the_handshake_goes_on_with_it() {
+    // Of what the server sends first so many datagrams come before the others.
+    for early in 0..4 {
+        let mut inside = Inside::begun();
+        inside.to_server();
+        let mut flight = inside.from_server();
+        for late in [flight.split_off(early.min(flight.len())), Vec::new()] {
+            inside.to_forwarder(std::mem::replace(&mut flight, late));
+            if !flight.is_empty() {
+                inside.to_server();
+            }
+        }
+        // TLS is done here, and the server not told yet: what was sent before should have been answered long ago.
+        inside.world.now += 2000 * MS;
+        inside.run(50 * MS);
+        assert_eq!(inside.events, [ForwardEvent::Ready], "{early}");
+    }
 }
 
 #[test]

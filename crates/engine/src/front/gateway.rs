@@ -24,6 +24,7 @@ use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use mpvpn_control::{config::Trust, identity::Fingerprint, tls};
 use mpvpn_masque::{
+    h3::code,
     headers::{Headers, Section},
     request::{Kind, Rejection, classify},
 };
@@ -250,7 +251,7 @@ struct Plain<T>(T);
 
 impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for Plain<T> {
     /// Without the end that TLS has (RFC 8446 §6.1), which dropping it leaves out, the client knows that it was cut off.
-    fn break_off(&mut self) {}
+    fn break_off(&mut self, _: u64) {}
 
     fn poll_gone(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
         // Reading and writing tell.
@@ -259,8 +260,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for Plain<T> {
 }
 
 impl ClientSide for H2Stream {
-    fn break_off(&mut self) {
-        self.reset(Reason::CONNECT_ERROR);
+    fn break_off(&mut self, code: u64) {
+        self.reset(match code {
+            code::MESSAGE_ERROR | code::DATAGRAM_ERROR => Reason::PROTOCOL_ERROR,
+            code::EXCESSIVE_LOAD => Reason::ENHANCE_YOUR_CALM,
+            _ => Reason::CONNECT_ERROR,
+        });
     }
 
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {

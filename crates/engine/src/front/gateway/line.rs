@@ -406,12 +406,10 @@ impl Driver {
             let (deadline, over) = {
                 let mut state = shared.lock();
                 let now = Instant::now();
-                // First, as what is due may be to send again what only now could be sent at all.
-                self.send(now, &mut state.forwarder);
                 if state.forwarder.poll_timeout(now).is_some_and(|at| at <= now) {
                     state.forwarder.handle_timeout(now);
-                    self.send(now, &mut state.forwarder);
                 }
+                self.send(now, &mut state.forwarder);
                 state.tell();
                 (state.forwarder.poll_timeout(now), state.forwarder.is_over())
             };

@@ -42,8 +42,8 @@ pub(super) enum Content {
 
 /// The client's side of a tunnel.
 pub(super) trait ClientSide: AsyncRead + AsyncWrite + Unpin {
-    /// Breaks it off, so that it does not look like an end.
-    fn break_off(&mut self);
+    /// Breaks it off, so that it does not look like an end; `code` is what HTTP/3 would say.
+    fn break_off(&mut self, code: u64);
 
     /// Ready when the client has given it up, also where nothing is read or written now.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
@@ -69,7 +69,7 @@ pub(super) async fn run(mut client: impl ClientSide, passage: Passage, content: 
         Err(broken) => {
             tracing::debug!(reason = %broken.reason, "a request of a client of HTTP/1.1 or HTTP/2 is broken off");
             passage.give_up(broken.code);
-            client.break_off();
+            client.break_off(broken.code);
         }
     }
 }
