@@ -20,6 +20,7 @@ mod service;
 mod shards;
 mod site;
 mod values;
+mod via;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -47,6 +48,7 @@ pub use values::{
     AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, Tcp,
     is_link_name,
 };
+pub use via::{ProxyCredentials, Via, ViaWord};
 
 use classes::Surroundings;
 
@@ -172,6 +174,8 @@ pub struct ClientConfig {
     pub scheduler: Scheduler,
     /// The congestion controller of every path.
     pub cc: CongestionControl,
+    /// The proxy through which the server is reached by TCP.
+    pub via: Option<Via>,
     /// How TCP connections travel where no rule says anything.
     pub lane: LaneMode,
     /// How they travel to some destinations; the first that fits counts.
@@ -317,6 +321,7 @@ impl ClientConfig {
             tun_name: TUN_NAME.into(),
             scheduler: Scheduler::Auto,
             cc: CongestionControl::Bbr,
+            via: None,
             lane: LaneMode::Auto,
             lane_rules: Vec::new(),
             routes: Routes::All,
@@ -340,7 +345,9 @@ impl ClientConfig {
             ));
         }
         let from_file: ClientOptions = file::load(file, Path::new(CLIENT_FILE))?;
-        Self::resolve(cli.over(from_file))
+        let options = cli.over(from_file);
+        let via = via::or_environment(options.via, options.server.as_ref());
+        Self::resolve(ClientOptions { via, ..options })
     }
 
     /// The same for who wants to know about classes only: no server need be named.
@@ -401,6 +408,10 @@ impl ClientConfig {
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             scheduler: options.scheduler.unwrap_or(default.scheduler),
             cc: options.cc.unwrap_or(default.cc),
+            via: match options.via {
+                Some(ViaWord::Proxy(via)) => Some(via),
+                Some(ViaWord::None) | None => None,
+            },
             lane: options.lane.unwrap_or(default.lane),
             lane_rules: options.lane_rule,
             routes: options.routes.unwrap_or(default.routes),

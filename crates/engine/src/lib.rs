@@ -18,6 +18,7 @@
 mod asking;
 pub mod client;
 mod crew;
+mod dial;
 mod egress;
 mod error;
 mod exchange;

@@ -1,10 +1,10 @@
 //! The links of a client: which interfaces they are, and whether they can carry packets.
 
+mod footing;
 mod seen;
 
 use std::{
     collections::BTreeMap,
-    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsFd, BorrowedFd},
     sync::Arc,
@@ -24,13 +24,12 @@ use crate::{
     turn::SOCKETS,
     wire::{SOCKET_BUFFER, Wire},
 };
+pub(crate) use footing::Footing;
 pub use seen::GivenLink;
 use seen::{Seen, Source};
 
 /// The word for "every interface with a default route".
 const AUTO: &str = "auto";
-/// ENODEV.
-const NO_DEVICE: i32 = 19;
 
 /// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
@@ -75,6 +74,19 @@ pub(crate) struct Ground {
     pub(crate) protect: Option<Protect>,
     /// Where the app knows the links; else the kernel does.
     pub(crate) given: Option<Vec<GivenLink>>,
+}
+
+impl Ground {
+    /// What sockets of a link with these addresses stand on; whether the app told of it.
+    fn footing(&self, name: &str, addresses: &[IpAddr], is_given: bool) -> Footing {
+        Footing {
+            name: name.to_owned(),
+            addresses: addresses.to_vec(),
+            mark: self.mark,
+            protect: self.protect.clone(),
+            is_given,
+        }
+    }
 }
 
 /// All links of a client.
@@ -191,6 +203,12 @@ impl Links {
     /// Whether a link still has this pipe.
     pub(crate) fn has(&self, id: LinkId) -> bool {
         self.links.get(&id.uplink()).is_some_and(|link| id.pipe() < link.pipes)
+    }
+
+    /// What other sockets of a link stand on.
+    pub(crate) fn footing(&self, id: LinkId) -> Option<Footing> {
+        let link = self.links.get(&id.uplink())?;
+        Some(self.ground.footing(&link.name, &link.addresses, self.source.is_given()))
     }
 
     /// The server's addresses, best first.
@@ -327,7 +345,8 @@ impl Links {
             link.wire = None;
             let class = self.classes.iter().find(|class| class.id == id.class());
             let dscp = class.and_then(|class| class.dscp).unwrap_or(policies.of(&link.name).dscp);
-            match bind(link, &self.ground, seen.is_given(), remote, dscp, poller, id) {
+            let footing = self.ground.footing(&link.name, &link.addresses, seen.is_given());
+            match bind(&footing, remote, dscp, poller, id) {
                 Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
                 Err(error) => {
                     tracing::warn!(link = %link.name, %error, "cannot use a link");
@@ -370,12 +389,9 @@ fn is_pattern(name: &str) -> bool {
     name.contains(['*', '?'])
 }
 
-/// A socket for a link, and its address if it is bound to that: old kernels let nobody but root bind to a device. A name
-/// that an app `is_given` may be none of a device; and its leave to use the socket may bind that to a network.
+/// A UDP socket for a link, and its address if it is bound to that.
 fn bind(
-    link: &Link,
-    ground: &Ground,
-    is_given: bool,
+    footing: &Footing,
     remote: SocketAddr,
     dscp: u8,
     poller: &Poller,
@@ -383,30 +399,18 @@ fn bind(
 ) -> Result<(Wire, Option<IpAddr>), EngineError> {
     let any =
         if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
-    let options = UdpOptions {
-        device: Some(link.name.clone()),
-        mark: ground.mark,
-        recv_buffer: Some(SOCKET_BUFFER),
-        send_buffer: Some(SOCKET_BUFFER),
-        dscp,
-        ..UdpOptions::new(SocketAddr::new(any, 0))
+    let socket = |device: Option<&str>, local: Option<IpAddr>| {
+        UdpSocket::bind(&UdpOptions {
+            device: device.map(str::to_owned),
+            mark: footing.mark,
+            recv_buffer: Some(SOCKET_BUFFER),
+            send_buffer: Some(SOCKET_BUFFER),
+            dscp,
+            ..UdpOptions::new(SocketAddr::new(local.unwrap_or(any), 0))
+        })
     };
-    let own = link.addresses.iter().copied().find(|ip| ip.is_ipv4() == remote.is_ipv4());
-    let elsewhere = |local| UdpOptions { device: None, local: SocketAddr::new(local, 0), ..options.clone() };
-    let refused = |error: &io::Error| {
-        ground.mark.is_none() && error.kind() == io::ErrorKind::PermissionDenied
-            || is_given && error.raw_os_error() == Some(NO_DEVICE)
-    };
-    let (socket, bound) = match (UdpSocket::bind(&options), own) {
-        (Err(OsError::Bind { source, .. }), Some(ip)) if refused(&source) => {
-            (UdpSocket::bind(&elsewhere(ip))?, Some(ip))
-        }
-        (Err(OsError::Bind { source, .. }), None) if refused(&source) && ground.protect.is_some() => {
-            (UdpSocket::bind(&elsewhere(any))?, None)
-        }
-        (result, _) => (result?, None),
-    };
-    if ground.protect.as_ref().is_some_and(|protect| !protect(socket.as_fd(), &link.name)) {
+    let (socket, bound) = footing.stand(remote, socket, OsError::errno)?;
+    if !footing.is_protected(socket.as_fd()) {
         return Err(EngineError::Unprotected);
     }
     poller

@@ -23,6 +23,7 @@ use super::{
         AuthMode, CongestionControl, InstanceName, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr,
         Share, Subnet6, Tcp, many, one, one_or_number, text,
     },
+    via::ViaWord,
 };
 use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 
@@ -234,6 +235,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub cc: Option<CongestionControl>,
 
+    /// Reach the server by this HTTP proxy where it is reached by TCP, or none [default: what https_proxy or
+    /// all_proxy names in the environment, unless no_proxy has the server]
+    #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaWord>)]
+    #[serde(deserialize_with = "one")]
+    pub via: Option<ViaWord>,
+
     /// How TCP connections travel: datagram (as packets), stream (they end here, and the server makes
     /// others) or auto, which is stream to public addresses if the server translates addresses and this client has
     /// one shard [default: auto]
@@ -372,6 +379,7 @@ impl ClientOptions {
             tun_name: self.tun_name.or(below.tun_name),
             scheduler: self.scheduler.or(below.scheduler),
             cc: self.cc.or(below.cc),
+            via: self.via.or(below.via),
             lane: self.lane.or(below.lane),
             lane_rule: list_over(self.lane_rule, below.lane_rule),
             routes: self.routes.or(below.routes),

@@ -35,7 +35,9 @@ impl ClientConfig {
             ));
         }
         let from_file = file.map_or_else(|| Ok(ClientOptions::default()), super::file::load_named)?;
-        Self::resolve_proxy(cli.over(from_file))
+        let options = cli.over(from_file);
+        let via = super::via::or_environment(options.via, options.server.as_ref());
+        Self::resolve_proxy(ClientOptions { via, ..options })
     }
 
     /// Fills in the defaults of a proxy, and checks what belongs together.

@@ -95,7 +95,7 @@ impl ClientConfig {
     pub fn take_over(&mut self, new: Self) -> Reloaded {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
-            paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc",
+            paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
             lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
             log_level: "log-level"
         );

@@ -162,6 +162,7 @@ fn every_key_of_a_client_arrives() {
         scheduler = "failover"
         lane = "datagram"
         cc = "cubic"
+        via = "http://anna:secret@proxy.example:3128"
         routes = "advertised"
         dns = "192.0.2.53"
         share = ["lan0", "192.168.1.0/24"]
@@ -234,6 +235,7 @@ fn every_key_of_a_client_arrives() {
                 ports: vec![Ports::new(22, 23).unwrap()],
             }],
             cc: CongestionControl::Cubic,
+            via: Some("http://anna:secret@proxy.example:3128".parse().unwrap()),
             routes: Routes::Advertised,
             dns: Dns::Servers(vec!["192.0.2.53".parse().unwrap()]),
             proxies: Proxies::default(),

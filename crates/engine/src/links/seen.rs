@@ -50,6 +50,11 @@ impl Source {
         Ok(Self::Kernel { netlink, monitor })
     }
 
+    /// Whether the app tells of the links.
+    pub(super) fn is_given(&self) -> bool {
+        matches!(self, Self::App(_))
+    }
+
     pub(super) fn look(&mut self) -> Result<Seen, EngineError> {
         match self {
             Self::Kernel { netlink, .. } => {

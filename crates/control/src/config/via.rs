@@ -1,0 +1,238 @@
+//! The HTTP proxy through which a client reaches its server by TCP.
+
+use std::{env, fmt, net::IpAddr, str::FromStr};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use ipnet::IpNet;
+
+use super::values::{ServerAddr, Text};
+
+/// Port of `http://PROXY` without one (RFC 9110, section 4.2.1).
+const PORT: u16 = 80;
+/// Longest user name and password together (bytes).
+const LONGEST: usize = 512;
+
+/// Variables of the environment that name a proxy for what is encrypted, as other programs know them, the first that is set first.
+const VARIABLES: [&str; 4] = ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"];
+/// Those that name what is reached without one.
+const EXCEPTIONS: [&str; 2] = ["no_proxy", "NO_PROXY"];
+
+/// A proxy that makes connections for those who ask by CONNECT (RFC 9110, section 9.3.6).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Via {
+    /// Its name or address, and its TCP port.
+    pub proxy: ServerAddr,
+    /// Who asks.
+    pub credentials: Option<ProxyCredentials>,
+}
+
+/// A name and a password for a proxy. They never appear in logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ProxyCredentials {
+    user: String,
+    password: String,
+}
+
+impl ProxyCredentials {
+    /// The value of the `proxy-authorization` field that shows them (RFC 7617, section 2).
+    pub fn authorization(&self) -> String {
+        format!("Basic {}", STANDARD.encode(format!("{}:{}", self.user, self.password)))
+    }
+}
+
+impl fmt::Debug for ProxyCredentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ProxyCredentials(…)")
+    }
+}
+
+/// What `--via` says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ViaWord {
+    /// No proxy, whatever the environment says.
+    None,
+    /// This one.
+    Proxy(Via),
+}
+
+impl FromStr for Via {
+    type Err = String;
+
+    /// `http://[USER[:PASSWORD]@]HOST[:PORT]`, where the scheme may be missing; what is wrong is said without repeating
+    /// a password.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = match text.split_once("://") {
+            None => text,
+            Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest,
+            Some((scheme, _)) => {
+                return Err(format!(
+                    "a proxy of the kind {scheme}:// cannot be used: expected http://HOST:PORT"
+                ));
+            }
+        };
+        let rest = rest.strip_suffix('/').unwrap_or(rest);
+        let (credentials, host) = match rest.rsplit_once('@') {
+            Some((credentials, host)) => (Some(credentials), host),
+            None => (None, rest),
+        };
+        // Without a port it is that of a server of mpvpn.
+        let has_port = match host.strip_prefix('[') {
+            Some(rest) => rest.contains("]:"),
+            None => host.matches(':').count() == 1,
+        };
+        let mut proxy: ServerAddr = host.parse()?;
+        if !has_port {
+            proxy.port = PORT;
+        }
+        Ok(Self { proxy, credentials: credentials.map(read_credentials).transpose()? })
+    }
+}
+
+fn read_credentials(text: &str) -> Result<ProxyCredentials, String> {
+    let (user, password) = text.split_once(':').unwrap_or((text, ""));
+    let read = |part| decode(part).filter(|part| !part.chars().any(char::is_control));
+    match (read(user), read(password)) {
+        // The name must have no colon (RFC 7617, section 2).
+        (Some(user), Some(password)) if !user.contains(':') && text.len() <= LONGEST => {
+            Ok(ProxyCredentials { user, password })
+        }
+        _ => {
+            Err("what is before the @ is not USER:PASSWORD; write special characters as in %40 for @".into())
+        }
+    }
+}
+
+/// Undoes percent-encoding (RFC 3986, section 2.1); `None` if an escape is broken or the result is no text.
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&byte, tail)) = rest.split_first() {
+        rest = tail;
+        if byte != b'%' {
+            bytes.push(byte);
+            continue;
+        }
+        let (digits, tail) = rest.split_at_checked(2)?;
+        let digit = |at: usize| char::from(digits[at]).to_digit(16);
+        bytes.push((digit(0)? << 4 | digit(1)?) as u8);
+        rest = tail;
+    }
+    String::from_utf8(bytes).ok()
+}
+
+impl Text for ViaWord {
+    const EXPECTED: &'static str = "\"http://HOST:PORT\" or \"none\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        if text == "none" { Ok(Self::None) } else { text.parse().map(Self::Proxy) }
+    }
+}
+
+/// The proxy to `server` that is given, or else the one that the environment names.
+pub(super) fn or_environment(given: Option<ViaWord>, server: Option<&ServerAddr>) -> Option<ViaWord> {
+    given.or_else(|| {
+        let variable = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
+        let named = VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
+        let exceptions = EXCEPTIONS.iter().find_map(variable).unwrap_or_default();
+        of_environment(named, &exceptions, server?).map(ViaWord::Proxy)
+    })
+}
+
+fn of_environment(named: Option<(&str, String)>, exceptions: &str, server: &ServerAddr) -> Option<Via> {
+    let (variable, value) = named?;
+    if exceptions.split(',').any(|entry| is_excepted(entry.trim(), server)) {
+        return None;
+    }
+    match value.parse() {
+        Ok(via) => Some(via),
+        Err(why) => {
+            // It may be meant for other programs, which know other kinds of proxies.
+            tracing::warn!(variable, %why, "the proxy that the environment names is not used");
+            None
+        }
+    }
+}
+
+/// Whether an entry of `no_proxy` means this server: `*`, a name with all below it, an address or a network.
+fn is_excepted(entry: &str, server: &ServerAddr) -> bool {
+    if entry == "*" {
+        return true;
+    }
+    if let Some(ip) = server.ip() {
+        let entry_ip = entry.trim_matches(['[', ']']).parse::<IpAddr>();
+        return entry_ip == Ok(ip) || entry.parse::<IpNet>().is_ok_and(|net| net.contains(&ip));
+    }
+    let name =
+        entry.trim_start_matches("*.").trim_start_matches('.').trim_end_matches('.').to_ascii_lowercase();
+    let host = server.host.trim_end_matches('.').to_ascii_lowercase();
+    !name.is_empty() && host.strip_suffix(&name).is_some_and(|head| head.is_empty() || head.ends_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Via {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn a_proxy_is_an_address_and_perhaps_credentials() {
+        assert_eq!(read("http://proxy:3128").proxy, "proxy:3128".parse().unwrap());
+        assert_eq!(read("http://proxy.example/").proxy, "proxy.example:80".parse().unwrap());
+        assert_eq!(read("proxy:8080").proxy.port, 8080);
+        assert_eq!(read("http://[2001:db8::1]:3128").proxy.host, "2001:db8::1");
+        assert_eq!(read("http://[2001:db8::1]").proxy.port, 80);
+        let via = read("HTTP://anna:p%40ss%3Aw%c3%b6rd@proxy:3128");
+        let credentials = via.credentials.clone().unwrap();
+        assert_eq!(credentials, ProxyCredentials { user: "anna".into(), password: "p@ss:wörd".into() });
+        assert!(!format!("{via:?}").contains("p@ss"));
+        // The example of RFC 7617, section 2.
+        let via = read("http://Aladdin:open%20sesame@proxy:3128");
+        assert_eq!(via.credentials.unwrap().authorization(), "Basic QWxhZGRpbjpvcGVuIHNlc2FtZQ==");
+    }
+
+    #[test]
+    fn what_is_no_proxy_is_said_without_the_password() {
+        let error = |text: &str| text.parse::<Via>().unwrap_err();
+        assert!(error("socks5://proxy:1080").contains("socks5://"));
+        assert!(error("https://proxy:443").contains("expected http://"));
+        assert!(error("http://").contains("neither a host name"));
+        for text in ["http://anna:%zz@proxy", "http://anna:secret%0a@proxy", "http://a%3ab:secret@proxy"] {
+            assert!(!error(text).contains("secret") && error(text).contains("USER:PASSWORD"), "{text}");
+        }
+        assert_eq!(ViaWord::read("none"), Ok(ViaWord::None));
+    }
+
+    #[test]
+    fn the_environment_names_a_proxy_but_not_for_all() {
+        let server: ServerAddr = "vpn.example:443".parse().unwrap();
+        let ask = |value: &str, exceptions: &str, server: &ServerAddr| {
+            of_environment(Some(("https_proxy", value.to_owned())), exceptions, server).is_some()
+        };
+        assert!(ask("http://proxy:3128", "", &server));
+        assert!(!ask("socks5://proxy:1080", "", &server), "one that cannot be used is no mistake");
+        for exceptions in ["*", "localhost, vpn.example", ".example", "*.example", "EXAMPLE."] {
+            assert!(!ask("http://proxy:3128", exceptions, &server), "{exceptions}");
+        }
+        for exceptions in ["pn.example", "other.example", "10.0.0.0/8", ","] {
+            assert!(ask("http://proxy:3128", exceptions, &server), "{exceptions}");
+        }
+        let by_address: ServerAddr = "192.0.2.7".parse().unwrap();
+        for exceptions in ["192.0.2.7", "192.0.2.0/24"] {
+            assert!(!ask("http://proxy:3128", exceptions, &by_address), "{exceptions}");
+        }
+        assert!(ask("http://proxy:3128", "192.0.2.70,2.7", &by_address));
+        assert_eq!(of_environment(None, "", &server), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,80}") {
+            let _ = text.parse::<Via>();
+            is_excepted(&text, &ServerAddr { host: "vpn.example".into(), port: 443 });
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Asking an HTTP proxy for a connection to the server (CONNECT, RFC 9110, section 9.3.6).
+
+use std::io;
+
+use mpvpn_control::config::ServerAddr;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::Behind;
+
+/// Longest head of an answer (bytes).
+const HEAD: usize = 8 << 10;
+/// Fields in it at most.
+const FIELDS: usize = 64;
+/// Characters of what a proxy says that are repeated.
+const SAID: usize = 60;
+
+/// Why a proxy does not help.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProxyError {
+    /// 407, and nobody said who asks.
+    #[error("the proxy wants to know who asks (407): give --via http://USER:PASSWORD@PROXY:PORT")]
+    CredentialsMissing,
+    /// 407.
+    #[error("the proxy does not accept this name and password (407): check those in --via")]
+    CredentialsRefused,
+    /// 403.
+    #[error(
+        "the proxy forbids connections to {0} (403): ask who runs it to allow them, or use port 443 at the server"
+    )]
+    Forbidden(ServerAddr),
+    /// Anything else but success.
+    #[error("the proxy gives no connection to {server}: it says {status} {reason}")]
+    Status {
+        /// What it was asked for.
+        server: ServerAddr,
+        /// The status code.
+        status: u16,
+        /// Its words, safe to print.
+        reason: String,
+    },
+    /// What came is no answer of an HTTP proxy.
+    #[error("what the proxy answers is not HTTP/1.1: it may be a proxy of another kind")]
+    NotHttp,
+    /// It ended the connection.
+    #[error("the proxy ended the connection without an answer")]
+    Closed,
+    /// The connection broke.
+    #[error("the connection to the proxy broke: {0}")]
+    Broken(#[from] io::Error),
+}
+
+/// Asks for a connection to the server, which `stream` is afterwards.
+pub(super) async fn ask<S>(stream: &mut S, behind: &Behind) -> Result<(), ProxyError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let server = &behind.server;
+    let mut request = format!("CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n");
+    if let Some(credentials) = &behind.credentials {
+        request.push_str(&format!("Proxy-Authorization: {}\r\n", credentials.authorization()));
+    }
+    request.push_str("\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut head = Vec::with_capacity(1024);
+    loop {
+        let room = HEAD - head.len();
+        if (&mut *stream).take(room as u64).read_buf(&mut head).await? == 0 {
+            return Err(if room == 0 { ProxyError::NotHttp } else { ProxyError::Closed });
+        }
+        if let Some(done) = judge(&head, behind) {
+            return done;
+        }
+    }
+}
+
+/// What an answer means; `None` if there is more of it to come.
+fn judge(head: &[u8], behind: &Behind) -> Option<Result<(), ProxyError>> {
+    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+    let mut answer = httparse::Response::new(&mut fields);
+    let length = match answer.parse(head) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return None,
+        Err(_) => return Some(Err(ProxyError::NotHttp)),
+    };
+    let (status, reason) = (answer.code.unwrap_or_default(), answer.reason.unwrap_or_default());
+    Some(match status {
+        // Others may follow (RFC 9110, section 15.2).
+        100..200 => return judge(&head[length..], behind),
+        // The server says nothing before its client does, so nothing can follow.
+        200..300 if head.len() == length => Ok(()),
+        200..300 => Err(ProxyError::NotHttp),
+        407 if behind.credentials.is_some() => Err(ProxyError::CredentialsRefused),
+        407 => Err(ProxyError::CredentialsMissing),
+        403 => Err(ProxyError::Forbidden(behind.server.clone())),
+        _ => {
+            let said = reason.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(SAID).collect();
+            Err(ProxyError::Status { server: behind.server.clone(), status, reason: said })
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_control::config::Via;
+
+    use super::*;
+
+    fn behind(via: &str) -> Behind {
+        let via: Via = via.parse().unwrap();
+        Behind { server: "vpn.example:443".parse().unwrap(), credentials: via.credentials }
+    }
+
+    /// What comes of an answer that arrives in these pieces, and what was asked.
+    fn ask_of(via: &str, pieces: &[&str]) -> (Result<(), ProxyError>, String) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (mut here, mut there) = tokio::io::duplex(64 << 10);
+            let behind = behind(via);
+            let answer = async {
+                let mut asked = vec![0; 1024];
+                let count = there.read(&mut asked).await.unwrap();
+                for piece in pieces {
+                    there.write_all(piece.as_bytes()).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                drop(there);
+                String::from_utf8(asked[..count].to_vec()).unwrap()
+            };
+            tokio::join!(ask(&mut here, &behind), answer)
+        })
+    }
+
+    #[test]
+    fn a_proxy_is_asked_by_connect_with_credentials_where_there_are_some() {
+        let (done, asked) = ask_of("http://proxy", &["HTTP/1.1 200 OK\r\nVia: x\r\n", "\r\n"]);
+        done.unwrap();
+        assert_eq!(asked, "CONNECT vpn.example:443 HTTP/1.1\r\nHost: vpn.example:443\r\n\r\n");
+        let (done, asked) =
+            ask_of("http://a:b@proxy", &["HTTP/1.1 103 Hints\r\n\r\nHTTP/1.0 200 established\r\n\r\n"]);
+        done.unwrap();
+        assert!(asked.ends_with("\r\nProxy-Authorization: Basic YTpi\r\n\r\n"), "{asked}");
+    }
+
+    #[test]
+    fn refusals_say_what_to_do() {
+        let error = |via, answer| ask_of(via, &[answer]).0.unwrap_err().to_string();
+        let wants = "HTTP/1.1 407 Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n";
+        assert!(error("http://proxy", wants).contains("give --via http://USER:PASSWORD@"));
+        assert!(error("http://a:b@proxy", wants).contains("check those in --via"));
+        assert!(error("http://proxy", "HTTP/1.1 403 Filtered\r\n\r\n").contains("forbids"));
+        let error_of_proxy = error("http://proxy", "HTTP/1.1 502 Bad\u{7f} Gate\r\n\r\n");
+        assert!(
+            error_of_proxy.contains("not HTTP") || error_of_proxy.contains("502 Bad Gate"),
+            "{error_of_proxy}"
+        );
+    }
+
+    #[test]
+    fn what_is_no_answer_is_bounded_and_refused() {
+        let of = |pieces: &[&str]| ask_of("http://proxy", pieces).0.unwrap_err();
+        assert!(matches!(of(&[]), ProxyError::Closed));
+        assert!(matches!(of(&["HTTP/1.1 200 OK\r\n"]), ProxyError::Closed));
+        assert!(matches!(of(&["SSH-2.0-x\r\n"]), ProxyError::NotHttp));
+        assert!(matches!(of(&["HTTP/1.1 200 OK\r\n\r\nmore"]), ProxyError::NotHttp));
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(HEAD));
+        assert!(matches!(of(&[&long]), ProxyError::NotHttp));
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1));
+        assert!(matches!(of(&[&many]), ProxyError::NotHttp));
+    }
+}

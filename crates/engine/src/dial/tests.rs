@@ -1,0 +1,182 @@
+use std::{
+    io::{Read, Write},
+    net::{TcpListener, TcpStream as Peer},
+    thread,
+};
+
+use mpvpn_control::{
+    config::{Trust, Via},
+    identity::Identity,
+    tls,
+};
+use rustls::{ServerConnection, StreamOwned};
+
+use super::*;
+
+/// A server of HTTP/2, as far as TLS goes, and how a client recognises it.
+struct Server {
+    address: SocketAddr,
+    trust: Trust,
+    _home: tempfile::TempDir,
+}
+
+/// What the server speaks.
+#[derive(Clone, Copy, PartialEq)]
+enum Speaks {
+    Http2,
+    NoAlpn,
+    Nothing,
+}
+
+fn server(speaks: Speaks) -> Server {
+    let home = tempfile::tempdir().unwrap();
+    let identity = Identity::load_or_create(home.path()).unwrap();
+    let alpn: &[&[u8]] = if speaks == Speaks::Http2 { &[ALPN] } else { &[] };
+    let config = Arc::new(tls::server_config(&identity, alpn).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    // It ends with the process; nothing waits for it.
+    thread::spawn(move || {
+        for peer in listener.incoming() {
+            let peer = peer.unwrap();
+            if speaks == Speaks::Nothing {
+                std::mem::forget(peer);
+                continue;
+            }
+            let mut stream = StreamOwned::new(ServerConnection::new(Arc::clone(&config)).unwrap(), peer);
+            let mut word = [0; 4];
+            // A client that refuses the certificate leaves.
+            if stream.read_exact(&mut word).is_ok() {
+                stream.write_all(&word).unwrap();
+            }
+        }
+    });
+    Server { address, trust: Trust::Pin(identity.fingerprint()), _home: home }
+}
+
+fn to(address: SocketAddr, trust: &Trust) -> Dial {
+    let refusal = RefusalSlot::default();
+    let tls = tls::client_config_reporting(trust, &[ALPN], &refusal).unwrap();
+    Dial {
+        footing: Footing {
+            name: "lo".to_owned(),
+            addresses: vec!["127.0.0.1".parse().unwrap()],
+            mark: None,
+            protect: None,
+            is_given: false,
+        },
+        to: vec![address],
+        via: None,
+        protocol: Protocol::Mptcp,
+        tuning: Tuning::default(),
+        tls: Arc::new(tls),
+        refusal,
+        name: ServerName::try_from("vpn.example").unwrap(),
+        limit: STEP,
+    }
+}
+
+fn run<T>(what: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(what)
+}
+
+fn failure(what: &Dial) -> DialError {
+    run(dial(what)).expect_err("no connection")
+}
+
+/// A proxy that says this to one client and takes it to where it wants, if that is a success.
+fn proxy(answer: &'static str, server: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        let (mut client, _) = listener.accept().unwrap();
+        let mut asked = Vec::new();
+        while !asked.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            asked.extend(byte);
+        }
+        client.write_all(answer.as_bytes()).unwrap();
+        let mut far = Peer::connect(server).unwrap();
+        let (mut from, mut into) = (client.try_clone().unwrap(), far.try_clone().unwrap());
+        thread::spawn(move || io::copy(&mut from, &mut into));
+        let _ = io::copy(&mut far, &mut client);
+    });
+    address
+}
+
+#[test]
+fn a_server_is_reached_and_what_is_written_arrives() {
+    let server = server(Speaks::Http2);
+    run(async {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut connected = dial(&to(server.address, &server.trust)).await.unwrap();
+        connected.stream.write_all(b"ping").await.unwrap();
+        let mut word = [0; 4];
+        connected.stream.read_exact(&mut word).await.unwrap();
+        assert_eq!(&word, b"ping");
+        assert_eq!((connected.peer, connected.proxy), (server.address, None));
+        assert_eq!(connected.local.ip(), server.address.ip());
+        // The listener here knows TCP only, whatever this kernel does.
+        assert!(!matches!(connected.multipath, Multipath::Yes(_)));
+        assert!(connected.tls > Duration::ZERO && connected.connect < STEP);
+    });
+}
+
+#[test]
+fn the_next_address_is_tried_where_nobody_listens_at_the_first() {
+    let server = server(Speaks::Http2);
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let unreachable = "[2001:db8::1]:443".parse().unwrap();
+    let both = Dial { to: vec![unreachable, nobody, server.address], ..to(nobody, &server.trust) };
+    assert_eq!(run(dial(&both)).unwrap().peer, server.address);
+    let error = failure(&to(nobody, &server.trust)).to_string();
+    assert!(error.contains(&nobody.to_string()) && error.contains("nobody listens there"), "{error}");
+    assert!(matches!(failure(&to(unreachable, &server.trust)), DialError::NoAddress(_)));
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted_is_the_reason() {
+    let server = server(Speaks::Http2);
+    let other = Trust::Pin(mpvpn_control::identity::Fingerprint([7; 32]));
+    let error = failure(&to(server.address, &other));
+    assert!(matches!(error, DialError::Refused(Refusal::OtherFingerprint { .. })), "{error}");
+}
+
+#[test]
+fn who_does_not_speak_http2_is_told_apart() {
+    let server = server(Speaks::NoAlpn);
+    assert!(matches!(failure(&to(server.address, &server.trust)), DialError::NoHttp2));
+}
+
+#[test]
+fn silence_ends_with_the_step_in_which_it_came() {
+    let server = server(Speaks::Nothing);
+    let impatient = Dial { limit: Duration::from_millis(100), ..to(server.address, &server.trust) };
+    assert!(matches!(failure(&impatient), DialError::TimedOut { step: Step::Tls, .. }));
+    let behind = Behind { server: "vpn.example:443".parse().unwrap(), credentials: None };
+    let behind = Dial { via: Some(behind), ..impatient };
+    assert!(matches!(failure(&behind), DialError::TimedOut { step: Step::Proxy, .. }));
+}
+
+#[test]
+fn a_server_is_reached_through_a_proxy_that_wants_it() {
+    let server = server(Speaks::Http2);
+    let via: Via = "http://anna:secret@proxy:3128".parse().unwrap();
+    let behind = |answer| {
+        let behind = Behind { server: via.proxy.clone(), credentials: via.credentials.clone() };
+        Dial { via: Some(behind), ..to(proxy(answer, server.address), &server.trust) }
+    };
+    let connected = run(dial(&behind("HTTP/1.1 200 Connection established\r\n\r\n"))).unwrap();
+    assert!(connected.proxy.is_some());
+    let error = failure(&behind("HTTP/1.1 407 No\r\n\r\n"));
+    assert!(matches!(error, DialError::Proxy(ProxyError::CredentialsRefused)), "{error}");
+}
+
+#[test]
+fn an_app_that_does_not_protect_the_socket_sees_nothing_sent() {
+    let server = server(Speaks::Http2);
+    let mut dial = to(server.address, &server.trust);
+    dial.footing.protect = Some(Arc::new(|_, name| name != "lo"));
+    assert!(matches!(failure(&dial), DialError::Unprotected));
+}
