@@ -25,6 +25,7 @@ mod pipes;
 mod quota;
 mod scheduler;
 mod tiers;
+mod transport;
 
 pub use choice::{Choice, Offer, Pick, first_of, first_to_arrive, lateness};
 pub use dispatch::{Dispatcher, Load, PathInfo, Want};
@@ -34,6 +35,7 @@ pub use pipes::{Carried, PipeCount, PipeHint, PipeJudge};
 pub use quota::{Day, Month};
 pub use scheduler::{ParseSchedulerError, Scheduler};
 pub use tiers::{Candidate, Place, Tiers};
+pub use transport::{Heard, Order, Signs, TransportJudge, Way};
 
 /// How a path may be used for sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -9,6 +9,7 @@ mod portion;
 mod rate;
 mod size;
 mod tier;
+mod transport;
 mod weight;
 
 pub use fec::{Fec, ParseFecError};
@@ -17,6 +18,7 @@ pub use rate::{BitRate, ParseBitRateError};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
 pub use tier::{ParseTierError, Tier};
+pub use transport::{ParseTransportError, Transport};
 pub use weight::{ParseWeightError, Weight};
 
 /// What a panic that was caught says.
@@ -37,6 +39,9 @@ impl LinkId {
     /// How many uplinks can be told apart.
     pub const UPLINKS: u16 = 1 << 9;
 
+    /// The pipe of an uplink whose packets travel inside a TCP connection; those of UDP have lower numbers.
+    pub const TCP: u8 = 15;
+
     /// A pipe (counted from 0, below 16) of the uplink that this one belongs to, for the same class.
     pub const fn with_pipe(self, pipe: u8) -> Self {
         Self(self.0 & 0xfff | (pipe as u16) << 12)
@@ -45,6 +50,11 @@ impl LinkId {
     /// Which pipe of its uplink it is, counted from 0.
     pub const fn pipe(self) -> u8 {
         (self.0 >> 12) as u8
+    }
+
+    /// Whether its packets travel inside a TCP connection.
+    pub const fn is_tcp(self) -> bool {
+        self.pipe() == Self::TCP
     }
 
     /// The same pipe of the same uplink for the connection of a class.
@@ -92,6 +102,7 @@ mod tests {
         assert_eq!((second.pipe(), second.uplink()), (1, LinkId(7)));
         assert_eq!(second.with_pipe(0), LinkId(7));
         assert!(LinkId(LinkId::UPLINKS - 1) < second, "the first pipes of all uplinks come first");
+        assert!(LinkId(7).with_class(ClassId(3)).with_pipe(LinkId::TCP).is_tcp() && !second.is_tcp());
     }
 
     #[test]

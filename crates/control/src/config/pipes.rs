@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use mpvpn_types::LinkId;
+
 use super::values::Text;
 
 /// Paths over one link, each from a source port of its own.
@@ -17,6 +19,9 @@ impl Pipes {
     /// Paths a link at most.
     pub const MAX: u8 = 8;
 }
+
+// The packets of this one travel inside TCP.
+const _: () = assert!(Pipes::MAX < LinkId::TCP);
 
 impl Default for Pipes {
     fn default() -> Self {

@@ -1,0 +1,371 @@
+//! By which way the packets of a link travel: over UDP, or inside a TCP connection where UDP does not get through.
+//!
+//! In: what is heard over the link by either way, and what became of TCP connections that were ordered. Out: orders to make
+//! a TCP connection or to give it up, and which of two ways that work carries data. Always holds: UDP has a head start;
+//! attempts that fail come ever less often; of two ways that work one is given up.
+
+use mpvpn_types::{Duration, Instant, Transport};
+
+/// How long nothing but UDP is tried on a link that has come up (as RFC 8305 §5 has it for addresses).
+const HEAD_START: Duration = Duration::from_millis(250);
+/// The same once something was heard over UDP: handshakes are on their way.
+const ANSWERED: Duration = Duration::from_millis(1500);
+/// UDP that works again carries data after this time …
+const TRUST: Duration = Duration::from_secs(1);
+/// … doubled each time that it failed again soon, up to this.
+const TRUST_MOST: Duration = Duration::from_secs(16);
+/// The TCP connection stays open for so long after that, doubled likewise.
+const KEEP: Duration = Duration::from_secs(3);
+const KEEP_MOST: Duration = Duration::from_secs(60);
+/// UDP that carries data for less than this has failed again soon.
+const STEADY: Duration = Duration::from_secs(60);
+/// An attempt at TCP is given up when UDP has worked for so long.
+const WORKS: Duration = Duration::from_millis(500);
+/// A TCP connection on which nothing has come for so long is made anew: it repeats what was lost ever less often.
+const SILENT: Duration = Duration::from_secs(1);
+/// The same when the link was just away: what can come back does so soon.
+const SILENT_AFTER_CUT: Duration = Duration::from_millis(400);
+/// The same before anything has come at all.
+const SILENT_AT_FIRST: Duration = Duration::from_secs(4);
+/// A TCP connection that worked for so long was worth making.
+const WORTH: Duration = Duration::from_secs(10);
+/// Pause after an attempt that failed, doubled each time, up to the most.
+const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_MOST: Duration = Duration::from_secs(15);
+
+/// What is heard over a link by one way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Heard {
+    /// There is no path, and nothing came.
+    #[default]
+    Nothing,
+    /// There is a path on which nothing comes.
+    Dead,
+    /// There is no path yet, but the server answers.
+    Answers,
+    /// There is a path that works.
+    Works,
+}
+
+/// What is known of a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Signs {
+    /// It can carry packets, as far as the kernel knows.
+    pub up: bool,
+    /// Over UDP.
+    pub udp: Heard,
+    /// Over TCP.
+    pub tcp: Heard,
+}
+
+/// What to do about the TCP connection of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Make one; one that is there stays until the new one stands.
+    Dial,
+    /// Give it up, or the attempt, or what is left of an earlier one.
+    Close,
+}
+
+/// What packets travel in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// UDP.
+    Udp,
+    /// A TCP connection.
+    Tcp,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Udp {
+    Works { since: Instant },
+    Silent { since: Instant, died: bool },
+}
+
+/// A TCP connection that stands.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    since: Instant,
+    /// Since when what is sent there arrives, or nothing is heard.
+    works: Option<Instant>,
+    silent: Option<Instant>,
+    has_worked: bool,
+}
+
+/// Decides for one link.
+#[derive(Clone, Debug)]
+pub struct TransportJudge {
+    wanted: Transport,
+    signs: Signs,
+    /// Since when it is up, in this network.
+    up: Option<Instant>,
+    udp: Udp,
+    answered: Option<Instant>,
+    open: Option<Open>,
+    dialling: bool,
+    /// Something of a TCP connection is left to be given up.
+    lingers: bool,
+    main: (Way, Instant),
+    /// When UDP was trusted again last, and how often it failed soon after.
+    returned: Option<Instant>,
+    relapses: u32,
+    failures: u32,
+    retry: Instant,
+    reason: String,
+    next: Option<Instant>,
+}
+
+impl TransportJudge {
+    /// For a link of which nothing is known.
+    pub fn new(now: Instant, wanted: Transport) -> Self {
+        Self {
+            wanted,
+            signs: Signs::default(),
+            up: None,
+            udp: Udp::Silent { since: now, died: false },
+            answered: None,
+            open: None,
+            dialling: false,
+            lingers: false,
+            main: (main_of(wanted), now),
+            returned: None,
+            relapses: 0,
+            failures: 0,
+            retry: now,
+            reason: String::new(),
+            next: None,
+        }
+    }
+
+    /// Wants something else from now on.
+    pub fn set_wanted(&mut self, now: Instant, wanted: Transport) {
+        if self.wanted != wanted {
+            (self.wanted, self.main) = (wanted, (main_of(wanted), now));
+            (self.failures, self.retry, self.next) = (0, now, Some(now));
+        }
+    }
+
+    /// The link is in another network, or has another address: what failed may work now.
+    pub fn network_changed(&mut self, now: Instant) {
+        self.up = self.up.map(|_| now);
+        self.answered = None;
+        (self.failures, self.retry, self.next) = (0, now, Some(now));
+    }
+
+    /// The TCP connection that was ordered stands.
+    pub fn dialled(&mut self, now: Instant) {
+        self.open = Some(Open { since: now, works: None, silent: None, has_worked: false });
+        (self.dialling, self.lingers, self.next) = (false, true, Some(now));
+        self.reason.clear();
+    }
+
+    /// The TCP connection that was ordered could not be made, for this reason.
+    pub fn failed(&mut self, now: Instant, reason: String) {
+        self.dialling = false;
+        self.pause(now);
+        (self.reason, self.next) = (reason, Some(now));
+    }
+
+    /// The TCP connection is over, for this reason.
+    pub fn ended(&mut self, now: Instant, reason: String) {
+        if let Some(open) = self.open.take()
+            && !open.works.is_some_and(|since| now.saturating_duration_since(since) >= WORTH)
+        {
+            self.pause(now);
+        }
+        (self.reason, self.next) = (reason, Some(now));
+    }
+
+    fn pause(&mut self, now: Instant) {
+        self.retry = now + PAUSE.saturating_mul(1 << self.failures.min(8)).min(PAUSE_MOST);
+        self.failures += 1;
+    }
+
+    /// Which way carries data where both work.
+    pub fn main(&self) -> Way {
+        self.main.0
+    }
+
+    /// Whether there may be paths over UDP. Where TCP is wanted, those that are there go when it works.
+    pub fn allows_udp(&self) -> bool {
+        let works = |heard| heard == Heard::Works;
+        self.wanted != Transport::Tcp || works(self.signs.udp) && !works(self.signs.tcp)
+    }
+
+    /// When [`Self::look`] wants to be called, beside when something has changed.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.next
+    }
+
+    /// Judges what is known now.
+    pub fn look(&mut self, now: Instant, signs: Signs) -> Option<Order> {
+        (self.signs, self.next) = (signs, None);
+        if !signs.up {
+            self.up = None;
+            return None;
+        }
+        if self.up.is_none() {
+            self.up = Some(now);
+            self.network_changed(now);
+            self.next = None;
+        }
+        self.note_udp(now, signs.udp);
+        self.note_tcp(now, signs.tcp);
+        self.choose(now);
+        self.order(now)
+    }
+
+    fn note_udp(&mut self, now: Instant, heard: Heard) {
+        match (heard, self.udp) {
+            (Heard::Works, Udp::Works { .. }) => {}
+            (Heard::Works, _) => self.udp = Udp::Works { since: now },
+            (_, Udp::Works { .. }) => {
+                if self.main.0 == Way::Udp {
+                    let soon = |at| now.saturating_duration_since(at) < STEADY;
+                    self.relapses =
+                        if self.returned.take().is_some_and(soon) { self.relapses + 1 } else { 0 };
+                }
+                self.udp = Udp::Silent { since: now, died: true };
+            }
+            _ => {}
+        }
+        self.answered = match heard {
+            Heard::Nothing => self.answered,
+            _ => self.answered.or(Some(now)),
+        };
+    }
+
+    fn note_tcp(&mut self, now: Instant, heard: Heard) {
+        let Some(open) = &mut self.open else { return };
+        if heard != Heard::Works {
+            (open.works, open.silent) = (None, Some(open.silent.unwrap_or(now)));
+            return;
+        }
+        let since = *open.works.get_or_insert(now);
+        (open.silent, open.has_worked) = (None, true);
+        if self.failures > 0 && self.is_over(now, since + WORTH) {
+            self.failures = 0;
+        }
+    }
+
+    fn choose(&mut self, now: Instant) {
+        if self.wanted != Transport::Auto {
+            return;
+        }
+        let way = match (self.main.0, self.udp, self.open) {
+            (Way::Udp, Udp::Silent { .. }, Some(_)) => Way::Tcp,
+            (Way::Tcp, _, None) => Way::Udp,
+            (Way::Tcp, Udp::Works { since }, Some(_)) if self.is_over(now, since + self.trust()) => {
+                self.returned = Some(now);
+                Way::Udp
+            }
+            (way, ..) => way,
+        };
+        if way != self.main.0 {
+            self.main = (way, now);
+        }
+    }
+
+    fn order(&mut self, now: Instant) -> Option<Order> {
+        let settled = match self.udp {
+            _ if self.wanted == Transport::Quic => true,
+            _ if self.wanted == Transport::Tcp => false,
+            Udp::Works { since } if self.open.is_none() => self.is_over(now, since + WORKS),
+            Udp::Works { since } => {
+                self.main.0 == Way::Udp && self.is_over(now, self.main.1.max(since) + self.keep())
+            }
+            Udp::Silent { .. } => false,
+        };
+        if settled && (self.open.is_some() || self.dialling || self.lingers) {
+            (self.open, self.dialling, self.lingers) = (None, false, false);
+            return Some(Order::Close);
+        }
+        if self.dialling || !self.wants_tcp(now) || !self.is_over(now, self.retry) {
+            return None;
+        }
+        if self.open.is_some() {
+            self.pause(now);
+        }
+        self.dialling = true;
+        Some(Order::Dial)
+    }
+
+    /// Whether a TCP connection is to be made: there is none, or none that works, and UDP has had its time.
+    fn wants_tcp(&mut self, now: Instant) -> bool {
+        let up = self.up.unwrap_or(now);
+        if let Some(open) = self.open {
+            let Some(silent) = open.silent else { return false };
+            let patience = match open.has_worked {
+                false => SILENT_AT_FIRST,
+                // It was silent when the link came back.
+                true if silent <= up && open.since <= up => SILENT_AFTER_CUT,
+                true => SILENT,
+            };
+            if !self.is_over(now, silent.max(up).max(open.since) + patience) {
+                return false;
+            }
+        }
+        match (self.wanted, self.udp) {
+            (Transport::Quic, _) | (Transport::Auto, Udp::Works { .. }) => false,
+            (Transport::Tcp, _) => true,
+            (Transport::Auto, Udp::Silent { since, died }) => {
+                let answered = self.answered.filter(|_| !died).map(|at| at + ANSWERED);
+                let patience = if died && since > up { since } else { up + HEAD_START };
+                self.is_over(now, answered.unwrap_or(patience))
+            }
+        }
+    }
+
+    /// Whether it is `at` already; if not, it will be looked at again then.
+    fn is_over(&mut self, now: Instant, at: Instant) -> bool {
+        if now < at {
+            self.next = Some(self.next.map_or(at, |next| next.min(at)));
+        }
+        now >= at
+    }
+
+    fn trust(&self) -> Duration {
+        TRUST.saturating_mul(1 << self.relapses.min(8)).min(TRUST_MOST)
+    }
+
+    fn keep(&self) -> Duration {
+        KEEP.saturating_mul(1 << self.relapses.min(8)).min(KEEP_MOST)
+    }
+
+    /// What there is to say about it; empty where packets travel over UDP as they should.
+    pub fn why(&self, now: Instant) -> String {
+        let udp = match (self.wanted, self.udp) {
+            (Transport::Quic, _) => return String::new(),
+            (Transport::Tcp, _) => "TCP as configured".to_owned(),
+            (_, Udp::Works { .. }) if self.main.0 == Way::Tcp => "UDP answers again, and is tried".to_owned(),
+            (_, Udp::Works { .. }) => return String::new(),
+            (_, Udp::Silent { since, .. })
+                if self.open.is_some() || self.dialling || !self.reason.is_empty() =>
+            {
+                format!("UDP gets no answer for {}", said(now.saturating_duration_since(since)))
+            }
+            _ => return String::new(),
+        };
+        match (&self.open, self.dialling, self.reason.as_str()) {
+            (Some(_), ..) => udp,
+            (None, true, "") => format!("{udp}, trying TCP"),
+            (None, _, "") => udp,
+            (None, _, reason) => format!("{udp}, and TCP does not work: {reason}"),
+        }
+    }
+}
+
+fn main_of(wanted: Transport) -> Way {
+    if wanted == Transport::Tcp { Way::Tcp } else { Way::Udp }
+}
+
+fn said(time: Duration) -> String {
+    match time.as_secs() {
+        secs @ ..120 => format!("{secs} s"),
+        secs @ ..7200 => format!("{} min", secs / 60),
+        secs => format!("{} h", secs / 3600),
+    }
+}
+
+#[cfg(test)]
+mod tests;
