@@ -28,6 +28,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use mpvpn_types::Transport;
 
 pub use classes::{
     ClassConfig, ClassTables, Mark, MatchRule, Packet, RuleOrigin, Ruling, Seen, SteerRule, render_classes,
@@ -394,7 +395,7 @@ impl ClientConfig {
             ));
         }
         let paths = paths(options.path, &tun_name)?;
-        let links = links(options.link, options.pipes);
+        let links = links(options.link, options.pipes, options.transport);
         let around = Surroundings { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
         let classes = options.class.resolve(&around)?;
         Ok(Self {
@@ -522,13 +523,14 @@ fn paths(given: Vec<String>, tun_name: &str) -> Result<Vec<String>> {
     Ok(given)
 }
 
-/// Links of which nothing else is said have so many paths.
-fn links(mut links: Vec<LinkConfig>, pipes: Option<Pipes>) -> Vec<LinkConfig> {
-    if pipes.is_some() {
+/// Links of which nothing else is said have so many paths, in this.
+fn links(mut links: Vec<LinkConfig>, pipes: Option<Pipes>, transport: Option<Transport>) -> Vec<LinkConfig> {
+    if pipes.is_some() || transport.is_some() {
         for link in &mut links {
             link.pipes = link.pipes.or(pipes);
+            link.transport = link.transport.or(transport);
         }
-        links.push(LinkConfig { pipes, ..LinkConfig::default() });
+        links.push(LinkConfig { pipes, transport, ..LinkConfig::default() });
     }
     links
 }

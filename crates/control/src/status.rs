@@ -336,7 +336,7 @@ impl LinkState {
 /// One QUIC path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Path {
-    /// `class/link/number`.
+    /// `class/link/number`, or `class/link/tcp`.
     pub id: String,
     /// The class it belongs to.
     pub class: String,
@@ -345,7 +345,10 @@ pub struct Path {
     /// Which of the link's paths it is, counted from 0, where there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipe: Option<u8>,
-    /// Our address and port.
+    /// What its packets travel in: `quic` (over UDP), `tcp` or `mptcp` (inside HTTP/2).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub transport: Option<String>,
+    /// Our address and port, those of the TCP connection where there is one.
     pub local: SocketAddr,
     /// The other end's address and port.
     pub remote: SocketAddr,

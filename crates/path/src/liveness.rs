@@ -28,6 +28,8 @@ pub struct LivenessConfig {
     pub misses: u32,
     /// Arrivals that make a dead path trusted again.
     pub good: u32,
+    /// A silence that is shorter than this proves nothing, a round trip included.
+    pub patience: Duration,
 }
 
 impl Default for LivenessConfig {
@@ -41,6 +43,7 @@ impl Default for LivenessConfig {
             probe_idle: Duration::from_secs(2),
             misses: 3,
             good: 2,
+            patience: Duration::ZERO,
         }
     }
 }
@@ -58,6 +61,14 @@ impl LivenessConfig {
             probe_idle: Duration::from_secs(10),
             ..Self::default()
         }
+    }
+}
+
+impl LivenessConfig {
+    /// For packets inside TCP, which hands out nothing until what was lost before is there: it may repeat that after
+    /// its shortest timeout only (RFC 6298 §2.4 as Linux has it, 200 ms), and again.
+    pub fn inside_tcp(self) -> Self {
+        Self { patience: Duration::from_millis(700), ..self }
     }
 }
 
@@ -298,7 +309,12 @@ impl Liveness {
 
     /// How long a silence of dense heartbeats proves nothing, a round trip included.
     pub fn patience(&self) -> Duration {
-        self.rtt + self.dense() * self.misses() + self.rtt_var.min(self.dense())
+        (self.rtt + self.run()).max(self.config.patience)
+    }
+
+    /// How long heartbeats may be missing after the time of the next one.
+    fn run(&self) -> Duration {
+        self.dense() * self.misses() + self.rtt_var.min(self.dense())
     }
 
     /// The interval of dense heartbeats.
@@ -350,7 +366,7 @@ impl Liveness {
         }
         // The far end learns a one-way delay late that data moves, and answers as late.
         let expected = self.heard.max(self.dense_since + self.rtt + self.dense());
-        Some(expected + self.dense() * self.misses() + self.rtt_var.min(self.dense()))
+        Some(expected + self.run().max(self.config.patience))
     }
 
     /// When [`Self::poll`] wants to be called next.
@@ -443,6 +459,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn inside_tcp_a_silence_of_a_timeout_is_no_death_and_a_longer_one_is() {
+        let start = Instant::now();
+        let mut path = Liveness::new(LivenessConfig::default().inside_tcp(), start);
+        path.on_measured(24 * MS, MS, 0.0);
+        let mut died = None;
+        for ms in 0..3000u32 {
+            let now = start + ms * MS;
+            path.on_traffic(now);
+            if ms % 25 == 0 && !(300..900).contains(&ms) && ms < 2000 {
+                path.on_received(now);
+            }
+            if path.poll(now).change == Some(Change::Dead) {
+                died = died.or(Some(ms));
+            }
+        }
+        assert!(died.is_some_and(|ms| (2600..2800).contains(&ms)), "{died:?}");
     }
 
     #[test]

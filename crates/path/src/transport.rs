@@ -169,7 +169,7 @@ impl TransportJudge {
     /// The TCP connection is over, for this reason.
     pub fn ended(&mut self, now: Instant, reason: String) {
         if let Some(open) = self.open.take()
-            && !open.works.is_some_and(|since| now.saturating_duration_since(since) >= WORTH)
+            && open.works.is_none_or(|since| now.saturating_duration_since(since) < WORTH)
         {
             self.pause(now);
         }

@@ -76,6 +76,8 @@ struct Watched {
     /// The far end asked for a sign of life.
     owed: bool,
     policy: PathPolicy,
+    /// Its packets travel inside TCP.
+    inside_tcp: bool,
     /// The connection knows the cap of the policy.
     capped: bool,
     place: Place,
@@ -216,7 +218,11 @@ impl Carrier {
     pub(crate) fn path_opened(&mut self, now: Instant, connection: &Connection, id: PathId) {
         let link = connection.local_of(id).and_then(Local::as_link).unwrap_or(LinkId(id.0 as u16));
         let policy = self.policy_of(id, link);
-        let mut liveness = Liveness::new(policy.liveness(), now);
+        let inside_tcp = match self.role {
+            Role::Client => link.is_tcp(),
+            Role::Server => connection.is_from_here(id),
+        };
+        let mut liveness = Liveness::new(policy.liveness(inside_tcp), now);
         // The far end may see data move here that this one noted before there was this path.
         if let Some(at) = self.moved {
             liveness.on_traffic(at);
@@ -228,6 +234,7 @@ impl Carrier {
             silent: None,
             owed: false,
             policy,
+            inside_tcp,
             capped: policy.cap.is_none() && self.shares.is_none(),
             place: Place::Active,
             link,
@@ -272,6 +279,11 @@ impl Carrier {
     /// The path that runs over a link.
     pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
         self.paths.iter().find(|(_, path)| path.link == link).map(|(id, _)| *id)
+    }
+
+    /// Whether the path over a link works, if there is one.
+    pub(crate) fn works_on(&self, link: LinkId) -> Option<bool> {
+        self.paths.values().find(|path| path.link == link).map(Watched::works)
     }
 
     /// Whether any path works.

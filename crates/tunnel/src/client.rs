@@ -235,6 +235,10 @@ impl Client {
         let moved = std::mem::replace(&mut link.remote, remote) != remote;
         link.up = true;
         link.probe.restart(now);
+        if id.is_tcp() {
+            // The server has taken the connection.
+            link.probe.answer();
+        }
         if moved {
             self.drop_attempts(now, id, "the server has another address");
         }
@@ -243,6 +247,9 @@ impl Client {
         }
         if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
             self.try_link(now, id);
+        }
+        if id.is_tcp() {
+            self.open_paths(now);
         }
     }
 

@@ -13,6 +13,7 @@ use std::net::SocketAddr;
 use bytes::BytesMut;
 use mpvpn_class::{Facts, FlowClasses, Names, Rules};
 use mpvpn_packet::{FlowKey, Joined, VnetHdr, ip, protocol};
+use mpvpn_path::Heard;
 use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
@@ -195,6 +196,21 @@ impl Fleet {
         if let Some((client, link)) = self.of(link) {
             client.set_link(now, link, policy);
         }
+    }
+
+    /// What is heard of the server over the link `uplink`, over UDP and inside TCP. A class whose path died says more
+    /// than one that sends nothing there, and would not notice.
+    pub fn heard(&self, uplink: LinkId) -> (Heard, Heard) {
+        let all = |of: &dyn Fn(&Client) -> Heard| {
+            let heard: Vec<Heard> = self.all.iter().map(|one| of(&one.client)).collect();
+            let dead = heard.contains(&Heard::Dead).then_some(Heard::Dead);
+            dead.or(heard.into_iter().max()).unwrap_or_default()
+        };
+        let udp = |client: &Client| {
+            let pipes = (0..LinkId::TCP).map(|pipe| client.heard_on(uplink.with_pipe(pipe)));
+            pipes.max().unwrap_or_default()
+        };
+        (all(&udp), all(&|client: &Client| client.heard_on(uplink.with_pipe(LinkId::TCP))))
     }
 
     /// See [`Client::forgive`].

@@ -16,6 +16,7 @@ const PATH: &[(&str, &str)] = &[
     ("class", STRING),
     ("link", STRING),
     ("local", STRING),
+    ("transport", STRING),
     ("remote", STRING),
     ("state", STRING),
     ("reason", STRING),

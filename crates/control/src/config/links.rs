@@ -3,7 +3,7 @@
 use std::fmt;
 
 use clap::Args;
-use mpvpn_types::{BitRate, ByteSize, Tier, Weight};
+use mpvpn_types::{BitRate, ByteSize, Tier, Transport, Weight};
 use serde::{
     Deserialize, Serialize, Serializer,
     de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
@@ -53,6 +53,9 @@ pub struct LinkConfig {
     /// The DSCP of the tunnel's packets there (RFC 2474), 0 to 63.
     #[serde(default, deserialize_with = "dscp")]
     pub dscp: u8,
+    /// What packets travel in; if not said, what is said for all links.
+    #[serde(default, deserialize_with = "one")]
+    pub transport: Option<Transport>,
 }
 
 impl Default for LinkConfig {
@@ -69,6 +72,7 @@ impl Default for LinkConfig {
             quota_day: 1,
             pipes: None,
             dscp: 0,
+            transport: None,
         }
     }
 }
@@ -83,6 +87,7 @@ impl LinkConfig {
         self.weight = change.weight.unwrap_or(self.weight);
         self.quota = change.quota.map_or(self.quota, |limit| limit.0);
         self.pipes = change.pipes.or(self.pipes);
+        self.transport = change.transport.or(self.transport);
     }
 }
 
@@ -130,6 +135,12 @@ pub struct LinkChange {
     )]
     pub pipes: Option<Pipes>,
 
+    /// What packets travel in: quic (over UDP), tcp (inside HTTP/2), or auto, which is tcp where UDP does not get
+    /// through
+    #[arg(long, value_name = "auto|quic|tcp", value_parser = text::<Transport>)]
+    #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
+    pub transport: Option<Transport>,
+
     /// Forget what this month has used of the quota
     #[arg(long)]
     pub quota_reset: bool,
@@ -171,6 +182,14 @@ impl Text for Tier {
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParseTierError| error.to_string())
+    }
+}
+
+impl Text for Transport {
+    const EXPECTED: &'static str = "\"auto\", \"quic\" or \"tcp\"";
+
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: mpvpn_types::ParseTransportError| error.to_string())
     }
 }
 
@@ -438,6 +457,7 @@ mod tests {
             down: Some(Limit(None)),
             quota: Some(Limit(Some(ByteSize::from_bytes(50_000_000_000)))),
             pipes: Some(Pipes::Auto),
+            transport: Some(Transport::Tcp),
             quota_reset: true,
         };
         let json = serde_json::to_string(&change).unwrap();

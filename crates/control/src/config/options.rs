@@ -6,6 +6,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
+use mpvpn_types::Transport;
 use serde::Deserialize;
 
 use super::{
@@ -194,6 +195,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one_or_number")]
     pub pipes: Option<Pipes>,
 
+    /// What packets travel in: quic (over UDP), tcp (inside HTTP/2, to the same port), or auto, which is tcp where UDP does
+    /// not get through; the entry of a link in the file comes first [default: auto]
+    #[arg(long, value_name = "auto|quic|tcp", value_parser = text::<Transport>)]
+    #[serde(deserialize_with = "one")]
+    pub transport: Option<Transport>,
+
     /// Trust a server whose certificate is in this file, or signed for its name by a CA in it
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
@@ -371,6 +378,7 @@ impl ClientOptions {
             link: list_over(self.link, below.link),
             class: self.class.over(below.class),
             pipes: self.pipes.or(below.pipes),
+            transport: self.transport.or(below.transport),
             ca: self.ca.or(below.ca),
             pin: self.pin.or(below.pin),
             insecure: self.insecure || below.insecure,

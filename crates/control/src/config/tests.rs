@@ -169,6 +169,7 @@ fn every_key_of_a_client_arrives() {
         state-dir = "/tmp/state"
         shards = "2"
         pipes = "auto"
+        transport = "quic"
         name = "home"
         api-socket = "/tmp/home.sock"
         metrics = "[::1]:9465"
@@ -185,6 +186,7 @@ fn every_key_of_a_client_arrives() {
         quota_day = 15
         pipes = 4
         dscp = "ef"
+        transport = "tcp"
 
         [[link]]
         name = "eth0"
@@ -196,6 +198,9 @@ fn every_key_of_a_client_arrives() {
         "#
     ))
     .unwrap();
+    // What is said for all links.
+    let for_all =
+        LinkConfig { pipes: Some(Pipes::Auto), transport: Some(Transport::Quic), ..LinkConfig::default() };
     assert_eq!(
         config,
         ClientConfig {
@@ -216,10 +221,10 @@ fn every_key_of_a_client_arrives() {
                     quota_day: 15,
                     pipes: Some(Pipes::Count(4)),
                     dscp: 46,
+                    transport: Some(Transport::Tcp),
                 },
-                LinkConfig { name: "eth0".into(), pipes: Some(Pipes::Auto), ..LinkConfig::default() },
-                // What is said for all links.
-                LinkConfig { pipes: Some(Pipes::Auto), ..LinkConfig::default() },
+                LinkConfig { name: "eth0".into(), ..for_all.clone() },
+                for_all,
             ],
             classes: ClassConfig::built_in().into(),
             class_steering: Vec::new(),
@@ -269,6 +274,8 @@ fn mistakes_about_links_are_told_where_they_are() {
         ("[[link]]\nname = 'eth0'\npipes = 9\n", 5, "`9` is not auto and no number from 1 to 8"),
         ("[[link]]\nname = 'eth0'\npipes = true\n", 5, "expected a number from 1 to 8, or \"auto\""),
         ("pipes = 'many'\n", 3, "`many` is not auto"),
+        ("transport = 'udp'\n", 3, "`udp` is none of: auto, quic, tcp"),
+        ("[[link]]\nname = 'eth0'\ntransport = 2\n", 5, "expected \"auto\", \"quic\" or \"tcp\""),
         ("[[link]]\nname = 'eth0'\ndscp = 64\n", 5, "`64` is no DSCP"),
         ("[[link]]\nname = 'eth0'\ndscp = 'cs8'\n", 5, "`cs8` is no DSCP"),
         ("[[link]]\nname = 'a link'\n", 4, "no interface's name"),

@@ -206,10 +206,13 @@ pub fn exposition(status: &Status) -> String {
 fn named(paths: &[Path]) -> BTreeMap<Labels, &Path> {
     let mut named: BTreeMap<Labels, &Path> = BTreeMap::new();
     for path in paths {
-        let pipe = path.pipe.unwrap_or(0);
+        let pipe = match path.transport.as_deref() {
+            Some("tcp" | "mptcp") => "tcp".to_owned(),
+            _ => path.pipe.unwrap_or(0).to_string(),
+        };
         let number = match path.id.split_once('@') {
             Some((_, shard)) => format!("{pipe}@{shard}"),
-            None => pipe.to_string(),
+            None => pipe,
         };
         let labels = vec![("class", path.class.clone()), ("link", path.link.clone()), ("path", number)];
         let is_better = |other: &Path| path.state == PathState::Active || other.state != PathState::Active;
@@ -329,6 +332,9 @@ mod tests {
             order: Some(Lane { copies: 7, fec, ..Lane::default() }),
             ..Class::new("bulk")
         });
+        let mut inside = status.paths[0].clone();
+        (inside.id, inside.transport, inside.rtt_ms) = ("default/eth0/tcp".into(), Some("tcp".into()), 50.0);
+        status.paths.push(inside);
         let mut second = status.paths[0].clone();
         (second.id, second.class, second.link) = ("bulk/wwan0/7@1".into(), "bulk".into(), "wwan0".into());
         (second.pipe, second.rtt_ms, second.tx_bytes) = (Some(3), 40.0, 5);
@@ -356,6 +362,7 @@ mod tests {
             ("mpvpn_link_up{link=\"eth0\"}", 1.0),
             ("mpvpn_link_transmit_bytes_total{link=\"wwan0\"}", 77.0),
             ("mpvpn_path_active{class=\"default\",link=\"eth0\",path=\"0\"}", 1.0),
+            ("mpvpn_path_rtt_seconds{class=\"default\",link=\"eth0\",path=\"tcp\"}", 0.05),
             ("mpvpn_path_rtt_seconds{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 0.04),
             ("mpvpn_path_mtu_bytes{class=\"bulk\",link=\"wwan0\",path=\"3@1\"}", 1472.0),
         ] {

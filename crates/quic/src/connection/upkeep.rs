@@ -40,6 +40,12 @@ impl Connection {
         }
     }
 
+    /// Whether the far end of a path is on this machine, as it is where its packets came here inside TCP.
+    pub fn is_from_here(&self, id: PathId) -> bool {
+        let tuple = self.inner.network_path(noq_proto::PathId::from(id.0));
+        tuple.is_ok_and(|tuple| tuple.remote().ip().to_canonical().is_loopback())
+    }
+
     /// When the newest acknowledged packet of a path was sent.
     pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
         self.path(id).map(|path| path.gate.acked_sent())

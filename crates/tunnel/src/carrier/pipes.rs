@@ -7,9 +7,10 @@ use mpvpn_types::PathId;
 use super::{Carrier, Role, Watched};
 
 impl Watched {
-    /// What all paths over one link have in common, and no other path has.
+    /// What all paths over one link have in common, and no other path has. One inside TCP has a controller of its own.
     pub(super) fn bundle(&self, role: Role, id: PathId) -> u32 {
         match role {
+            Role::Client if self.link.is_tcp() => self.link.0.into(),
             Role::Client => self.link.uplink().0.into(),
             Role::Server => self.policy.with.unwrap_or(id).0,
         }

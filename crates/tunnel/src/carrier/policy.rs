@@ -32,8 +32,9 @@ pub(crate) struct PathPolicy {
 }
 
 impl PathPolicy {
-    pub(crate) fn liveness(&self) -> LivenessConfig {
-        if self.metered { LivenessConfig::metered() } else { LivenessConfig::default() }
+    pub(super) fn liveness(&self, inside_tcp: bool) -> LivenessConfig {
+        let config = if self.metered { LivenessConfig::metered() } else { LivenessConfig::default() };
+        if inside_tcp { config.inside_tcp() } else { config }
     }
 }
 
@@ -90,7 +91,7 @@ impl Carrier {
                 continue;
             }
             if path.policy.metered != policy.metered {
-                path.liveness.set_config(now, policy.liveness());
+                path.liveness.set_config(now, policy.liveness(path.inside_tcp));
             }
             path.capped &= path.policy.cap == policy.cap && path.policy.link == policy.link;
             path.policy = policy;

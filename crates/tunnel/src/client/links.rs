@@ -5,6 +5,7 @@ use mpvpn_masque::{
     capsule::{Capsule, LinkNotice},
     h3,
 };
+use mpvpn_path::Heard;
 use mpvpn_quic::LostReason;
 use mpvpn_types::{BitRate, Instant, LinkId, Tier, Weight};
 
@@ -66,6 +67,20 @@ impl Client {
         self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
     }
 
+    /// What is heard of the server over a link.
+    pub fn heard_on(&self, id: LinkId) -> Heard {
+        let works = self.session.as_ref().and_then(|session| session.carrier.works_on(id));
+        let tried = || self.attempts.iter().any(|attempt| attempt.link == id && attempt.heard.is_some());
+        match works {
+            Some(true) => Heard::Works,
+            Some(false) => Heard::Dead,
+            None if self.links.get(&id).is_some_and(|link| link.probe.answered()) || tried() => {
+                Heard::Answers
+            }
+            None => Heard::Nothing,
+        }
+    }
+
     /// Gives up the handshakes over a link.
     pub(super) fn drop_attempts(&mut self, now: Instant, id: LinkId, why: &str) {
         let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
@@ -110,7 +125,8 @@ impl Client {
         let (Some(told), Some(stream)) = (&mut session.told, session.request) else { return };
         told.retain(|path, _| session.carrier.has_path(*path));
         for (path, link) in session.carrier.links() {
-            let mut same = session.carrier.links().filter(|(_, other)| other.uplink() == link.uplink());
+            let is_same = |other: LinkId| other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp();
+            let mut same = session.carrier.links().filter(|(_, other)| is_same(*other));
             let with =
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = self.policies.get(&link).copied().unwrap_or_default();

@@ -33,8 +33,11 @@ impl Client {
 
     pub(super) fn try_link(&mut self, now: Instant, id: LinkId) {
         let own = self.attempts.iter().filter(|attempt| attempt.link == id);
-        // One pipe is enough to find out whether a link leads to the server; the others join as paths.
-        if id.pipe() > 0 || !self.may_connect() || own.clone().any(|attempt| now < self.renewal(attempt)) {
+        // One pipe of each kind is enough to find out whether a link leads to the server; the others join as paths.
+        if id.pipe() > 0 && !id.is_tcp()
+            || !self.may_connect()
+            || own.clone().any(|attempt| now < self.renewal(attempt))
+        {
             return;
         }
         // Neither the first, which has waited longest, nor the last.
