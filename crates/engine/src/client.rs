@@ -18,6 +18,7 @@ mod names;
 mod pipes;
 mod plane;
 mod quotas;
+pub(crate) mod ways;
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
@@ -48,6 +49,7 @@ use crate::{
     proxy::{PROXY, Proxy},
     slow::{Message, Offers, Slow},
     status,
+    tcp_way::carriage::Stable,
     turn::{MONITOR, SIGNAL, Told, Turn, Turns, report_reload},
 };
 use apps::Apps;
@@ -61,6 +63,7 @@ use names::Names;
 use pipes::AutoPipes;
 use plane::{Plane, PlaneGear};
 use quotas::Quotas;
+use ways::Ways;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
@@ -128,16 +131,19 @@ struct Parts {
     classes: Classes,
     forge: Forge,
     meters: Meters,
+    /// `None` where there is no thread for TCP.
+    tcp: Option<Arc<Stable>>,
 }
 
 impl Parts {
     /// What a shard does with its packets.
-    fn gear(&self, shard: u8) -> PlaneGear {
+    fn gear(&self, shard: u8, turns: &Turns) -> PlaneGear {
         let classes = self.classes.clone();
         let connections = self.forge.connections(&self.config, &classes, shard);
         let several = self.forge.shards > 1;
         let fleet = Fleet::new(Instant::now(), connections, classes.rules.clone(), shard, several);
-        PlaneGear { shard, fleet, classes, forge: self.forge.clone() }
+        let ways = Ways::new(shard, self.tcp.clone(), turns.wake.clone());
+        PlaneGear { shard, fleet, classes, forge: self.forge.clone(), ways }
     }
 
     fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
@@ -154,7 +160,7 @@ impl Parts {
             let mut turns = Turns::without_signals()?;
             let links = self.links(&turns)?;
             let policies = Policies::new(&self.config.links);
-            let plane = Plane::new(self.gear(shard), links, policies, Some(devices), &turns)?;
+            let plane = Plane::new(self.gear(shard, &turns), links, policies, Some(devices), &turns)?;
             let (outbox, inbox) = exchange(turns.wake.clone());
             let joiner = Joiner { member, config: self.config.clone(), plane, inbox, first: first.clone() };
             crew.start(format!("shard {shard}"), outbox, move || joiner.run(&mut turns))?;
@@ -211,6 +217,8 @@ impl Running {
         };
         let setups = Setups { bbr: setup(Cc::Bbr)?, cubic: setup(Cc::Cubic)? };
         let [spread] = random::<1>()?;
+        let tcp =
+            slow.runtime().map(|runtime| Stable::new(&config, runtime.clone()).map(Arc::new)).transpose()?;
         let parts = Parts {
             ground,
             forge: Forge {
@@ -239,8 +247,9 @@ impl Running {
             classes,
             meters,
             config,
+            tcp,
         };
-        let gear = parts.gear(0);
+        let gear = parts.gear(0, turns);
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
             plane: Plane::new(gear, links, policies, devices, turns)?,

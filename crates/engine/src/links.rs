@@ -1,6 +1,7 @@
 //! The links of a client: which interfaces they are, and whether they can carry packets.
 
 mod footing;
+mod inside;
 mod seen;
 
 use std::{
@@ -46,8 +47,10 @@ pub(crate) struct Link {
     pub(crate) meter: Meter,
     /// Why it cannot be used.
     pub(crate) reason: &'static str,
-    /// How many pipes the link has.
+    /// How many pipes the link has over UDP.
     pub(crate) pipes: u8,
+    /// Its interface can carry packets, wherever the server is.
+    pub(crate) ready: bool,
 }
 
 /// What changed about a link.
@@ -168,7 +171,7 @@ impl Links {
         let mark = |all: &[LinkClass], id| all.iter().find(|class| class.id == id).map(|class| class.dscp);
         self.links.retain(|id, _| mark(&classes, id.class()).is_some());
         for (id, link) in &mut self.links {
-            if mark(&self.classes, id.class()) != mark(&classes, id.class()) {
+            if !id.is_tcp() && mark(&self.classes, id.class()) != mark(&classes, id.class()) {
                 link.wire = None;
             }
         }
@@ -191,6 +194,7 @@ impl Links {
             meter: self.meters.of(name),
             reason: "not looked at yet",
             pipes,
+            ready: false,
         };
         self.links.insert(id, link);
     }
@@ -202,7 +206,7 @@ impl Links {
 
     /// Whether a link still has this pipe.
     pub(crate) fn has(&self, id: LinkId) -> bool {
-        self.links.get(&id.uplink()).is_some_and(|link| id.pipe() < link.pipes)
+        self.links.get(&id.uplink()).is_some_and(|link| id.pipe() < link.pipes || id.is_tcp())
     }
 
     /// What other sockets of a link stand on.
@@ -212,6 +216,11 @@ impl Links {
     }
 
     /// The server's addresses, best first.
+    pub(crate) fn remotes(&self) -> &[SocketAddr] {
+        &self.remotes
+    }
+
+    /// The server has other addresses.
     pub(crate) fn set_remotes(&mut self, remotes: Vec<SocketAddr>) {
         self.remotes = remotes;
     }
@@ -269,7 +278,8 @@ impl Links {
             changes.extend(self.look_at(id, &seen, poller, policies));
             self.count_pipes(id, policies);
         }
-        let pipes: Vec<LinkId> = self.links.keys().copied().filter(|id| *id != id.uplink()).collect();
+        let is_pipe = |id: &LinkId| *id != id.uplink() && !id.is_tcp();
+        let pipes: Vec<LinkId> = self.links.keys().copied().filter(is_pipe).collect();
         for id in pipes {
             changes.extend(match self.has(id) {
                 true => self.look_at(id, &seen, poller, policies),
@@ -311,6 +321,7 @@ impl Links {
         let own = info.map(|info| seen.addresses(info)).unwrap_or_default();
         let reached = |remote: &&SocketAddr| info.is_some_and(|info| seen.reaches(info, &own, **remote));
         let remote = self.remotes.iter().find(reached).copied();
+        link.ready = info.is_some_and(|info| info.up && info.carrier) && !own.is_empty();
         link.reason = match (info, remote) {
             (None, _) => "no such interface",
             (Some(info), _) if !info.up => "switched off",

@@ -12,7 +12,7 @@ use std::{
 use mpvpn_control::config::{LinkConfig, Pipes, is_match};
 use mpvpn_path::{Day, PipeCount};
 use mpvpn_tunnel::LinkPolicy;
-use mpvpn_types::{BitRate, ByteSize, Tier};
+use mpvpn_types::{BitRate, ByteSize, Tier, Transport};
 
 /// The policies of all links, by the names of interfaces.
 #[derive(Clone, Debug)]
@@ -74,7 +74,12 @@ impl Policies {
         }
     }
 
-    /// Whether that is to be found out.
+    /// What packets of a link travel in.
+    pub(crate) fn transport(&self, name: &str) -> Transport {
+        self.of(name).transport.unwrap_or_default()
+    }
+
+    /// Whether the number of pipes is to be found out.
     pub(crate) fn is_auto(&self, name: &str) -> bool {
         self.of(name).pipes == Some(Pipes::Auto)
     }

@@ -12,7 +12,7 @@ use std::{
 
 use mpvpn_control::{api, config::ServerAddr, metrics};
 use mpvpn_os::poll::Wake;
-use tokio::{sync::mpsc, task::spawn_blocking, time::timeout};
+use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
     EngineError,
@@ -57,6 +57,7 @@ pub(crate) struct Slow {
     requests: Option<mpsc::UnboundedSender<Request>>,
     names: Names,
     messages: Receiver<Message>,
+    runtime: Option<Handle>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -72,6 +73,7 @@ impl Slow {
             .max_blocking_threads(LOOKUPS + 8)
             .build()
             .map_err(EngineError::io("start the runtime"))?;
+        let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new()
             .name("slow".to_owned())
             .spawn(move || {
@@ -83,13 +85,13 @@ impl Slow {
                 }
             })
             .map_err(EngineError::io("start a thread"))?;
-        Ok(Self { requests: Some(sender), names, messages, thread: Some(thread) })
+        Ok(Self { requests: Some(sender), names, messages, runtime: Some(handle), thread: Some(thread) })
     }
 
     /// No thread, where nobody needs one.
     pub(crate) fn idle() -> Self {
         let (_, messages) = sync_channel(1);
-        Self { requests: None, names: resolver().0, messages, thread: None }
+        Self { requests: None, names: resolver().0, messages, runtime: None, thread: None }
     }
 
     /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
@@ -107,6 +109,11 @@ impl Slow {
             // The thread ends only with this value.
             let _ = requests.send(request);
         }
+    }
+
+    /// Where what waits for the network can run, if there is a thread.
+    pub(crate) fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
     }
 
     /// Where other threads get the means to resolve names.

@@ -20,8 +20,10 @@ use mpvpn_tunnel::{
 use mpvpn_types::{BitRate, ByteSize, ClassId, SessionId, Tier, Weight};
 
 use crate::{
+    client::ways::Ways,
     links::{Link as Uplink, Links},
     policies::{Policies, Way},
+    tcp_way::carriage::Stands,
 };
 
 /// The class of those that have no others.
@@ -44,6 +46,7 @@ pub(crate) fn of_client(
     config: &ClientConfig,
     links: &Links,
     policies: &Policies,
+    ways: &Ways,
     reports: &[(ClassId, ClientReport)],
     uptime: Duration,
     member: Member,
@@ -106,6 +109,11 @@ pub(crate) fn of_client(
             let local = local_of(link, path.view.remote);
             let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
             let mut told = path_of(path, &class.name, &link.name, local, member);
+            if id.is_tcp() {
+                inside_tcp(&mut told, ways.stands(id.uplink()));
+                status.paths.push(told);
+                continue;
+            }
             told.pipe = several.then_some(id.pipe());
             if id.pipe() >= policies.pipes(&link.name).used && told.state == PathState::Standby {
                 told.reason = "a pipe that is not used now".to_owned();
@@ -120,9 +128,12 @@ pub(crate) fn of_client(
             );
         }
     }
-    for (_, link) in links.uplinks() {
+    let now = Instant::now();
+    for (id, link) in links.uplinks() {
         let said = policies.of(&link.name);
         let (state, reason) = state_of(link, policies, &status.paths);
+        let why = ways.why(now, id);
+        let reason = if reason.is_empty() || state == LinkState::Up { why } else { reason };
         status.links.push(Link {
             state,
             tier: policies.tier(&link.name).to_string(),
@@ -387,6 +398,7 @@ fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, memb
         class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,
+        transport: Some("quic".to_owned()),
         local,
         remote: view.remote,
         state: match report.state {
@@ -411,6 +423,17 @@ fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, memb
         rx_packets: view.rx_packets,
         lost_packets: view.lost_packets,
         mtu: view.mtu,
+    }
+}
+
+/// A path whose packets travel in a TCP connection.
+fn inside_tcp(path: &mut Path, connection: Option<&Stands>) {
+    let shard = path.id.split_once('@').map_or(String::new(), |(_, shard)| format!("@{shard}"));
+    path.id = format!("{}/{}/tcp{shard}", path.class, path.link);
+    let is_multipath = connection.is_some_and(|stands| stands.multipath);
+    path.transport = Some(if is_multipath { "mptcp" } else { "tcp" }.to_owned());
+    if let Some(stands) = connection {
+        (path.local, path.remote) = (stands.local, stands.remote);
     }
 }
 

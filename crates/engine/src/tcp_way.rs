@@ -1,4 +1,4 @@
 //! QUIC packets of a link inside HTTP/2, where UDP does not get through: the TCP way.
 
-#[allow(dead_code, reason = "both ends are about to use it")]
+pub(crate) mod carriage;
 pub(crate) mod pump;

@@ -37,4 +37,5 @@ mod sharing;
 mod status;
 mod streams;
 mod the_stage;
+mod through;
 mod without_root;

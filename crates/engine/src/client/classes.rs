@@ -61,11 +61,10 @@ impl Classes {
         let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };
         let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
         let wanted = class.prefer.is_empty() || fits(&class.prefer);
+        let is_unused = !id.is_tcp() && id.pipe() >= policies.pipes(name).used;
         let tier = match policy.tier {
             _ if fits(&class.exclude) => Tier::Never,
-            Tier::Primary | Tier::Overflow if !wanted || id.pipe() >= policies.pipes(name).used => {
-                Tier::Backup
-            }
+            Tier::Primary | Tier::Overflow if !wanted || is_unused => Tier::Backup,
             tier => tier,
         };
         LinkPolicy { tier, ..policy }

@@ -19,7 +19,7 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     api,
-    config::{ClientConfig, ClientOptions, Origin},
+    config::{ClientConfig, ClientOptions, LinkConfig, Origin},
     metrics,
     status::Status,
     tls::{self, RefusalSlot},
@@ -29,7 +29,7 @@ use mpvpn_os::{
     poll::{Wake, wake_in_time},
 };
 use mpvpn_tunnel::Assignment;
-use mpvpn_types::{Duration, panic_text};
+use mpvpn_types::{Duration, Transport, panic_text};
 
 pub use super::device::Out;
 use super::{
@@ -252,7 +252,10 @@ fn slow(
     resolve: Option<Resolve>,
     turns: &Turns,
 ) -> Result<Slow, EngineError> {
-    if api_socket.is_none() && config.metrics.is_none() && config.server.ip().is_some() {
+    let for_all = config.links.iter().find(|link| link.name == "*");
+    let is_quic = |link: &LinkConfig| link.transport == Some(Transport::Quic);
+    let no_tcp = for_all.is_some() && config.links.iter().all(is_quic);
+    if api_socket.is_none() && config.metrics.is_none() && config.server.ip().is_some() && no_tcp {
         return Ok(Slow::idle());
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;

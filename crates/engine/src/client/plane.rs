@@ -12,7 +12,12 @@ use mpvpn_quic::Local;
 use mpvpn_tunnel::{Assignment, Fleet, LinkPolicy, Member};
 use mpvpn_types::{Duration, LinkId, Tier};
 
-use super::{classes::Classes, device::Devices, forge::Forge};
+use super::{
+    classes::Classes,
+    device::Devices,
+    forge::Forge,
+    ways::{WayChange, Ways},
+};
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
@@ -35,6 +40,7 @@ pub(super) struct PlaneGear {
     pub(super) fleet: Fleet,
     pub(super) classes: Classes,
     pub(super) forge: Forge,
+    pub(super) ways: Ways,
 }
 
 /// One shard.
@@ -45,6 +51,7 @@ pub(super) struct Plane {
     forge: Forge,
     pub(super) links: Links,
     pub(super) policies: Policies,
+    ways: Ways,
     devices: Option<Devices>,
     attached: bool,
     started: Instant,
@@ -57,7 +64,7 @@ pub(super) struct Plane {
 impl Plane {
     /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
-        PlaneGear { shard, fleet, classes, forge }: PlaneGear,
+        PlaneGear { shard, fleet, classes, forge, ways }: PlaneGear,
         links: Links,
         policies: Policies,
         devices: Option<Devices>,
@@ -73,6 +80,7 @@ impl Plane {
             forge,
             links,
             policies,
+            ways,
             attached: true,
             started: Instant::now(),
             batch: RecvBatch::new(BATCH),
@@ -107,7 +115,8 @@ impl Plane {
 
     /// When [`Self::take`] wants to be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        self.fleet.poll_timeout(now).into_iter().chain(self.look_at).min()
+        let ways = self.ways.poll_timeout();
+        self.fleet.poll_timeout(now).into_iter().chain(self.look_at).chain(ways).min()
     }
 
     /// Handles what has become ready, and time that has passed. `prepare` is called with the name of
@@ -162,7 +171,42 @@ impl Plane {
             self.look_at = None;
             self.rescan(turns, now, prepare)?;
         }
+        self.look_at_ways(turns, now);
         Ok(())
+    }
+
+    /// Has packets travel over UDP or inside TCP, link by link.
+    fn look_at_ways(&mut self, turns: &Turns, now: Instant) {
+        for change in self.ways.look(turns, now, &mut self.links, &self.policies, &self.fleet) {
+            match change {
+                WayChange::Uses(uplink) => self.use_links(now, |id| id.uplink() == uplink),
+                WayChange::Up(id, entry) => {
+                    self.use_links(now, |other| other == id);
+                    self.fleet.link_up(now, id, entry);
+                }
+                WayChange::Down(id) => self.fleet.link_down(now, id),
+                WayChange::Gone(id) => self.leave(now, id),
+            }
+        }
+    }
+
+    /// Says how pipes are to be used.
+    fn use_links(&mut self, now: Instant, which: impl Fn(LinkId) -> bool) {
+        for (id, link) in self.links.links.iter().filter(|(id, _)| which(**id) && self.links.has(**id)) {
+            self.fleet.set_link(now, *id, self.policy(*id, &link.name));
+        }
+    }
+
+    /// How a pipe of a link is to be used.
+    fn policy(&self, id: LinkId, name: &str) -> LinkPolicy {
+        let policy = self.classes.policy(id, name, &self.policies);
+        self.ways.policy(id, policy, self.policies.transport(name))
+    }
+
+    /// A pipe is not there any more.
+    fn leave(&mut self, now: Instant, id: LinkId) {
+        self.fleet.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
+        self.fleet.link_down(now, id);
     }
 
     fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
@@ -276,9 +320,9 @@ impl Plane {
                     let name = &self.links.links[&id].name;
                     if id == id.uplink() {
                         prepare(name);
+                        self.ways.network_changed(now, id);
                     }
-                    let policy = self.classes.policy(id, name, &self.policies);
-                    self.fleet.set_link(now, id, policy);
+                    self.fleet.set_link(now, id, self.policy(id, name));
                     self.fleet.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
@@ -288,10 +332,7 @@ impl Plane {
                     }
                     self.fleet.link_down(now, id);
                 }
-                LinkChange::Gone(id) => {
-                    self.fleet.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
-                    self.fleet.link_down(now, id);
-                }
+                LinkChange::Gone(id) => self.leave(now, id),
             }
         }
         Ok(())
@@ -299,11 +340,8 @@ impl Plane {
 
     /// Uses the links in another way.
     pub(super) fn set_policies(&mut self, now: Instant, policies: Policies) {
-        for (id, link) in self.links.links.iter().filter(|(id, _)| self.links.has(**id)) {
-            let policy = self.classes.policy(*id, &link.name, &policies);
-            self.fleet.set_link(now, *id, policy);
-        }
         self.policies = policies;
+        self.use_links(now, |_| true);
         // They may have other numbers of pipes now.
         self.look_at = Some(now);
     }
@@ -324,6 +362,7 @@ impl Plane {
         // Good-byes leave through sockets that may be gone then.
         self.transmit(turns, now);
         self.links.set_classes(classes.sockets());
+        self.ways.classes_changed(now);
         self.classes = classes;
         self.set_policies(now, self.policies.clone());
     }
@@ -332,7 +371,7 @@ impl Plane {
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
         let reports = self.fleet.reports(now);
         let uptime = now.saturating_duration_since(self.started);
-        status::of_client(config, &self.links, &self.policies, &reports, uptime, member)
+        status::of_client(config, &self.links, &self.policies, &self.ways, &reports, uptime, member)
     }
 
     /// The flows of this shard.
@@ -352,5 +391,6 @@ impl Plane {
                 wire.send_last(&transmit, &self.out, None);
             }
         }
+        self.ways.end();
     }
 }

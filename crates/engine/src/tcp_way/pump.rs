@@ -56,6 +56,7 @@ impl Count {
     }
 
     /// Datagrams so far.
+    #[cfg(test)]
     pub(crate) fn packets(&self) -> u64 {
         self.packets.load(Relaxed)
     }

@@ -1,0 +1,353 @@
+//! One TCP connection of a client to its server, and what travels in it.
+//!
+//! In: a link, and sockets of the data plane on this machine, one for each class. Out: news whether the connection stands. Always
+//! holds: a stream of HTTP/2 for each socket (extended CONNECT, RFC 8441, for CONNECT-UDP, RFC 9298, to the server
+//! itself); the sockets on this side stay the same from one connection to the next, so that a new one is no more to
+//! QUIC than a client with another address; when one of the streams ends, all of it does.
+
+use std::{
+    collections::BTreeMap,
+    future::{Future, poll_fn},
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::{Arc, Mutex, PoisonError},
+    task::Poll,
+};
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use http::{Method, Request, StatusCode, Uri};
+use mpvpn_control::{
+    config::{ClientConfig, Trust, Via},
+    tls::{self, RefusalSlot},
+};
+use mpvpn_masque::connect_udp;
+use mpvpn_os::tcp::{KeepAlive, Multipath, Protocol, Tuning};
+use mpvpn_types::Duration;
+use rustls::pki_types::ServerName;
+use tokio::{
+    runtime::Handle,
+    task::AbortHandle,
+    time::{sleep, timeout},
+};
+
+use super::pump::{Loopback, Moved, pump};
+use crate::{
+    EngineError,
+    dial::{ALPN, Behind, Dial, DialError, dial},
+    h2_stream::H2Stream,
+    links::Footing,
+};
+
+/// How long each step to a connection may take at first, and at most: after a cut a new attempt gets through sooner than
+/// one that repeats its packets ever less often.
+const STEP_FIRST: Duration = Duration::from_secs(2);
+const STEP_MOST: Duration = Duration::from_secs(10);
+/// The server answers a request within this time.
+const ANSWER: Duration = Duration::from_secs(5);
+/// Bytes under way from the server on a stream, and on all of them: what a fast link with a long delay holds.
+const STREAM: u32 = 8 << 20;
+const CONNECTION: u32 = 16 << 20;
+/// Bytes that wait in memory to be sent on one stream: less than would delay a packet for long.
+const TO_SEND: usize = 128 << 10;
+/// Bytes that wait in the kernel and were not sent yet.
+const UNSENT: u32 = 128 << 10;
+/// A far end that is gone is found after so long.
+const GONE: Duration = Duration::from_secs(20);
+const KEEP_ALIVE: KeepAlive =
+    KeepAlive { idle: Duration::from_secs(10), pause: Duration::from_secs(3), count: 3 };
+/// What was lost is sent again after at most so long.
+const RTO_MAX: Duration = Duration::from_secs(1);
+/// Good-byes to the server have so long to leave.
+pub(crate) const LINGER: Duration = Duration::from_millis(150);
+
+/// What is the same for all connections of a client.
+pub(crate) struct Stable {
+    runtime: Handle,
+    tls: Arc<rustls::ClientConfig>,
+    refusal: RefusalSlot,
+    name: ServerName<'static>,
+    request: (Uri, Option<String>),
+    via: Option<Via>,
+    behind: Option<Behind>,
+}
+
+impl Stable {
+    /// # Errors
+    /// If the name of the server is none, or its credentials cannot be read.
+    pub(crate) fn new(config: &ClientConfig, runtime: Handle) -> Result<Self, EngineError> {
+        let invalid = |what| {
+            let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, config.server.to_string());
+            EngineError::io(what)(error)
+        };
+        let refusal = RefusalSlot::default();
+        let tls = tls_of(&config.trust, &refusal)?;
+        let name = ServerName::try_from(config.server.host.clone());
+        let authority = config.server.to_string();
+        let target = authority.parse().map_err(|_| invalid("ask for the server by its name"))?;
+        let path = connect_udp::path(&connect_udp::default_template(), &target);
+        let uri = Uri::builder().scheme("https").authority(authority).path_and_query(path).build();
+        let token = config.bearer()?.map(|token| format!("Bearer {}", token.reveal()));
+        let via = config.via.clone();
+        Ok(Self {
+            runtime,
+            tls,
+            refusal,
+            name: name.map_err(|_| invalid("recognise the server by its name"))?,
+            request: (uri.map_err(|_| invalid("ask for the server by its name"))?, token),
+            behind: via
+                .as_ref()
+                .map(|via| Behind { server: config.server.clone(), credentials: via.credentials.clone() }),
+            via,
+        })
+    }
+
+    /// Whether connections are made through a proxy.
+    pub(crate) fn has_proxy(&self) -> bool {
+        self.via.is_some()
+    }
+}
+
+fn tls_of(trust: &Trust, refusal: &RefusalSlot) -> Result<Arc<rustls::ClientConfig>, EngineError> {
+    Ok(Arc::new(tls::client_config_reporting(trust, &[ALPN], refusal)?))
+}
+
+/// The sockets on this side of a link's connections, by those of the data plane that they are connected to.
+pub(crate) type Sockets = Arc<Mutex<BTreeMap<SocketAddr, Arc<Loopback>>>>;
+
+/// A connection to make.
+pub(crate) struct Plan {
+    pub(crate) footing: Footing,
+    /// Addresses of the server.
+    pub(crate) to: Vec<SocketAddr>,
+    /// The sockets of the data plane.
+    pub(crate) planes: Vec<SocketAddr>,
+    pub(crate) sockets: Sockets,
+    /// How many attempts have failed before.
+    pub(crate) failures: u32,
+    /// The DSCP of its packets.
+    pub(crate) dscp: u8,
+}
+
+/// What becomes of a connection.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// It carries packets.
+    Stands(Stands),
+    /// It could not be made.
+    Failed(String),
+    /// It is over.
+    Ended(String),
+}
+
+/// A connection that stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Stands {
+    pub(crate) local: SocketAddr,
+    pub(crate) remote: SocketAddr,
+    /// Whether it is one of Multipath TCP.
+    pub(crate) multipath: bool,
+    /// Where the data plane's sockets reach it, in the order in which they were named.
+    pub(crate) pumps: Vec<SocketAddr>,
+}
+
+/// A connection, or an attempt at one. Dropping it ends it.
+#[derive(Debug)]
+pub(crate) struct Carriage(AbortHandle);
+
+impl Carriage {
+    /// Starts to connect; `tell` is called in another thread. `before` ends as soon as this one stands.
+    pub(crate) fn start(
+        stable: &Arc<Stable>,
+        plan: Plan,
+        before: Option<AbortHandle>,
+        tell: impl Fn(News) + Send + 'static,
+    ) -> Self {
+        let stable = Arc::clone(stable);
+        let runtime = stable.runtime.clone();
+        let run = async move {
+            match Box::pin(connect(&stable, plan)).await {
+                Ok(connected) => {
+                    if let Some(before) = before {
+                        before.abort();
+                    }
+                    tell(News::Stands(connected.stands.clone()));
+                    let reason = connected.carry().await;
+                    tell(News::Ended(reason));
+                }
+                Err(reason) => tell(News::Failed(reason)),
+            }
+        };
+        Self(runtime.spawn(run).abort_handle())
+    }
+
+    /// For the one that takes its place.
+    pub(crate) fn handle(&self) -> AbortHandle {
+        self.0.clone()
+    }
+}
+
+impl Drop for Carriage {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Send>>;
+
+struct Connected {
+    stands: Stands,
+    /// Reads and writes the connection.
+    driver: Driver,
+    streams: Vec<(Arc<Loopback>, H2Stream)>,
+}
+
+impl Connected {
+    /// Moves packets until something ends; why it did.
+    async fn carry(self) -> String {
+        let pumps = self.streams.into_iter().map(|(socket, stream)| async move {
+            match pump(&socket, stream, &Moved::default()).await {
+                Ok(()) => "the server has ended it".to_owned(),
+                Err(error) => error.to_string(),
+            }
+        });
+        let mut pumps: Vec<_> = pumps.map(Box::pin).collect();
+        let first = poll_fn(|cx| {
+            let ended = pumps.iter_mut().find_map(|pump| match pump.as_mut().poll(cx) {
+                Poll::Ready(reason) => Some(reason),
+                Poll::Pending => None,
+            });
+            ended.map_or(Poll::Pending, Poll::Ready)
+        });
+        tokio::select! {
+            biased;
+            reason = first => reason,
+            ended = self.driver => match ended {
+                Ok(()) => "the server has closed the connection".to_owned(),
+                Err(error) => error.to_string(),
+            },
+        }
+    }
+}
+
+async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
+    let limit = STEP_FIRST.saturating_mul(1 << plan.failures.min(4)).min(STEP_MOST);
+    let to = match &stable.via {
+        None => plan.to,
+        Some(via) => {
+            let found = tokio::net::lookup_host((via.proxy.host.as_str(), via.proxy.port)).await;
+            found.map_err(|error| format!("the proxy {}: {error}", via.proxy))?.collect()
+        }
+    };
+    let what = Dial {
+        footing: plan.footing,
+        to,
+        via: stable.behind.clone(),
+        // Some networks drop what they do not know, and TCP can be told to repeat soon.
+        protocol: if plan.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp },
+        tuning: Tuning {
+            keep_alive: KEEP_ALIVE,
+            unsent_low: Some(UNSENT),
+            user_timeout: Some(GONE),
+            rto_max: Some(RTO_MAX),
+            dscp: plan.dscp,
+        },
+        tls: Arc::clone(&stable.tls),
+        refusal: stable.refusal.clone(),
+        name: stable.name.clone(),
+        limit,
+    };
+    let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
+    let (local, remote) = (dialled.local, dialled.peer);
+    let multipath = matches!(dialled.multipath, Multipath::Yes(_));
+    let asking = async {
+        let (mut requests, connection) = h2::client::Builder::new()
+            .enable_push(false)
+            .initial_window_size(STREAM)
+            .initial_connection_window_size(CONNECTION)
+            .max_send_buffer_size(TO_SEND)
+            .handshake::<_, Bytes>(dialled.stream)
+            .await
+            .map_err(|error| error.to_string())?;
+        let mut driver: Driver = Box::pin(connection);
+        until_allowed(&mut driver, &requests).await?;
+        let mut streams = Vec::new();
+        for plane in &plan.planes {
+            let stream = with(&mut driver, ask(&mut requests, stable)).await??;
+            streams.push((socket(&plan.sockets, *plane)?, stream));
+        }
+        Ok::<_, String>((driver, streams))
+    };
+    let (driver, streams) = timeout(limit.max(ANSWER), asking)
+        .await
+        .map_err(|_| "the server does not answer in HTTP/2".to_owned())??;
+    let pumps = streams.iter().map(|(socket, _)| socket.local_addr());
+    let pumps = pumps.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
+    Ok(Connected { stands: Stands { local, remote, multipath, pumps }, driver, streams })
+}
+
+/// Waits until the server has said that it knows extended CONNECT (RFC 8441 §3).
+async fn until_allowed(driver: &mut Driver, requests: &SendRequest<Bytes>) -> Result<(), String> {
+    let said = poll_fn(|cx| {
+        let ended = driver.as_mut().poll(cx);
+        match ended {
+            _ if requests.is_extended_connect_protocol_enabled() => Poll::Ready(Ok(())),
+            Poll::Ready(ended) => Poll::Ready(Err(closed(ended))),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    let patience = async {
+        sleep(ANSWER).await;
+        Err("the server does not know extended CONNECT: it is not mpvpn, or an older version".to_owned())
+    };
+    tokio::select! { said = said => said, late = patience => late }
+}
+
+/// Does something on a connection that goes on meanwhile.
+async fn with<T>(driver: &mut Driver, what: impl Future<Output = T>) -> Result<T, String> {
+    let mut what = pin!(what);
+    poll_fn(|cx| {
+        if let Poll::Ready(done) = what.as_mut().poll(cx) {
+            return Poll::Ready(Ok(done));
+        }
+        driver.as_mut().poll(cx).map(|ended| Err(closed(ended)))
+    })
+    .await
+}
+
+fn closed(ended: Result<(), h2::Error>) -> String {
+    ended.map_or_else(|error| error.to_string(), |()| "the server has closed the connection".to_owned())
+}
+
+/// Asks for a stream of packets to the server itself.
+async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<H2Stream, String> {
+    let (uri, authorization) = &stable.request;
+    let mut request = Request::builder()
+        .method(Method::CONNECT)
+        .uri(uri.clone())
+        .header("capsule-protocol", "?1")
+        .extension(h2::ext::Protocol::from_static("connect-udp"));
+    if let Some(authorization) = authorization {
+        request = request.header("authorization", authorization);
+    }
+    let request = request.body(()).map_err(|error| error.to_string())?;
+    poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| error.to_string())?;
+    let (answer, send) = requests.send_request(request, false).map_err(|error| error.to_string())?;
+    let answer = answer.await.map_err(|error| error.to_string())?;
+    match answer.status() {
+        status if status.is_success() => Ok(H2Stream::new(send, answer.into_body())),
+        StatusCode::UNAUTHORIZED => Err("the server refuses the token (HTTP status 401)".to_owned()),
+        status => Err(format!("the server refuses QUIC inside HTTP/2 (HTTP status {})", status.as_u16())),
+    }
+}
+
+/// The socket that talks to one of the data plane.
+fn socket(sockets: &Sockets, plane: SocketAddr) -> Result<Arc<Loopback>, String> {
+    let mut sockets = sockets.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(socket) = sockets.get(&plane) {
+        return Ok(Arc::clone(socket));
+    }
+    let socket = Arc::new(Loopback::connect(plane).map_err(|error| error.to_string())?);
+    sockets.insert(plane, Arc::clone(&socket));
+    Ok(socket)
+}

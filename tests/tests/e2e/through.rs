@@ -1,0 +1,184 @@
+//! Networks that let no UDP through: links go on inside TCP, and come back.
+
+use std::{
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use mpvpn_tests::{
+    ping::{Ping, reaches},
+    stage::{Peer, Place, SERVER, Stage, TUNNEL, paths_of},
+    tcp::{Sink, Way},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(15);
+/// What the tunnel is held to.
+const BACK: Duration = Duration::from_secs(30);
+
+/// Drops what the server's address and port get and give over UDP on these links, at the client.
+fn block(stage: &Stage, links: &[&str]) {
+    stage.run(Place::Client, &["nft", "add", "table", "inet", "wall"]);
+    for (hook, device, port) in [("input", "iifname", "sport"), ("output", "oifname", "dport")] {
+        let chain = format!("{{ type filter hook {hook} priority 0; }}");
+        stage.run(Place::Client, &["nft", "add", "chain", "inet", "wall", hook, &chain]);
+        for link in links {
+            let rule = [device, link, "udp", port, "4433", "counter", "drop"];
+            stage.run(Place::Client, &[&["nft", "add", "rule", "inet", "wall", hook], &rule[..]].concat());
+        }
+    }
+}
+
+fn unblock(stage: &Stage) {
+    stage.run(Place::Client, &["nft", "delete", "table", "inet", "wall"]);
+}
+
+/// How the paths of the default class over a link travel: those that carry data.
+fn active<'a>(status: &'a Value, link: &str) -> Vec<&'a str> {
+    let of_link = paths_of(status, "default").into_iter().filter(|path| path["link"] == link);
+    let active = of_link.filter(|path| path["state"] == "active");
+    active.filter_map(|path| path["transport"].as_str()).collect()
+}
+
+fn is_tcp(transport: &str) -> bool {
+    ["tcp", "mptcp"].contains(&transport)
+}
+
+/// Waits until a link is used in this way only.
+fn until(client: &Peer, link: &str, limit: Duration, tcp: bool) -> Value {
+    client.until(limit, &format!("{link} inside TCP: {tcp}"), |status| match active(status, link)[..] {
+        [transport] if is_tcp(transport) == tcp => Ok(()),
+        ref others => Err(format!("{others:?}")),
+    })
+}
+
+/// The megabits of each second of a transfer.
+fn megabits(seconds: &[f64]) -> Vec<f64> {
+    seconds.iter().map(|bits| (bits / 1e5).round() / 10.0).collect()
+}
+
+#[test]
+fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
+    let stage = Stage::two_links();
+    block(&stage, &["eth1"]);
+    let _server = stage.server(&[]);
+    let client = stage.client(&[]);
+    let status = until(&client, "eth1", SOON, true);
+    until(&client, "eth2", SOON, false);
+    let path = paths_of(&status, "default").into_iter().find(|path| path["id"] == "default/eth1/tcp");
+    let path = path.unwrap_or_else(|| panic!("no path inside TCP: {status:#}"));
+    assert_eq!(path["remote"], SERVER, "{path:#}");
+    assert!(path["local"].as_str().is_some_and(|local| local.starts_with("10.101.")), "{path:#}");
+    let reason = status["links"][0]["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("UDP gets no answer for "), "{reason}");
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    let report = sink.tcp(&stage, Place::Client, TUNNEL, 8, Way::Down, 8).finish();
+    println!("{:.1} Mbit/s with 8 flows", report.megabits());
+    assert!(report.megabits() > 140.0, "{:.1} Mbit/s over 2 × 100", report.megabits());
+}
+
+#[test]
+fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
+    let stage = Stage::two_links();
+    block(&stage, &["eth1", "eth2"]);
+    let server = stage.server(&[]);
+    let mut client = stage.start_client(&[]);
+    let took = client.wait_up(SOON);
+    println!("up after {took:?}");
+    assert!(took < Duration::from_secs(3), "up after {took:?}");
+    reaches(&stage, Place::Client, TUNNEL);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, SOON, true);
+    }
+    unblock(&stage);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, BACK, false);
+    }
+    client.interrupt();
+    server.until(Duration::from_secs(5), "the client said good-bye", |status| match &status["clients"] {
+        Value::Array(clients) if clients.is_empty() => Ok(()),
+        clients => Err(format!("{clients:#}")),
+    });
+}
+
+#[test]
+fn a_block_in_mid_flow_costs_no_connection_and_udp_returns() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = stage.client(&[]);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, SOON, false);
+    }
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Down, 45);
+    let pings = Ping::dense(&stage, Place::Client, TUNNEL, 44);
+    thread::sleep(Duration::from_secs(5));
+    let from = SystemTime::now();
+    block(&stage, &["eth1", "eth2"]);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, SOON, true);
+    }
+    thread::sleep(Duration::from_secs(5));
+    unblock(&stage);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, BACK, false);
+    }
+    let to = SystemTime::now();
+    let (report, pings) = (load.finish(), pings.finish());
+    let (seconds, gap) = (megabits(&report.seconds), pings.longest_gap(from, to));
+    println!("{seconds:?} Mbit/s, silence of {gap:?} at most");
+    assert!(gap < Duration::from_secs(2), "silence of {gap:?}");
+    // iperf3 ends when a connection of its does.
+    assert!(report.seconds.len() >= 45, "{seconds:?}");
+    let silent = report.seconds.iter().filter(|bits| **bits < 1e6).count();
+    assert!(silent <= 2, "{seconds:?}");
+    assert_eq!(client.status()["session"]["resumed"], 0);
+}
+
+#[test]
+fn a_link_may_be_told_to_use_one_way_only() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n";
+    std::fs::write(stage.dir().join("client.toml"), file).expect("a file");
+    let client = stage.client(&["--config", "client.toml", "--transport", "tcp"]);
+    let status = until(&client, "eth1", SOON, true);
+    until(&client, "eth2", SOON, false);
+    let over_udp = |status: &Value| {
+        let all = paths_of(status, "default").into_iter().filter(|path| path["link"] == "eth1");
+        all.filter(|path| path["transport"] == "quic").count()
+    };
+    assert_eq!(over_udp(&status), 0, "{status:#}");
+    assert_eq!(status["links"][0]["reason"], "TCP as configured");
+    block(&stage, &["eth2"]);
+    reaches(&stage, Place::Client, TUNNEL);
+    let from = SystemTime::now();
+    let pings = Ping::dense(&stage, Place::Client, TUNNEL, 5);
+    client.until_path("eth2", "down", SOON);
+    let gap = pings.finish().longest_gap(from, from + Duration::from_secs(4));
+    assert!(gap < Duration::from_secs(1), "silence of {gap:?}");
+    unblock(&stage);
+    until(&client, "eth2", BACK, false);
+}
+
+#[test]
+fn a_cable_that_is_pulled_for_a_moment_costs_no_connection_inside_tcp() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--transport", "tcp"]);
+    for link in ["eth1", "eth2"] {
+        until(&client, link, SOON, true);
+    }
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Up, 20);
+    thread::sleep(Duration::from_secs(4));
+    stage.link(1).cut();
+    client.until_path("eth1", "down", SOON);
+    thread::sleep(Duration::from_secs(3));
+    stage.link(1).restore();
+    until(&client, "eth1", Duration::from_secs(5), true);
+    let report = load.finish();
+    let seconds = megabits(&report.seconds);
+    println!("{seconds:?} Mbit/s");
+    assert!(report.seconds.len() >= 20 && report.seconds.iter().all(|bits| *bits > 1e6), "{seconds:?}");
+}
