@@ -1,4 +1,4 @@
-//! Links, addresses, routes and rules, by rtnetlink (RFC 3549), without a runtime.
+//! Links, addresses, routes and rules, by rtnetlink (RFC 3549), without a runtime; and what Multipath TCP uses ([`mptcp`]).
 //!
 //! In: typed requests. Out: typed lists, or an [`OsError`] that names operation, object and the
 //! kernel's words. Always holds: a [`Netlink`] belongs to the network namespace it was opened in,
@@ -7,6 +7,7 @@
 mod address;
 mod link;
 mod monitor;
+pub mod mptcp;
 mod route;
 mod rule;
 mod socket;
@@ -17,7 +18,8 @@ pub use address::AddressInfo;
 use ipnet::IpNet;
 pub use link::LinkInfo;
 pub use monitor::{Event, Monitor};
-use netlink_packet_route::AddressFamily;
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
+use netlink_sys::protocols::NETLINK_ROUTE;
 pub use route::{MAIN_TABLE, Reached, Route, RouteKind, RouteQuery};
 pub use rule::{Family, Rule};
 use socket::{Change, Socket};
@@ -27,13 +29,14 @@ use crate::error::OsError;
 /// A connection to the kernel's routing tables.
 #[derive(Debug)]
 pub struct Netlink {
-    socket: Socket,
+    socket: Socket<RouteNetlinkMessage>,
 }
 
 impl Netlink {
     /// Opens one in the network namespace of this thread.
     pub fn open() -> Result<Self, OsError> {
-        let socket = Socket::open().map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
+        let socket =
+            Socket::open(NETLINK_ROUTE).map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
         Ok(Self { socket })
     }
 

@@ -1,13 +1,13 @@
 //! Requests and answers on one netlink socket.
 
-use std::{io, os::fd::AsRawFd};
+use std::{io, marker::PhantomData, os::fd::AsRawFd};
 
 use netlink_packet_core::{
     ErrorMessage, NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REQUEST,
-    NetlinkHeader, NetlinkMessage, NetlinkPayload, NlaBuffer, NlasIterator,
+    NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable, NlaBuffer,
+    NlasIterator,
 };
-use netlink_packet_route::RouteNetlinkMessage;
-use netlink_sys::{SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_sys::SocketAddr;
 
 use crate::error::OsError;
 
@@ -29,11 +29,13 @@ pub(super) enum Change {
     Remove,
 }
 
+/// A socket for messages of one kind.
 #[derive(Debug)]
-pub(super) struct Socket {
+pub(super) struct Socket<M> {
     socket: netlink_sys::Socket,
     sequence: u32,
     buffer: Vec<u8>,
+    messages: PhantomData<M>,
 }
 
 /// Why a request failed.
@@ -48,15 +50,16 @@ impl From<io::Error> for Refusal {
     }
 }
 
-impl Socket {
-    pub(super) fn open() -> io::Result<Self> {
-        let mut socket = netlink_sys::Socket::new(NETLINK_ROUTE)?;
+impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
+    /// Opens one; `protocol` as in netlink(7).
+    pub(super) fn open(protocol: isize) -> io::Result<Self> {
+        let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
         // Explanations in words are a courtesy: Linux before 4.12 has none.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(ANSWER) })
+        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(ANSWER), messages: PhantomData })
     }
 
     /// All messages of a list.
@@ -64,8 +67,8 @@ impl Socket {
         &mut self,
         operation: &'static str,
         object: impl ToString,
-        request: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, OsError> {
+        request: M,
+    ) -> Result<Vec<M>, OsError> {
         self.request(request, NLM_F_DUMP).map_err(|refusal| named(refusal, operation, object))
     }
 
@@ -74,8 +77,8 @@ impl Socket {
         &mut self,
         operation: &'static str,
         object: impl ToString,
-        request: RouteNetlinkMessage,
-    ) -> Result<Vec<RouteNetlinkMessage>, OsError> {
+        request: M,
+    ) -> Result<Vec<M>, OsError> {
         self.request(request, NLM_F_ACK).map_err(|refusal| named(refusal, operation, object))
     }
 
@@ -85,7 +88,7 @@ impl Socket {
         change: Change,
         operation: &'static str,
         object: impl ToString,
-        request: RouteNetlinkMessage,
+        request: M,
     ) -> Result<(), OsError> {
         let flags = match change {
             Change::Add => NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
@@ -95,11 +98,7 @@ impl Socket {
     }
 
     /// A list that changed while it was read (NLM_F_DUMP_INTR) is read again, a few times.
-    fn request(
-        &mut self,
-        request: RouteNetlinkMessage,
-        flags: u16,
-    ) -> Result<Vec<RouteNetlinkMessage>, Refusal> {
+    fn request(&mut self, request: M, flags: u16) -> Result<Vec<M>, Refusal> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
@@ -119,7 +118,7 @@ impl Socket {
         Ok(answers)
     }
 
-    fn collect(&mut self, answers: &mut Vec<RouteNetlinkMessage>) -> Result<Consistency, Refusal> {
+    fn collect(&mut self, answers: &mut Vec<M>) -> Result<Consistency, Refusal> {
         let mut consistency = Consistency::Whole;
         loop {
             receive(&self.socket, &mut self.buffer)?;
@@ -179,7 +178,7 @@ impl<'a> Iterator for Messages<'a> {
 }
 
 /// Reads one message; one that cannot be read (of a newer kernel) is logged and skipped.
-pub(super) fn parse(bytes: &[u8]) -> Option<NetlinkMessage<RouteNetlinkMessage>> {
+pub(super) fn parse<M: NetlinkDeserializable>(bytes: &[u8]) -> Option<NetlinkMessage<M>> {
     match NetlinkMessage::deserialize(bytes) {
         Ok(message) => Some(message),
         Err(error) => {
@@ -223,14 +222,16 @@ pub(super) fn grow_buffer(socket: &netlink_sys::Socket, bytes: libc::c_int) {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use netlink_packet_route::RouteNetlinkMessage;
     use proptest::prelude::*;
+
+    use super::*;
 
     proptest! {
         #[test]
         fn any_datagram_is_cut_and_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
             for message in Messages(&bytes) {
-                let _ = parse(message);
+                let _ = parse::<RouteNetlinkMessage>(message);
             }
         }
 
@@ -243,7 +244,7 @@ mod tests {
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
             bytes.extend_from_slice(&body);
             for message in Messages(&bytes) {
-                let _ = parse(message);
+                let _ = parse::<RouteNetlinkMessage>(message);
             }
         }
     }

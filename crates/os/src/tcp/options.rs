@@ -40,7 +40,7 @@ pub struct TcpOptions {
     /// The address to send from; the kernel chooses the port, and without it the address.
     pub local: Option<IpAddr>,
     /// The device to bind to: what is sent leaves there, what is received came in there. The subflows that a connection
-    /// of Multipath TCP gets later are bound to it, too.
+    /// of Multipath TCP gets later leave by the interfaces of their own ([`crate::netlink::mptcp`]).
     pub device: Option<String>,
     /// The firewall mark of everything sent; needs CAP_NET_ADMIN.
     pub mark: Option<u32>,

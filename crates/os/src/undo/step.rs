@@ -9,7 +9,10 @@ use crate::{
     dns,
     error::{OsError, ignore_gone},
     firewall,
-    netlink::{LinkInfo, Netlink, Route, Rule},
+    netlink::{
+        LinkInfo, Netlink, Route, Rule,
+        mptcp::{Endpoint, Limits, PathManager},
+    },
     sysctl,
 };
 
@@ -65,6 +68,18 @@ pub enum Step {
         /// What we set.
         set: String,
     },
+    /// An address was given to Multipath TCP.
+    MptcpEndpoint {
+        /// Which.
+        endpoint: Endpoint,
+    },
+    /// Multipath TCP may have other numbers of subflows; they are restored only if they are still ours.
+    MptcpLimits {
+        /// What they were.
+        before: Limits,
+        /// What we set.
+        set: Limits,
+    },
     /// The file with the name servers was rewritten; it is put back only if it is still as we left it.
     Resolver(dns::Rewrite),
     /// A file was created (by the caller).
@@ -82,6 +97,8 @@ impl Step {
             Self::Rule { rule } => netlink.add_rule(rule),
             Self::Firewall { rules } => firewall::install(rules),
             Self::Sysctl { key, set, .. } => sysctl::write(key, set),
+            Self::MptcpEndpoint { endpoint } => PathManager::open()?.add(endpoint),
+            Self::MptcpLimits { set, .. } => PathManager::open()?.set_limits(*set),
             Self::Resolver(rewrite) => dns::make(rewrite),
             Self::File { .. } => Ok(()),
         }
@@ -102,6 +119,11 @@ impl Step {
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),
             Self::Firewall { rules } => firewall::remove(&rules.name),
             Self::Sysctl { key, before, set } => restore(key, before, set),
+            Self::MptcpEndpoint { endpoint } => ignore_gone(PathManager::open()?.remove(endpoint)),
+            Self::MptcpLimits { before, set } => {
+                let mut manager = PathManager::open()?;
+                if manager.limits()? == *set { manager.set_limits(*before) } else { Ok(()) }
+            }
             Self::Resolver(rewrite) => dns::revert(rewrite),
             Self::File { path } => match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
