@@ -16,6 +16,7 @@ pub mod http;
 pub mod https;
 pub mod iperf;
 pub mod ping;
+pub mod proxy;
 pub mod quic_bulk;
 pub mod quiet;
 pub mod random;

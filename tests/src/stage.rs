@@ -168,6 +168,10 @@ impl Stage {
     pub fn command(&self, place: Place, program: &str) -> Command {
         let mut command = self.namespace(place).command(program);
         command.current_dir(self.dir()).stdin(Stdio::null());
+        // A proxy of the machine on which the tests run is none of a stage's.
+        for name in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
+            command.env_remove(name);
+        }
         command
     }
 

@@ -8,6 +8,7 @@
 //! needs no privilege.
 
 mod apps;
+pub mod check;
 mod classes;
 mod device;
 pub mod embedded;

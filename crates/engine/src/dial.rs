@@ -34,9 +34,6 @@ pub(crate) use proxy::ProxyError;
 
 use crate::links::Footing;
 
-/// How long a step may take unless told otherwise. The kernel asks for TCP after two SYNs for Multipath TCP without an
-/// answer, 3 to 7 s after the first.
-pub(crate) const STEP: Duration = Duration::from_secs(10);
 /// Addresses that are tried.
 const ADDRESSES: usize = 4;
 /// HTTP/2 over TLS (RFC 9113, section 3.2).
@@ -60,7 +57,8 @@ pub(crate) struct Dial {
     pub(crate) refusal: RefusalSlot,
     /// The name that the server has to prove.
     pub(crate) name: ServerName<'static>,
-    /// How long each step may take.
+    /// How long each step may take. The kernel asks for TCP after two SYNs for Multipath TCP without an answer, 3 to 7 s
+    /// after the first.
     pub(crate) limit: Duration,
 }
 

@@ -29,6 +29,14 @@ pub enum EngineError {
     /// What clients may connect to depends on them.
     #[error("cannot read the addresses of this machine: {0}")]
     Addresses(String),
+    /// The server's name has no address.
+    #[error("the name {name} cannot be resolved: {source}")]
+    Unresolved {
+        /// The name.
+        name: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
     /// A basic facility failed.
     #[error("cannot {what}: {source}")]
     Io {

@@ -2,3 +2,4 @@
 
 pub(crate) mod carriage;
 pub(crate) mod pump;
+pub(crate) mod trial;

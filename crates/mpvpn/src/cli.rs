@@ -50,6 +50,9 @@ pub(crate) enum Command {
     /// Show how a running server or client is
     #[command(after_help = STATUS_EXAMPLES)]
     Status(StatusArgs),
+    /// Try every link to a server: UDP, TCP, path MTU, NAT, and the token; needs no root and no running client
+    #[command(after_help = CHECK_EXAMPLES, mut_args(hide_from_check))]
+    Check(CheckArgs),
     /// Show the links of a running client, or use one in another way until it ends
     #[command(after_help = LINK_EXAMPLES)]
     Link {
@@ -129,6 +132,16 @@ Examples:
       which connections travel as streams and which as packets
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
+
+const CHECK_EXAMPLES: &str = "\
+Examples:
+  mpvpn check
+      with the file that `mpvpn client` reads
+  mpvpn check --server 203.0.113.1 --pin SHA256 --token-file token --path eth0 --path wwan0
+  mpvpn check --json --config ~/mpvpn.toml
+
+What it is told, it is told as `mpvpn client`; the rest of the file means nothing to it.
+Exit code 0 if a client would have at least one link, else 1.";
 
 const LINK_EXAMPLES: &str = "\
 Examples:
@@ -244,6 +257,15 @@ pub(crate) struct ClientArgs {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct CheckArgs {
+    /// Print what was found in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
     /// List the flows inside the tunnel one by one: how each is carried, and why
     #[arg(long)]
@@ -275,6 +297,15 @@ fn hide_from_proxy(arg: clap::Arg) -> clap::Arg {
         _ => arg,
     };
     let is_hidden = OF_A_TUN.contains(&arg.get_id().as_str());
+    arg.hide(is_hidden)
+}
+
+/// What says where the server is, who asks, and how links are used.
+const OF_A_CHECK: &[&str] =
+    &["json", "config", "server", "path", "ca", "pin", "insecure", "token", "token_file", "via", "transport"];
+
+fn hide_from_check(arg: clap::Arg) -> clap::Arg {
+    let is_hidden = !OF_A_CHECK.contains(&arg.get_id().as_str());
     arg.hide(is_hidden)
 }
 
@@ -314,7 +345,7 @@ const ELSEWHERE: &[(&str, &str)] = &[(
 )];
 
 /// Commands that later versions will have.
-const LATER_COMMANDS: &[&str] = &["top", "check", "ping", "user"];
+const LATER_COMMANDS: &[&str] = &["top", "ping", "user"];
 
 /// Says in our words what is wrong with the command line.
 pub(crate) fn explain(error: &clap::Error) -> Failure {
@@ -336,7 +367,7 @@ pub(crate) fn explain(error: &clap::Error) -> Failure {
         }
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let available = "available are: server, client, proxy, status, link, class, config, lab";
+            let available = "available are: server, client, proxy, status, check, link, class, config, lab";
             if LATER_COMMANDS.contains(&word.as_str()) {
                 let why = format!("`mpvpn {word}` is not available in this version yet");
                 return Failure::usage(WHAT, why, available);

@@ -6,6 +6,7 @@
 // This crate is at the edge: it starts what has clocks, files and sockets.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod check;
 mod class;
 mod cli;
 mod config;
@@ -69,6 +70,7 @@ fn perform(words: Vec<OsString>) -> Result<ExitCode, Failure> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Status(args) => status::show(&args),
+        Command::Check(args) => check::perform(args),
         Command::Link { command } => link::perform(command),
         Command::Class { command } => class::perform(command),
         Command::Config { command } => config::perform(command),

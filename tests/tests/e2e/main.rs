@@ -5,6 +5,8 @@
 
 mod bonding;
 mod by_flows;
+mod by_proxy;
+mod check;
 mod class_tun;
 mod classes;
 mod cleanup;

@@ -20,9 +20,9 @@ pub(crate) enum ProxyError {
     /// 407, and nobody said who asks.
     #[error("the proxy wants to know who asks (407): give --via http://USER:PASSWORD@PROXY:PORT")]
     CredentialsMissing,
-    /// 407.
-    #[error("the proxy does not accept this name and password (407): check those in --via")]
-    CredentialsRefused,
+    /// 407, or as some say instead 401.
+    #[error("the proxy does not accept this name and password ({0}): check those in --via")]
+    CredentialsRefused(u16),
     /// 403.
     #[error(
         "the proxy forbids connections to {0} (403): ask who runs it to allow them, or use port 443 at the server"
@@ -89,7 +89,7 @@ fn judge(head: &[u8], behind: &Behind) -> Option<Result<(), ProxyError>> {
         // The server says nothing before its client does, so nothing can follow.
         200..300 if head.len() == length => Ok(()),
         200..300 => Err(ProxyError::NotHttp),
-        407 if behind.credentials.is_some() => Err(ProxyError::CredentialsRefused),
+        401 | 407 if behind.credentials.is_some() => Err(ProxyError::CredentialsRefused(status)),
         407 => Err(ProxyError::CredentialsMissing),
         403 => Err(ProxyError::Forbidden(behind.server.clone())),
         _ => {

@@ -13,6 +13,9 @@ use rustls::{ServerConnection, StreamOwned};
 
 use super::*;
 
+/// Longer than any step takes on this machine.
+const STEP: Duration = Duration::from_secs(10);
+
 /// A server of HTTP/2, as far as TLS goes, and how a client recognises it.
 struct Server {
     address: SocketAddr,
@@ -170,7 +173,7 @@ fn a_server_is_reached_through_a_proxy_that_wants_it() {
     let connected = run(dial(&behind("HTTP/1.1 200 Connection established\r\n\r\n"))).unwrap();
     assert!(connected.proxy.is_some());
     let error = failure(&behind("HTTP/1.1 407 No\r\n\r\n"));
-    assert!(matches!(error, DialError::Proxy(ProxyError::CredentialsRefused)), "{error}");
+    assert!(matches!(error, DialError::Proxy(ProxyError::CredentialsRefused(407))), "{error}");
 }
 
 #[test]

@@ -26,10 +26,12 @@ use mpvpn_os::tcp::{KeepAlive, Multipath, Protocol, Tuning};
 use mpvpn_types::Duration;
 use rustls::pki_types::ServerName;
 use tokio::{
+    net::TcpStream,
     runtime::Handle,
     task::AbortHandle,
     time::{sleep, timeout},
 };
+use tokio_rustls::client::TlsStream;
 
 use super::pump::{Loopback, Moved, pump};
 use crate::{
@@ -193,7 +195,8 @@ impl Drop for Carriage {
     }
 }
 
-type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Send>>;
+/// Reads and writes a connection of HTTP/2.
+pub(super) type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Send>>;
 
 struct Connected {
     stands: Stands,
@@ -230,50 +233,57 @@ impl Connected {
     }
 }
 
+impl Stable {
+    /// How to connect over a link; `to` are addresses of the server, and `limit` is for each step.
+    pub(super) async fn dial(
+        &self,
+        footing: Footing,
+        to: Vec<SocketAddr>,
+        protocol: Protocol,
+        dscp: u8,
+        limit: Duration,
+    ) -> Result<Dial, String> {
+        let to = match &self.via {
+            None => to,
+            Some(via) => {
+                let found = tokio::net::lookup_host((via.proxy.host.as_str(), via.proxy.port)).await;
+                found.map_err(|error| format!("the proxy {}: {error}", via.proxy))?.collect()
+            }
+        };
+        Ok(Dial {
+            footing,
+            to,
+            via: self.behind.clone(),
+            protocol,
+            tuning: Tuning {
+                keep_alive: KEEP_ALIVE,
+                unsent_low: Some(UNSENT),
+                user_timeout: Some(GONE),
+                rto_max: Some(RTO_MAX),
+                dscp,
+            },
+            tls: Arc::clone(&self.tls),
+            refusal: self.refusal.clone(),
+            name: self.name.clone(),
+            limit,
+        })
+    }
+}
+
 async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     let limit = STEP_FIRST.saturating_mul(1 << plan.failures.min(4)).min(STEP_MOST);
-    let to = match &stable.via {
-        None => plan.to,
-        Some(via) => {
-            let found = tokio::net::lookup_host((via.proxy.host.as_str(), via.proxy.port)).await;
-            found.map_err(|error| format!("the proxy {}: {error}", via.proxy))?.collect()
-        }
-    };
-    let what = Dial {
-        footing: plan.footing,
-        to,
-        via: stable.behind.clone(),
-        // Some networks drop what they do not know, and TCP can be told to repeat soon.
-        protocol: if plan.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp },
-        tuning: Tuning {
-            keep_alive: KEEP_ALIVE,
-            unsent_low: Some(UNSENT),
-            user_timeout: Some(GONE),
-            rto_max: Some(RTO_MAX),
-            dscp: plan.dscp,
-        },
-        tls: Arc::clone(&stable.tls),
-        refusal: stable.refusal.clone(),
-        name: stable.name.clone(),
-        limit,
-    };
+    // Some networks drop what they do not know, and TCP can be told to repeat soon.
+    let protocol = if plan.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp };
+    let what = stable.dial(plan.footing, plan.to, protocol, plan.dscp, limit).await?;
     let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
     let (local, remote) = (dialled.local, dialled.peer);
     let multipath = matches!(dialled.multipath, Multipath::Yes(_));
     let asking = async {
-        let (mut requests, connection) = h2::client::Builder::new()
-            .enable_push(false)
-            .initial_window_size(STREAM)
-            .initial_connection_window_size(CONNECTION)
-            .max_send_buffer_size(TO_SEND)
-            .handshake::<_, Bytes>(dialled.stream)
-            .await
-            .map_err(|error| error.to_string())?;
-        let mut driver: Driver = Box::pin(connection);
-        until_allowed(&mut driver, &requests).await?;
+        let (mut requests, mut driver) = begin(dialled.stream).await?;
         let mut streams = Vec::new();
         for plane in &plan.planes {
-            let stream = with(&mut driver, ask(&mut requests, stable)).await??;
+            let asked = with(&mut driver, ask(&mut requests, stable)).await?;
+            let stream = asked.map_err(|denied| denied.to_string())?;
             streams.push((socket(&plan.sockets, *plane)?, stream));
         }
         Ok::<_, String>((driver, streams))
@@ -284,6 +294,21 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     let pumps = streams.iter().map(|(socket, _)| socket.local_addr());
     let pumps = pumps.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
     Ok(Connected { stands: Stands { local, remote, multipath, pumps }, driver, streams })
+}
+
+/// Begins HTTP/2, and waits until requests may be sent.
+pub(super) async fn begin(stream: TlsStream<TcpStream>) -> Result<(SendRequest<Bytes>, Driver), String> {
+    let (requests, connection) = h2::client::Builder::new()
+        .enable_push(false)
+        .initial_window_size(STREAM)
+        .initial_connection_window_size(CONNECTION)
+        .max_send_buffer_size(TO_SEND)
+        .handshake::<_, Bytes>(stream)
+        .await
+        .map_err(|error| error.to_string())?;
+    let mut driver: Driver = Box::pin(connection);
+    until_allowed(&mut driver, &requests).await?;
+    Ok((requests, driver))
 }
 
 /// Waits until the server has said that it knows extended CONNECT (RFC 8441 §3).
@@ -304,7 +329,7 @@ async fn until_allowed(driver: &mut Driver, requests: &SendRequest<Bytes>) -> Re
 }
 
 /// Does something on a connection that goes on meanwhile.
-async fn with<T>(driver: &mut Driver, what: impl Future<Output = T>) -> Result<T, String> {
+pub(super) async fn with<T>(driver: &mut Driver, what: impl Future<Output = T>) -> Result<T, String> {
     let mut what = pin!(what);
     poll_fn(|cx| {
         if let Poll::Ready(done) = what.as_mut().poll(cx) {
@@ -319,8 +344,20 @@ fn closed(ended: Result<(), h2::Error>) -> String {
     ended.map_or_else(|error| error.to_string(), |()| "the server has closed the connection".to_owned())
 }
 
+/// Why the server gives no stream of packets.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Denied {
+    #[error("the server refuses the token (HTTP status 401)")]
+    Unauthorized,
+    #[error("the server refuses QUIC inside HTTP/2 (HTTP status {0})")]
+    Status(u16),
+    #[error("{0}")]
+    Otherwise(String),
+}
+
 /// Asks for a stream of packets to the server itself.
-async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<H2Stream, String> {
+pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<H2Stream, Denied> {
+    let failed = |error: &dyn ToString| Denied::Otherwise(error.to_string());
     let (uri, authorization) = &stable.request;
     let mut request = Request::builder()
         .method(Method::CONNECT)
@@ -330,14 +367,14 @@ async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<H2Str
     if let Some(authorization) = authorization {
         request = request.header("authorization", authorization);
     }
-    let request = request.body(()).map_err(|error| error.to_string())?;
-    poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| error.to_string())?;
-    let (answer, send) = requests.send_request(request, false).map_err(|error| error.to_string())?;
-    let answer = answer.await.map_err(|error| error.to_string())?;
+    let request = request.body(()).map_err(|error| failed(&error))?;
+    poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| failed(&error))?;
+    let (answer, send) = requests.send_request(request, false).map_err(|error| failed(&error))?;
+    let answer = answer.await.map_err(|error| failed(&error))?;
     match answer.status() {
         status if status.is_success() => Ok(H2Stream::new(send, answer.into_body())),
-        StatusCode::UNAUTHORIZED => Err("the server refuses the token (HTTP status 401)".to_owned()),
-        status => Err(format!("the server refuses QUIC inside HTTP/2 (HTTP status {})", status.as_u16())),
+        StatusCode::UNAUTHORIZED => Err(Denied::Unauthorized),
+        status => Err(Denied::Status(status.as_u16())),
     }
 }
 

@@ -9,7 +9,7 @@ use mpvpn_path::Heard;
 use mpvpn_quic::LostReason;
 use mpvpn_types::{BitRate, Instant, LinkId, Tier, Weight};
 
-use super::Client;
+use super::{Client, Session};
 use crate::carrier::PathPolicy;
 
 /// How a link is to be used.
@@ -55,6 +55,12 @@ impl Client {
             _ => {}
         }
         self.tell_links();
+    }
+
+    /// Whether the server has said that it knows this client, by the answer to what it was asked first.
+    pub fn is_recognised(&self) -> bool {
+        let answered = |session: &Session| session.accepted && session.request.is_some();
+        self.session.as_ref().is_some_and(answered)
     }
 
     /// Whether the link may have a path.

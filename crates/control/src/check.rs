@@ -1,0 +1,462 @@
+//! What `mpvpn check` has found out about the links of this machine, and what mpvpn makes of it.
+//!
+//! In: what was measured over each link. Out: what a client would use there and why ([`LinkCheck::judge`]), for people
+//! ([`render`]) and in JSON. Always holds: nothing is said that was not measured.
+
+use std::{
+    fmt::Write,
+    net::{IpAddr, SocketAddr},
+};
+
+use mpvpn_types::{Tier, Transport};
+use serde::Serialize;
+
+use crate::status::{Table, fit, section};
+
+/// What was found out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// The server's name or address, and port.
+    pub server: String,
+    /// The HTTP proxy through which it is reached by TCP.
+    pub via: Option<String>,
+    /// Every link.
+    pub links: Vec<LinkCheck>,
+}
+
+/// One link.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LinkCheck {
+    /// Its interface.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// The address of the server that was tried over it.
+    pub remote: Option<SocketAddr>,
+    /// QUIC over UDP.
+    pub udp: Finding<UdpFound>,
+    /// TLS and HTTP/2 over TCP.
+    pub tcp: Finding<TcpFound>,
+    /// What the server thinks of the token.
+    pub credentials: Credentials,
+    /// What mpvpn will use.
+    #[serde(rename = "use")]
+    pub uses: Uses,
+    /// Why it will.
+    pub why: String,
+}
+
+/// Whether something works over a link.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Finding<T> {
+    /// It does.
+    Works(T),
+    /// It does not.
+    Fails {
+        /// Why.
+        error: String,
+    },
+}
+
+impl<T> Finding<T> {
+    /// What was found, if it works.
+    pub fn works(&self) -> Option<&T> {
+        match self {
+            Self::Works(found) => Some(found),
+            Self::Fails { .. } => None,
+        }
+    }
+
+    fn error(&self) -> &str {
+        match self {
+            Self::Works(_) => "works",
+            Self::Fails { error } => error,
+        }
+    }
+}
+
+impl<T, E: ToString> From<Result<T, E>> for Finding<T> {
+    fn from(result: Result<T, E>) -> Self {
+        result.map_or_else(|error| Self::Fails { error: error.to_string() }, Self::Works)
+    }
+}
+
+/// What was measured about UDP.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct UdpFound {
+    /// Until the server spoke HTTP/3 (milliseconds).
+    pub ms: f64,
+    /// The largest IP packet that was seen to arrive (bytes).
+    pub mtu: u16,
+    /// What address translation does to ports.
+    pub nat: NatKind,
+    /// This end as the server sees it.
+    pub observed: Option<SocketAddr>,
+}
+
+/// What was measured about TCP.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TcpFound {
+    /// Until the connection to the server, or the proxy, stood (milliseconds).
+    pub connect_ms: f64,
+    /// Until the proxy had its own to the server (milliseconds).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy_ms: Option<f64>,
+    /// Until TLS stood (milliseconds).
+    pub tls_ms: f64,
+    /// Until the server answered a request in HTTP/2 (milliseconds).
+    pub http2_ms: f64,
+    /// What became of Multipath TCP.
+    pub mptcp: Mptcp,
+}
+
+impl TcpFound {
+    fn ms(&self) -> f64 {
+        self.connect_ms + self.proxy_ms.unwrap_or_default() + self.tls_ms + self.http2_ms
+    }
+}
+
+/// What happens to the source ports of packets on their way. Whether a port stays the same towards other destinations
+/// cannot be told with one server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NatKind {
+    /// The server sees the very addresses of this machine.
+    None,
+    /// The server sees another address, with the same ports.
+    KeepsPorts,
+    /// It sees another address and other ports.
+    ChangesPorts,
+    /// The server does not tell.
+    Unknown,
+}
+
+impl NatKind {
+    /// What it is, where these ports (and addresses, if known) of this end look like that to the server.
+    pub fn of(seen: &[(Option<IpAddr>, u16, Option<SocketAddr>)]) -> Self {
+        let known: Option<Vec<_>> = seen.iter().map(|(ip, port, far)| Some((*ip, *port, (*far)?))).collect();
+        let Some(known) = known.filter(|known| !known.is_empty()) else { return Self::Unknown };
+        if known.iter().any(|(_, port, far)| far.port() != *port) {
+            return Self::ChangesPorts;
+        }
+        match known.iter().all(|(ip, _, far)| *ip == Some(far.ip().to_canonical())) {
+            true => Self::None,
+            false => Self::KeepsPorts,
+        }
+    }
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::KeepsPorts => "keeps ports",
+            Self::ChangesPorts => "changes ports",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// What became of a connection that was tried as one of Multipath TCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mptcp {
+    /// It is one.
+    Works,
+    /// It is one of TCP: the far end has none, or somebody on the way takes it out.
+    FellBack,
+    /// It got no answer, and one of TCP did.
+    NoAnswer,
+    /// This kernel has none.
+    Missing,
+}
+
+/// What the server thinks of the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Credentials {
+    /// It lets this client in.
+    Accepted,
+    /// It does not.
+    Refused,
+    /// Nobody could be asked.
+    Unknown,
+}
+
+/// What carries the packets of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Uses {
+    /// QUIC over UDP.
+    Udp,
+    /// QUIC inside HTTP/2 over TCP.
+    Tcp,
+    /// The same over Multipath TCP.
+    Mptcp,
+    /// Nothing.
+    Nothing,
+}
+
+impl Uses {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Udp => "UDP",
+            Self::Tcp => "TCP",
+            Self::Mptcp => "MPTCP",
+            Self::Nothing => "nothing",
+        }
+    }
+}
+
+impl LinkCheck {
+    /// A link over which nothing could be tried, for this reason.
+    pub fn unusable(name: &str, addresses: Vec<IpAddr>, why: &str) -> Self {
+        let error = || Finding::Fails { error: why.to_owned() };
+        Self {
+            name: name.to_owned(),
+            addresses,
+            remote: None,
+            udp: Finding::Fails { error: why.to_owned() },
+            tcp: error(),
+            credentials: Credentials::Unknown,
+            uses: Uses::Nothing,
+            why: why.to_owned(),
+        }
+    }
+
+    /// Says what a client would use there that was told so of the link.
+    #[must_use]
+    pub fn judge(mut self, tier: Tier, transport: Transport) -> Self {
+        (self.uses, self.why) = self.verdict(tier, transport);
+        self
+    }
+
+    fn verdict(&self, tier: Tier, transport: Transport) -> (Uses, String) {
+        if self.credentials == Credentials::Refused {
+            return (Uses::Nothing, "the server refuses the token".to_owned());
+        }
+        if tier == Tier::Never {
+            return (Uses::Nothing, "its tier is never".to_owned());
+        }
+        let tcp = self.tcp.works().map(|found| match found.mptcp {
+            Mptcp::Works => Uses::Mptcp,
+            Mptcp::FellBack | Mptcp::NoAnswer | Mptcp::Missing => Uses::Tcp,
+        });
+        match (self.udp.works(), tcp, transport) {
+            (Some(_), _, Transport::Auto) => (Uses::Udp, "UDP gets through".to_owned()),
+            (Some(_), _, Transport::Quic) => (Uses::Udp, "transport is quic".to_owned()),
+            (None, _, Transport::Quic) => {
+                (Uses::Nothing, format!("transport is quic, and UDP fails: {}", self.udp.error()))
+            }
+            (_, Some(uses), Transport::Tcp) => (uses, "transport is tcp".to_owned()),
+            (_, None, Transport::Tcp) => {
+                (Uses::Nothing, format!("transport is tcp, and TCP fails: {}", self.tcp.error()))
+            }
+            (None, Some(uses), Transport::Auto) => (uses, format!("UDP fails: {}", self.udp.error())),
+            (None, None, Transport::Auto) => (Uses::Nothing, "neither UDP nor TCP gets through".to_owned()),
+        }
+    }
+}
+
+impl Check {
+    /// Whether a client would have a link.
+    pub fn works(&self) -> bool {
+        self.links.iter().any(|link| link.uses != Uses::Nothing)
+    }
+
+    /// What the person can do where nothing works.
+    fn next_step(&self) -> Option<&'static str> {
+        if self.links.is_empty() {
+            return Some("bring up an interface with a default route, or name one with --path");
+        }
+        if self.links.iter().any(|link| link.credentials == Credentials::Refused) {
+            return Some("give the token of a user of that server with --token-file");
+        }
+        (!self.works()).then_some(
+            "see whether the server runs and listens there (`mpvpn status` at the server), and which firewalls are \
+             between; --via HTTP-PROXY helps where only a proxy leads out",
+        )
+    }
+
+    /// What became of Multipath TCP over a link. Where it works over another one, the server knows it.
+    fn mptcp(&self, found: &TcpFound) -> &'static str {
+        let works = |link: &LinkCheck| link.tcp.works().is_some_and(|found| found.mptcp == Mptcp::Works);
+        match found.mptcp {
+            Mptcp::Works => "works",
+            Mptcp::FellBack if self.via.is_some() => "not at the proxy",
+            Mptcp::FellBack if self.links.iter().any(works) => "stripped on the way",
+            Mptcp::FellBack => "stripped, or not at the server",
+            Mptcp::NoAnswer => "dropped on the way",
+            Mptcp::Missing => "not in this kernel",
+        }
+    }
+}
+
+/// For people: a table, why each link is used as it is, and what to do if none works, in lines of `width` columns.
+pub fn render(check: &Check, width: usize) -> String {
+    let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
+    let mut text = format!("server {}{via}\n", check.server);
+    let mut table =
+        Table::new(&["link", ">UDP", ">MTU", "NAT", ">TCP", "MPTCP", "token", "uses", "addresses"]);
+    for link in &check.links {
+        let (udp, tcp) = (link.udp.works(), link.tcp.works());
+        let none = || "-".to_owned();
+        table.rows.push(vec![
+            link.name.clone(),
+            udp.map_or_else(none, |found| format!("{:.1} ms", found.ms)),
+            udp.map_or_else(none, |found| found.mtu.to_string()),
+            udp.map_or_else(none, |found| found.nat.as_str().to_owned()),
+            tcp.map_or_else(none, |found| format!("{:.1} ms", found.ms())),
+            tcp.map_or_else(none, |found| check.mptcp(found).to_owned()),
+            match link.credentials {
+                Credentials::Accepted => "accepted".to_owned(),
+                Credentials::Refused => "refused".to_owned(),
+                Credentials::Unknown => none(),
+            },
+            link.uses.as_str().to_owned(),
+            link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
+        ]);
+    }
+    section(&mut text, table);
+    text.push('\n');
+    for link in &check.links {
+        let _ = writeln!(text, "{}: {}, because {}", link.name, link.uses.as_str(), link.why);
+        for (what, error) in [
+            ("UDP", link.udp.works().is_none().then(|| link.udp.error())),
+            ("TCP", link.tcp.works().is_none().then(|| link.tcp.error())),
+        ] {
+            if let Some(error) = error.filter(|error| !link.why.contains(error)) {
+                let _ = writeln!(text, "  {what} fails: {error}");
+            }
+        }
+        if let Some(observed) = link.udp.works().and_then(|found| found.observed) {
+            let _ = writeln!(text, "  the server sees {observed}");
+        }
+        if let Some(TcpFound { connect_ms, proxy_ms, tls_ms, http2_ms, .. }) = link.tcp.works() {
+            let proxy = proxy_ms.map(|ms| format!("proxy {ms:.1} ms, ")).unwrap_or_default();
+            let _ = writeln!(
+                text,
+                "  TCP {connect_ms:.1} ms, {proxy}TLS {tls_ms:.1} ms, HTTP/2 {http2_ms:.1} ms"
+            );
+        }
+    }
+    if let Some(next) = check.next_step() {
+        let _ = writeln!(text, "next: {next}");
+    }
+    fit(&text, width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn udp() -> Finding<UdpFound> {
+        Finding::Works(UdpFound {
+            ms: 41.26,
+            mtu: 1500,
+            nat: NatKind::KeepsPorts,
+            observed: Some("203.0.113.9:40001".parse().unwrap()),
+        })
+    }
+
+    fn tcp(mptcp: Mptcp) -> Finding<TcpFound> {
+        Finding::Works(TcpFound { connect_ms: 20.0, proxy_ms: None, tls_ms: 22.0, http2_ms: 21.0, mptcp })
+    }
+
+    fn fails<T>(why: &str) -> Finding<T> {
+        Finding::Fails { error: why.to_owned() }
+    }
+
+    fn link(name: &str, udp: Finding<UdpFound>, tcp: Finding<TcpFound>) -> LinkCheck {
+        let credentials = match udp.works().is_some() || tcp.works().is_some() {
+            true => Credentials::Accepted,
+            false => Credentials::Unknown,
+        };
+        LinkCheck { udp, tcp, credentials, ..LinkCheck::unusable(name, Vec::new(), "") }
+    }
+
+    fn verdict(link: &LinkCheck, transport: Transport) -> (Uses, String) {
+        link.verdict(Tier::Primary, transport)
+    }
+
+    #[test]
+    fn udp_is_used_where_it_gets_through_and_tcp_where_it_does_not() {
+        let both = link("a", udp(), tcp(Mptcp::Works));
+        assert_eq!(verdict(&both, Transport::Auto).0, Uses::Udp);
+        assert_eq!(verdict(&both, Transport::Tcp).0, Uses::Mptcp);
+        let blocked = link("b", fails("no answer"), tcp(Mptcp::FellBack));
+        assert_eq!(verdict(&blocked, Transport::Auto), (Uses::Tcp, "UDP fails: no answer".to_owned()));
+        let (uses, why) = verdict(&blocked, Transport::Quic);
+        assert_eq!(uses, Uses::Nothing);
+        assert!(why.contains("transport is quic"), "{why}");
+        let dead = link("c", fails("no answer"), fails("refused"));
+        for transport in Transport::ALL {
+            assert_eq!(verdict(&dead, transport).0, Uses::Nothing);
+        }
+    }
+
+    #[test]
+    fn nothing_is_used_without_a_token_or_where_nothing_may_be() {
+        let both = link("a", udp(), tcp(Mptcp::Works));
+        assert_eq!(both.verdict(Tier::Never, Transport::Auto).0, Uses::Nothing);
+        assert_eq!(both.verdict(Tier::Backup, Transport::Auto).0, Uses::Udp);
+        let refused = LinkCheck { credentials: Credentials::Refused, ..both };
+        let refused = refused.judge(Tier::Primary, Transport::Auto);
+        assert_eq!(refused.uses, Uses::Nothing);
+        let check = Check { server: "vpn.example:443".into(), via: None, links: vec![refused] };
+        assert!(!check.works());
+        assert!(render(&check, 200).contains("next: give the token"), "{}", render(&check, 200));
+    }
+
+    #[test]
+    fn what_translation_does_to_ports_is_told_only_as_far_as_it_is_known() {
+        let own: IpAddr = "192.168.1.7".parse().unwrap();
+        let far = |text: &str| Some(text.parse().unwrap());
+        let two = |a, b| NatKind::of(&[(Some(own), 40_001, a), (Some(own), 40_002, b)]);
+        assert_eq!(two(far("192.168.1.7:40001"), far("[::ffff:192.168.1.7]:40002")), NatKind::None);
+        assert_eq!(two(far("203.0.113.9:40001"), far("203.0.113.9:40002")), NatKind::KeepsPorts);
+        assert_eq!(two(far("203.0.113.9:40001"), far("203.0.113.9:1025")), NatKind::ChangesPorts);
+        assert_eq!(two(far("203.0.113.9:40001"), None), NatKind::Unknown);
+        assert_eq!(NatKind::of(&[]), NatKind::Unknown);
+    }
+
+    #[test]
+    fn multipath_that_works_over_another_link_is_stripped_on_the_way() {
+        let links = |first| vec![link("a", udp(), tcp(first)), link("b", udp(), tcp(Mptcp::FellBack))];
+        let check = |first| Check { server: "vpn.example:443".into(), via: None, links: links(first) };
+        let text = render(&check(Mptcp::Works), 200);
+        assert!(text.contains("stripped on the way"), "{text}");
+        let text = render(&check(Mptcp::FellBack), 200);
+        assert!(text.contains("stripped, or not at the server"), "{text}");
+    }
+
+    #[test]
+    fn people_and_programs_are_told_the_same() {
+        let judged = |link: LinkCheck| link.judge(Tier::Primary, Transport::Auto);
+        let check = Check {
+            server: "vpn.example:443".into(),
+            via: Some("proxy:3128".into()),
+            links: vec![
+                judged(link("eth0", udp(), fails("the proxy forbids it"))),
+                judged(link("wwan0", fails("no answer in 5 s"), tcp(Mptcp::Missing))),
+                LinkCheck::unusable("lan0", Vec::new(), "no carrier"),
+            ],
+        };
+        let text = render(&check, 200);
+        for part in [
+            "server vpn.example:443, by TCP through the proxy proxy:3128",
+            "keeps ports",
+            "eth0: UDP, because UDP gets through\n  TCP fails: the proxy forbids it",
+            "wwan0: TCP, because UDP fails: no answer in 5 s\n  TCP 20.0 ms, TLS 22.0 ms",
+            "lan0: nothing, because no carrier\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+        assert!(!text.contains("next:"), "{text}");
+        let json = serde_json::to_value(&check).unwrap();
+        assert_eq!(json["links"][0]["use"], "udp");
+        assert_eq!(json["links"][0]["udp"]["nat"], "keeps-ports");
+        assert_eq!(json["links"][0]["tcp"]["error"], "the proxy forbids it");
+        assert_eq!(json["links"][1]["tcp"]["mptcp"], "missing");
+        assert_eq!(json["links"][1]["credentials"], "accepted");
+    }
+}

@@ -1,0 +1,230 @@
+//! `mpvpn check`: what each link can carry to the server, without a tunnel.
+//!
+//! In: the configuration of a client. Out: what was measured over each link, and what a client would use there. Always
+//! holds: nothing is changed on the machine, no privilege is needed, and each step has a limit of time; all links are
+//! tried at the same time.
+
+mod udp;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use mpvpn_control::{
+    check::{Check, Credentials, Finding, LinkCheck, Mptcp, TcpFound},
+    config::ClientConfig,
+    tls::{self, RefusalSlot},
+};
+use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_os::{poll::Poller, tcp::Multipath};
+use mpvpn_path::Scheduler;
+use mpvpn_quic::{ClientSetup, TransportOptions};
+use mpvpn_tunnel::{Carries, ClientConfig as TunnelConfig};
+use mpvpn_types::{Duration, Fec};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{PATH, random};
+use crate::{
+    EngineError,
+    links::{Footing, Ground, Links},
+    policies::{Meters, Policies},
+    tcp_way::{
+        carriage::Stable,
+        trial::{self, Trial},
+    },
+};
+
+/// A link, before it is tried.
+struct Candidate {
+    footing: Footing,
+    remote: Option<SocketAddr>,
+    mtu: u32,
+    /// Why it cannot be used.
+    reason: &'static str,
+}
+
+/// Tries every link. `tell` is called, by several threads, with what has just been found out.
+///
+/// # Errors
+/// If the links of this machine cannot be told, or the configuration cannot be used.
+pub fn run(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Check, EngineError> {
+    let remotes = addresses(config, tell)?;
+    let policies = Policies::new(&config.links);
+    let candidates = candidates(config, &policies, remotes.clone())?;
+    let checked = |candidate: &Candidate| {
+        let name = candidate.footing.name.clone();
+        let link = check(config, candidate, &remotes, tell)?;
+        Ok(link.judge(policies.tier(&name), policies.transport(&name)))
+    };
+    let links = std::thread::scope(|scope| {
+        let threads: Vec<_> = candidates.iter().map(|candidate| scope.spawn(|| checked(candidate))).collect();
+        threads.into_iter().map(join).collect::<Result<Vec<_>, EngineError>>()
+    })?;
+    let via = config.via.as_ref().map(|via| via.proxy.to_string());
+    Ok(Check { server: config.server.to_string(), via, links })
+}
+
+fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// The addresses of the server. A proxy may know its name where nobody here does.
+fn addresses(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<SocketAddr>, EngineError> {
+    let server = &config.server;
+    if let Some(ip) = server.ip() {
+        return Ok(vec![SocketAddr::new(ip, server.port)]);
+    }
+    let found = runtime()?.block_on(tokio::net::lookup_host((server.host.as_str(), server.port)));
+    match found {
+        Ok(found) => Ok(found.collect()),
+        Err(source) if config.via.is_some() => {
+            tell(&format!("{}: the name cannot be resolved here: {source}", server.host));
+            Ok(Vec::new())
+        }
+        Err(source) => Err(EngineError::Unresolved { name: server.host.clone(), source }),
+    }
+}
+
+fn candidates(
+    config: &ClientConfig,
+    policies: &Policies,
+    remotes: Vec<SocketAddr>,
+) -> Result<Vec<Candidate>, EngineError> {
+    let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
+    let ground = Ground { tuns: vec![config.tun_name.clone()], ..Ground::default() };
+    let mut links = Links::new(&config.paths, Vec::new(), &Meters::default(), ground, &poller)?;
+    links.set_remotes(remotes);
+    links.rescan(&poller, policies)?;
+    let candidate = |(id, link): (_, &crate::links::Link)| {
+        Some(Candidate {
+            footing: links.footing(id)?,
+            remote: link.remote,
+            mtu: link.mtu,
+            reason: link.reason,
+        })
+    };
+    Ok(links.uplinks().filter_map(candidate).collect())
+}
+
+fn check(
+    config: &ClientConfig,
+    candidate: &Candidate,
+    remotes: &[SocketAddr],
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<LinkCheck, EngineError> {
+    let name = &candidate.footing.name;
+    let addresses = candidate.footing.addresses.clone();
+    let by_proxy = config.via.is_some() && !addresses.is_empty();
+    if candidate.remote.is_none() && !by_proxy {
+        tell(&format!("{name}: {}", candidate.reason));
+        return Ok(LinkCheck::unusable(name, addresses, candidate.reason));
+    }
+    let (udp, tcp) = std::thread::scope(|scope| {
+        let udp = scope.spawn(|| by_udp(config, candidate, tell));
+        let tcp = scope.spawn(|| by_tcp(config, candidate, remotes, tell));
+        (join(udp), join(tcp))
+    });
+    let (udp, tcp) = (udp?, tcp?);
+    let said = [udp.authorized, tcp.as_ref().ok().map(|trial| trial.authorized)];
+    let credentials = match (said.contains(&Some(false)), said.contains(&Some(true))) {
+        (true, _) => Credentials::Refused,
+        (false, true) => Credentials::Accepted,
+        (false, false) => Credentials::Unknown,
+    };
+    Ok(LinkCheck {
+        remote: candidate.remote,
+        udp: Finding::from(udp.found),
+        tcp: Finding::from(tcp.map(found)),
+        credentials,
+        ..LinkCheck::unusable(name, addresses, "")
+    })
+}
+
+fn by_udp(
+    config: &ClientConfig,
+    candidate: &Candidate,
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<udp::Outcome, EngineError> {
+    let name = &candidate.footing.name;
+    let Some(remote) = candidate.remote else {
+        let found = Err("the address of the server is not known".to_owned());
+        return Ok(udp::Outcome { found, authorized: None });
+    };
+    let refusal = RefusalSlot::default();
+    let tunnel = tunnel(config, candidate.mtu, remote, &refusal)?;
+    let mut outcome = udp::try_out(&candidate.footing, remote, &tunnel);
+    if let Some(refusal) = refusal.take() {
+        outcome.found = Err(refusal.to_string());
+    }
+    match &outcome.found {
+        Ok(found) => tell(&format!("{name}: UDP works, {:.1} ms", found.ms)),
+        Err(error) => tell(&format!("{name}: UDP fails: {error}")),
+    }
+    Ok(outcome)
+}
+
+fn by_tcp(
+    config: &ClientConfig,
+    candidate: &Candidate,
+    remotes: &[SocketAddr],
+    tell: &(dyn Fn(&str) + Sync),
+) -> Result<Result<Trial, String>, EngineError> {
+    let name = &candidate.footing.name;
+    let runtime = runtime()?;
+    let stable = Stable::new(config, runtime.handle().clone())?;
+    let tried = runtime.block_on(trial::try_out(&stable, candidate.footing.clone(), remotes.to_vec()));
+    match &tried {
+        Ok(trial) => tell(&format!("{name}: TCP works, {:.1} ms", ms(trial.connect))),
+        Err(error) => tell(&format!("{name}: TCP fails: {error}")),
+    }
+    Ok(tried)
+}
+
+fn found(trial: Trial) -> TcpFound {
+    TcpFound {
+        connect_ms: ms(trial.connect),
+        proxy_ms: trial.proxy.map(ms),
+        tls_ms: ms(trial.tls),
+        http2_ms: ms(trial.http2),
+        mptcp: match trial.multipath {
+            Some(Multipath::Yes(_)) => Mptcp::Works,
+            Some(Multipath::FellBack) => Mptcp::FellBack,
+            Some(Multipath::No) => Mptcp::Missing,
+            None => Mptcp::NoAnswer,
+        },
+    }
+}
+
+fn ms(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+fn runtime() -> Result<Runtime, EngineError> {
+    Builder::new_current_thread().enable_all().build().map_err(EngineError::io("start the runtime"))
+}
+
+/// A client that says hello over one link.
+fn tunnel(
+    config: &ClientConfig,
+    mtu: u32,
+    remote: SocketAddr,
+    refusal: &RefusalSlot,
+) -> Result<TunnelConfig, EngineError> {
+    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
+    let headers = if remote.is_ipv4() { 28 } else { 48 };
+    let largest = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, 65_000);
+    let options = TransportOptions { max_udp_payload: largest, ..TransportOptions::default() };
+    Ok(TunnelConfig {
+        carries: Carries::Streams,
+        setup: ClientSetup::new(Arc::new(tls), &options, &random::<32>()?)?,
+        server_name: config.server.host.clone(),
+        authority: config.server.to_string(),
+        path: PATH.to_owned(),
+        token: config.bearer()?.map(|token| token.reveal().to_owned()),
+        class: None,
+        more_addresses: 0,
+        scheduler: Scheduler::Auto,
+        fec: Fec::Off,
+        copies: 1,
+        lane: Rules { mode: Mode::Stream, rules: Vec::new() },
+        lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+    })
+}

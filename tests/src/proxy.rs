@@ -1,0 +1,63 @@
+//! An HTTP proxy as companies have them: tinyproxy.
+
+use std::{
+    fs,
+    net::TcpStream,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use crate::{
+    eventually,
+    stage::{Place, Stage},
+};
+
+/// Where it listens, at the server's host.
+const HOST: &str = "192.0.2.1";
+const PORT: u16 = 3128;
+
+/// A proxy that lets `anna` with the password `secret` connect to port 4433.
+pub struct HttpProxy {
+    child: Child,
+}
+
+impl HttpProxy {
+    /// Starts it, and waits until it answers.
+    pub fn start(stage: &Stage) -> Self {
+        let file = stage.dir().join("tinyproxy.conf");
+        let lines = format!(
+            "Port {PORT}\nListen {HOST}\nTimeout 600\nMaxClients 50\nBasicAuth anna secret\nConnectPort 4433\n"
+        );
+        fs::write(&file, lines).expect("a file");
+        let child = stage
+            .command(Place::Server, "tinyproxy")
+            .args(["-d", "-c"])
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|error| panic!("tinyproxy: {error} (apt install tinyproxy-bin)"));
+        eventually(Duration::from_secs(10), "the proxy answers", || {
+            let connect = || TcpStream::connect((HOST, PORT)).map_err(|error| error.to_string());
+            stage.inside(Place::Server, connect).map(drop)
+        });
+        Self { child }
+    }
+
+    /// Its address.
+    pub fn address(&self) -> String {
+        format!("{HOST}:{PORT}")
+    }
+
+    /// What `--via` is told.
+    pub fn url(&self, user: &str, password: &str) -> String {
+        format!("http://{user}:{password}@{HOST}:{PORT}")
+    }
+}
+
+impl Drop for HttpProxy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,79 @@
+//! A network that only an HTTP proxy leads out of.
+
+use std::time::Duration;
+
+use mpvpn_tests::{
+    eventually,
+    ping::reaches,
+    proxy::HttpProxy,
+    stage::{Place, SERVER, Stage, TUNNEL},
+};
+
+const SOON: Duration = Duration::from_secs(15);
+
+/// A stage on which the client reaches nothing but the proxy.
+fn walled() -> (Stage, HttpProxy) {
+    let stage = Stage::two_links();
+    let proxy = HttpProxy::start(&stage);
+    stage.run(Place::Client, &["nft", "add", "table", "inet", "wall"]);
+    let head = "{ type filter hook output priority 0; }";
+    stage.run(Place::Client, &["nft", "add", "chain", "inet", "wall", "out", head]);
+    for protocol in ["udp", "tcp"] {
+        let rule = [protocol, "dport", "4433", "counter", "reject"];
+        stage.run(Place::Client, &[&["nft", "add", "rule", "inet", "wall", "out"], &rule[..]].concat());
+    }
+    (stage, proxy)
+}
+
+#[test]
+fn a_tunnel_goes_through_a_proxy_over_both_links() {
+    let (stage, proxy) = walled();
+    let _server = stage.server(&[]);
+    let mut client = stage.start_client(&["--via", &proxy.url("anna", "secret")]);
+    let took = client.wait_up(SOON);
+    println!("up after {took:?}");
+    reaches(&stage, Place::Client, TUNNEL);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", SOON);
+    }
+    client.interrupt();
+
+    let words = ["check", "--json", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2"];
+    let via = proxy.url("anna", "secret");
+    let output = stage.mpvpn(Place::Client, &[&words[..], &["--via", &via]].concat());
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    println!("{found:#}");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(found["via"], proxy.address());
+    for link in found["links"].as_array().expect("a list") {
+        let udp = link["udp"]["error"].as_str().expect("an error");
+        assert!(udp.contains("its own firewall"), "{udp}");
+        assert_ne!(link["use"], "nothing", "{link:#}");
+        assert!(link["tcp"]["proxy_ms"].as_f64() > Some(0.0), "{link:#}");
+    }
+}
+
+#[test]
+fn what_the_proxy_refuses_is_said() {
+    let (stage, proxy) = walled();
+    let _server = stage.server(&[]);
+    let why = |via: &str, server: &str| {
+        let words = ["check", "--json", "--server", server, "--insecure", "--path", "eth1", "--via", via];
+        let output = stage.mpvpn(Place::Client, &words);
+        assert_eq!(output.status.code(), Some(1));
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        found["links"][0]["tcp"]["error"].as_str().expect("an error").to_owned()
+    };
+    let error = why(&proxy.url("anna", "wrong"), SERVER);
+    assert!(error.contains("does not accept this name and password"), "{error}");
+    let error = why(&format!("http://{}", proxy.address()), SERVER);
+    assert!(error.contains("wants to know who asks (407)"), "{error}");
+    let error = why(&proxy.url("anna", "secret"), "192.0.2.1:4434");
+    assert!(error.contains("forbids connections to 192.0.2.1:4434 (403)"), "{error}");
+
+    let client = stage.start_client(&["--via", &proxy.url("anna", "wrong")]);
+    eventually(SOON, "the client says why", || {
+        let log = client.log();
+        if log.contains("does not accept this name and password") { Ok(()) } else { Err(log) }
+    });
+}

@@ -1,0 +1,102 @@
+//! `mpvpn check` over links of which each lets something else through.
+
+use std::process::Output;
+
+use mpvpn_tests::stage::{LINK, Place, SERVER, Stage};
+use serde_json::Value;
+
+fn check(stage: &Stage, more: &[&str]) -> (Output, Value) {
+    let words = [&["check", "--json", "--server", SERVER, "--insecure"], more].concat();
+    let output = stage.mpvpn(Place::Client, &words);
+    let said = String::from_utf8_lossy(&output.stderr);
+    let json = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    println!("{json:#}");
+    (output, json)
+}
+
+/// Puts rules into a chain of the client.
+fn rules(stage: &Stage, chain: &str, head: &str, rules: &[&str]) {
+    stage.run(Place::Client, &["nft", "add", "table", "inet", "wall"]);
+    stage.run(Place::Client, &["nft", "add", "chain", "inet", "wall", chain, head]);
+    for rule in rules {
+        let words: Vec<&str> = rule.split(' ').collect();
+        stage.run(Place::Client, &[&["nft", "add", "rule", "inet", "wall", chain], &words[..]].concat());
+    }
+}
+
+fn of<'a>(check: &'a Value, link: &str) -> &'a Value {
+    let links = check["links"].as_array().expect("a list");
+    links.iter().find(|entry| entry["name"] == link).unwrap_or_else(|| panic!("{link}: {check:#}"))
+}
+
+#[test]
+fn each_link_is_told_what_it_lets_through() {
+    let stage = Stage::new(&[LINK, LINK, LINK]);
+    let _server = stage.server(&[]);
+    let before = stage.network_state(Place::Client);
+    let multipath = std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok();
+    let head = "{ type filter hook output priority 0; }";
+    rules(&stage, "out", head, &[]);
+    let into = "{ type filter hook input priority 0; }";
+    rules(&stage, "into", into, &["iifname eth2 udp sport 4433 drop"]);
+    let strips = stage.attempt(
+        Place::Client,
+        std::time::Duration::from_secs(10),
+        &["nft", "add", "rule", "inet", "wall", "out", "oifname", "eth3", "reset", "tcp", "option", "mptcp"],
+    );
+    let strips = strips.status.success();
+    if !strips {
+        println!("not tried: this nft cannot take options out of TCP");
+    }
+    let nat = "{ type nat hook postrouting priority 100; }";
+    rules(&stage, "nat", nat, &["oifname eth3 udp dport 4433 masquerade to :20000-20999"]);
+    let (output, found) = check(&stage, &["--path", "eth1", "--path", "eth2", "--path", "eth3"]);
+    assert_eq!(output.status.code(), Some(0));
+    stage.run(Place::Client, &["nft", "delete", "table", "inet", "wall"]);
+    assert_eq!(stage.network_state(Place::Client), before, "nothing is left");
+
+    let open = of(&found, "eth1");
+    assert_eq!((&open["use"], &open["credentials"]), (&"udp".into(), &"accepted".into()));
+    let ms = open["udp"]["ms"].as_f64().expect("a time");
+    assert!((25.0..1000.0).contains(&ms), "{ms} ms over 2 × 12.5 ms");
+    assert_eq!((&open["udp"]["nat"], &open["udp"]["mtu"]), (&"none".into(), &1500.into()));
+    let connect = open["tcp"]["connect_ms"].as_f64().expect("a time");
+    assert!((25.0..1000.0).contains(&connect), "{connect} ms");
+    assert!(open["addresses"][0].as_str().is_some_and(|address| address.starts_with("10.101.")), "{open:#}");
+
+    let blocked = of(&found, "eth2");
+    assert_eq!(blocked["udp"]["error"], "no answer in 5 s");
+    assert_eq!(blocked["use"], if multipath { "mptcp" } else { "tcp" });
+    assert_eq!(blocked["why"], "UDP fails: no answer in 5 s");
+    assert_eq!(blocked["credentials"], "accepted", "TCP tells, too");
+
+    let translated = of(&found, "eth3");
+    assert_eq!(translated["udp"]["nat"], "changes-ports");
+    if multipath {
+        assert_eq!(open["tcp"]["mptcp"], "works");
+        assert_eq!(translated["tcp"]["mptcp"], if strips { "fell-back" } else { "works" });
+    }
+}
+
+#[test]
+fn a_wrong_token_and_a_server_that_is_not_there_are_told() {
+    let stage = Stage::new(&[LINK]);
+    let (output, found) = check(&stage, &["--path", "eth1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let link = of(&found, "eth1");
+    assert_eq!(link["use"], "nothing");
+    let refused = link["tcp"]["error"].as_str().expect("an error");
+    assert!(refused.contains("nobody listens there"), "{refused}");
+
+    let _server = stage.server(&["--auth", "token"]);
+    let (output, found) = check(&stage, &["--path", "eth1", "--token", "wrong"]);
+    assert_eq!(output.status.code(), Some(1));
+    let link = of(&found, "eth1");
+    assert_eq!((&link["use"], &link["credentials"]), (&"nothing".into(), &"refused".into()));
+    let words = ["check", "--server", SERVER, "--insecure", "--path", "eth1", "--token", "wrong"];
+    let said = stage.mpvpn(Place::Client, &words);
+    let text = String::from_utf8_lossy(&said.stdout);
+    assert!(text.contains("eth1: nothing, because the server refuses the token"), "{text}");
+    assert!(text.contains("next: give the token"), "{text}");
+    assert!(String::from_utf8_lossy(&said.stderr).contains("eth1: "), "progress");
+}
