@@ -465,4 +465,4 @@ impl Drop for Busy<'_> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

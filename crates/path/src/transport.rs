@@ -10,6 +10,8 @@ use mpvpn_types::{Duration, Instant, Transport};
 const HEAD_START: Duration = Duration::from_millis(250);
 /// The same once something was heard over UDP: handshakes are on their way.
 const ANSWERED: Duration = Duration::from_millis(1500);
+/// The same where it fell silent: some heartbeats that were lost are no reason yet.
+const DIED: Duration = Duration::from_millis(200);
 /// UDP that works again carries data after this time …
 const TRUST: Duration = Duration::from_secs(1);
 /// … doubled each time that it failed again soon, up to this.
@@ -310,7 +312,7 @@ impl TransportJudge {
             (Transport::Tcp, _) => true,
             (Transport::Auto, Udp::Silent { since, died }) => {
                 let answered = self.answered.filter(|_| !died).map(|at| at + ANSWERED);
-                let patience = if died && since > up { since } else { up + HEAD_START };
+                let patience = if died && since > up { since + DIED } else { up + HEAD_START };
                 self.is_over(now, answered.unwrap_or(patience))
             }
         }

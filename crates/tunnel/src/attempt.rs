@@ -85,6 +85,11 @@ impl Probe {
         *self = Self::new(now);
     }
 
+    /// How long ago that was.
+    pub(crate) fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
     pub(crate) fn answered(&self) -> bool {
         self.answered
     }

@@ -35,7 +35,7 @@ fn server(speaks: Speaks) -> Server {
     let home = tempfile::tempdir().unwrap();
     let identity = Identity::load_or_create(home.path()).unwrap();
     let alpn: &[&[u8]] = if speaks == Speaks::Http2 { &[ALPN] } else { &[] };
-    let config = Arc::new(tls::server_config(&identity, alpn).unwrap());
+    let config = Arc::new(tls::server_config(&identity, &[], alpn).unwrap());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     // It ends with the process; nothing waits for it.

@@ -22,9 +22,9 @@ use crate::h2_stream::H2Stream;
 const SOON: Duration = Duration::from_secs(20);
 
 /// A server, as far as TCP is concerned.
-pub(super) struct Served {
-    pub(super) address: SocketAddr,
-    pub(super) token: String,
+pub(crate) struct Served {
+    pub(crate) address: SocketAddr,
+    pub(crate) token: String,
     house: Arc<House>,
     credentials: Credentials,
     _home: tempfile::TempDir,
@@ -32,7 +32,7 @@ pub(super) struct Served {
 
 impl Served {
     /// Serves at a free port, as long as the test's runtime is there.
-    pub(super) fn start(change: impl FnOnce(&mut ServerConfig)) -> Self {
+    pub(crate) fn start(change: impl FnOnce(&mut ServerConfig)) -> Self {
         // Clients connect from 127.0.0.1, so none of them takes the port in TCP.
         let echo = UdpSocket::bind("127.0.1.1:0").unwrap();
         let address = echo.local_addr().unwrap();

@@ -15,7 +15,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use h2::client::SendRequest;
+use h2::{
+    SendStream,
+    client::{ResponseFuture, SendRequest},
+};
 use http::{Method, Request, StatusCode, Uri};
 use mpvpn_control::{
     config::{ClientConfig, Trust, Via},
@@ -195,6 +198,9 @@ impl Drop for Carriage {
     }
 }
 
+/// A request without an answer yet.
+pub(super) type Asked = (ResponseFuture, SendStream<Bytes>);
+
 /// Reads and writes a connection of HTTP/2.
 pub(super) type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Send>>;
 
@@ -280,10 +286,14 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     let multipath = matches!(dialled.multipath, Multipath::Yes(_));
     let asking = async {
         let (mut requests, mut driver) = begin(dialled.stream).await?;
+        let denied = |denied: Denied| denied.to_string();
+        let mut all = Vec::new();
+        for _ in &plan.planes {
+            all.push(with(&mut driver, ask(&mut requests, stable)).await?.map_err(denied)?);
+        }
         let mut streams = Vec::new();
-        for plane in &plan.planes {
-            let asked = with(&mut driver, ask(&mut requests, stable)).await?;
-            let stream = asked.map_err(|denied| denied.to_string())?;
+        for (plane, asked) in plan.planes.iter().zip(all) {
+            let stream = with(&mut driver, granted(asked)).await?.map_err(denied)?;
             streams.push((socket(&plan.sockets, *plane)?, stream));
         }
         Ok::<_, String>((driver, streams))
@@ -356,7 +366,7 @@ pub(super) enum Denied {
 }
 
 /// Asks for a stream of packets to the server itself.
-pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<H2Stream, Denied> {
+pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<Asked, Denied> {
     let failed = |error: &dyn ToString| Denied::Otherwise(error.to_string());
     let (uri, authorization) = &stable.request;
     let mut request = Request::builder()
@@ -369,8 +379,12 @@ pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> R
     }
     let request = request.body(()).map_err(|error| failed(&error))?;
     poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| failed(&error))?;
-    let (answer, send) = requests.send_request(request, false).map_err(|error| failed(&error))?;
-    let answer = answer.await.map_err(|error| failed(&error))?;
+    requests.send_request(request, false).map_err(|error| failed(&error))
+}
+
+/// What came of it.
+pub(super) async fn granted((answer, send): Asked) -> Result<H2Stream, Denied> {
+    let answer = answer.await.map_err(|error| Denied::Otherwise(error.to_string()))?;
     match answer.status() {
         status if status.is_success() => Ok(H2Stream::new(send, answer.into_body())),
         StatusCode::UNAUTHORIZED => Err(Denied::Unauthorized),
@@ -388,3 +402,6 @@ fn socket(sockets: &Sockets, plane: SocketAddr) -> Result<Arc<Loopback>, String>
     sockets.insert(plane, Arc::clone(&socket));
     Ok(socket)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,7 @@ use mpvpn_os::tcp::{Multipath, Protocol};
 use mpvpn_types::Duration;
 use tokio::time::timeout;
 
-use super::carriage::{Denied, Stable, ask, begin, with};
+use super::carriage::{Denied, Stable, ask, begin, granted, with};
 use crate::{
     dial::{DialError, Step, dial},
     links::Footing,
@@ -56,7 +56,7 @@ pub(crate) async fn try_out(stable: &Stable, footing: Footing, to: Vec<SocketAdd
     let begun = Instant::now();
     let asking = async {
         let (mut requests, mut driver) = begin(dialled.stream).await?;
-        match with(&mut driver, ask(&mut requests, stable)).await? {
+        match with(&mut driver, async { granted(ask(&mut requests, stable).await?).await }).await? {
             Ok(_) => Ok(true),
             Err(Denied::Unauthorized) => Ok(false),
             Err(other) => Err(other.to_string()),

@@ -48,6 +48,10 @@ impl Client {
         }
         let allowed = self.allows(id);
         let Some(link) = self.links.get(&id).filter(|link| link.up && allowed) else { return };
+        // Where UDP died, the connection is not to blame: a path for it comes first.
+        if id.is_tcp() && self.session.is_some() && link.probe.age(now) < REVIVE {
+            return;
+        }
         let local = Local::link(id);
         match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
             Ok(connection) => {
