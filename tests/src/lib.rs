@@ -28,6 +28,7 @@ pub mod tcp;
 pub mod tun_copy;
 pub mod usage;
 pub mod visits;
+pub mod wall;
 
 use std::{
     path::{Path, PathBuf},

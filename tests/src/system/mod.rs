@@ -41,10 +41,16 @@ pub enum System {
     Mpvpn,
     /// This project with TCP on streams.
     MpvpnStream,
+    /// This project inside HTTP/2 over TCP.
+    MpvpnTcp,
+    /// The same with TCP on streams.
+    MpvpnTcpStream,
     /// WireGuard in Go, from the module `golang.zx2c4.com/wireguard`.
     WireguardGo,
     /// OpenVPN from Debian.
     Openvpn,
+    /// The same over TCP.
+    OpenvpnTcp,
     /// WireGuard in Rust, from crates.io.
     Boringtun,
     /// WireGuard in the kernel.
@@ -75,13 +81,16 @@ pub struct Tunnel {
 
 impl System {
     /// All of them, the nearest neighbours of mpvpn beside it.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 11] = [
         Self::Raw,
         Self::TunCopy,
         Self::Mpvpn,
         Self::MpvpnStream,
+        Self::MpvpnTcp,
+        Self::MpvpnTcpStream,
         Self::WireguardGo,
         Self::Openvpn,
+        Self::OpenvpnTcp,
         Self::Boringtun,
         Self::KernelWireguard,
     ];
@@ -93,11 +102,19 @@ impl System {
             Self::TunCopy => "tun-copy",
             Self::Mpvpn => "mpvpn",
             Self::MpvpnStream => "mpvpn-stream",
+            Self::MpvpnTcp => "mpvpn-tcp",
+            Self::MpvpnTcpStream => "mpvpn-tcp-stream",
             Self::WireguardGo => "wireguard-go",
             Self::Openvpn => "openvpn",
+            Self::OpenvpnTcp => "openvpn-tcp",
             Self::Boringtun => "boringtun",
             Self::KernelWireguard => "kernel-wireguard",
         }
+    }
+
+    /// Whether it is compared with others over any link. The rest has rigs of its own.
+    pub fn is_usual(self) -> bool {
+        !matches!(self, Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream | Self::OpenvpnTcp)
     }
 
     /// Whether it is there for comparison only: a bound, and no VPN.
@@ -114,8 +131,11 @@ impl System {
             }
             Self::Mpvpn => "defaults, --auth none, --insecure",
             Self::MpvpnStream => "defaults, --auth none, --insecure, --lane stream",
+            Self::MpvpnTcp => "defaults, --auth none, --insecure, --transport tcp",
+            Self::MpvpnTcpStream => "defaults, --auth none, --insecure, --transport tcp, --lane stream",
             Self::WireguardGo => wireguard_go::SETTINGS,
             Self::Openvpn => openvpn::SETTINGS,
+            Self::OpenvpnTcp => openvpn::TCP_SETTINGS,
             Self::Boringtun => boringtun::SETTINGS,
             Self::KernelWireguard => kernel_wireguard::SETTINGS,
         }
@@ -128,12 +148,14 @@ impl System {
                 let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
                 Ok(format!("Linux {}", kernel.trim()))
             }
-            Self::Mpvpn | Self::MpvpnStream => first_line(Command::new(binary()).arg("--version")),
+            Self::Mpvpn | Self::MpvpnStream | Self::MpvpnTcp | Self::MpvpnTcpStream => {
+                first_line(Command::new(binary()).arg("--version"))
+            }
             Self::WireguardGo | Self::Boringtun => {
                 tool("wg")?;
                 installed(self.name()).map(|(_, version)| version)
             }
-            Self::Openvpn => {
+            Self::Openvpn | Self::OpenvpnTcp => {
                 tool("openvpn")?;
                 // OpenVPN ends with status 1 after having told its version.
                 first_line(Command::new("openvpn").arg("--version"))
@@ -152,8 +174,11 @@ impl System {
             Self::TunCopy => crate::tun_copy::start(stage)?,
             Self::Mpvpn => mpvpn::start(stage, &[])?,
             Self::MpvpnStream => mpvpn::start(stage, &["--lane", "stream"])?,
+            Self::MpvpnTcp => mpvpn::start(stage, &["--transport", "tcp"])?,
+            Self::MpvpnTcpStream => mpvpn::start(stage, &["--transport", "tcp", "--lane", "stream"])?,
             Self::WireguardGo => wireguard_go::start(stage)?,
-            Self::Openvpn => openvpn::start(stage)?,
+            Self::Openvpn => openvpn::start(stage, &openvpn::UDP)?,
+            Self::OpenvpnTcp => openvpn::start(stage, &openvpn::TCP)?,
             Self::Boringtun => boringtun::start(stage)?,
             Self::KernelWireguard => kernel_wireguard::start(stage)?,
         };

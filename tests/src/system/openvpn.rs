@@ -1,4 +1,4 @@
-//! OpenVPN between two hosts: TLS with pinned certificates, AES-256-GCM over UDP.
+//! OpenVPN between two hosts: TLS with pinned certificates, AES-256-GCM over UDP or TCP.
 
 use std::{net::Ipv4Addr, process::Command};
 
@@ -7,31 +7,41 @@ use crate::stage::{Place, Stage};
 
 pub(super) const SETTINGS: &str = "point to point, TLS with pinned certificates, AES-256-GCM, UDP, --fast-io, \
     socket buffers 4 MB, TUN queue 1000, default MTU and mssfix";
+pub(super) const TCP_SETTINGS: &str = "point to point, TLS with pinned certificates, AES-256-GCM, TCP without delay, \
+    socket buffers of the system, TUN queue 1000, default MTU and mssfix";
+
+/// What it travels in: words for the server, for the client, and for both.
+pub(super) struct Carrier {
+    server: &'static str,
+    client: &'static str,
+    both: &'static [&'static str],
+}
+
+pub(super) const UDP: Carrier = Carrier {
+    server: "udp",
+    client: "udp",
+    both: &["--fast-io", "--sndbuf", "4194304", "--rcvbuf", "4194304"],
+};
+pub(super) const TCP: Carrier = Carrier {
+    server: "tcp-server",
+    client: "tcp-client",
+    // A buffer of a fixed size would keep the kernel from fitting it to the link.
+    both: &["--socket-flags", "TCP_NODELAY"],
+};
 
 /// Of the certificates, the server's is made by every stage.
 const CLIENT: &str = "client";
 const PORT: &str = "1194";
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
-pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
+pub(super) fn start(stage: &Stage, carrier: &Carrier) -> Result<Parts, String> {
     stage.make_certificate(CLIENT);
     let prints = [fingerprint(stage, "server")?, fingerprint(stage, CLIENT)?];
     let outside = OUTSIDE.to_string();
     let run = |place, own: &str, print: &str, words: &[&str]| {
         let mut command = stage.command(place, "openvpn");
-        command.args([
-            "--dev-type",
-            "tun",
-            "--proto",
-            "udp",
-            "--fast-io",
-            "--verb",
-            "2",
-            "--txqueuelen",
-            "1000",
-        ]);
+        command.args(["--dev-type", "tun", "--verb", "2", "--txqueuelen", "1000"]).args(carrier.both);
         command.args(["--cipher", "AES-256-GCM", "--data-ciphers", "AES-256-GCM"]);
-        command.args(["--sndbuf", "4194304", "--rcvbuf", "4194304"]);
         command.args([
             "--cert",
             &format!("{own}.crt"),
@@ -49,6 +59,8 @@ pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
         "server",
         &prints[1],
         &[
+            "--proto",
+            carrier.server,
             "--dev",
             "ovs",
             "--local",
@@ -68,6 +80,8 @@ pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
         CLIENT,
         &prints[0],
         &[
+            "--proto",
+            carrier.client,
             "--dev",
             "ovc",
             "--nobind",

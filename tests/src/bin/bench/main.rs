@@ -6,6 +6,7 @@
 
 mod classes;
 mod figure;
+mod mptcp;
 mod options;
 mod parts;
 mod paths;
@@ -30,7 +31,7 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 11] = [
+const RIGS: [Rig; 12] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
@@ -57,6 +58,11 @@ const RIGS: [Rig; 11] = [
         "classes",
         "classes of traffic: loss and load in one beside the others, loss table, failover, pipes, nine tunnels",
         classes::run,
+    ),
+    (
+        "mptcp",
+        "networks that block UDP: links inside TCP, alone and beside QUIC, cut, blocked in mid-flow; other VPNs over TCP",
+        mptcp::run,
     ),
 ];
 

@@ -5,24 +5,25 @@ use std::time::Duration;
 use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
 
-use crate::{classes, paths::load::InnerCc, peers::Setting, stream::Part};
+use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};
 
 /// What `--list` says after the rigs.
 pub(crate) const HELP: &str = "
---rounds N        of `peers` and `stream`: how often every system has its turn (5)
---seconds N       of `peers` and `stream`: how long a TCP or UDP run takes (2)
---tries N         of `peers` and `stream`: how often a run is tried that something else on the machine disturbs (3)
+--rounds N        of `peers`, `stream` and `mptcp`: how often every system has its turn (5)
+--seconds N       of `peers`, `stream` and `mptcp`: how long a TCP or UDP run beside others takes (2)
+--tries N         of `peers`, `stream` and `mptcp`: how often a run is tried that something else on the machine disturbs (3)
 --systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard;
-                  mpvpn-stream is left out if not named
+                  and if named mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
 SCENARIO...       of `paths` and `stream`: only these (--list names them)
 --quick           of `paths` and `stream`: one run of 6 s instead of three of 10 s, 1 and 4 flows, three cuts, 15 random
-                  ones; of `stream` and `pseudotcp`: one round; of `classes`: shorter, and fewer directions
+                  ones; of `stream`, `pseudotcp` and `mptcp`: one round; of `classes` and `mptcp`: shorter, fewer directions
 --cuts N          of `paths` and `stream`: how often a link is cut (as the scenario says: 10, 20 or 100)
---runs N          of `paths` and `stream`: how often each row is measured (3); of `pseudotcp`: rounds (5)
---inner CC        of `paths`, `stream` and `classes`: the congestion control of inner TCP: cubic (default) or bbr
+--runs N          of `paths`, `stream` and `mptcp`: how often each row is measured (3); of `pseudotcp`: rounds (5)
+--inner CC        of `paths`, `stream`, `classes` and `mptcp`: the congestion control of inner TCP: cubic (default) or bbr
 --parts A,B       of `stream`: only these: links, veth, short, readers (all; links where scenarios are named); of
-                  `classes`: only these: isolation, competition, loss, failover, striping, nine (all)
+                  `classes`: only these: isolation, competition, loss, failover, striping, nine (all); of `mptcp`: only
+                  these: lab, stripped, mixed, tcp (all)
 --load N          of `memory`: seconds of load (60)
 ";
 
@@ -47,6 +48,8 @@ pub(crate) struct Options {
     pub(crate) parts: Vec<Part>,
     /// Parts of the classes rig.
     pub(crate) class_parts: Vec<classes::Part>,
+    /// Parts of the mptcp rig.
+    pub(crate) mptcp_parts: Vec<mptcp::Part>,
     /// Load of the memory rig.
     pub(crate) load: Duration,
     /// Rounds of the peers rig.
@@ -73,11 +76,12 @@ impl Options {
             inner: InnerCc::default(),
             parts: Vec::new(),
             class_parts: Vec::new(),
+            mptcp_parts: Vec::new(),
             load: Duration::from_secs(60),
             rounds: 5,
             seconds: 2,
             tries: 3,
-            systems: System::ALL.into_iter().filter(|system| *system != System::MpvpnStream).collect(),
+            systems: System::ALL.into_iter().filter(|system| system.is_usual()).collect(),
             settings: Setting::ALL.to_vec(),
         };
         let mut words = words.iter();
@@ -115,16 +119,21 @@ impl Options {
         if options.class_parts.is_empty() {
             options.class_parts = classes::Part::ALL.to_vec();
         }
+        if options.mptcp_parts.is_empty() {
+            options.mptcp_parts = mptcp::Part::ALL.to_vec();
+        }
         Ok(options)
     }
 
     /// The parts of all rigs have names of their own.
     fn choose_parts(&mut self, list: Option<&String>) -> Result<(), String> {
         let names = Part::ALL.map(Part::name).into_iter().chain(classes::Part::ALL.map(classes::Part::name));
+        let names = names.chain(mptcp::Part::ALL.map(mptcp::Part::name));
         let wanted = chosen(list, &names.collect::<Vec<_>>(), |name| name)?;
         let is_wanted = |name| wanted.contains(&name);
         self.parts = Part::ALL.into_iter().filter(|part| is_wanted(part.name())).collect();
         self.class_parts = classes::Part::ALL.into_iter().filter(|part| is_wanted(part.name())).collect();
+        self.mptcp_parts = mptcp::Part::ALL.into_iter().filter(|part| is_wanted(part.name())).collect();
         Ok(())
     }
 }
@@ -189,7 +198,9 @@ mod tests {
         let options = parse("--parts nine,isolation").unwrap();
         assert_eq!(options.class_parts, [classes::Part::Isolation, classes::Part::Nine]);
         assert_eq!(options.parts, Part::ALL);
+        assert_eq!(options.mptcp_parts, mptcp::Part::ALL);
         assert_eq!(parse("--parts veth").unwrap().class_parts, classes::Part::ALL);
+        assert_eq!(parse("--parts mixed").unwrap().mptcp_parts, [mptcp::Part::Mixed]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A rig that consists of parts, each of which can be run alone.
 
+use mpvpn_lab::Direction;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    figure::{Bar, figure},
+    figure::{Bar, Figure, figure},
     paths::plan::caught,
     report::{self, Outcome},
 };
@@ -20,9 +21,7 @@ pub(crate) fn each<P: Copy>(
     for &part in parts {
         let name = name(part);
         let outcome = caught(|| run(part)).unwrap_or_else(|why| {
-            eprintln!("  {name}: {why}");
-            let missing = format!("{name}: it cannot be measured");
-            let figures = vec![figure(rig, missing, f64::NAN, "", Bar::AtLeast(0.0))];
+            let figures = vec![missing(rig, name, &why)];
             Outcome { figures, raw: json!({ "error": why }), ..Outcome::default() }
         });
         report::keep(rig, name, &outcome.raw);
@@ -33,4 +32,20 @@ pub(crate) fn each<P: Copy>(
     }
     whole.raw = Value::Object(raw);
     whole
+}
+
+/// What could not be measured has missed whatever was asked of it.
+pub(crate) fn missing(rig: &'static str, what: &str, why: &str) -> Figure {
+    eprintln!("  {what}: {why}");
+    figure(rig, format!("{what}: it cannot be measured"), f64::NAN, "", Bar::AtLeast(0.0))
+}
+
+/// As tables and names of figures say it.
+pub(crate) fn name(way: Direction) -> &'static str {
+    if way == Direction::Up { "up" } else { "down" }
+}
+
+/// Both, or in a hurry only what the client receives.
+pub(crate) fn ways(quick: bool) -> &'static [Direction] {
+    if quick { &[Direction::Down] } else { &[Direction::Up, Direction::Down] }
 }

@@ -9,11 +9,12 @@ use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{BULK, CRITICAL, DEFAULT, Line, Scene, name, ways},
+    scene::{BULK, CRITICAL, DEFAULT, Line, Scene},
 };
 use crate::{
     figure::{Bar, figure},
     options::Options,
+    parts::{name, ways},
     paths::{
         load::{Load, START_UP},
         plan::caught,

@@ -15,11 +15,12 @@ use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{BULK, CRITICAL, DEFAULT, Scene, THREE, name, ways},
+    scene::{BULK, CRITICAL, DEFAULT, Scene, THREE},
 };
 use crate::{
     figure::{Bar, Figure, figure},
     options::Options,
+    parts::{name, ways},
     paths::load::{Load, START_UP},
     report::Outcome,
 };

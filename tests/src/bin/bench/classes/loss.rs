@@ -5,11 +5,12 @@ use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{Line, Scene, name},
+    scene::{Line, Scene},
 };
 use crate::{
     figure::{Bar, figure},
     options::Options,
+    parts::name,
     paths::load::Load,
     report::Outcome,
 };

@@ -124,13 +124,3 @@ impl Scene {
 fn paths<'a>(status: &'a Value, class: &str) -> impl Iterator<Item = &'a Value> {
     status["paths"].as_array().into_iter().flatten().filter(move |path| path["class"] == class)
 }
-
-/// As tables and names of figures say it.
-pub(super) fn name(way: Direction) -> &'static str {
-    if way == Direction::Up { "up" } else { "down" }
-}
-
-/// Both, or in a hurry only what the client receives.
-pub(super) fn ways(quick: bool) -> &'static [Direction] {
-    if quick { &[Direction::Down] } else { &[Direction::Up, Direction::Down] }
-}

@@ -5,11 +5,12 @@ use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{DEFAULT, Line, Scene, name, ways},
+    scene::{DEFAULT, Line, Scene},
 };
 use crate::{
     figure::{Bar, figure},
     options::Options,
+    parts::{name, ways},
     paths::load::Load,
     report::Outcome,
 };

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use mpvpn_lab::{Direction, scenario::Scenario};
+use mpvpn_lab::{Direction, History, scenario::Scenario};
 use mpvpn_tests::{
     ping::Ping,
     stage::{Place, Stage, TUNNEL},
@@ -81,7 +81,7 @@ pub(crate) fn harmed(
         of_one.iter().map(move |(from, to)| (period * repetition + *from, period * repetition + *to))
     });
     let times: Vec<_> = times.collect();
-    let histories = histories(stage, scenario);
+    let histories = histories(stage, scenario.links.len());
     let harm = |(n, (from, to)): (usize, &(Duration, Duration))| {
         // The next harm ends the search for the return from this one.
         let end = times.get(n + 1).map_or(Duration::from_secs(seconds.into()), |next| next.0);
@@ -98,16 +98,14 @@ pub(crate) fn harmed(
     Ok(Harmed { arrived, harms, lost_pings: pings.missing(), talk })
 }
 
-fn histories(stage: &Stage, scenario: &Scenario) -> Option<Vec<mpvpn_lab::History>> {
-    (1..=scenario.links.len())
-        .map(|number| stage.link(number).handle().history())
-        .collect::<Result<_, _>>()
-        .ok()
+/// What every link has delivered so far.
+pub(crate) fn histories(stage: &Stage, links: usize) -> Option<Vec<History>> {
+    (1..=links).map(|number| stage.link(number).handle().history()).collect::<Result<_, _>>().ok()
 }
 
 /// How long after the harm all links together carried [`BACK`] of what they had carried in the second before it.
-fn back(
-    histories: &[mpvpn_lab::History],
+pub(crate) fn back(
+    histories: &[History],
     way: Direction,
     (from, to): (Instant, Instant),
     end: Instant,

@@ -2,10 +2,10 @@
 //! kernel's Multipath TCP, and what it costs when one is lost.
 
 mod draw;
-mod harm;
+pub(crate) mod harm;
 mod judge;
 pub(crate) mod load;
-mod mptcp;
+pub(crate) mod mptcp;
 pub(crate) mod plan;
 pub(crate) mod play;
 pub(crate) mod talk;

@@ -9,11 +9,11 @@ use super::load::{Iperf, Kind, Load, PORT, Sink};
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Lets both kernels use all links.
-pub(crate) fn prepare(stage: &Stage, scenario: &Scenario) -> Result<Sink> {
+pub(crate) fn prepare(stage: &Stage, links: usize) -> Result<Sink> {
     for place in [Place::Client, Place::Server] {
         ask(stage, place, &["ip", "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"])?;
     }
-    for number in 1..=scenario.links.len() {
+    for number in 1..=links {
         let (address, device) = (format!("10.{}.0.2", 100 + number), format!("eth{number}"));
         ask(stage, Place::Client, &["ip", "mptcp", "endpoint", "add", &address, "dev", &device, "subflow"])?;
     }
@@ -29,12 +29,16 @@ pub(crate) fn run(
     seconds: u32,
 ) -> Result<f64> {
     let before = joins(stage);
-    let to = (&*SERVER_V4.to_string(), PORT);
-    let arrived = Iperf::start(stage, Kind::Mptcp, to, load, way, seconds)?.finish()?;
+    let arrived = start(stage, load, way, seconds)?.finish()?;
     if scenario.links.len() > 1 && joins(stage) == before {
         return Err("no subflow joined: is net.mptcp.enabled 1?".to_owned());
     }
     Ok(arrived.mbit)
+}
+
+/// Traffic past any tunnel.
+pub(crate) fn start(stage: &Stage, load: Load, way: Direction, seconds: u32) -> Result<Iperf> {
+    Iperf::start(stage, Kind::Mptcp, (&SERVER_V4.to_string(), PORT), load, way, seconds)
 }
 
 fn ask(stage: &Stage, place: Place, words: &[&str]) -> Result<()> {
@@ -46,7 +50,7 @@ fn ask(stage: &Stage, place: Place, words: &[&str]) -> Result<()> {
 }
 
 /// How many subflows the server's kernel has accepted.
-fn joins(stage: &Stage) -> u64 {
+pub(crate) fn joins(stage: &Stage) -> u64 {
     let table = stage
         .inside(Place::Server, || std::fs::read_to_string("/proc/thread-self/net/netstat"))
         .unwrap_or_default();

@@ -81,7 +81,7 @@ pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> 
 
 /// Measures kernel MPTCP, before there is a tunnel.
 fn beside(stage: &Stage, scenario: &Scenario, plan: Plan, rows: &mut [Row]) {
-    let sink = caught(|| mptcp::prepare(stage, scenario));
+    let sink = caught(|| mptcp::prepare(stage, scenario.links.len()));
     for row in rows.iter_mut().filter(|row| matches!(row.load, Load::Tcp(..))) {
         if let Err(why) = &sink {
             row.mptcp = Some(Err(why.clone()));

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use mpvpn_tests::{quiet, system::System};
+use mpvpn_tests::{quiet, system::System, wall::Wall};
 use serde_json::{Value, json};
 
 use super::{
@@ -16,19 +16,35 @@ use crate::{
     report::Outcome,
 };
 
-/// Whom mpvpn is compared with.
-pub(super) const RIVAL: System = System::WireguardGo;
-
 /// mpvpn with its defaults.
-pub(super) const PEERS: Contest =
-    Contest { rig: "peers", title: "Peers", ours: System::Mpvpn, bars: &BARS, scope: Scope::Everything };
+pub(super) const PEERS: Contest = Contest {
+    rig: "peers",
+    title: "Peers",
+    ours: &[System::Mpvpn],
+    rival: System::WireguardGo,
+    bars: &BARS,
+    scope: Scope::Everything,
+    wall: Wall::NONE,
+};
 /// mpvpn with TCP on streams.
 pub(super) const STREAM: Contest = Contest {
     rig: "stream",
     title: "Streams beside another VPN",
-    ours: System::MpvpnStream,
+    ours: &[System::MpvpnStream],
+    rival: System::WireguardGo,
     bars: &STREAM_BARS,
     scope: Scope::Tcp,
+    wall: Wall::NONE,
+};
+/// mpvpn inside TCP, with TCP as packets and on streams.
+pub(super) const INSIDE_TCP: Contest = Contest {
+    rig: "mptcp",
+    title: "Inside TCP beside another VPN over TCP",
+    ours: &[System::MpvpnTcp, System::MpvpnTcpStream],
+    rival: System::OpenvpnTcp,
+    bars: &INSIDE_TCP_BARS,
+    scope: Scope::Tcp,
+    wall: Wall { no_udp: &[1], ..Wall::NONE },
 };
 
 /// What is asked of mpvpn: where, what, and how much.
@@ -77,6 +93,18 @@ const STREAM_BARS: [(Setting, &str, Asked); 12] = [
     (Setting::Veth, "tcp8_up_cpu_server", Asked::AtMost(1.2)),
     (Setting::Veth, "tcp8_down_cpu_client", Asked::AtMost(1.2)),
     (Setting::Veth, "tcp8_down_cpu_server", Asked::AtMost(1.2)),
+];
+
+/// What is asked of it inside TCP.
+const INSIDE_TCP_BARS: [(Setting, &str, Asked); 8] = [
+    (Setting::Veth, "tcp1_up", Asked::TimesRival(1.5)),
+    (Setting::Veth, "tcp1_down", Asked::TimesRival(1.5)),
+    (Setting::Veth, "tcp1_up", Asked::Told),
+    (Setting::Veth, "tcp1_down", Asked::Told),
+    (Setting::Veth, "tcp1_up_cpu_client", Asked::Told),
+    (Setting::Veth, "tcp1_up_cpu_server", Asked::Told),
+    (Setting::Veth, "tcp1_down_cpu_client", Asked::Told),
+    (Setting::Veth, "tcp1_down_cpu_server", Asked::Told),
 ];
 
 #[derive(Clone, Copy)]
@@ -178,26 +206,29 @@ pub(super) fn outcome(
 
 /// Only what was asked for is judged; what was and has no value has missed its bar.
 fn figures(options: &Options, contest: &Contest, notes: &Notebook) -> Vec<Figure> {
-    if !options.systems.contains(&contest.ours) {
-        return Vec::new();
-    }
-    let asked = contest.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
-    asked
-        .filter_map(|(setting, key, asked)| judged(contest, *setting, known(key), *asked, options, notes))
-        .collect()
+    let ours = contest.ours.iter().filter(|system| options.systems.contains(system));
+    let asked = || contest.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
+    let judged = |ours: System| {
+        asked().filter_map(move |(setting, key, asked)| {
+            judged(contest, ours, *setting, known(key), *asked, options, notes)
+        })
+    };
+    ours.flat_map(|system| judged(*system)).collect()
 }
 
 fn judged(
     contest: &Contest,
+    ours: System,
     setting: Setting,
     measure: &Measure,
     asked: Asked,
     options: &Options,
     notes: &Notebook,
 ) -> Option<Figure> {
-    let (rig, ours) = (contest.rig, contest.ours);
+    let (rig, rival) = (contest.rig, contest.rival);
     let mark = if notes.is_disturbed(setting, ours, measure.key) { " *" } else { "" };
-    let name = format!("{}, {}{mark}", setting.name(), measure.title);
+    let who = if contest.ours.len() > 1 { format!("{}, ", ours.name()) } else { String::new() };
+    let name = format!("{who}{}, {}{mark}", setting.name(), measure.title);
     let absolute = |bar| {
         let value = notes.median(setting, ours, measure.key).unwrap_or(f64::NAN);
         Some(Figure { rig, name: name.clone(), value, unit: measure.unit, bar })
@@ -207,15 +238,15 @@ fn judged(
         Asked::AtMost(bar) => absolute(Bar::AtMost(bar)),
         Asked::Told => absolute(Bar::None),
         Asked::TimesRival(bar) => {
-            let value = notes.ratio(setting, ours, RIVAL, measure.key);
+            let value = notes.ratio(setting, ours, rival, measure.key);
             // Without figures of the rival there is nothing to judge; missing figures of ours beside them are a miss.
             let judged =
-                options.systems.contains(&RIVAL) && notes.median(setting, RIVAL, measure.key).is_some();
+                options.systems.contains(&rival) && notes.median(setting, rival, measure.key).is_some();
             if !judged && value.is_none() {
                 return None;
             }
             let bar = if judged { Bar::AtLeast(bar) } else { Bar::None };
-            let name = format!("{name}, ÷ {}", RIVAL.name());
+            let name = format!("{name}, ÷ {}", rival.name());
             Some(Figure { rig, name, value: value.unwrap_or(f64::NAN), unit: "×", bar })
         }
     }
@@ -232,7 +263,7 @@ fn chapter(options: &Options, contest: &Contest, versions: &Versions, notes: &No
         let _ = writeln!(text, "| {} | {} | {} |", system.name(), one_line(&version), system.settings());
     }
     for &setting in &options.settings {
-        text += &section(contest.ours, setting, versions, notes);
+        text += &section(contest, setting, versions, notes);
     }
     if !notes.failures().is_empty() {
         text += "\n### What did not work\n\n";
@@ -265,12 +296,13 @@ fn method(options: &Options, notes: &Notebook) -> String {
     )
 }
 
-fn section(ours: System, setting: Setting, versions: &Versions, notes: &Notebook) -> String {
+fn section(contest: &Contest, setting: Setting, versions: &Versions, notes: &Notebook) -> String {
     let here: Vec<System> =
         versions.iter().filter(|(_, version)| version.is_ok()).map(|(system, _)| *system).collect();
     let mut text = format!("\n### {}: {}\n\n| |", setting.name(), setting.about());
     here.iter().for_each(|system| text += &format!(" {} |", system.name()));
-    text += &format!(" {} ÷ {} |\n|---|", ours.name(), RIVAL.name());
+    let (ours, rival) = (contest.ours[0], contest.rival);
+    text += &format!(" {} ÷ {} |\n|---|", ours.name(), rival.name());
     text += &"---:|".repeat(here.len() + 1);
     text.push('\n');
     for measure in &MEASURES {
@@ -284,7 +316,7 @@ fn section(ours: System, setting: Setting, versions: &Versions, notes: &Notebook
             let mark = if notes.is_disturbed(setting, *system, measure.key) { "*" } else { "" };
             let _ = write!(text, " {bound}{}{mark} |", value.map_or("–".to_owned(), number));
         }
-        let ratio = notes.ratio(setting, ours, RIVAL, measure.key);
+        let ratio = notes.ratio(setting, ours, rival, measure.key);
         let _ = writeln!(text, " {} |", ratio.map_or(String::new(), number));
     }
     text

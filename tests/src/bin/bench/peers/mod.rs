@@ -14,12 +14,12 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_tests::system::System;
+use mpvpn_tests::{system::System, wall::Wall};
 use mpvpn_types::panic_text;
 
 pub(crate) use self::setting::Setting;
 use self::{
-    judge::{Asked, PEERS, STREAM},
+    judge::{Asked, INSIDE_TCP, PEERS, STREAM},
     notebook::{Notebook, Turn},
     turn::{Paces, Session},
 };
@@ -37,9 +37,13 @@ type Versions = Vec<(System, Result<String, String>)>;
 struct Contest {
     rig: &'static str,
     title: &'static str,
-    ours: System,
+    /// The first one is shown beside the rival.
+    ours: &'static [System],
+    rival: System,
     bars: &'static [(Setting, &'static str, Asked)],
     scope: Scope,
+    /// What keeps away what is not to be used.
+    wall: Wall<'static>,
 }
 
 /// What is measured.
@@ -57,9 +61,18 @@ pub(crate) fn run(options: &Options) -> Outcome {
 
 /// mpvpn with TCP on streams beside its rival, over a link without a limit.
 pub(crate) fn streams(options: &Options) -> Outcome {
+    over_veth(options, &STREAM)
+}
+
+/// mpvpn inside TCP beside its rival over TCP, over a link without a limit.
+pub(crate) fn inside_tcp(options: &Options) -> Outcome {
+    over_veth(options, &INSIDE_TCP)
+}
+
+fn over_veth(options: &Options, contest: &Contest) -> Outcome {
     let rounds = if options.quick { 1 } else { options.rounds };
-    let systems = vec![System::MpvpnStream, judge::RIVAL];
-    compare(&Options { rounds, systems, settings: vec![Setting::Veth], ..options.clone() }, &STREAM)
+    let systems = [contest.ours, &[contest.rival]].concat();
+    compare(&Options { rounds, systems, settings: vec![Setting::Veth], ..options.clone() }, contest)
 }
 
 fn compare(options: &Options, contest: &Contest) -> Outcome {
@@ -80,6 +93,7 @@ fn compare(options: &Options, contest: &Contest) -> Outcome {
         for &setting in options.settings.iter().filter(|setting| is_full || **setting != Setting::Slow) {
             eprintln!("  round {round} of {}, {}: {}", options.rounds, setting.name(), setting.about());
             let stage = setting.stage();
+            contest.wall.raise(&stage);
             for system in in_turn(&here, round).into_iter().filter(|system| is_full || !system.is_reference())
             {
                 let turn = Turn { round, setting, system };
