@@ -7,8 +7,9 @@ use std::{
 
 use mpvpn_tests::{
     ping::{Ping, reaches},
-    stage::{Peer, Place, SERVER, Stage, TUNNEL, paths_of},
+    stage::{Place, SERVER, Stage, TUNNEL, paths_of},
     tcp::{Sink, Way},
+    wall::{Travel, Wall, until_travels},
 };
 use serde_json::Value;
 
@@ -18,40 +19,13 @@ const LINKS: [&str; 2] = ["20mbit,12.5ms,queue=60ms"; 2];
 /// What the tunnel is held to.
 const BACK: Duration = Duration::from_secs(30);
 
-/// Drops what the server's address and port get and give over UDP on these links, at the client.
-fn block(stage: &Stage, links: &[&str]) {
-    stage.run(Place::Client, &["nft", "add", "table", "inet", "wall"]);
-    for (hook, device, port) in [("input", "iifname", "sport"), ("output", "oifname", "dport")] {
-        let chain = format!("{{ type filter hook {hook} priority 0; }}");
-        stage.run(Place::Client, &["nft", "add", "chain", "inet", "wall", hook, &chain]);
-        for link in links {
-            let rule = [device, link, "udp", port, "4433", "counter", "drop"];
-            stage.run(Place::Client, &[&["nft", "add", "rule", "inet", "wall", hook], &rule[..]].concat());
-        }
-    }
+/// No UDP gets through on these links.
+fn block(stage: &Stage, links: &[usize]) {
+    Wall { no_udp: links, ..Wall::NONE }.raise(stage);
 }
 
 fn unblock(stage: &Stage) {
-    stage.run(Place::Client, &["nft", "delete", "table", "inet", "wall"]);
-}
-
-/// How the paths of the default class over a link travel: those that carry data.
-fn active<'a>(status: &'a Value, link: &str) -> Vec<&'a str> {
-    let of_link = paths_of(status, "default").into_iter().filter(|path| path["link"] == link);
-    let active = of_link.filter(|path| path["state"] == "active");
-    active.filter_map(|path| path["transport"].as_str()).collect()
-}
-
-fn is_tcp(transport: &str) -> bool {
-    ["tcp", "mptcp"].contains(&transport)
-}
-
-/// Waits until a link is used in this way only.
-fn until(client: &Peer, link: &str, limit: Duration, tcp: bool) -> Value {
-    client.until(limit, &format!("{link} inside TCP: {tcp}"), |status| match active(status, link)[..] {
-        [transport] if is_tcp(transport) == tcp => Ok(()),
-        ref others => Err(format!("{others:?}")),
-    })
+    Wall::NONE.raise(stage);
 }
 
 /// The megabits of each second of a transfer.
@@ -62,11 +36,11 @@ fn megabits(seconds: &[f64]) -> Vec<f64> {
 #[test]
 fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
     let stage = Stage::new(&LINKS);
-    block(&stage, &["eth1"]);
+    block(&stage, &[1]);
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
-    let status = until(&client, "eth1", SOON, true);
-    until(&client, "eth2", SOON, false);
+    let status = until_travels(&client, "eth1", Travel::Tcp, SOON);
+    until_travels(&client, "eth2", Travel::Quic, SOON);
     let path = paths_of(&status, "default").into_iter().find(|path| path["id"] == "default/eth1/tcp");
     let path = path.unwrap_or_else(|| panic!("no path inside TCP: {status:#}"));
     assert_eq!(path["remote"], SERVER, "{path:#}");
@@ -82,7 +56,7 @@ fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
 #[test]
 fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
     let stage = Stage::new(&LINKS);
-    block(&stage, &["eth1", "eth2"]);
+    block(&stage, &[1, 2]);
     let server = stage.server(&[]);
     let mut client = stage.start_client(&[]);
     let took = client.wait_up(SOON);
@@ -90,11 +64,11 @@ fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
     assert!(took < Duration::from_secs(3), "up after {took:?}");
     reaches(&stage, Place::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        until(&client, link, SOON, true);
+        until_travels(&client, link, Travel::Tcp, SOON);
     }
     unblock(&stage);
     for link in ["eth1", "eth2"] {
-        until(&client, link, BACK, false);
+        until_travels(&client, link, Travel::Quic, BACK);
     }
     client.interrupt();
     server.until(Duration::from_secs(5), "the client said good-bye", |status| match &status["clients"] {
@@ -109,19 +83,19 @@ fn a_block_in_mid_flow_costs_no_connection_and_udp_returns() {
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
     for link in ["eth1", "eth2"] {
-        until(&client, link, SOON, false);
+        until_travels(&client, link, Travel::Quic, SOON);
     }
     let sink = Sink::start(&stage, Place::Server, 5201);
     let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Down, 40);
     thread::sleep(Duration::from_secs(5));
-    block(&stage, &["eth1", "eth2"]);
+    block(&stage, &[1, 2]);
     for link in ["eth1", "eth2"] {
-        until(&client, link, SOON, true);
+        until_travels(&client, link, Travel::Tcp, SOON);
     }
     thread::sleep(Duration::from_secs(5));
     unblock(&stage);
     for link in ["eth1", "eth2"] {
-        until(&client, link, BACK, false);
+        until_travels(&client, link, Travel::Quic, BACK);
     }
     let report = load.finish();
     let seconds = megabits(&report.seconds);
@@ -138,16 +112,16 @@ fn a_block_is_silence_for_less_than_two_seconds() {
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
     for link in ["eth1", "eth2"] {
-        until(&client, link, SOON, false);
+        until_travels(&client, link, Travel::Quic, SOON);
     }
     let from = SystemTime::now();
     let pings = Ping::dense(&stage, Place::Client, TUNNEL, 40);
     thread::sleep(Duration::from_secs(3));
-    block(&stage, &["eth1", "eth2"]);
+    block(&stage, &[1, 2]);
     thread::sleep(Duration::from_secs(5));
     unblock(&stage);
     for link in ["eth1", "eth2"] {
-        until(&client, link, BACK, false);
+        until_travels(&client, link, Travel::Quic, BACK);
     }
     let to = SystemTime::now();
     let gap = pings.finish().longest_gap(from, to);
@@ -162,15 +136,15 @@ fn a_link_may_be_told_to_use_one_way_only() {
     let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n";
     std::fs::write(stage.dir().join("client.toml"), file).expect("a file");
     let client = stage.client(&["--config", "client.toml", "--transport", "tcp"]);
-    let status = until(&client, "eth1", SOON, true);
-    until(&client, "eth2", SOON, false);
+    let status = until_travels(&client, "eth1", Travel::Tcp, SOON);
+    until_travels(&client, "eth2", Travel::Quic, SOON);
     let over_udp = |status: &Value| {
         let all = paths_of(status, "default").into_iter().filter(|path| path["link"] == "eth1");
         all.filter(|path| path["transport"] == "quic").count()
     };
     assert_eq!(over_udp(&status), 0, "{status:#}");
     assert_eq!(status["links"][0]["reason"], "TCP as configured");
-    block(&stage, &["eth2"]);
+    block(&stage, &[2]);
     reaches(&stage, Place::Client, TUNNEL);
     let from = SystemTime::now();
     let pings = Ping::dense(&stage, Place::Client, TUNNEL, 5);
@@ -191,7 +165,7 @@ fn a_cable_that_is_pulled_for_a_moment_costs_no_connection_inside_tcp() {
     let _server = stage.server(&[]);
     let client = stage.client(&["--transport", "tcp"]);
     for link in ["eth1", "eth2"] {
-        until(&client, link, SOON, true);
+        until_travels(&client, link, Travel::Tcp, SOON);
     }
     let sink = Sink::start(&stage, Place::Server, 5201);
     let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Down, 20);
@@ -200,7 +174,7 @@ fn a_cable_that_is_pulled_for_a_moment_costs_no_connection_inside_tcp() {
     client.until_path("eth1", "down", SOON);
     thread::sleep(Duration::from_secs(3));
     stage.link(1).restore();
-    until(&client, "eth1", Duration::from_secs(5), true);
+    until_travels(&client, "eth1", Travel::Tcp, Duration::from_secs(5));
     let report = load.finish();
     let seconds = megabits(&report.seconds);
     println!("{seconds:?} Mbit/s");

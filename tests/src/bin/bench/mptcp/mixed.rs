@@ -64,7 +64,6 @@ struct Found {
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let stage = Stage::two_links();
-    let pair = Pair::start(&stage, ONE, &[]);
     let _sink = Sink::start(&stage, Kind::Tcp, PORT)?;
     let mut outcome = Outcome {
         chapter: format!(
@@ -77,7 +76,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let mut raw = Vec::new();
     for &way in ways(options.quick) {
         let what = format!("UDP blocked on link 1, {FLOWS} flows {}", name(way));
-        let mbit = caught(|| together(&stage, &pair, options, way));
+        let mbit = caught(|| together(&stage, options, way));
         let sum = mbit.as_ref().map_or(f64::NAN, |mbit| median(mbit.clone()));
         match mbit {
             Ok(mbit) => {
@@ -88,7 +87,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             Err(why) => outcome.figures.push(missing(RIG, &what, &why)),
         }
         let what = format!("UDP blocked on both in mid-flow, {FLOWS} flows {}", name(way));
-        match caught(|| block(&stage, &pair, options, way)) {
+        match caught(|| block(&stage, options, way)) {
             Ok(found) => {
                 outcome.figures.extend(found.figures(&what));
                 outcome.chapter += &format!("| {} | {sum:.1} | {} |\n", name(way), found.cells());
@@ -131,9 +130,9 @@ impl Found {
 }
 
 /// The rates of some runs over both links, one inside TCP.
-fn together(stage: &Stage, pair: &Pair, options: &Options, way: Direction) -> Result<Vec<f64>, String> {
+fn together(stage: &Stage, options: &Options, way: Direction) -> Result<Vec<f64>, String> {
     let (seconds, runs) = if options.quick { (6, 1) } else { (10, 3) };
-    ONE.raise(stage);
+    let pair = Pair::start(stage, ONE, &[]);
     let run = |_| {
         pair.settle([Travel::Tcp, Travel::Quic]);
         let mbit = load(stage, options, way, seconds)?.finish()?.mbit;
@@ -151,8 +150,9 @@ fn load(stage: &Stage, options: &Options, way: Direction, seconds: u32) -> Resul
 }
 
 /// Blocks UDP on both links in the middle of a load, and lets it through again.
-fn block(stage: &Stage, pair: &Pair, options: &Options, way: Direction) -> Result<Found, String> {
-    Wall::NONE.raise(stage);
+fn block(stage: &Stage, options: &Options, way: Direction) -> Result<Found, String> {
+    // How soon UDP is tried again depends on how often it has failed: each block is the first of its client.
+    let pair = Pair::start(stage, Wall::NONE, &[]);
     pair.settle([Travel::Quic; 2]);
     let talk = Talk::start(stage, TUNNEL, PAUSE)?;
     let seconds = BEFORE + BLOCKED + AFTER;
