@@ -2,7 +2,9 @@
 
 use std::{net::Ipv4Addr, sync::Arc};
 
+use bytes::Bytes;
 use ipnet::{IpNet, Ipv4Net};
+use mpvpn_masque::headers::Headers;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Client, ClientConfig, Server, ServerConfig};
@@ -65,6 +67,8 @@ impl Identity {
             streams: true,
             dns: Vec::new(),
             auth: Box::new(Anyone),
+            site: Box::new(|_| (Headers::response(404), Bytes::new())),
+            hide: false,
             max_clients: 65_000,
             secrets: Box::new(move || {
                 sessions += 1;

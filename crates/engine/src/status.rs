@@ -121,7 +121,7 @@ pub(crate) fn of_client(
             status.paths.push(told);
         }
         if report.state == ClientState::Asleep {
-            let own = links.links.iter().filter(|(link, _)| link.class() == *id);
+            let own = links.links.iter().filter(|(link, _)| link.class() == *id && !link.is_tcp());
             let usable = own.filter_map(|(_, link)| Some((link, link.remote?)));
             status.paths.extend(
                 (0..).zip(usable).map(|(at, (link, remote))| sleeping(at, &class.name, link, remote, member)),
@@ -363,6 +363,7 @@ fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Mem
         class: class.to_owned(),
         link: link.name.clone(),
         pipe: None,
+        transport: Some("quic".to_owned()),
         local: local_of(link, remote),
         remote,
         state: PathState::Standby,

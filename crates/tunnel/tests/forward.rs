@@ -74,12 +74,12 @@ impl Inside {
 
     /// Carries what each end has to send to the other.
     fn exchange(&mut self) {
-        self.to_server();
-        let datagrams = self.from_server();
-        self.to_forwarder(datagrams);
+        self.send_up();
+        let datagrams = self.sent_down();
+        self.receive(datagrams);
     }
 
-    fn to_server(&mut self) {
+    fn send_up(&mut self) {
         let (now, server) = (self.world.now, &mut self.world.servers[0]);
         let mut buf = Vec::new();
         while let Some(transmit) = self.forwarder.poll_transmit(now, &mut buf) {
@@ -92,7 +92,7 @@ impl Inside {
         server.handle_batch(now);
     }
 
-    fn from_server(&mut self) -> Vec<BytesMut> {
+    fn sent_down(&mut self) -> Vec<BytesMut> {
         let (mut buf, mut all) = (Vec::new(), Vec::new());
         while let Some(transmit) = self.world.servers[0].poll_transmit(self.world.now, &mut buf) {
             all.extend(buf.chunks(transmit.segment_size.unwrap_or(transmit.size)).map(BytesMut::from));
@@ -101,7 +101,7 @@ impl Inside {
         all
     }
 
-    fn to_forwarder(&mut self, datagrams: Vec<BytesMut>) {
+    fn receive(&mut self, datagrams: Vec<BytesMut>) {
         for datagram in datagrams {
             self.forwarder.handle_datagram(self.world.now, at(SERVER), 0, datagram);
         }
@@ -178,12 +178,12 @@ fn an_end_that_is_slow_in_the_middle_of_the_handshake_goes_on_with_it() {
     // Of what the server sends first so many datagrams come before the others.
     for early in 0..4 {
         let mut inside = Inside::begun();
-        inside.to_server();
-        let mut flight = inside.from_server();
+        inside.send_up();
+        let mut flight = inside.sent_down();
         for late in [flight.split_off(early.min(flight.len())), Vec::new()] {
-            inside.to_forwarder(std::mem::replace(&mut flight, late));
+            inside.receive(std::mem::replace(&mut flight, late));
             if !flight.is_empty() {
-                inside.to_server();
+                inside.send_up();
             }
         }
         // TLS is done here, and the server not told yet: what was sent before should have been answered long ago.
