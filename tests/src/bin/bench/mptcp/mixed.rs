@@ -64,7 +64,6 @@ struct Found {
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let stage = Stage::two_links();
-    let _sink = Sink::start(&stage, Kind::Tcp, PORT)?;
     let mut outcome = Outcome {
         chapter: format!(
             "\n## UDP blocked on one of two links, and on both in mid-flow\n\nTwice {LINK}, {FLOWS} TCP flows.\n\n\
@@ -133,6 +132,7 @@ impl Found {
 fn together(stage: &Stage, options: &Options, way: Direction) -> Result<Vec<f64>, String> {
     let (seconds, runs) = if options.quick { (6, 1) } else { (10, 3) };
     let pair = Pair::start(stage, ONE, &[]);
+    let _sink = Sink::start(stage, Kind::Tcp, PORT)?;
     let run = |_| {
         pair.settle([Travel::Tcp, Travel::Quic]);
         let mbit = load(stage, options, way, seconds)?.finish()?.mbit;
@@ -154,11 +154,12 @@ fn block(stage: &Stage, options: &Options, way: Direction) -> Result<Found, Stri
     // How soon UDP is tried again depends on how often it has failed: each block is the first of its client.
     let pair = Pair::start(stage, Wall::NONE, &[]);
     pair.settle([Travel::Quic; 2]);
+    let _sink = Sink::start(stage, Kind::Tcp, PORT)?;
     let talk = Talk::start(stage, TUNNEL, PAUSE)?;
     let seconds = BEFORE + BLOCKED + AFTER;
     let load = load(stage, options, way, seconds)?;
     let pings = Ping::dense(stage, Place::Client, TUNNEL, u64::from(START_UP + seconds));
-    let begin = Instant::now();
+    let (begin, wall) = (Instant::now(), SystemTime::now());
     let [block, unblock, end] = [BEFORE, BEFORE + BLOCKED, seconds].map(|seconds| START_UP + seconds);
     let sleep_until = |seconds: u32| {
         let due = begin + Duration::from_secs(seconds.into());
@@ -184,7 +185,8 @@ fn block(stage: &Stage, options: &Options, way: Direction) -> Result<Found, Stri
     let lost = [arrived.as_ref().err(), talk.as_ref().err()].into_iter().flatten().cloned().collect();
     let stall = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.stall().as_secs_f64());
     let steps = arrived.map(|arrived| arrived.steps).unwrap_or_default();
-    let last = SystemTime::now() - Duration::from_secs(2);
+    // The last pings are under way when there are no more.
+    let last = wall + Duration::from_secs(u64::from(end) - 1);
     let [block, unblock, end] = [block, unblock, end].map(f64::from);
     Ok(Found {
         before: mean(&steps, START_UP.into(), block),
@@ -192,7 +194,7 @@ fn block(stage: &Stage, options: &Options, way: Direction) -> Result<Found, Stri
         after: mean(&steps, unblock + quic + SETTLED, end),
         silence: [
             pings.longest_gap(blocked - MARGIN, unblocked.0).as_secs_f64(),
-            pings.longest_gap(unblocked.0, last.max(unblocked.0)).as_secs_f64(),
+            pings.longest_gap(unblocked.0, last).as_secs_f64(),
         ],
         stall,
         quic,
