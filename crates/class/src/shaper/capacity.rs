@@ -10,7 +10,7 @@
 //! raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is sent is no queue of this end, and does not count
 //! for as long as it stays.
 //!
-//! Always holds: a given capacity is never exceeded, and what is lowered for a queue is lowered by no more than a quarter
+//! Always holds: a given capacity is never exceeded, no link is taken to carry less than some packets in a moment, and what is lowered for a queue is lowered by no more than a quarter
 //! unless less arrives than is sent.
 
 use mpvpn_types::{BitRate, Duration, Instant};
@@ -44,6 +44,11 @@ const MOST_HOLD: usize = 64;
 /// for long, and by more if it comes again soon.
 const LESS: f64 = 0.005;
 const MOST_LESS: f64 = 0.01;
+/// When there was no queue for so many spans, more is tried faster.
+const LONG_CALM: usize = 40;
+const CALM_RAISE: f64 = 0.04;
+/// What carries less (bytes/s) is not measured: too little arrives in a span to tell anything by.
+const LEAST_KNOWN: f64 = 100_000.0;
 /// A queue is drained in about this time (s), by a share of the rate between these.
 const DRAIN_TIME: f64 = 0.1;
 const LEAST_DRAIN: f64 = 0.04;
@@ -134,6 +139,8 @@ pub(super) struct Capacity {
     raises: bool,
     raise: f64,
     calm: usize,
+    /// Spans since a queue was there, in which the link was in use.
+    free: usize,
     /// Spans that it takes before more is tried: in the mean, and this time.
     hold: usize,
     wait: usize,
@@ -160,6 +167,7 @@ impl Capacity {
             raises: false,
             raise: MOST_RAISE,
             calm: 0,
+            free: 0,
             hold: 1,
             wait: 0,
             less: LESS,
@@ -214,6 +222,10 @@ impl Capacity {
             self.spans[self.newest] = Span { time: seconds(passed), ..self.current };
             (self.current, self.since) = (Span::default(), now);
             self.judge(now, is_shared);
+            if self.given.is_none() && self.known.is_some_and(|known| known < LEAST_KNOWN) {
+                // What was found so was wrong, or the controllers have to share such a link alone.
+                (self.known, self.drain, self.best) = (None, None, 0.0);
+            }
             self.spans[self.newest].known = self.known.unwrap_or_default();
         }
     }
@@ -278,6 +290,7 @@ impl Capacity {
     /// There was no queue in a span.
     fn grow(&mut self, known: f64) {
         self.calm += 1;
+        self.free += 1;
         if self.raises {
             if self.calm >= CYCLE {
                 (self.calm, self.hold, self.less) = (0, LEAST_HOLD, LESS);
@@ -285,7 +298,8 @@ impl Capacity {
             // What is too much is seen a round trip later.
             let raise = self.raise / (self.round().max(1) as f64).sqrt();
             self.known = Some((known * (1.0 + raise)).min(self.given.unwrap_or(f64::INFINITY)));
-            self.raise = (self.raise * FASTER).min(MOST_RAISE);
+            let most = if self.free > LONG_CALM { CALM_RAISE } else { MOST_RAISE };
+            self.raise = (self.raise * FASTER).min(most);
         } else if self.calm >= self.wait {
             (self.calm, self.raises, self.less) = (0, true, LESS);
         }
@@ -329,7 +343,7 @@ impl Capacity {
             self.less = (2.0 * self.less).min(MOST_LESS);
         }
         self.wait = self.hold / 2 + usize::from(self.chance()) % self.hold;
-        (self.raises, self.calm) = (false, 0);
+        (self.raises, self.calm, self.free) = (false, 0, 0);
         let share = (queue / DRAIN_TIME).clamp(LEAST_DRAIN, MOST_DRAIN);
         let time = 1.5 * queue / share + 2.0 * SPAN + self.rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));

@@ -266,6 +266,39 @@ fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
 }
 
 #[test]
+fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_nothing() {
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, None);
+    let sample = |delivered, rtt| Sample { delivered, rtt: Some(rtt), base_rtt: 25 * MS, limited: true };
+    let mut now = start;
+    let mut play = |shaper: &mut Shaper, time: Duration, bytes: u64, delivered: u64, rtt: Duration| {
+        let end = now + time;
+        while now < end {
+            now += 5 * MS;
+            for class in [ClassId(0), ClassId(2)] {
+                shaper.set_wanting(now, class, true);
+                let room = shaper.left(now, class);
+                shaper.spend(class, bytes.min(room));
+                shaper.measured(now, class, sample(delivered.min(bytes.min(room)), rtt));
+            }
+        }
+        now
+    };
+    // 20 Mbit/s in two classes, with a queue.
+    play(&mut shaper, 3 * SECOND, 6250, 6250, 40 * MS);
+    assert!(shaper.capacity().is_some(), "it is full");
+    // Time and again hardly anything arrives for a moment, and late; then all does.
+    for _ in 0..12 {
+        play(&mut shaper, 300 * MS, 6250, 0, 80 * MS);
+        play(&mut shaper, 400 * MS, 6250, 6250, 25 * MS);
+    }
+    let end = play(&mut shaper, 10 * SECOND, 6250, 6250, 25 * MS);
+    assert!(shaper.left(end, ClassId(0)) > 0);
+    let known = shaper.capacity().map_or(u64::MAX, BitRate::bps);
+    assert!(known > 15_000_000, "{known} bit/s");
+}
+
+#[test]
 fn a_class_alone_is_not_held_back_before_anything_is_known() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);

@@ -142,7 +142,9 @@ impl Carrier {
                     Role::Client => Some(path.link.uplink().0),
                     Role::Server => path.policy.link,
                 };
-                let seat = self.shares.as_ref().zip(link);
+                // What a queue does to round trips cannot be seen through the one of a TCP connection.
+                let measured = !path.inside_tcp || path.policy.cap.is_some();
+                let seat = self.shares.as_ref().zip(link.filter(|_| measured));
                 let seat = seat.map(|((all, class), link)| all.seat(now, link, *class, path.policy.cap));
                 connection.set_share(now, *id, seat);
                 connection.set_rate_cap(now, *id, path.policy.cap);
