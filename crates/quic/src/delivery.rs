@@ -235,22 +235,27 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
+    /// So many bytes are acknowledged, a round trip after they were sent, on a path of 20 ms.
+    fn acked(now: Instant, bytes: u64, rtt: Duration) -> Acked {
+        Acked {
+            bytes,
+            sent: now - rtt,
+            rtt,
+            random_loss: 0.0,
+            base: 20 * MS,
+            idle: true,
+            paced: 1.0,
+            queued: true,
+        }
+    }
+
     #[test]
     fn the_delivery_rate_follows_a_full_path_and_remembers_it_while_idle() {
         let start = Instant::now();
         let mut delivery = Delivery::new(start);
         let mut run = |from: u32, to: u32, bytes: u64, idle, rtt: u32| {
             for at in from..to {
-                let acked = Acked {
-                    bytes,
-                    sent: start + at * MS - rtt * MS,
-                    rtt: rtt * MS,
-                    base: 20 * MS,
-                    idle,
-                    random_loss: 0.0,
-                    paced: 1.0,
-                    queued: true,
-                };
+                let acked = Acked { idle, ..acked(start + at * MS, bytes, rtt * MS) };
                 // Two packets an acknowledgement.
                 delivery.on_ack(start + at * MS, acked);
                 delivery.on_ack(start + at * MS, acked);
@@ -269,16 +274,7 @@ mod tests {
         let start = Instant::now();
         let mut delivery = Delivery { rate: 150_000, ..Delivery::new(start) };
         for at in 0..5000u32 {
-            let acked = Acked {
-                bytes: 100,
-                sent: start + at * MS - 50 * MS,
-                rtt: 50 * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.0,
-                paced: 1.0,
-                queued: false,
-            };
+            let acked = Acked { queued: false, ..acked(start + at * MS, 100, 50 * MS) };
             delivery.on_ack(start + at * MS, acked);
         }
         assert!(delivery.rate >= 150_000, "{}", delivery.rate);
@@ -291,17 +287,8 @@ mod tests {
         // 10 MB/s sent evenly; what was held up for 60 ms is acknowledged within 20.
         for at in 1..2000u32 {
             let arrival = 20 + at + 40_u32.saturating_sub(at % 60);
-            let acked = Acked {
-                bytes: 10_000,
-                sent: start + at * MS,
-                rtt: (arrival - at) * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.0,
-                paced: 1.0,
-                queued: true,
-            };
-            delivery.on_ack(start + arrival * MS, acked);
+            let now = start + arrival * MS;
+            delivery.on_ack(now, acked(now, 10_000, (arrival - at) * MS));
         }
         assert!((9_500_000..12_000_000).contains(&delivery.rate()), "{}", delivery.rate());
     }
@@ -312,16 +299,7 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut run = |from: u32, random_loss| {
             for at in from..from + 1000 {
-                let acked = Acked {
-                    bytes: 1_000,
-                    sent: start + at * MS - 20 * MS,
-                    rtt: 20 * MS,
-                    base: 20 * MS,
-                    idle: true,
-                    random_loss,
-                    paced: 1.0,
-                    queued: true,
-                };
+                let acked = Acked { random_loss, ..acked(start + at * MS, 1_000, 20 * MS) };
                 for _ in 0..8 {
                     delivery.on_ack(start + at * MS, acked);
                 }
@@ -339,16 +317,7 @@ mod tests {
         let mut delivery = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         let mut fallen = None;
         for at in 1..1000u32 {
-            let acked = Acked {
-                bytes: 1_000,
-                sent: start + at * MS - 20 * MS,
-                rtt: 20 * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.0,
-                paced: 1.0,
-                queued: true,
-            };
+            let acked = acked(start + at * MS, 1_000, 20 * MS);
             for _ in 0..4 {
                 delivery.on_ack(start + at * MS, acked);
             }
@@ -362,16 +331,7 @@ mod tests {
 
         let mut quiet = Delivery { rate: 10_000_000, ..Delivery::new(start) };
         for at in 1..1000u32 {
-            let acked = Acked {
-                bytes: 1_000,
-                sent: start + at * MS - 20 * MS,
-                rtt: 20 * MS,
-                base: 20 * MS,
-                idle: true,
-                random_loss: 0.1,
-                paced: 1.0,
-                queued: true,
-            };
+            let acked = Acked { random_loss: 0.1, ..acked(start + at * MS, 1_000, 20 * MS) };
             // Three or four packets a window, one of which is lost at times.
             if at % 6 == 0 {
                 quiet.on_ack(start + at * MS, acked);
