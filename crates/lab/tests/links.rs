@@ -102,7 +102,7 @@ fn rates_come_out_as_described_and_follow_changes() {
         .unwrap()
         .set(Direction::Up, |params| params.rate = Some(BitRate::from_bps(20_000_000)))
         .unwrap();
-    near(iperf(&lab, "-t 3"), 20.0 * 1448.0 / 1500.0, 0.15);
+    near(iperf(&lab, "-u -l 1200 -b 30M -t 2"), 20.0 * headers, 0.05);
 }
 
 #[test]
