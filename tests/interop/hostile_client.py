@@ -340,11 +340,11 @@ async def unknown_protocol(raw):
     await lives(raw)
 
 
-@case("RFC 9110 §15.5.6: another method is 405 and says which is right")
+@case("docs/protocol.md: whoever wants no tunnel sees a site, which has nothing")
 async def another_method(raw):
     raw.preface()
     fields = ((":method", "GET"), (":scheme", "https"), (":authority", "mpvpn"), (":path", PATH))
-    await answered(raw, raw.open(headers(*fields), end=True), 405, allow="CONNECT")
+    await answered(raw, raw.open(headers(*fields), end=True), 404)
     await lives(raw)
 
 

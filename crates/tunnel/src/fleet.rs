@@ -18,7 +18,8 @@ use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
 use crate::{
-    Client, ClientConfig, ClientEvent, ClientReport, FlowReport, LinkPolicy, Member, shapers::Shapers,
+    Client, ClientConfig, ClientEvent, ClientReport, ClientState, FlowReport, LinkPolicy, Member,
+    shapers::Shapers,
 };
 use one::{One, Taker};
 
@@ -419,9 +420,16 @@ impl Fleet {
         self.all.iter_mut().for_each(|one| one.client.close(now, reason));
     }
 
-    /// Figures of each class, the default one first.
+    /// Figures of each class, the default one first. One is up when it carries its packets itself.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
-        self.all.iter_mut().map(|one| (one.id, one.client.report(now))).collect()
+        let of = |one: &mut One| {
+            let mut report = one.client.report(now);
+            if report.state == ClientState::Up && one.id != ClassId::DEFAULT && !one.is_awake() {
+                report.state = ClientState::Connecting;
+            }
+            (one.id, report)
+        };
+        self.all.iter_mut().map(of).collect()
     }
 
     /// The flows of each class.

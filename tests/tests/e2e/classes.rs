@@ -21,6 +21,10 @@ fn client(stage: &Stage, config: &str, links: usize) -> Peer {
     fs::write(stage.dir().join("client.toml"), config).expect("a file");
     let client = stage.client(&["--config", "client.toml"]);
     CLASSES.iter().for_each(|class| until_active(&client, class, links));
+    client.until(SOON, "classes that carry their packets themselves", |status| {
+        let all = status["classes"].as_array().expect("classes is a list");
+        if all.iter().all(|class| class["state"] == "up") { Ok(()) } else { Err(format!("{all:#?}")) }
+    });
     client
 }
 

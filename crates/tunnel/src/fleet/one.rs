@@ -92,6 +92,11 @@ impl One {
         }
     }
 
+    /// Whether it takes what belongs to it.
+    pub(super) fn is_awake(&self) -> bool {
+        matches!(self.life, Life::Awake(_))
+    }
+
     /// Closes its connection until somebody wants it.
     pub(super) fn sleep(&mut self, now: Instant) {
         self.client.sleep(now);
