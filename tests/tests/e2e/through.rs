@@ -144,6 +144,10 @@ fn a_link_may_be_told_to_use_one_way_only() {
     };
     assert_eq!(over_udp(&status), 0, "{status:#}");
     assert_eq!(status["links"][0]["reason"], "TCP as configured");
+    client.until(SOON, "pings have their connection on both links", |status| {
+        let active = paths_of(status, "critical").iter().filter(|path| path["state"] == "active").count();
+        if active == 2 { Ok(()) } else { Err(format!("{active} paths are active")) }
+    });
     block(&stage, &[2]);
     reaches(&stage, Place::Client, TUNNEL);
     let from = SystemTime::now();
