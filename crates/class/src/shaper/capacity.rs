@@ -15,6 +15,8 @@
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
+use super::ways::Queues;
+
 /// Deliveries are added up over this time: acknowledgements come in bunches.
 const SPAN: f64 = 0.03;
 /// Spans that are remembered, and over how many of them a rate is taken.
@@ -25,6 +27,8 @@ const MOST_ROUND: usize = 12;
 /// A queue shorter than this (s) leaves room for more, one longer than the other has to go.
 const SHORT: f64 = 0.001;
 const LONG: f64 = 0.002;
+/// The ways of a link together are known better than each by so much (s).
+const UNSURE: f64 = 0.005;
 /// A queue that shows, at the beginning, that the link carries no more (s).
 const FULL: f64 = 0.004;
 /// Growth in some round trips that shows that the link carries more.
@@ -93,11 +97,19 @@ struct Span {
     sent: f64,
     /// What the link was taken to carry after it (bytes/s); 0 if that was not known.
     known: f64,
-    /// The shortest delay beyond that of the empty link (s), if anything came back.
-    delay: Option<f64>,
+    /// The shortest delay beyond that of the empty link (s), if anything came back: there and back, and on each way if
+    /// that is known.
+    total: Option<f64>,
+    ways: Option<Queues>,
 }
 
 impl Span {
+    /// The delay that counts: that on our way if it is known.
+    fn delay(&self) -> Option<f64> {
+        let total = self.total?;
+        Some(self.ways.map_or(total, |ways| ways.of(total, UNSURE)))
+    }
+
     fn is_busy(&self, share: f64) -> bool {
         self.bytes > 0.0 && self.waited >= self.bytes * share
     }
@@ -192,7 +204,8 @@ impl Capacity {
         self.current.sent += bytes;
     }
 
-    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample) {
+    /// Takes what a path measured, and how long packets wait on each way if that is known.
+    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample, ways: Option<Queues>) {
         let passed = now.saturating_duration_since(self.since);
         if passed > SILENT {
             // What was delivered meanwhile belongs to no time.
@@ -204,8 +217,9 @@ impl Capacity {
             self.base = self.base.min(rtt).min(seconds(sample.base_rtt));
             self.rtt = rtt;
             let delay = rtt - self.base;
-            self.current.delay = Some(self.current.delay.map_or(delay, |least| least.min(delay)));
+            self.current.total = Some(self.current.total.map_or(delay, |least| least.min(delay)));
         }
+        self.current.ways = self.current.ways.into_iter().chain(ways).reduce(Queues::min);
         let delivered = sample.delivered as f64;
         self.current.bytes += delivered;
         self.current.waited += if sample.limited { delivered } else { 0.0 };
@@ -233,7 +247,7 @@ impl Capacity {
 
     /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
     fn queue(&mut self, now: Instant) -> Option<f64> {
-        let delay = self.late(0, 2).filter_map(|span| span.delay).min_by(f64::total_cmp)?;
+        let delay = self.late(0, 2).filter_map(Span::delay).min_by(f64::total_cmp)?;
         let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
         let longest = self.longest();
         self.excess =
@@ -243,7 +257,7 @@ impl Capacity {
 
     /// The longest delay (s) that all packets of a span found of late.
     fn longest(&self) -> f64 {
-        self.late(0, GROWN).filter_map(|span| span.delay).fold(0.0, f64::max)
+        self.late(0, GROWN).filter_map(Span::delay).fold(0.0, f64::max)
     }
 
     fn judge(&mut self, now: Instant, is_shared: bool) {
