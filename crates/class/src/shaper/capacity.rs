@@ -5,10 +5,11 @@
 //! While one class is alone its congestion controller decides, and what it delivers is noted. When classes share the
 //! link, the sum of what they may send follows the queue: while packets do not wait on the way it is raised, slowly at
 //! first, and when they do for a while (the shortest round trip of some tens of milliseconds is what counts) less is sent
-//! until the queue is gone. A round trip does not say whether a queue is on the way there or on the way back, where the
-//! far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken back, and who
-//! raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is sent is no queue of this end, and does not count
-//! for as long as it stays.
+//! until the queue is gone. Where both ends tell each other what their clocks say, only what waits on our way counts, and
+//! a small queue shows what is too much. Else a round trip does not say whether a queue is on the way there or on the way
+//! back, where the far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken
+//! back, and who raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is
+//! sent is no queue of this end, and does not count for as long as it stays.
 //!
 //! Always holds: a given capacity is never exceeded, and what is lowered for a queue is lowered by no more than a quarter
 //! unless less arrives than is sent.
@@ -24,18 +25,30 @@ const SPANS: usize = 64;
 const OF_LATE: usize = 5;
 /// A round trip is taken for no longer than so many spans: some of them have to be remembered.
 const MOST_ROUND: usize = 12;
-/// A queue shorter than this (s) leaves room for more, one longer than the other has to go.
-const SHORT: f64 = 0.001;
-const LONG: f64 = 0.002;
+/// What is done about a queue.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    /// One shorter than this (s) leaves room for more, one longer than the other has to go.
+    short: f64,
+    long: f64,
+    /// How much more is tried in a span after it was in vain, and how much faster that becomes each time.
+    raise: f64,
+    faster: f64,
+    /// What is taken back beyond what was raised.
+    back: f64,
+}
+
+/// Where only round trips are known …
+const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
+/// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
+const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
 /// The ways of a link together are known better than each by so much (s).
 const UNSURE: f64 = 0.005;
 /// A queue that shows, at the beginning, that the link carries no more (s).
 const FULL: f64 = 0.004;
 /// Growth in some round trips that shows that the link carries more.
 const GROWING: f64 = 1.15;
-/// How much more is tried in a span: after it was in vain, how much faster that becomes each time, and the most.
-const RAISE: f64 = 0.001;
-const FASTER: f64 = 1.1;
+/// How much more is tried in a span at most.
 const MOST_RAISE: f64 = 0.008;
 /// So many spans after what was raised without a queue, it was not in vain.
 const CYCLE: usize = 12;
@@ -282,9 +295,9 @@ impl Capacity {
         self.best = self.best.max(of_late.unwrap_or_default().min(known));
         if let Some(drain) = self.drain {
             self.go_on(now, known, queue, drain);
-        } else if queue > LONG {
+        } else if queue > self.manner().long {
             self.begin(now, known, queue);
-        } else if queue < SHORT && of_late.is_some_and(|rate| rate > known * USED) {
+        } else if queue < self.manner().short && of_late.is_some_and(|rate| rate > known * USED) {
             self.grow(known);
         }
     }
@@ -299,7 +312,7 @@ impl Capacity {
             // What is too much is seen a round trip later.
             let raise = self.raise / (self.round().max(1) as f64).sqrt();
             self.known = Some((known * (1.0 + raise)).min(self.given.unwrap_or(f64::INFINITY)));
-            self.raise = (self.raise * FASTER).min(MOST_RAISE);
+            self.raise = (self.raise * self.manner().faster).min(MOST_RAISE);
         } else if self.calm >= self.wait {
             (self.calm, self.raises, self.less) = (0, true, LESS);
         }
@@ -328,8 +341,8 @@ impl Capacity {
         let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
         let known = match overload {
             Some(carried) => carried,
-            None if self.raises => known.min(self.before_queue()) * (1.0 - LESS),
-            None if self.calm < LEAST_HOLD => known * (1.0 - self.less),
+            None if self.raises => known.min(self.before_queue()) * (1.0 - self.manner().back),
+            None if self.calm < LEAST_HOLD || self.knows_ways() => known * (1.0 - self.less),
             // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
             None => known,
         };
@@ -338,7 +351,7 @@ impl Capacity {
             // It is known roughly.
             (self.hold, self.raise) = (1, MOST_RAISE);
         } else if self.raises {
-            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), RAISE);
+            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), self.manner().raise);
         } else {
             self.less = (2.0 * self.less).min(MOST_LESS);
         }
@@ -362,7 +375,7 @@ impl Capacity {
 
     fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
         let grew = queue > 1.5 * drain.queue + FULL;
-        if queue <= SHORT {
+        if queue <= self.manner().short {
             self.drain = None;
         } else if grew || now >= drain.end && queue < drain.queue * GOING {
             self.begin(now, known, queue);
@@ -370,6 +383,15 @@ impl Capacity {
             self.drain = None;
             self.excess = Some((self.longest(), now));
         }
+    }
+
+    /// Whether it is known what waits on our way.
+    fn knows_ways(&self) -> bool {
+        self.spans[self.newest].ways.is_some()
+    }
+
+    fn manner(&self) -> Manner {
+        if self.knows_ways() { SEEING } else { BLIND }
     }
 
     /// A round trip in spans, as far as they are remembered.

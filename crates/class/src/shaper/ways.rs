@@ -126,3 +126,158 @@ impl Ways {
         Some(Queues { own: self.own?.late(now)?, other: self.other?.late(now)? })
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Two ends of a link, and what their clocks say.
+    struct Link {
+        now: Instant,
+        here: Ways,
+        /// The far end's clock: ahead by so much (µs), and faster by this part.
+        ahead: u32,
+        drift: f64,
+        start: Instant,
+        dice: u64,
+    }
+
+    impl Link {
+        fn new(ahead: u32, drift: f64) -> Self {
+            let now = Instant::now();
+            Self { now, here: Ways::new(now), ahead, drift, start: now, dice: 1 }
+        }
+
+        fn far(&self, at: Instant) -> u32 {
+            let passed = (at - self.start).as_secs_f64() * 1e6;
+            self.ahead.wrapping_add((passed * (1.0 + self.drift)) as u64 as u32)
+        }
+
+        fn jitter(&mut self, most: Duration) -> Duration {
+            self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            most * (self.dice >> 40) as u32 / (1 << 24)
+        }
+
+        /// Both ends tell each other, while packets wait so long on the way there and back. What comes of it.
+        fn tell(&mut self, queues: [Duration; 2], jitter: Duration) -> Option<Queues> {
+            let mut least: Option<Queues> = None;
+            for _ in 0..6 {
+                let [up, down] = queues.map(|queue| 5 * MS + queue + self.jitter(jitter));
+                let found = self.far(self.now + up).wrapping_sub(self.here.clock(self.now));
+                self.now += 10 * MS;
+                let sent = self.far(self.now - down);
+                self.here.told(self.now, 0, sent, Some(found));
+                least = least.into_iter().chain(self.here.queues(self.now)).reduce(Queues::min);
+            }
+            least
+        }
+    }
+
+    fn assert_near(found: Option<Queues>, queues: [Duration; 2], most: f64) {
+        let found = found.expect("both ways are known");
+        for (found, queue) in [found.own, found.other].into_iter().zip(queues) {
+            assert!((found - queue.as_secs_f64()).abs() < most, "{found} instead of {queue:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_is_seen_on_the_way_where_it_is_whatever_the_clocks_say() {
+        for ahead in [0, 7, u32::MAX - 100_000, 1 << 31, 123_456_789] {
+            let mut link = Link::new(ahead, 0.0);
+            link.tell([Duration::ZERO; 2], Duration::ZERO);
+            for queues in [[3 * MS, 0 * MS], [0 * MS, 8 * MS], [40 * MS, 2 * MS], [0 * MS, 0 * MS]] {
+                assert_near(link.tell(queues, Duration::ZERO), queues, 2e-6);
+            }
+        }
+    }
+
+    #[test]
+    fn clocks_that_drift_apart_make_no_queue() {
+        for drift in [50e-6, -50e-6] {
+            let mut link = Link::new(u32::MAX - 5_000_000, drift);
+            for round in 0..10_000 {
+                // A queue comes and goes, as where a shaper tries more now and then.
+                let queue = if round % 50 >= 45 { 3 * MS } else { Duration::ZERO };
+                let queues = [queue, 3 * MS - queue];
+                let found = link.tell(queues, Duration::ZERO);
+                if round >= 50 {
+                    assert_near(found, queues, 0.6e-3);
+                }
+            }
+            assert!(link.now - link.start >= Duration::from_secs(600));
+        }
+    }
+
+    #[test]
+    fn what_comes_late_by_chance_is_no_queue() {
+        let mut link = Link::new(99, 0.0);
+        for _ in 0..200 {
+            link.tell([Duration::ZERO; 2], 4 * MS);
+        }
+        let mut wrong = 0;
+        for round in 0..500 {
+            let queue = if round % 10 == 9 { 5 * MS } else { Duration::ZERO };
+            let found = link.tell([queue, Duration::ZERO], 4 * MS).expect("both ways are known");
+            wrong += usize::from((found.own > 3e-3) != (queue > Duration::ZERO));
+        }
+        assert!(wrong < 10, "{wrong} of 500");
+    }
+
+    #[test]
+    fn what_was_told_long_ago_does_not_count() {
+        let mut link = Link::new(5, 0.0);
+        link.tell([Duration::ZERO; 2], Duration::ZERO);
+        assert!(link.here.queues(link.now).is_some());
+        assert_eq!(link.here.queues(link.now + FRESH), None);
+        // The next one is the first for long.
+        link.now += 3 * HALF;
+        assert_near(link.tell([20 * MS; 2], Duration::ZERO), [Duration::ZERO; 2], 1e-6);
+        // It was the longest of all.
+        link.tell([Duration::ZERO; 2], Duration::ZERO);
+        assert_near(link.tell([20 * MS; 2], Duration::ZERO), [20 * MS; 2], 2e-6);
+    }
+
+    #[test]
+    fn another_clock_counts_only_when_the_first_is_silent() {
+        let mut link = Link::new(5, 0.0);
+        link.tell([Duration::ZERO; 2], Duration::ZERO);
+        let known = link.here.queues(link.now);
+        link.here.told(link.now, 1, 0x8000_0000, Some(7));
+        assert_eq!(link.here.queues(link.now), known);
+        let later = link.now + SILENT;
+        link.here.told(later, 1, 0x8000_0000, Some(7));
+        assert_eq!(link.here.queues(later), Some(Queues { own: 0.0, other: 0.0 }));
+    }
+
+    #[test]
+    fn a_round_trip_bounds_what_is_told() {
+        let ways = |own, other| Queues { own, other };
+        assert_eq!(ways(0.003, 0.004).of(0.007, 0.005), 0.003);
+        assert_eq!(ways(9.0, 0.0).of(0.001, 0.005), 0.001, "there is no such queue");
+        assert!((ways(0.0, 0.001).of(0.02, 0.005) - 0.014).abs() < 1e-9, "nobody has seen the link empty");
+        assert_eq!(ways(0.0, 9.0).of(0.02, 0.005), 0.0);
+    }
+
+    proptest! {
+        /// Whatever is told, no queue is negative or longer than clocks are taken to differ.
+        #[test]
+        fn any_times_are_taken(told in proptest::collection::vec(any::<(u32, Option<u32>, u8, u16)>(), 1..200)) {
+            let mut now = Instant::now();
+            let mut ways = Ways::new(now);
+            for (sent, found, clock, passed) in told {
+                now += Duration::from_micros(u64::from(passed) * 100);
+                ways.told(now, clock % 2, sent, found);
+                if let Some(Queues { own, other }) = ways.queues(now) {
+                    for queue in [own, other] {
+                        prop_assert!((0.0..=f64::from(MOST) * 1e-6).contains(&queue), "{queue} s");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,7 @@
 //! What the clocks of both ends say, told with the data of links that classes share: so each end knows on which way of a
 //! link packets wait, and need not take a queue on the way back for its own.
 //!
-//! Always holds: nothing is told on a path over which nothing moves, and it is a small share of what does.
+//! Always holds: nothing is told while no data moves, and what is told is a small share of what does.
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{
@@ -13,6 +13,8 @@ use mpvpn_types::{Duration, Instant, PathId};
 
 use super::Carrier;
 
+/// It is looked this often whether it is time.
+const LOOK: Duration = Duration::from_millis(5);
 /// It is told no more often than this …
 const EVERY: Duration = Duration::from_millis(10);
 /// … and for so many bytes that moved over the path, either way: a report takes less than 70 of them …
@@ -27,6 +29,8 @@ pub(super) struct Clocks {
     prefix: DatagramPrefix,
     /// Which of the clocks of a session the far end's is.
     far: u8,
+    /// When this was looked at last.
+    looked: Option<Instant>,
 }
 
 impl Clocks {
@@ -78,7 +82,7 @@ impl Carrier {
     /// The peer tells what its clock says, in this context of the request stream; `far` is the same for connections of a
     /// session where it is the same clock.
     pub(crate) fn tell_clocks(&mut self, stream: u64, context: u64, far: u8) {
-        self.clocks = Some(Clocks { prefix: datagram::prefix(stream, context), far });
+        self.clocks = Some(Clocks { prefix: datagram::prefix(stream, context), far, looked: None });
     }
 
     /// Takes a report of the far end; one that is malformed, or of a path that is not known, says nothing.
@@ -96,7 +100,13 @@ impl Carrier {
 
     /// Tells on each path what the clock says, if it is time.
     pub(super) fn send_clocks(&mut self, now: Instant, connection: &mut Connection) {
-        let Some(clocks) = &self.clocks else { return };
+        let Some(clocks) = &mut self.clocks else { return };
+        let lately =
+            |at: Option<Instant>, time| at.is_some_and(|at| now.saturating_duration_since(at) < time);
+        if lately(clocks.looked, LOOK) || !lately(self.moved, SELDOM) {
+            return;
+        }
+        clocks.looked = Some(now);
         for (id, path) in &mut self.paths {
             let Some(seat) = path.seat.as_ref().filter(|_| path.told == PathStatus::Available) else {
                 continue;
