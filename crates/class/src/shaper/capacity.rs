@@ -131,8 +131,9 @@ impl Span {
 /// While a queue is drained.
 #[derive(Clone, Copy, Debug)]
 struct Drain {
-    /// How long it was (s).
+    /// How long it was (s), and became before that helped.
     queue: f64,
+    longest: f64,
     /// Bytes/s that are sent meanwhile.
     rate: f64,
     /// Then it must be gone.
@@ -332,7 +333,7 @@ impl Capacity {
     fn begin(&mut self, now: Instant, known: f64, queue: f64) {
         let overload = self.overload(known);
         if let Some(carried) = overload {
-            self.best = carried;
+            (self.best, self.excess) = (carried, None);
         } else if known < self.best * DOUBTFUL {
             // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
             (self.excess, self.best, self.drain) = (Some((self.longest(), now)), known, None);
@@ -361,7 +362,7 @@ impl Capacity {
         let time = 1.5 * queue / share + 2.0 * SPAN + self.rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
         let rate = known.min(arrived.max(known * (1.0 - MOST_DRAIN))) * (1.0 - share);
-        self.drain = Some(Drain { queue, rate, end });
+        self.drain = Some(Drain { queue, longest: queue, rate, end });
     }
 
     /// Any number that differs between the two ends.
@@ -375,9 +376,13 @@ impl Capacity {
 
     fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
         let grew = queue > 1.5 * drain.queue + FULL;
+        let longest = drain.longest.max(queue);
+        self.drain = Some(Drain { longest, ..drain });
+        // One on our way is ours, or else counts as part of the way some seconds later.
+        let is_ours = || self.knows_ways() || queue < longest * GOING || self.overload(known).is_some();
         if queue <= self.manner().short {
             self.drain = None;
-        } else if grew || now >= drain.end && queue < drain.queue * GOING {
+        } else if grew || now >= drain.end && is_ours() {
             self.begin(now, known, queue);
         } else if now >= drain.end {
             self.drain = None;
