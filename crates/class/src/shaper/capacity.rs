@@ -67,6 +67,8 @@ const LEAST_DRAIN: f64 = 0.04;
 const MOST_DRAIN: f64 = 0.25;
 /// The link carries less than it was taken to if so much less arrives than is sent.
 const OVERLOAD: f64 = 0.9;
+/// All that is sent arrives if it is at least this share.
+const ALL: f64 = 0.95;
 /// Queues that are still there when the link was taken to carry less and less, to this share, are doubtful.
 const DOUBTFUL: f64 = 0.9;
 /// A queue that became shorter than this part of it goes away.
@@ -333,7 +335,7 @@ impl Capacity {
     fn begin(&mut self, now: Instant, known: f64, queue: f64) {
         let overload = self.overload(known);
         if let Some(carried) = overload {
-            (self.best, self.excess) = (carried, None);
+            self.best = carried;
         } else if known < self.best * DOUBTFUL {
             // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
             (self.excess, self.best, self.drain) = (Some((self.longest(), now)), known, None);
@@ -378,8 +380,8 @@ impl Capacity {
         let grew = queue > 1.5 * drain.queue + FULL;
         let longest = drain.longest.max(queue);
         self.drain = Some(Drain { longest, ..drain });
-        // One on our way is ours, or else counts as part of the way some seconds later.
-        let is_ours = || self.knows_ways() || queue < longest * GOING || self.overload(known).is_some();
+        // Where our way is known, what is sent and does not arrive is in a queue there.
+        let is_ours = || queue < longest * GOING || self.knows_ways() && self.arrived_of_sent() < ALL;
         if queue <= self.manner().short {
             self.drain = None;
         } else if grew || now >= drain.end && is_ours() {
@@ -412,11 +414,19 @@ impl Capacity {
 
     /// What arrives, if that is clearly less than was sent.
     fn overload(&self, known: f64) -> Option<f64> {
-        let (count, round) = (3, self.round());
-        let sum = |skip, of: fn(&Span) -> f64| self.late(skip, count).map(of).sum::<f64>();
-        let (sent, time) = (sum(round, |span| span.sent), sum(0, |span| span.time));
-        let arrived = sum(0, |span| span.bytes);
-        (arrived < sent * OVERLOAD && time > 0.0).then(|| known.min((arrived / time).max(known / 4.0)))
+        let arrived = self.sum(0, |span| span.bytes) / self.sum(0, |span| span.time);
+        (self.arrived_of_sent() < OVERLOAD).then(|| known.min(arrived.max(known / 4.0)))
+    }
+
+    /// The share that arrives of what was sent a round trip before.
+    fn arrived_of_sent(&self) -> f64 {
+        let sent = self.sum(self.round(), |span| span.sent);
+        if sent > 0.0 { self.sum(0, |span| span.bytes) / sent } else { 1.0 }
+    }
+
+    /// The sum over a few spans, before the last `skip`.
+    fn sum(&self, skip: usize, of: impl Fn(&Span) -> f64) -> f64 {
+        self.late(skip, 3).map(of).sum()
     }
 }
 
