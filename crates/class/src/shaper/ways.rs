@@ -190,7 +190,7 @@ mod tests {
         for ahead in [0, 7, u32::MAX - 100_000, 1 << 31, 123_456_789] {
             let mut link = Link::new(ahead, 0.0);
             link.tell([Duration::ZERO; 2], Duration::ZERO);
-            for queues in [[3 * MS, 0 * MS], [0 * MS, 8 * MS], [40 * MS, 2 * MS], [0 * MS, 0 * MS]] {
+            for queues in [[3, 0], [0, 8], [40, 2], [0, 0]].map(|queues| queues.map(Duration::from_millis)) {
                 assert_near(link.tell(queues, Duration::ZERO), queues, 2e-6);
             }
         }
