@@ -44,7 +44,7 @@ const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 
 const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
 /// The ways of a link together are known better than each by so much (s).
 const UNSURE: f64 = 0.005;
-/// A queue that shows, at the beginning, that the link carries no more (s).
+/// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
 const FULL: f64 = 0.004;
 /// Growth in some round trips that shows that the link carries more.
 const GROWING: f64 = 1.15;
@@ -333,7 +333,9 @@ impl Capacity {
 
     /// There is a queue.
     fn begin(&mut self, now: Instant, known: f64, queue: f64) {
-        let overload = self.overload(known);
+        // Small queues are seen where the ways are known, and losses that begin look like a slower link.
+        let is_clear = !self.knows_ways() || queue > FULL;
+        let overload = self.overload(known).filter(|_| is_clear);
         if let Some(carried) = overload {
             self.best = carried;
         } else if known < self.best * DOUBTFUL {
@@ -381,7 +383,8 @@ impl Capacity {
         let longest = drain.longest.max(queue);
         self.drain = Some(Drain { longest, ..drain });
         // Where our way is known, what is sent and does not arrive is in a queue there.
-        let is_ours = || queue < longest * GOING || self.knows_ways() && self.arrived_of_sent() < ALL;
+        let is_ours =
+            || queue < longest * GOING || self.knows_ways() && queue > FULL && self.arrived_of_sent() < ALL;
         if queue <= self.manner().short {
             self.drain = None;
         } else if grew || now >= drain.end && is_ours() {
