@@ -21,6 +21,7 @@ mod capacity;
 mod divide;
 #[cfg(test)]
 mod tests;
+mod ways;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,6 +30,7 @@ use mpvpn_types::{BitRate, ClassId, Duration, Instant, Portion, Weight};
 pub use capacity::Sample;
 use capacity::{Capacity, seconds};
 use divide::{CLASSES, Claim, divide};
+use ways::Ways;
 
 /// What may leave at once: what the link carries in this time …
 const BURST: f64 = 0.002;
@@ -158,6 +160,7 @@ fn burst(rate: f64) -> f64 {
 pub struct Shaper {
     last: Instant,
     capacity: Capacity,
+    ways: Ways,
     /// Bytes that nobody had a use for; less than 0 where more was sent than classes can be held to.
     pool: f64,
     classes: [Class; CLASSES],
@@ -173,6 +176,7 @@ impl Shaper {
         Self {
             last: now,
             capacity: Capacity::new(now, capacity),
+            ways: Ways::new(now),
             pool: 0.0,
             classes: [Class { tokens: PACKET, ..Class::default() }; CLASSES],
             shared_until: None,
@@ -286,12 +290,25 @@ impl Shaper {
         // What a class is held to by its own `max` says nothing about the link.
         let most = self.classes[index(class)].most_rate(self.capacity.known());
         let by_max = most.is_some_and(|most| self.fair_rate(now, class).is_none_or(|fair| fair >= most));
-        self.capacity.measured(now, is_shared, Sample { limited: sample.limited && !by_max, ..sample });
+        let sample = Sample { limited: sample.limited && !by_max, ..sample };
+        self.capacity.measured(now, is_shared, sample, self.ways.queues(now));
         if !self.bound {
             return None;
         }
         let (link, fair) = (self.capacity.known()?, self.fair_rate(now, class)?);
         Some((fair * HEADROOM).min(link) as u64)
+    }
+
+    /// What this end's clock says, to be told to the far end with what is sent over the link (µs modulo 2^32).
+    pub fn clock(&self, now: Instant) -> u32 {
+        self.ways.clock(now)
+    }
+
+    /// Takes what the far end told over the link: what its clock, one of several, said when it did, and how much later what
+    /// it got from here arrived than this end's clock had said, if that is known (µs modulo 2^32). Returns how much later
+    /// this arrived than was told, to be told in turn.
+    pub fn told(&mut self, now: Instant, clock: u8, sent: u32, found: Option<u32>) -> u32 {
+        self.ways.told(now, clock, sent, found)
     }
 
     /// Whether classes share the link, so that what it carries has to be divided.

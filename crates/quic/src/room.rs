@@ -179,6 +179,19 @@ impl Connection {
         self.path_mut(id).map_or(0, |path| path.queue_tracked(datagram))
     }
 
+    /// Queues a datagram for this path and no other, whatever its room.
+    pub fn queue_on(&mut self, id: PathId, datagram: Bytes) {
+        if let Some(path) = self.path_mut(id) {
+            path.queue(datagram);
+        }
+    }
+
+    /// Bytes of UDP payloads that a path has carried, either way.
+    pub fn moved(&mut self, id: PathId) -> u64 {
+        let stats = self.inner.path_stats(noq_proto::PathId::from(id.0));
+        stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
+    }
+
     /// The path on which a datagram leaves that is queued now under the name `head`.
     pub fn carrier_of(&mut self, head: PathId) -> Option<PathId> {
         self.least_loaded(head).map(|path| path.id)

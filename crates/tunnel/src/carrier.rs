@@ -1,6 +1,7 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 
+mod clocks;
 mod handout;
 mod late;
 mod pipes;
@@ -15,7 +16,7 @@ mod sequence;
 use std::{collections::BTreeMap, net::IpAddr};
 
 use bytes::Bytes;
-use mpvpn_class::{MOST_COPIES, QueueConfig, Queued};
+use mpvpn_class::{MOST_COPIES, QueueConfig, Queued, Seat};
 use mpvpn_lane::Label;
 use mpvpn_masque::datagram::{self, DatagramError, DatagramPrefix};
 use mpvpn_packet::{
@@ -30,6 +31,7 @@ use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{ClassProfile, client::Seen, mtu::MtuFollower, shapers::Shapers};
+use clocks::{Clocked, Clocks};
 pub(crate) use policy::PathPolicy;
 pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
@@ -80,6 +82,9 @@ struct Watched {
     inside_tcp: bool,
     /// The connection knows the cap of the policy.
     capped: bool,
+    /// Its place at the shaper of its link, where classes share that.
+    seat: Option<Seat>,
+    clocked: Clocked,
     place: Place,
     link: LinkId,
     thaw: Option<Instant>,
@@ -138,6 +143,8 @@ pub(crate) struct Carrier {
     rescue: Option<Box<Rescue>>,
     /// Where both ends tell each other what they hear.
     pulses: Option<Pulses>,
+    /// Where both ends tell each other what their clocks say.
+    clocks: Option<Clocks>,
     paths: BTreeMap<PathId, Watched>,
     /// The paths that may be used, each list of them as one under the name of its first.
     together: Vec<Vec<PathId>>,
@@ -177,6 +184,7 @@ impl Carrier {
             sequencer: None,
             rescue: None,
             pulses: None,
+            clocks: None,
             paths: BTreeMap::new(),
             together: Vec::new(),
             moved: None,
@@ -236,6 +244,8 @@ impl Carrier {
             policy,
             inside_tcp,
             capped: policy.cap.is_none() && self.shares.is_none(),
+            seat: None,
+            clocked: Clocked::default(),
             place: Place::Active,
             link,
             thaw: None,
@@ -343,6 +353,10 @@ impl Carrier {
         }
         if self.pulses.as_ref().is_some_and(|pulses| pulses.is_report(&datagram)) {
             self.take_report(now, &datagram);
+            return Ok(Opened::Nothing);
+        }
+        if self.clocks.as_ref().is_some_and(|clocks| clocks.is_report(&datagram)) {
+            self.take_clock(now, &datagram);
             return Ok(Opened::Nothing);
         }
         Ok(match open_payload(&datagram)? {
@@ -481,6 +495,9 @@ impl Carrier {
     ) -> Option<Transmit> {
         self.refresh(now, connection);
         self.repair_streams(now, connection);
+        if connection.is_between_passes() {
+            self.send_clocks(now, connection);
+        }
         loop {
             let moved = connection.is_between_passes() && self.assign(now, connection);
             if let Some(transmit) = connection.poll_transmit(now, buf) {

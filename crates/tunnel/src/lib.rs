@@ -90,6 +90,13 @@ pub(crate) const PROGRESS_HEADER: &str = "mpvpn-progress";
 /// The context ID that our client offers for it.
 pub(crate) const PROGRESS_CONTEXT: u64 = 8;
 
+/// The request header in which a client with classes offers that both ends tell what their clocks say: the context ID for
+/// that, an Integer of RFC 9651. A server that knows the field repeats it in its response.
+pub(crate) const CLOCKS_HEADER: &str = "mpvpn-clocks";
+
+/// The context ID that our client offers for it.
+pub(crate) const CLOCKS_CONTEXT: u64 = 12;
+
 /// The request header in which a client offers groups of packets with repair: the context ID for them, an Integer of
 /// RFC 9651. A server that knows the field, and numbered packets, repeats it in its response.
 pub(crate) const FEC_HEADER: &str = "mpvpn-fec";

@@ -184,11 +184,12 @@ fn mbit(bytes: u64, time: Duration) -> f64 {
 }
 
 const TIME: Duration = Duration::from_secs(10);
+const LINK: &str = "50mbit,6.5ms,queue=60ms";
 
 /// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle link, and
 /// the rates (Mbit/s) of the backup and of the others; the least of both ways.
-fn beside_a_backup(given: Option<u64>, others: u16, way: Way) -> (usize, Duration, f64, f64) {
-    let mut site = Site::new(&["50mbit,6.5ms,queue=60ms"], Mode::Auto, given);
+fn beside_a_backup(link: &str, given: Option<u64>, others: u16, way: Way) -> (usize, Duration, f64, f64) {
+    let mut site = Site::new(&[link], Mode::Auto, given);
     let idle = site.play(4000 * MS);
     assert_eq!(idle.lost(), 0);
     site.begin(16, BACKUP, way);
@@ -200,7 +201,7 @@ fn beside_a_backup(given: Option<u64>, others: u16, way: Way) -> (usize, Duratio
     let rates =
         [0, 1].map(|class| [0, 1].map(|at| mbit(after[class][at] - before[class][at], TIME + 500 * MS)));
     println!(
-        "{given:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {:.1?}, others {:.1?}",
+        "{link}, {given:?} {way:?}: {} lost, p99 {:?} and {:?}, backup {:.1?}, others {:.1?}",
         call.lost(),
         idle.p99(),
         call.p99(),
@@ -215,36 +216,44 @@ fn beside_a_backup(given: Option<u64>, others: u16, way: Way) -> (usize, Duratio
     (call.lost(), call.p99().saturating_sub(idle.p99()), backup, others)
 }
 
-/// By how much a call may be later beside others than alone. Both ways full, a round trip does not say on which way the
-/// queue is that has to be measured.
-fn most_later(given: Option<u64>, way: Way) -> Duration {
-    if given.is_none() && way == Way::Both { 8 * MS } else { 5 * MS }
-}
+/// By how much a call may be later beside others than alone.
+const MOST_LATER: Duration = Duration::from_millis(5);
 
 #[test]
 fn a_call_does_not_feel_a_backup() {
     for given in [Some(50), None] {
         for way in [Way::Up, Way::Down, Way::Both] {
-            let (lost, later, rate, _) = beside_a_backup(given, 0, way);
+            let (lost, later, rate, _) = beside_a_backup(LINK, given, 0, way);
             assert_eq!(lost, 0);
-            assert!(later <= most_later(given, way), "{later:?}");
+            assert!(later <= MOST_LATER, "{later:?}");
             assert!(rate > 0.92 * 0.95 * 50.0, "{rate:.1}");
         }
     }
+}
+
+/// Two classes, one of weight 4 and one of weight 1, fill a link of 50 Mbit/s beside a call.
+fn assert_shared(link: &str, given: Option<u64>, way: Way) {
+    let (lost, later, backup, others) = beside_a_backup(link, given, 8, way);
+    assert_eq!(lost, 0);
+    assert!(later <= MOST_LATER, "{later:?}");
+    let share = others / (others + backup);
+    assert!((0.75..0.85).contains(&share), "{share:.2}");
+    assert!(backup + others > 0.95 * 0.95 * 50.0, "{backup:.1} + {others:.1}");
 }
 
 #[test]
 fn classes_share_a_link_by_their_weights() {
     for given in [Some(50), None] {
         for way in [Way::Up, Way::Down, Way::Both] {
-            let (lost, later, backup, others) = beside_a_backup(given, 8, way);
-            assert_eq!(lost, 0);
-            assert!(later <= most_later(given, way), "{later:?}");
-            let share = others / (others + backup);
-            assert!((0.75..0.85).contains(&share), "{share:.2}");
-            let least = if given.is_none() && way == Way::Both { 0.6 } else { 0.95 };
-            assert!(backup + others > least * 0.95 * 50.0, "{backup:.1} + {others:.1}");
+            assert_shared(LINK, given, way);
         }
+    }
+}
+
+#[test]
+fn a_link_that_is_full_both_ways_is_used_whatever_its_delay() {
+    for link in ["50mbit,3ms,queue=60ms", "50mbit,6.63ms,queue=60ms", "50mbit,11ms,queue=60ms"] {
+        assert_shared(link, None, Way::Both);
     }
 }
 

@@ -5,15 +5,18 @@
 //! While one class is alone its congestion controller decides, and what it delivers is noted. When classes share the
 //! link, the sum of what they may send follows the queue: while packets do not wait on the way it is raised, slowly at
 //! first, and when they do for a while (the shortest round trip of some tens of milliseconds is what counts) less is sent
-//! until the queue is gone. A round trip does not say whether a queue is on the way there or on the way back, where the
-//! far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken back, and who
-//! raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is sent is no queue of this end, and does not count
-//! for as long as it stays.
+//! until the queue is gone. Where both ends tell each other what their clocks say, only what waits on our way counts, and
+//! a small queue shows what is too much. Else a round trip does not say whether a queue is on the way there or on the way
+//! back, where the far end's shaper does the same. So each raises only at times, by chance: what was raised last is taken
+//! back, and who raised nothing gives up nothing at first, and little if it comes again. Delay that stays although less is
+//! sent is no queue of this end, and does not count for as long as it stays.
 //!
-//! Always holds: a given capacity is never exceeded, no link is taken to carry less than some packets in a moment, and what is lowered for a queue is lowered by no more than a quarter
-//! unless less arrives than is sent.
+//! Always holds: a given capacity is never exceeded, no link is taken to carry less than some packets in a moment, and
+//! what is lowered for a queue is lowered by no more than a quarter unless less arrives than is sent.
 
 use mpvpn_types::{BitRate, Duration, Instant};
+
+use super::ways::Queues;
 
 /// Deliveries are added up over this time: acknowledgements come in bunches.
 const SPAN: f64 = 0.03;
@@ -22,16 +25,33 @@ const SPANS: usize = 64;
 const OF_LATE: usize = 5;
 /// A round trip is taken for no longer than so many spans: some of them have to be remembered.
 const MOST_ROUND: usize = 12;
-/// A queue shorter than this (s) leaves room for more, one longer than the other has to go.
-const SHORT: f64 = 0.001;
-const LONG: f64 = 0.002;
-/// A queue that shows, at the beginning, that the link carries no more (s).
+/// What is done about a queue.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    /// One shorter than this (s) leaves room for more, one longer than the other has to go.
+    short: f64,
+    long: f64,
+    /// One that shows that a link of which nothing is known carries no more (s).
+    full: f64,
+    /// How much more is tried in a span after it was in vain, and how much faster that becomes each time.
+    raise: f64,
+    faster: f64,
+    /// What is taken back beyond what was raised.
+    back: f64,
+}
+
+/// Where only round trips are known …
+const BLIND: Manner = Manner { short: 0.001, long: 0.002, full: FULL, raise: 0.001, faster: 1.1, back: LESS };
+/// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
+const SEEING: Manner =
+    Manner { short: 0.0005, long: 0.001_25, full: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
+/// The ways of a link together are known better than each by so much (s).
+const UNSURE: f64 = 0.005;
+/// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
 const FULL: f64 = 0.004;
 /// Growth in some round trips that shows that the link carries more.
 const GROWING: f64 = 1.15;
-/// How much more is tried in a span: after it was in vain, how much faster that becomes each time, and the most.
-const RAISE: f64 = 0.001;
-const FASTER: f64 = 1.1;
+/// How much more is tried in a span at most.
 const MOST_RAISE: f64 = 0.008;
 /// So many spans after what was raised without a queue, it was not in vain.
 const CYCLE: usize = 12;
@@ -90,19 +110,29 @@ pub struct Sample {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Span {
-    /// How long it was (s); 0 for none.
+    /// How long it was (s), and at the far end, of what is known to have arrived meanwhile: what reports it may have waited
+    /// longer or shorter at the end than at the beginning. 0 for none.
     time: f64,
+    far: f64,
     /// Bytes delivered, those of them where packets waited to be sent, and bytes sent.
     bytes: f64,
     waited: f64,
     sent: f64,
     /// What the link was taken to carry after it (bytes/s); 0 if that was not known.
     known: f64,
-    /// The shortest delay beyond that of the empty link (s), if anything came back.
-    delay: Option<f64>,
+    /// The shortest delay beyond that of the empty link (s), if anything came back: there and back, and on each way if
+    /// that is known.
+    total: Option<f64>,
+    ways: Option<Queues>,
 }
 
 impl Span {
+    /// The delay that counts: that on our way if it is known.
+    fn delay(&self) -> Option<f64> {
+        let total = self.total?;
+        Some(self.ways.map_or(total, |ways| ways.of(total, UNSURE)))
+    }
+
     fn is_busy(&self, share: f64) -> bool {
         self.bytes > 0.0 && self.waited >= self.bytes * share
     }
@@ -111,8 +141,9 @@ impl Span {
 /// While a queue is drained.
 #[derive(Clone, Copy, Debug)]
 struct Drain {
-    /// How long it was (s).
+    /// How long it was (s), and became before that helped.
     queue: f64,
+    longest: f64,
     /// Bytes/s that are sent meanwhile.
     rate: f64,
     /// Then it must be gone.
@@ -200,7 +231,8 @@ impl Capacity {
         self.current.sent += bytes;
     }
 
-    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample) {
+    /// Takes what a path measured, and how long packets wait on each way if that is known.
+    pub(super) fn measured(&mut self, now: Instant, is_shared: bool, sample: Sample, ways: Option<Queues>) {
         let passed = now.saturating_duration_since(self.since);
         if passed > SILENT {
             // What was delivered meanwhile belongs to no time.
@@ -212,14 +244,18 @@ impl Capacity {
             self.base = self.base.min(rtt).min(seconds(sample.base_rtt));
             self.rtt = rtt;
             let delay = rtt - self.base;
-            self.current.delay = Some(self.current.delay.map_or(delay, |least| least.min(delay)));
+            self.current.total = Some(self.current.total.map_or(delay, |least| least.min(delay)));
         }
+        self.current.ways = self.current.ways.into_iter().chain(ways).reduce(Queues::min);
         let delivered = sample.delivered as f64;
         self.current.bytes += delivered;
         self.current.waited += if sample.limited { delivered } else { 0.0 };
         if seconds(passed) >= SPAN {
+            let (time, before) = (seconds(passed), self.spans[self.newest].ways);
+            let longer = before.zip(self.current.ways).map_or(0.0, |(before, now)| now.other - before.other);
+            let far = (time - longer).clamp(time / 4.0, time * 4.0);
             self.newest = (self.newest + 1) % SPANS;
-            self.spans[self.newest] = Span { time: seconds(passed), ..self.current };
+            self.spans[self.newest] = Span { time, far, ..self.current };
             (self.current, self.since) = (Span::default(), now);
             self.judge(now, is_shared);
             if self.given.is_none() && self.known.is_some_and(|known| known < LEAST_KNOWN) {
@@ -238,14 +274,14 @@ impl Capacity {
     /// Bytes/s delivered in the last `count` spans before the last `skip`, if this share of packets waited in all of them.
     fn busy_rate(&self, skip: usize, count: usize, share: f64) -> Option<f64> {
         let spans = self.late(skip, count);
-        let time: f64 = spans.clone().map(|span| span.time).sum();
+        let time: f64 = spans.clone().map(|span| span.far).sum();
         let bytes: f64 = spans.clone().map(|span| span.bytes).sum();
         (count > 0 && spans.clone().all(|span| span.is_busy(share))).then(|| bytes / time)
     }
 
     /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
     fn queue(&mut self, now: Instant) -> Option<f64> {
-        let delay = self.late(0, 2).filter_map(|span| span.delay).min_by(f64::total_cmp)?;
+        let delay = self.late(0, 2).filter_map(Span::delay).min_by(f64::total_cmp)?;
         let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
         let longest = self.longest();
         self.excess =
@@ -255,7 +291,7 @@ impl Capacity {
 
     /// The longest delay (s) that all packets of a span found of late.
     fn longest(&self) -> f64 {
-        self.late(0, GROWN).filter_map(|span| span.delay).fold(0.0, f64::max)
+        self.late(0, GROWN).filter_map(Span::delay).fold(0.0, f64::max)
     }
 
     fn judge(&mut self, now: Instant, is_shared: bool) {
@@ -270,6 +306,7 @@ impl Capacity {
         }
         let Some(known) = self.known else {
             self.known = self.full_rate(queue);
+            self.raise = self.manner().raise;
             return;
         };
         if !self.late(0, OF_LATE).any(|span| span.is_busy(PARTLY_BUSY)) {
@@ -280,9 +317,9 @@ impl Capacity {
         self.best = self.best.max(of_late.unwrap_or_default().min(known));
         if let Some(drain) = self.drain {
             self.go_on(now, known, queue, drain);
-        } else if queue > LONG {
+        } else if queue > self.manner().long {
             self.begin(now, known, queue);
-        } else if queue < SHORT && of_late.is_some_and(|rate| rate > known * USED) {
+        } else if queue < self.manner().short && of_late.is_some_and(|rate| rate > known * USED) {
             self.grow(known);
         }
     }
@@ -299,7 +336,7 @@ impl Capacity {
             let raise = self.raise / (self.round().max(1) as f64).sqrt();
             self.known = Some((known * (1.0 + raise)).min(self.given.unwrap_or(f64::INFINITY)));
             let most = if self.free > LONG_CALM { CALM_RAISE } else { MOST_RAISE };
-            self.raise = (self.raise * FASTER).min(most);
+            self.raise = (self.raise * self.manner().faster).min(most);
         } else if self.calm >= self.wait {
             (self.calm, self.raises, self.less) = (0, true, LESS);
         }
@@ -307,17 +344,27 @@ impl Capacity {
 
     /// What a link carries of which nothing is known, if it is full: packets wait, and no more arrives than before.
     fn full_rate(&self, queue: f64) -> Option<f64> {
-        let (round, is_queued) = (self.round(), queue > FULL);
+        let (round, fills) = (self.round(), self.fills());
+        let is_queued = fills || queue > self.manner().full;
         let (count, share) = if is_queued { (3, PARTLY_BUSY) } else { (8.max(round), BUSY) };
         let now = self.busy_rate(0, count, share)?;
         // What was delivered before packets waited counts as well.
         let before = self.busy_rate(count + 3 * round, count, if is_queued { 0.0 } else { share })?;
-        (now < before * GROWING).then(|| now.max(before))
+        (now < before * GROWING || fills).then(|| now.max(before))
+    }
+
+    /// Whether packets wait on our way, longer and longer.
+    fn fills(&self) -> bool {
+        let delays = self.late(0, 3).map(|span| span.delay().unwrap_or_default());
+        let newest = self.late(0, 1).find_map(Span::delay).unwrap_or_default();
+        self.knows_ways() && newest > self.manner().full && delays.is_sorted_by(|late, early| late > early)
     }
 
     /// There is a queue.
     fn begin(&mut self, now: Instant, known: f64, queue: f64) {
-        let overload = self.overload(known);
+        // Small queues are seen where the ways are known, and losses that begin look like a slower link.
+        let is_clear = !self.knows_ways() || queue > FULL;
+        let overload = self.overload(known).filter(|_| is_clear);
         if let Some(carried) = overload {
             self.best = carried;
         } else if known < self.best * DOUBTFUL {
@@ -328,8 +375,10 @@ impl Capacity {
         let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
         let known = match overload {
             Some(carried) => carried,
-            None if self.raises => known.min(self.before_queue()) * (1.0 - LESS),
-            None if self.calm < LEAST_HOLD => known * (1.0 - self.less),
+            // What arrives while packets wait on our way is what the link carries.
+            None if self.drain.is_some() && self.knows_ways() => known.min(arrived) * (1.0 - self.less),
+            None if self.raises => known.min(self.before_queue()) * (1.0 - self.manner().back),
+            None if self.calm < LEAST_HOLD || self.knows_ways() => known * (1.0 - self.less),
             // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
             None => known,
         };
@@ -338,7 +387,7 @@ impl Capacity {
             // It is known roughly.
             (self.hold, self.raise) = (1, MOST_RAISE);
         } else if self.raises {
-            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), RAISE);
+            (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), self.manner().raise);
         } else {
             self.less = (2.0 * self.less).min(MOST_LESS);
         }
@@ -348,7 +397,7 @@ impl Capacity {
         let time = 1.5 * queue / share + 2.0 * SPAN + self.rtt;
         let end = now + Duration::from_secs_f64(time.min(2.0));
         let rate = known.min(arrived.max(known * (1.0 - MOST_DRAIN))) * (1.0 - share);
-        self.drain = Some(Drain { queue, rate, end });
+        self.drain = Some(Drain { queue, longest: queue, rate, end });
     }
 
     /// Any number that differs between the two ends.
@@ -362,14 +411,27 @@ impl Capacity {
 
     fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
         let grew = queue > 1.5 * drain.queue + FULL;
-        if queue <= SHORT {
+        let longest = drain.longest.max(queue);
+        self.drain = Some(Drain { longest, ..drain });
+        // Where our way is known, the queue is there.
+        let is_ours = self.knows_ways() || queue < longest * GOING;
+        if queue <= self.manner().short {
             self.drain = None;
-        } else if grew || now >= drain.end && queue < drain.queue * GOING {
+        } else if grew || now >= drain.end && is_ours {
             self.begin(now, known, queue);
         } else if now >= drain.end {
             self.drain = None;
             self.excess = Some((self.longest(), now));
         }
+    }
+
+    /// Whether it is known what waits on our way.
+    fn knows_ways(&self) -> bool {
+        self.spans[self.newest].ways.is_some()
+    }
+
+    fn manner(&self) -> Manner {
+        if self.knows_ways() { SEEING } else { BLIND }
     }
 
     /// A round trip in spans, as far as they are remembered.
@@ -385,11 +447,22 @@ impl Capacity {
 
     /// What arrives, if that is clearly less than was sent.
     fn overload(&self, known: f64) -> Option<f64> {
-        let (count, round) = (3, self.round());
-        let sum = |skip, of: fn(&Span) -> f64| self.late(skip, count).map(of).sum::<f64>();
-        let (sent, time) = (sum(round, |span| span.sent), sum(0, |span| span.time));
-        let arrived = sum(0, |span| span.bytes);
-        (arrived < sent * OVERLOAD && time > 0.0).then(|| known.min((arrived / time).max(known / 4.0)))
+        let arrived = self.sum(0, |span| span.bytes) / self.sum(0, |span| span.far);
+        (self.arrived_of_sent() < OVERLOAD).then(|| known.min(arrived.max(known / 4.0)))
+    }
+
+    /// The share that arrives of what was sent a round trip before.
+    fn arrived_of_sent(&self) -> f64 {
+        let rate = |bytes: f64, time: f64| bytes / time.max(f64::MIN_POSITIVE);
+        let round = self.round();
+        let sent = rate(self.sum(round, |span| span.sent), self.sum(round, |span| span.time));
+        let arrived = rate(self.sum(0, |span| span.bytes), self.sum(0, |span| span.far));
+        if sent > 0.0 { arrived / sent } else { 1.0 }
+    }
+
+    /// The sum over a few spans, before the last `skip`.
+    fn sum(&self, skip: usize, of: impl Fn(&Span) -> f64) -> f64 {
+        self.late(skip, 3).map(of).sum()
     }
 }
 

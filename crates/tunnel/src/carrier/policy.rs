@@ -146,6 +146,7 @@ impl Carrier {
                 let measured = !path.inside_tcp || path.policy.cap.is_some();
                 let seat = self.shares.as_ref().zip(link.filter(|_| measured));
                 let seat = seat.map(|((all, class), link)| all.seat(now, link, *class, path.policy.cap));
+                path.seat.clone_from(&seat);
                 connection.set_share(now, *id, seat);
                 connection.set_rate_cap(now, *id, path.policy.cap);
             }

@@ -21,9 +21,10 @@ use mpvpn_types::{Fec, Instant};
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
-    CLASS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT,
-    HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT,
-    PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
+    CLASS_HEADER, CLOCKS_CONTEXT, CLOCKS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER,
+    FEC_POLICY_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
+    ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER,
+    STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -132,6 +133,9 @@ impl Client {
         request
             .extra
             .extend(self.config.class.as_ref().map(|class| (CLASS_HEADER.to_owned(), class.header())));
+        if self.config.class.is_some() {
+            request.extra.push((CLOCKS_HEADER.to_owned(), CLOCKS_CONTEXT.to_string()));
+        }
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
@@ -265,6 +269,12 @@ impl Client {
                 if headers.text(CLASS_HEADER) == Some(TRUE) && self.config.class.is_some() {
                     self.part.note_classes();
                     session.carrier.share_links(self.shapers.clone(), self.part.class());
+                    if context(CLOCKS_HEADER) == Some(CLOCKS_CONTEXT)
+                        && let Some(stream) = session.request
+                    {
+                        // All classes are at the same thread of the server.
+                        session.carrier.tell_clocks(stream, CLOCKS_CONTEXT, 0);
+                    }
                 }
                 session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
                 self.agree(now, headers);

@@ -18,7 +18,7 @@ use mpvpn_types::{Fec, Instant, PathId};
 
 use super::{Departed, Server, ServerEvent, Tunnel};
 use crate::{
-    AddressSet, CLASS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER, FEC_HEADER,
+    AddressSet, CLASS_HEADER, CLOCKS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER, FEC_HEADER,
     FEC_POLICY_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
     PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
@@ -200,6 +200,10 @@ impl Server {
             shapers.set_share(now, member.class(), limits.bound(class.share));
             carrier.share_links(shapers.clone(), member.class());
             answer.push(CLASS_HEADER, TRUE);
+            if let Some(context) = own_context(headers, CLOCKS_HEADER) {
+                carrier.tell_clocks(stream, context, member.shard());
+                answer.push(CLOCKS_HEADER, context.to_string());
+            }
             if let Some(cc) = class.cc {
                 connection.set_cc(cc);
             }
