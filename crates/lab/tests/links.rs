@@ -70,6 +70,19 @@ fn iperf(lab: &Lab, arguments: &str) -> f64 {
     received.unwrap_or_else(udp) / 1e6
 }
 
+/// Asserts that so many Mbit/s arrive: measured up to three times, as a busy machine sends too little, never too much.
+#[track_caller]
+fn assert_rate(lab: &Lab, arguments: &str, expected: f64) {
+    let mut most: f64 = 0.0;
+    for _ in 0..3 {
+        most = most.max(iperf(lab, arguments));
+        if most >= expected * 0.95 {
+            break;
+        }
+    }
+    near(most, expected, 0.05);
+}
+
 #[track_caller]
 fn near(measured: f64, expected: f64, tolerance: f64) {
     let off = (measured / expected - 1.0).abs();
@@ -94,15 +107,15 @@ fn rates_come_out_as_described_and_follow_changes() {
     let _alone = alone();
     let lab = lab(&["down=40mbit,up=10mbit,5ms,queue=50ms"]);
     let headers = 1200.0 / 1228.0;
-    near(iperf(&lab, "-u -l 1200 -b 15M -t 2"), 10.0 * headers, 0.05);
-    near(iperf(&lab, "-u -l 1200 -b 50M -t 2 -R"), 40.0 * headers, 0.05);
+    assert_rate(&lab, "-u -l 1200 -b 15M -t 2", 10.0 * headers);
+    assert_rate(&lab, "-u -l 1200 -b 50M -t 2 -R", 40.0 * headers);
     let stats = lab.link(0).unwrap().stats().unwrap();
     assert!(stats.up.dropped_queue > 500 && stats.down.dropped_queue > 500, "{stats:?}");
     lab.link(0)
         .unwrap()
         .set(Direction::Up, |params| params.rate = Some(BitRate::from_bps(20_000_000)))
         .unwrap();
-    near(iperf(&lab, "-u -l 1200 -b 30M -t 2"), 20.0 * headers, 0.05);
+    assert_rate(&lab, "-u -l 1200 -b 30M -t 2", 20.0 * headers);
 }
 
 #[test]

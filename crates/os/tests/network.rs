@@ -3,7 +3,12 @@
 
 mod common;
 
-use std::{os::unix::process::ExitStatusExt, path::Path, process::Command, time::Duration};
+use std::{
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use common::{Folder, in_namespace, ip, run};
 use ipnet::IpNet;
@@ -43,6 +48,15 @@ fn uplink() {
     ip("link set eth0 up");
     ip("route add default via 192.0.2.1 metric 100");
     ip("-6 route add default via 2001:db8::1 dev eth0 metric 100");
+    // The kernel adds these at some later time as well.
+    let end = Instant::now() + Duration::from_secs(5);
+    while ["eth0", "far0"]
+        .iter()
+        .any(|name| !ip("-6 route show table all").contains(&format!("ff00::/8 dev {name}")))
+    {
+        assert!(Instant::now() < end, "links without multicast routes");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Everything that a tunnel may change, as text.
