@@ -81,14 +81,26 @@ struct Class {
     ways: [Way; 2],
 }
 
+/// A packet on its way.
+struct Packet {
+    class: usize,
+    data: Vec<u8>,
+    /// What the sender's clock said, and what it found of the other way.
+    clock: u32,
+    found: Option<u32>,
+}
+
 struct World {
     now: Instant,
     ends: [Endpoint; 2],
     setup: ClientSetup,
-    /// From the client, and to it: packets with their class.
-    wires: [Channel<(usize, Vec<u8>)>; 2],
+    /// From the client, and to it.
+    wires: [Channel<Packet>; 2],
     carried: [u64; 2],
     shapers: [Arc<Mutex<Shaper>>; 2],
+    /// Whether the ends tell each other what their clocks say, and by how much what came was later than told.
+    tells: bool,
+    found: [Option<u32>; 2],
     classes: Vec<Class>,
 }
 
@@ -127,6 +139,8 @@ impl World {
             wires: [wire(1), wire(2)],
             carried: [0; 2],
             shapers: [shaper(), shaper()],
+            tells: true,
+            found: [None; 2],
             classes: Vec::new(),
         };
         for _ in shares {
@@ -198,7 +212,10 @@ impl World {
         let now = self.now;
         for way in 0..2 {
             let end = 1 - way;
-            while let Some((class, data)) = self.wires[way].pop(now) {
+            while let Some(Packet { class, data, clock, found }) = self.wires[way].pop(now) {
+                if self.tells {
+                    self.found[end] = Some(self.shapers[end].lock().unwrap().told(now, 0, clock, found));
+                }
                 self.carried[way] += data.len() as u64 + u64::from(HEADERS);
                 let (local, remote) = match end {
                     0 => (Local::link(LinkId(class as u16)), SERVER.parse().unwrap()),
@@ -213,6 +230,7 @@ impl World {
         }
         let mut buf = Vec::new();
         for end in 0..2 {
+            let (clock, found) = (self.shapers[end].lock().unwrap().clock(now), self.found[end]);
             for (at, class) in self.classes.iter_mut().enumerate() {
                 let Some(id) = class.ids[end] else { continue };
                 let connection = self.ends[end].get(id).expect("a connection");
@@ -225,7 +243,8 @@ impl World {
                 connection.drain_received(now, |_| {});
                 class.ways[1 - end].receive(now, connection);
                 class.ways[end].send(now, connection, &mut buf, |datagram| {
-                    self.wires[end].push(now, datagram.len() as u32 + HEADERS, (at, datagram.to_vec()));
+                    let packet = Packet { class: at, data: datagram.to_vec(), clock, found };
+                    self.wires[end].push(now, datagram.len() as u32 + HEADERS, packet);
                 });
                 assert!(self.ends[end].settle(id));
             }
@@ -342,10 +361,12 @@ const OTHER: usize = 0;
 const CALLS: usize = 1;
 const BULK: usize = 2;
 
-/// Calls beside bulk on a link of 50 Mbit/s that is full `ways` ways, then beside two classes; and then bulk again.
-fn compete(capacity: Option<BitRate>, ways: usize, least: f64) {
-    let what = format!("{capacity:?}, {ways} ways full");
+/// Calls beside bulk on a link of 50 Mbit/s that is full `ways` ways, then beside two classes; and then bulk again. They
+/// take longer than on an idle link by no more than `most`.
+fn compete(capacity: Option<BitRate>, tells: bool, ways: usize, least: f64, most: Duration) {
+    let what = format!("{capacity:?}, told {tells}, {ways} ways full");
     let mut world = three(&link(50, 6500 * MS / 1000), capacity);
+    world.tells = tells;
     let idle = world.calls(CALLS, 2 * SECOND);
     world.demand(BULK, Demand::Greedy, ways);
     world.run(4 * SECOND);
@@ -354,7 +375,7 @@ fn compete(capacity: Option<BitRate>, ways: usize, least: f64) {
         [0, 1].map(|way| {
             let more = beside[way].1.saturating_sub(idle[way].1);
             assert_eq!(beside[way].0, 0, "{what}: lost");
-            assert!(more <= 5 * MS, "{what}: calls take {more:?} longer");
+            assert!(more <= most, "{what}: calls take {more:?} longer");
             more
         })
     };
@@ -379,15 +400,23 @@ fn compete(capacity: Option<BitRate>, ways: usize, least: f64) {
 
 #[test]
 fn calls_are_not_felt_and_shares_are_kept_on_a_link_of_known_rate() {
-    compete(Some(mbit(50)), 1, 0.98);
-    compete(Some(mbit(50)), 2, 0.98);
+    for ways in [1, 2] {
+        compete(Some(mbit(50)), true, ways, 0.98, 5 * MS);
+    }
 }
 
 #[test]
 fn calls_are_not_felt_and_shares_are_kept_on_a_link_that_is_measured() {
-    compete(None, 1, 0.95);
+    for ways in [1, 2] {
+        compete(None, true, ways, 0.95, 5 * MS);
+    }
+}
+
+#[test]
+fn calls_are_felt_little_on_a_link_that_is_measured_by_round_trips() {
+    compete(None, false, 1, 0.95, 5 * MS);
     // A round trip does not say on which of the two ways a queue is.
-    compete(None, 2, 0.75);
+    compete(None, false, 2, 0.75, 15 * MS);
 }
 
 #[test]
