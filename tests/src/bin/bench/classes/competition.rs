@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     RIG,
     scene::{BULK, CRITICAL, DEFAULT, Line, Scene},
+    tell_call,
 };
 use crate::{
     figure::{Bar, figure},
@@ -107,7 +108,60 @@ fn play(
         tell(case, way, &found, outcome);
         raw.push(told(case, way, &found));
     }
+    raw.push(both_ways(&scene, case, seconds, options, outcome)?);
     Ok(())
+}
+
+/// Bulk fills both ways of the link at once.
+fn both_ways(
+    scene: &Scene,
+    case: &Case,
+    seconds: u32,
+    options: &Options,
+    outcome: &mut Outcome,
+) -> Result<Value, String> {
+    let back = Line { port: BULK.port + 2, ..BULK };
+    let _sink = back.sink(scene)?;
+    let call = CRITICAL.call(scene, G711)?;
+    std::thread::sleep(IDLE);
+    let idle = call.finish()?;
+    let tcp = Load::Tcp(FLOWS.0, options.inner);
+    let loads =
+        [BULK.load(scene, tcp, Direction::Up, seconds)?, back.load(scene, tcp, Direction::Down, seconds)?];
+    std::thread::sleep(Duration::from_secs(START_UP.into()));
+    let (from, call) = (Instant::now(), CRITICAL.call(scene, G711)?);
+    let mut mbit = Vec::new();
+    for load in loads {
+        mbit.push(load.finish()?.mbit);
+    }
+    let beside = call.finish()?;
+    let used = [used(scene, Direction::Up, from, seconds)?, used(scene, Direction::Down, from, seconds)?];
+    let mut ask = |which: &str, value, unit, bar| {
+        outcome.figures.push(figure(RIG, format!("{}, both ways: {which}", case.title), value, unit, bar));
+    };
+    ask("call beside bulk, lost", beside.lost() as f64, "", Bar::AtMost(0.0));
+    let more = beside.rtt_ms(99) - idle.rtt_ms(99);
+    ask("call beside bulk, 99 % over idle", more, "ms", Bar::AtMost(5.0));
+    for (which, used) in ["bulk uses of the link up", "bulk uses of the link down"].iter().zip(used) {
+        ask(which, 100.0 * used, "%", Bar::AtLeast(95.0));
+    }
+    let line = format!(
+        "| {} | both | {:.2} | {:.2} |  | {} | {:.1}, {:.1} | {:.1}, {:.1} |  |  |\n",
+        case.title,
+        idle.rtt_ms(99),
+        beside.rtt_ms(99),
+        beside.lost(),
+        mbit[0],
+        mbit[1],
+        100.0 * used[0],
+        100.0 * used[1],
+    );
+    eprint!("{line}");
+    outcome.chapter += &line;
+    Ok(
+        json!({ "case": case.title, "way": "both", "idle": tell_call(&idle), "beside_bulk": tell_call(&beside),
+               "bulk_mbit": mbit, "used": used }),
+    )
 }
 
 fn measure(
@@ -182,11 +236,7 @@ fn tell(case: &Case, way: Direction, found: &Found, outcome: &mut Outcome) {
 }
 
 fn told(case: &Case, way: Direction, found: &Found) -> Value {
-    let call = |calls: &Pings| {
-        json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50),
-                "p99_ms": calls.rtt_ms(99), "most_ms": calls.rtt_ms(100) })
-    };
-    json!({ "case": case.title, "way": name(way), "idle": call(&found.idle), "beside_bulk": call(&found.calls[0]),
-            "beside_both": call(&found.calls[1]), "bulk_alone_mbit": found.mbit[0], "bulk_mbit": found.mbit[1],
+    json!({ "case": case.title, "way": name(way), "idle": tell_call(&found.idle),
+            "beside_bulk": tell_call(&found.calls[0]), "beside_both": tell_call(&found.calls[1]), "bulk_alone_mbit": found.mbit[0], "bulk_mbit": found.mbit[1],
             "default_mbit": found.mbit[2], "used": found.used })
 }

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::{
     RIG,
     scene::{BULK, CRITICAL, DEFAULT, Scene, THREE},
+    tell_call,
 };
 use crate::{
     figure::{Bar, Figure, figure},
@@ -179,10 +180,7 @@ fn lines(found: &Found) -> String {
 }
 
 fn tell(found: &Found) -> Value {
-    let calls = found.calls.iter().chain([&found.past]).map(|calls| {
-        json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50),
-                "p99_ms": calls.rtt_ms(99), "most_ms": calls.rtt_ms(100) })
-    });
+    let calls = found.calls.iter().chain([&found.past]).map(tell_call);
     json!({ "way": name(found.way), "dropped_pct": found.dropped, "mbit_and_lost": found.loads,
             "calls": calls.collect::<Vec<_>>() })
 }

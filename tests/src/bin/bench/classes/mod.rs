@@ -11,6 +11,9 @@ mod nine;
 mod scene;
 mod striping;
 
+use mpvpn_tests::ping::Pings;
+use serde_json::{Value, json};
+
 use crate::{options::Options, parts, report::Outcome};
 
 const RIG: &str = "classes";
@@ -61,4 +64,10 @@ impl Part {
 
 pub(crate) fn run(options: &Options) -> Outcome {
     parts::each(RIG, &options.class_parts, Part::name, |part| part.run(options))
+}
+
+/// A call, for the report's JSON.
+fn tell_call(calls: &Pings) -> Value {
+    json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50), "p99_ms": calls.rtt_ms(99),
+            "most_ms": calls.rtt_ms(100) })
 }
