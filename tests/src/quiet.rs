@@ -45,7 +45,8 @@ impl Disturbance {
         self.total() > LIMIT
     }
 
-    fn total(&self) -> f64 {
+    /// How much it was, in cores.
+    pub fn total(&self) -> f64 {
         self.foreign.max(self.stolen)
     }
 }

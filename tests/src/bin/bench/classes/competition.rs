@@ -8,7 +8,7 @@ use mpvpn_tests::{call::G711, ping::Pings};
 use serde_json::{Value, json};
 
 use super::{
-    RIG,
+    RIG, measured,
     scene::{BULK, CRITICAL, DEFAULT, Line, Scene},
     tell_call,
 };
@@ -104,64 +104,67 @@ fn play(
     let scene = Scene::new(&[LINK], case.before, &[CRITICAL, case.default, BULK])?;
     let _sinks = [BULK.sink(&scene)?, case.default.sink(&scene)?];
     for &way in ways(options.quick) {
-        let found = measure(&scene, case, way, seconds, options)?;
+        let what = format!("{}, {}", case.title, name(way));
+        let found = measured(&what, options, outcome, || measure(&scene, case, way, seconds, options))?;
         tell(case, way, &found, outcome);
         raw.push(told(case, way, &found));
     }
-    raw.push(both_ways(&scene, case, seconds, options, outcome)?);
+    let what = format!("{}, both ways", case.title);
+    let found = measured(&what, options, outcome, || both_ways(&scene, seconds, options))?;
+    raw.push(tell_both(&what, &found, outcome));
     Ok(())
 }
 
-/// Bulk fills both ways of the link at once.
-fn both_ways(
-    scene: &Scene,
-    case: &Case,
-    seconds: u32,
-    options: &Options,
-    outcome: &mut Outcome,
-) -> Result<Value, String> {
+/// What was found of a case with bulk filling both ways at once.
+struct Both {
+    idle: Pings,
+    beside: Pings,
+    /// Bulk's goodput up and down, Mbit/s, and what the link delivered of what it carries.
+    mbit: [f64; 2],
+    used: [f64; 2],
+}
+
+fn both_ways(scene: &Scene, seconds: u32, options: &Options) -> Result<Both, String> {
     let back = Line { port: BULK.port + 2, ..BULK };
     let _sink = back.sink(scene)?;
     let call = CRITICAL.call(scene, G711)?;
     std::thread::sleep(IDLE);
     let idle = call.finish()?;
     let tcp = Load::Tcp(FLOWS.0, options.inner);
-    let loads =
-        [BULK.load(scene, tcp, Direction::Up, seconds)?, back.load(scene, tcp, Direction::Down, seconds)?];
+    let up = BULK.load(scene, tcp, Direction::Up, seconds)?;
+    let down = back.load(scene, tcp, Direction::Down, seconds)?;
     std::thread::sleep(Duration::from_secs(START_UP.into()));
     let (from, call) = (Instant::now(), CRITICAL.call(scene, G711)?);
-    let mut mbit = Vec::new();
-    for load in loads {
-        mbit.push(load.finish()?.mbit);
-    }
+    let mbit = [up.finish()?.mbit, down.finish()?.mbit];
     let beside = call.finish()?;
     let used = [used(scene, Direction::Up, from, seconds)?, used(scene, Direction::Down, from, seconds)?];
+    Ok(Both { idle, beside, mbit, used })
+}
+
+fn tell_both(what: &str, found: &Both, outcome: &mut Outcome) -> Value {
     let mut ask = |which: &str, value, unit, bar| {
-        outcome.figures.push(figure(RIG, format!("{}, both ways: {which}", case.title), value, unit, bar));
+        outcome.figures.push(figure(RIG, format!("{what}: {which}"), value, unit, bar));
     };
-    ask("call beside bulk, lost", beside.lost() as f64, "", Bar::AtMost(0.0));
-    let more = beside.rtt_ms(99) - idle.rtt_ms(99);
+    ask("call beside bulk, lost", found.beside.lost() as f64, "", Bar::AtMost(0.0));
+    let more = found.beside.rtt_ms(99) - found.idle.rtt_ms(99);
     ask("call beside bulk, 99 % over idle", more, "ms", Bar::AtMost(5.0));
-    for (which, used) in ["bulk uses of the link up", "bulk uses of the link down"].iter().zip(used) {
-        ask(which, 100.0 * used, "%", Bar::AtLeast(95.0));
+    for (way, used) in ["up", "down"].iter().zip(found.used) {
+        ask(&format!("bulk uses of the link {way}"), 100.0 * used, "%", Bar::AtLeast(95.0));
     }
     let line = format!(
-        "| {} | both | {:.2} | {:.2} |  | {} | {:.1}, {:.1} | {:.1}, {:.1} |  |  |\n",
-        case.title,
-        idle.rtt_ms(99),
-        beside.rtt_ms(99),
-        beside.lost(),
-        mbit[0],
-        mbit[1],
-        100.0 * used[0],
-        100.0 * used[1],
+        "| {what} |  | {:.2} | {:.2} |  | {} | {:.1}, {:.1} | {:.1}, {:.1} |  |  |\n",
+        found.idle.rtt_ms(99),
+        found.beside.rtt_ms(99),
+        found.beside.lost(),
+        found.mbit[0],
+        found.mbit[1],
+        100.0 * found.used[0],
+        100.0 * found.used[1],
     );
     eprint!("{line}");
     outcome.chapter += &line;
-    Ok(
-        json!({ "case": case.title, "way": "both", "idle": tell_call(&idle), "beside_bulk": tell_call(&beside),
-               "bulk_mbit": mbit, "used": used }),
-    )
+    json!({ "case": what, "idle": tell_call(&found.idle), "beside_bulk": tell_call(&found.beside),
+            "bulk_mbit": found.mbit, "used": found.used })
 }
 
 fn measure(

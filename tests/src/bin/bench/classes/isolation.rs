@@ -14,7 +14,7 @@ use mpvpn_tests::{
 use serde_json::{Value, json};
 
 use super::{
-    RIG,
+    RIG, measured,
     scene::{BULK, CRITICAL, DEFAULT, Scene, THREE},
     tell_call,
 };
@@ -63,10 +63,12 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     };
     let mut raw = Vec::new();
     for &way in ways(options.quick) {
-        let calm = measure(&scene, way, 0, seconds)?;
+        let what = format!("no loss, {}", name(way));
+        let calm = measured(&what, options, &mut outcome, || measure(&scene, way, 0, seconds))?;
         let mut all = vec![calm];
         for percent in LOSSES {
-            let found = measure(&scene, way, percent, seconds)?;
+            let what = format!("{percent} % loss in bulk, {}", name(way));
+            let found = measured(&what, options, &mut outcome, || measure(&scene, way, percent, seconds))?;
             outcome.figures.extend(figures(&all[0], &found, percent));
             all.push(found);
         }

@@ -11,10 +11,15 @@ mod nine;
 mod scene;
 mod striping;
 
-use mpvpn_tests::ping::Pings;
+use mpvpn_tests::{ping::Pings, quiet::undisturbed};
 use serde_json::{Value, json};
 
-use crate::{options::Options, parts, report::Outcome};
+use crate::{
+    figure::{Bar, figure},
+    options::Options,
+    parts,
+    report::Outcome,
+};
 
 const RIG: &str = "classes";
 
@@ -64,6 +69,21 @@ impl Part {
 
 pub(crate) fn run(options: &Options) -> Outcome {
     parts::each(RIG, &options.class_parts, Part::name, |part| part.run(options))
+}
+
+/// Measures, and again while something else uses the machine. What disturbed the try that counts is a figure as well.
+fn measured<T>(
+    what: &str,
+    options: &Options,
+    outcome: &mut Outcome,
+    task: impl FnMut() -> Result<T, String>,
+) -> Result<T, String> {
+    let watched = undisturbed(options.tries, task);
+    if watched.disturbance.is_too_much() {
+        let what = format!("{what}: disturbed in each of {} tries, at least by", watched.tries);
+        outcome.figures.push(figure(RIG, what, watched.disturbance.total(), "cores", Bar::None));
+    }
+    watched.value
 }
 
 /// A call, for the report's JSON.

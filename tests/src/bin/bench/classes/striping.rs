@@ -4,7 +4,7 @@ use mpvpn_lab::Direction;
 use serde_json::{Value, json};
 
 use super::{
-    RIG,
+    RIG, measured,
     scene::{DEFAULT, Line, Scene},
 };
 use crate::{
@@ -52,15 +52,19 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         let scene = Scene::new(&[link.as_str(); 3], "pipes = 4\n", &[case.default])?;
         let _sink = case.default.sink(&scene)?;
         for &way in ways(options.quick) {
-            let before = carried(&scene, way)?;
-            let mbit =
-                case.default.load(&scene, Load::Tcp(FLOWS, options.inner), way, seconds)?.finish()?.mbit;
-            let bytes: Vec<f64> =
-                carried(&scene, way)?.iter().zip(before).map(|(after, before)| after - before).collect();
+            let what = format!("{}, {}", case.title, name(way));
+            let (mbit, bytes) = measured(&what, options, &mut outcome, || {
+                let before = carried(&scene, way)?;
+                let load = case.default.load(&scene, Load::Tcp(FLOWS, options.inner), way, seconds)?;
+                let mbit = load.finish()?.mbit;
+                let after = carried(&scene, way)?;
+                let bytes: Vec<f64> =
+                    after.iter().zip(before).map(|(after, before)| after - before).collect();
+                Ok((mbit, bytes))
+            })?;
             let mean = bytes.iter().sum::<f64>() / bytes.len() as f64;
             let shares: Vec<f64> = bytes.iter().map(|bytes| 100.0 * bytes / mean).collect();
             let off = shares.iter().map(|share| (share - 100.0).abs()).fold(0.0, f64::max);
-            let what = format!("{}, {}", case.title, name(way));
             let mut ask = |which: &str, value, unit, bar| {
                 outcome.figures.push(figure(RIG, format!("{what}: {which}"), value, unit, bar));
             };
