@@ -7,10 +7,12 @@
 mod proxy;
 
 use std::{
+    future::poll_fn,
     io,
     net::{SocketAddr, TcpStream as StdTcpStream},
     os::fd::AsFd,
     sync::Arc,
+    task::Poll,
     time::Instant,
 };
 
@@ -26,7 +28,7 @@ use mpvpn_types::Duration;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     net::TcpStream,
-    time::{error::Elapsed, timeout},
+    time::{error::Elapsed, sleep, timeout},
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
@@ -36,6 +38,8 @@ use crate::links::Footing;
 
 /// Addresses that are tried.
 const ADDRESSES: usize = 4;
+/// From one attempt at the same address to the next, where there may be several.
+const AGAIN: Duration = Duration::from_millis(250);
 /// HTTP/2 over TLS (RFC 9113, section 3.2).
 pub(crate) const ALPN: &[u8] = b"h2";
 
@@ -49,6 +53,9 @@ pub(crate) struct Dial {
     pub(crate) via: Option<Behind>,
     /// What the connection is tried as.
     pub(crate) protocol: Protocol,
+    /// Sockets that try it beside each other, each [`AGAIN`] after the one before: the kernel repeats a SYN once a
+    /// second at most, and a link that is away may be back at any time.
+    pub(crate) sockets: usize,
     /// How it is kept.
     pub(crate) tuning: Tuning,
     /// How the server is recognised; offers [`ALPN`].
@@ -189,7 +196,31 @@ pub(crate) async fn dial(dial: &Dial) -> Result<Connected, DialError> {
     Err(last)
 }
 
+/// The first of the sockets for which anything comes out counts.
 async fn connect(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
+    let race = async {
+        let mut all = vec![Box::pin(connect_one(dial, to))];
+        loop {
+            let more = all.len() < dial.sockets;
+            let first = poll_fn(|cx| {
+                let done = all.iter_mut().find_map(|one| match one.as_mut().poll(cx) {
+                    Poll::Ready(done) => Some(done),
+                    Poll::Pending => None,
+                });
+                done.map_or(Poll::Pending, Poll::Ready)
+            });
+            tokio::select! {
+                biased;
+                done = first => return done,
+                () = sleep(AGAIN), if more => {}
+            }
+            all.push(Box::pin(connect_one(dial, to)));
+        }
+    };
+    within(dial.limit, Step::Connect, race).await?
+}
+
+async fn connect_one(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
     let socket = |device: Option<&str>, local| {
         TcpSocket::open(
             to,
@@ -212,7 +243,7 @@ async fn connect(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
     let failed = |source| DialError::Connect { to, source };
     socket.start(to).map_err(failed)?;
     let stream = TcpStream::from_std(StdTcpStream::from(socket)).map_err(failed)?;
-    within(dial.limit, Step::Connect, stream.writable()).await?.map_err(failed)?;
+    stream.writable().await.map_err(failed)?;
     match stream.take_error().map_err(failed)? {
         Some(error) => Err(failed(error)),
         None => Ok(stream),

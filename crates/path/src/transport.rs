@@ -31,7 +31,8 @@ const SILENT_AFTER_CUT: Duration = Duration::from_millis(400);
 const SILENT_AT_FIRST: Duration = Duration::from_secs(4);
 /// A TCP connection that worked for so long was worth making.
 const WORTH: Duration = Duration::from_secs(10);
-/// Pause after an attempt that failed, doubled each time, up to the most.
+/// From the start of an attempt that failed to the next one, doubled each time, up to the most: one that took long to
+/// fail is followed at once.
 const PAUSE: Duration = Duration::from_millis(500);
 const PAUSE_MOST: Duration = Duration::from_secs(15);
 
@@ -105,6 +106,8 @@ pub struct TransportJudge {
     answered: Option<Instant>,
     open: Option<Open>,
     dialling: bool,
+    /// When an attempt was ordered last.
+    ordered: Instant,
     /// Something of a TCP connection is left to be given up.
     lingers: bool,
     main: (Way, Instant),
@@ -128,6 +131,7 @@ impl TransportJudge {
             answered: None,
             open: None,
             dialling: false,
+            ordered: now,
             lingers: false,
             main: (main_of(wanted), now),
             returned: None,
@@ -164,7 +168,9 @@ impl TransportJudge {
     /// The TCP connection that was ordered could not be made, for this reason.
     pub fn failed(&mut self, now: Instant, reason: String) {
         self.dialling = false;
-        self.pause(now);
+        if self.open.is_none() {
+            self.pause(self.ordered);
+        }
         (self.reason, self.next) = (reason, Some(now));
     }
 
@@ -178,8 +184,8 @@ impl TransportJudge {
         (self.reason, self.next) = (reason, Some(now));
     }
 
-    fn pause(&mut self, now: Instant) {
-        self.retry = now + PAUSE.saturating_mul(1 << self.failures.min(8)).min(PAUSE_MOST);
+    fn pause(&mut self, from: Instant) {
+        self.retry = from + PAUSE.saturating_mul(1 << self.failures.min(8)).min(PAUSE_MOST);
         self.failures += 1;
     }
 
@@ -288,7 +294,7 @@ impl TransportJudge {
         if self.open.is_some() {
             self.pause(now);
         }
-        self.dialling = true;
+        (self.dialling, self.ordered) = (true, now);
         Some(Order::Dial)
     }
 

@@ -12,11 +12,11 @@ use mpvpn_lane::{
     rules::{Mode, Rules, Why},
 };
 use mpvpn_masque::connect::Failure;
-use mpvpn_path::Scheduler;
+use mpvpn_path::{Heard, Scheduler};
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::Carried;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World, app::App};
+use world::{MS, SERVER, TOKEN, World, app::App};
 
 fn world(links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
@@ -209,6 +209,26 @@ fn pause_after_an_outage(time: Duration) -> Duration {
     let ends: Vec<_> = apps.iter().map(|app| (app.got, app.ended, app.reset)).collect();
     assert_eq!(ends, [(20_000_000, true, false); 2], "{time:?}, {} times down", world.machines[client].downs);
     seen.unwrap() - back.unwrap()
+}
+
+#[test]
+fn a_path_inside_tcp_that_is_given_up_counts_as_dead() {
+    let (mut world, client) = world(&[(10, 10 * MS), (10, 10 * MS)]);
+    let way = LinkId(0).with_pipe(LinkId::TCP);
+    let now = world.now;
+    let heard = |world: &World| world.machines[client].client.heard_on(way);
+    assert_eq!(heard(&world), Heard::Nothing);
+    world.machines[client].client.link_up(now, way, SERVER.parse().unwrap());
+    assert_eq!(heard(&world), Heard::Answers, "there is no path yet");
+    world.run(500 * MS);
+    assert_eq!(heard(&world), Heard::Works);
+    let mut apps = apps(&world, client, 1, 1, 100_000_000);
+    play(&mut world, client, &mut apps, 1000 * MS);
+    let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
+    (link.up.loss, link.down.loss) = (1.0, 1.0);
+    // What a stream waits for is freed by closing the path.
+    play(&mut world, client, &mut apps, 2500 * MS);
+    assert_eq!(heard(&world), Heard::Dead);
 }
 
 #[test]

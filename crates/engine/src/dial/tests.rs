@@ -1,6 +1,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream as Peer},
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
     thread,
 };
 
@@ -76,6 +77,7 @@ fn to(address: SocketAddr, trust: &Trust) -> Dial {
         refusal,
         name: ServerName::try_from("vpn.example").unwrap(),
         limit: STEP,
+        sockets: 1,
     }
 }
 
@@ -182,4 +184,30 @@ fn an_app_that_does_not_protect_the_socket_sees_nothing_sent() {
     let mut dial = to(server.address, &server.trust);
     dial.footing.protect = Some(Arc::new(|_, name| name != "lo"));
     assert!(matches!(failure(&dial), DialError::Unprotected));
+}
+
+#[test]
+fn what_gets_no_answer_is_tried_by_as_many_sockets_as_are_allowed() {
+    let trust = Trust::Pin(mpvpn_control::identity::Fingerprint([7; 32]));
+    let tried = |sockets| {
+        run(async {
+            let full = tokio::net::TcpSocket::new_v4().unwrap();
+            full.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+            // Who comes when others wait already is not answered.
+            let full = full.listen(0).unwrap();
+            let address = full.local_addr().unwrap();
+            let mut waiting = Vec::new();
+            while let Ok(peer) = timeout(AGAIN, TcpStream::connect(address)).await {
+                waiting.push(peer.unwrap());
+            }
+            let count = Arc::new(AtomicUsize::new(0));
+            let seen = Arc::clone(&count);
+            let mut what = Dial { sockets, limit: 6 * AGAIN, ..to(address, &trust) };
+            what.footing.protect = Some(Arc::new(move |_, _| seen.fetch_add(1, Relaxed) < usize::MAX));
+            let error = dial(&what).await.expect_err("no connection");
+            assert!(matches!(error, DialError::TimedOut { step: Step::Connect, .. }), "{error}");
+            count.load(Relaxed)
+        })
+    };
+    assert_eq!((tried(1), tried(4)), (1, 4));
 }

@@ -48,6 +48,10 @@ use crate::{
 /// one that repeats its packets ever less often.
 const STEP_FIRST: Duration = Duration::from_secs(2);
 const STEP_MOST: Duration = Duration::from_secs(10);
+/// Sockets that try to connect at the same time where the first attempt failed, or a connection has gone silent; and up to
+/// which attempt.
+const SOCKETS: usize = 4;
+const INSISTENT: u32 = 6;
 /// The server answers a request within this time.
 const ANSWER: Duration = Duration::from_secs(5);
 /// Bytes under way from the server on a stream, and on all of them: what a fast link with a long delay holds.
@@ -261,6 +265,7 @@ impl Stable {
             to,
             via: self.behind.clone(),
             protocol,
+            sockets: 1,
             tuning: Tuning {
                 keep_alive: KEEP_ALIVE,
                 unsent_low: Some(UNSENT),
@@ -280,7 +285,10 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     let limit = STEP_FIRST.saturating_mul(1 << plan.failures.min(4)).min(STEP_MOST);
     // Some networks drop what they do not know, and TCP can be told to repeat soon.
     let protocol = if plan.failures == 0 { Protocol::Mptcp } else { Protocol::Tcp };
-    let what = stable.dial(plan.footing, plan.to, protocol, plan.dscp, limit).await?;
+    let mut what = stable.dial(plan.footing, plan.to, protocol, plan.dscp, limit).await?;
+    if (1..=INSISTENT).contains(&plan.failures) {
+        what.sockets = SOCKETS;
+    }
     let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
     let (local, remote) = (dialled.local, dialled.peer);
     let multipath = matches!(dialled.multipath, Multipath::Yes(_));

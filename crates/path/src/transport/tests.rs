@@ -237,6 +237,20 @@ fn attempts_that_fail_come_less_often_and_the_reason_is_kept() {
 }
 
 #[test]
+fn an_attempt_that_takes_long_to_fail_is_followed_at_once() {
+    let start = Instant::now();
+    let mut judge = TransportJudge::new(start, Transport::Tcp);
+    let signs = Signs { up: true, ..Signs::default() };
+    assert_eq!(judge.look(start, signs), Some(Order::Dial));
+    let late = start + Duration::from_secs(2);
+    judge.failed(late, "no answer".to_owned());
+    assert_eq!(judge.look(late, signs), Some(Order::Dial));
+    let soon = late + Duration::from_millis(1);
+    judge.failed(soon, "refused".to_owned());
+    assert_eq!((judge.look(soon, signs), judge.poll_timeout()), (None, Some(late + PAUSE * 2)));
+}
+
+#[test]
 fn a_silent_connection_is_made_anew_but_not_again_and_again() {
     let mut world = World::new(Transport::Tcp);
     world.set_udp(false);

@@ -83,8 +83,14 @@ impl Client {
             None if self.links.get(&id).is_some_and(|link| link.probe.answered()) || tried() => {
                 Heard::Answers
             }
+            // Whoever has taken the TCP connection answers at first: a path has been given up there.
+            None if id.is_tcp() && self.session.is_some() && self.has_up(id) => Heard::Dead,
             None => Heard::Nothing,
         }
+    }
+
+    fn has_up(&self, id: LinkId) -> bool {
+        self.allows(id) && self.links.get(&id).is_some_and(|link| link.up)
     }
 
     /// Gives up the handshakes over a link.

@@ -167,12 +167,12 @@ impl Link {
 
 /// The number of a pipe on its link, those of each class apart.
 fn pipe_of(way: LinkId) -> u8 {
-    way.class().0 * 8 + way.pipe()
+    way.class().0 * 16 + way.pipe()
 }
 
 /// The way over a link whose pipe has this number.
 fn way_of(link: LinkId, pipe: u8) -> LinkId {
-    link.with_pipe(pipe % 8).with_class(ClassId(pipe / 8))
+    link.with_pipe(pipe % 16).with_class(ClassId(pipe / 16))
 }
 
 /// The connections of a client; it is taken for that of its default class, most have no other.
