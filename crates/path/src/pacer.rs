@@ -10,6 +10,11 @@ const MAX_BURST: u64 = 2 << 20;
 /// A burst may always hold this many packets.
 const MIN_PACKETS: u64 = 4;
 
+/// Where lumps are asked for, as much leaves at once as the rate carries in this time …
+const LUMP: Duration = Duration::from_millis(8);
+/// … up to so many bytes.
+const MAX_LUMP: u64 = 16 << 10;
+
 /// A token bucket that spreads a path's packets over time.
 ///
 /// Tokens are bytes; they grow with the rate that the congestion controller asks for, up to one
@@ -20,13 +25,21 @@ pub struct Pacer {
     rate: Option<u64>,
     mtu: u64,
     last: Instant,
+    lumps: bool,
+    /// Tokens are saved up for the next lump.
+    saving: bool,
 }
 
 impl Pacer {
     /// A pacer that may send its first packets at once.
     pub fn new(now: Instant, mtu: u16) -> Self {
         let mtu = u64::from(mtu);
-        Self { tokens: (mtu * MIN_PACKETS) as i64, rate: None, mtu, last: now }
+        Self { tokens: (mtu * MIN_PACKETS) as i64, rate: None, mtu, last: now, lumps: false, saving: false }
+    }
+
+    /// Whether bytes leave in lumps of some packets rather than one by one, because each time costs something on the wire.
+    pub fn set_lumps(&mut self, lumps: bool) {
+        (self.lumps, self.saving) = (lumps, self.saving && lumps);
     }
 
     /// Sets the rate (bytes/s; `None` for no limit) and lets the tokens grow up to `now`.
@@ -38,27 +51,32 @@ impl Pacer {
             self.last = now;
             return;
         };
-        let grown = (u128::from(rate) * elapsed.as_nanos() / 1_000_000_000) as u64;
+        let grown = bytes_of(rate, elapsed);
         // Time too short for one byte is not spent, so that frequent calls do not starve a slow path.
         if grown > 0 || self.tokens >= self.capacity(rate) {
             self.last = now;
             self.tokens = self.tokens.saturating_add_unsigned(grown).min(self.capacity(rate));
+            self.saving &= self.tokens < self.lump(rate);
         }
     }
 
     fn capacity(&self, rate: u64) -> i64 {
-        self.bytes_in(rate, CATCH_UP)
+        self.bytes_in(rate, if self.lumps { CATCH_UP + LUMP } else { CATCH_UP })
+    }
+
+    fn lump(&self, rate: u64) -> i64 {
+        bytes_of(rate, LUMP).min(MAX_LUMP).max(self.mtu) as i64
     }
 
     fn bytes_in(&self, rate: u64, time: Duration) -> i64 {
-        let bytes = (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64;
-        bytes.clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
+        bytes_of(rate, time).clamp(self.mtu * MIN_PACKETS, MAX_BURST) as i64
     }
 
     /// Bytes that may leave now.
     pub fn budget(&self) -> u64 {
         match self.rate {
             None => u64::MAX,
+            Some(_) if self.saving => 0,
             Some(_) => u64::try_from(self.tokens).unwrap_or(0),
         }
     }
@@ -67,20 +85,25 @@ impl Pacer {
     pub fn spend(&mut self, bytes: u64) {
         if self.rate.is_some() {
             self.tokens = self.tokens.saturating_sub_unsigned(bytes);
+            self.saving |= self.lumps && self.tokens <= 0;
         }
     }
 
     /// When the next burst may leave; `None` if one may leave now.
     pub fn wake_at(&self, now: Instant) -> Option<Instant> {
         let rate = self.rate?.max(1);
-        let wanted = self.bytes_in(rate, BURST) / 2;
-        if self.tokens > 0 {
+        if self.tokens > 0 && !self.saving {
             return None;
         }
+        let wanted = if self.saving { self.lump(rate) } else { self.bytes_in(rate, BURST) / 2 };
         let missing = u64::try_from(wanted - self.tokens).unwrap_or(0);
         let nanos = u128::from(missing) * 1_000_000_000 / u128::from(rate);
         Some(now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX).min(1_000_000_000)))
     }
+}
+
+fn bytes_of(rate: u64, time: Duration) -> u64 {
+    (u128::from(rate) * time.as_nanos() / 1_000_000_000) as u64
 }
 
 #[cfg(test)]
@@ -125,6 +148,28 @@ mod tests {
         let at = pacer.wake_at(start).expect("the bucket is empty");
         pacer.refill(at, Some(1_000_000), 1500);
         assert!(pacer.budget() > 0);
+    }
+
+    #[test]
+    fn in_lumps_as_much_leaves_but_not_packet_by_packet() {
+        for (rate, most) in [(1_250_000, 230), (125_000_000, 8_000), (100_000, 90)] {
+            let start = Instant::now();
+            let mut pacer = Pacer::new(start, 1472);
+            pacer.set_lumps(true);
+            let (mut sent, mut lumps, mut now) = (0, 0, start);
+            while now < start + Duration::from_secs(1) {
+                pacer.refill(now, Some(rate), 1472);
+                lumps += u32::from(pacer.budget() > 0);
+                while pacer.budget() > 0 {
+                    pacer.spend(1472);
+                    sent += 1472;
+                }
+                // Something else wakes it all the time.
+                now = (now + Duration::from_micros(50)).min(pacer.wake_at(now).unwrap_or(now));
+            }
+            let off = (sent as f64 - rate as f64).abs() / rate as f64;
+            assert!(off < 0.07 && lumps <= most, "{sent} bytes in {lumps} lumps at {rate} bytes/s");
+        }
     }
 
     #[test]

@@ -36,6 +36,11 @@ const CYCLE: [f64; 8] = [1.25, 0.75, 1.03, 1.03, 1.03, 1.03, 1.03, 1.03];
 const PROBES: [(f64, f64); 4] = [(CYCLE[0], CYCLE[1]), (CYCLE[0], CYCLE[1]), (1.5, 0.6), (2.0, 0.5)];
 /// Instead of the gain between the probes, while a queue is there.
 pub(crate) const EASE: f64 = 0.96;
+/// The same between the probes inside TCP: a little more than it carries, unless it has a queue already. It must not run
+/// dry, as it sends whole segments only of what waits.
+const AHEAD: f64 = 1.1;
+/// Gain of the drain after a probe there.
+const TCP_DRAIN: f64 = 0.5;
 /// Window in units of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
 /// Window in units of what is sent in the round trips as they are.
@@ -105,6 +110,7 @@ pub(crate) struct Bbr {
     settle: Settle,
     /// Windows on end with a queue.
     standing: u32,
+    inside_tcp: bool,
 }
 
 impl Bbr {
@@ -127,7 +133,14 @@ impl Bbr {
             lossy: false,
             settle: Settle::default(),
             standing: 0,
+            inside_tcp: false,
         }
+    }
+
+    /// Whether packets travel inside TCP, which has found out what the path carries and loses nothing. All that is to be
+    /// done is to keep a short queue in front of it.
+    pub(crate) fn set_inside_tcp(&mut self, inside_tcp: bool) {
+        self.inside_tcp = inside_tcp;
     }
 
     pub(crate) fn on_mtu(&mut self, mtu: u16) {
@@ -208,7 +221,7 @@ impl Bbr {
         self.advance(now, rate, in_flight);
         let used = matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2;
         self.standing = if queue && used { self.standing + 1 } else { 0 };
-        if self.standing >= STANDING {
+        if self.standing >= STANDING && !self.inside_tcp {
             let base = self.base_rtt().unwrap_or_default();
             self.settle.begin(now, window.shortest, self.smoothed, base);
         }
@@ -241,8 +254,8 @@ impl Bbr {
     pub(crate) fn paced(&self, rate: u64) -> f64 {
         match self.phase {
             _ if self.settle.is_looking() => settle::GAIN,
-            Phase::Cruise { phase: 1 | 2, found, .. } => PROBES[found].1,
-            Phase::Cruise { .. } if self.has_queue(rate) => EASE,
+            Phase::Cruise { phase: 1 | 2, found, .. } => self.drain(found),
+            Phase::Cruise { .. } if !self.inside_tcp && self.has_queue(rate) => EASE,
             Phase::Cruise { .. } | Phase::Startup { .. } => 1.0,
             Phase::Drain => 1.0 / STARTUP_GAIN,
         }
@@ -253,9 +266,16 @@ impl Bbr {
         self.settle.is_slow() || matches!(self.phase, Phase::Drain | Phase::Cruise { phase: 1, .. })
     }
 
+    /// The gain after a probe.
+    fn drain(&self, found: usize) -> f64 {
+        if self.inside_tcp { TCP_DRAIN } else { PROBES[found].1 }
+    }
+
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
         let drained = self.empty(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
+        // A queue that was never gone would be taken for part of the path one day.
+        let drain_rounds = if self.inside_tcp { 4 } else { 2 };
         let Phase::Cruise { phase, since, before, found } = &mut self.phase else { return };
         let elapsed = now.saturating_duration_since(*since);
         // The queue that a probe built is drained for as long as it is there, but no longer than it
@@ -263,7 +283,7 @@ impl Bbr {
         let done = match *phase {
             // Whether losses go on while less is sent has to be seen.
             1 if self.lossy && elapsed < round => false,
-            1 => in_flight <= drained || elapsed >= round * 2,
+            1 => in_flight <= drained || elapsed >= round * drain_rounds,
             _ => elapsed >= round,
         };
         if !done {
@@ -313,7 +333,9 @@ impl Bbr {
         };
         // Where packets are slower than the base says, for whatever reason, the pace alone has to answer that: a
         // window that did would let less arrive, which looks like a slower path, and so on to nothing.
-        let sent = (rate as f64 * self.smoothed.as_secs_f64() * SLACK) as u64;
+        // Inside TCP the pace would not answer it soon enough.
+        let slack = if self.inside_tcp { 1.0 } else { SLACK };
+        let sent = (rate as f64 * self.smoothed.as_secs_f64() * slack) as u64;
         let window = ((self.product(rate) as f64 * gain) as u64).max(sent) + self.held(rate);
         let least = match self.phase {
             Phase::Startup { .. } => self.initial,
@@ -328,10 +350,14 @@ impl Bbr {
             _ if self.settle.is_slow() => settle::GAIN,
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
-            Phase::Cruise { phase, .. } if phase > 1 && self.has_queue(rate) => EASE,
             Phase::Cruise { phase: 0, found, .. } => PROBES[found].0,
-            Phase::Cruise { phase: 1, found, .. } => PROBES[found].1,
-            Phase::Cruise { phase, .. } => CYCLE[phase],
+            Phase::Cruise { phase: 1, found, .. } => self.drain(found),
+            Phase::Cruise { phase, .. } => match (self.inside_tcp, self.has_queue(rate)) {
+                (true, true) => 1.0,
+                (true, false) => AHEAD,
+                (false, true) => EASE,
+                (false, false) => CYCLE[phase],
+            },
         };
         // Where less is asked for than the path carries, half of the rate might be no less than that.
         let rate = if self.settle.is_slow() { rate.min(self.delivered) } else { rate };
@@ -351,6 +377,8 @@ fn bytes_in(rate: u64, time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use super::*;
     use crate::delivery::Acked;
 
@@ -493,6 +521,65 @@ mod tests {
                 bbr.on_round(now, window, delivery.rate(), sent / 20);
             }
             assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
+        }
+    }
+
+    /// What TCP, which carries `capacity` (bytes/s) with a round trip of 20 ms, makes of this in 60 s: the share of it that was
+    /// used in the last 30 s, and the longest queue before it in that time.
+    fn in_front_of_tcp(capacity: u64) -> (f64, Duration) {
+        let start = Instant::now();
+        let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
+        bbr.set_inside_tcp(true);
+        let (mut waiting, mut on_its_way) = (VecDeque::new(), VecDeque::new());
+        let (mut tokens, mut in_flight, mut queued) = (38_400, 0, 0);
+        let (mut used, mut longest) = (0, 0);
+        for ms in 1..60_000_u32 {
+            let now = start + ms * MS;
+            let rate = delivery.rate();
+            tokens += bbr.pacing_rate(rate, 20 * MS).unwrap_or(1_000_000) / 1000;
+            let sent = tokens.min(bbr.window(rate).saturating_sub(in_flight));
+            tokens = (tokens - sent).min(10_000);
+            (in_flight, queued) = (in_flight + sent, queued + sent);
+            waiting.push_back((now, sent));
+            let mut room = capacity / 1000;
+            while let Some((at, bytes)) = waiting.front_mut() {
+                let taken = (*bytes).min(room);
+                (*bytes, room, queued) = (*bytes - taken, room - taken, queued - taken);
+                on_its_way.push_back((now + 20 * MS, *at, taken));
+                if *bytes > 0 {
+                    break;
+                }
+                waiting.pop_front();
+            }
+            if ms > 30_000 {
+                (used, longest) = (used + capacity / 1000 - room, longest.max(queued));
+            }
+            while let Some((_, at, bytes)) = on_its_way.pop_front_if(|(arrives, ..)| *arrives <= now) {
+                in_flight -= bytes;
+                bbr.on_rtt(now, now - at);
+                let acked = Acked {
+                    bytes,
+                    sent: at,
+                    rtt: now - at,
+                    random_loss: 0.0,
+                    base: bbr.base_rtt().unwrap(),
+                    idle: bbr.is_draining(),
+                    paced: bbr.paced(rate),
+                    queued: bbr.is_queued(now),
+                };
+                if let Some(window) = delivery.on_ack(now, acked) {
+                    bbr.on_round(now, window, delivery.rate(), in_flight);
+                }
+            }
+        }
+        (used as f64 / (capacity * 30) as f64, Duration::from_millis(longest * 1000 / capacity))
+    }
+
+    #[test]
+    fn in_front_of_tcp_the_queue_is_short_and_never_empty() {
+        for capacity in [250_000, 1_250_000, 12_500_000] {
+            let (used, queue) = in_front_of_tcp(capacity);
+            assert!(used > 0.985 && queue < 60 * MS, "{used} of {capacity} bytes/s, {queue:?}");
         }
     }
 }

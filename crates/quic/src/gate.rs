@@ -1,6 +1,8 @@
 //! The credit gate: a congestion controller that opens and shuts at our command, around one that
 //! tells the truth.
 
+mod group;
+
 use std::{
     any::Any,
     fmt,
@@ -10,6 +12,7 @@ use std::{
     },
 };
 
+use group::Group;
 use mpvpn_types::{Duration, Instant};
 use noq_proto::{
     RttEstimator,
@@ -54,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) limited: AtomicBool,
     /// Losses are those of a dead path and say nothing about congestion.
     pub(crate) frozen: AtomicBool,
+    /// Packets travel inside TCP.
+    pub(crate) inside_tcp: AtomicBool,
     window: AtomicU64,
     in_flight: AtomicU64,
     rate: AtomicU64,
@@ -104,6 +109,7 @@ impl Shared {
             window_limited: AtomicBool::new(false),
             limited: AtomicBool::new(false),
             frozen: AtomicBool::new(false),
+            inside_tcp: AtomicBool::new(false),
             window: AtomicU64::new(0),
             in_flight: AtomicU64::new(0),
             rate: AtomicU64::new(0),
@@ -344,38 +350,6 @@ impl Clone for Model {
     }
 }
 
-/// Paths that one controller decides about, because each of its own would count the others' packets as a queue.
-struct Group {
-    /// That of the first path, as soon as something happens to it.
-    model: Mutex<Option<Model>>,
-    first: Weak<Shared>,
-    members: Mutex<Vec<Weak<Shared>>>,
-}
-
-impl Group {
-    fn of(first: &Arc<Shared>) -> Self {
-        let first = Arc::downgrade(first);
-        Self { model: Mutex::new(None), first: first.clone(), members: Mutex::new(vec![first]) }
-    }
-
-    /// Whether the group goes on with what this path has learned, if it has no model yet.
-    fn begins_with(&self, path: &Arc<Shared>) -> bool {
-        std::ptr::eq(self.first.as_ptr(), Arc::as_ptr(path)) || self.first.strong_count() == 0
-    }
-
-    fn members(&self) -> MutexGuard<'_, Vec<Weak<Shared>>> {
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn add(&self, path: &Arc<Shared>) {
-        let mut members = self.members();
-        if !members.iter().any(|member| std::ptr::eq(member.as_ptr(), Arc::as_ptr(path))) {
-            members.retain(|member| member.strong_count() > 0);
-            members.push(Arc::downgrade(path));
-        }
-    }
-}
-
 /// A controller behind a gate.
 pub(crate) struct Gate {
     own: Model,
@@ -562,6 +536,7 @@ impl Controller for Gate {
             shared.delivered.store(delivery.rate(), Relaxed);
             match inner {
                 Inner::Bbr(bbr) => {
+                    bbr.set_inside_tcp(shared.inside_tcp.load(Relaxed));
                     bbr.on_rtt(now, sample);
                     if let Some(window) = window {
                         bbr.on_round(now, window, delivery.rate(), shared.all_in_flight());

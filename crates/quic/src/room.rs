@@ -115,6 +115,7 @@ impl Connection {
         }
         let Some(path) = self.paths.iter_mut().find(|path| path.id == id) else { return 0 };
         let window = path.gate.window().saturating_sub(in_flight);
+        path.pacer.set_lumps(path.gate.inside_tcp.load(Relaxed));
         path.pacer.refill(now, path.gate.pacing_rate(), mtu);
         let mut budget = path.pacer.budget();
         path.capped = left.is_some_and(|left| left < budget.min(window));

@@ -230,6 +230,9 @@ impl Carrier {
             Role::Client => link.is_tcp(),
             Role::Server => connection.is_from_here(id),
         };
+        if inside_tcp {
+            connection.set_inside_tcp(id);
+        }
         let mut liveness = Liveness::new(policy.liveness(inside_tcp), now);
         // The far end may see data move here that this one noted before there was this path.
         if let Some(at) = self.moved {

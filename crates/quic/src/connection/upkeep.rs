@@ -46,6 +46,13 @@ impl Connection {
         tuple.is_ok_and(|tuple| tuple.remote().ip().to_canonical().is_loopback())
     }
 
+    /// Says that the packets of a path travel inside TCP, which controls congestion already.
+    pub fn set_inside_tcp(&self, id: PathId) {
+        if let Some(path) = self.path(id) {
+            path.gate.inside_tcp.store(true, Relaxed);
+        }
+    }
+
     /// When the newest acknowledged packet of a path was sent.
     pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
         self.path(id).map(|path| path.gate.acked_sent())
