@@ -2,9 +2,8 @@
 
 use std::{
     fs,
-    io::{self, ErrorKind, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
-    thread::{self, JoinHandle},
+    io::{ErrorKind, Read, Write},
+    net::Shutdown,
     time::Duration,
 };
 
@@ -14,6 +13,8 @@ use mpvpn_tests::{
     ping::Ping,
     stage::{Family, Place, Stage, TUNNEL, inet},
 };
+
+use super::{echo, far_end};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const MEMORY: u64 = 16 << 20;
@@ -25,41 +26,6 @@ fn tcp(stage: &Stage, words: &[&str]) -> String {
         .succeed(LIMIT);
     assert!(said.ends_with("done\n"), "{said}");
     said
-}
-
-/// A host behind the server that takes so many connections one after the other: where it listens, and what comes of the
-/// last one.
-fn far_end<T: Send + 'static>(
-    stage: &Stage,
-    family: Family,
-    connections: u32,
-    serve: fn(TcpStream) -> T,
-) -> (String, JoinHandle<T>) {
-    let listener = stage.inside(Place::Inet, || TcpListener::bind("[::]:0")).expect("a free port");
-    let port = listener.local_addr().expect("a bound socket").port();
-    let host = match family {
-        Family::V4 => inet(family),
-        Family::V6 => format!("[{}]", inet(family)),
-    };
-    let serving = thread::spawn(move || {
-        let one = || {
-            let (stream, _) = listener.accept().expect("a connection");
-            stream.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
-            serve(stream)
-        };
-        for _ in 1..connections {
-            one();
-        }
-        one()
-    });
-    (format!("{host}:{port}"), serving)
-}
-
-/// Sends back what comes, and the end after the end.
-fn echo(mut stream: TcpStream) {
-    let mut back = stream.try_clone().expect("a second handle");
-    io::copy(&mut stream, &mut back).expect("an echo");
-    back.shutdown(Shutdown::Write).expect("an end");
 }
 
 #[test]

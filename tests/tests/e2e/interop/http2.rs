@@ -2,9 +2,8 @@
 
 use std::{
     fs,
-    io::{self, ErrorKind, Read, Write},
-    net::{Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    thread::{self, JoinHandle},
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, SocketAddr},
     time::Duration,
 };
 
@@ -14,6 +13,8 @@ use mpvpn_tests::{
     http::{Download, MB, Site},
     stage::{Family, Peer, Place, Stage, TUNNEL, inet, inet4},
 };
+
+use super::{echo, far_end, udp_echo};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const HOST: [&str; 2] = ["192.0.2.1", "4433"];
@@ -43,55 +44,6 @@ fn server_with(stage: &Stage, more: &[&str]) -> (Peer, String) {
     (server, token.trim().to_owned())
 }
 
-/// A host behind the server that takes so many connections: where it listens, and what comes of the last one.
-fn far_end<T: Send + 'static>(
-    stage: &Stage,
-    connections: u32,
-    serve: fn(TcpStream) -> T,
-) -> (String, JoinHandle<T>) {
-    let listener = stage.inside(Place::Inet, || TcpListener::bind("0.0.0.0:0")).expect("a free port");
-    let port = listener.local_addr().expect("a bound socket").port();
-    let serving = thread::spawn(move || {
-        let one = || {
-            let (stream, _) = listener.accept().expect("a connection");
-            stream.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
-            thread::spawn(move || serve(stream))
-        };
-        for _ in 1..connections {
-            one();
-        }
-        one().join().expect("a host that does not panic")
-    });
-    (format!("{}:{port}", inet4()), serving)
-}
-
-/// Sends back what comes, and the end after the end.
-fn echo(mut stream: TcpStream) {
-    let mut back = stream.try_clone().expect("a second handle");
-    // Some clients of these tests go away in the middle.
-    if io::copy(&mut stream, &mut back).is_ok() {
-        let _ = back.shutdown(Shutdown::Write);
-    }
-}
-
-/// A host behind the server that sends every datagram back: where it listens.
-fn udp_echo(stage: &Stage, family: Family) -> String {
-    let any = match family {
-        Family::V4 => "0.0.0.0:0",
-        Family::V6 => "[::]:0",
-    };
-    let socket = stage.inside(Place::Inet, || UdpSocket::bind(any)).expect("a free port");
-    let port = socket.local_addr().expect("a bound socket").port();
-    socket.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
-    thread::spawn(move || {
-        let mut datagram = [0; 65536];
-        while let Ok((length, from)) = socket.recv_from(&mut datagram) {
-            let _ = socket.send_to(&datagram[..length], from);
-        }
-    });
-    SocketAddr::new(inet(family).parse().expect("an address"), port).to_string()
-}
-
 #[test]
 fn curl_fetches_through_the_server_as_through_any_https_proxy() {
     let stage = Stage::two_links();
@@ -119,9 +71,9 @@ fn curl_fetches_through_the_server_as_through_any_https_proxy() {
 fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
     let stage = Stage::two_links();
     let (_server, token) = server(&stage);
-    let (authority, _) = far_end(&stage, 1, echo);
+    let (authority, _) = far_end(&stage, Family::V4, 1, echo);
     client(&stage, &token, &["both_ways", &authority]);
-    let (authority, heard) = far_end(&stage, 1, |mut stream| {
+    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
         stream.write_all(b"greeting").expect("a greeting");
         stream.shutdown(Shutdown::Write).expect("an end");
         let mut text = String::new();
@@ -137,11 +89,11 @@ fn a_reset_travels_both_ways() {
     let stage = Stage::two_links();
     let (_server, token) = server(&stage);
     // What is not read when it is closed makes a RST of it.
-    let (authority, _) = far_end(&stage, 1, |stream| {
+    let (authority, _) = far_end(&stage, Family::V4, 1, |stream| {
         stream.peek(&mut [0]).expect("bytes");
     });
     client(&stage, &token, &["far_end_breaks", &authority]);
-    let (authority, heard) = far_end(&stage, 1, |mut stream| {
+    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
         let mut data = [0; 6];
         stream.read_exact(&mut data).expect("bytes");
         stream.write_all(&data).expect("room for bytes");
@@ -169,7 +121,7 @@ fn much_comes_back_right_and_takes_little_memory() {
     let stage = Stage::unlimited();
     let (server, token) = server(&stage);
     let memory = server.memory();
-    let (authority, _) = far_end(&stage, 2, echo);
+    let (authority, _) = far_end(&stage, Family::V4, 2, echo);
     client(&stage, &token, &["much", &authority, "32"]);
     let grown = server.memory().saturating_sub(memory);
     assert!(grown < MEMORY, "grew by {grown} bytes");
@@ -179,7 +131,7 @@ fn much_comes_back_right_and_takes_little_memory() {
 fn payloads_of_udp_travel_in_capsules_and_hostile_ones_end_their_request_only() {
     let stage = Stage::two_links();
     let (mut server, token) = server(&stage);
-    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&stage, family));
+    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&stage, family).to_string());
     client(&stage, &token, &["payloads", &v4, &v6]);
     let memory = server.memory();
     println!("{}", client(&stage, &token, &["hostile", &v4]));
@@ -211,8 +163,8 @@ fn packets_travel_in_capsules_and_the_status_says_from_where() {
 #[test]
 fn clients_of_the_first_drafts_are_served_where_the_server_is_told_to() {
     let stage = Stage::two_links();
-    let (authority, _) = far_end(&stage, 1, echo);
-    let udp = udp_echo(&stage, Family::V4);
+    let (authority, _) = far_end(&stage, Family::V4, 1, echo);
+    let udp = udp_echo(&stage, Family::V4).to_string();
     for (more, story) in [(&["--old-clients"][..], "old"), (&[], "not_old")] {
         let (_server, token) = server_with(&stage, more);
         client(&stage, &token, &[story, &authority, &udp]);

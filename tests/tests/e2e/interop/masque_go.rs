@@ -4,37 +4,20 @@ use std::{
     fs,
     io::{Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
-    thread,
     time::Duration,
 };
 
 use mpvpn_tests::{
     foreign::{Foreign, Program},
-    stage::{Family, Place, Stage, inet},
+    stage::{Family, Place, Stage},
 };
+
+use super::udp_echo;
 
 const LIMIT: Duration = Duration::from_secs(30);
 const OURS: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/{target_port}/";
 const FOREIGN: &str = "192.0.2.1:4434";
 const THEIRS: &str = "https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/";
-
-/// A host behind the server that sends every datagram back: where it listens.
-fn echo(stage: &Stage, family: Family) -> SocketAddr {
-    let any = match family {
-        Family::V4 => "0.0.0.0:0",
-        Family::V6 => "[::]:0",
-    };
-    let socket = stage.inside(Place::Inet, || UdpSocket::bind(any)).expect("a free port");
-    let port = socket.local_addr().expect("a bound socket").port();
-    socket.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
-    thread::spawn(move || {
-        let mut datagram = [0; 65536];
-        while let Ok((length, from)) = socket.recv_from(&mut datagram) {
-            let _ = socket.send_to(&datagram[..length], from);
-        }
-    });
-    SocketAddr::new(inet(family).parse().expect("an address"), port)
-}
 
 fn go_client(stage: &Stage, to: &str, more: &[&str]) -> Foreign {
     let words = [&["client", "-template", OURS, "-to", to], more].concat();
@@ -46,7 +29,7 @@ fn its_client_gets_every_datagram_back() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     for family in [Family::V4, Family::V6] {
-        let host = echo(&stage, family).to_string();
+        let host = udp_echo(&stage, family).to_string();
         for size in ["1", "1000", "1200"] {
             let said = go_client(&stage, &host, &["-count", "20", "-size", size]).succeed(LIMIT);
             assert!(said.contains("echoed 20"), "{said}");
@@ -59,7 +42,7 @@ fn its_client_learns_why_it_is_refused() {
     let stage = Stage::two_links();
     let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
     let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
-    let host = echo(&stage, Family::V4).to_string();
+    let host = udp_echo(&stage, Family::V4).to_string();
     let said = go_client(&stage, &host, &[]).fail(LIMIT);
     assert!(said.contains("refused: 405"), "{said}");
     let said = go_client(&stage, &host, &["-token", "0123456789abcdef"]).fail(LIMIT);
@@ -121,7 +104,7 @@ fn udp_of_a_whole_machine_travels_over_its_proxy() {
     let stage = Stage::two_links();
     let _server = go_proxy(&stage);
     let client = stage.client(&["--server", FOREIGN, "--lane", "stream"]);
-    let host = echo(&stage, Family::V4);
+    let host = udp_echo(&stage, Family::V4);
     let app = stage.inside(Place::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
     app.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
@@ -143,7 +126,7 @@ fn udp_of_an_app_travels_over_its_proxy() {
     let _server = go_proxy(&stage);
     let words = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
     let _proxy = stage.start(Place::Client, &words).up();
-    let host = echo(&stage, Family::V4);
+    let host = udp_echo(&stage, Family::V4);
     let app = Association::new(&stage, SOCKS5);
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
         app.ask(host, text);
