@@ -2,6 +2,7 @@
 //! tells the truth.
 
 mod group;
+mod model;
 
 use std::{
     any::Any,
@@ -13,19 +14,14 @@ use std::{
 };
 
 use group::Group;
+use model::{Inner, Model};
 use mpvpn_types::{Duration, Instant};
 use noq_proto::{
     RttEstimator,
-    congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig},
+    congestion::{Controller, ControllerFactory, ControllerMetrics},
 };
 
-use crate::{
-    Cc,
-    bbr::Bbr,
-    delivery::{Acked, Delivery},
-    ledger::Ledger,
-    random_loss::RandomLoss,
-};
+use crate::{Cc, delivery::Acked, ledger::Ledger, random_loss::RandomLoss};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
@@ -328,28 +324,6 @@ fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// A congestion controller.
-enum Inner {
-    Bbr(Box<Bbr>),
-    Library(Box<dyn Controller>),
-}
-
-/// What decides how much a path may carry, or several that share a bottleneck.
-struct Model {
-    inner: Inner,
-    delivery: Delivery,
-}
-
-impl Clone for Model {
-    fn clone(&self) -> Self {
-        let inner = match &self.inner {
-            Inner::Bbr(bbr) => Inner::Bbr(bbr.clone()),
-            Inner::Library(inner) => Inner::Library(inner.clone_box()),
-        };
-        Self { inner, delivery: self.delivery.clone() }
-    }
-}
-
 /// A controller behind a gate.
 pub(crate) struct Gate {
     own: Model,
@@ -407,58 +381,6 @@ impl Gate {
 
     fn publish(&mut self) {
         self.decide(|model, random, shared| model.publish(random, shared));
-    }
-}
-
-impl Model {
-    fn new(kind: Cc, now: Instant, mtu: u16) -> Self {
-        let inner = match kind {
-            Cc::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, mtu))),
-            Cc::Cubic => {
-                let mut config = CubicConfig::default();
-                config.initial_window(INITIAL_WINDOW);
-                Inner::Library(Arc::new(config).build(now, mtu))
-            }
-        };
-        Self { inner, delivery: Delivery::new(now) }
-    }
-
-    fn kind(&self) -> Cc {
-        match &self.inner {
-            Inner::Bbr(_) => Cc::Bbr,
-            Inner::Library(_) => Cc::Cubic,
-        }
-    }
-
-    fn publish(&self, random: &RandomLoss, shared: &Shared) {
-        let base = match &self.inner {
-            Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
-            Inner::Library(_) => shared.min_rtt(),
-        };
-        let known = random.measured().map_or(UNKNOWN, |share| (share * SHARE) as u64);
-        shared.random_loss.store(known, Relaxed);
-        let (window, pacing) = match &self.inner {
-            Inner::Bbr(bbr) => {
-                // What is lost anyway takes its share of the rate.
-                let rate = (self.delivery.rate() as f64 / (1.0 - random.share())) as u64;
-                let rtt = Duration::from_nanos(shared.rtt.load(Relaxed));
-                (bbr.window(rate), bbr.pacing_rate(rate, rtt))
-            }
-            Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
-        };
-        shared.for_all(|path| {
-            path.base_rtt.store(nanos(base), Relaxed);
-            path.window.store(window, Relaxed);
-            path.rate.store(pacing.unwrap_or(0), Relaxed);
-            path.delivered.store(self.delivery.rate(), Relaxed);
-        });
-    }
-
-    fn library(&mut self) -> Option<&mut dyn Controller> {
-        match &mut self.inner {
-            Inner::Bbr(_) => None,
-            Inner::Library(inner) => Some(inner.as_mut()),
-        }
     }
 }
 
