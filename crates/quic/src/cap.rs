@@ -2,14 +2,12 @@ use mpvpn_class::{Sample, Seat, Shaper};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant};
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
-use crate::gate::Shared;
+use crate::{gate::Shared, random_loss};
 
 /// A path that the shaper held back so long ago may not have noticed yet that others have stopped.
 const HELD: Duration = Duration::from_millis(100);
 /// Losses up to this share may be those of a full link.
 const NOISE: f64 = 0.02;
-/// More than this share is not made up for when the shaper is told what has crossed the link.
-const MOST_LOST: f64 = 0.6;
 /// The shaper is told so often what a path delivers.
 const REPORT: Duration = Duration::from_millis(5);
 
@@ -114,7 +112,7 @@ impl Cap {
         let (sent, acked) = gate.wire(self.header);
         let gated = sent.saturating_sub(self.gated.0);
         // What is lost however little is sent takes its place on the link, too.
-        let lost = (gate.random_loss().unwrap_or_default() - NOISE).clamp(0.0, MOST_LOST);
+        let lost = (gate.random_loss().unwrap_or_default() - NOISE).clamp(0.0, random_loss::MOST);
         let crossed = acked.saturating_sub(self.gated.1) as f64 / (1.0 - lost);
         // Of what nobody acknowledges nobody knows; it is little, and taken to have arrived.
         let delivered = crossed as u64 + self.left.saturating_sub(gated);

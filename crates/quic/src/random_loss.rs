@@ -6,8 +6,8 @@ const ENOUGH: u32 = 60;
 const MANY: u32 = 600;
 /// Losses up to this share are left alone: a path that is a little overrated may drop as much even then.
 const NOISE: f64 = 0.01;
-/// No more than this is made up for.
-const MOST: f64 = 0.6;
+/// No more than this share is made up for.
+pub(crate) const MOST: f64 = 0.6;
 /// Spans that are remembered: packets of the span before last are settled.
 const SPANS: usize = 4;
 
