@@ -2,9 +2,9 @@
 //!
 //! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
 //! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] with the classes that every
-//! client has, behind a UDP socket for each class: it shakes hands, gets
-//! addresses, sends heartbeats, probes the MTU, and lets classes sleep; there is only no TUN behind it. Always holds:
-//! every client does a full handshake, because none of them knows the TLS tickets of another.
+//! client has, behind a UDP socket for each class: it shakes hands, gets addresses, sends heartbeats, probes the MTU, and
+//! lets classes sleep; there is only no TUN behind it. Always holds: every client does a full handshake, because none of
+//! them knows the TLS tickets of another.
 
 use std::{
     collections::BTreeSet,
@@ -60,7 +60,7 @@ impl Crowd {
         count: usize,
         at_once: usize,
     ) -> Self {
-        let own = || connecting().into_iter().map(|class| (class, socket(server))).collect();
+        let own = || class_ids().into_iter().map(|class| (class, socket(server))).collect();
         let sockets = stage.inside(place, || (0..count).map(|_| own()).collect::<Vec<_>>());
         let news = Arc::new(News::default());
         let theirs = news.clone();
@@ -117,9 +117,9 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// The classes that connect at once.
-fn connecting() -> Vec<ClassId> {
-    ClassConfig::built_in().into_iter().map(|class| class.id).collect()
+/// The classes that every client has.
+fn class_ids() -> [ClassId; 3] {
+    ClassConfig::built_in().map(|class| class.id)
 }
 
 /// The sockets of a client.
@@ -221,7 +221,7 @@ impl Members {
         let next = self.timers.first().map_or(NAP, |(at, _)| at.saturating_duration_since(now).min(NAP));
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
-        let each = connecting().len();
+        let each = class_ids().len();
         for event in events.iter() {
             let (number, at) = (event.token as usize / each, event.token as usize % each);
             self.receive(now, number, at);
@@ -302,7 +302,7 @@ impl Members {
     }
 }
 
-/// The classes that every client has.
+/// How a client of this configuration is told of them.
 fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
     let setup = |class: ClassConfig| {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
