@@ -4,8 +4,10 @@
 #![allow(clippy::disallowed_methods, dead_code)]
 
 pub mod app;
+mod servers;
 pub mod talk;
 pub mod tcp;
+mod wire;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -15,165 +17,30 @@ use std::{
 };
 
 use app::Destination;
-use bytes::{Bytes, BytesMut};
-use mpvpn_lab::{ByteCount, LinkSpec, Params, Session, emulation::Channel};
+use bytes::BytesMut;
+use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_lane::rules::Rules;
-use mpvpn_masque::{
-    connect::{Authority, Failure},
-    headers::Headers,
-};
+use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, ClientSetup, Local, ServerSetup, Shard, TransportOptions, shard_of};
+use mpvpn_quic::{Cc, ClientSetup, Local, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Authenticate, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
-    ClientEvent, ClientState, Fleet, Limits, Member, Registry, Server, ServerConfig, ServerEvent, Taken,
-    UdpId,
+    Assignment, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError, ClientEvent,
+    ClientState, Fleet, Limits, Member, Server, ServerEvent, Taken, UdpId,
 };
 use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 
-/// IPv4 and UDP, bytes.
-const HEADERS: u32 = 28;
+pub use self::wire::Link;
+use self::{
+    servers::{AnyCertificate, Identity, new_servers, options, provider},
+    wire::{HEADERS, Wire, pipe_of, way_of},
+};
+
 pub const MS: Duration = Duration::from_millis(1);
 pub const TOKEN: &str = "a token that opens";
 pub const SERVER: &str = "192.0.2.1:443";
 /// What the server suggests.
 pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];
-
-/// A direction of a link.
-pub struct Wire {
-    /// Share of packets lost (0 to 1).
-    pub loss: f64,
-    pub passed: u64,
-    /// Bytes of IP packets that passed.
-    pub carried: u64,
-    /// A pipe of which nothing passes.
-    pub silent: Option<u8>,
-    /// A pipe, and the share (0 to 1) of what has crossed the link on it that is lost behind it.
-    pub loses: Option<(u8, f64)>,
-    dice: u32,
-    /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
-    pub held: Option<Vec<(u8, Vec<u8>)>>,
-    channel: Channel<(u8, Vec<u8>)>,
-}
-
-impl Wire {
-    fn new(params: &Params, count: ByteCount, seed: u64, now: Instant) -> Self {
-        Self {
-            loss: params.loss,
-            passed: 0,
-            carried: 0,
-            silent: None,
-            loses: None,
-            dice: seed as u32 | 1,
-            held: None,
-            channel: Channel::new(params.clone(), count, seed, now),
-        }
-    }
-
-    /// Changes some of it.
-    pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
-        self.channel.change(now, change);
-    }
-
-    /// Changes everything at once.
-    pub fn change(&mut self, now: Instant, params: &Params) {
-        self.loss = params.loss;
-        self.channel.change(now, |own| *own = params.clone());
-    }
-
-    /// Swallows IP packets of more than `bytes` from now on.
-    pub fn limit_mtu(&mut self, now: Instant, bytes: u32) {
-        self.channel.change(now, |own| own.mtu = Some(bytes));
-    }
-
-    /// Takes a UDP payload of one of the link's pipes.
-    fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
-        self.follow(now);
-        if self.silent == Some(pipe) {
-            return;
-        }
-        let is_short = data.first().is_some_and(|byte| byte & 0x80 == 0);
-        if let Some(held) = self.held.as_mut().filter(|_| is_short) {
-            return held.push((pipe, data.to_vec()));
-        }
-        let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
-        self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
-        drop(self.channel.discarded());
-    }
-
-    /// Whether the next packet of a pipe is lost behind the link.
-    fn is_lost(&mut self, pipe: u8) -> bool {
-        self.dice = self.dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        self.loses
-            .is_some_and(|(own, share)| own == pipe && f64::from(self.dice >> 8) < share * f64::from(1 << 24))
-    }
-
-    /// Lets go what was held back.
-    pub fn let_go(&mut self, now: Instant) {
-        for (pipe, data) in self.held.take().into_iter().flatten() {
-            self.push(now, pipe, &data, HEADERS);
-        }
-    }
-
-    fn pop(&mut self, now: Instant) -> Option<(u8, Vec<u8>)> {
-        self.follow(now);
-        let (pipe, data) = loop {
-            let popped = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
-            if popped.1.is_none() || !self.is_lost(popped.0) {
-                break popped;
-            }
-        };
-        drop(self.channel.discarded());
-        self.passed += u64::from(data.is_some());
-        self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
-        data.map(|data| (pipe, data))
-    }
-
-    fn follow(&mut self, now: Instant) {
-        let loss = self.loss;
-        if self.channel.params().loss != loss {
-            self.channel.change(now, |params| params.loss = loss);
-        }
-    }
-
-    fn next(&self) -> Option<Instant> {
-        self.channel.next_wake()
-    }
-}
-
-pub struct Link {
-    pub up: Wire,
-    pub down: Wire,
-    /// That of its first pipe; the others have other ports.
-    pub address: SocketAddr,
-}
-
-impl Link {
-    /// Between the ports of a link's pipes.
-    const PIPE_PORTS: u16 = 100;
-
-    fn address_of(&self, pipe: u8) -> SocketAddr {
-        let port = self.address.port() + u16::from(pipe) * Self::PIPE_PORTS;
-        SocketAddr::new(self.address.ip(), port)
-    }
-
-    fn pipe_at(&self, address: SocketAddr) -> Option<u8> {
-        let offset =
-            address.port().checked_sub(self.address.port()).filter(|_| address.ip() == self.address.ip())?;
-        (offset % Self::PIPE_PORTS == 0).then_some((offset / Self::PIPE_PORTS) as u8)
-    }
-}
-
-/// The number of a pipe on its link, those of each class apart.
-fn pipe_of(way: LinkId) -> u8 {
-    way.class().0 * 16 + way.pipe()
-}
-
-/// The way over a link whose pipe has this number.
-fn way_of(link: LinkId, pipe: u8) -> LinkId {
-    link.with_pipe(pipe % 16).with_class(ClassId(pipe / 16))
-}
 
 /// The connections of a client; it is taken for that of its default class, most have no other.
 pub struct Own(pub Fleet);
@@ -285,116 +152,6 @@ pub struct World {
     secrets: u8,
 }
 
-#[derive(Clone)]
-struct Identity {
-    cert: rustls::pki_types::CertificateDer<'static>,
-    key: Arc<rcgen::KeyPair>,
-}
-
-struct Tokens(Limits);
-
-impl Authenticate for Tokens {
-    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
-        match authorization {
-            Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
-            _ => Err("unknown token".to_owned()),
-        }
-    }
-
-    fn limits(&self, _: &str) -> Limits {
-        self.0
-    }
-}
-
-#[derive(Debug)]
-struct AnyCertificate;
-
-impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
-    fn verify_server_cert(
-        &self,
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &[rustls::pki_types::CertificateDer<'_>],
-        _: &rustls::pki_types::ServerName<'_>,
-        _: &[u8],
-        _: rustls::pki_types::UnixTime,
-    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
-        Ok(rustls::client::danger::ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &rustls::pki_types::CertificateDer<'_>,
-        _: &rustls::DigitallySignedStruct,
-    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
-        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        vec![rustls::SignatureScheme::ECDSA_NISTP256_SHA256]
-    }
-}
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
-}
-
-fn options(seed: u8, shards: u8) -> TransportOptions {
-    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
-}
-
-fn new_servers(
-    identity: &Identity,
-    carries: Carries,
-    first_secret: u8,
-    shards: u8,
-    limits: Limits,
-) -> Vec<Server> {
-    let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![identity.cert.clone()], key)
-        .unwrap();
-    tls.alpn_protocols = vec![b"h3".to_vec()];
-    let options = TransportOptions { max_udp_payload: 65_000, ..options(1, 1) };
-    let setup = ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap();
-    let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
-    let registry = Registry::new(subnet, subnet6, 200);
-    let server = |shard: Shard| {
-        let mut secret = first_secret.wrapping_add(16 * shard.index());
-        let config = ServerConfig {
-            setup: setup.clone(),
-            carries,
-            subnet,
-            subnet6,
-            routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
-            streams: true,
-            dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
-            auth: Box::new(Tokens(limits)),
-            site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
-            hide: false,
-            max_clients: 200,
-            secrets: Box::new(move || {
-                secret = secret.wrapping_add(1);
-                [secret; 16]
-            }),
-        };
-        Server::shard(config, registry.clone(), shard).unwrap()
-    };
-    Shard::all(shards).map(server).collect()
-}
-
 impl World {
     pub fn new() -> Self {
         Self::with_shards(1)
@@ -409,10 +166,7 @@ impl World {
 
     /// A server of several shards; the client with number n goes to shard n modulo `shards`.
     pub fn with_shards(shards: u8) -> Self {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
-        let cert = params.self_signed(&key).unwrap().der().clone();
-        let identity = Identity { cert, key: Arc::new(key) };
+        let identity = Identity::new();
         Self {
             now: Instant::now(),
             pipes: 1,

@@ -1,0 +1,131 @@
+//! The server of a world: who it is, which clients believe without a look, whom it lets in, and how its shards are set up.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use mpvpn_masque::headers::Headers;
+use mpvpn_quic::{Cc, ServerSetup, Shard, TransportOptions};
+use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig};
+
+use super::{DNS, TOKEN};
+
+/// What a server proves who it is with.
+#[derive(Clone)]
+pub(super) struct Identity {
+    cert: rustls::pki_types::CertificateDer<'static>,
+    key: Arc<rcgen::KeyPair>,
+}
+
+impl Identity {
+    pub(super) fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
+        let cert = params.self_signed(&key).unwrap().der().clone();
+        Self { cert, key: Arc::new(key) }
+    }
+}
+
+struct Tokens(Limits);
+
+impl Authenticate for Tokens {
+    fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
+        match authorization {
+            Some(value) if value == format!("Bearer {TOKEN}") => Ok("alice".to_owned()),
+            _ => Err("unknown token".to_owned()),
+        }
+    }
+
+    fn limits(&self, _: &str) -> Limits {
+        self.0
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct AnyCertificate;
+
+impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
+    fn verify_server_cert(
+        &self,
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &[rustls::pki_types::CertificateDer<'_>],
+        _: &rustls::pki_types::ServerName<'_>,
+        _: &[u8],
+        _: rustls::pki_types::UnixTime,
+    ) -> Result<rustls::client::danger::ServerCertVerified, rustls::Error> {
+        Ok(rustls::client::danger::ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &rustls::pki_types::CertificateDer<'_>,
+        _: &rustls::DigitallySignedStruct,
+    ) -> Result<rustls::client::danger::HandshakeSignatureValid, rustls::Error> {
+        Ok(rustls::client::danger::HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
+        vec![rustls::SignatureScheme::ECDSA_NISTP256_SHA256]
+    }
+}
+
+pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
+    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
+}
+
+/// The shards of a server whose secrets begin with this one.
+pub(super) fn new_servers(
+    identity: &Identity,
+    carries: Carries,
+    first_secret: u8,
+    shards: u8,
+    limits: Limits,
+) -> Vec<Server> {
+    let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![identity.cert.clone()], key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"h3".to_vec()];
+    let options = TransportOptions { max_udp_payload: 65_000, ..options(1, 1) };
+    let setup = ServerSetup::new(Arc::new(tls), &options, &[7; 32]).unwrap();
+    let (subnet, subnet6) = ("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
+    let registry = Registry::new(subnet, subnet6, 200);
+    let server = |shard: Shard| {
+        let mut secret = first_secret.wrapping_add(16 * shard.index());
+        let config = ServerConfig {
+            setup: setup.clone(),
+            carries,
+            subnet,
+            subnet6,
+            routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+            streams: true,
+            dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
+            auth: Box::new(Tokens(limits)),
+            site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
+            hide: false,
+            max_clients: 200,
+            secrets: Box::new(move || {
+                secret = secret.wrapping_add(1);
+                [secret; 16]
+            }),
+        };
+        Server::shard(config, registry.clone(), shard).unwrap()
+    };
+    Shard::all(shards).map(server).collect()
+}

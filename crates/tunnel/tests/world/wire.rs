@@ -1,0 +1,145 @@
+//! Links between clients and the server: a channel a direction, with the pipes that share it.
+
+use std::net::SocketAddr;
+
+use mpvpn_lab::{ByteCount, Params, Session, emulation::Channel};
+use mpvpn_types::{ClassId, Instant, LinkId};
+
+/// IPv4 and UDP, bytes.
+pub(super) const HEADERS: u32 = 28;
+
+/// A direction of a link.
+pub struct Wire {
+    /// Share of packets lost (0 to 1).
+    pub loss: f64,
+    pub passed: u64,
+    /// Bytes of IP packets that passed.
+    pub carried: u64,
+    /// A pipe of which nothing passes.
+    pub silent: Option<u8>,
+    /// A pipe, and the share (0 to 1) of what has crossed the link on it that is lost behind it.
+    pub loses: Option<(u8, f64)>,
+    dice: u32,
+    /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
+    pub held: Option<Vec<(u8, Vec<u8>)>>,
+    channel: Channel<(u8, Vec<u8>)>,
+}
+
+impl Wire {
+    pub(super) fn new(params: &Params, count: ByteCount, seed: u64, now: Instant) -> Self {
+        Self {
+            loss: params.loss,
+            passed: 0,
+            carried: 0,
+            silent: None,
+            loses: None,
+            dice: seed as u32 | 1,
+            held: None,
+            channel: Channel::new(params.clone(), count, seed, now),
+        }
+    }
+
+    /// Changes some of it.
+    pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
+        self.channel.change(now, change);
+    }
+
+    /// Changes everything at once.
+    pub fn change(&mut self, now: Instant, params: &Params) {
+        self.loss = params.loss;
+        self.channel.change(now, |own| *own = params.clone());
+    }
+
+    /// Swallows IP packets of more than `bytes` from now on.
+    pub fn limit_mtu(&mut self, now: Instant, bytes: u32) {
+        self.channel.change(now, |own| own.mtu = Some(bytes));
+    }
+
+    /// Takes a UDP payload of one of the link's pipes.
+    pub(super) fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
+        self.follow(now);
+        if self.silent == Some(pipe) {
+            return;
+        }
+        let is_short = data.first().is_some_and(|byte| byte & 0x80 == 0);
+        if let Some(held) = self.held.as_mut().filter(|_| is_short) {
+            return held.push((pipe, data.to_vec()));
+        }
+        let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
+        self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
+        drop(self.channel.discarded());
+    }
+
+    /// Whether the next packet of a pipe is lost behind the link.
+    fn is_lost(&mut self, pipe: u8) -> bool {
+        self.dice = self.dice.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        self.loses
+            .is_some_and(|(own, share)| own == pipe && f64::from(self.dice >> 8) < share * f64::from(1 << 24))
+    }
+
+    /// Lets go what was held back.
+    pub fn let_go(&mut self, now: Instant) {
+        for (pipe, data) in self.held.take().into_iter().flatten() {
+            self.push(now, pipe, &data, HEADERS);
+        }
+    }
+
+    pub(super) fn pop(&mut self, now: Instant) -> Option<(u8, Vec<u8>)> {
+        self.follow(now);
+        let (pipe, data) = loop {
+            let popped = self.channel.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data)));
+            if popped.1.is_none() || !self.is_lost(popped.0) {
+                break popped;
+            }
+        };
+        drop(self.channel.discarded());
+        self.passed += u64::from(data.is_some());
+        self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
+        data.map(|data| (pipe, data))
+    }
+
+    fn follow(&mut self, now: Instant) {
+        let loss = self.loss;
+        if self.channel.params().loss != loss {
+            self.channel.change(now, |params| params.loss = loss);
+        }
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.channel.next_wake()
+    }
+}
+
+/// What is between a client and the server.
+pub struct Link {
+    pub up: Wire,
+    pub down: Wire,
+    /// That of its first pipe; the others have other ports.
+    pub address: SocketAddr,
+}
+
+impl Link {
+    /// Between the ports of a link's pipes.
+    const PIPE_PORTS: u16 = 100;
+
+    pub(super) fn address_of(&self, pipe: u8) -> SocketAddr {
+        let port = self.address.port() + u16::from(pipe) * Self::PIPE_PORTS;
+        SocketAddr::new(self.address.ip(), port)
+    }
+
+    pub(super) fn pipe_at(&self, address: SocketAddr) -> Option<u8> {
+        let offset =
+            address.port().checked_sub(self.address.port()).filter(|_| address.ip() == self.address.ip())?;
+        (offset % Self::PIPE_PORTS == 0).then_some((offset / Self::PIPE_PORTS) as u8)
+    }
+}
+
+/// The number of a pipe on its link, those of each class apart.
+pub(super) fn pipe_of(way: LinkId) -> u8 {
+    way.class().0 * 16 + way.pipe()
+}
+
+/// The way over a link whose pipe has this number.
+pub(super) fn way_of(link: LinkId, pipe: u8) -> LinkId {
+    link.with_pipe(pipe % 16).with_class(ClassId(pipe / 16))
+}
