@@ -3,15 +3,12 @@
 use mpvpn_class::Share;
 use mpvpn_masque::structured;
 use mpvpn_quic::Cc;
-use mpvpn_types::{BitRate, ClassId, Portion, Weight};
-
-/// Characters of a name, at most.
-const LONGEST: usize = 16;
+use mpvpn_types::{BitRate, ClassId, ClassName, Portion, Weight};
 
 /// A class of traffic, as both ends of its connection know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClassProfile {
-    /// What it is called: up to 16 small letters, digits, `-` and `_`.
+    /// What it is called, a [`ClassName`].
     pub name: String,
     /// What it may have of each link, in either direction.
     pub share: Share,
@@ -78,11 +75,8 @@ impl ClassProfile {
     /// `None` if it cannot be understood. Parameters that are not known are ignored.
     pub(crate) fn parse(value: &[u8]) -> Option<Self> {
         let (name, parameters) = structured::string(value)?;
-        let is_fine = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
-        if name.is_empty() || name.len() > LONGEST || !name.bytes().all(is_fine) {
-            return None;
-        }
-        let mut profile = Self { name, ..Self::default() };
+        let name: ClassName = name.parse().ok()?;
+        let mut profile = Self { name: name.to_string(), ..Self::default() };
         let share = &mut profile.share;
         for (key, value) in parameters {
             let number = || value.and_then(|value| value.parse::<u64>().ok());

@@ -4,6 +4,7 @@
 //! parsing and printing lives here, and nothing here depends on another crate of the workspace.
 #![forbid(unsafe_code)]
 
+mod class_name;
 mod fec;
 mod portion;
 mod rate;
@@ -12,6 +13,7 @@ mod tier;
 mod transport;
 mod weight;
 
+pub use class_name::{ClassName, ParseClassNameError};
 pub use fec::{Fec, ParseFecError};
 pub use portion::{ParsePortionError, Portion};
 pub use rate::{BitRate, ParseBitRateError};

@@ -215,7 +215,7 @@ impl ClassTables {
         for table in &self.tables {
             let id = list
                 .iter()
-                .find(|class| class.name == *table.name())
+                .find(|class| class.name == table.name())
                 .map_or(ClassId::DEFAULT, |class| class.id);
             rules.extend(table.rules().map(|(span, rule)| MatchRule {
                 origin: origin(self.source.line(span.start)),
@@ -241,7 +241,7 @@ impl ClassTables {
                 let why = format!("there are two [[class]] with the name `{name}`: say all of it in one");
                 return Err(self.source.mistake(table.name_span(), why));
             }
-            let place = match list.iter().position(|class| class.name == *name) {
+            let place = match list.iter().position(|class| class.name == name) {
                 Some(place) => place,
                 None if list.len() == usize::from(ClassId::MAX) => {
                     let why = format!(
@@ -252,7 +252,7 @@ impl ClassTables {
                 }
                 None => {
                     let id = ClassId(list.len() as u8);
-                    list.push(ClassConfig::new(id, name.clone()));
+                    list.push(ClassConfig::new(id, name.to_owned()));
                     list.len() - 1
                 }
             };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ipnet::IpNet;
 use mpvpn_class::{MOST_COPIES, Pattern, Rule};
-use mpvpn_types::{Fec, Portion, Weight};
+use mpvpn_types::{ClassName, Fec, Portion, Weight};
 use serde::{
     Deserialize,
     de::{Deserializer, Error},
@@ -85,8 +85,8 @@ pub(super) enum Key {
 }
 
 impl Table {
-    pub(super) fn name(&self) -> &String {
-        &self.name.get_ref().0.0
+    pub(super) fn name(&self) -> &str {
+        self.name.get_ref().0.as_str()
     }
 
     pub(super) fn name_span(&self) -> Range<usize> {
@@ -222,21 +222,11 @@ fn some_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>
     filled(many_or_numbers::<D, T>(from)?)
 }
 
-/// The name of a class.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ClassName(String);
-
 impl Text for ClassName {
     const EXPECTED: &'static str = "the name of a class in quotes";
 
     fn read(text: &str) -> Result<Self, String> {
-        let is_good = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || matches!(b, b'-' | b'_');
-        match (1..=16).contains(&text.len()) && text.bytes().all(is_good) {
-            true => Ok(Self(text.into())),
-            false => {
-                Err(format!("`{text}` is no name of a class: expected 1 to 16 small letters, digits, - or _"))
-            }
-        }
+        text.parse().map_err(|error: mpvpn_types::ParseClassNameError| error.to_string())
     }
 }
 

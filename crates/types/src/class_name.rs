@@ -1,0 +1,50 @@
+use std::{fmt, str::FromStr};
+
+/// What a class of traffic is called: 1 to 16 small letters, digits, `-` and `_`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClassName(String);
+
+impl ClassName {
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ClassName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Something that no class may be called.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no name of a class: expected 1 to 16 small letters, digits, - or _")]
+pub struct ParseClassNameError(String);
+
+impl FromStr for ClassName {
+    type Err = ParseClassNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let is_good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+        match (1..=16).contains(&text.len()) && text.bytes().all(is_good) {
+            true => Ok(Self(text.to_owned())),
+            false => Err(ParseClassNameError(text.to_owned())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_classes_are_short_and_plain() {
+        for text in ["a", "a-b_2", "sixteen-letters-"] {
+            assert_eq!(text.parse::<ClassName>().map(|name| name.to_string()), Ok(text.to_owned()));
+        }
+        for text in ["", "Calls", "a b", "ä", "seventeen-letters"] {
+            assert!(text.parse::<ClassName>().unwrap_err().to_string().contains("1 to 16"), "{text}");
+        }
+    }
+}
