@@ -11,17 +11,15 @@ use mpvpn_tests::{
 
 const SOON: Duration = Duration::from_secs(15);
 
+/// The client's own firewall.
+const WALL: &str = "add table inet wall; add chain inet wall out { type filter hook output priority 0; }; \
+    add rule inet wall out udp dport 4433 counter reject; add rule inet wall out tcp dport 4433 counter reject";
+
 /// A stage on which the client reaches nothing but the proxy.
 fn walled() -> (Stage, HttpProxy) {
     let stage = Stage::two_links();
     let proxy = HttpProxy::start(&stage);
-    stage.run(Place::Client, &["nft", "add", "table", "inet", "wall"]);
-    let head = "{ type filter hook output priority 0; }";
-    stage.run(Place::Client, &["nft", "add", "chain", "inet", "wall", "out", head]);
-    for protocol in ["udp", "tcp"] {
-        let rule = [protocol, "dport", "4433", "counter", "reject"];
-        stage.run(Place::Client, &[&["nft", "add", "rule", "inet", "wall", "out"], &rule[..]].concat());
-    }
+    stage.run(Place::Client, &["nft", WALL]);
     (stage, proxy)
 }
 
