@@ -1,3 +1,4 @@
+mod events;
 mod fault;
 mod grants;
 mod kept;
@@ -15,19 +16,19 @@ use bytes::Bytes;
 use mpvpn_path::Pacer;
 use mpvpn_types::{BitRate, Duration, Instant, PathId};
 use noq_proto::{
-    ConnectionError, FourTuple, PathError, PathEvent, PathStatus, StreamEvent, VarInt,
+    FourTuple, PathError, PathStatus, VarInt,
     coding::{Decodable, Encodable},
 };
 
 use crate::{
-    Cc, ConnectionId, Local, PathView, StreamId, Transmit,
+    Cc, ConnectionId, Local, PathView, Transmit,
     cap::Cap,
     config::{FIRST_PATHS, MAX_PATHS},
     gate::{Shared, shared_of},
     ledger::{Fate, Tracked},
-    streams::from_noq,
     view::LossWindow,
 };
+pub use events::{Event, LostReason};
 pub use kept::{Overdue, Progress};
 use streams::Streams;
 pub use streams::{Piece, ReadEnd};
@@ -48,87 +49,6 @@ const SPARE_PATHS: u32 = 2;
 const SPARED: f64 = 1.25;
 /// Datagrams that are taken from the library at a time.
 const RECEIVE_BATCH: usize = 64;
-
-/// Something that happened to a connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The handshake is complete.
-    Connected,
-    /// The connection has ended.
-    Lost(LostReason),
-    /// A path was validated and can carry data.
-    PathOpened(PathId),
-    /// A path is gone for good.
-    PathClosed(PathId),
-    /// The peer has said how it would like a path to be used.
-    PeerStatus(PathId, PathStatus),
-    /// The peer has opened a stream.
-    StreamOpened(StreamId),
-    /// A stream has bytes, an end or a reset to read.
-    StreamReadable(StreamId),
-    /// The peer wants no more bytes on a stream.
-    StreamStopped(StreamId, u64),
-    /// [`Connection::stream_room`] is there again.
-    StreamWritable(StreamId),
-    /// More streams may be opened than before.
-    StreamsAvailable,
-    /// Datagrams have arrived.
-    Datagrams,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum LostReason {
-    /// The peer answered with a stateless reset: it has restarted.
-    #[error("the peer has restarted and does not know this connection")]
-    Reset,
-    /// Nothing arrived for the idle time.
-    #[error("nothing was heard from the peer")]
-    TimedOut,
-    /// The peer's application closed it.
-    #[error("closed by the peer with code {code:#x}: {reason}")]
-    Closed {
-        /// Application error code.
-        code: u64,
-        /// What the peer said.
-        reason: String,
-    },
-    /// TLS failed, at this end or at the peer.
-    #[error("{0}")]
-    Tls(String),
-    /// The protocol failed.
-    #[error("{0}")]
-    Transport(String),
-    /// This end closed it.
-    #[error("closed by this end")]
-    Local,
-}
-
-impl From<ConnectionError> for LostReason {
-    fn from(error: ConnectionError) -> Self {
-        match error {
-            ConnectionError::Reset => Self::Reset,
-            ConnectionError::TimedOut => Self::TimedOut,
-            ConnectionError::LocallyClosed => Self::Local,
-            ConnectionError::ApplicationClosed(close) => Self::Closed {
-                code: close.error_code.into(),
-                reason: String::from_utf8_lossy(&close.reason).into_owned(),
-            },
-            ConnectionError::TransportError(error) if is_tls(error.code) => {
-                Self::Tls(if error.reason.is_empty() { error.to_string() } else { error.reason })
-            }
-            ConnectionError::ConnectionClosed(close) if is_tls(close.error_code) => {
-                Self::Tls(format!("the peer refused it: {}", close.error_code))
-            }
-            other => Self::Transport(other.to_string()),
-        }
-    }
-}
-
-/// Codes 0x0100 to 0x01ff carry a TLS alert (RFC 9001 §4.8).
-fn is_tls(code: noq_proto::TransportErrorCode) -> bool {
-    (0x100..0x200).contains(&u64::from(code))
-}
 
 #[derive(Debug)]
 pub(crate) struct Path {
@@ -377,91 +297,6 @@ impl Connection {
     /// Whether [`Self::poll_event`] has something that is known already.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
-    }
-
-    fn translate_all(&mut self, now: Instant) {
-        while let Some(event) = self.guarded(noq_proto::Connection::poll).flatten() {
-            self.translate(now, event);
-        }
-    }
-
-    fn translate(&mut self, now: Instant, event: noq_proto::Event) {
-        use noq_proto::Event as Noq;
-        match event {
-            Noq::Connected => {
-                (self.connected, self.untold) = (true, true);
-                for path in &self.paths {
-                    path.gate.open.store(false, Relaxed);
-                }
-                self.events.push_back(Event::Connected);
-            }
-            Noq::ConnectionLost { reason } => self.events.push_back(Event::Lost(reason.into())),
-            Noq::DatagramReceived => self.events.push_back(Event::Datagrams),
-            Noq::Path(event) => self.translate_path(now, event),
-            Noq::Stream(event) => self.translate_stream(event),
-            Noq::HandshakeDataReady
-            | Noq::HandshakeConfirmed
-            | Noq::DatagramsUnblocked
-            | Noq::NatTraversal(_) => {}
-        }
-    }
-
-    fn translate_path(&mut self, now: Instant, event: PathEvent) {
-        match event {
-            PathEvent::Established { id, .. } => {
-                let id = number_of(id);
-                self.adopt(now, id);
-                if let Some(path) = self.path_mut(id) {
-                    path.open = true;
-                    self.events.push_back(Event::PathOpened(id));
-                }
-            }
-            PathEvent::Abandoned { id, .. } => {
-                let id = number_of(id);
-                if let Some(at) = self.paths.iter().position(|path| path.id == id) {
-                    self.streams.forget_grant(self.paths.remove(at).grant);
-                }
-                for path in self.paths.iter_mut().filter(|path| path.head == id) {
-                    path.head = path.id;
-                }
-                self.pass = Pass::Idle;
-                self.events.push_back(Event::PathClosed(id));
-            }
-            PathEvent::RemoteStatus { id, status, .. } => {
-                self.events.push_back(Event::PeerStatus(number_of(id), status));
-            }
-            _ => {}
-        }
-    }
-
-    fn translate_stream(&mut self, event: StreamEvent) {
-        match event {
-            StreamEvent::Opened { dir } => {
-                while let Some(id) = self.inner.streams().accept(dir) {
-                    self.streams.note_opened(from_noq(id));
-                    self.events.push_back(Event::StreamOpened(from_noq(id)));
-                    self.events.push_back(Event::StreamReadable(from_noq(id)));
-                }
-            }
-            StreamEvent::Readable { id } => {
-                // The library says so for every frame.
-                let event = Event::StreamReadable(from_noq(id));
-                if self.events.back() != Some(&event) {
-                    self.streams.note_readable(from_noq(id));
-                    self.events.push_back(event);
-                }
-            }
-            StreamEvent::Writable { id } => self.unblock(from_noq(id)),
-            StreamEvent::Stopped { id, error_code } => {
-                self.drop_writes(from_noq(id));
-                self.events.push_back(Event::StreamStopped(from_noq(id), error_code.into()));
-            }
-            StreamEvent::Available { dir: noq_proto::Dir::Bi } => {
-                self.events.push_back(Event::StreamsAvailable)
-            }
-            StreamEvent::Finished { id } => self.streams.kept.forget(from_noq(id)),
-            StreamEvent::Available { .. } => {}
-        }
     }
 
     /// Opens a path from `local` to `remote`; it can carry data after [`Event::PathOpened`].
