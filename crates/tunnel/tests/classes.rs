@@ -14,7 +14,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, LinkPolicy, Member};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, Portion, Weight};
-use world::{MS, TOKEN, World, app::App};
+use world::{MS, TOKEN, World, app::App, pipe_of};
 
 const CRITICAL: ClassId = ClassId(1);
 const BULK: ClassId = ClassId(2);
@@ -299,7 +299,7 @@ fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
         let start = site.world.now;
         let link = site.world.machines[site.client].links.get_mut(&LinkId(0)).unwrap();
         for wire in [&mut link.up, &mut link.down] {
-            wire.loses = Some((BULK.0 * 8, f64::from(phase.loss) / 100.0));
+            wire.loses = Some((pipe_of(LinkId(0).with_class(BULK)), f64::from(phase.loss) / 100.0));
         }
         let mut counts = [0; 3];
         while site.world.now < start + phase.time {

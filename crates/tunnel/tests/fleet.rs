@@ -12,7 +12,7 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
-use world::{MS, SERVER, TOKEN, World, app::App};
+use world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -406,7 +406,7 @@ fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
     let mut stage = Stage::with(World::new());
     stage.world.run(MINUTE);
     for way in stage.world.machines[stage.client].links.values_mut() {
-        way.up.silent = Some(8 * BULK.0);
+        way.up.silent = Some(pipe_of(LinkId(0).with_class(BULK)));
     }
     let mut app = App::new(own, their, 1000);
     stage.exchange(&mut app, 800 * MS);

@@ -30,10 +30,10 @@ use mpvpn_tunnel::{
 };
 use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 
-pub use self::wire::Link;
+pub use self::wire::{Link, pipe_of};
 use self::{
     servers::{AnyCertificate, Identity, new_servers, options, provider},
-    wire::{HEADERS, Wire, pipe_of, way_of},
+    wire::{HEADERS, Wire, way_of},
 };
 
 pub const MS: Duration = Duration::from_millis(1);

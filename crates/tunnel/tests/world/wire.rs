@@ -135,7 +135,7 @@ impl Link {
 }
 
 /// The number of a pipe on its link, those of each class apart.
-pub(super) fn pipe_of(way: LinkId) -> u8 {
+pub fn pipe_of(way: LinkId) -> u8 {
     way.class().0 * 16 + way.pipe()
 }
 
