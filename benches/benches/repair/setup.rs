@@ -1,5 +1,5 @@
 use bytes::{Buf, Bytes};
-use mpvpn_lane::fec::{Guard, Place, Restorer, Shard, Watch};
+use mpvpn_lane::fec::{Guard, Load, Place, Restorer, Shard, Watch};
 use mpvpn_types::{Fec, Instant, PathId};
 
 const PACKETS: usize = 100;
@@ -37,7 +37,7 @@ impl Leaving {
             if let Some(place) = self.guard.place(self.now, PATH, packet.len()) {
                 each(place, packet);
             }
-            let _ = self.guard.put(self.now, PATH, packet.clone());
+            let _ = self.guard.put(self.now, PATH, packet.clone(), Load::Light);
             while let Some((_, mut datagram)) = self.guard.next_repair(self.now, PATH) {
                 bytes += datagram.len();
                 if let Ok((place, len)) = Place::decode(&datagram) {

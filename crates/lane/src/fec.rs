@@ -19,8 +19,8 @@ mod rate;
 mod restore;
 
 pub use fate::Fates;
-pub use guard::{Closed, Guard, GuardStats};
-pub use rate::{Plan, Watch};
+pub use guard::{Closed, FULL_WAIT, Guard, GuardStats};
+pub use rate::{Load, Plan, Watch};
 pub use restore::{RestoreStats, Restorer};
 
 use bytes::BufMut;

@@ -91,11 +91,27 @@ impl DatagramError {
 /// number is above 2^62 − 1.
 #[must_use]
 pub fn prefix(stream_id: u64, context_id: u64) -> DatagramPrefix {
+    prefix_with(stream_id, |room| varint::encode(context_id, room))
+}
+
+/// The same, with a context ID that takes `more` bytes than it needs; `None` if there is no such form of it.
+///
+/// # Panics
+/// As [`prefix`].
+#[must_use]
+pub fn long_prefix(stream_id: u64, context_id: u64, more: usize) -> Option<DatagramPrefix> {
+    let len = varint::len(context_id) + more;
+    let mut fits = false;
+    let prefix = prefix_with(stream_id, |room| fits = varint::encode_in(context_id, len, room));
+    fits.then_some(prefix)
+}
+
+fn prefix_with(stream_id: u64, context: impl FnOnce(&mut &mut [u8])) -> DatagramPrefix {
     assert!(stream_id.is_multiple_of(4), "stream {stream_id} is no request stream");
     let mut bytes = [0; MAX_PREFIX];
     let mut room = &mut bytes[..];
     varint::encode(stream_id / 4, &mut room);
-    varint::encode(context_id, &mut room);
+    context(&mut room);
     let len = (MAX_PREFIX - room.remaining_mut()) as u8;
     DatagramPrefix { bytes, len }
 }
@@ -124,6 +140,15 @@ mod tests {
     fn the_common_prefix_is_two_bytes() {
         assert_eq!(prefix(0, 0).as_ref(), [0, 0]);
         assert_eq!(prefix(44, CONTEXT_PAYLOAD).as_ref(), [11, 0]);
+    }
+
+    #[test]
+    fn a_long_prefix_says_the_same() {
+        assert_eq!(long_prefix(8, 10, 3).unwrap().as_ref(), [2, 0x80, 0, 0, 10]);
+        assert_eq!(long_prefix(0, 70, 2).unwrap().as_ref(), [0, 0x80, 0, 0, 70]);
+        assert_eq!([long_prefix(0, 10, 2), long_prefix(0, 70, 3), long_prefix(0, 10, 9)], [None; 3]);
+        let parsed = parse(long_prefix(8, 10, 7).unwrap().as_ref()).unwrap();
+        assert_eq!((parsed.stream_id, parsed.context_id, parsed.payload_at), (8, 10, 9));
     }
 
     #[test]

@@ -27,12 +27,23 @@ pub const fn len(value: u64) -> usize {
 #[inline]
 pub fn encode(value: u64, out: &mut impl BufMut) {
     assert!(value <= MAX, "{value} does not fit a variable-length integer");
-    match len(value) {
+    encode_in(value, len(value), out);
+}
+
+/// Appends `value` in a form of `bytes` bytes; returns whether there is one, and else appends nothing.
+#[inline]
+pub fn encode_in(value: u64, bytes: usize, out: &mut impl BufMut) -> bool {
+    if value > MAX || bytes < len(value) {
+        return false;
+    }
+    match bytes {
         1 => out.put_u8(value as u8),
         2 => out.put_u16(value as u16 | 0x4000),
         4 => out.put_u32(value as u32 | 0x8000_0000),
-        _ => out.put_u64(value | 0xc000_0000_0000_0000),
+        8 => out.put_u64(value | 0xc000_0000_0000_0000),
+        _ => return false,
     }
+    true
 }
 
 /// The number at the start of `bytes` and how many bytes it took; `None` if more bytes are needed.

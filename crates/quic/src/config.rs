@@ -23,8 +23,9 @@ const INITIAL_MTU: u16 = 1328;
 
 /// The largest packet that passes is searched anew this long after large packets were found to be lost. It
 /// is short because the library also takes the overflow of a queue for that, when it loses packets that are
-/// a few bytes shorter than one with an acknowledgement in it that arrived before.
-const BLACK_HOLE: Duration = Duration::from_millis(1500);
+/// a few bytes shorter than one with an acknowledgement in it that arrived before. Where much is lost that happens on one
+/// of many paths every few seconds, and the smallest packet that fits any of them counts for all.
+const BLACK_HOLE: Duration = Duration::from_millis(500);
 
 /// What a round trip is taken for before one was measured: a packet that is lost in the handshake is repeated
 /// after three of them. RFC 9002 §6.2.2 recommends 333 ms, which makes a second of it; what is repeated too

@@ -239,6 +239,26 @@ fn tcp_keeps_what_loss_and_repair_leave_of_several_links() {
 }
 
 #[test]
+fn a_full_path_gets_less_repair_and_keeps_its_mtu() {
+    let mut world = World::new();
+    (world.fec, world.pipes, world.ecn) = (Fec::Auto, 4, 2);
+    let link: LinkSpec = "110mbit,10ms,queue=60ms,session_rate=30mbit,loss=12%".parse().unwrap();
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, &[link.clone(), link.clone(), link]);
+    world.up(client);
+    world.run(Duration::from_secs(3));
+    let mtu = world.machines[client].mtu;
+    let mbit = download(&mut world, client, 8, Duration::from_secs(5), Duration::from_secs(2));
+    let [_, fec] = fec(&mut world, client);
+    // 330 less what is lost and what the framing takes would be 265.
+    assert!(mbit >= 220.0, "{mbit} Mbit/s, {fec:?}");
+    assert_eq!(world.machines[client].mtu, mtu);
+    let each = |bytes: u64, packets: u64| bytes as f64 / packets as f64;
+    // Where the MTU shrinks again and again it is half as long.
+    assert!(each(fec.repair_bytes, fec.repairs) > 1000.0, "{fec:?}");
+    assert!(each(fec.repairs, fec.protected) < 0.28, "{fec:?}");
+}
+
+#[test]
 fn a_full_link_that_loses_nothing_by_itself_is_left_to_the_congestion_controller() {
     let (mut world, client) = world(Fec::Auto, 1, &[(20, 20 * MS)], 0.0);
     let mbit = download(&mut world, client, 1, Duration::from_secs(2), Duration::from_secs(6));

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{BufMut, Bytes};
 use mpvpn_packet::Arena;
-use mpvpn_types::{Duration, Fec, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId};
 
-use super::{Place, Plan, Shard, code::Encoder};
+use super::{Load, Place, Plan, Shard, code::Encoder};
 
 /// Packets up to this size are in groups of their own (bytes): repair is as long as the longest packet of its group.
 const SMALL: usize = 300;
@@ -14,6 +14,8 @@ const SMALL: usize = 300;
 const MOST_SAVED: f64 = 16_384.0;
 /// How long a group waits to become full where nothing else was said.
 const WAIT: Duration = Duration::from_millis(5);
+/// On a full path it waits so many times as long.
+pub const FULL_WAIT: u32 = 3;
 /// Repair that could not leave for so long comes too late.
 const STALE: Duration = Duration::from_millis(100);
 
@@ -58,8 +60,23 @@ struct Guarded {
 #[derive(Debug)]
 struct Open {
     group: u16,
-    until: Instant,
+    since: Instant,
     packets: Vec<Bytes>,
+    /// Those of them that had to wait for room.
+    late: usize,
+}
+
+impl Open {
+    fn load(&self) -> Load {
+        // Packets of other flows go first, and a queue may be empty for a moment.
+        if self.late * 8 >= self.packets.len() * 7 { Load::Full } else { Load::Light }
+    }
+
+    /// When it is closed where groups wait for `wait`: what has waited anyway is not hurt much by repair that
+    /// comes later, and a larger group needs less of it.
+    fn until(&self, wait: Duration) -> Instant {
+        self.since + if self.load() == Load::Full { wait * FULL_WAIT } else { wait }
+    }
 }
 
 impl Guard {
@@ -85,7 +102,8 @@ impl Guard {
         self.paths.entry(path).or_insert_with(fresh).plan = plan.clone();
     }
 
-    /// Groups of a path are closed so long after their first packet, if they are not full before.
+    /// Groups of a path are closed so long after their first packet, or [`FULL_WAIT`] times as long while their
+    /// packets have to wait for room, if they are not full before.
     pub fn set_wait(&mut self, path: PathId, wait: Duration) {
         if let Some(guarded) = self.paths.get_mut(&path) {
             guarded.wait = wait;
@@ -114,29 +132,36 @@ impl Guard {
         let open = open.get_or_insert_with(|| {
             let group = self.next;
             self.next = self.next.wrapping_add(1);
-            Open { group, until: now + guarded.wait, packets: guarded.spare.pop().unwrap_or_default() }
+            Open { group, since: now, packets: guarded.spare.pop().unwrap_or_default(), late: 0 }
         });
         Some(Place { group: open.group, shard: Shard::Data(open.packets.len() as u8) })
     }
 
-    /// Puts the packet for which [`Self::place`] was asked last into its group. Returns the group, its size and that of
-    /// its repair, if that closes it.
-    pub fn put(&mut self, now: Instant, path: PathId, packet: Bytes) -> Option<Closed> {
+    /// Puts the packet for which [`Self::place`] was asked last into its group; `load` is what it met.
+    /// Returns the group, its size and that of its repair, if that closes it.
+    pub fn put(&mut self, now: Instant, path: PathId, packet: Bytes, load: Load) -> Option<Closed> {
         let guarded = self.paths.get_mut(&path)?;
         guarded.saved = (guarded.saved + packet.len() as f64 * guarded.plan.most).min(MOST_SAVED);
         self.stats.protected += 1;
         let at = usize::from(packet.len() > SMALL);
         let open = guarded.open.get_mut(at)?.as_mut()?;
+        // Repair for small ones takes little room, and those are what hurries.
+        let may_be_late = packet.len() > SMALL && guarded.plan.is_adaptive();
+        open.late += usize::from(load == Load::Full && may_be_late);
         open.packets.push(packet);
-        let full = open.packets.len() >= usize::from(guarded.plan.data.min(Fec::MAX_DATA));
+        let full = open.packets.len() >= guarded.plan.data(open.load());
         if full { self.close(now, path, at) } else { None }
     }
 
     /// Closes the groups that have waited for long enough.
     pub fn close_due(&mut self, now: Instant, mut closed: impl FnMut(Closed)) {
-        let is_due = |open: &Option<Open>| open.as_ref().is_some_and(|open| open.until <= now);
+        let due = |guarded: &Guarded| {
+            let is_due =
+                |open: &Option<Open>| open.as_ref().is_some_and(|open| open.until(guarded.wait) <= now);
+            guarded.open.iter().position(is_due)
+        };
         while let Some((path, at)) =
-            self.paths.iter().find_map(|(path, guarded)| Some((*path, guarded.open.iter().position(is_due)?)))
+            self.paths.iter().find_map(|(path, guarded)| Some((*path, due(guarded)?)))
         {
             if let Some(group) = self.close(now, path, at) {
                 closed(group);
@@ -146,18 +171,22 @@ impl Guard {
 
     /// When [`Self::close_due`] has something to do.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.paths.values().flat_map(|guarded| &guarded.open).flatten().map(|open| open.until).min()
+        let until =
+            |guarded: &Guarded| guarded.open.iter().flatten().map(|open| open.until(guarded.wait)).min();
+        self.paths.values().filter_map(until).min()
     }
 
     fn close(&mut self, now: Instant, path: PathId, at: usize) -> Option<Closed> {
         let Self { paths, encoder, arena, prefix, .. } = self;
         let guarded = paths.get_mut(&path)?;
-        let Open { group, mut packets, .. } = guarded.open.get_mut(at)?.take()?;
+        let open = guarded.open.get_mut(at)?.take()?;
+        let load = open.load();
+        let Open { group, mut packets, .. } = open;
         let data = packets.len() as u8;
         let longest = packets.iter().map(Bytes::len).max().unwrap_or(0) as f64;
         // What is saved may be overdrawn by less than one.
         let affordable = (guarded.saved / longest.max(1.0)).ceil().max(0.0) as u8;
-        let repair = guarded.plan.repair(packets.len()).min(affordable);
+        let repair = guarded.plan.repair(packets.len(), load).min(affordable);
         guarded.saved -= f64::from(repair) * longest;
         for (index, shard) in (0..).zip(encoder.encode(&packets, repair)) {
             let place = Place { group, shard: Shard::Repair { index, data } };
@@ -194,12 +223,7 @@ impl Guard {
 
     /// Repair that paths get now, in percent of the data, at most.
     pub fn percent(&self) -> u8 {
-        let percent = |guarded: &Guarded| {
-            let plan = &guarded.plan;
-            let repair = f64::from(plan.repair(plan.data.into())) / f64::from(plan.data.max(1));
-            (repair.min(plan.most) * 100.0).round() as u8
-        };
-        self.paths.values().map(percent).max().unwrap_or(0)
+        self.paths.values().map(|guarded| guarded.plan.percent()).max().unwrap_or(0)
     }
 
     /// Gives back memory that is not in use.
@@ -225,6 +249,8 @@ pub struct Closed {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_types::Fec;
+
     use super::*;
     use crate::fec::Watch;
 
@@ -241,7 +267,7 @@ mod tests {
 
     fn send(guard: &mut Guard, now: Instant, path: u32, len: usize) -> (Place, Option<Closed>) {
         let place = guard.place(now, PathId(path), len).expect("protected");
-        (place, guard.put(now, PathId(path), vec![1; len].into()))
+        (place, guard.put(now, PathId(path), vec![1; len].into(), Load::Light))
     }
 
     fn ready(guard: &mut Guard, now: Instant, path: u32) -> usize {
@@ -281,6 +307,37 @@ mod tests {
         assert_eq!(closed, [Closed { group: 0, data: 2, repair: 1 }]);
         assert_eq!(guard.poll_timeout(), None);
         assert_eq!(ready(&mut guard, now + 5 * MS, 0), 1);
+    }
+
+    #[test]
+    fn a_group_of_a_full_path_waits_longer_and_grows_larger() {
+        let now = Instant::now();
+        let put = |guard: &mut Guard, at: u32, len: usize, load| {
+            guard.place(now + at * MS / 10, PathId(0), len).expect("protected");
+            guard.put(now + at * MS / 10, PathId(0), vec![1; len].into(), load)
+        };
+        let mut crowded = guard(Fec::Auto, 0.12, 1);
+        for n in 0..31 {
+            // One of them overtook the others.
+            let load = if n == 20 { Load::Light } else { Load::Full };
+            assert_eq!(put(&mut crowded, n, 1000, load), None);
+            assert_eq!(crowded.poll_timeout(), Some(now + WAIT * FULL_WAIT));
+        }
+        assert_eq!(put(&mut crowded, 31, 1000, Load::Full), Some(Closed { group: 0, data: 32, repair: 6 }));
+
+        let mut left = guard(Fec::Auto, 0.12, 1);
+        assert!((0..24).all(|n| put(&mut left, n, 1000, Load::Full).is_none()));
+        assert!((24..27).all(|n| put(&mut left, n, 1000, Load::Light).is_none()));
+        let closed = put(&mut left, 27, 1000, Load::Light);
+        assert_eq!(closed, Some(Closed { group: 0, data: 28, repair: 6 }), "there is room again");
+
+        let mut small = guard(Fec::Auto, 0.12, 1);
+        let mut fixed = guard(Fec::Fixed { data: 20, repair: 5 }, 0.0, 1);
+        for (guard, len) in [(&mut small, 100), (&mut fixed, 1000)] {
+            assert!((0..19).all(|n| put(guard, n, len, Load::Full).is_none()));
+            assert_eq!(guard.poll_timeout(), Some(now + WAIT));
+            assert_eq!(put(guard, 19, len, Load::Full).map(|closed| closed.data), Some(20));
+        }
     }
 
     #[test]

@@ -8,46 +8,88 @@ const ON: f64 = 0.02;
 const OFF: f64 = 0.01;
 /// The share of packets that may be lost in spite of repair: those are sent again.
 const RESIDUAL: f64 = 0.003;
+/// On a full path it may be this part of what is lost, if that is more. There repair takes the place of data, packet for
+/// packet, and so does what is sent again: to repair nearly all costs more than to send some of it again.
+const FULL_PART: f64 = 0.3;
 /// Packets of a group: few enough to be repaired soon, many enough that losses are spread over groups evenly.
 const AUTO_DATA: u8 = 20;
+/// The same on a full path, where the next ones are there already. More would save little, and each repair is made of all.
+const FULL_DATA: u8 = 32;
 /// Repair is no more than this share of the data.
 const AUTO_MOST: f64 = 0.3;
 /// A plan is made for steps of loss.
 const STEP: f64 = 0.005;
 
+/// What packets meet on their path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Load {
+    /// They leave as they come.
+    Light,
+    /// They wait until there is room.
+    Full,
+}
+
 /// How the packets of a path are protected.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// Packets of a group.
-    pub data: u8,
     /// The share of the data, in bytes, that repair may be.
     pub most: f64,
-    /// Packets of repair for a group of so many packets and one.
-    repair: Vec<u8>,
+    light: Sizes,
+    full: Sizes,
 }
 
+/// Packets of repair for a group of so many packets and one, up to the largest group.
+type Sizes = Vec<u8>;
+
 impl Plan {
+    fn sizes(&self, load: Load) -> &Sizes {
+        if load == Load::Full { &self.full } else { &self.light }
+    }
+
+    /// Whether groups depend on the load.
+    pub fn is_adaptive(&self) -> bool {
+        self.full != self.light
+    }
+
+    /// Packets of a group, at most; 64 at most.
+    pub fn data(&self, load: Load) -> usize {
+        self.sizes(load).len()
+    }
+
     /// Packets of repair for a group of `data` packets that is full or will not become full.
-    pub fn repair(&self, data: usize) -> u8 {
-        data.checked_sub(1).and_then(|at| self.repair.get(at)).copied().unwrap_or(0)
+    pub fn repair(&self, data: usize, load: Load) -> u8 {
+        // It may have become larger than the load allows by now.
+        let size = |at: usize| self.sizes(load).get(at).or_else(|| self.full.get(at));
+        data.checked_sub(1).and_then(size).copied().unwrap_or(0)
+    }
+
+    /// Repair in percent of the data, at most.
+    pub fn percent(&self) -> u8 {
+        let data = self.data(Load::Light);
+        let repair = f64::from(self.repair(data, Load::Light)) / data.max(1) as f64;
+        (repair.min(self.most) * 100.0).round() as u8
     }
 
     fn fixed(data: u8, repair: u8) -> Self {
         // Part of a group has its part of the repair.
         let part = |of: u8| (u16::from(repair) * u16::from(of)).div_ceil(data.max(1).into()) as u8;
         let most = f64::from(repair) / f64::from(data.max(1));
-        Self { data, most, repair: (1..=data).map(part).collect() }
+        let sizes: Sizes = (1..=data.min(Fec::MAX_DATA)).map(part).collect();
+        Self { most, light: sizes.clone(), full: sizes }
     }
 
     fn auto(loss: f64) -> Self {
-        let repair = (1..=AUTO_DATA).map(|data| repairs(data, loss)).collect();
-        Self { data: AUTO_DATA, most: AUTO_MOST, repair }
+        let light = (1..=AUTO_DATA).map(|data| repairs(data, loss, RESIDUAL)).collect();
+        let most_lost = RESIDUAL.max(loss * FULL_PART);
+        let full = (1..=FULL_DATA).map(|data| repairs(data, loss, most_lost)).collect();
+        Self { most: AUTO_MOST, light, full }
     }
 }
 
-/// How many packets of repair `data` packets need where the share `loss` of all is lost.
-fn repairs(data: u8, loss: f64) -> u8 {
-    (1..=Fec::MAX_REPAIR).find(|repair| residual(data, *repair, loss) <= RESIDUAL).unwrap_or(Fec::MAX_REPAIR)
+/// How many packets of repair `data` packets need where the share `loss` of all is lost, and `most_lost` may be in the end.
+fn repairs(data: u8, loss: f64, most_lost: f64) -> u8 {
+    let enough = |repair: &u8| residual(data, *repair, loss) <= most_lost;
+    (1..=Fec::MAX_REPAIR).find(enough).unwrap_or(Fec::MAX_REPAIR)
 }
 
 /// The share of packets that is lost in spite of repair.
@@ -102,10 +144,28 @@ mod tests {
 
     #[test]
     fn repair_grows_with_the_loss() {
-        assert_eq!([0.005, 0.02, 0.05, 0.12].map(|loss| repairs(20, loss)), [1, 2, 4, 8]);
+        assert_eq!([0.005, 0.02, 0.05, 0.12].map(|loss| repairs(20, loss, RESIDUAL)), [1, 2, 4, 8]);
         assert!(residual(20, 6, 0.12) < 0.01);
         assert!((residual(1, 1, 0.5) - 0.25).abs() < 1e-9);
         assert!((residual(10, 0, 0.1) - 0.1).abs() < 1e-9, "without repair all that is lost");
+    }
+
+    #[test]
+    fn a_full_path_carries_more_data_with_less_repair() {
+        for loss in [0.03, 0.05, 0.08, 0.12] {
+            let plan = Plan::auto(loss);
+            // A packet takes its place, its part of the repair's, and that of being sent again, maybe more than once.
+            let carried = |load| {
+                let data = plan.data(load);
+                let repair = f64::from(plan.repair(data, load)).min(plan.most * data as f64);
+                let lost = residual(data as u8, repair as u8, loss);
+                1.0 / (1.0 + repair / data as f64 + lost / (1.0 - loss))
+            };
+            let (light, full) = (carried(Load::Light), carried(Load::Full));
+            assert!(full > light + 0.03, "{loss}: {full} of the packets are data, {light} with a light load");
+            assert!(full > 0.9 * (1.0 - loss), "{loss}: {full} of the packets are data");
+        }
+        assert_eq!(Plan::auto(0.12).repair(32, Load::Full), 6);
     }
 
     #[test]
@@ -128,14 +188,17 @@ mod tests {
         assert!(watch.measured(Fec::Auto, 0.12).is_some());
         assert!(watch.measured(Fec::Auto, 0.118).is_none() && watch.measured(Fec::Auto, 0.123).is_none());
         let plan = watch.measured(Fec::Auto, 0.05).flatten().unwrap();
-        assert_eq!((plan.data, plan.repair(20), plan.repair(0), plan.repair(21)), (20, 4, 0, 0));
+        assert_eq!([20, 0, 21, 33].map(|data| plan.repair(data, Load::Light)), [4, 0, 3, 0]);
+        assert_eq!((plan.data(Load::Light), plan.percent()), (20, 20));
     }
 
     #[test]
     fn what_was_asked_for_is_done_whatever_is_lost() {
         let mut watch = Watch::default();
         let plan = watch.measured(Fec::Fixed { data: 10, repair: 3 }, 0.0).flatten().unwrap();
-        assert_eq!([1, 3, 4, 7, 10].map(|data| plan.repair(data)), [1, 1, 2, 3, 3]);
+        for load in [Load::Light, Load::Full] {
+            assert_eq!([1, 3, 4, 7, 10].map(|data| plan.repair(data, load)), [1, 1, 2, 3, 3]);
+        }
         assert!((plan.most - 0.3).abs() < 1e-9);
         assert!(watch.measured(Fec::Off, 0.0).unwrap().is_none());
     }

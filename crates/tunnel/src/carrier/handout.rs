@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use bytes::Bytes;
 use mpvpn_class::Queued;
+use mpvpn_lane::fec::Load;
 use mpvpn_packet::{VnetHdr, ip, protocol, split};
 use mpvpn_path::{Offer, Scheduler, Want, first_of};
 use mpvpn_quic::{Connection, Tracked};
-use mpvpn_types::{Instant, PathId, Tier};
+use mpvpn_types::{Duration, Instant, PathId, Tier};
 
 use super::{Carrier, as_super_packet, sequence::Sequencer};
 
@@ -17,6 +18,8 @@ const PASS_BYTES: u64 = 256 * 1024;
 const MOST_LINKS: usize = 16;
 /// Bytes that a path is given before it is asked again which path is best.
 const TURN_BYTES: u64 = 12 * 1024;
+/// Packets that waited for so long find their paths full; less is a burst.
+const LATE: Duration = Duration::from_millis(5);
 
 impl Carrier {
     /// Moves packets from the queues to paths that have room. Returns whether any moved.
@@ -175,8 +178,9 @@ impl Carrier {
         let payload = &packet.data[self.prefix.as_ref().len()..];
         let label = sequencer.label(now, &packet, payload);
         if fits {
+            let load = if self.sojourn() >= LATE { Load::Full } else { Load::Light };
             return self.launch(now, connection, id, offers, |sequencer, path| {
-                sequencer.frame(now, path, label, payload)
+                sequencer.frame(now, path, label, payload, load)
             });
         }
         let whole = sequencer.datagram(label, payload);

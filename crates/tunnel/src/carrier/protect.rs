@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bytes::{Buf, Bytes};
 use mpvpn_lane::{
     Label,
-    fec::{Fates, Guard, Place, Restorer, Shard, Watch},
+    fec::{FULL_WAIT, Fates, Guard, Load, Place, Plan, Restorer, Shard, Watch},
 };
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
@@ -17,6 +17,10 @@ use super::Carrier;
 
 /// In the mark of a datagram, beside the number of its group: it is repair.
 const REPAIR: u32 = 1 << 16;
+/// Packets from this size on (bytes) are made as long as repair for them is. Path MTU discovery takes it for a smaller MTU
+/// when several packets are lost after one that was a little longer arrived, which is so all the time where much is lost;
+/// it leaves out packets up to 1200 bytes.
+const LONG: usize = 1100;
 /// A group waits to become full for this part of a round trip: less than it takes to send what was lost again.
 const WAIT_PART: u32 = 4;
 /// At least and at most so long.
@@ -49,6 +53,8 @@ pub struct FecCounters {
 #[derive(Debug)]
 pub(super) struct Protection {
     prefix: DatagramPrefix,
+    /// The same in a form that makes up for what repair is longer by, for large packets.
+    long: Option<DatagramPrefix>,
     fec: Fec,
     watches: BTreeMap<PathId, Watch>,
     guard: Guard,
@@ -68,6 +74,7 @@ impl Protection {
         Self {
             guard: Guard::new(prefix.as_ref()),
             prefix,
+            long: datagram::long_prefix(stream, context, Place::REPAIR_EXTRA),
             fec,
             watches: BTreeMap::new(),
             fates: Fates::new(),
@@ -100,26 +107,27 @@ impl Protection {
         self.watches.retain(|id, _| used(*id));
         for view in views {
             if let Some(plan) = self.watches.entry(view.id).or_default().measured(self.fec, loss_of(view)) {
-                let percent = plan.map(|plan| plan.repair(plan.data.into()));
+                let percent = plan.map(Plan::percent);
                 tracing::debug!(path = view.id.0, loss = view.loss, ?percent, "repair");
                 self.guard.set(view.id, plan);
             }
             self.guard.set_wait(view.id, (view.rtt / WAIT_PART).clamp(WAIT.0, WAIT.1));
         }
         let slowest = views.iter().map(|view| view.rtt).max().unwrap_or_default();
-        self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1);
+        self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1) * FULL_WAIT;
     }
 
-    /// The datagram of a packet that leaves on a path, and its mark, if that path is protected.
+    /// The datagram of a packet that leaves on a path, and its mark, if that path is protected; `load` is what it met.
     pub(super) fn frame(
         &mut self,
         now: Instant,
         path: PathId,
         label: &Label,
         packet: &[u8],
+        load: Load,
     ) -> Option<(Bytes, u32)> {
         let place = self.guard.place(now, path, Label::LEN + packet.len())?;
-        let prefix = self.prefix.as_ref();
+        let prefix = self.long.as_ref().filter(|_| packet.len() >= LONG).unwrap_or(&self.prefix).as_ref();
         let room = self.arena.room(prefix.len() + Place::LEN + Label::LEN + packet.len());
         room.extend_from_slice(prefix);
         place.encode(room);
@@ -130,15 +138,22 @@ impl Protection {
             self.fates.open(place.group);
         }
         let Self { guard, fates, lost, .. } = self;
-        if let Some(closed) = guard.put(now, path, data.slice(prefix.len() + Place::LEN..)) {
+        if let Some(closed) = guard.put(now, path, data.slice(prefix.len() + Place::LEN..), load) {
             fates.close(closed, |datagram| lost.push_back(datagram));
         }
         Some((data, place.group.into()))
     }
 
+    /// The bytes of the prefix of a datagram; `None` if it has another one than ours.
+    fn behind_prefix(&self, datagram: &[u8]) -> Option<usize> {
+        let both = [Some(&self.prefix), self.long.as_ref()].into_iter().flatten();
+        both.map(AsRef::as_ref).find(|prefix| datagram.starts_with(prefix)).map(<[u8]>::len)
+    }
+
     /// What stands behind the place in a protected datagram: label and packet.
     fn inside(&self, datagram: &Bytes) -> Bytes {
-        datagram.slice((self.prefix.as_ref().len() + Place::LEN).min(datagram.len())..)
+        let prefix = self.behind_prefix(datagram).unwrap_or(0);
+        datagram.slice((prefix + Place::LEN).min(datagram.len())..)
     }
 
     /// Takes note of the arrival of a datagram with a mark.
@@ -192,13 +207,13 @@ impl Protection {
     }
 
     pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
-        datagram.starts_with(self.prefix.as_ref())
+        self.behind_prefix(datagram).is_some()
     }
 
     /// Label and packet of a datagram that arrived; `None` if it is repair, or malformed. What it restores comes out of
     /// [`Self::next_restored`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
-        datagram.advance(self.prefix.as_ref().len());
+        datagram.advance(self.behind_prefix(&datagram)?);
         let (place, len) = Place::decode(&datagram).ok()?;
         datagram.advance(len);
         let restored = &mut self.restored;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::Queued;
-use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats};
+use mpvpn_lane::{Join, Label, Numbers, Part, Reorder, ReorderStats, fec::Load};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{Arena, ip, protocol};
 use mpvpn_quic::{Fate, PathView, Tracked};
@@ -157,16 +157,17 @@ impl Sequencer {
         }
     }
 
-    /// The datagram of a packet that leaves on a path, and its mark.
+    /// The datagram of a packet that leaves on a path, and its mark; `load` is what it met.
     pub(super) fn frame(
         &mut self,
         now: Instant,
         path: PathId,
         label: Label,
         payload: &[u8],
+        load: Load,
     ) -> (Bytes, Option<u32>) {
         let protection = self.protection.as_mut();
-        match protection.and_then(|protection| protection.frame(now, path, &label, payload)) {
+        match protection.and_then(|protection| protection.frame(now, path, &label, payload, load)) {
             Some((data, mark)) => (data, Some(mark)),
             None => (self.datagram(label, payload), None),
         }

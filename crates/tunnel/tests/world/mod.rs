@@ -134,6 +134,8 @@ pub struct World {
     pub fec: Fec,
     /// How often they send each packet.
     pub copies: u8,
+    /// The ECN bits (RFC 3168) that packets arrive with: 0 as where they are wiped out, 2 as they are sent.
+    pub ecn: u8,
     /// How many addresses of each family they want beyond the first.
     pub more_addresses: usize,
     /// The classes of clients that are added, the default one first; none: they have no classes.
@@ -178,6 +180,7 @@ impl World {
             lane: Rules::default(),
             fec: Fec::Off,
             copies: 1,
+            ecn: 0,
             more_addresses: 0,
             classes: Vec::new(),
             class_rules: mpvpn_class::Rules::default(),
@@ -341,11 +344,11 @@ impl World {
                     let data = BytesMut::from(&data[..]);
                     let shard = usize::from(shard_of(&data, self.servers.len() as u8));
                     let local = Some(server_address.ip());
-                    self.servers[shard].handle_datagram(now, local, link.address_of(pipe), 0, data);
+                    self.servers[shard].handle_datagram(now, local, link.address_of(pipe), self.ecn, data);
                 }
                 while let Some((pipe, data)) = link.down.pop(now) {
                     let (way, data) = (way_of(*id, pipe), BytesMut::from(&data[..]));
-                    machine.client.0.handle_datagram(now, way, server_address, 0, data);
+                    machine.client.0.handle_datagram(now, way, server_address, self.ecn, data);
                 }
             }
             machine.client.0.handle_batches(now);
