@@ -11,7 +11,8 @@ use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};
 pub(crate) const HELP: &str = "
 --rounds N        of `peers`, `stream` and `mptcp`: how often every system has its turn (5)
 --seconds N       of `peers`, `stream` and `mptcp`: how long a TCP or UDP run beside others takes (2)
---tries N         of `peers`, `stream`, `classes` and `mptcp`: how often a run is tried that something else on the machine disturbs (3)
+--tries N         of `peers`, `stream`, `classes` and `mptcp`: how often a run is tried that something else on the
+                  machine disturbs (3)
 --systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard;
                   and if named mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
