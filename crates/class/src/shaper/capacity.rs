@@ -42,9 +42,10 @@ struct Manner {
 
 /// Where only round trips are known …
 const BLIND: Manner = Manner { short: 0.001, long: 0.002, full: FULL, raise: 0.001, faster: 1.1, back: LESS };
-/// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
+/// … and where it is known what waits on our way. Processors that are late for a moment make queues as well: those of less
+/// than 2 ms say nothing about the link.
 const SEEING: Manner =
-    Manner { short: 0.0005, long: 0.001_25, full: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
+    Manner { short: 0.001, long: 0.002, full: 0.001_25, raise: 0.001, faster: 1.1, back: 0.0075 };
 /// The ways of a link together are known better than each by so much (s).
 const UNSURE: f64 = 0.005;
 /// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
@@ -53,6 +54,8 @@ const FULL: f64 = 0.004;
 const GROWING: f64 = 1.15;
 /// How much more is tried in a span at most.
 const MOST_RAISE: f64 = 0.008;
+/// The same at first, after the link was found to be full.
+const FIRST_RAISE: f64 = 0.004;
 /// So many spans after what was raised without a queue, it was not in vain.
 const CYCLE: usize = 12;
 /// A queue that is seen has grown for so many spans, and a round trip.
@@ -306,7 +309,7 @@ impl Capacity {
         }
         let Some(known) = self.known else {
             self.known = self.full_rate(queue);
-            self.raise = self.manner().raise;
+            self.raise = FIRST_RAISE;
             return;
         };
         if !self.late(0, OF_LATE).any(|span| span.is_busy(PARTLY_BUSY)) {
@@ -376,7 +379,9 @@ impl Capacity {
         let known = match overload {
             Some(carried) => carried,
             // What arrives while packets wait on our way is what the link carries.
-            None if self.drain.is_some() && self.knows_ways() => known.min(arrived) * (1.0 - self.less),
+            None if self.drain.is_some() && self.knows_ways() && queue > FULL => {
+                known.min(arrived) * (1.0 - self.less)
+            }
             None if self.raises => known.min(self.before_queue()) * (1.0 - self.manner().back),
             None if self.calm < LEAST_HOLD || self.knows_ways() => known * (1.0 - self.less),
             // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
@@ -413,8 +418,8 @@ impl Capacity {
         let grew = queue > 1.5 * drain.queue + FULL;
         let longest = drain.longest.max(queue);
         self.drain = Some(Drain { longest, ..drain });
-        // Where our way is known, the queue is there.
-        let is_ours = self.knows_ways() || queue < longest * GOING;
+        // Where our way is known, a long queue is there.
+        let is_ours = self.knows_ways() && queue > FULL || queue < longest * GOING;
         if queue <= self.manner().short {
             self.drain = None;
         } else if grew || now >= drain.end && is_ours {
