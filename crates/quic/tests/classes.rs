@@ -450,6 +450,37 @@ fn delay_that_varies_is_no_queue() {
     }
 }
 
+/// As where a machine is busy, and comes to everything later for a while, again and again.
+#[test]
+fn a_machine_that_is_late_at_times_is_no_queue() {
+    for most in [1, 2, 3] {
+        let link = link(50, 12_500 * MS / 1000);
+        let mut world = three(&link, None);
+        world.demand(CALLS, Demand::Calls, 2);
+        world.run(2 * SECOND);
+        world.demand(BULK, Demand::Greedy, 1);
+        let mut dice = 1_u64;
+        let mut rates = Vec::new();
+        for _ in 0..8 {
+            let before = world.carried[0];
+            for _ in 0..20 {
+                for wire in &mut world.wires {
+                    dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let late = most * MS * (dice >> 40) as u32 / (1 << 24);
+                    wire.change(world.now, |params| params.delay = link.delay + late);
+                }
+                world.run(50 * MS);
+            }
+            rates.push((world.carried[0] - before) as f64 * 8e-6);
+        }
+        println!("{most} ms: {rates:.1?}");
+        assert!(
+            rates[1..].iter().all(|rate| *rate >= 45.0),
+            "up to {most} ms late: {rates:.1?} of 50 Mbit/s"
+        );
+    }
+}
+
 #[test]
 fn a_measured_link_that_changes_is_followed() {
     let mut world = three(&link(20, 10 * MS), None);

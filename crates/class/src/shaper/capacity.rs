@@ -31,8 +31,6 @@ struct Manner {
     /// One shorter than this (s) leaves room for more, one longer than the other has to go.
     short: f64,
     long: f64,
-    /// One that shows that a link of which nothing is known carries no more (s).
-    full: f64,
     /// How much more is tried in a span after it was in vain, and how much faster that becomes each time.
     raise: f64,
     faster: f64,
@@ -41,10 +39,9 @@ struct Manner {
 }
 
 /// Where only round trips are known …
-const BLIND: Manner = Manner { short: 0.001, long: 0.002, full: FULL, raise: 0.001, faster: 1.1, back: LESS };
+const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
 /// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
-const SEEING: Manner =
-    Manner { short: 0.0005, long: 0.001_25, full: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
+const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
 /// The ways of a link together are known better than each by so much (s).
 const UNSURE: f64 = 0.005;
 /// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
@@ -347,7 +344,7 @@ impl Capacity {
     /// What a link carries of which nothing is known, if it is full: packets wait, and no more arrives than before.
     fn full_rate(&self, queue: f64) -> Option<f64> {
         let (round, fills) = (self.round(), self.fills());
-        let is_queued = fills || queue > self.manner().full;
+        let is_queued = fills || queue > FULL;
         let (count, share) = if is_queued { (3, PARTLY_BUSY) } else { (8.max(round), BUSY) };
         let now = self.busy_rate(0, count, share)?;
         // What was delivered before packets waited counts as well.
@@ -357,9 +354,9 @@ impl Capacity {
 
     /// Whether packets wait on our way, longer and longer.
     fn fills(&self) -> bool {
-        let delays = self.late(0, 3).map(|span| span.delay().unwrap_or_default());
-        let newest = self.late(0, 1).find_map(Span::delay).unwrap_or_default();
-        self.knows_ways() && newest > self.manner().full && delays.is_sorted_by(|late, early| late > early)
+        let mut delays = self.late(0, 3).map(|span| span.delay().unwrap_or_default());
+        let grow = delays.clone().is_sorted_by(|late, early| late > early);
+        self.knows_ways() && grow && delays.next() > Some(FULL)
     }
 
     /// There is a queue.
