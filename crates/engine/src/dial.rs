@@ -11,6 +11,7 @@ use std::{
     io,
     net::{SocketAddr, TcpStream as StdTcpStream},
     os::fd::AsFd,
+    pin::Pin,
     sync::Arc,
     task::Poll,
     time::Instant,
@@ -202,22 +203,27 @@ async fn connect(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
         let mut all = vec![Box::pin(connect_one(dial, to))];
         loop {
             let more = all.len() < dial.sockets;
-            let first = poll_fn(|cx| {
-                let done = all.iter_mut().find_map(|one| match one.as_mut().poll(cx) {
-                    Poll::Ready(done) => Some(done),
-                    Poll::Pending => None,
-                });
-                done.map_or(Poll::Pending, Poll::Ready)
-            });
             tokio::select! {
                 biased;
-                done = first => return done,
+                done = first_of(&mut all) => return done,
                 () = sleep(AGAIN), if more => {}
             }
             all.push(Box::pin(connect_one(dial, to)));
         }
     };
     within(dial.limit, Step::Connect, race).await?
+}
+
+/// What the first of several that is done comes to; none of them may be waited for again then.
+pub(crate) async fn first_of<F: Future>(all: &mut [Pin<Box<F>>]) -> F::Output {
+    poll_fn(|cx| {
+        let done = all.iter_mut().find_map(|one| match one.as_mut().poll(cx) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        });
+        done.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
 }
 
 async fn connect_one(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {

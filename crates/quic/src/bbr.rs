@@ -507,20 +507,32 @@ mod tests {
             let pace = bbr.pacing_rate(rate, 50 * MS).unwrap();
             let sent = pace.min(bbr.window(rate) * 20).min(6_000_000);
             bbr.on_rtt(now, 50 * MS);
-            let acked = Acked {
-                bytes: sent / 1000,
-                sent: now - 50 * MS,
-                rtt: 50 * MS,
-                random_loss: 0.0,
-                base: bbr.base_rtt().unwrap(),
-                idle: bbr.is_draining(),
-                paced: bbr.paced(rate),
-                queued: bbr.is_queued(now),
-            };
-            if let Some(window) = delivery.on_ack(now, acked) {
-                bbr.on_round(now, window, delivery.rate(), sent / 20);
-            }
+            arrive(&mut bbr, &mut delivery, now, (now - 50 * MS, sent / 1000), rate, sent / 20);
             assert!(delivery.rate() > 5_500_000, "{} after {ms} ms", delivery.rate());
+        }
+    }
+
+    /// So many bytes that were sent then are acknowledged, with so many still in flight.
+    fn arrive(
+        bbr: &mut Bbr,
+        delivery: &mut Delivery,
+        now: Instant,
+        (sent, bytes): (Instant, u64),
+        rate: u64,
+        in_flight: u64,
+    ) {
+        let acked = Acked {
+            bytes,
+            sent,
+            rtt: now - sent,
+            random_loss: 0.0,
+            base: bbr.base_rtt().unwrap(),
+            idle: bbr.is_draining(),
+            paced: bbr.paced(rate),
+            queued: bbr.is_queued(now),
+        };
+        if let Some(window) = delivery.on_ack(now, acked) {
+            bbr.on_round(now, window, delivery.rate(), in_flight);
         }
     }
 
@@ -557,19 +569,7 @@ mod tests {
             while let Some((_, at, bytes)) = on_its_way.pop_front_if(|(arrives, ..)| *arrives <= now) {
                 in_flight -= bytes;
                 bbr.on_rtt(now, now - at);
-                let acked = Acked {
-                    bytes,
-                    sent: at,
-                    rtt: now - at,
-                    random_loss: 0.0,
-                    base: bbr.base_rtt().unwrap(),
-                    idle: bbr.is_draining(),
-                    paced: bbr.paced(rate),
-                    queued: bbr.is_queued(now),
-                };
-                if let Some(window) = delivery.on_ack(now, acked) {
-                    bbr.on_round(now, window, delivery.rate(), in_flight);
-                }
+                arrive(&mut bbr, &mut delivery, now, (at, bytes), rate, in_flight);
             }
         }
         (used as f64 / (capacity * 30) as f64, Duration::from_millis(longest * 1000 / capacity))

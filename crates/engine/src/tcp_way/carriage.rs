@@ -39,7 +39,7 @@ use tokio_rustls::client::TlsStream;
 use super::pump::{Loopback, Moved, pump};
 use crate::{
     EngineError,
-    dial::{ALPN, Behind, Dial, DialError, dial},
+    dial::{ALPN, Behind, Dial, DialError, dial, first_of},
     h2_stream::H2Stream,
     links::Footing,
 };
@@ -225,16 +225,9 @@ impl Connected {
             }
         });
         let mut pumps: Vec<_> = pumps.map(Box::pin).collect();
-        let first = poll_fn(|cx| {
-            let ended = pumps.iter_mut().find_map(|pump| match pump.as_mut().poll(cx) {
-                Poll::Ready(reason) => Some(reason),
-                Poll::Pending => None,
-            });
-            ended.map_or(Poll::Pending, Poll::Ready)
-        });
         tokio::select! {
             biased;
-            reason = first => reason,
+            reason = first_of(&mut pumps) => reason,
             ended = self.driver => match ended {
                 Ok(()) => "the server has closed the connection".to_owned(),
                 Err(error) => error.to_string(),
