@@ -43,7 +43,7 @@ fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
         let counts = [streams(&client.status()), streams(&server.status())];
         assert_eq!(counts, if wanted { [5, 5] } else { [0, 0] }, "{host}");
         let report = load.finish();
-        assert!(report.megabits() > 150.0, "{host}: {:.0} Mbit/s over 2 × 100", report.megabits());
+        assert!(report.megabits() > 120.0, "{host}: {:.0} Mbit/s over 2 × 100", report.megabits());
         client.until(Duration::from_secs(10), "no streams are left", |status| match streams(status) {
             0 => Ok(()),
             left => Err(format!("{left} streams")),
@@ -67,7 +67,7 @@ fn one_connection_fills_both_links_in_both_directions() {
         let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 8).finish();
         let last = &report.seconds[2..];
         let rate = last.iter().sum::<f64>() / last.len() as f64 / 1e6;
-        assert!(rate > 88.0, "{way:?}: {rate:.1} of 100 Mbit/s");
+        assert!(rate > 80.0, "{way:?}: {rate:.1} of 100 Mbit/s");
     }
 }
 
