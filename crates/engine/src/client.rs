@@ -68,6 +68,9 @@ use ways::Ways;
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
 const PATH: &str = "/.well-known/masque/ip/*/*/";
+/// Inside TCP a larger UDP payload (bytes) costs less: three full segments of IPv6 hold one with what is around it. More
+/// would make what comes next wait on a slow link.
+const INSIDE_TCP: u16 = 4096;
 /// How often a turn looks again whether streams have something to send.
 const ROUNDS: usize = 16;
 
@@ -213,7 +216,12 @@ impl Running {
         let max_udp_payload = links.max_payload();
         let secret = random::<32>()?;
         let setup = |cc| {
-            let options = TransportOptions { cc, max_udp_payload, ..TransportOptions::of_shards(shards) };
+            let options = TransportOptions {
+                cc,
+                max_udp_payload,
+                max_inside_tcp: INSIDE_TCP.max(max_udp_payload),
+                ..TransportOptions::of_shards(shards)
+            };
             ClientSetup::new(tls.clone(), &options, &secret)
         };
         let setups = Setups { bbr: setup(Cc::Bbr)?, cubic: setup(Cc::Cubic)? };

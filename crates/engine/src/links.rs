@@ -31,6 +31,8 @@ use seen::{Seen, Source};
 
 /// The word for "every interface with a default route".
 const AUTO: &str = "auto";
+/// The largest UDP payload that is ever used (bytes): a packet of IP has room for little more.
+pub(crate) const LARGEST_PAYLOAD: u16 = 65_000;
 
 /// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
@@ -391,9 +393,14 @@ impl Links {
             .map(|info| info.mtu)
             .max()
             .unwrap_or(1500);
-        // IPv4 and UDP headers; IPv6 finds its lower limit by probing.
-        u16::try_from(largest.saturating_sub(28)).unwrap_or(u16::MAX).clamp(1200, 65_000)
+        largest_payload(largest)
     }
+}
+
+/// The largest UDP payload that an interface could carry (bytes).
+pub(crate) fn largest_payload(mtu: u32) -> u16 {
+    // IPv4 and UDP headers; IPv6 finds its lower limit by probing.
+    u16::try_from(mtu.saturating_sub(28)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD)
 }
 
 fn is_pattern(name: &str) -> bool {

@@ -22,7 +22,7 @@ use mpvpn_control::{
     status::{FlowList, Role, Status},
     tls,
 };
-use mpvpn_os::{UdpOptions, Undo, privilege, udp::bind_group, undo};
+use mpvpn_os::{UdpOptions, Undo, netlink::Netlink, privilege, udp::bind_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig as TunnelConfig};
 
@@ -34,6 +34,7 @@ use crate::{
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
     front::{Front, Site, fronted::Fronted},
+    links::{LARGEST_PAYLOAD, largest_payload},
     slow::{Message, Offers, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
@@ -158,8 +159,13 @@ fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, Engi
 
 fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
     let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
-    // A server does not know its clients' links: each client says what it can take.
-    let options = TransportOptions { max_udp_payload: 65_000, ..TransportOptions::default() };
+    // A server does not know its clients' links: each client says what it can take. That may be what it takes inside TCP.
+    let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
+    let options = TransportOptions {
+        max_udp_payload: links.map(|link| largest_payload(link.mtu)).max().unwrap_or(LARGEST_PAYLOAD),
+        max_inside_tcp: LARGEST_PAYLOAD,
+        ..TransportOptions::default()
+    };
     let secret: [u8; 32] = credentials.identity.derive_secret("quic connections");
     Ok(ServerSetup::new(tls, &options, &secret)?)
 }

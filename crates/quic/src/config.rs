@@ -1,7 +1,7 @@
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
 
 use aws_lc_rs::hmac;
-use mpvpn_types::Duration;
+use mpvpn_types::{Duration, LinkId};
 use noq_proto::{
     AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
@@ -10,6 +10,7 @@ use noq_proto::{
 use crate::{
     Shard,
     cid::{ShardCids, first_cid},
+    endpoint::Local,
     gate::GateFactory,
 };
 
@@ -114,8 +115,11 @@ impl Default for Windows {
 pub struct TransportOptions {
     /// The congestion controller of every path.
     pub cc: Cc,
-    /// The largest UDP payload to probe for, and to accept (bytes).
+    /// The largest UDP payload to probe for (bytes).
     pub max_udp_payload: u16,
+    /// The same for connections that begin inside TCP, which cuts what is too large for a segment. The larger of both is
+    /// accepted by all.
+    pub max_inside_tcp: u16,
     /// A connection on which nothing arrives for this long is given up.
     pub idle_timeout: Duration,
     /// Bytes that may come on a stream, and on all of them, while nobody reads.
@@ -129,6 +133,7 @@ impl Default for TransportOptions {
         Self {
             cc: Cc::default(),
             max_udp_payload: 1472,
+            max_inside_tcp: 1472,
             idle_timeout: Duration::from_secs(180),
             windows: Windows::default(),
             rng_seed: None,
@@ -145,15 +150,16 @@ impl TransportOptions {
         if shards == 1 { default } else { Self { idle_timeout: Duration::from_secs(60), ..default } }
     }
 
-    pub(crate) fn transport(&self) -> TransportConfig {
+    /// For connections on whose paths UDP payloads of at most `largest` bytes are sent.
+    fn transport(&self, largest: u16) -> TransportConfig {
         let mut mtu = MtuDiscoveryConfig::default();
-        mtu.upper_bound(self.max_udp_payload).minimum_change(2).black_hole_cooldown(BLACK_HOLE);
+        mtu.upper_bound(largest).minimum_change(2).black_hole_cooldown(BLACK_HOLE);
         let mut acks = AckFrequencyConfig::default();
         acks.ack_eliciting_threshold(VarInt::from_u32(10)).max_ack_delay(Some(Duration::from_millis(5)));
         let mut config = TransportConfig::default();
         config
             .congestion_controller_factory(Arc::new(GateFactory(self.cc)))
-            .initial_mtu(INITIAL_MTU.min(self.max_udp_payload))
+            .initial_mtu(INITIAL_MTU.min(largest))
             .mtu_discovery_config(Some(mtu))
             .ack_frequency_config(Some(acks))
             .initial_rtt(INITIAL_RTT)
@@ -173,11 +179,11 @@ impl TransportOptions {
         config
     }
 
-    pub(crate) fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
+    fn endpoint(&self, secret: &[u8]) -> EndpointConfig {
         let mut config = EndpointConfig::new(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, secret)));
         set_cids(&mut config, Shard::ONLY, cid_key(secret));
         config.rng_seed(self.rng_seed);
-        let largest = self.max_udp_payload.clamp(1200, 65_527);
+        let largest = self.max_udp_payload.max(self.max_inside_tcp).clamp(1200, 65_527);
         if config.max_udp_payload_size(largest).is_err() {
             unreachable!("clamped to what RFC 9000 §18.2 allows");
         }
@@ -197,7 +203,8 @@ fn set_cids(config: &mut EndpointConfig, shard: Shard, key: u64) {
 /// TLS and transport of a client.
 #[derive(Clone)]
 pub struct ClientSetup {
-    pub(crate) config: noq_proto::ClientConfig,
+    over_udp: noq_proto::ClientConfig,
+    inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
 }
 
@@ -213,26 +220,41 @@ impl ClientSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicClientConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ClientConfig::new(Arc::new(crypto));
-        // What address translation makes of its own a client learns on each path (draft-seemann-quic-address-discovery).
-        let mut transport = options.transport();
-        transport.receive_observed_address_reports(true);
-        config.transport_config(Arc::new(transport));
-        Ok(Self { config, endpoint: Arc::new(options.endpoint(secret)) })
+        let mut config = |largest| {
+            // What address translation makes of its own a client learns on each path
+            // (draft-seemann-quic-address-discovery).
+            let mut transport = options.transport(largest);
+            transport.receive_observed_address_reports(true);
+            config.transport_config(Arc::new(transport)).clone()
+        };
+        Ok(Self {
+            over_udp: config(options.max_udp_payload),
+            inside_tcp: config(options.max_inside_tcp),
+            endpoint: Arc::new(options.endpoint(secret)),
+        })
     }
 
     /// The same for connections that go to one shard of the server: the one with the number
     /// `value` (0 to 15) modulo its shards.
     #[must_use]
     pub fn steered(mut self, value: u8) -> Self {
-        self.config.initial_dst_cid_provider(Arc::new(move || first_cid(value)));
+        for config in [&mut self.over_udp, &mut self.inside_tcp] {
+            config.initial_dst_cid_provider(Arc::new(move || first_cid(value)));
+        }
         self
+    }
+
+    /// For a connection from `local`.
+    pub(crate) fn config(&self, local: Local) -> &noq_proto::ClientConfig {
+        if local.as_link().is_some_and(LinkId::is_tcp) { &self.inside_tcp } else { &self.over_udp }
     }
 }
 
 /// TLS and transport of a server.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct ServerSetup {
-    pub(crate) config: Arc<noq_proto::ServerConfig>,
+    pub(crate) over_udp: Arc<noq_proto::ServerConfig>,
+    inside_tcp: Arc<noq_proto::ServerConfig>,
     pub(crate) endpoint: Arc<EndpointConfig>,
     pub(crate) shard: Shard,
     cid_key: u64,
@@ -251,11 +273,14 @@ impl ServerSetup {
     ) -> Result<Self, SetupError> {
         let crypto = QuicServerConfig::try_from(tls).map_err(|_| SetupError::Tls)?;
         let mut config = noq_proto::ServerConfig::with_crypto(Arc::new(crypto));
-        let mut transport = options.transport();
-        transport.send_observed_address_reports(true);
-        config.transport_config(Arc::new(transport));
+        let mut config = |largest| {
+            let mut transport = options.transport(largest);
+            transport.send_observed_address_reports(true);
+            Arc::new(config.transport_config(Arc::new(transport)).clone())
+        };
         Ok(Self {
-            config: Arc::new(config),
+            over_udp: config(options.max_udp_payload),
+            inside_tcp: config(options.max_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
             shard: Shard::ONLY,
             cid_key: cid_key(secret),
@@ -268,5 +293,10 @@ impl ServerSetup {
         let mut endpoint = EndpointConfig::clone(&self.endpoint);
         set_cids(&mut endpoint, shard, self.cid_key);
         Self { endpoint: Arc::new(endpoint), shard, ..self.clone() }
+    }
+
+    /// For a connection from `remote`. One from this machine came here inside TCP.
+    pub(crate) fn config(&self, remote: SocketAddr) -> &Arc<noq_proto::ServerConfig> {
+        if remote.ip().to_canonical().is_loopback() { &self.inside_tcp } else { &self.over_udp }
     }
 }

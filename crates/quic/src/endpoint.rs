@@ -1,11 +1,14 @@
 use std::{
     collections::VecDeque,
     net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::Arc,
 };
 
 use bytes::BytesMut;
 use mpvpn_types::{Instant, LinkId};
-use noq_proto::{ConnectionHandle, DatagramEvent, EcnCodepoint, EndpointEvent, FourTuple, Incoming};
+use noq_proto::{
+    ConnectionHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple, Incoming,
+};
 
 use crate::{ClientSetup, Connection, ServerSetup, Transmit};
 
@@ -70,6 +73,8 @@ pub enum Handled {
 #[derive(Debug)]
 pub struct Endpoint {
     inner: noq_proto::Endpoint,
+    /// Of one that accepts connections.
+    server: Option<ServerSetup>,
     /// Each in a place of its own, so that the memory of those that have ended is given back.
     connections: Vec<Option<Box<Connection>>>,
     handshaking: usize,
@@ -81,19 +86,20 @@ pub struct Endpoint {
 impl Endpoint {
     /// An endpoint that opens connections.
     pub fn client(setup: &ClientSetup) -> Self {
-        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), None, true), RETRY_ABOVE)
+        Self::new(setup.endpoint.clone(), None, RETRY_ABOVE)
     }
 
     /// An endpoint that accepts connections.
     pub fn server(setup: &ServerSetup) -> Self {
-        let config = Some(setup.config.clone());
         let retry_above = RETRY_ABOVE / usize::from(setup.shard.count());
-        Self::new(noq_proto::Endpoint::new(setup.endpoint.clone(), config, true), retry_above)
+        Self::new(setup.endpoint.clone(), Some(setup.clone()), retry_above)
     }
 
-    fn new(inner: noq_proto::Endpoint, retry_above: usize) -> Self {
+    fn new(config: Arc<EndpointConfig>, server: Option<ServerSetup>, retry_above: usize) -> Self {
+        let accepts = server.as_ref().map(|setup| setup.over_udp.clone());
         Self {
-            inner,
+            inner: noq_proto::Endpoint::new(config, accepts, true),
+            server,
             connections: Vec::new(),
             handshaking: 0,
             retry_above,
@@ -114,7 +120,7 @@ impl Endpoint {
         remote: SocketAddr,
         name: &str,
     ) -> Result<ConnectionId, noq_proto::ConnectError> {
-        let (handle, inner) = self.inner.connect(now, setup.config.clone(), remote, name)?;
+        let (handle, inner) = self.inner.connect(now, setup.config(local).clone(), remote, name)?;
         Ok(self.insert(now, handle, inner, Some(local)))
     }
 
@@ -169,7 +175,8 @@ impl Endpoint {
             }
             return Handled::Nothing;
         }
-        match self.inner.accept(incoming, now, &mut self.scratch, None) {
+        let config = self.server.as_ref().map(|setup| setup.config(incoming.remote_address()).clone());
+        match self.inner.accept(incoming, now, &mut self.scratch, config) {
             Ok((handle, inner)) => {
                 self.handshaking += 1;
                 Handled::New(self.insert(now, handle, inner, local))

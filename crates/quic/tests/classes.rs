@@ -9,11 +9,13 @@ use std::{
     sync::{Arc, Mutex},
 };
 
+mod tls;
+
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{Seat, Shaper, Share};
 use mpvpn_lab::{ByteCount, Params, emulation::Channel};
 use mpvpn_quic::{
-    Cc, ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, ServerSetup, TransportOptions,
+    Cc, ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions,
 };
 use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, PathId, Portion, Weight};
 
@@ -23,36 +25,6 @@ const SERVER: &str = "192.0.2.1:443";
 const PATH: PathId = PathId(0);
 /// IPv4 and UDP, bytes.
 const HEADERS: u32 = 28;
-
-fn provider() -> Arc<rustls::crypto::CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
-}
-
-fn server(options: &TransportOptions) -> (Endpoint, rustls::RootCertStore) {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let cert = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap().self_signed(&key).unwrap();
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(cert.der().clone()).unwrap();
-    let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![cert.der().clone()], key)
-        .unwrap();
-    tls.alpn_protocols = vec![b"classes".to_vec()];
-    (Endpoint::server(&ServerSetup::new(Arc::new(tls), options, &[7; 32]).unwrap()), roots)
-}
-
-fn client(options: &TransportOptions, roots: rustls::RootCertStore) -> ClientSetup {
-    let mut tls = rustls::ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    tls.alpn_protocols = vec![b"classes".to_vec()];
-    ClientSetup::new(Arc::new(tls), options, &[8; 32]).unwrap()
-}
 
 /// What a class sends one way.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,8 +94,7 @@ impl World {
     fn with(cc: Cc, params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
         let now = Instant::now();
         let options = TransportOptions { cc, rng_seed: Some([3; 32]), ..TransportOptions::default() };
-        let (server, roots) = server(&options);
-        let setup = client(&options, roots);
+        let (server, setup) = tls::pair(&options, &options);
         let shaper = || {
             let mut shaper = Shaper::new(now, capacity);
             for (at, share) in shares.iter().enumerate() {

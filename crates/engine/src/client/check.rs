@@ -24,7 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{PATH, random};
 use crate::{
     EngineError,
-    links::{Footing, Ground, Links},
+    links::{Footing, Ground, LARGEST_PAYLOAD, Links},
     policies::{Meters, Policies},
     tcp_way::{
         carriage::Stable,
@@ -210,7 +210,7 @@ fn tunnel(
 ) -> Result<TunnelConfig, EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
     let headers = if remote.is_ipv4() { 28 } else { 48 };
-    let largest = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, 65_000);
+    let largest = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD);
     let options = TransportOptions { max_udp_payload: largest, ..TransportOptions::default() };
     Ok(TunnelConfig {
         carries: Carries::Streams,

@@ -1,0 +1,33 @@
+//! A server that proves to be "mpvpn", and clients that believe that.
+
+use std::sync::Arc;
+
+use mpvpn_quic::{ClientSetup, Endpoint, ServerSetup, TransportOptions};
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+/// A server, and what clients need to connect to it.
+pub(crate) fn pair(server: &TransportOptions, client: &TransportOptions) -> (Endpoint, ClientSetup) {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let cert = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap().self_signed(&key).unwrap();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(cert.der().clone()).unwrap();
+    let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let mut accepts = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![cert.der().clone()], key)
+        .unwrap();
+    let mut connects = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let alpn = vec![b"mpvpn".to_vec()];
+    (accepts.alpn_protocols, connects.alpn_protocols) = (alpn.clone(), alpn);
+    let server = Endpoint::server(&ServerSetup::new(Arc::new(accepts), server, &[7; 32]).unwrap());
+    (server, ClientSetup::new(Arc::new(connects), client, &[8; 32]).unwrap())
+}
