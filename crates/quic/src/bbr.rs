@@ -69,6 +69,8 @@ const LITTLE: u64 = 8;
 const LITTLE_RATE: u64 = 64_000;
 /// Windows in which little was carried whose longest round trips are remembered.
 const QUIET_WINDOWS: usize = 32;
+/// UDP payload of a packet on an Ethernet (bytes).
+const ETHERNET: u64 = 1472;
 /// Least window, in packets.
 const MIN_PACKETS: u64 = 4;
 
@@ -320,9 +322,9 @@ impl Bbr {
     }
 
     /// Bytes that have arrived and count as in flight: acknowledgements are held back for up to 10 packets
-    /// or 5 ms at the far end.
+    /// or 5 ms at the far end. Of larger packets than most links carry, 10 would be a queue on a slow one.
     fn held(&self, rate: u64) -> u64 {
-        10 * self.mtu + rate / 200
+        10 * self.mtu.min(ETHERNET) + rate / 200
     }
 
     /// Bytes that may be in flight.
@@ -512,6 +514,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn packets_that_are_larger_make_no_longer_queue() {
+        let now = Instant::now();
+        let [small, large] = [1472, 4096].map(|mtu| {
+            let mut bbr = Bbr::new(38_400, mtu);
+            bbr.on_rtt(now, 20 * MS);
+            bbr.phase = Phase::Cruise { phase: 3, since: now, before: 0, found: 0 };
+            [125_000, 1_250_000].map(|rate| bbr.window(rate))
+        });
+        assert_eq!(small, large);
+    }
+
     /// So many bytes that were sent then are acknowledged, with so many still in flight.
     fn arrive(
         bbr: &mut Bbr,
@@ -538,9 +552,9 @@ mod tests {
 
     /// What TCP, which carries `capacity` (bytes/s) with a round trip of 20 ms, makes of this in 60 s: the share of it that was
     /// used in the last 30 s, and the longest queue before it in that time.
-    fn in_front_of_tcp(capacity: u64) -> (f64, Duration) {
+    fn in_front_of_tcp(capacity: u64, mtu: u16) -> (f64, Duration) {
         let start = Instant::now();
-        let (mut bbr, mut delivery) = (Bbr::new(38_400, 1472), Delivery::new(start));
+        let (mut bbr, mut delivery) = (Bbr::new(38_400, mtu), Delivery::new(start));
         bbr.set_inside_tcp(true);
         let (mut waiting, mut on_its_way) = (VecDeque::new(), VecDeque::new());
         let (mut tokens, mut in_flight, mut queued) = (38_400, 0, 0);
@@ -578,8 +592,11 @@ mod tests {
     #[test]
     fn in_front_of_tcp_the_queue_is_short_and_never_empty() {
         for capacity in [250_000, 1_250_000, 12_500_000] {
-            let (used, queue) = in_front_of_tcp(capacity);
-            assert!(used > 0.985 && queue < 60 * MS, "{used} of {capacity} bytes/s, {queue:?}");
+            for mtu in [1472, 4096] {
+                let (used, queue) = in_front_of_tcp(capacity, mtu);
+                let what = format!("{used} of {capacity} bytes/s, {queue:?}, in packets of {mtu}");
+                assert!(used > 0.985 && queue < 60 * MS, "{what}");
+            }
         }
     }
 }
