@@ -10,8 +10,11 @@ fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 
 /// A server, and what clients need to connect to it.
 pub(crate) fn pair(server: &TransportOptions, client: &TransportOptions) -> (Endpoint, ClientSetup) {
-    let key = rcgen::KeyPair::generate().unwrap();
-    let cert = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap().self_signed(&key).unwrap();
+    // Signatures and certificates of one length: with others, packets leave at other times, and worlds end otherwise.
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let mut cert = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
+    cert.serial_number = Some(1.into());
+    let cert = cert.self_signed(&key).unwrap();
     let mut roots = rustls::RootCertStore::empty();
     roots.add(cert.der().clone()).unwrap();
     let key = rustls::pki_types::PrivateKeyDer::try_from(key.serialize_der()).unwrap();

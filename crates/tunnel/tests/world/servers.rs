@@ -18,8 +18,10 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn new() -> Self {
-        let key = rcgen::KeyPair::generate().unwrap();
-        let params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
+        // Signatures and certificates of one length: with others, packets leave at other times, and worlds end otherwise.
+        let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["mpvpn".to_owned()]).unwrap();
+        params.serial_number = Some(1.into());
         let cert = params.self_signed(&key).unwrap().der().clone();
         Self { cert, key: Arc::new(key) }
     }
@@ -74,7 +76,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyCertificate {
     }
 
     fn supported_verify_schemes(&self) -> Vec<rustls::SignatureScheme> {
-        vec![rustls::SignatureScheme::ECDSA_NISTP256_SHA256]
+        vec![rustls::SignatureScheme::ED25519]
     }
 }
 
