@@ -33,6 +33,9 @@ use seen::{Seen, Source};
 const AUTO: &str = "auto";
 /// The largest UDP payload that is ever used (bytes): a packet of IP has room for little more.
 pub(crate) const LARGEST_PAYLOAD: u16 = 65_000;
+/// Headers of IP and UDP (bytes).
+pub(crate) const IPV4_UDP: u32 = 28;
+pub(crate) const IPV6_UDP: u32 = 48;
 
 /// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
@@ -393,14 +396,14 @@ impl Links {
             .map(|info| info.mtu)
             .max()
             .unwrap_or(1500);
-        largest_payload(largest)
+        // IPv6 finds its lower limit by probing.
+        largest_payload(largest, IPV4_UDP)
     }
 }
 
-/// The largest UDP payload that an interface could carry (bytes).
-pub(crate) fn largest_payload(mtu: u32) -> u16 {
-    // IPv4 and UDP headers; IPv6 finds its lower limit by probing.
-    u16::try_from(mtu.saturating_sub(28)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD)
+/// The largest UDP payload that an interface could carry beside so many bytes of headers (bytes).
+pub(crate) fn largest_payload(mtu: u32, headers: u32) -> u16 {
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD)
 }
 
 fn is_pattern(name: &str) -> bool {

@@ -34,7 +34,7 @@ use crate::{
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     exchange::exchange,
     front::{Front, Site, fronted::Fronted},
-    links::{LARGEST_PAYLOAD, largest_payload},
+    links::{IPV4_UDP, LARGEST_PAYLOAD, largest_payload},
     slow::{Message, Offers, Slow},
     status,
     turn::{SIGNAL, Told, Turn, Turns, report_reload},
@@ -162,7 +162,10 @@ fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
     // A server does not know its clients' links: each client says what it can take. That may be what it takes inside TCP.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
     let options = TransportOptions {
-        max_udp_payload: links.map(|link| largest_payload(link.mtu)).max().unwrap_or(LARGEST_PAYLOAD),
+        max_udp_payload: links
+            .map(|link| largest_payload(link.mtu, IPV4_UDP))
+            .max()
+            .unwrap_or(LARGEST_PAYLOAD),
         max_inside_tcp: LARGEST_PAYLOAD,
         ..TransportOptions::default()
     };

@@ -12,8 +12,8 @@ use mpvpn_types::{Duration, Instant, LinkId};
 
 const MS: Duration = Duration::from_millis(1);
 /// What an Ethernet carries, and what a client takes inside TCP (bytes).
-const ETHERNET: usize = 1472;
-const INSIDE_TCP: usize = 4096;
+const ETHERNET: u16 = 1472;
+const INSIDE_TCP: u16 = 4096;
 
 /// What the ends of a connection over `link` may put in a datagram after some time, and the largest packet that each sent
 /// (bytes). The way takes up to `largest`.
@@ -24,7 +24,7 @@ fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, us
         rng_seed: Some([3; 32]),
         ..TransportOptions::default()
     };
-    let (accepts, setup) = tls::pair(&options(1472, 65_000), &options(1472, 4096));
+    let (accepts, setup) = tls::pair(&options(ETHERNET, 65_000), &options(ETHERNET, INSIDE_TCP));
     let mut ends = [Endpoint::client(&setup), accepts];
     let addresses: [SocketAddr; 2] = [client, server].map(|address| address.parse().unwrap());
     let locals = [Local::link(link), Local::from(addresses[1].ip())];
@@ -67,12 +67,13 @@ fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, us
 
 #[test]
 fn packets_inside_tcp_are_larger_than_those_over_udp() {
+    let [ethernet, inside_tcp] = [ETHERNET, INSIDE_TCP].map(usize::from);
     let link = LinkId(0);
-    for (datagram, sent) in grow(link, "198.51.100.1:5000", "192.0.2.1:443", ETHERNET) {
-        assert!(datagram > ETHERNET - 50 && sent <= ETHERNET, "{datagram}, {sent} over UDP");
+    for (datagram, sent) in grow(link, "198.51.100.1:5000", "192.0.2.1:443", ETHERNET.into()) {
+        assert!(datagram > ethernet - 50 && sent <= ethernet, "{datagram}, {sent} over UDP");
     }
     let link = link.with_pipe(LinkId::TCP);
     for (datagram, sent) in grow(link, "127.0.0.1:5000", "127.0.0.1:443", usize::MAX) {
-        assert!(datagram > INSIDE_TCP - 50 && sent <= INSIDE_TCP, "{datagram}, {sent} inside TCP");
+        assert!(datagram > inside_tcp - 50 && sent <= inside_tcp, "{datagram}, {sent} inside TCP");
     }
 }

@@ -24,7 +24,7 @@ use tokio::runtime::{Builder, Runtime};
 use super::{PATH, random};
 use crate::{
     EngineError,
-    links::{Footing, Ground, LARGEST_PAYLOAD, Links},
+    links::{Footing, Ground, IPV4_UDP, IPV6_UDP, Links, largest_payload},
     policies::{Meters, Policies},
     tcp_way::{
         carriage::Stable,
@@ -209,9 +209,9 @@ fn tunnel(
     refusal: &RefusalSlot,
 ) -> Result<TunnelConfig, EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
-    let headers = if remote.is_ipv4() { 28 } else { 48 };
-    let largest = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD);
-    let options = TransportOptions { max_udp_payload: largest, ..TransportOptions::default() };
+    let headers = if remote.is_ipv4() { IPV4_UDP } else { IPV6_UDP };
+    let max_udp_payload = largest_payload(mtu, headers);
+    let options = TransportOptions { max_udp_payload, ..TransportOptions::default() };
     Ok(TunnelConfig {
         carries: Carries::Streams,
         setup: ClientSetup::new(Arc::new(tls), &options, &random::<32>()?)?,
