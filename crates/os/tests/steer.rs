@@ -6,10 +6,11 @@ mod common;
 use std::{
     io::{ErrorKind, IoSlice},
     net::{SocketAddr, UdpSocket as Plain},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use common::{in_namespace, ip};
+use common::{in_namespace, ip, run};
 use mpvpn_os::{
     OsError, RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
@@ -47,6 +48,26 @@ fn datagrams_are_steered_by_connection_id_whoever_sends_them() {
                 assert_eq!(received(&sockets), wanted, "first byte {first:#x} to {to}");
             }
         }
+    });
+}
+
+#[test]
+fn a_group_is_bound_also_while_other_threads_start_programs() {
+    in_namespace(|| {
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // Until it executes its program a child holds copies of all descriptors of this process.
+                while !done.load(Ordering::Relaxed) {
+                    run("true", "");
+                }
+            });
+            let failed: Vec<_> = (0..2000)
+                .filter_map(|_| bind_group(&UdpOptions::new("127.0.0.1:0".parse().unwrap()), 3).err())
+                .collect();
+            done.store(true, Ordering::Relaxed);
+            assert!(failed.is_empty(), "{} of 2000: {}", failed.len(), failed[0]);
+        });
     });
 }
 

@@ -7,7 +7,7 @@
 
 use std::{io, os::fd::AsRawFd};
 
-use super::{Reuse, UdpOptions, UdpSocket, check};
+use super::{Reuse, UdpOptions, UdpSocket, check, set_int};
 use crate::error::OsError;
 
 /// Instructions of the program.
@@ -36,17 +36,18 @@ pub fn bind_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSocket>, OsE
     }
     let failed = |source| OsError::Bind { local: options.local, device: options.device.clone(), source };
     // Alone first: a port that is shared may be shared with another process, which would then get
-    // half of our packets without anybody noticing.
-    let alone = UdpSocket::bind(&UdpOptions { reuse: Reuse::No, ..options.clone() })?;
-    let local = alone.local_addr().map_err(failed)?;
-    drop(alone);
+    // half of our packets without anybody noticing. It is shared from then on rather than bound anew: a
+    // child that another thread is just starting may hold the socket open beyond its close.
+    let first = UdpSocket::bind(&UdpOptions { reuse: Reuse::No, ..options.clone() })?;
+    let local = first.local_addr().map_err(failed)?;
+    set_int(&first.fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(failed)?;
     let options = UdpOptions { local, reuse: Reuse::Port, ..options.clone() };
-    let mut sockets = Vec::with_capacity(usize::from(count));
-    for _ in 0..count {
+    let mut sockets = vec![first];
+    for _ in 1..count {
         let socket = UdpSocket::bind(&options)?;
-        if sockets.is_empty() {
-            // Before the others are there: the program belongs to the whole group, and until it is
-            // there the kernel would spread by addresses.
+        if sockets.len() == 1 {
+            // The program belongs to the whole group, and without it the kernel spreads by addresses. A
+            // group begins with its second socket.
             attach(&socket, count).map_err(|error| OsError::kernel("steer datagrams at", local, error))?;
         }
         sockets.push(socket);
