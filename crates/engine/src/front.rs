@@ -20,6 +20,7 @@ mod tcp_way;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    os::fd::AsFd,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -52,7 +53,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::EngineError;
+use crate::{EngineError, tcp_way::control};
 use fronted::Fronted;
 use gateway::{Gateway, Guest};
 use limits::{Complaints, Place, Room, Source};
@@ -277,12 +278,22 @@ impl Door {
             Err(crowded) => return self.house.complain(source, &crowded),
         };
         drop(place);
-        let agreed = stream.get_ref().1.alpn_protocol().map(|protocol| protocol == b"h2");
+        let (socket, session) = stream.get_ref();
+        let agreed = session.alpn_protocol().map(|protocol| protocol == b"h2");
+        let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
+            return self.house.complain(source, &"no descriptors are left");
+        };
         let visit = Arc::new(Visit::new(&self, peer, stranger));
-        match agreed {
-            Some(true) => http2::serve(stream, visit).await,
-            None if self.house.old_clients => old::serve(stream, visit).await,
-            Some(false) | None => http1::serve(stream, visit).await,
+        let serve = async {
+            match agreed {
+                Some(true) => http2::serve(stream, visit).await,
+                None if self.house.old_clients => old::serve(stream, visit).await,
+                Some(false) | None => http1::serve(stream, visit).await,
+            }
+        };
+        tokio::select! {
+            () = serve => {}
+            never = control::watch(socket) => match never {},
         }
     }
 }

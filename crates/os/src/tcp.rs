@@ -7,6 +7,7 @@
 
 mod mptcp;
 mod options;
+mod sending;
 
 use std::{
     io::{self, IoSlice},
@@ -26,6 +27,7 @@ use rustix::{
 
 pub use mptcp::{Multipath, Subflow};
 pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
+pub use sending::{Sending, set_congestion_control};
 
 use crate::error::OsError;
 

@@ -39,8 +39,14 @@ pub(crate) const EASE: f64 = 0.96;
 /// The same between the probes inside TCP: a little more than it carries, unless it has a queue already. It must not run
 /// dry, as it sends whole segments only of what waits.
 const AHEAD: f64 = 1.1;
-/// Gain of the drain after a probe there.
+/// Gain of a drain there, and the time between two.
 const TCP_DRAIN: f64 = 0.5;
+const TCP_CYCLE: Duration = Duration::from_secs(2);
+/// A queue there that is longer by so much, or by so many round trips, than it shall be would be answered with nothing
+/// at all, and the least share of the rate that any is answered with.
+const TCP_EASE: Duration = Duration::from_millis(100);
+const TCP_EASE_ROUNDS: u32 = 4;
+pub(crate) const LEAST_EASE: f64 = 0.8;
 /// Window in units of the bandwidth-delay product.
 const WINDOW_GAIN: f64 = 2.0;
 /// Window in units of what is sent in the round trips as they are.
@@ -94,9 +100,11 @@ pub(crate) struct Bbr {
     min_rtt: Option<(Duration, Instant)>,
     /// The shortest round trip since `min_rtt` was set, to take its place when that is too old.
     next_min: Option<Duration>,
-    /// The shortest round trip of each of the last windows in which the path was in use.
+    /// The shortest round trip of each of the last windows in which the path was in use; inside TCP, where drains are
+    /// rare, of a few together.
     windows: [Duration; WINDOWS],
     newest: usize,
+    newest_since: Option<Instant>,
     /// When the newest of them ended.
     used: Option<Instant>,
     smoothed: Duration,
@@ -125,6 +133,7 @@ impl Bbr {
             next_min: None,
             windows: [Duration::MAX; WINDOWS],
             newest: 0,
+            newest_since: None,
             used: None,
             smoothed: Duration::ZERO,
             quiet: [Duration::ZERO; QUIET_WINDOWS],
@@ -184,8 +193,13 @@ impl Bbr {
                 self.windows = [Duration::MAX; WINDOWS];
             }
             self.used = Some(now);
-            self.newest = (self.newest + 1) % WINDOWS;
-            self.windows[self.newest] = window.shortest;
+            let least = if self.inside_tcp { TCP_CYCLE * 2 / WINDOWS as u32 } else { Duration::ZERO };
+            if self.newest_since.is_none_or(|since| now.saturating_duration_since(since) >= least) {
+                self.newest = (self.newest + 1) % WINDOWS;
+                self.windows[self.newest] = Duration::MAX;
+                self.newest_since = Some(now);
+            }
+            self.windows[self.newest] = self.windows[self.newest].min(window.shortest);
         }
         let queue = self.has_queue(rate);
         // A queue that overflows is proof at once, also if there was not always something to send. Packets that are too
@@ -257,7 +271,8 @@ impl Bbr {
         match self.phase {
             _ if self.settle.is_looking() => settle::GAIN,
             Phase::Cruise { phase: 1 | 2, found, .. } => self.drain(found),
-            Phase::Cruise { .. } if !self.inside_tcp && self.has_queue(rate) => EASE,
+            Phase::Cruise { .. } if self.inside_tcp => self.ahead_of_tcp(rate).min(1.0),
+            Phase::Cruise { .. } if self.has_queue(rate) => EASE,
             Phase::Cruise { .. } | Phase::Startup { .. } => 1.0,
             Phase::Drain => 1.0 / STARTUP_GAIN,
         }
@@ -286,9 +301,16 @@ impl Bbr {
             // Whether losses go on while less is sent has to be seen.
             1 if self.lossy && elapsed < round => false,
             1 => in_flight <= drained || elapsed >= round * drain_rounds,
+            3 if self.inside_tcp => elapsed >= TCP_CYCLE,
             _ => elapsed >= round,
         };
         if !done {
+            return;
+        }
+        if self.inside_tcp {
+            // What is sent between the drains probes all the time.
+            *phase = if (1..3).contains(phase) { *phase + 1 } else { 1 };
+            *since = now;
             return;
         }
         // A probe that found more is followed by the next one at once.
@@ -308,10 +330,26 @@ impl Bbr {
 
     /// Whether packets have waited on the path in all of the last window.
     fn has_queue(&self, rate: u64) -> bool {
-        let Some(base) = self.base_rtt() else { return false };
+        !self.queue(rate).is_zero()
+    }
+
+    /// By how much packets have waited longer in all of the last window than could be something else.
+    fn queue(&self, rate: u64) -> Duration {
+        let Some(base) = self.base_rtt() else { return Duration::ZERO };
         // Acknowledgements are held back for 10 packets, or for 5 ms.
         let held = Duration::from_nanos(10 * self.mtu * 1_000_000_000 / rate.max(1));
-        self.recent > base + base / 8 + held.min(Duration::from_millis(6)) + Duration::from_millis(2)
+        let usual = base + base / 8 + held.min(Duration::from_millis(6)) + Duration::from_millis(2);
+        self.recent.saturating_sub(usual)
+    }
+
+    /// The gain inside TCP, between drains.
+    fn ahead_of_tcp(&self, rate: u64) -> f64 {
+        let queue = self.queue(rate);
+        if queue.is_zero() {
+            return AHEAD;
+        }
+        let answer = TCP_EASE.max(self.base_rtt().unwrap_or_default() * TCP_EASE_ROUNDS);
+        (1.0 - queue.as_secs_f64() / answer.as_secs_f64()).max(LEAST_EASE)
     }
 
     /// Bytes in flight that leave no queue for sure. The base may hold one, if the path was full all the time:
@@ -352,14 +390,11 @@ impl Bbr {
             _ if self.settle.is_slow() => settle::GAIN,
             Phase::Startup { .. } => STARTUP_GAIN,
             Phase::Drain => 1.0 / STARTUP_GAIN,
-            Phase::Cruise { phase: 0, found, .. } => PROBES[found].0,
             Phase::Cruise { phase: 1, found, .. } => self.drain(found),
-            Phase::Cruise { phase, .. } => match (self.inside_tcp, self.has_queue(rate)) {
-                (true, true) => 1.0,
-                (true, false) => AHEAD,
-                (false, true) => EASE,
-                (false, false) => CYCLE[phase],
-            },
+            Phase::Cruise { .. } if self.inside_tcp => self.ahead_of_tcp(rate),
+            Phase::Cruise { phase: 0, found, .. } => PROBES[found].0,
+            Phase::Cruise { .. } if self.has_queue(rate) => EASE,
+            Phase::Cruise { phase, .. } => CYCLE[phase],
         };
         // Where less is asked for than the path carries, half of the rate might be no less than that.
         let rate = if self.settle.is_slow() { rate.min(self.delivered) } else { rate };

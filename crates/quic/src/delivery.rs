@@ -5,7 +5,7 @@
 
 use mpvpn_types::{Duration, Instant};
 
-use crate::bbr::EASE;
+use crate::bbr::{EASE, LEAST_EASE};
 
 /// Windows over which the variation of delay evens out.
 const SPANS: usize = 8;
@@ -186,7 +186,8 @@ impl Delivery {
             // says nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
             let paced = self.paced.min(self.paced_before);
-            let queued = self.queued && longer && sample > self.rate / 2 && paced >= EASE;
+            let drained = paced < LEAST_EASE;
+            let queued = self.queued && longer && sample > self.rate / 2 && !drained;
             let before_losses = match self.before_losses {
                 (before, _) if overflows && self.shortest <= acked.base + Self::ACK_DELAY => {
                     (before.max(self.rate), 0)
@@ -196,7 +197,8 @@ impl Delivery {
             };
             // A path that was full and delivered less than was sent has become slower, or was overrated; one that
             // was not full may only have been asked for less.
-            let whole = (sample.max(self.of_late()) as f64 / paced.max(EASE)) as u64;
+            let share = if drained { EASE } else { paced };
+            let whole = (sample.max(self.of_late()) as f64 / share) as u64;
             self.rate = match self.full || queued {
                 _ if overflows => (self.rate - self.rate / 16).max(sample),
                 true => (self.rate - self.rate / 32).max(whole.min(self.rate)).max(sample),

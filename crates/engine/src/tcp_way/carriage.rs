@@ -9,6 +9,7 @@ use std::{
     collections::BTreeMap,
     future::{Future, poll_fn},
     net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
     pin::{Pin, pin},
     sync::{Arc, Mutex, PoisonError},
     task::Poll,
@@ -36,7 +37,10 @@ use tokio::{
 };
 use tokio_rustls::client::TlsStream;
 
-use super::pump::{Loopback, Moved, pump};
+use super::{
+    control,
+    pump::{Loopback, Moved, pump},
+};
 use crate::{
     EngineError,
     dial::{ALPN, Behind, Dial, DialError, dial, first_of},
@@ -210,6 +214,7 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Se
 
 struct Connected {
     stands: Stands,
+    socket: OwnedFd,
     /// Reads and writes the connection.
     driver: Driver,
     streams: Vec<(Arc<Loopback>, H2Stream)>,
@@ -232,6 +237,7 @@ impl Connected {
                 Ok(()) => "the server has closed the connection".to_owned(),
                 Err(error) => error.to_string(),
             },
+            never = control::watch(self.socket) => match never {},
         }
     }
 }
@@ -285,6 +291,8 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
     let (local, remote) = (dialled.local, dialled.peer);
     let multipath = matches!(dialled.multipath, Multipath::Yes(_));
+    let carrier = dialled.stream.get_ref().0.as_fd().try_clone_to_owned();
+    let carrier = carrier.map_err(|error| error.to_string())?;
     let asking = async {
         let (mut requests, mut driver) = begin(dialled.stream).await?;
         let denied = |denied: Denied| denied.to_string();
@@ -304,7 +312,7 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
         .map_err(|_| "the server does not answer in HTTP/2".to_owned())??;
     let pumps = streams.iter().map(|(socket, _)| socket.local_addr());
     let pumps = pumps.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-    Ok(Connected { stands: Stands { local, remote, multipath, pumps }, driver, streams })
+    Ok(Connected { stands: Stands { local, remote, multipath, pumps }, socket: carrier, driver, streams })
 }
 
 /// Begins HTTP/2, and waits until requests may be sent.

@@ -29,6 +29,8 @@ use crate::{
 };
 
 const LINK: &str = "10mbit,10ms,queue=60ms";
+/// How long before the cut the rate over both counts no more: the load begins a moment after it was started.
+const BEFORE_CUT: f64 = 0.5;
 /// Until the rate over one link counts.
 const AFTER_CUT: f64 = 2.0;
 /// Until the rate over both counts again, and how long that is looked at.
@@ -173,7 +175,7 @@ fn play(
     let stall = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.stall().as_secs_f64());
     let steps = arrived.map(|arrived| arrived.steps).unwrap_or_default();
     Ok(Found {
-        both: mean(&steps, START_UP.into(), cut),
+        both: mean(&steps, START_UP.into(), cut - BEFORE_CUT),
         one: mean(&steps, cut + AFTER_CUT, healed),
         again: mean(&steps, healed + AFTER_RETURN, healed + AFTER_RETURN + LOOK),
         back: back.map_or(f64::INFINITY, |back| back.as_secs_f64()),
