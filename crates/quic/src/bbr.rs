@@ -42,6 +42,8 @@ const AHEAD: f64 = 1.1;
 /// Gain of a drain there, and the time between two.
 const TCP_DRAIN: f64 = 0.5;
 const TCP_CYCLE: Duration = Duration::from_secs(2);
+/// A queue that as many drains on end did not end is none of ours: the way has become longer.
+const IN_VAIN: u32 = 2;
 /// A queue there that is longer by so much, or by so many round trips, than it shall be would be answered with nothing
 /// at all, and the least share of the rate that any is answered with.
 const TCP_EASE: Duration = Duration::from_millis(100);
@@ -121,6 +123,8 @@ pub(crate) struct Bbr {
     /// Windows on end with a queue.
     standing: u32,
     inside_tcp: bool,
+    /// Drains on end there that left a queue.
+    in_vain: u32,
 }
 
 impl Bbr {
@@ -145,6 +149,7 @@ impl Bbr {
             settle: Settle::default(),
             standing: 0,
             inside_tcp: false,
+            in_vain: 0,
         }
     }
 
@@ -290,6 +295,7 @@ impl Bbr {
 
     fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
         let drained = self.empty(rate);
+        let queue = self.has_queue(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
         // A queue that was never gone would be taken for part of the path one day.
         let drain_rounds = if self.inside_tcp { 4 } else { 2 };
@@ -301,6 +307,8 @@ impl Bbr {
             // Whether losses go on while less is sent has to be seen.
             1 if self.lossy && elapsed < round => false,
             1 => in_flight <= drained || elapsed >= round * drain_rounds,
+            // Until what was sent in the drain is acknowledged, however long the way has become.
+            2 if self.inside_tcp => elapsed >= round.max(self.smoothed),
             3 if self.inside_tcp => elapsed >= TCP_CYCLE,
             _ => elapsed >= round,
         };
@@ -308,6 +316,14 @@ impl Bbr {
             return;
         }
         if self.inside_tcp {
+            if *phase == 2 {
+                self.in_vain = if queue { self.in_vain + 1 } else { 0 };
+            }
+            if self.in_vain >= IN_VAIN {
+                let shortest = self.windows.iter().min().filter(|rtt| **rtt < Duration::MAX);
+                self.min_rtt = shortest.map(|shortest| (*shortest, now)).or(self.min_rtt);
+                (self.next_min, self.in_vain) = (None, 0);
+            }
             // What is sent between the drains probes all the time.
             *phase = if (1..3).contains(phase) { *phase + 1 } else { 1 };
             *since = now;
@@ -585,9 +601,9 @@ mod tests {
         }
     }
 
-    /// What TCP, which carries `capacity` (bytes/s) with a round trip of 20 ms, makes of this in 60 s: the share of it that was
-    /// used in the last 30 s, and the longest queue before it in that time.
-    fn in_front_of_tcp(capacity: u64, mtu: u16) -> (f64, Duration) {
+    /// What TCP, which carries `capacity` (bytes/s) with a round trip of 20 ms, and of `later` after 30 s, makes of this in 60 s:
+    /// the share of it that was used in the last 30 s, and the longest queue before it in that time.
+    fn in_front_of_tcp(capacity: u64, mtu: u16, later: Duration) -> (f64, Duration) {
         let start = Instant::now();
         let (mut bbr, mut delivery) = (Bbr::new(38_400, mtu), Delivery::new(start));
         bbr.set_inside_tcp(true);
@@ -596,6 +612,7 @@ mod tests {
         let (mut used, mut longest) = (0, 0);
         for ms in 1..60_000_u32 {
             let now = start + ms * MS;
+            let way = if ms < 30_000 { 20 * MS } else { later };
             let rate = delivery.rate();
             tokens += bbr.pacing_rate(rate, 20 * MS).unwrap_or(1_000_000) / 1000;
             let sent = tokens.min(bbr.window(rate).saturating_sub(in_flight));
@@ -606,7 +623,7 @@ mod tests {
             while let Some((at, bytes)) = waiting.front_mut() {
                 let taken = (*bytes).min(room);
                 (*bytes, room, queued) = (*bytes - taken, room - taken, queued - taken);
-                on_its_way.push_back((now + 20 * MS, *at, taken));
+                on_its_way.push_back((now + way, *at, taken));
                 if *bytes > 0 {
                     break;
                 }
@@ -628,10 +645,21 @@ mod tests {
     fn in_front_of_tcp_the_queue_is_short_and_never_empty() {
         for capacity in [250_000, 1_250_000, 12_500_000] {
             for mtu in [1472, 4096] {
-                let (used, queue) = in_front_of_tcp(capacity, mtu);
+                let (used, queue) = in_front_of_tcp(capacity, mtu, 20 * MS);
                 let what = format!("{used} of {capacity} bytes/s, {queue:?}, in packets of {mtu}");
-                assert!(used > 0.985 && queue < 60 * MS, "{what}");
+                assert!(used > 0.985 && queue < 30 * MS, "{what}");
             }
+        }
+    }
+
+    #[test]
+    fn in_front_of_tcp_a_way_that_became_longer_is_used_all_the_same() {
+        for later in [40, 70, 220] {
+            let (used, queue) = in_front_of_tcp(1_250_000, 4096, later * MS);
+            assert!(
+                used > 0.85 && queue < 120 * MS,
+                "{used} is used, {queue:?}, when a round trip is {later} ms"
+            );
         }
     }
 }
