@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Folder, in_namespace, ip, run};
+use common::{Folder, becomes, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, Undo,
@@ -341,7 +341,7 @@ fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         assert_eq!(undo.undo_all().len(), 0);
         drop(device);
-        assert_eq!(state(), before);
+        becomes(&before, state);
     });
 }
 
@@ -419,7 +419,7 @@ fn a_server_forwards_and_translates_and_puts_everything_back() {
 
         drop(undo);
         drop(device);
-        assert_eq!(state(), before);
+        becomes(&before, state);
         assert_eq!(sysctl::read("net/ipv6/conf/eth0/accept_ra").unwrap(), "1");
     });
 }
@@ -534,7 +534,7 @@ fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
         assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));
         assert_eq!(undo.undo_all().len(), 0);
         drop((device, class_device));
-        assert_eq!(state(), before);
+        becomes(&before, state);
     });
 }
 

@@ -2,9 +2,11 @@
 #![allow(dead_code, reason = "not every test file uses all helpers")]
 
 use std::{
+    fmt::Debug,
     path::PathBuf,
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
+    time::{Duration, Instant},
 };
 
 use mpvpn_os::{netlink::Netlink, privilege};
@@ -42,6 +44,17 @@ pub(crate) fn run(program: &str, words: &str) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {words}: {error}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Fails if `is` does not become `wanted` within two seconds. A device lives a moment longer than its owner here: a child
+/// that the test in another thread is just starting holds its descriptor until it executes its program.
+#[track_caller]
+pub(crate) fn becomes<T: PartialEq + Debug>(wanted: &T, is: impl Fn() -> T) {
+    let end = Instant::now() + Duration::from_secs(2);
+    while is() != *wanted && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(is(), *wanted);
 }
 
 /// A folder that goes when the test does.
