@@ -239,7 +239,7 @@ impl Bbr {
             }
             Phase::Cruise { .. } => {}
         }
-        self.advance(now, rate, in_flight);
+        self.advance(now, rate, in_flight, queue);
         let used = matches!(self.phase, Phase::Cruise { .. }) && window.rate >= rate / 2;
         self.standing = if queue && used { self.standing + 1 } else { 0 };
         if self.standing >= STANDING && !self.inside_tcp {
@@ -252,6 +252,8 @@ impl Bbr {
     pub(crate) fn base_rtt(&self) -> Option<Duration> {
         let (least, _) = self.min_rtt?;
         let stream = match self.phase {
+            // What startup has queued there TCP may lose, and then everything behind it waits.
+            Phase::Startup { .. } if self.inside_tcp => None,
             Phase::Startup { .. } => Some(self.smoothed),
             Phase::Drain | Phase::Cruise { .. } => self.windows.iter().min().copied(),
         };
@@ -293,9 +295,8 @@ impl Bbr {
         if self.inside_tcp { TCP_DRAIN } else { PROBES[found].1 }
     }
 
-    fn advance(&mut self, now: Instant, rate: u64, in_flight: u64) {
+    fn advance(&mut self, now: Instant, rate: u64, in_flight: u64, queue: bool) {
         let drained = self.empty(rate);
-        let queue = self.has_queue(rate);
         let round = self.base_rtt().unwrap_or(Duration::from_millis(100)).max(Duration::from_millis(10));
         // A queue that was never gone would be taken for part of the path one day.
         let drain_rounds = if self.inside_tcp { 4 } else { 2 };
@@ -595,6 +596,7 @@ mod tests {
             idle: bbr.is_draining(),
             paced: bbr.paced(rate),
             queued: bbr.is_queued(now),
+            in_order: bbr.inside_tcp,
         };
         if let Some(window) = delivery.on_ack(now, acked) {
             bbr.on_round(now, window, delivery.rate(), in_flight);

@@ -98,6 +98,8 @@ pub(crate) struct Acked {
     pub(crate) paced: f64,
     /// There is a queue on the way there for sure, or was a moment ago.
     pub(crate) queued: bool,
+    /// What is lost on the way keeps back everything behind it, as inside TCP.
+    pub(crate) in_order: bool,
 }
 
 impl Delivery {
@@ -133,12 +135,22 @@ impl Delivery {
 
     /// Bytes/s in the last windows together.
     fn of_late(&self) -> u64 {
-        let sum = |all: Span, span: &Span| Span {
-            bytes: all.bytes + span.bytes,
-            acked_in: all.acked_in + span.acked_in,
-            sent_in: all.sent_in + span.sent_in,
-        };
-        self.spans.iter().fold(Span::default(), sum).rate()
+        self.over(Duration::MAX)
+    }
+
+    /// Bytes/s in the newest windows that together took so long, as far as there are so many.
+    fn over(&self, time: Duration) -> u64 {
+        let mut all = Span::default();
+        for ago in 0..SPANS {
+            let span = self.spans[(self.newest + SPANS - ago) % SPANS];
+            all.bytes += span.bytes;
+            all.acked_in += span.acked_in;
+            all.sent_in += span.sent_in;
+            if all.acked_in >= time {
+                break;
+            }
+        }
+        all.rate()
     }
 
     /// The rate shown (bytes/s), 0 if the path has not carried anything.
@@ -177,7 +189,6 @@ impl Delivery {
         if now > self.last && time >= acked.base.max(Self::WINDOW) {
             let sent_in = self.sent.saturating_duration_since(self.sent_before);
             let span = Span { bytes: self.acked, acked_in: time, sent_in };
-            let sample = span.rate();
             self.newest = (self.newest + 1) % SPANS;
             self.spans[self.newest] = span;
             let lost = self.lost as f64 / (self.acked + self.lost).max(1) as f64;
@@ -185,6 +196,9 @@ impl Delivery {
             // A queue that was never empty in this window was fed as fast as the path could go. One of the way back
             // says nothing.
             let longer = self.shortest > acked.base + acked.base / 8 + Self::ACK_DELAY;
+            // What was kept back comes all at once, and nothing came before it.
+            let kept = if acked.in_order && longer { self.shortest } else { Duration::ZERO };
+            let sample = span.rate().min(self.over(kept).max(self.rate));
             let paced = self.paced.min(self.paced_before);
             let drained = paced < LEAST_EASE;
             let queued = self.queued && longer && sample > self.rate / 2 && !drained;
@@ -248,6 +262,7 @@ mod tests {
             idle: true,
             paced: 1.0,
             queued: true,
+            in_order: false,
         }
     }
 
@@ -293,6 +308,25 @@ mod tests {
             delivery.on_ack(now, acked(now, 10_000, (arrival - at) * MS));
         }
         assert!((9_500_000..12_000_000).contains(&delivery.rate()), "{}", delivery.rate());
+    }
+
+    #[test]
+    fn what_a_loss_inside_tcp_kept_back_is_no_higher_rate() {
+        let start = Instant::now();
+        let mut delivery = Delivery::new(start);
+        // More and more is sent, and 1 MB/s is carried. What the far end has from 100 ms on it tells at 200 and after.
+        let mut told = 0;
+        for at in 20..400u32 {
+            let now = start + at * MS;
+            let more = if (100..200).contains(&at) { 0 } else { 4 };
+            for _ in 0..more.min(at - 20 - told) {
+                told += 1;
+                let acked = Acked { in_order: true, ..acked(now, 1_000, (at - told * 2 / 5) * MS) };
+                delivery.on_ack(now, acked);
+            }
+            assert!(delivery.rate() < 1_300_000, "{} after {at} ms", delivery.rate());
+        }
+        assert!(delivery.rate() > 950_000, "{}", delivery.rate());
     }
 
     #[test]

@@ -443,7 +443,9 @@ impl Controller for Gate {
                 Inner::Library(_) => (1.0, false),
             };
             let (newest, random_loss) = (shared.newest_sent(), random.share());
-            let acked = Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued };
+            let in_order = shared.inside_tcp.load(Relaxed);
+            let acked =
+                Acked { bytes, sent: newest, rtt: sample, base, idle, random_loss, paced, queued, in_order };
             if let Inner::Bbr(_) = inner
                 && let Some(rate) = shared.take_at_least()
             {
