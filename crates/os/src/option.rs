@@ -44,6 +44,11 @@ pub(crate) fn read_bytes(
     Ok(&value[..length])
 }
 
+/// The 32-bit number that the kernel has written at this place, if it has.
+pub(crate) fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
+}
+
 /// What a call returned, as a result.
 pub(crate) fn check(code: libc::c_int) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -214,7 +214,7 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = Result<(), h2::Error>> + Se
 
 struct Connected {
     stands: Stands,
-    socket: OwnedFd,
+    carrier: OwnedFd,
     /// Reads and writes the connection.
     driver: Driver,
     streams: Vec<(Arc<Loopback>, H2Stream)>,
@@ -237,7 +237,7 @@ impl Connected {
                 Ok(()) => "the server has closed the connection".to_owned(),
                 Err(error) => error.to_string(),
             },
-            never = control::watch(self.socket) => match never {},
+            never = control::watch(self.carrier) => match never {},
         }
     }
 }
@@ -312,7 +312,7 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
         .map_err(|_| "the server does not answer in HTTP/2".to_owned())??;
     let pumps = streams.iter().map(|(socket, _)| socket.local_addr());
     let pumps = pumps.collect::<Result<_, _>>().map_err(|error| error.to_string())?;
-    Ok(Connected { stands: Stands { local, remote, multipath, pumps }, socket: carrier, driver, streams })
+    Ok(Connected { stands: Stands { local, remote, multipath, pumps }, carrier, driver, streams })
 }
 
 /// Begins HTTP/2, and waits until requests may be sent.

@@ -9,7 +9,7 @@
 use std::{convert::Infallible, future::pending, os::fd::AsFd};
 
 use mpvpn_os::tcp::{Sending, set_congestion_control};
-use tokio::time::{Duration, MissedTickBehavior, interval};
+use tokio::time::{Duration, sleep};
 
 const EVERY: Duration = Duration::from_secs(1);
 /// Segments between two looks from which on it is more than a call.
@@ -79,11 +79,10 @@ pub(crate) async fn watch(socket: impl AsFd) -> Infallible {
     set(Control::Bbr);
     if let Ok(before) = Sending::of(&socket) {
         let mut choice = Choice::new(before);
-        let mut ticks = interval(EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        while let Ok(now) = Sending::of(&socket) {
+        loop {
+            sleep(EVERY).await;
+            let Ok(now) = Sending::of(&socket) else { break };
             choice.look(now).map(set);
-            ticks.tick().await;
         }
     }
     pending().await

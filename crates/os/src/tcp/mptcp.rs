@@ -2,7 +2,10 @@
 
 use std::{io, net::SocketAddr, os::fd::AsFd};
 
-use crate::{option::read_bytes, udp::address::RawAddress};
+use crate::{
+    option::{number, read_bytes},
+    udp::address::RawAddress,
+};
 
 /// SOL_MPTCP of linux/socket.h.
 const SOL_MPTCP: libc::c_int = 284;
@@ -11,7 +14,7 @@ const MPTCP_INFO: libc::c_int = 1;
 const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
 
 /// Where `mptcpi_flags` is in `struct mptcp_info`.
-const FLAGS: std::ops::Range<usize> = 8..12;
+const FLAGS: usize = 8;
 const FLAG_FALLBACK: u32 = 1;
 const FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
 
@@ -58,8 +61,7 @@ impl Multipath {
             }
             Err(error) => return Err(error),
         };
-        let flags = info.get(FLAGS).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
-        Ok(match flags {
+        Ok(match number(info, FLAGS).unwrap_or(0) {
             flags if flags & FLAG_FALLBACK != 0 => Self::FellBack,
             flags if flags & FLAG_REMOTE_KEY_RECEIVED == 0 => Self::No,
             _ => Self::Yes(subflows(fd)),
@@ -84,11 +86,8 @@ fn subflows(fd: impl AsFd) -> Vec<Subflow> {
 }
 
 fn parse(bytes: &[u8]) -> Vec<Subflow> {
-    let number = |at: usize| {
-        let field = bytes.get(at..at + 4).and_then(|field| field.try_into().ok());
-        field.map_or(0, u32::from_ne_bytes) as usize
-    };
-    let (head, count, entry) = (number(0), number(4).min(SUBFLOWS), number(12));
+    let size = |at: usize| number(bytes, at).unwrap_or(0) as usize;
+    let (head, count, entry) = (size(0), size(4).min(SUBFLOWS), size(12));
     if head < SUBFLOW_HEAD || entry < 2 * ADDRESS {
         return Vec::new();
     }

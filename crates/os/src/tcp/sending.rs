@@ -4,7 +4,7 @@ use std::{io, os::fd::AsFd};
 
 use rustix::net::sockopt;
 
-use crate::option::read_bytes;
+use crate::option::{number, read_bytes};
 
 /// Where these are in `struct tcp_info` of linux/tcp.h.
 const TOTAL_RETRANS: usize = 100;
@@ -30,14 +30,11 @@ impl Sending {
     pub fn of(fd: impl AsFd) -> io::Result<Self> {
         let mut room = [0; 256];
         let info = read_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut room)?;
-        let number = |at: usize| {
-            let field = info.get(at..at + 4).and_then(|field| field.try_into().ok());
-            field.map(u32::from_ne_bytes).ok_or(io::ErrorKind::Unsupported)
-        };
+        let count = |at: usize| number(info, at).ok_or(io::ErrorKind::Unsupported);
         Ok(Self {
-            segments: number(DATA_SEGS_OUT)?,
-            repeated: number(TOTAL_RETRANS)?,
-            in_vain: number(DSACK_DUPS)?,
+            segments: count(DATA_SEGS_OUT)?,
+            repeated: count(TOTAL_RETRANS)?,
+            in_vain: count(DSACK_DUPS)?,
         })
     }
 }
