@@ -2,14 +2,16 @@
 //! (RFC 9298 §5).
 //!
 //! In: datagrams of one peer, and bytes of a stream. Out: the same the other way round. Always holds: many at a time where
-//! many wait; order is kept; what the stream has no room for waits in the socket's receive buffer, which is small, so that
-//! the kernel drops what is too much instead of delaying it for seconds; beside that one buffer for each direction.
+//! many wait; order is kept; what the stream has no room for waits in the socket's receive buffer, which is as large as the
+//! stream is quick, so that the kernel drops what is too much instead of delaying it for seconds; beside that one buffer for
+//! each direction.
 
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::AsFd,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::{Duration, Instant},
 };
 
 use bytes::{BufMut, BytesMut};
@@ -24,8 +26,14 @@ use mpvpn_os::{
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 
-/// Bytes that wait for the stream in the socket, about twice as many with what the kernel needs to keep them.
+/// Bytes that may wait for the stream in the socket: what it takes in [`WAIT`], as it was seen to do over [`LOOK`], and no
+/// less and no more than these. On a fast link the least is gone before a busy machine comes to it.
 const WAITING: usize = 256 << 10;
+const MOST_WAITING: usize = 4 << 20;
+const WAIT: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_millis(10);
+/// A stream that takes less has its room lowered by this part each time.
+const LOWERS: usize = 8;
 /// Messages of one receive call, each of up to 64 KiB.
 const BATCH: usize = 4;
 /// When so many bytes have been received they are written, even if more waits.
@@ -171,6 +179,7 @@ async fn to_stream(
 ) -> Result<(), PumpError> {
     let mut batch = RecvBatch::new(BATCH);
     let mut out = BytesMut::with_capacity(2 * WRITE);
+    let mut room = Room::new(Instant::now());
     loop {
         socket.receive(&mut batch).await.map_err(PumpError::Socket)?;
         loop {
@@ -186,7 +195,40 @@ async fn to_stream(
         }
         stream.write_all(&out).await.map_err(PumpError::Stream)?;
         stream.flush().await.map_err(PumpError::Stream)?;
+        if let Some(bytes) = room.take(Instant::now(), out.len()) {
+            socket.socket.set_recv_buffer(bytes).map_err(PumpError::Socket)?;
+        }
         out.clear();
+    }
+}
+
+/// How much may wait for a stream.
+struct Room {
+    bytes: usize,
+    /// What the stream has taken since then.
+    since: Instant,
+    taken: usize,
+}
+
+impl Room {
+    fn new(now: Instant) -> Self {
+        Self { bytes: WAITING, since: now, taken: 0 }
+    }
+
+    /// The stream has taken so many bytes; returns the room from now on if that changes.
+    fn take(&mut self, now: Instant, bytes: usize) -> Option<usize> {
+        self.taken += bytes;
+        let passed = now.saturating_duration_since(self.since);
+        if passed < LOOK {
+            return None;
+        }
+        let in_wait = self.taken as f64 * WAIT.as_secs_f64() / passed.as_secs_f64();
+        (self.since, self.taken) = (now, 0);
+        let room = (in_wait as usize).max(self.bytes - self.bytes / LOWERS).clamp(WAITING, MOST_WAITING);
+        (room != self.bytes).then(|| {
+            self.bytes = room;
+            room
+        })
     }
 }
 

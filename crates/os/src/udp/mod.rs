@@ -115,6 +115,15 @@ impl UdpSocket {
         check(unsafe { libc::connect(self.fd.as_raw_fd(), address.pointer(), address.length()) })
     }
 
+    /// Room for what is received and not taken yet (bytes), about twice as many with what the kernel needs to keep them; no
+    /// more than net.core.rmem_max without CAP_NET_ADMIN. What waits already stays.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn set_recv_buffer(&self, bytes: usize) -> io::Result<()> {
+        set_buffer(&self.fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
+    }
+
     /// Receives what is there, at most one batch, and returns how many messages came; 0 if nothing
     /// waits. Take them with [`RecvBatch::drain`].
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {

@@ -202,3 +202,20 @@ fn what_a_stream_does_not_take_is_dropped_instead_of_kept() {
         assert_eq!(stage.moved.sent.bytes() / 1200, stage.moved.sent.packets());
     });
 }
+
+#[test]
+fn as_much_may_wait_as_the_stream_takes_in_a_moment() {
+    let start = Instant::now();
+    let mut room = Room::new(start);
+    let mut takes = |from: u32, to: u32, bytes| {
+        let mut last = None;
+        for ms in from..to {
+            last = room.take(start + ms * Duration::from_millis(1), bytes).or(last);
+        }
+        last
+    };
+    assert_eq!(takes(0, 100, 1_000), None, "8 Mbit/s");
+    assert!(takes(100, 200, 20_000).is_some_and(|bytes| (900_000..1_100_000).contains(&bytes)), "160 Mbit/s");
+    assert_eq!(takes(200, 300, 500_000), Some(MOST_WAITING), "4 Gbit/s");
+    assert_eq!(takes(300, 700, 1_000), Some(WAITING), "8 Mbit/s again");
+}
