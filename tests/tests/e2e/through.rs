@@ -130,6 +130,21 @@ fn a_block_is_silence_for_less_than_two_seconds() {
 }
 
 #[test]
+fn fast_transfers_inside_tcp_cost_no_session() {
+    let stage = Stage::unlimited();
+    let _server = stage.server(&[]);
+    let client = stage.client(&["--transport", "tcp", "--lane", "stream"]);
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    for _ in 0..6 {
+        for way in [Way::Up, Way::Down] {
+            let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 1).finish();
+            assert!(report.megabits() > 100.0, "{:.0} Mbit/s", report.megabits());
+        }
+    }
+    assert_eq!(client.status()["session"]["resumed"], 0, "the connection went on");
+}
+
+#[test]
 fn a_link_may_be_told_to_use_one_way_only() {
     let stage = Stage::new(&LINKS);
     let _server = stage.server(&[]);
