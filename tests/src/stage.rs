@@ -4,6 +4,7 @@ use std::{
     cell::Cell,
     fs::{self, File},
     io::Read,
+    net::UdpSocket,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -157,6 +158,12 @@ impl Stage {
             Place::Lan => self.lab.lan().expect("a stage made with_lan"),
             Place::Other => self.lab.other_client().expect("a stage of two_clients"),
         }
+    }
+
+    /// Sends an empty UDP datagram from there.
+    pub fn sends(&self, from: Place, to: (&str, u16)) {
+        let sent = self.inside(from, || UdpSocket::bind("0.0.0.0:0").and_then(|it| it.send_to(&[], to)));
+        sent.unwrap_or_else(|error| panic!("a datagram from {from:?} to {to:?}: {error}"));
     }
 
     /// Runs `task` in a thread inside the namespace. Sockets it returns stay there.

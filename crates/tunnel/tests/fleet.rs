@@ -46,8 +46,9 @@ impl Stage {
     /// All three classes are up.
     fn new() -> Self {
         let mut stage = Self::with(World::new());
-        assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
         stage.carried_by(BACKUP);
+        stage.world.run(2 * SECOND);
+        assert_eq!(stage.classes(), ["default", "critical", "bulk"], "all are there");
         stage
     }
 
@@ -253,8 +254,10 @@ fn classes_come_and_go_while_others_stay() {
     let class = stage.setup(CAMS, "cams", Scheduler::Auto);
     stage.set_class(class);
     stage.fleet().set_rules(Rules::new(vec![rule(9, CAMS)]));
-    assert_eq!(stage.carried_by(9), ClassId::DEFAULT, "it has no link yet");
     stage.plug(CAMS);
+    stage.world.run(SECOND);
+    assert_eq!(stage.classes(), ["default", "critical", "bulk"], "nobody has used it");
+    assert_eq!(stage.carried_by(9), ClassId::DEFAULT, "it wakes");
     stage.world.run(SECOND);
     assert_eq!(stage.classes(), ["default", "critical", "bulk", "cams"], "a packet was for it");
     assert_eq!(stage.carried_by(9), CAMS);
@@ -270,6 +273,8 @@ fn classes_come_and_go_while_others_stay() {
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    stage.carried_by(BACKUP);
+    stage.world.run(2 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
     let now = stage.now();
     let reports = stage.fleet().reports(now);
@@ -287,8 +292,8 @@ fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
 #[test]
 fn a_class_that_nobody_used_sleeps_until_its_first_packet_and_loses_none() {
     let mut stage = Stage::with(World::new());
-    stage.world.run(MINUTE);
     assert_eq!(stage.states(), [ClientState::Up, ClientState::Up, ClientState::Asleep], "nobody has used it");
+    assert_eq!(stage.classes(), ["default", "critical"]);
     let [up, down] = stage.talk(BACKUP, MS, 2 * SECOND);
     assert!(up.iter().chain(&down).all(|delay| *delay < 15 * MS), "{up:?} {down:?}");
     assert_eq!((stage.classes(), stage.carried_by(BACKUP)), (names(&["default", "critical", "bulk"]), BULK));
@@ -404,7 +409,6 @@ fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
     assert_eq!(stage.world.destinations[0].got, 1000, "by the default class");
     // One whose connection gets nowhere takes a second.
     let mut stage = Stage::with(World::new());
-    stage.world.run(MINUTE);
     for way in stage.world.machines[stage.client].links.values_mut() {
         way.up.silent = Some(pipe_of(LinkId(0).with_class(BULK)));
     }
@@ -439,7 +443,7 @@ fn classes_of_several_shards_sleep_and_wake_each_for_itself() {
     world.class_rules = Rules::new(vec![rule(BACKUP, ClassId(1))]);
     let home = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS)]);
     let member = world.add_member(home, 1, &[(100, 10 * MS)]);
-    world.run(MINUTE + 3 * SECOND);
+    world.run(3 * SECOND);
     let theirs = |world: &mut World| {
         let now = world.now;
         let all = world.servers.iter_mut().flat_map(|server| server.report(now));
@@ -465,6 +469,7 @@ fn a_class_that_sleeps_belongs_to_the_next_session_as_well() {
     let mut stage = Stage::idle();
     stage.world.restart_server();
     stage.world.run(30 * SECOND);
+    assert_eq!(stage.classes(), ["default"], "a new session wakes nobody");
     stage.carried_by(CALL);
     stage.world.run(SECOND);
     assert_eq!((stage.classes(), stage.carried_by(CALL)), (names(&["default", "critical"]), CRITICAL));

@@ -16,15 +16,19 @@ const CALL: &str = "0xb8";
 const PLAIN: &str = "[[class]]\nname = 'default'\n[[class.match]]\nprotocol = 'icmp'\ndscp = 'cs0'\n";
 const CLASSES: [&str; 3] = ["default", "critical", "bulk"];
 
-/// A client with this configuration, every class up on as many links.
+/// A port of `bulk`, by the rules that every client has.
+const BULK: (&str, u16) = (TUNNEL, 6881);
+
+/// A client with this configuration, every class awake and up on as many links.
 fn client(stage: &Stage, config: &str, links: usize) -> Peer {
     fs::write(stage.dir().join("client.toml"), config).expect("a file");
     let client = stage.client(&["--config", "client.toml"]);
-    CLASSES.iter().for_each(|class| until_active(&client, class, links));
     client.until(SOON, "classes that carry their packets themselves", |status| {
+        stage.sends(Place::Client, BULK);
         let all = status["classes"].as_array().expect("classes is a list");
         if all.iter().all(|class| class["state"] == "up") { Ok(()) } else { Err(format!("{all:#?}")) }
     });
+    CLASSES.iter().for_each(|class| until_active(&client, class, links));
     client
 }
 
@@ -105,6 +109,22 @@ fn each_class_has_ports_of_its_own_and_carries_what_its_rules_say_both_ways() {
 }
 
 #[test]
+fn a_class_that_nobody_has_used_costs_no_connection_until_its_first_packet() {
+    let stage = Stage::two_links();
+    let server = stage.server(&[]);
+    let client = stage.client(&[]);
+    ["default", "critical"].iter().for_each(|class| until_active(&client, class, 2));
+    let at_server = |class| paths_of(&server.status()["clients"][0], class).len();
+    assert_eq!(CLASSES.map(at_server), [2, 2, 0], "paths at the server");
+    let status = client.status();
+    let bulk = &status["classes"][2];
+    assert_eq!((&bulk["state"], &bulk["reason"]), (&"asleep".into(), &"not used yet".into()), "{bulk:#}");
+    stage.sends(Place::Client, BULK);
+    until_active(&client, "bulk", 2);
+    assert_eq!(CLASSES.map(at_server), [2, 2, 2], "paths at the server");
+}
+
+#[test]
 fn packets_between_the_ends_are_marked_by_class() {
     let stage = Stage::new(&["100mbit,5ms"]);
     let count = |place, port: &str| {
@@ -175,6 +195,7 @@ fn classes_keep_to_the_links_that_they_are_given() {
     let client = stage.client(&["--config", "client.toml"]);
     until_active(&client, "default", 2);
     let status = client.until(SOON, "critical and bulk where they belong", |status| {
+        stage.sends(Place::Client, BULK);
         let state = |class, link| {
             let path = paths_of(status, class).into_iter().find(|path| path["link"] == link);
             path.map_or("none".to_owned(), |path| path["state"].as_str().unwrap_or_default().to_owned())

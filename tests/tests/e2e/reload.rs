@@ -9,6 +9,8 @@ use mpvpn_tests::{
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(10);
+/// A port of `bulk`, by the rules that every client has.
+const BITTORRENT: u16 = 6881;
 const FIRST: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
 
 fn write(stage: &Stage, text: &str) {
@@ -22,9 +24,10 @@ fn reload(stage: &Stage, peer: &Peer) -> (Option<i32>, String) {
     (output.status.code(), format!("{out}{err}"))
 }
 
-/// Waits until there are these classes, and each works on both links.
-fn until_classes(client: &Peer, names: &[&str]) -> Value {
+/// Waits until there are these classes, and each works on both links; `bulk` sleeps until something is sent in it.
+fn until_classes(stage: &Stage, client: &Peer, names: &[&str]) -> Value {
     client.until(SOON, &format!("the classes {names:?}"), |status| {
+        stage.sends(Place::Client, (TUNNEL, BITTORRENT));
         let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
         let classes = list("classes");
         let found: Vec<_> = classes.iter().filter_map(|class| class["name"].as_str()).collect();
@@ -53,12 +56,15 @@ fn classes_come_change_and_go_without_the_others_noticing() {
     let server = stage.server(&[]);
     write(&stage, FIRST);
     let client = stage.client(&["--config", "client.toml", "--state-dir", "state"]);
-    let before = until_classes(&client, &["default", "critical", "bulk"]);
+    let before = until_classes(&stage, &client, &["default", "critical", "bulk"]);
 
     let cams = "[[class]]\nname = \"cams\"\ndscp = 20\n[[class.match]]\nprotocol = \"icmp\"\n";
     write(&stage, &format!("{FIRST}{cams}"));
     assert_eq!(reload(&stage, &client), (Some(0), "classes are as the file says now\n".to_owned()));
-    let with_cams = until_classes(&client, &["default", "critical", "bulk", "cams"]);
+    let status = client.status();
+    assert_eq!(status["classes"][3]["state"], "asleep", "nobody has used it: {status:#}");
+    reaches(&stage, Place::Client, TUNNEL);
+    let with_cams = until_classes(&stage, &client, &["default", "critical", "bulk", "cams"]);
     reaches(&stage, Place::Client, TUNNEL);
     let status = client.until(SOON, "pings of the new class", |status| {
         let bytes = status["classes"][3]["tx_bytes"].as_u64().unwrap_or(0);
@@ -77,7 +83,7 @@ fn classes_come_change_and_go_without_the_others_noticing() {
         code == Some(2) && said.contains("client.toml, line 7") && said.contains("fec"),
         "{code:?}: {said}"
     );
-    until_classes(&client, &["default", "critical", "bulk", "cams"]);
+    until_classes(&stage, &client, &["default", "critical", "bulk", "cams"]);
     write(&stage, &changed);
     assert_eq!(reload(&stage, &client).0, Some(0));
     let status = client.until(SOON, "bulk off eth2, and other sockets for cams", |status| {
@@ -98,7 +104,7 @@ fn classes_come_change_and_go_without_the_others_noticing() {
 
     write(&stage, FIRST);
     client.hang_up();
-    let status = until_classes(&client, &["default", "critical", "bulk"]);
+    let status = until_classes(&stage, &client, &["default", "critical", "bulk"]);
     assert_eq!(ends(&status, "default"), ends(&before, "default"));
     assert_eq!(status["session"]["resumed"], 0);
     reaches(&stage, Place::Client, TUNNEL);

@@ -238,6 +238,8 @@ fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through()
     let _server = stage.server(&["--config", "server.toml"]);
     let client = stage.client(&[]);
     client.until(std::time::Duration::from_secs(10), "classes that are refused", |status| {
+        // To a port of `bulk`, which sleeps until then.
+        stage.sends(Place::Client, (TUNNEL, 6881));
         let refused = |class: &Value| {
             class["state"] == "connecting"
                 && class["reason"].as_str().is_some_and(|why| why.contains("allowed are 1"))

@@ -56,9 +56,10 @@ pub(crate) fn run(args: &ClassesArgs) -> Result<ExitCode, LabError> {
 }
 
 fn play(lab: &Lab, vpn: &Vpn, args: &ClassesArgs) -> Result<Run, LabError> {
-    let ports = ports(vpn)?;
     println!("The tunnel is up; the client's API is {}.\n", vpn.client.socket().display());
     let traffic = Traffic::start(lab)?;
+    // Some have a connection only when they are used.
+    let ports = ports(vpn)?;
     signals::sleep(WARM_UP)?;
     let begin = traffic.start.elapsed();
     let whole = Duration::from_secs(args.seconds);

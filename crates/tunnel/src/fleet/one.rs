@@ -1,9 +1,9 @@
 //! The connection of one class, and whether there is one.
 //!
 //! In: that the rules put a packet into the class, what its client says, and time. Out: whether the class takes its packets
-//! itself, leaves them to the default class, or has them wait. Always holds: a class that was not used for [`IDLE`], or not at all
-//! for [`UNUSED`], has no connection, unless it is the default one or something would end with it; a class that wakes keeps nothing waiting but
-//! what begins a TCP connection, for [`PATIENCE`] at most.
+//! itself, leaves them to the default class, or has them wait. Always holds: a class that was not used for [`IDLE`], or never was and
+//! does not go before others, has no connection, unless it is the default one or something would end with it; a class that
+//! wakes keeps nothing waiting but what begins a TCP connection, for [`PATIENCE`] at most.
 
 use std::collections::VecDeque;
 
@@ -13,10 +13,8 @@ use mpvpn_types::{ClassId, Duration, Instant};
 
 use crate::{Client, ClientEvent};
 
-/// A connection in which nothing has moved for this time is closed; and one that nobody has used at all, unless the class
-/// goes before others, for that.
+/// A connection in which nothing has moved for this time is closed.
 const IDLE: Duration = Duration::from_secs(600);
-const UNUSED: Duration = Duration::from_secs(60);
 /// A TCP connection that begins while its class wakes may have to stay where it begins: so it waits, for less than TCP
 /// takes to ask again (RFC 6298 §2).
 const PATIENCE: Duration = Duration::from_millis(900);
@@ -64,9 +62,8 @@ pub(super) struct One {
     pub(super) first: bool,
     pub(super) client: Client,
     life: Life,
-    /// When the rules put a packet into it last, or it was woken, and whether they ever did.
+    /// When the rules put a packet into it last, or it was woken.
     used: Instant,
-    was_used: bool,
     /// What its connection carries (bytes), and what counts for all: a connection that is new has yet to find out, and one
     /// that is gone will carry as much again.
     says: Option<usize>,
@@ -76,20 +73,14 @@ pub(super) struct One {
 }
 
 impl One {
-    /// A class that connects at once.
+    /// A class that connects at once if it is the default one or goes before others, and sleeps until it is used if not.
     pub(super) fn new(now: Instant, id: ClassId, first: bool, client: Client) -> Self {
         let waiting = VecDeque::new();
-        Self {
-            id,
-            first,
-            client,
-            life: Life::Down,
-            used: now,
-            was_used: false,
-            says: None,
-            mtu: None,
-            waiting,
+        let mut one = Self { id, first, client, life: Life::Down, used: now, says: None, mtu: None, waiting };
+        if !first && id != ClassId::DEFAULT {
+            one.sleep(now);
         }
+        one
     }
 
     /// Whether it takes what belongs to it.
@@ -114,13 +105,11 @@ impl One {
 
     /// A packet belongs to it, which `home` would carry.
     pub(super) fn note_use(&mut self, now: Instant, home: &Client, packet: &ip::IpPacket<'_>) {
-        let due =
-            self.life == Life::Asleep || !self.was_used || now.saturating_duration_since(self.used) >= NOTE;
+        let due = self.life == Life::Asleep || now.saturating_duration_since(self.used) >= NOTE;
         if due && home.admits(packet) {
             if self.life == Life::Asleep {
-                tracing::debug!(class = self.client.class_name(), "a class is used again");
+                tracing::debug!(class = self.client.class_name(), "a class is used");
             }
-            self.was_used = true;
             self.wake(now);
         }
     }
@@ -233,9 +222,7 @@ impl One {
 
     fn sleeps_at(&self) -> Option<Instant> {
         let may = self.id != ClassId::DEFAULT && self.life != Life::Asleep && !self.client.has_flows();
-        let moved = self.client.moved();
-        let after = if self.first || self.was_used || moved.is_some() { IDLE } else { UNUSED };
-        may.then(|| moved.map_or(self.used, |at| at.max(self.used)) + after)
+        may.then(|| self.client.moved().map_or(self.used, |at| at.max(self.used)) + IDLE)
     }
 
     /// When something is to be decided here.

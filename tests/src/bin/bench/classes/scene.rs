@@ -76,8 +76,8 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    /// A client over these links with these classes, all of whose paths are there. `before` is what its file says before
-    /// the tables of its classes.
+    /// A client over these links with these classes, all of whose paths are there and none of which sleeps. `before` is
+    /// what its file says before the tables of its classes.
     pub(super) fn new(links: &[&str], before: &str, lines: &[Line]) -> Result<Self, String> {
         let stage = Stage::new(links);
         let tables: String = lines.iter().map(Line::table).collect();
@@ -88,15 +88,21 @@ impl Scene {
         let client = stage.client(&["--config", "classes.toml"]);
         let scene = Self { client, server, stage };
         for line in lines {
-            scene.until_there(line.class, links.len());
+            scene.until_there(line, links.len());
         }
         Ok(scene)
     }
 
-    /// Waits until a class has paths over so many links that carry data or wait for their turn.
-    fn until_there(&self, class: &str, links: usize) {
+    /// Uses a class until it has paths over so many links that carry data or wait for their turn.
+    fn until_there(&self, Line { class, port, .. }: &Line, links: usize) {
         let what = format!("paths of {class} over {links} links");
         self.client.until(SETTLE, &what, |status| {
+            self.stage.sends(Place::Client, (TUNNEL, *port));
+            let mut classes = status["classes"].as_array().into_iter().flatten();
+            let own = classes.find(|entry| entry["name"] == *class).ok_or("there is no such class")?;
+            if own["state"] != "up" {
+                return Err(format!("it is {}", own["state"]));
+            }
             let is_there = |path: &&Value| path["state"] == "active" || path["state"] == "standby";
             let mut found: Vec<_> =
                 paths(status, class).filter(is_there).map(|path| path["link"].to_string()).collect();
