@@ -127,12 +127,12 @@ struct Span {
 
 impl Span {
     /// The delay that counts: that on our way if it is known.
-    fn delay(&self) -> Option<f64> {
+    fn delay(self) -> Option<f64> {
         let total = self.total?;
         Some(self.ways.map_or(total, |ways| ways.of(total, UNSURE)))
     }
 
-    fn is_busy(&self, share: f64) -> bool {
+    fn is_busy(self, share: f64) -> bool {
         self.bytes > 0.0 && self.waited >= self.bytes * share
     }
 }
@@ -156,7 +156,8 @@ pub(super) struct Capacity {
     known: Option<f64>,
     since: Instant,
     current: Span,
-    spans: [Span; SPANS],
+    /// The last ones in a ring, which grows: most links of thousands of clients are idle.
+    spans: Vec<Span>,
     newest: usize,
     /// The shortest round trip of the link (s).
     base: f64,
@@ -188,7 +189,7 @@ impl Capacity {
             known: given,
             since: now,
             current: Span::default(),
-            spans: [Span::default(); SPANS],
+            spans: Vec::new(),
             newest: 0,
             base: f64::INFINITY,
             rtt: 0.0,
@@ -235,7 +236,7 @@ impl Capacity {
         let passed = now.saturating_duration_since(self.since);
         if passed > SILENT {
             // What was delivered meanwhile belongs to no time.
-            self.spans = [Span::default(); SPANS];
+            (self.spans, self.newest) = (Vec::new(), 0);
             (self.current, self.since) = (Span::default(), now);
             return;
         }
@@ -250,11 +251,10 @@ impl Capacity {
         self.current.bytes += delivered;
         self.current.waited += if sample.limited { delivered } else { 0.0 };
         if seconds(passed) >= SPAN {
-            let (time, before) = (seconds(passed), self.spans[self.newest].ways);
+            let (time, before) = (seconds(passed), self.ways());
             let longer = before.zip(self.current.ways).map_or(0.0, |(before, now)| now.other - before.other);
             let far = (time - longer).clamp(time / 4.0, time * 4.0);
-            self.newest = (self.newest + 1) % SPANS;
-            self.spans[self.newest] = Span { time, far, ..self.current };
+            self.remember(Span { time, far, ..self.current });
             (self.current, self.since) = (Span::default(), now);
             self.judge(now, is_shared);
             if self.given.is_none() && self.known.is_some_and(|known| known < LEAST_KNOWN) {
@@ -265,9 +265,20 @@ impl Capacity {
         }
     }
 
-    /// The last `count` spans before the last `skip`.
-    fn late(&self, skip: usize, count: usize) -> impl Iterator<Item = &Span> + Clone {
-        (skip..skip + count).map(|ago| &self.spans[(self.newest + 2 * SPANS - ago) % SPANS])
+    fn remember(&mut self, span: Span) {
+        if self.spans.len() < SPANS {
+            self.newest = self.spans.len();
+            self.spans.push(span);
+        } else {
+            self.newest = (self.newest + 1) % SPANS;
+            self.spans[self.newest] = span;
+        }
+    }
+
+    /// The last `count` spans before the last `skip`; empty ones where there were not so many.
+    fn late(&self, skip: usize, count: usize) -> impl Iterator<Item = Span> + Clone {
+        let at = |ago: usize| (self.newest + 2 * SPANS - ago) % SPANS;
+        (skip..skip + count).map(move |ago| self.spans.get(at(ago)).copied().unwrap_or_default())
     }
 
     /// Bytes/s delivered in the last `count` spans before the last `skip`, if this share of packets waited in all of them.
@@ -426,9 +437,14 @@ impl Capacity {
         }
     }
 
+    /// How long packets waited on each way in the last span, if that is known.
+    fn ways(&self) -> Option<Queues> {
+        self.spans.get(self.newest)?.ways
+    }
+
     /// Whether it is known what waits on our way.
     fn knows_ways(&self) -> bool {
-        self.spans[self.newest].ways.is_some()
+        self.ways().is_some()
     }
 
     fn manner(&self) -> Manner {
@@ -462,7 +478,7 @@ impl Capacity {
     }
 
     /// The sum over a few spans, before the last `skip`.
-    fn sum(&self, skip: usize, of: impl Fn(&Span) -> f64) -> f64 {
+    fn sum(&self, skip: usize, of: impl Fn(Span) -> f64) -> f64 {
         self.late(skip, 3).map(of).sum()
     }
 }
