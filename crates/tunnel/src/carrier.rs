@@ -145,7 +145,8 @@ pub(crate) struct Carrier {
     pulses: Option<Pulses>,
     /// Where both ends tell each other what their clocks say.
     clocks: Option<Clocks>,
-    paths: BTreeMap<PathId, Watched>,
+    /// In boxes, as a map takes the room of many at once, and most clients have one.
+    paths: BTreeMap<PathId, Box<Watched>>,
     /// The paths that may be used, each list of them as one under the name of its first.
     together: Vec<Vec<PathId>>,
     /// When data moved last.
@@ -238,7 +239,7 @@ impl Carrier {
         if let Some(at) = self.moved {
             liveness.on_traffic(at);
         }
-        self.paths.entry(id).or_insert_with(|| Watched {
+        let watched = Watched {
             liveness,
             refused: None,
             echo: None,
@@ -259,7 +260,8 @@ impl Carrier {
             state: PathState::Active,
             load: 0,
             busy: Load::Some,
-        });
+        };
+        self.paths.entry(id).or_insert_with(|| Box::new(watched));
         self.changed = true;
     }
 
@@ -296,12 +298,12 @@ impl Carrier {
 
     /// Whether the path over a link works, if there is one.
     pub(crate) fn works_on(&self, link: LinkId) -> Option<bool> {
-        self.paths.values().find(|path| path.link == link).map(Watched::works)
+        self.paths.values().find(|path| path.link == link).map(|path| path.works())
     }
 
     /// Whether any path works.
     pub(crate) fn any_alive(&self) -> bool {
-        self.paths.values().any(Watched::works)
+        self.paths.values().any(|path| path.works())
     }
 
     /// Since when no path works, as far as anyone can tell.
@@ -313,7 +315,7 @@ impl Carrier {
             return Some(self.bare);
         }
         let since = |path: &Watched| path.liveness.dead_since().max(path.silent);
-        self.paths.values().filter_map(since).max()
+        self.paths.values().filter_map(|path| since(path)).max()
     }
 
     /// This end did not run for a while.
