@@ -25,8 +25,6 @@ const BAR: f64 = 128.0;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Path MTU discovery is over, and what handshakes left has been given back.
 const SETTLE: Duration = Duration::from_secs(5);
-/// By then classes that nobody has used sleep.
-const ASLEEP: Duration = Duration::from_secs(65);
 
 struct Options {
     clients: usize,
@@ -94,7 +92,6 @@ fn run(options: &Options) -> bool {
     thread::sleep(SETTLE);
     let each = (server.memory() - before.0) as f64 / 1024.0 / count;
     row("server's memory a client, connected", each, "KiB");
-    thread::sleep(ASLEEP);
 
     let started = server.processor_time();
     thread::sleep(Duration::from_secs(options.idle));

@@ -2,9 +2,9 @@
 //!
 //! In: where the server is, how many clients there shall be and how many of them may connect at a time. Out: how many are
 //! up, and how many lost their connection again. Each is a whole client of [`mpvpn_tunnel`] with the classes that every
-//! client has, behind a UDP socket for each class: it shakes hands, gets addresses, sends heartbeats, probes the MTU, and
-//! lets classes sleep; there is only no TUN behind it. Always holds: every client does a full handshake, because none of
-//! them knows the TLS tickets of another.
+//! client has, behind a UDP socket for each that connects before anybody uses it: it shakes hands, gets addresses, sends
+//! heartbeats, and probes the MTU; there is only no TUN behind it. Always holds: every client does a full handshake,
+//! because none of them knows the TLS tickets of another.
 
 use std::{
     collections::BTreeSet,
@@ -117,9 +117,10 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
-/// The classes that every client has.
-fn class_ids() -> [ClassId; 3] {
-    ClassConfig::built_in().map(|class| class.id)
+/// The classes that every client has and that connect at once; the others sleep, as nothing moves.
+fn class_ids() -> Vec<ClassId> {
+    let at_once = |class: &ClassConfig| class.priority || class.id == ClassId::DEFAULT;
+    ClassConfig::built_in().iter().filter(|class| at_once(class)).map(|class| class.id).collect()
 }
 
 /// The sockets of a client.
@@ -156,8 +157,8 @@ impl Members {
         let mut all = Vec::with_capacity(sockets.len());
         for (number, sockets) in sockets.into_iter().enumerate() {
             for (at, (_, socket)) in sockets.iter().enumerate() {
-                let token = number * sockets.len() + at;
-                poller.add(socket, token as u64, Interest::Read).expect("a socket to watch");
+                let token = (number << 8 | at) as u64;
+                poller.add(socket, token, Interest::Read).expect("a socket to watch");
             }
             let config = ClientConfig {
                 carries: Carries::Packets,
@@ -221,9 +222,8 @@ impl Members {
         let next = self.timers.first().map_or(NAP, |(at, _)| at.saturating_duration_since(now).min(NAP));
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
-        let each = class_ids().len();
         for event in events.iter() {
-            let (number, at) = (event.token as usize / each, event.token as usize % each);
+            let (number, at) = ((event.token >> 8) as usize, (event.token & 0xff) as usize);
             self.receive(now, number, at);
             self.drive(now, number);
         }
