@@ -13,12 +13,16 @@ use bytes::{Bytes, BytesMut};
 const CHUNK: usize = 128 * 1024;
 /// Chunks that came back unused after this many requests are one too many.
 const REVIEW: u32 = 256;
+/// So many chunks are looked at for one that may be filled again. A part of the first may wait far longer than those
+/// behind it, as what is on its way over a path that has died does.
+const TRIES: usize = 32;
 
 /// Reusable chunks of memory.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: BytesMut,
-    /// Full chunks, the one that was filled first in front: its parts are usually dropped first.
+    /// Full chunks, the one that was filled first in front, as its parts are usually dropped first; those that were
+    /// looked at in vain at the end.
     filled: VecDeque<BytesMut>,
     requests: u32,
 }
@@ -61,14 +65,24 @@ impl Arena {
             self.filled.push_back(full);
         }
         let wanted = CHUNK.max(bytes + unsent.len());
-        let reclaimed = self.filled.pop_front_if(|oldest| oldest.try_reclaim(wanted));
-        self.current = reclaimed.unwrap_or_else(|| BytesMut::with_capacity(wanted));
+        self.current = self.reclaim(wanted).unwrap_or_else(|| BytesMut::with_capacity(wanted));
         self.current.extend_from_slice(&unsent);
         self.requests += 1;
         if self.requests == REVIEW {
             self.requests = 0;
-            self.filled.pop_front_if(|oldest| oldest.try_reclaim(CHUNK));
+            self.reclaim(CHUNK);
         }
+    }
+
+    /// Takes out a full chunk of which nothing is in use any more.
+    fn reclaim(&mut self, wanted: usize) -> Option<BytesMut> {
+        for _ in 0..TRIES.min(self.filled.len()) {
+            if let Some(free) = self.filled.pop_front_if(|chunk| chunk.try_reclaim(wanted)) {
+                return Some(free);
+            }
+            self.filled.rotate_left(1);
+        }
+        None
     }
 }
 
@@ -118,6 +132,24 @@ mod tests {
         assert!(arena.filled.len() <= 2, "{} chunks left", arena.filled.len());
         arena.release();
         assert!(!arena.holds_memory());
+    }
+
+    #[test]
+    fn parts_that_wait_long_keep_few_chunks() {
+        let mut arena = Arena::new();
+        let mut waiting = Vec::new();
+        for round in 0..10_000u32 {
+            let part = fill(&mut arena, 5, 60_000);
+            if round % 1000 == 0 {
+                waiting.push(part);
+            }
+            assert!(
+                arena.filled.len() <= 2 * waiting.len() + 4,
+                "{} chunks, {round} parts",
+                arena.filled.len()
+            );
+        }
+        assert_eq!(waiting.len(), 10);
     }
 
     #[test]
