@@ -105,6 +105,8 @@ pub(crate) struct Bbr {
     /// The shortest round trip of each of the last windows in which the path was in use; inside TCP, where drains are
     /// rare, of a few together.
     windows: [Duration; WINDOWS],
+    /// The least of them: it is asked for with each packet that is acknowledged.
+    least_window: Duration,
     newest: usize,
     newest_since: Option<Instant>,
     /// When the newest of them ended.
@@ -112,6 +114,8 @@ pub(crate) struct Bbr {
     smoothed: Duration,
     /// The longest round trips of windows in which the path carried little: its delay varies by so much.
     quiet: [Duration; QUIET_WINDOWS],
+    /// The most of them.
+    most_quiet: Duration,
     newest_quiet: usize,
     carried_little: bool,
     /// The shortest round trip of the last window, and bytes/s that were delivered in it.
@@ -136,11 +140,13 @@ impl Bbr {
             min_rtt: None,
             next_min: None,
             windows: [Duration::MAX; WINDOWS],
+            least_window: Duration::MAX,
             newest: 0,
             newest_since: None,
             used: None,
             smoothed: Duration::ZERO,
             quiet: [Duration::ZERO; QUIET_WINDOWS],
+            most_quiet: Duration::ZERO,
             newest_quiet: 0,
             carried_little: true,
             recent: Duration::ZERO,
@@ -191,6 +197,7 @@ impl Bbr {
         if little && self.carried_little {
             self.newest_quiet = (self.newest_quiet + 1) % QUIET_WINDOWS;
             self.quiet[self.newest_quiet] = window.longest.saturating_sub(Delivery::ACK_DELAY);
+            self.most_quiet = self.quiet.iter().copied().fold(Duration::ZERO, Duration::max);
         }
         self.carried_little = little;
         if window.rate >= rate / 2 {
@@ -205,6 +212,7 @@ impl Bbr {
                 self.newest_since = Some(now);
             }
             self.windows[self.newest] = self.windows[self.newest].min(window.shortest);
+            self.least_window = self.windows.iter().copied().fold(Duration::MAX, Duration::min);
         }
         let queue = self.has_queue(rate);
         // A queue that overflows is proof at once, also if there was not always something to send. Packets that are too
@@ -255,11 +263,11 @@ impl Bbr {
             // What startup has queued there TCP may lose, and then everything behind it waits.
             Phase::Startup { .. } if self.inside_tcp => None,
             Phase::Startup { .. } => Some(self.smoothed),
-            Phase::Drain | Phase::Cruise { .. } => self.windows.iter().min().copied(),
+            Phase::Drain | Phase::Cruise { .. } => Some(self.least_window),
         };
         // A stream may have a queue of its own making or of somebody else before it, at all times; by how much
         // delay varies is seen while little is sent, or less than usual.
-        let most = self.quiet.iter().copied().chain(self.settle.found()).fold(least, Duration::max);
+        let most = self.settle.found().into_iter().fold(least.max(self.most_quiet), Duration::max);
         Some(stream.filter(|rtt| *rtt < Duration::MAX).unwrap_or(least).clamp(least, most))
     }
 
@@ -321,8 +329,8 @@ impl Bbr {
                 self.in_vain = if queue { self.in_vain + 1 } else { 0 };
             }
             if self.in_vain >= IN_VAIN {
-                let shortest = self.windows.iter().min().filter(|rtt| **rtt < Duration::MAX);
-                self.min_rtt = shortest.map(|shortest| (*shortest, now)).or(self.min_rtt);
+                let shortest = Some(self.least_window).filter(|rtt| *rtt < Duration::MAX);
+                self.min_rtt = shortest.map(|shortest| (shortest, now)).or(self.min_rtt);
                 (self.next_min, self.in_vain) = (None, 0);
             }
             // What is sent between the drains probes all the time.
