@@ -1,3 +1,5 @@
+use std::collections::VecDeque;
+
 use bytes::{Bytes, BytesMut};
 
 use super::seq::Seq;
@@ -6,6 +8,8 @@ use super::seq::Seq;
 const MOST_AHEAD: usize = 64;
 /// An empty buffer larger than this is given back when the flow rests (bytes).
 const SMALL: usize = 1024;
+/// Bytes that are kept together: what a read of a TUN device brings.
+const CHUNK: usize = 64 << 10;
 
 /// What an app sends: its bytes in order, as far as they came and were not read (RFC 9293 §3.10.7.4).
 ///
@@ -18,7 +22,11 @@ pub(super) struct Inbound {
     edge: Seq,
     /// By how many bits announced windows are scaled.
     scale: u8,
-    data: BytesMut,
+    /// Bytes that wait to be read: these, and then those of `tail`. What was read keeps its chunk alive, so chunks are small.
+    chunks: VecDeque<Bytes>,
+    tail: BytesMut,
+    /// Bytes in both.
+    waiting: usize,
     /// Segments that came too early, by where they start; they may overlap.
     ahead: Vec<(Seq, Bytes)>,
     /// Where the app's bytes end, once it said so.
@@ -35,7 +43,9 @@ impl Inbound {
             next,
             edge: next.plus(window),
             scale,
-            data: BytesMut::new(),
+            chunks: VecDeque::new(),
+            tail: BytesMut::new(),
+            waiting: 0,
             ahead: Vec::new(),
             end: None,
             ended: false,
@@ -55,7 +65,7 @@ impl Inbound {
 
     /// Whether the app will send nothing more and everything was read, and notes that the reader knows.
     pub(super) fn read_end(&mut self) -> bool {
-        self.end_read = self.ended && self.data.is_empty();
+        self.end_read = self.ended && self.waiting == 0;
         self.end_read
     }
 
@@ -66,12 +76,12 @@ impl Inbound {
 
     /// Bytes that wait to be read.
     pub(super) fn len(&self) -> usize {
-        self.data.len()
+        self.waiting
     }
 
     /// What it holds (bytes).
     pub(super) fn held(&self) -> usize {
-        self.data.len() + self.ahead.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
+        self.waiting + self.ahead.iter().map(|(_, bytes)| bytes.len()).sum::<usize>()
     }
 
     /// Whether a segment lies in the window (RFC 9293 §3.10.7.4); `len` counts SYN and FIN.
@@ -112,8 +122,7 @@ impl Inbound {
             return false;
         }
         let before = self.next;
-        self.data.extend_from_slice(payload);
-        self.next = self.next.plus(payload.len());
+        self.append(payload);
         self.take_ahead();
         if self.end == Some(self.next) {
             self.ended = true;
@@ -147,15 +156,32 @@ impl Inbound {
             if let Some(end) = self.end {
                 fresh = &fresh[..fresh.len().min(end.beyond(self.next))];
             }
-            self.data.extend_from_slice(fresh);
-            self.next = self.next.plus(fresh.len());
+            self.append(fresh);
         }
     }
 
-    /// Takes up to `most` of the bytes that wait.
+    fn append(&mut self, payload: &[u8]) {
+        if self.tail.capacity() - self.tail.len() < payload.len() {
+            let size = payload.len().max(self.tail.len() * 2).min(CHUNK);
+            if !self.tail.is_empty() {
+                self.chunks.push_back(self.tail.split().freeze());
+            }
+            self.tail.reserve(size.max(payload.len()));
+        }
+        self.tail.extend_from_slice(payload);
+        self.waiting += payload.len();
+        self.next = self.next.plus(payload.len());
+    }
+
+    /// Takes some of the bytes that wait, at most `most`; none only if none wait.
     pub(super) fn read(&mut self, most: usize) -> Bytes {
-        let len = self.data.len().min(most);
-        self.data.split_to(len).freeze()
+        let bytes = match self.chunks.front_mut() {
+            Some(first) => first.split_to(first.len().min(most)),
+            None => self.tail.split_to(self.tail.len().min(most)).freeze(),
+        };
+        self.chunks.pop_front_if(|first| first.is_empty());
+        self.waiting -= bytes.len();
+        bytes
     }
 
     /// Whether announcing the window anew is worth a packet, where `limit` bytes may be held.
@@ -179,8 +205,8 @@ impl Inbound {
     /// Up to where the app may send if `limit` bytes may wait.
     fn wanted(&self, limit: usize) -> Seq {
         let most = usize::from(u16::MAX) << self.scale;
-        let first_unread = Seq(self.next.0.wrapping_sub(self.data.len() as u32));
-        first_unread.plus(limit.min(self.data.len() + most))
+        let first_unread = Seq(self.next.0.wrapping_sub(self.waiting as u32));
+        first_unread.plus(limit.min(self.waiting + most))
     }
 
     /// What rounding may add to a window (bytes).
@@ -190,13 +216,13 @@ impl Inbound {
 
     /// Whether it holds memory that [`Self::rest`] gives back.
     pub(super) fn has_spare(&self) -> bool {
-        self.data.is_empty() && self.data.capacity() > SMALL
+        self.waiting == 0 && self.tail.capacity() > SMALL
     }
 
     /// Gives back memory that is not in use.
     pub(super) fn rest(&mut self) {
         if self.has_spare() {
-            self.data = BytesMut::new();
+            (self.chunks, self.tail) = (VecDeque::new(), BytesMut::new());
         }
     }
 }
@@ -212,6 +238,29 @@ mod tests {
         FIRST.plus(1 + offset)
     }
 
+    /// All that waits.
+    fn rest(inbound: &mut Inbound) -> Vec<u8> {
+        std::iter::from_fn(|| Some(inbound.read(100)).filter(|bytes| !bytes.is_empty())).flatten().collect()
+    }
+
+    #[test]
+    fn what_nobody_reads_takes_little_more_memory_than_it_has_bytes() {
+        let mut inbound = Inbound::new(FIRST, 1 << 20, 5);
+        let (mut taken, mut sent) = (Vec::new(), 0);
+        // As many bytes wait here as behind: what was read is still in use.
+        for size in [40 << 10, 64 << 10, 1400, 30 << 10, 64 << 10].into_iter().cycle().take(15) {
+            inbound.accept(at(sent), &vec![7; size], false);
+            sent += size;
+            if inbound.len() > 200 << 10 {
+                taken.push(inbound.read(64 << 10));
+            }
+            inbound.announce(1 << 20);
+        }
+        let chunks = inbound.chunks.iter().map(Bytes::len).sum::<usize>() + inbound.tail.capacity();
+        assert!(chunks <= inbound.len() + CHUNK, "{chunks} bytes for {}", inbound.len());
+        assert!(taken.len() > 3 && taken.iter().all(|bytes| bytes.len() <= CHUNK));
+    }
+
     #[test]
     fn old_new_and_repeated_bytes_come_out_once() {
         let mut inbound = Inbound::new(FIRST, 1000, 0);
@@ -221,7 +270,7 @@ mod tests {
         assert!(!inbound.accept(at(8), b"ij", true), "a gap before it");
         assert!(!inbound.accept(at(8), b"ij", true));
         assert!(inbound.accept(at(4), b"eFGHI", false), "fills the gap and overlaps both sides");
-        assert_eq!(inbound.read(100), "abcdeFGHIj");
+        assert_eq!(rest(&mut inbound), b"abcdeFGHIj");
         assert!(inbound.read_end() && inbound.is_finished());
         assert_eq!(inbound.next(), at(11), "the end has a number, too");
         assert!(!inbound.accept(at(10), b"k", false), "nothing comes after the end");
@@ -234,7 +283,7 @@ mod tests {
         assert_eq!((inbound.len(), inbound.announce(100), inbound.has_ended()), (100, 0, false));
         assert!(!inbound.admits(at(100), 1) && inbound.admits(at(100), 0));
         assert!(!inbound.is_worth_telling(100, 40));
-        inbound.read(30);
+        assert_eq!(inbound.read(30).len(), 30);
         assert!(!inbound.is_worth_telling(100, 40), "too little for a segment");
         inbound.read(20);
         assert!(inbound.is_worth_telling(100, 40));
@@ -269,7 +318,7 @@ mod tests {
                 read.extend_from_slice(&inbound.read(37));
                 inbound.announce(1000);
             }
-            read.extend_from_slice(&inbound.read(10_000));
+            read.extend(rest(&mut inbound));
             prop_assert_eq!(read, all);
             prop_assert!(inbound.read_end() && inbound.is_finished());
         }

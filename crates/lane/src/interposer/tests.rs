@@ -411,8 +411,12 @@ fn who_does_not_read_stops_the_app_and_nobody_else() {
     stage.got();
     assert_eq!(stage.read(lively), data(b"hi"));
 
-    assert!(matches!(stage.read(stuck), Read::Data(bytes) if bytes.len() >= 10_000));
-    assert_eq!(stage.one().window, 10_000 / 16, "the app learns that it may go on");
+    let read = std::iter::from_fn(|| match stage.read(stuck) {
+        Read::Data(bytes) => Some(bytes.len()),
+        _ => None,
+    });
+    assert!(read.sum::<usize>() >= 10_000);
+    assert!(stage.one().window >= 10_000 / 2 / 16, "the app learns that it may go on");
 }
 
 #[test]
