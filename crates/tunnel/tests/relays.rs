@@ -177,6 +177,17 @@ fn who_does_not_read_is_sent_little_and_who_reads_as_much_as_it_takes() {
 }
 
 #[test]
+fn many_who_do_not_read_are_sent_less_each() {
+    let (mut world, client) = streams(&[(100, 10 * MS)]);
+    let mut talks: Vec<_> = (0..32).map(|_| Talk::new(100, 0)).collect();
+    talks.iter_mut().for_each(|talk| talk.reads = false);
+    play(&mut world, client, &mut talks, 5 * S);
+    let unread: u64 = world.destinations.iter().map(|other| other.sent).sum();
+    // And 256 KB for each that wait at the server.
+    assert!((10_000_000..24_000_000).contains(&unread), "{unread} bytes for nobody");
+}
+
+#[test]
 fn who_does_not_read_stops_the_destination_and_nobody_else() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let mut talks = [Talk::new(100, 0), Talk::new(10, 0)];

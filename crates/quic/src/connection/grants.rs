@@ -69,7 +69,7 @@ impl Connection {
         }
         let mut left = grant - repeated;
         let late = self.paths[index].late.take();
-        let lag = (left > 0 && self.streams.progress).then(|| self.reader_lag());
+        let patience = (left > 0 && self.streams.progress).then(|| self.patience());
         let mut passed = Vec::new();
         while left > 0
             && passed.len() < MOST_LOOKS
@@ -86,13 +86,16 @@ impl Connection {
                 out.crowded.get_or_insert(now);
             }
             let first = sent.len();
-            let most = left.min(TURN).min(lag.map_or(u64::MAX, |lag| out.may_send(lag)));
+            let most = left.min(TURN).min(patience.map_or(u64::MAX, |patience| out.may_send(patience)));
             if most == 0 {
                 (out.blocked, out.restrained) = (true, true);
             }
             let done = self.flush(id, most, |piece| sent.push_back((now, piece)));
             let path = self.paths[index].id;
             sent.range(first..).for_each(|(_, piece)| self.streams.kept.keep(now, path, piece));
+            if patience.is_some() {
+                self.streams.note_owing(id);
+            }
             left -= done;
             let Some(out) = self.streams.outbound.get_mut(&id) else {
                 self.streams.waiting = self.streams.waiting.saturating_sub(done);
@@ -113,7 +116,7 @@ impl Connection {
                 out.ready = false;
                 self.streams.waiting -= before;
                 if wants == 0 && !self.streams.inbound.contains_key(&id) {
-                    self.streams.outbound.remove(&id);
+                    self.streams.forget(id);
                 }
             }
         }

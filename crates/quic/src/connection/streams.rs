@@ -21,8 +21,11 @@ pub(super) const BULK_QUEUE: usize = 256 << 10;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
-/// Bytes that a reader is sent that is not known to read.
+/// Bytes that a reader is sent that is not known to read, at most.
 const UNREAD: u64 = 896 << 10;
+/// All such readers together, as long as there are not so many that each gets the least.
+const ALL_UNREAD: u64 = 8 << 20;
+const LEAST_UNREAD: u64 = 256 << 10;
 /// Bytes after which a reader is taken for one that reads: more than the sockets of one that does not take.
 const READS: u64 = UNREAD;
 /// That it has taken so many more is told at once.
@@ -66,6 +69,8 @@ pub(super) struct Outbound {
     reads: Option<Reads>,
     /// Blocked because of that.
     pub(super) restrained: bool,
+    /// Something was sent that is not known to have been read.
+    owes: bool,
 }
 
 impl Outbound {
@@ -74,12 +79,11 @@ impl Outbound {
         self.bytes as u64 + u64::from(self.finish)
     }
 
-    /// Bytes that may be sent now, with `lag` from here to the reader and back: to one that reads some round trips' data,
-    /// to another one no more than fits into memory for very many of them.
-    pub(super) fn may_send(&self, lag: Duration) -> u64 {
-        let more = |reads: Reads| reads.rate.map_or(u64::MAX, |rate| rate.bytes_in(lag * ROUNDS));
+    /// Bytes that may be sent now: to who reads some round trips' data.
+    pub(super) fn may_send(&self, patience: Patience) -> u64 {
+        let more = |reads: Reads| reads.rate.map_or(u64::MAX, |rate| rate.bytes_in(patience.lag * ROUNDS));
         let more = self.reads.map_or(0, more);
-        (self.read + UNREAD).saturating_add(more).saturating_sub(self.at)
+        (self.read + patience.unread).saturating_add(more).saturating_sub(self.at)
     }
 
     fn note_read(&mut self, now: Instant, read: u64) {
@@ -108,6 +112,15 @@ impl Outbound {
     pub(super) fn lasts_since(&self, since: Instant) -> bool {
         self.crowded.is_some_and(|crowded| crowded <= since)
     }
+}
+
+/// How far ahead of its reader a stream may be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// How long it takes until a reader's answer to what is sent now is known here.
+    lag: Duration,
+    /// Bytes for one that is not known to read: no more than fits into memory for very many of them.
+    unread: u64,
 }
 
 /// How quickly a reader took bytes lately.
@@ -185,6 +198,8 @@ pub(crate) struct Streams {
     pub(super) granted: u64,
     /// Bulk streams that are open in some direction.
     bulk: usize,
+    /// Those whose readers are not known to have read everything.
+    owing: u64,
     /// Memory for what is held in all of them (bytes).
     held: usize,
     /// How often the pass may go on with more credit than was reckoned.
@@ -259,12 +274,26 @@ impl Streams {
     }
 
     fn remove_outbound(&mut self, id: StreamId) {
-        if let Some(out) = self.outbound.remove(&id)
+        if let Some(out) = self.forget(id)
             && out.ready
         {
             self.waiting -= out.wants();
             self.ready.retain(|other| *other != id);
         }
+    }
+
+    /// Takes out what was to be sent on a stream; of its place among those that wait for grants the caller takes care.
+    pub(super) fn forget(&mut self, id: StreamId) -> Option<Outbound> {
+        let out = self.outbound.remove(&id)?;
+        self.owing -= u64::from(out.owes);
+        Some(out)
+    }
+
+    /// Something was sent on a stream, or read.
+    pub(super) fn note_owing(&mut self, id: StreamId) {
+        let Some(out) = self.outbound.get_mut(&id) else { return };
+        let owes = out.at > out.read;
+        self.owing = self.owing + u64::from(owes) - u64::from(std::mem::replace(&mut out.owes, owes));
     }
 }
 
@@ -401,17 +430,20 @@ impl Connection {
         self.written(id);
     }
 
-    /// How long it takes until a reader's answer to what is sent now is known here.
-    pub(super) fn reader_lag(&self) -> Duration {
+    /// How far ahead of their readers streams may be now.
+    pub(super) fn patience(&self) -> Patience {
         let rtts = self.paths.iter().filter_map(|path| self.inner.rtt(noq_proto::PathId::from(path.id.0)));
-        rtts.max().unwrap_or_default() + SLACK
+        let unread = (ALL_UNREAD / self.streams.owing.max(1)).clamp(LEAST_UNREAD, UNREAD);
+        Patience { lag: rtts.max().unwrap_or_default() + SLACK, unread }
     }
 
     /// The reader of a stream has taken so many bytes.
     pub(super) fn note_read(&mut self, now: Instant, id: StreamId, read: u64) {
         let Some(out) = self.streams.outbound.get_mut(&id) else { return };
         out.note_read(now, read);
-        if std::mem::take(&mut out.restrained) {
+        let restrained = std::mem::take(&mut out.restrained);
+        self.streams.note_owing(id);
+        if restrained {
             self.unblock(id);
         }
     }
@@ -470,7 +502,7 @@ impl Connection {
             done += 1;
         }
         if !out.bulk && out.wants() == 0 {
-            self.streams.outbound.remove(&id);
+            self.streams.forget(id);
         }
         done
     }
