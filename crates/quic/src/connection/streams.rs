@@ -81,7 +81,8 @@ impl Outbound {
 
     /// Bytes that may be sent now: to who reads some round trips' data.
     pub(super) fn may_send(&self, patience: Patience) -> u64 {
-        let more = |reads: Reads| reads.rate.map_or(u64::MAX, |rate| rate.bytes_in(patience.lag * ROUNDS));
+        let more =
+            |reads: Reads| reads.rate.map_or(patience.unread, |rate| rate.bytes_in(patience.lag * ROUNDS));
         let more = self.reads.map_or(0, more);
         (self.read + patience.unread).saturating_add(more).saturating_sub(self.at)
     }
@@ -129,7 +130,7 @@ struct Reads {
     since: Instant,
     /// What it had taken then.
     from: u64,
-    /// `None` until there were two reports.
+    /// `None` until there were two reports; it may have twice as much as one that is not known to read until then.
     rate: Option<BitRate>,
 }
 
