@@ -365,6 +365,18 @@ fn no_class_feels_what_another_loses() {
 }
 
 #[test]
+fn no_class_feels_that_what_another_repeats_fills_the_link() {
+    // With what is sent again it is 1 to 3 % more than the link carries.
+    for rate in [42, 43] {
+        let phase = Phase { loss: 30, offered: rate, others: rate, ..STEADY };
+        let calm = Phase { time: BEFORE.time, loss: 0, ..phase };
+        let found = down_beside_losses(&[calm, phase], Duration::ZERO);
+        let most = [(50, MS / 2), (99, 5 * MS)];
+        assert_unharmed(&format!("30 % lost of {rate} Mbit/s"), &found, most, 34.0);
+    }
+}
+
+#[test]
 fn no_class_feels_that_another_wants_more_than_there_is() {
     for loss in [0, 10, 30] {
         let found = down_beside_losses(&[BEFORE, Phase { loss, offered: 120, ..STEADY }], BEFORE.time);

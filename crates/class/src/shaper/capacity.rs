@@ -41,13 +41,15 @@ struct Manner {
 /// Where only round trips are known …
 const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
 /// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
-const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.0075 };
+const SEEING: Manner = Manner { short: 0.0005, long: 0.001_25, raise: 0.0005, faster: 1.05, back: 0.02 };
 /// The ways of a link together are known better than each by so much (s).
 const UNSURE: f64 = 0.005;
 /// A queue that shows, at the beginning, that the link carries no more, and that does not come of little (s).
 const FULL: f64 = 0.004;
 /// Growth in some round trips that shows that the link carries more.
 const GROWING: f64 = 1.15;
+/// What is sent beside a queue, compared with what was sent without: the queue comes of it.
+const MORE: f64 = 1.05;
 /// How much more is tried in a span at most.
 const MOST_RAISE: f64 = 0.008;
 /// The same at first, after the link was found to be full.
@@ -315,7 +317,7 @@ impl Capacity {
             return;
         }
         let Some(known) = self.known else {
-            self.known = self.full_rate(queue);
+            self.known = self.full_rate(queue).or_else(|| self.queued_rate());
             self.raise = FIRST_RAISE;
             return;
         };
@@ -361,6 +363,28 @@ impl Capacity {
         // What was delivered before packets waited counts as well.
         let before = self.busy_rate(count + 3 * round, count, if is_queued { 0.0 } else { share })?;
         (now < before * GROWING || fills).then(|| now.max(before))
+    }
+
+    /// What a link carries of which nothing is known, if packets wait on our way, and did not while less was sent: where
+    /// what is sent is about what the link carries, nothing may ever wait here.
+    fn queued_rate(&self) -> Option<f64> {
+        let delay = |span: Span| span.ways.and(span.delay());
+        let newest = delay(self.late(0, 1).next()?)?;
+        let oldest = delay(self.late(OF_LATE - 1, 1).next()?)?;
+        let queued = self.late(0, OF_LATE);
+        if !queued.clone().all(|span| delay(span).is_some_and(|delay| delay > SEEING.long)) {
+            return None;
+        }
+        let rate = |spans: &mut dyn Iterator<Item = Span>| {
+            let (sent, time) = spans.fold((0.0, 0.0), |all, span| (all.0 + span.sent, all.1 + span.time));
+            (time > 0.0).then(|| (sent / time, time))
+        };
+        let is_calm = |span: &Span| delay(*span).is_some_and(|delay| delay < SEEING.short);
+        let (calm, _) = rate(&mut self.spans.iter().copied().filter(is_calm))?;
+        let (sent, time) = rate(&mut queued.clone())?;
+        // The queue grows by what is too much.
+        let grows = ((newest - oldest) / time).clamp(-MOST_DRAIN, MOST_DRAIN);
+        (sent > calm * MORE).then_some(sent / (1.0 + grows) * (1.0 - SEEING.back))
     }
 
     /// Whether packets wait on our way, longer and longer.
