@@ -162,11 +162,11 @@ impl Inbound {
 
     fn append(&mut self, payload: &[u8]) {
         if self.tail.capacity() - self.tail.len() < payload.len() {
-            let size = payload.len().max(self.tail.len() * 2).min(CHUNK);
+            let size = payload.len().max((2 * self.tail.len()).min(CHUNK));
             if !self.tail.is_empty() {
                 self.chunks.push_back(self.tail.split().freeze());
             }
-            self.tail.reserve(size.max(payload.len()));
+            self.tail.reserve(size);
         }
         self.tail.extend_from_slice(payload);
         self.waiting += payload.len();

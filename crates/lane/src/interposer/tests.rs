@@ -417,6 +417,8 @@ fn who_does_not_read_stops_the_app_and_nobody_else() {
     });
     assert!(read.sum::<usize>() >= 10_000);
     assert!(stage.one().window >= 10_000 / 2 / 16, "the app learns that it may go on");
+    stage.send(&mut slow, 0, b"x");
+    assert_eq!(stage.one().window, 10_000 / 16, "and with the next answer by how much");
 }
 
 #[test]
