@@ -280,7 +280,12 @@ impl Links {
         let uplinks: Vec<LinkId> = self.uplinks().map(|(id, _)| id).collect();
         let mut changes = Vec::new();
         for id in uplinks {
-            changes.extend(self.look_at(id, &seen, poller, policies));
+            let change = self.look_at(id, &seen, poller, policies);
+            if matches!(change, Some(LinkChange::Up(..))) {
+                let index = self.links.get(&id).and_then(|link| link.index);
+                self.source.ask_neighbours_anew(index);
+            }
+            changes.extend(change);
             self.count_pipes(id, policies);
         }
         let is_pipe = |id: &LinkId| *id != id.uplink() && !id.is_tcp();

@@ -4,6 +4,7 @@
 mod common;
 
 use std::{
+    net::UdpSocket,
     os::unix::process::ExitStatusExt,
     path::Path,
     process::Command,
@@ -577,6 +578,54 @@ fn squeezed(text: &str) -> String {
 
 /// Set for the process that is killed on purpose: where its journal is.
 const VICTIM: &str = "MPVPN_OS_TEST_VICTIM";
+
+#[test]
+fn a_neighbour_that_was_asked_for_without_a_carrier_is_asked_for_anew() {
+    in_namespace(|| {
+        uplink();
+        let away = Elsewhere::new();
+        ip(&format!("link set far0 netns {}", away.0));
+        let far = |words: &str| ip(&format!("-n {} {words}", away.0));
+        far("address add 192.0.2.1/24 dev far0");
+        let mut netlink = Netlink::open().unwrap();
+        let eth0 = netlink.index_of("eth0").unwrap();
+        let unresolved = || ip("neighbour show dev eth0 nud incomplete");
+        let send = || UdpSocket::bind("192.0.2.7:0").unwrap().send_to(b"x", "192.0.2.1:9").map(drop);
+        becomes(&false, || has_carrier("eth0"));
+        send().unwrap();
+        assert!(unresolved().contains("192.0.2.1"), "{}", unresolved());
+        far("link set far0 up");
+        becomes(&true, || has_carrier("eth0"));
+        netlink.ask_neighbours_anew(eth0).unwrap();
+        assert_eq!(unresolved(), "");
+        let sent = Instant::now();
+        send().unwrap();
+        becomes(&true, || ip("neighbour show dev eth0").contains("lladdr"));
+        // Half of what the kernel waits between two questions.
+        assert!(sent.elapsed() < Duration::from_millis(500), "{:?}", sent.elapsed());
+    });
+}
+
+/// Another network namespace.
+struct Elsewhere(String);
+
+impl Elsewhere {
+    fn new() -> Self {
+        let name = format!("mpvpn-os-test-{}", std::process::id());
+        ip(&format!("netns add {name}"));
+        Self(name)
+    }
+}
+
+impl Drop for Elsewhere {
+    fn drop(&mut self) {
+        ip(&format!("netns delete {}", self.0));
+    }
+}
+
+fn has_carrier(name: &str) -> bool {
+    Netlink::open().unwrap().link(name).unwrap().carrier
+}
 
 #[test]
 fn what_a_killed_process_left_is_cleaned_up_by_the_next() {

@@ -224,16 +224,19 @@ impl TransportJudge {
     }
 
     fn note_udp(&mut self, now: Instant, heard: Heard) {
+        let up = self.up_since(now);
         match (heard, self.udp) {
-            (Heard::Works, Udp::Works { .. }) => {}
+            (Heard::Works, Udp::Works { since }) => self.udp = Udp::Works { since: since.max(up) },
             (Heard::Works, _) => self.udp = Udp::Works { since: now },
-            (_, Udp::Works { .. }) => {
+            // What was heard before the link went is not heard at once, which says nothing against UDP.
+            (_, Udp::Works { .. }) if !self.is_over(now, up + HEAD_START) => {}
+            (_, Udp::Works { since }) => {
                 if self.main.0 == Way::Udp {
                     let soon = |at| now.saturating_duration_since(at) < STEADY;
                     self.relapses =
                         if self.returned.take().is_some_and(soon) { self.relapses + 1 } else { 0 };
                 }
-                self.udp = Udp::Silent { since: now, died: true };
+                self.udp = Udp::Silent { since: if since < up { up } else { now }, died: true };
             }
             _ => {}
         }
@@ -300,7 +303,7 @@ impl TransportJudge {
 
     /// Whether a TCP connection is to be made: there is none, or none that works, and UDP has had its time.
     fn wants_tcp(&mut self, now: Instant) -> bool {
-        let up = self.up.unwrap_or(now);
+        let up = self.up_since(now);
         if let Some(open) = self.open {
             let Some(silent) = open.silent else { return false };
             let patience = match open.has_worked {
@@ -322,6 +325,10 @@ impl TransportJudge {
                 self.is_over(now, answered.unwrap_or(patience))
             }
         }
+    }
+
+    fn up_since(&self, now: Instant) -> Instant {
+        self.up.unwrap_or(now)
     }
 
     /// Whether it is `at` already; if not, it will be looked at again then.

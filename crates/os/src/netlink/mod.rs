@@ -8,6 +8,7 @@ mod address;
 mod link;
 mod monitor;
 pub mod mptcp;
+mod neighbour;
 mod route;
 mod rule;
 mod socket;
@@ -18,13 +19,14 @@ pub use address::AddressInfo;
 use ipnet::IpNet;
 pub use link::LinkInfo;
 pub use monitor::{Event, Monitor};
+use neighbour::Unresolved;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 pub use route::{MAIN_TABLE, Reached, Route, RouteKind, RouteQuery};
 pub use rule::{Family, Rule};
 use socket::{Change, Socket};
 
-use crate::error::OsError;
+use crate::error::{OsError, ignore_gone};
 
 /// A connection to the kernel's routing tables.
 #[derive(Debug)]
@@ -123,6 +125,24 @@ impl Netlink {
         let object = format!("{address} from interface {index}");
         let request = address::remove_request(index, address);
         self.socket.change(Change::Remove, "remove the address", object, request)
+    }
+
+    /// Lets the next packet ask at once for each address of an interface that is asked for in vain. What was sent while it
+    /// had no carrier has begun to ask, and the kernel repeats that only every second (`retrans_time_ms`, arp(7)), holding
+    /// back packets meanwhile; so this is for a link that has come back.
+    pub fn ask_neighbours_anew(&mut self, index: u32) -> Result<(), OsError> {
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let messages = self.socket.dump("list", "neighbours", neighbour::list_request(family))?;
+            for unresolved in messages.iter().filter_map(Unresolved::parse) {
+                if unresolved.index == index {
+                    let object = format!("{} of interface {index}", unresolved.address);
+                    let request = unresolved.remove_request();
+                    let result = self.socket.change(Change::Remove, "forget the neighbour", object, request);
+                    ignore_gone(result)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Adds a route; one that is there already is fine.

@@ -326,6 +326,47 @@ fn a_cut_of_a_link_over_udp_alone_dials_nothing() {
 }
 
 #[test]
+fn a_cut_says_nothing_against_udp_while_a_connection_is_kept_beside_it() {
+    let mut world = World::new(Transport::Auto);
+    world.run(10 * S);
+    world.set_udp(false);
+    world.run(3 * S);
+    world.set_udp(true);
+    world.run(2 * S);
+    assert_eq!((world.judge.main(), world.tcp.is_some()), (Way::Udp, true));
+    let (dials, mains) = (world.dials.len(), world.mains.len());
+    for _ in 0..3 {
+        let set = |world: &mut World, works| world.tcp.iter_mut().for_each(|tcp| tcp.works = works);
+        world.up = false;
+        set(&mut world, false);
+        world.run(1500);
+        (world.up, world.udp_since) = (true, world.at);
+        world.run(200);
+        set(&mut world, true);
+        world.run(800);
+    }
+    assert_eq!((world.dials.len(), world.mains.len()), (dials, mains), "{:?}", world.mains);
+    world.run(3 * S);
+    assert!(world.tcp.is_none(), "kept for longer because of the cuts");
+}
+
+#[test]
+fn a_link_that_comes_back_in_a_network_without_udp_goes_over_tcp_after_the_head_start() {
+    let mut world = World::new(Transport::Auto);
+    world.run(20 * S);
+    world.up = false;
+    world.run(2 * S);
+    world.set_udp(false);
+    // Nothing of what was there before is heard any more.
+    world.udp_since = 0;
+    world.up = true;
+    let from = world.at;
+    world.run(2 * S);
+    assert_eq!((world.dials.len(), world.judge.main()), (1, Way::Tcp));
+    assert!(world.dials[0] <= from + 280, "{:?} {from}", world.dials);
+}
+
+#[test]
 fn what_is_wanted_counts_at_once() {
     let mut world = World::new(Transport::Quic);
     world.set_udp(false);

@@ -1,0 +1,46 @@
+//! Who has which address on a link (ARP, RFC 826; neighbour discovery, RFC 4861).
+
+use std::net::IpAddr;
+
+use netlink_packet_route::{
+    AddressFamily, RouteNetlinkMessage,
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+};
+
+/// An address that the kernel asks for, so far in vain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unresolved {
+    pub(super) index: u32,
+    pub(super) address: IpAddr,
+}
+
+pub(super) fn list_request(family: AddressFamily) -> RouteNetlinkMessage {
+    let mut message = NeighbourMessage::default();
+    message.header.family = family;
+    RouteNetlinkMessage::GetNeighbour(message)
+}
+
+impl Unresolved {
+    pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Self> {
+        let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
+        let address = message.attributes.iter().find_map(|attribute| match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => Some(IpAddr::V4(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
+            _ => None,
+        })?;
+        let is_asked_for = message.header.state == NeighbourState::Incomplete;
+        is_asked_for.then_some(Self { index: message.header.ifindex, address })
+    }
+
+    pub(super) fn remove_request(self) -> RouteNetlinkMessage {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = self.index;
+        let (family, address) = match self.address {
+            IpAddr::V4(ip) => (AddressFamily::Inet, NeighbourAddress::Inet(ip)),
+            IpAddr::V6(ip) => (AddressFamily::Inet6, NeighbourAddress::Inet6(ip)),
+        };
+        message.header.family = family;
+        message.attributes.push(NeighbourAttribute::Destination(address));
+        RouteNetlinkMessage::DelNeighbour(message)
+    }
+}
