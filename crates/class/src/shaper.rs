@@ -32,11 +32,11 @@ use capacity::{Capacity, seconds};
 use divide::{CLASSES, Claim, divide};
 use ways::Ways;
 
-/// What may leave at once: what the link carries in this time …
-const BURST: f64 = 0.002;
-/// … or one segmented send (bytes), if the link carries that in the longer time (s).
+/// What may leave at once: what the link carries in this time (s), as a call waits for all of it, at both ends, or two
+/// packets. What a wake-up missed that came later is lost.
+const BURST: f64 = 0.001;
+/// What one segmented send may take beyond that (bytes).
 const SEGMENTED: f64 = 16_000.0;
-const LONG_BURST: f64 = 0.005;
 /// What a class that wants nothing keeps: a packet, or four where it goes first (bytes).
 const PACKET: f64 = 1500.0;
 const FIRST_KEEPS: f64 = 4.0 * PACKET;
@@ -152,7 +152,7 @@ fn portion(portion: Portion, link: f64) -> f64 {
 
 /// Bytes that may leave at once on a link that carries `rate` bytes/s.
 fn burst(rate: f64) -> f64 {
-    (rate * BURST).max(SEGMENTED.min(rate * LONG_BURST)).max(2.0 * PACKET)
+    (rate * BURST).max(2.0 * PACKET)
 }
 
 /// What stands in front of a link.
@@ -369,8 +369,8 @@ impl Shaper {
         self.pool = (self.pool + link * passed).max(-burst - link * MOST_DEBT);
         for class in &mut self.classes {
             let (first, least) = (class.first_rate(link), class.least_rate(link));
-            class.first = (class.first + first * passed).min(first * LONG_BURST + FIRST_KEEPS);
-            class.least = (class.least + least * passed).min(least * LONG_BURST + PACKET);
+            class.first = (class.first + first * passed).min(first * BURST + FIRST_KEEPS);
+            class.least = (class.least + least * passed).min(least * BURST + PACKET);
         }
         self.hand_out(&active, burst / count.max(1) as f64);
         let held: f64 = self.classes.iter().map(|class| class.tokens.max(0.0)).sum();
