@@ -2,6 +2,7 @@ mod events;
 mod fault;
 mod grants;
 mod kept;
+mod readers;
 mod streams;
 mod upkeep;
 

@@ -22,7 +22,8 @@ fn a_lan_behind_the_client_reaches_the_network_behind_the_server() {
         reaches(&stage, Place::Lan, &host);
         // Not over a link, past the tunnel: the host behind knows no way back to the LAN's addresses anyway.
         let status = client.status();
-        assert!(status["paths"][0]["tx_packets"].as_u64() > Some(0), "{status:#}");
+        let mut paths = status["paths"].as_array().expect("paths is a list").iter();
+        assert!(paths.any(|path| path["tx_packets"].as_u64() > Some(0)), "{status:#}");
         assert!(client.interrupt().success());
         std::thread::sleep(Duration::from_millis(100));
         assert!(ping(&stage, Place::Lan, &host, 3).answers.is_empty(), "--share {share} outlived the client");

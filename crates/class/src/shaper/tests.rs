@@ -266,6 +266,32 @@ fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
 }
 
 #[test]
+fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
+    let start = Instant::now();
+    let known = |unknown: u32| {
+        let mut shaper = Shaper::new(start, None);
+        for step in 1..20_000u32 {
+            let now = start + MS * step;
+            for class in [ClassId(0), ClassId(2)] {
+                shaper.set_wanting(now, class, true);
+                let bytes = shaper.left(now, class).min(1250);
+                shaper.spend(class, bytes);
+                let base_rtt = if step < unknown { Duration::ZERO } else { 40 * MS };
+                // Now and then there is a queue for a while.
+                let rtt = if step / 100 % 10 == 9 { 50 * MS } else { 40 * MS };
+                shaper.measured(
+                    now,
+                    class,
+                    Sample { delivered: bytes, rtt: Some(rtt), base_rtt, limited: true },
+                );
+            }
+        }
+        shaper.capacity().map_or(u64::MAX, BitRate::bps)
+    };
+    assert_eq!(known(10), known(0));
+}
+
+#[test]
 fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_nothing() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);

@@ -7,10 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::{Buf, Bytes};
-use mpvpn_types::{BitRate, Duration, Instant, PathId};
+use mpvpn_types::{Instant, PathId};
 use rustc_hash::FxHashMap;
 
-use super::{Connection, Event, kept::Kept};
+use super::{
+    Connection, Event,
+    kept::Kept,
+    readers::{Patience, Reader, URGENT},
+};
 use crate::{
     Read, StreamError, StreamId,
     streams::{from_noq, to_noq},
@@ -21,23 +25,6 @@ pub(super) const BULK_QUEUE: usize = 256 << 10;
 /// Bytes of all bulk streams that may be held because others are missing before them: the peer's credit bounds what it
 /// sends in one round trip, not what comes while something is lost again and again.
 const MOST_HELD: usize = 8 << 20;
-/// Bytes that a reader is sent that is not known to read, at most.
-const UNREAD: u64 = 896 << 10;
-/// All such readers together, as long as there are not so many that each gets the least.
-const ALL_UNREAD: u64 = 8 << 20;
-const LEAST_UNREAD: u64 = 256 << 10;
-/// Bytes after which a reader is taken for one that reads: more than the sockets of one that does not take.
-const READS: u64 = UNREAD;
-/// That it has taken so many more is told at once.
-const URGENT: u64 = UNREAD / 2;
-/// Both ends take so long over that together.
-const SLACK: Duration = Duration::from_millis(5);
-/// It is sent what it reads in so many round trips, so that it can become quicker.
-const ROUNDS: u32 = 3;
-/// That it reads less counts by this part each time.
-const FORGETS: u64 = 16;
-/// How quickly it reads is measured over so long, at least.
-const MEASURE: Duration = Duration::from_millis(20);
 /// Streams whose first bytes are rescued before the stream is there.
 const MOST_EARLY: usize = 256;
 /// What holding some bytes takes beside them.
@@ -64,10 +51,8 @@ pub(super) struct Outbound {
     pub(super) full: bool,
     /// Since when the owner has always had more than there was room for.
     pub(super) crowded: Option<Instant>,
-    /// Bytes that the reader has taken, and how quickly.
-    read: u64,
-    reads: Option<Reads>,
-    /// Blocked because of that.
+    reader: Reader,
+    /// Blocked because of its reader.
     pub(super) restrained: bool,
     /// Something was sent that is not known to have been read.
     owes: bool,
@@ -79,59 +64,15 @@ impl Outbound {
         self.bytes as u64 + u64::from(self.finish)
     }
 
-    /// Bytes that may be sent now: to who reads some round trips' data.
+    /// Bytes that may be sent now.
     pub(super) fn may_send(&self, patience: Patience) -> u64 {
-        let more =
-            |reads: Reads| reads.rate.map_or(patience.unread, |rate| rate.bytes_in(patience.lag * ROUNDS));
-        let more = self.reads.map_or(0, more);
-        (self.read + patience.unread).saturating_add(more).saturating_sub(self.at)
-    }
-
-    fn note_read(&mut self, now: Instant, read: u64) {
-        if read < READS.max(self.read) {
-            self.read = self.read.max(read);
-            return;
-        }
-        // How quickly it reads the next report will tell.
-        let Some(reads) = &mut self.reads else {
-            (self.read, self.reads) = (read, Some(Reads { since: now, from: read, rate: None }));
-            return;
-        };
-        self.read = read;
-        let time = now.saturating_duration_since(reads.since);
-        if time >= MEASURE {
-            let bytes = u128::from(read - reads.from) * 1_000_000_000 / time.as_nanos();
-            let rate = BitRate::from_bytes_per_second(u64::try_from(bytes).unwrap_or(u64::MAX));
-            // What is missing before others holds a reader up now and then.
-            let before = reads.rate.filter(|before| *before > rate);
-            let rate = before.map_or(rate, |before| BitRate::from_bps(before.bps() - before.bps() / FORGETS));
-            *reads = Reads { since: now, from: read, rate: Some(rate) };
-        }
+        self.reader.limit(patience).saturating_sub(self.at)
     }
 
     /// Whether its owner has had more than there was room for since then.
     pub(super) fn lasts_since(&self, since: Instant) -> bool {
         self.crowded.is_some_and(|crowded| crowded <= since)
     }
-}
-
-/// How far ahead of its reader a stream may be.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// How long it takes until a reader's answer to what is sent now is known here.
-    lag: Duration,
-    /// Bytes for one that is not known to read: no more than fits into memory for very many of them.
-    unread: u64,
-}
-
-/// How quickly a reader took bytes lately.
-#[derive(Clone, Copy, Debug)]
-struct Reads {
-    since: Instant,
-    /// What it had taken then.
-    from: u64,
-    /// `None` until there were two reports; it may have twice as much as one that is not known to read until then.
-    rate: Option<BitRate>,
 }
 
 /// What arrives on one bulk stream.
@@ -293,7 +234,7 @@ impl Streams {
     /// Something was sent on a stream, or read.
     pub(super) fn note_owing(&mut self, id: StreamId) {
         let Some(out) = self.outbound.get_mut(&id) else { return };
-        let owes = out.at > out.read;
+        let owes = !out.reader.has_read(out.at);
         self.owing = self.owing + u64::from(owes) - u64::from(std::mem::replace(&mut out.owes, owes));
     }
 }
@@ -434,14 +375,13 @@ impl Connection {
     /// How far ahead of their readers streams may be now.
     pub(super) fn patience(&self) -> Patience {
         let rtts = self.paths.iter().filter_map(|path| self.inner.rtt(noq_proto::PathId::from(path.id.0)));
-        let unread = (ALL_UNREAD / self.streams.owing.max(1)).clamp(LEAST_UNREAD, UNREAD);
-        Patience { lag: rtts.max().unwrap_or_default() + SLACK, unread }
+        Patience::new(rtts.max().unwrap_or_default(), self.streams.owing)
     }
 
     /// The reader of a stream has taken so many bytes.
     pub(super) fn note_read(&mut self, now: Instant, id: StreamId, read: u64) {
         let Some(out) = self.streams.outbound.get_mut(&id) else { return };
-        out.note_read(now, read);
+        out.reader.note(now, read);
         let restrained = std::mem::take(&mut out.restrained);
         self.streams.note_owing(id);
         if restrained {
