@@ -103,8 +103,8 @@ pub struct Sample {
     pub delivered: u64,
     /// The shortest round trip meanwhile, if there was any.
     pub rtt: Option<Duration>,
-    /// The shortest round trip ever; 0 if there was none yet.
-    pub base_rtt: Duration,
+    /// The shortest round trip ever, if there was any.
+    pub base_rtt: Option<Duration>,
     /// More waited all the time than could be sent, whatever held it back.
     pub limited: bool,
 }
@@ -243,8 +243,7 @@ impl Capacity {
             return;
         }
         if let Some(rtt) = sample.rtt.map(seconds) {
-            let shortest = Some(seconds(sample.base_rtt)).filter(|base| *base > 0.0);
-            self.base = self.base.min(rtt).min(shortest.unwrap_or(f64::INFINITY));
+            self.base = self.base.min(rtt).min(sample.base_rtt.map_or(f64::INFINITY, seconds));
             self.rtt = rtt;
             let delay = rtt - self.base;
             self.current.total = Some(self.current.total.map_or(delay, |least| least.min(delay)));

@@ -257,7 +257,7 @@ fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
         let sample = Sample {
             delivered: if is_back { 240 } else { 0 },
             rtt: is_back.then(|| (13 + 5 * late) * MS),
-            base_rtt: 13 * MS,
+            base_rtt: Some(13 * MS),
             limited: false,
         };
         shaper.measured(now, ClassId(1), sample);
@@ -276,14 +276,11 @@ fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
                 shaper.set_wanting(now, class, true);
                 let bytes = shaper.left(now, class).min(1250);
                 shaper.spend(class, bytes);
-                let base_rtt = if step < unknown { Duration::ZERO } else { 40 * MS };
+                let base_rtt = (step >= unknown).then_some(40 * MS);
                 // Now and then there is a queue for a while.
                 let rtt = if step / 100 % 10 == 9 { 50 * MS } else { 40 * MS };
-                shaper.measured(
-                    now,
-                    class,
-                    Sample { delivered: bytes, rtt: Some(rtt), base_rtt, limited: true },
-                );
+                let sample = Sample { delivered: bytes, rtt: Some(rtt), base_rtt, limited: true };
+                shaper.measured(now, class, sample);
             }
         }
         shaper.capacity().map_or(u64::MAX, BitRate::bps)
@@ -295,7 +292,8 @@ fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
 fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_nothing() {
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
-    let sample = |delivered, rtt| Sample { delivered, rtt: Some(rtt), base_rtt: 25 * MS, limited: true };
+    let sample =
+        |delivered, rtt| Sample { delivered, rtt: Some(rtt), base_rtt: Some(25 * MS), limited: true };
     let mut now = start;
     let mut play = |shaper: &mut Shaper, time: Duration, bytes: u64, delivered: u64, rtt: Duration| {
         let end = now + time;
@@ -404,7 +402,7 @@ proptest! {
             let wakes = shaper.wake_at(now, id);
             prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MOST_WAIT));
             shaper.rate(now, id);
-            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: MS, limited: on };
+            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), limited: on };
             shaper.measured(now, id, sample);
             if bytes % 7 == 0 {
                 shaper.set_capacity(now, on.then_some(BitRate::from_bps(time)));

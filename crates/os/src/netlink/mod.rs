@@ -131,16 +131,12 @@ impl Netlink {
     /// had no carrier has begun to ask, and the kernel repeats that only every second (`retrans_time_ms`, arp(7)), holding
     /// back packets meanwhile; so this is for a link that has come back.
     pub fn ask_neighbours_anew(&mut self, index: u32) -> Result<(), OsError> {
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let messages = self.socket.dump("list", "neighbours", neighbour::list_request(family))?;
-            for unresolved in messages.iter().filter_map(Unresolved::parse) {
-                if unresolved.index == index {
-                    let object = format!("{} of interface {index}", unresolved.address);
-                    let request = unresolved.remove_request();
-                    let result = self.socket.change(Change::Remove, "forget the neighbour", object, request);
-                    ignore_gone(result)?;
-                }
-            }
+        let messages = self.socket.dump("list", "neighbours", neighbour::list_request())?;
+        let unresolved = messages.iter().filter_map(Unresolved::parse);
+        for neighbour in unresolved.filter(|neighbour| neighbour.index == index) {
+            let object = format!("{} of interface {index}", neighbour.address);
+            let request = neighbour.remove_request();
+            ignore_gone(self.socket.change(Change::Remove, "forget the neighbour", object, request))?;
         }
         Ok(())
     }

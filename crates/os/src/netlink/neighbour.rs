@@ -7,17 +7,16 @@ use netlink_packet_route::{
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 
+/// All of both families.
+pub(super) fn list_request() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
+}
+
 /// An address that the kernel asks for, so far in vain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unresolved {
     pub(super) index: u32,
     pub(super) address: IpAddr,
-}
-
-pub(super) fn list_request(family: AddressFamily) -> RouteNetlinkMessage {
-    let mut message = NeighbourMessage::default();
-    message.header.family = family;
-    RouteNetlinkMessage::GetNeighbour(message)
 }
 
 impl Unresolved {
