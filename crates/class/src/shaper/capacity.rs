@@ -88,6 +88,8 @@ const PARTLY_BUSY: f64 = 0.04;
 const USED: f64 = 0.85;
 /// Delay that was found to be no queue counts as none for this long.
 const VALID: Duration = Duration::from_secs(30);
+/// … and no longer than none was found in so many spans: it may come and go.
+const EXCESS_KEPT: usize = 32;
 /// Paths report every 5 ms while they have something to send; one that was silent for longer than this was not looked at.
 const SILENT: Duration = Duration::from_millis(200);
 
@@ -295,15 +297,15 @@ impl Capacity {
     fn queue(&mut self, now: Instant) -> Option<f64> {
         let delay = self.late(0, 2).filter_map(Span::delay).min_by(f64::total_cmp)?;
         let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
-        let longest = self.longest();
+        let longest = self.longest(EXCESS_KEPT);
         self.excess =
             self.excess.filter(|(_, at)| !expired(*at)).map(|(excess, at)| (excess.min(longest), at));
         Some(delay - self.excess.map_or(0.0, |(excess, _)| excess))
     }
 
-    /// The longest delay (s) that all packets of a span found of late.
-    fn longest(&self) -> f64 {
-        self.late(0, GROWN).filter_map(Span::delay).fold(0.0, f64::max)
+    /// The longest delay (s) that all packets of a span found in the last `count` of them.
+    fn longest(&self, count: usize) -> f64 {
+        self.late(0, count).filter_map(Span::delay).fold(0.0, f64::max)
     }
 
     fn judge(&mut self, now: Instant, is_shared: bool) {
@@ -403,7 +405,7 @@ impl Capacity {
             self.best = carried;
         } else if known < self.best * DOUBTFUL {
             // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
-            (self.excess, self.best, self.drain) = (Some((self.longest(), now)), known, None);
+            (self.excess, self.best, self.drain) = (Some((self.longest(GROWN), now)), known, None);
             return;
         }
         let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
@@ -457,7 +459,7 @@ impl Capacity {
             self.begin(now, known, queue);
         } else if now >= drain.end {
             self.drain = None;
-            self.excess = Some((self.longest(), now));
+            self.excess = Some((self.longest(GROWN), now));
         }
     }
 
