@@ -51,6 +51,8 @@ const STALE: Duration = Duration::from_millis(100);
 const AFTER_FIRST: Duration = Duration::from_secs(2);
 /// … or after several wanted to send at once.
 const AFTER_SEVERAL: Duration = Duration::from_secs(1);
+/// A class is alone when no other has sent anything for this long.
+const ALONE_AFTER: Duration = Duration::from_secs(2);
 /// What a class that goes first may take before the others if nothing is said.
 const FIRST_MAX: Portion = Portion::Percent(50);
 /// Beyond its share a controller that is held back goes by this much more, so that its own ups and downs never bind.
@@ -116,6 +118,8 @@ struct Class {
     wanting: bool,
     /// When it asked last.
     polled: Option<Instant>,
+    /// When it sent anything last, as far as that was looked at.
+    sent: Option<Instant>,
 }
 
 impl Class {
@@ -227,6 +231,7 @@ impl Shaper {
         self.capacity.spent(bytes);
         let most = burst(self.capacity.known().unwrap_or_default());
         let own = &mut self.classes[index(class)];
+        own.sent = Some(self.last);
         own.ceiling = (own.ceiling - bytes).max(-most - SEGMENTED);
         if !self.bound {
             return;
@@ -309,6 +314,12 @@ impl Shaper {
     /// this arrived than was told, to be told in turn.
     pub fn told(&mut self, now: Instant, clock: u8, sent: u32, found: Option<u32>) -> u32 {
         self.ways.told(now, clock, sent, found)
+    }
+
+    /// Whether at most one class has sent anything lately, acknowledgements included.
+    pub fn is_alone(&self, now: Instant) -> bool {
+        let lately = |at: Instant| now.saturating_duration_since(at) < ALONE_AFTER;
+        self.classes.iter().filter(|class| class.sent.is_some_and(lately)).count() <= 1
     }
 
     /// Whether classes share the link, so that what it carries has to be divided.

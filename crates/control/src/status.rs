@@ -377,6 +377,10 @@ pub struct Path {
     pub in_flight_bytes: u64,
     /// Estimated rate at which what we send is delivered, in bit/s.
     pub rate_bps: u64,
+    /// What all classes together are taken to be able to send over its link, in bit/s of IP packets: what was given, or
+    /// what was found while they shared it; left out where unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_rate_bps: Option<u64>,
     /// Bytes sent.
     pub tx_bytes: u64,
     /// Bytes received.

@@ -119,8 +119,7 @@ impl Cap {
         let sample = Sample {
             delivered: if self.gated == (0, 0) { 0 } else { delivered },
             rtt: gate.take_least_rtt(),
-            // 0 until one was measured.
-            base_rtt: Some(gate.min_rtt()).filter(|rtt| !rtt.is_zero()),
+            base_rtt: gate.min_rtt(),
             limited: self.ever && self.always,
         };
         let (mut shaper, class) = (self.seat.shaper(), self.seat.class());

@@ -111,6 +111,12 @@ impl Path {
         self.allowed(self.gate.delivery_rate())
     }
 
+    /// Bytes/s that all classes together may send over its link, if that is known.
+    fn link_rate(&self) -> Option<u64> {
+        let seat = self.cap.as_ref().filter(|cap| cap.own().is_none())?.seat();
+        Some(seat.shaper().capacity()?.bps() / 8)
+    }
+
     /// What is left of a rate (bytes/s) under the cap.
     pub(crate) fn allowed(&self, rate: u64) -> u64 {
         self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
@@ -356,6 +362,7 @@ impl Connection {
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
             rate: path.rate() / together,
+            link_rate: path.link_rate(),
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
             tx_packets: stats.udp_tx.datagrams,

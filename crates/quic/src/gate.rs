@@ -252,9 +252,9 @@ impl Shared {
         self.spared.store((share.clamp(0.0, 1.0) * SHARE) as u64, Relaxed);
     }
 
-    /// The least round-trip time seen.
-    pub(crate) fn min_rtt(&self) -> Duration {
-        Duration::from_nanos(self.min_rtt.load(Relaxed))
+    /// The least round-trip time seen, if there was any.
+    pub(crate) fn min_rtt(&self) -> Option<Duration> {
+        Some(Duration::from_nanos(self.min_rtt.load(Relaxed))).filter(|rtt| !rtt.is_zero())
     }
 
     /// The shortest round trip since this was asked last; `None` if nothing came back.

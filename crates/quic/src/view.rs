@@ -17,8 +17,8 @@ pub struct PathView {
     pub observed: Option<SocketAddr>,
     /// Smoothed round-trip time.
     pub rtt: Duration,
-    /// The least round-trip time seen.
-    pub min_rtt: Duration,
+    /// The least round-trip time seen, if there was any.
+    pub min_rtt: Option<Duration>,
     /// The round-trip time of a packet in a stream, with the path's queue empty.
     pub base_rtt: Duration,
     /// Variation of the round-trip time.
@@ -35,6 +35,8 @@ pub struct PathView {
     pub in_flight: u64,
     /// Estimated delivery rate of what is sent, 0 if unknown.
     pub rate: u64,
+    /// What all classes together may send over its link, as this end was told or found out, if it is known.
+    pub link_rate: Option<u64>,
     /// Largest UDP payload that the path is known to carry.
     pub mtu: u16,
     /// UDP payload sent, since the path was opened.

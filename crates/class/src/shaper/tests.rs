@@ -410,3 +410,19 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_class_is_alone_until_another_sends_anything() {
+    let now = Instant::now();
+    let mut shaper = Shaper::new(now, None);
+    assert!(shaper.is_alone(now));
+    shaper.spend(ClassId(1), 1500);
+    assert!(shaper.is_alone(now));
+    // Acknowledgements leave without a question.
+    shaper.spend(ClassId(2), 60);
+    assert!(!shaper.is_alone(now));
+    let later = now + 3 * SECOND;
+    assert_eq!(shaper.left(later, ClassId(1)), u64::MAX);
+    shaper.spend(ClassId(1), 1500);
+    assert!(shaper.is_alone(later), "the other was silent for 3 s");
+}

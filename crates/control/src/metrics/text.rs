@@ -139,6 +139,9 @@ const OF_PATHS: &[Metric<Path>] = &[
     ("path_delivery_bytes_per_second", Gauge, "Estimated rate at which what is sent arrives.", |path| {
         Some(path.rate_bps as f64 / 8.0)
     }),
+    ("path_link_bytes_per_second", Gauge, "What all classes together may send over its link.", |path| {
+        path.link_rate_bps.map(|rate| rate as f64 / 8.0)
+    }),
     ("path_mtu_bytes", Gauge, "Largest UDP payload that gets through.", |path| Some(path.mtu.into())),
     ("path_transmit_bytes_total", Counter, "Bytes of UDP payload sent.", |path| Some(path.tx_bytes as f64)),
     ("path_receive_bytes_total", Counter, "Bytes of UDP payload received.", |path| {

@@ -56,7 +56,7 @@ impl Model {
     pub(super) fn publish(&self, random: &RandomLoss, shared: &Shared) {
         let base = match &self.inner {
             Inner::Bbr(bbr) => bbr.base_rtt().unwrap_or_default(),
-            Inner::Library(_) => shared.min_rtt(),
+            Inner::Library(_) => shared.min_rtt().unwrap_or_default(),
         };
         let known = random.measured().map_or(UNKNOWN, |share| (share * SHARE) as u64);
         shared.random_loss.store(known, Relaxed);

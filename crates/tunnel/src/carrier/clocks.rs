@@ -15,8 +15,9 @@ use super::Carrier;
 
 /// It is looked this often whether it is time.
 const LOOK: Duration = Duration::from_millis(5);
-/// It is told no more often than this …
+/// It is told no more often than this, and than that where one class has the link for itself …
 const EVERY: Duration = Duration::from_millis(10);
+const ALONE_EVERY: Duration = Duration::from_millis(50);
 /// … and for so many bytes that moved over the path, either way: a report takes less than 70 of them …
 const BYTES: u64 = 14_000;
 /// … or for a few after this time.
@@ -112,7 +113,8 @@ impl Carrier {
                 continue;
             };
             let passed = path.clocked.told.map_or(SELDOM, |(at, _)| now.saturating_duration_since(at));
-            if passed < EVERY {
+            let is_alone = || seat.shaper().is_alone(now);
+            if passed < EVERY || passed < ALONE_EVERY && is_alone() {
                 continue;
             }
             let moved = connection.moved(*id);

@@ -134,7 +134,7 @@ impl Sequencer {
             return;
         }
         let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
-        let quickest = views.iter().map(|view| view.min_rtt).min().unwrap_or_default();
+        let quickest = views.iter().filter_map(|view| view.min_rtt).min().unwrap_or_default();
         let rounds = match loss {
             // Without any loss one is still expected now and then.
             ..0.001 => 1,
