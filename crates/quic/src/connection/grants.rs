@@ -7,14 +7,26 @@ use super::{Connection, Event, streams::BULK_QUEUE};
 
 /// Bytes that a bulk stream may send before the next one has its turn.
 const TURN: u64 = 16 << 10;
-/// Bytes of a packet that are none of the stream's: those around the frames (see [`crate::DATAGRAM_OVERHEAD`]), and
-/// type, stream, offset and length of a frame.
-const PACKET_OVERHEAD: u64 = 29 + 1 + 4 + 8 + 2;
+/// Bytes around the frames of a packet: flags, connection ID, packet number (of two bytes with up to 32,768 packets under
+/// way) and AEAD tag.
+const AROUND_FRAMES: u64 = 1 + 8 + 2 + 16;
+/// Bytes of a STREAM frame beside stream, offset and data: its type, and what the library sets aside for the length.
+const OF_FRAME: u64 = 1 + 8;
 /// Packets by which a pass goes on when the library had more to repeat than was known, and how often.
 const PROLONGED: u64 = 2;
 const MOST_PROLONGED: u32 = 16;
 /// Streams that are looked through for those that last.
 const MOST_LOOKS: usize = 64;
+
+/// Bytes of a variable-length integer (RFC 9000 §16).
+const fn varint_len(value: u64) -> u64 {
+    match value {
+        0..0x40 => 1,
+        0x40..0x4000 => 2,
+        0x4000..0x4000_0000 => 4,
+        _ => 8,
+    }
+}
 
 impl Connection {
     /// Bytes of bulk streams that paths could be granted now.
@@ -46,15 +58,25 @@ impl Connection {
             return 0;
         }
         let packet = u64::from(self.inner.current_mtu());
-        let payload = packet - PACKET_OVERHEAD;
+        let overhead = self.packet_overhead(most.max(packet));
+        let payload = packet - overhead;
         let bytes = backlog.min((most / packet).max(1) * payload);
-        let cost = bytes + bytes.div_ceil(payload) * PACKET_OVERHEAD;
+        let cost = bytes + bytes.div_ceil(payload) * overhead;
         let Some(path) = self.least_loaded(id) else { return 0 };
         path.load(cost);
         path.grant += bytes;
         path.late = path.late.or(late);
         self.streams.granted += bytes;
         cost
+    }
+
+    /// Bytes of a packet that are none of the stream's whose turn it is, of which up to `most` leave now. More than
+    /// needed makes a packet shorter than it could be; less, and a second one carries some bytes.
+    fn packet_overhead(&self, most: u64) -> u64 {
+        let front = self.streams.ready.front();
+        let known = front.and_then(|id| Some((*id, self.streams.outbound.get(id)?.place() + most)));
+        let (id, offset) = known.map_or((4, 8), |(id, end)| (varint_len(id), varint_len(end)));
+        AROUND_FRAMES + OF_FRAME + id + offset
     }
 
     /// Gives the library what the path at `index` was granted: its pass begins.
@@ -146,6 +168,20 @@ impl Connection {
             for path in &mut self.paths {
                 path.repeated = Some(now);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variable_length_integers_are_as_long_as_their_values_need() {
+        for (value, len) in
+            [(0, 1), (63, 1), (64, 2), (16_383, 2), (16_384, 4), ((1 << 30) - 1, 4), (1 << 30, 8)]
+        {
+            assert_eq!(varint_len(value), len, "{value}");
         }
     }
 }

@@ -64,6 +64,11 @@ impl Outbound {
         self.bytes as u64 + u64::from(self.finish)
     }
 
+    /// Where in the stream the next byte to send is.
+    pub(super) fn place(&self) -> u64 {
+        self.at
+    }
+
     /// Bytes that may be sent now.
     pub(super) fn may_send(&self, patience: Patience) -> u64 {
         self.reader.limit(patience).saturating_sub(self.at)
