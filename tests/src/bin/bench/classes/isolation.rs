@@ -37,6 +37,8 @@ const TOLERANCE: f64 = 3.0;
 const PAST: (&str, u16) = ("10.101.0.1", 5399);
 /// The table of nftables.
 const TABLE: &str = "netdev bench_loss";
+/// Loads have greeted their servers within this.
+const GREETING: Duration = Duration::from_millis(500);
 
 /// What was found in a run.
 struct Found {
@@ -84,10 +86,13 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 }
 
 fn measure(scene: &Scene, way: Direction, percent: u32, seconds: u32) -> Result<Found, String> {
-    inject(scene, percent)?;
+    // iperf3 greets its server with one datagram that it never repeats.
+    inject(scene, 0)?;
     let loads = THREE.map(|line| line.load(scene, Load::Udp(OFFERED), way, seconds));
     let loads: Vec<_> = loads.into_iter().collect::<Result<_, _>>()?;
-    thread::sleep(Duration::from_secs(START_UP.into()));
+    thread::sleep(GREETING);
+    inject(scene, percent)?;
+    thread::sleep(Duration::from_secs(START_UP.into()) - GREETING);
     let calls = [CRITICAL.call(scene, DENSE)?, DEFAULT.call(scene, DENSE)?];
     let past = Call::start(&scene.stage, PAST, DENSE)?;
     let mut arrived = Vec::new();
