@@ -6,19 +6,11 @@
 
 use bytes::BufMut;
 
+/// How many bytes [`encode`] writes for a value: 1, 2, 4 or 8.
+pub use mpvpn_types::varint_len as len;
+
 /// The largest number that a variable-length integer can hold (2^62 − 1).
 pub const MAX: u64 = (1 << 62) - 1;
-
-/// How many bytes [`encode`] writes for `value`: 1, 2, 4 or 8.
-#[must_use]
-pub const fn len(value: u64) -> usize {
-    match value {
-        0..=0x3f => 1,
-        0x40..=0x3fff => 2,
-        0x4000..=0x3fff_ffff => 4,
-        _ => 8,
-    }
-}
 
 /// Appends `value` in its shortest form.
 ///

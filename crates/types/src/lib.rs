@@ -11,6 +11,7 @@ mod rate;
 mod size;
 mod tier;
 mod transport;
+mod varint;
 mod weight;
 
 pub use class_name::{ClassName, ParseClassNameError};
@@ -21,6 +22,7 @@ pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
 pub use tier::{ParseTierError, Tier};
 pub use transport::{ParseTransportError, Transport};
+pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
 
 /// What a panic that was caught says.

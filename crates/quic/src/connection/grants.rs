@@ -1,7 +1,7 @@
 //! Which bytes of bulk streams leave on which path: paths are granted so many, and take them out of the streams when their
 //! passes begin.
 
-use mpvpn_types::{Instant, PathId};
+use mpvpn_types::{Instant, PathId, varint_len};
 
 use super::{Connection, Event, streams::BULK_QUEUE};
 
@@ -17,16 +17,6 @@ const PROLONGED: u64 = 2;
 const MOST_PROLONGED: u32 = 16;
 /// Streams that are looked through for those that last.
 const MOST_LOOKS: usize = 64;
-
-/// Bytes of a variable-length integer (RFC 9000 §16).
-const fn varint_len(value: u64) -> u64 {
-    match value {
-        0..0x40 => 1,
-        0x40..0x4000 => 2,
-        0x4000..0x4000_0000 => 4,
-        _ => 8,
-    }
-}
 
 impl Connection {
     /// Bytes of bulk streams that paths could be granted now.
@@ -74,9 +64,9 @@ impl Connection {
     /// needed makes a packet shorter than it could be; less, and a second one carries some bytes.
     fn packet_overhead(&self, most: u64) -> u64 {
         let front = self.streams.ready.front();
-        let known = front.and_then(|id| Some((*id, self.streams.outbound.get(id)?.place() + most)));
-        let (id, offset) = known.map_or((4, 8), |(id, end)| (varint_len(id), varint_len(end)));
-        AROUND_FRAMES + OF_FRAME + id + offset
+        let known = front.and_then(|id| Some((*id, self.streams.outbound.get(id)?.at + most)));
+        let place = known.map_or(4 + 8, |(id, end)| varint_len(id) + varint_len(end));
+        AROUND_FRAMES + OF_FRAME + place as u64
     }
 
     /// Gives the library what the path at `index` was granted: its pass begins.
@@ -168,20 +158,6 @@ impl Connection {
             for path in &mut self.paths {
                 path.repeated = Some(now);
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn variable_length_integers_are_as_long_as_their_values_need() {
-        for (value, len) in
-            [(0, 1), (63, 1), (64, 2), (16_383, 2), (16_384, 4), ((1 << 30) - 1, 4), (1 << 30, 8)]
-        {
-            assert_eq!(varint_len(value), len, "{value}");
         }
     }
 }

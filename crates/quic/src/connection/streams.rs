@@ -37,7 +37,7 @@ pub(super) struct Outbound {
     /// Bytes in it.
     pub(super) bytes: usize,
     /// Where the first of them is in the stream.
-    at: u64,
+    pub(super) at: u64,
     finish: bool,
     /// The end was sent.
     ended: bool,
@@ -62,11 +62,6 @@ impl Outbound {
     /// What it takes to send it all: the end counts as one byte.
     pub(super) fn wants(&self) -> u64 {
         self.bytes as u64 + u64::from(self.finish)
-    }
-
-    /// Where in the stream the next byte to send is.
-    pub(super) fn place(&self) -> u64 {
-        self.at
     }
 
     /// Bytes that may be sent now.

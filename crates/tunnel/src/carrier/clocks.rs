@@ -113,8 +113,7 @@ impl Carrier {
                 continue;
             };
             let passed = path.clocked.told.map_or(SELDOM, |(at, _)| now.saturating_duration_since(at));
-            let is_alone = || seat.shaper().is_alone(now);
-            if passed < EVERY || passed < ALONE_EVERY && is_alone() {
+            if passed < EVERY || passed < ALONE_EVERY && seat.shaper().is_alone(now) {
                 continue;
             }
             let moved = connection.moved(*id);
