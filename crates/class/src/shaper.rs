@@ -372,7 +372,8 @@ impl Shaper {
         let link = self.capacity.binding(self.is_shared(now));
         if self.bound != link.is_some() {
             self.bound = link.is_some();
-            self.pool = 0.0;
+            // What a class alone has put into the link's queue is waited for at once: whoever comes now would find it.
+            self.pool = -link.map_or(0.0, |link| link * self.capacity.waiting().min(MOST_DEBT));
             self.classes.iter_mut().for_each(|class| class.tokens = class.keeps());
         }
         let Some(link) = link else { return };

@@ -54,7 +54,7 @@ const MORE: f64 = 1.05;
 const MOST_RAISE: f64 = 0.008;
 /// The same at first, after the link was found to be full.
 const FIRST_RAISE: f64 = 0.004;
-/// So many spans after what was raised without a queue, it was not in vain.
+/// So many spans after what was raised without a queue, it was not in vain, if it is more than what was too much before.
 const CYCLE: usize = 12;
 /// A queue that is seen has grown for so many spans, and a round trip.
 const GROWN: usize = 7;
@@ -179,6 +179,8 @@ pub(super) struct Capacity {
     /// Spans that it takes before more is tried: in the mean, and this time.
     hold: usize,
     wait: usize,
+    /// What was too much when more was tried last.
+    tried: f64,
     /// The share by which it is lowered next if nothing was raised.
     less: f64,
     /// The most that arrived while less was not known to be carried.
@@ -205,6 +207,7 @@ impl Capacity {
             free: 0,
             hold: 1,
             wait: 0,
+            tried: 0.0,
             less: LESS,
             best: 0.0,
         }
@@ -229,6 +232,14 @@ impl Capacity {
             Some(drain) => Some(drain.rate),
             None => self.known,
         }
+    }
+
+    /// How long packets waited on our way of late (s), as far as that is known.
+    pub(super) fn waiting(&self) -> f64 {
+        let queue =
+            self.late(0, 2).filter(|span| span.ways.is_some()).filter_map(Span::delay).min_by(f64::total_cmp);
+        let excess = self.excess.map_or(0.0, |(excess, _)| excess);
+        queue.map_or(0.0, |queue| (queue - excess).max(0.0))
     }
 
     pub(super) fn spent(&mut self, bytes: f64) {
@@ -343,7 +354,7 @@ impl Capacity {
         self.calm += 1;
         self.free += 1;
         if self.raises {
-            if self.calm >= CYCLE {
+            if self.calm >= CYCLE && known > self.tried {
                 (self.calm, self.hold, self.less) = (0, LEAST_HOLD, LESS);
             }
             // What is too much is seen a round trip later.
@@ -409,6 +420,7 @@ impl Capacity {
             return;
         }
         let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
+        let before = known;
         let known = match overload {
             Some(carried) => carried,
             // What arrives while packets wait on our way is what the link carries.
@@ -426,6 +438,7 @@ impl Capacity {
             (self.hold, self.raise) = (1, MOST_RAISE);
         } else if self.raises {
             (self.hold, self.raise) = ((2 * self.hold).clamp(LEAST_HOLD, MOST_HOLD), self.manner().raise);
+            self.tried = before;
         } else {
             self.less = (2.0 * self.less).min(MOST_LESS);
         }

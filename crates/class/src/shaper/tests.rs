@@ -426,3 +426,67 @@ fn a_class_is_alone_until_another_sends_anything() {
     shaper.spend(ClassId(1), 1500);
     assert!(shaper.is_alone(later), "the other was silent for 3 s");
 }
+
+#[test]
+fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, None);
+    let (call, bulk) = (ClassId(1), ClassId(2));
+    shaper.set_share(start, call, Share { first: true, ..Share::default() });
+    let mut now = start;
+    for step in 0..1000_u32 {
+        now += MS;
+        shaper.set_wanting(now, bulk, true);
+        shaper.spend(bulk, 6250);
+        let queue = if step < 500 { 0 } else { 20 };
+        if step % 5 == 0 {
+            shaper.told(now, 1, shaper.clock(now), Some(queue * 1000));
+        }
+        let rtt = Some((13 + queue) * MS);
+        shaper.measured(now, bulk, Sample { delivered: 6250, rtt, base_rtt: Some(13 * MS), limited: true });
+    }
+    assert_near(shaper.capacity().map_or(0.0, |rate| rate.bps() as f64), 50e6, 0.01);
+    assert!(shaper.left(now, bulk) > 0, "nobody else is there");
+    assert!(shaper.left(now, call) > 1000, "the call begins at once");
+    // What bulk had in hand is a packet.
+    shaper.spend(bulk, 1500);
+    let waits = (0..200_u32).find(|step| shaper.left(now + 250 * US * *step, bulk) > 0);
+    assert_near(waits.map_or(0.0, |steps| f64::from(steps) / 4.0), 20.0, 0.1);
+}
+
+#[test]
+fn a_link_whose_brim_was_found_is_seldom_filled_again() {
+    const RATE: f64 = 6.25e6;
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, None);
+    let (mut backlog, mut delivered, mut waited) = (0.0, 0.0, 0);
+    // What is found out at the far end is known here 13 ms later.
+    let mut queues = [0.0; 13];
+    for step in 0..60_000_u32 {
+        let now = start + MS * step;
+        for class in [ClassId(0), ClassId(2)] {
+            shaper.set_wanting(now, class, true);
+            let bytes = shaper.left(now, class).min(12_000);
+            shaper.spend(class, bytes);
+            backlog += bytes as f64;
+        }
+        let carried = f64::min(backlog, RATE / 1000.0);
+        backlog = (backlog - carried).min(RATE * 0.06);
+        let at = step as usize % queues.len();
+        let queue: f64 = std::mem::replace(&mut queues[at], backlog / RATE);
+        if step % 10 == 0 {
+            shaper.told(now, 1, shaper.clock(now), Some((queue * 1e6) as u32));
+        }
+        let rtt = Some(13 * MS + Duration::from_secs_f64(queue));
+        let sample = Sample { delivered: carried as u64 / 2, rtt, base_rtt: Some(13 * MS), limited: true };
+        shaper.measured(now, ClassId(0), sample);
+        shaper.measured(now, ClassId(2), sample);
+        if step >= 10_000 {
+            delivered += carried;
+            waited += u32::from(backlog / RATE > 0.0005);
+        }
+    }
+    let used = delivered / (50.0 * RATE);
+    let waited = f64::from(waited) / 50_000.0;
+    assert!(used > 0.98 && waited < 0.09, "{used:.3} of it is used, {waited:.3} of the time packets wait");
+}
