@@ -37,9 +37,11 @@ use ways::Ways;
 const BURST: f64 = 0.001;
 /// What one segmented send may take beyond that (bytes).
 const SEGMENTED: f64 = 16_000.0;
-/// What a class that wants nothing keeps: a packet, or four where it goes first (bytes).
+/// What a class that wants nothing keeps: a packet, or four where it goes first (bytes), or what the link carries in this
+/// time (s): so much comes at once where an app writes a few packets, and would else wait although it is within its share.
 const PACKET: f64 = 1500.0;
 const FIRST_KEEPS: f64 = 4.0 * PACKET;
+const KEPT: f64 = 0.000_3;
 /// A class that waits is woken for what it may send in this time (s), or for two packets …
 const WAKE: f64 = 0.000_25;
 /// … but no later than this, as others may have stopped meanwhile.
@@ -123,8 +125,9 @@ struct Class {
 }
 
 impl Class {
-    fn keeps(&self) -> f64 {
-        if self.share.first { FIRST_KEEPS } else { PACKET }
+    /// What it keeps of a link that carries `link` bytes/s while it wants nothing.
+    fn keeps(&self, link: f64) -> f64 {
+        (link * KEPT).max(if self.share.first { FIRST_KEEPS } else { PACKET })
     }
 
     /// Bytes/s that it may take before the others, of a link that carries `link`.
@@ -254,8 +257,9 @@ impl Shaper {
         }
         self.classes[index(class)].wanting = wanting;
         self.advance(now);
+        let link = self.capacity.known().unwrap_or_default();
         let own = &mut self.classes[index(class)];
-        let surplus = (own.tokens - own.keeps()).max(0.0);
+        let surplus = (own.tokens - own.keeps(link)).max(0.0);
         if !wanting && surplus > 0.0 {
             own.tokens -= surplus;
             self.pool += surplus;
@@ -374,7 +378,7 @@ impl Shaper {
             self.bound = link.is_some();
             // What a class alone has put into the link's queue is waited for at once: whoever comes now would find it.
             self.pool = -link.map_or(0.0, |link| link * self.capacity.waiting().min(MOST_DEBT));
-            self.classes.iter_mut().for_each(|class| class.tokens = class.keeps());
+            self.classes.iter_mut().for_each(|class| class.tokens = class.keeps(link.unwrap_or_default()));
         }
         let Some(link) = link else { return };
         let burst = burst(link);
@@ -384,19 +388,19 @@ impl Shaper {
             class.first = (class.first + first * passed).min(first * BURST + FIRST_KEEPS);
             class.least = (class.least + least * passed).min(least * BURST + PACKET);
         }
-        self.hand_out(&active, burst / count.max(1) as f64);
+        self.hand_out(link, &active, burst / count.max(1) as f64);
         let held: f64 = self.classes.iter().map(|class| class.tokens.max(0.0)).sum();
         self.pool = self.pool.min((burst - held).max(0.0));
     }
 
-    /// Divides the pool among the classes that want to send, each up to `most` beyond what one that does not may keep.
-    fn hand_out(&mut self, active: &[bool; CLASSES], most: f64) {
+    /// Divides the pool of a link that carries `link` bytes/s among the classes that want to send, each up to `most` beyond what one that does not may keep.
+    fn hand_out(&mut self, link: f64, active: &[bool; CLASSES], most: f64) {
         if self.pool <= 0.0 {
             return;
         }
         let claims = std::array::from_fn(|at| {
             let class = &self.classes[at];
-            let level = class.keeps() + if active[at] { most } else { 0.0 };
+            let level = class.keeps(link) + if active[at] { most } else { 0.0 };
             Claim {
                 need: (level - class.tokens).max(0.0),
                 first: class.first.max(0.0),

@@ -448,8 +448,9 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
     assert_near(shaper.capacity().map_or(0.0, |rate| rate.bps() as f64), 50e6, 0.01);
     assert!(shaper.left(now, bulk) > 0, "nobody else is there");
     assert!(shaper.left(now, call) > 1000, "the call begins at once");
-    // What bulk had in hand is a packet.
-    shaper.spend(bulk, 1500);
+    let in_hand = shaper.left(now, bulk);
+    assert!(in_hand < 2 * 1500, "{in_hand} bytes");
+    shaper.spend(bulk, in_hand);
     let waits = (0..200_u32).find(|step| shaper.left(now + 250 * US * *step, bulk) > 0);
     assert_near(waits.map_or(0.0, |steps| f64::from(steps) / 4.0), 20.0, 0.1);
 }
