@@ -35,6 +35,7 @@ pub mod server;
 mod slow;
 mod status;
 mod tcp_way;
+mod thrift;
 mod turn;
 mod wire;
 

@@ -8,9 +8,12 @@ use std::{
 };
 
 use mpvpn_control::config::Reloaded;
-use mpvpn_os::poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time};
+use mpvpn_os::{
+    memory,
+    poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time},
+};
 
-use crate::{EngineError, moderation::Moderation};
+use crate::{EngineError, moderation::Moderation, thrift::Thrift};
 
 /// The TUN device.
 pub(crate) const TUN: u64 = 0;
@@ -41,6 +44,7 @@ pub(crate) struct Turns {
     pub(crate) wake: Wake,
     before: Instant,
     moderation: Moderation,
+    thrift: Thrift,
 }
 
 /// What a signal asks for.
@@ -102,13 +106,21 @@ impl Turns {
             wake,
             before: Instant::now(),
             moderation: Moderation::default(),
+            thrift: Thrift::new(Instant::now()),
         })
     }
 
     /// Waits for something to do, at most until `deadline`.
     pub(crate) fn next(&mut self, deadline: Option<Instant>, turn: &mut Turn) -> Result<(), EngineError> {
         let mut start = Instant::now();
-        let worked = start.saturating_duration_since(self.before);
+        let mut worked = start.saturating_duration_since(self.before);
+        // Where this is not the main thread the memory may be that of an app.
+        if self.signals.is_some() && self.thrift.worked(start, worked) {
+            memory::give_back();
+            let end = Instant::now();
+            tracing::debug!(took = ?end.saturating_duration_since(start), "gave memory back");
+            (start, worked) = (end, end.saturating_duration_since(self.before));
+        }
         if let Some(rest) = self.moderation.rest(start) {
             thread::sleep(rest);
             start = Instant::now();

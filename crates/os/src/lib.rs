@@ -23,6 +23,7 @@ mod error;
 pub mod firewall;
 pub mod folder;
 pub mod limits;
+pub mod memory;
 pub mod netlink;
 mod option;
 mod packet_fd;

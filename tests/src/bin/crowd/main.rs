@@ -25,6 +25,8 @@ const BAR: f64 = 128.0;
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Path MTU discovery is over, and what handshakes left has been given back.
 const SETTLE: Duration = Duration::from_secs(5);
+/// What a server does not need any more it has given back.
+const GIVEN_BACK: Duration = Duration::from_secs(20);
 
 struct Options {
     clients: usize,
@@ -108,7 +110,7 @@ fn run(options: &Options) -> bool {
     row("clients that lost their connection", crowd.lost() as f64, "");
     let whole = crowd.lost() == 0;
     crowd.leave();
-    thread::sleep(SETTLE);
+    thread::sleep(GIVEN_BACK);
     row("server's memory after all left", server.memory() as f64 / 1024.0 / 1024.0, "MiB");
     each <= BAR && whole
 }
