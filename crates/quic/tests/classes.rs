@@ -328,6 +328,8 @@ fn three(params: &Params, capacity: Option<BitRate>) -> World {
     world
 }
 
+/// What three packets take at 1 Mbit/s.
+const THREE_PACKETS: Duration = Duration::from_millis(36);
 const OTHER: usize = 0;
 const CALLS: usize = 1;
 const BULK: usize = 2;
@@ -404,6 +406,22 @@ fn a_class_that_had_little_for_long_gets_the_link_at_once() {
             println!("{capacity:?}, {share}: {rates:.2?}");
             assert!(*all >= 9.4, "{capacity:?}: {all} of 10 Mbit/s, {rates:?}");
         }
+    }
+}
+
+/// A full packet takes 1.2 ms there: two that leave together are no queue.
+#[test]
+fn a_slow_link_is_used_beside_calls_at_once() {
+    for rate in [5, 10, 20] {
+        let mut world = three(&link(rate, 10 * MS), None);
+        let idle = world.calls(CALLS, 2 * SECOND);
+        world.demand(BULK, Demand::Greedy, 1);
+        world.run(2 * SECOND);
+        let all: Vec<f64> = (0..4).map(|_| world.rates(2 * SECOND)[0].1 / rate as f64).collect();
+        let more = world.calls(CALLS, 6 * SECOND)[0].1.saturating_sub(idle[0].1);
+        println!("{rate} Mbit/s: {all:.3?}, calls take {more:?} longer");
+        assert!(all.iter().all(|used| *used >= 0.93), "{rate} Mbit/s: {all:.3?}");
+        assert!(more <= 5 * MS + THREE_PACKETS / rate as u32, "{rate} Mbit/s: {more:?}");
     }
 }
 

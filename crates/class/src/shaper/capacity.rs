@@ -38,6 +38,13 @@ struct Manner {
     back: f64,
 }
 
+/// The same in full packets, where these take longer: two that leave together are no queue on a slow link, and nothing that
+/// is reported comes before one that is on its way.
+const SHORT_PACKETS: f64 = 1.5;
+const LONG_PACKETS: f64 = 3.0;
+const FULL_PACKETS: f64 = 6.0;
+const PACKET: f64 = 1500.0;
+
 /// Where only round trips are known …
 const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
 /// … and where it is known what waits on our way: then a call feels every queue on both ways, each only half as long.
@@ -342,9 +349,9 @@ impl Capacity {
         self.best = self.best.max(of_late.unwrap_or_default().min(known));
         if let Some(drain) = self.drain {
             self.go_on(now, known, queue, drain);
-        } else if queue > self.manner().long {
+        } else if queue > self.long(known) {
             self.begin(now, known, queue);
-        } else if queue < self.manner().short && of_late.is_some_and(|rate| rate > known * USED) {
+        } else if queue < self.short(known) && of_late.is_some_and(|rate| rate > known * USED) {
             self.grow(known);
         }
     }
@@ -410,7 +417,7 @@ impl Capacity {
     /// There is a queue.
     fn begin(&mut self, now: Instant, known: f64, queue: f64) {
         // Small queues are seen where the ways are known, and losses that begin look like a slower link.
-        let is_clear = !self.knows_ways() || queue > FULL;
+        let is_clear = !self.knows_ways() || queue > full(known);
         let overload = self.overload(known).filter(|_| is_clear);
         if let Some(carried) = overload {
             self.best = carried;
@@ -424,7 +431,7 @@ impl Capacity {
         let known = match overload {
             Some(carried) => carried,
             // What arrives while packets wait on our way is what the link carries.
-            None if self.drain.is_some() && self.knows_ways() && queue > FULL => {
+            None if self.drain.is_some() && self.knows_ways() && queue > full(known) => {
                 known.min(arrived) * (1.0 - self.less)
             }
             None if self.raises => known.min(self.before_queue()) * (1.0 - self.manner().back),
@@ -461,12 +468,12 @@ impl Capacity {
     }
 
     fn go_on(&mut self, now: Instant, known: f64, queue: f64, drain: Drain) {
-        let grew = queue > 1.5 * drain.queue + FULL;
+        let grew = queue > 1.5 * drain.queue + full(known);
         let longest = drain.longest.max(queue);
         self.drain = Some(Drain { longest, ..drain });
         // Where our way is known, a long queue is there.
-        let is_ours = self.knows_ways() && queue > FULL || queue < longest * GOING;
-        if queue <= self.manner().short {
+        let is_ours = self.knows_ways() && queue > full(known) || queue < longest * GOING;
+        if queue <= self.short(known) {
             self.drain = None;
         } else if grew || now >= drain.end && is_ours {
             self.begin(now, known, queue);
@@ -488,6 +495,16 @@ impl Capacity {
 
     fn manner(&self) -> Manner {
         if self.knows_ways() { SEEING } else { BLIND }
+    }
+
+    /// A queue (s) that leaves room for more on a link that carries `known`.
+    fn short(&self, known: f64) -> f64 {
+        self.manner().short.max(SHORT_PACKETS * PACKET / known)
+    }
+
+    /// A queue (s) that has to go.
+    fn long(&self, known: f64) -> f64 {
+        self.manner().long.max(LONG_PACKETS * PACKET / known)
     }
 
     /// A round trip in spans, as far as they are remembered.
@@ -520,6 +537,11 @@ impl Capacity {
     fn sum(&self, skip: usize, of: impl Fn(Span) -> f64) -> f64 {
         self.late(skip, 3).map(of).sum()
     }
+}
+
+/// A queue (s) that does not come of little on a link that carries `known` bytes/s.
+fn full(known: f64) -> f64 {
+    FULL.max(FULL_PACKETS * PACKET / known)
 }
 
 fn bytes_per_second(rate: BitRate) -> f64 {
