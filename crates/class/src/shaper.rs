@@ -376,9 +376,10 @@ impl Shaper {
         let link = self.capacity.binding(self.is_shared(now));
         if self.bound != link.is_some() {
             self.bound = link.is_some();
+            let link = link.unwrap_or_default();
             // What a class alone has put into the link's queue is waited for at once: whoever comes now would find it.
-            self.pool = -link.map_or(0.0, |link| link * self.capacity.waiting().min(MOST_DEBT));
-            self.classes.iter_mut().for_each(|class| class.tokens = class.keeps(link.unwrap_or_default()));
+            self.pool = -link * self.capacity.waiting().min(MOST_DEBT);
+            self.classes.iter_mut().for_each(|class| class.tokens = class.keeps(link));
         }
         let Some(link) = link else { return };
         let burst = burst(link);
@@ -393,7 +394,8 @@ impl Shaper {
         self.pool = self.pool.min((burst - held).max(0.0));
     }
 
-    /// Divides the pool of a link that carries `link` bytes/s among the classes that want to send, each up to `most` beyond what one that does not may keep.
+    /// Divides the pool of a link that carries `link` bytes/s among the classes that want to send, each up to `most` beyond
+    /// what one that does not may keep.
     fn hand_out(&mut self, link: f64, active: &[bool; CLASSES], most: f64) {
         if self.pool <= 0.0 {
             return;

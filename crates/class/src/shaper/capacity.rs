@@ -16,7 +16,7 @@
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-use super::ways::Queues;
+use super::{PACKET, ways::Queues};
 
 /// Deliveries are added up over this time: acknowledgements come in bunches.
 const SPAN: f64 = 0.03;
@@ -43,7 +43,6 @@ struct Manner {
 const SHORT_PACKETS: f64 = 1.5;
 const LONG_PACKETS: f64 = 3.0;
 const FULL_PACKETS: f64 = 6.0;
-const PACKET: f64 = 1500.0;
 
 /// Where only round trips are known …
 const BLIND: Manner = Manner { short: 0.001, long: 0.002, raise: 0.001, faster: 1.1, back: LESS };
@@ -243,10 +242,7 @@ impl Capacity {
 
     /// How long packets waited on our way of late (s), as far as that is known.
     pub(super) fn waiting(&self) -> f64 {
-        let queue =
-            self.late(0, 2).filter(|span| span.ways.is_some()).filter_map(Span::delay).min_by(f64::total_cmp);
-        let excess = self.excess.map_or(0.0, |(excess, _)| excess);
-        queue.map_or(0.0, |queue| (queue - excess).max(0.0))
+        self.least_delay(|span| span.ways.is_some()).map_or(0.0, |delay| self.beyond_excess(delay).max(0.0))
     }
 
     pub(super) fn spent(&mut self, bytes: f64) {
@@ -313,12 +309,22 @@ impl Capacity {
 
     /// The queue (s) that all packets found in the last two spans; `None` if nothing came back.
     fn queue(&mut self, now: Instant) -> Option<f64> {
-        let delay = self.late(0, 2).filter_map(Span::delay).min_by(f64::total_cmp)?;
+        let delay = self.least_delay(|_| true)?;
         let expired = |at: Instant| now.saturating_duration_since(at) > VALID;
         let longest = self.longest(EXCESS_KEPT);
         self.excess =
             self.excess.filter(|(_, at)| !expired(*at)).map(|(excess, at)| (excess.min(longest), at));
-        Some(delay - self.excess.map_or(0.0, |(excess, _)| excess))
+        Some(self.beyond_excess(delay))
+    }
+
+    /// The delay (s) that all packets found in those of the last two spans that count.
+    fn least_delay(&self, counts: impl Fn(&Span) -> bool) -> Option<f64> {
+        self.late(0, 2).filter(counts).filter_map(Span::delay).min_by(f64::total_cmp)
+    }
+
+    /// What a delay (s) is longer than what is known to be no queue.
+    fn beyond_excess(&self, delay: f64) -> f64 {
+        delay - self.excess.map_or(0.0, |(excess, _)| excess)
     }
 
     /// The longest delay (s) that all packets of a span found in the last `count` of them.

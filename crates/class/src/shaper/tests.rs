@@ -120,6 +120,14 @@ impl World {
     }
 }
 
+/// A class that always has more sends what it may, at most so many bytes; how many.
+fn send(shaper: &mut Shaper, now: Instant, class: ClassId, most: u64) -> u64 {
+    shaper.set_wanting(now, class, true);
+    let bytes = shaper.left(now, class).min(most);
+    shaper.spend(class, bytes);
+    bytes
+}
+
 fn assert_near(what: f64, expected: f64, share: f64) {
     assert!((what - expected).abs() <= expected * share, "{what} is not {expected} within {share}");
 }
@@ -273,9 +281,7 @@ fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
         for step in 1..20_000u32 {
             let now = start + MS * step;
             for class in [ClassId(0), ClassId(2)] {
-                shaper.set_wanting(now, class, true);
-                let bytes = shaper.left(now, class).min(1250);
-                shaper.spend(class, bytes);
+                let bytes = send(&mut shaper, now, class, 1250);
                 let base_rtt = (step >= unknown).then_some(40 * MS);
                 // Now and then there is a queue for a while.
                 let rtt = if step / 100 % 10 == 9 { 50 * MS } else { 40 * MS };
@@ -300,10 +306,8 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
         while now < end {
             now += MS;
             for class in [ClassId(0), ClassId(2)] {
-                shaper.set_wanting(now, class, true);
-                let room = shaper.left(now, class);
-                shaper.spend(class, bytes.min(room));
-                shaper.measured(now, class, sample(delivered.min(bytes.min(room)), rtt));
+                let sent = send(shaper, now, class, bytes);
+                shaper.measured(now, class, sample(delivered.min(sent), rtt));
             }
         }
         now
@@ -466,10 +470,7 @@ fn a_link_whose_brim_was_found_is_seldom_filled_again() {
     for step in 0..60_000_u32 {
         let now = start + MS * step;
         for class in [ClassId(0), ClassId(2)] {
-            shaper.set_wanting(now, class, true);
-            let bytes = shaper.left(now, class).min(12_000);
-            shaper.spend(class, bytes);
-            backlog += bytes as f64;
+            backlog += send(&mut shaper, now, class, 12_000) as f64;
         }
         let carried = f64::min(backlog, RATE / 1000.0);
         backlog = (backlog - carried).min(RATE * 0.06);
