@@ -56,6 +56,8 @@ const FULL: f64 = 0.004;
 const GROWING: f64 = 1.15;
 /// What is sent beside a queue, compared with what was sent without: the queue comes of it.
 const MORE: f64 = 1.05;
+/// What is sent in each of some spans, compared with their mean: they say together what the link carries.
+const STEADY: f64 = 0.5;
 /// How much more is tried in a span at most.
 const MOST_RAISE: f64 = 0.008;
 /// The same at first, after the link was found to be full.
@@ -408,6 +410,10 @@ impl Capacity {
         let is_calm = |span: &Span| delay(*span).is_some_and(|delay| delay < SEEING.short);
         let (calm, _) = rate(&mut self.spans.iter().copied().filter(is_calm))?;
         let (sent, time) = rate(&mut queued.clone())?;
+        // Delay was there before what was only sent at the end of it.
+        if queued.clone().any(|span| span.sent < STEADY * sent * span.time) {
+            return None;
+        }
         // The queue grows by what is too much.
         let grows = ((newest - oldest) / time).clamp(-MOST_DRAIN, MOST_DRAIN);
         (sent > calm * MORE).then_some(sent / (1.0 + grows) * (1.0 - SEEING.back))

@@ -460,6 +460,29 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
 }
 
 #[test]
+fn acknowledgements_that_are_held_back_are_no_queue_of_the_first_burst() {
+    let start = Instant::now();
+    let mut shaper = Shaper::new(start, None);
+    let (call, bulk) = (ClassId(1), ClassId(2));
+    shaper.set_share(start, call, Share { first: true, ..Share::default() });
+    for step in 0..700_u32 {
+        let now = start + MS * step;
+        // A report that came late is the last one for long, because little is sent, and that little is acknowledged late.
+        if step <= 400 && step % 50 == 0 {
+            shaper.told(now, 1, shaper.clock(now), Some(if step == 400 { 8000 } else { 0 }));
+        }
+        send(&mut shaper, now, call, 60);
+        if step == 600 {
+            shaper.spend(bulk, 40_000);
+        }
+        let rtt = Some(Duration::from_millis(if step < 400 { 25 } else { 30 }));
+        let sample = Sample { delivered: 60, rtt, base_rtt: Some(25 * MS), limited: false };
+        shaper.measured(now, call, sample);
+        assert_eq!(shaper.capacity(), None, "after {step} ms");
+    }
+}
+
+#[test]
 fn a_link_whose_brim_was_found_is_seldom_filled_again() {
     const RATE: f64 = 6.25e6;
     let start = Instant::now();
