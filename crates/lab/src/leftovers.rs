@@ -5,6 +5,7 @@
 //! even if its process id is in use again.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
@@ -70,18 +71,7 @@ impl Drop for Claim {
 
 /// Removes what labs left whose owners are gone.
 pub(crate) fn sweep() {
-    let mut prefixes: Vec<String> = names(RUN_DIR)
-        .into_iter()
-        .filter_map(|name| name.strip_suffix(".lock").map(str::to_owned))
-        .chain(names(NETNS_DIR).into_iter().filter_map(|name| {
-            let (prefix, _role) = name.rsplit_once('-')?;
-            Some(prefix.to_owned())
-        }))
-        .filter(|prefix| is_prefix(prefix))
-        .collect();
-    prefixes.sort();
-    prefixes.dedup();
-    for prefix in prefixes {
+    for prefix in prefixes() {
         // The lock file is held while we remove, so that two sweeps do not meet.
         let lock = File::open(format!("{RUN_DIR}/{prefix}.lock"));
         let abandoned = match &lock {
@@ -92,6 +82,22 @@ pub(crate) fn sweep() {
             remove(&prefix);
         }
     }
+}
+
+/// Removes all labs of this process, also those that other threads make meanwhile, but for a last one.
+pub(crate) fn remove_own() {
+    let own = format!("{MARK}{}-", std::process::id());
+    for _ in 0..3 {
+        prefixes().iter().filter(|prefix| prefix.starts_with(&own)).for_each(|prefix| remove(prefix));
+    }
+}
+
+/// The names of all labs of which there is anything.
+fn prefixes() -> BTreeSet<String> {
+    let locks = names(RUN_DIR).into_iter().filter_map(|name| name.strip_suffix(".lock").map(str::to_owned));
+    let namespaces = names(NETNS_DIR).into_iter();
+    let namespaces = namespaces.filter_map(|name| Some(name.rsplit_once('-')?.0.to_owned()));
+    locks.chain(namespaces).filter(|prefix| is_prefix(prefix)).collect()
 }
 
 /// Whether `text` is `mplab-<pid>-<n>`, exactly as we make it.

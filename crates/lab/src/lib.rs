@@ -49,4 +49,5 @@ pub use link::{Direction, History, LinkHandle, LinkStats};
 pub use namespace::Namespace;
 pub use process::Process;
 pub use shaper::Session;
+pub use signals::remove_labs_when_interrupted;
 pub use spec::{ByteCount, LinkKind, LinkSpec, Params, ParseSpecError};

@@ -2,12 +2,17 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
-use crate::error::LabError;
+use crate::{error::LabError, leftovers};
 
 static STOP: AtomicBool = AtomicBool::new(false);
+/// How often it is looked whether a signal has come.
+const LOOK: Duration = Duration::from_millis(20);
+/// What a shell says of a program that SIGINT has ended.
+const INTERRUPTED: i32 = 130;
 
 /// From now on SIGINT, SIGTERM and SIGHUP do not end the process but are answered by [`check`].
 pub(crate) fn catch() {
@@ -36,6 +41,20 @@ pub(crate) fn sleep(time: Duration) -> Result<(), LabError> {
         if left.is_zero() {
             return Ok(());
         }
-        std::thread::sleep(left.min(Duration::from_millis(20)));
+        thread::sleep(left.min(LOOK));
     }
+}
+
+/// From now on SIGINT, SIGTERM and SIGHUP end the process only when its labs, with all programs in them, have been removed.
+/// For programs that run one lab after the other and wait in many places.
+pub fn remove_labs_when_interrupted() {
+    catch();
+    thread::spawn(|| {
+        while check().is_ok() {
+            thread::sleep(LOOK);
+        }
+        eprintln!("interrupted: the labs are being removed");
+        leftovers::remove_own();
+        std::process::exit(INTERRUPTED);
+    });
 }

@@ -9,6 +9,7 @@ use mpvpn_tests::{
     eventually,
     stage::{Alone, binary},
 };
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 fn lab(words: &[&str]) -> Output {
@@ -99,4 +100,23 @@ fn classes_feel_nothing_of_the_losses_of_another() {
     assert!(harmed, "{}", text(&shown));
     assert!(file("classes.svg").starts_with("<svg "));
     assert!(text(&shown).contains("(30 % of the packets of bulk are lost)"), "{}", text(&shown));
+}
+
+#[test]
+fn a_rig_that_is_interrupted_removes_its_lab() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_bench"));
+    bench.arg("latency").env("MPVPN_BIN", binary()).current_dir(dir.path());
+    let mut bench = bench.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("bench runs");
+    let own = format!("mplab-{}-", bench.id());
+    let left = || -> Vec<_> { namespaces().into_iter().filter(|name| name.starts_with(&own)).collect() };
+    // It waits for other tests as they wait for it.
+    eventually(Duration::from_secs(300), "the rig has a lab", || match left().len() {
+        0 => Err("no namespace".to_owned()),
+        _ => Ok(()),
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    kill_process(Pid::from_child(&bench), Signal::INT).expect("it runs");
+    let code = bench.wait().expect("it ends").code();
+    assert_eq!((code, left()), (Some(130), Vec::new()));
 }

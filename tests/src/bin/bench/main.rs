@@ -19,7 +19,10 @@ mod stream;
 
 use std::process::ExitCode;
 
-use mpvpn_lab::scenario::{Lane, Scenario};
+use mpvpn_lab::{
+    remove_labs_when_interrupted,
+    scenario::{Lane, Scenario},
+};
 use mpvpn_tests::{quic_bulk, tun_copy, visits};
 
 use crate::{
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
             return end_of(Err(complaint), 2);
         }
     };
+    remove_labs_when_interrupted();
     let mut outcomes = Vec::new();
     for (name, about, rig) in RIGS {
         if options.rigs.is_empty() || options.rigs.iter().any(|wanted| wanted == name) {

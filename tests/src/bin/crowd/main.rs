@@ -9,6 +9,7 @@ mod members;
 
 use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
 
+use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
     ping::Ping,
     stage::{Peer, Place, Stage, TUNNEL},
@@ -54,6 +55,7 @@ impl Options {
 }
 
 fn main() -> ExitCode {
+    remove_labs_when_interrupted();
     match Options::parse(std::env::args().skip(1)) {
         Ok(options) if run(&options) => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
