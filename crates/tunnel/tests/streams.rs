@@ -295,9 +295,13 @@ fn connections_over_links_that_come_and_go_bring_every_byte() {
         assert!(world.now < start + Duration::from_secs(3) * count as u32, "{done} of {count} are over");
         if begun < count && apps.len() < 8 {
             let from = SocketAddr::new(world.address(client, true), 20_000 + begun as u16 % 30_000);
-            // From nothing to some megabytes, most of them small.
+            // From nothing to 50 MB, most of them small.
             let (up, down) = (4 + dice.below(18), dice.below(3));
-            let (up, megabytes) = (dice.below(1 << up), 1 + dice.below(1 << down) as u16);
+            let (up, megabytes) = match dice.below(100) {
+                0 => (dice.below(50_000_000), 1),
+                1 => (0, 1 + dice.below(50) as u16),
+                _ => (dice.below(1 << up), 1 + dice.below(1 << down) as u16),
+            };
             apps.push(App::new(from, ([203, 0, 113, 9], megabytes).into(), up));
             begun += 1;
         }
