@@ -44,9 +44,9 @@ pub(super) struct Outbound {
     next: Seq,
     /// The highest byte that ever was sent, and one.
     top: Seq,
-    /// What the app takes beyond `una`, and the segment that said so.
+    /// What the app takes beyond `una`, and where in its own bytes it said so (SND.WL1).
     window: usize,
-    told_at: (Seq, Seq),
+    told_at: Seq,
     scale: u8,
     mss: usize,
     sent: VecDeque<Bytes>,
@@ -75,7 +75,7 @@ impl Outbound {
             next,
             top: next,
             window: 0,
-            told_at: (theirs, first),
+            told_at: theirs,
             scale,
             mss,
             sent: VecDeque::new(),
@@ -142,12 +142,12 @@ impl Outbound {
         let window = usize::from(window) << self.scale;
         let repeated = ack == self.una && payload == 0 && window == self.window;
         let was_closed = self.window == 0;
-        let (seq_before, ack_before) = self.told_at;
-        if seq.since(seq_before) > 0 || seq == seq_before && ack.since(ack_before) >= 0 {
-            self.window = window;
-            self.told_at = (seq, ack);
-        }
         let fresh = ack.beyond(self.una);
+        // A window counts from its own acknowledgement: a newer one is taken although the app sends old bytes again, and one
+        // that came late is not.
+        if fresh > 0 || ack == self.una && seq.since(self.told_at) >= 0 {
+            (self.window, self.told_at) = (window, seq);
+        }
         if fresh == 0 {
             if was_closed && self.window > 0 {
                 // The byte that asked was not taken.
@@ -432,5 +432,22 @@ mod tests {
         outbound.on_ack(THEIRS, at(0), 3, 0);
         outbound.write(Bytes::from(vec![1; 600]));
         assert_eq!(outbound.take(now, 1000, 10).0.concat().len(), 500);
+    }
+
+    #[test]
+    fn a_window_is_counted_from_the_acknowledgement_that_said_so() {
+        let now = Instant::now();
+        let mut outbound = open(100);
+        outbound.on_ack(THEIRS.plus(10), at(0), 500, 0);
+        outbound.write(Bytes::from(vec![1; 900]));
+        assert_eq!(outbound.take(now, 1000, 10).0.concat().len(), 500);
+        // The app sends again what was lost of its own, with what it has received meanwhile.
+        outbound.on_ack(THEIRS, at(400), 100, 5);
+        assert!(!outbound.is_due(), "more than the app takes");
+        outbound.on_ack(THEIRS.plus(5), at(450), 150, 5);
+        assert_eq!(outbound.take(now, 1000, 10).0.concat().len(), 100);
+        // One that came late says nothing, whatever its own place.
+        outbound.on_ack(THEIRS.plus(20), at(300), 1000, 0);
+        assert!(!outbound.is_due(), "what the app took before it took that");
     }
 }
