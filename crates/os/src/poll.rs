@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    mem::MaybeUninit,
     num::NonZeroU64,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     sync::{
@@ -15,32 +14,11 @@ use std::{
     time::Duration,
 };
 
-/// What a thread computes at a time at most where others wait for its processor (ns); the kernel takes no less.
-const SLICE: u64 = 100_000;
-
-/// Lets this thread, and those that it starts, wake up when they asked to, not up to 50 µs later as the kernel does by
-/// default to save power (PR_SET_TIMERSLACK), and go before threads that compute for longer at a time (the slice of
-/// sched_setattr(2), from Linux 6.12 on). Of a busy processor they get no more than before.
+/// Lets this thread, and those that it starts, wake up when they asked to, not up to 50 µs later as the
+/// kernel does by default to save power (PR_SET_TIMERSLACK).
 pub fn wake_in_time() {
     // Where it is refused, waits are less exact.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
-    if let Some(attributes) =
-        scheduling().filter(|attributes| attributes.sched_policy == libc::SCHED_OTHER as u32)
-    {
-        let attributes = libc::sched_attr { sched_runtime: SLICE, ..attributes };
-        // SAFETY: the kernel reads the structure, whose size it says, and changes this thread only.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
-    }
-}
-
-/// How this thread is scheduled, if the kernel says it.
-fn scheduling() -> Option<libc::sched_attr> {
-    let mut attributes = MaybeUninit::<libc::sched_attr>::zeroed();
-    let size = size_of::<libc::sched_attr>();
-    // SAFETY: the kernel writes no more than `size` bytes.
-    let code = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, attributes.as_mut_ptr(), size, 0) };
-    // SAFETY: all numbers, whatever was written.
-    (code == 0).then(|| unsafe { attributes.assume_init() })
 }
 
 /// What to wait for on a descriptor.
@@ -389,22 +367,6 @@ mod tests {
         assert_eq!(milliseconds(Some(Duration::from_nanos(1))), 1);
         assert_eq!(milliseconds(Some(Duration::from_micros(1001))), 2);
         assert_eq!(milliseconds(Some(Duration::MAX)), i32::MAX);
-    }
-
-    #[test]
-    fn a_thread_that_wakes_in_time_is_scheduled_as_before_but_for_short() {
-        let thread = std::thread::spawn(|| {
-            let before = scheduling().unwrap();
-            wake_in_time();
-            (before, scheduling().unwrap())
-        });
-        let (before, after) = thread.join().unwrap();
-        let rest =
-            |all: libc::sched_attr| (all.sched_policy, all.sched_flags, all.sched_nice, all.sched_priority);
-        assert_eq!(rest(before), rest(after));
-        // Older kernels say 0, and take no notice.
-        let slice = if before.sched_runtime == 0 { 0 } else { SLICE };
-        assert_eq!(after.sched_runtime, slice);
     }
 
     #[test]
