@@ -426,6 +426,8 @@ impl Running {
         while let Some(message) = self.slow.next() {
             match message {
                 Message::Asked(Question::Status(reply)) => {
+                    // A tunnel that is told to be up has its addresses, routes and resolvers. Streams are filled soon.
+                    self.apply_events(turns, now)?;
                     if let Some(round) = self.asking.ask(now, reply) {
                         self.crew.tell(|| Word::Report(round));
                         let own = self.status(now);
