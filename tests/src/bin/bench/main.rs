@@ -15,6 +15,7 @@ mod plot;
 mod pseudotcp;
 mod report;
 mod rigs;
+mod shards;
 mod stream;
 
 use std::process::ExitCode;
@@ -34,7 +35,7 @@ use crate::{
 /// A name, what it is about, and what runs it.
 type Rig = (&'static str, &'static str, fn(&Options) -> Outcome);
 
-const RIGS: [Rig; 12] = [
+const RIGS: [Rig; 13] = [
     ("bonding", "two links of 100 Mbit/s, 12.5 ms each way, 60 ms queue: 8 TCP flows, UDP", rigs::bonding),
     ("cut", "the same, link 1 dies under load and comes back", rigs::cut),
     ("latency", "plain veth: what the tunnel adds to a ping", rigs::latency),
@@ -47,6 +48,7 @@ const RIGS: [Rig; 12] = [
         "one link: other VPNs beside mpvpn, in turn; TCP, UDP, ping, processor time, memory",
         peers::run,
     ),
+    ("shards", "unlimited links: a second one, and two shards instead of one, in turn", shards::run),
     (
         "stream",
         "TCP on streams: scenarios, beside wireguard-go, short and many connections, readers that stop",

@@ -9,10 +9,10 @@ use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};
 
 /// What `--list` says after the rigs.
 pub(crate) const HELP: &str = "
---rounds N        of `peers`, `stream` and `mptcp`: how often every system has its turn (5)
---seconds N       of `peers`, `stream` and `mptcp`: how long a TCP or UDP run beside others takes (2)
---tries N         of `peers`, `stream`, `classes` and `mptcp`: how often a run is tried that something else on the
-                  machine disturbs (3)
+--rounds N        of `peers`, `shards`, `stream` and `mptcp`: how often every system has its turn (5)
+--seconds N       of `peers`, `shards`, `stream` and `mptcp`: how long a TCP or UDP run beside others takes (2)
+--tries N         of `peers`, `shards`, `stream`, `classes` and `mptcp`: how often a run is tried that something else on
+                  the machine disturbs (3)
 --systems A,B     of `peers`: only these: raw, tun-copy, mpvpn, wireguard-go, openvpn, boringtun, kernel-wireguard;
                   and if named mpvpn-stream, mpvpn-tcp, mpvpn-tcp-stream, openvpn-tcp
 --settings A,B    of `peers`: only these: veth, plain, gigabit, slow
@@ -53,11 +53,11 @@ pub(crate) struct Options {
     pub(crate) mptcp_parts: Vec<mptcp::Part>,
     /// Load of the memory rig.
     pub(crate) load: Duration,
-    /// Rounds of the peers rig.
+    /// Rounds of the rigs that compare in turn.
     pub(crate) rounds: u32,
-    /// Seconds of one run of the peers rig.
+    /// Seconds of one run of theirs.
     pub(crate) seconds: u32,
-    /// How often a disturbed run of the peers rig is tried.
+    /// How often a disturbed run of theirs is tried.
     pub(crate) tries: u32,
     /// Systems of the peers rig.
     pub(crate) systems: Vec<System>,

@@ -22,7 +22,7 @@ use crate::{
 pub(crate) fn bonding(_: &Options) -> Outcome {
     let stage = Stage::two_links();
     let (_server, client) = pair(&stage);
-    await_both(&client);
+    await_links(&client, 2);
     let sink = Sink::start(&stage, Place::Server, 5201);
     let mut figures = Vec::new();
     for way in [Way::Up, Way::Down] {
@@ -121,7 +121,7 @@ pub(crate) fn download(_: &Options) -> Outcome {
         for across in [false, true] {
             let stage = Stage::two_links();
             let (_server, client) = pair(&stage);
-            await_both(&client);
+            await_links(&client, 2);
             let site = Site::start(&stage, Place::Inet);
             let began = Instant::now();
             let limit = Duration::from_secs(60);
@@ -143,7 +143,7 @@ pub(crate) fn download(_: &Options) -> Outcome {
 pub(crate) fn memory(options: &Options) -> Outcome {
     let stage = Stage::two_links();
     let (server, client) = pair(&stage);
-    await_both(&client);
+    await_links(&client, 2);
     thread::sleep(Duration::from_secs(5));
     let mut figures = Vec::new();
     for (name, peer) in [("client", &client), ("server", &server)] {
@@ -171,9 +171,10 @@ fn pair(stage: &Stage) -> (Peer, Peer) {
     (stage.server(&[]), stage.client(&[]))
 }
 
-fn await_both(client: &Peer) {
-    for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+/// Waits until the first so many links carry something.
+pub(crate) fn await_links(client: &Peer, links: usize) {
+    for link in 1..=links {
+        client.until_path(&format!("eth{link}"), "active", Duration::from_secs(5));
     }
 }
 

@@ -17,12 +17,12 @@ use std::{
 use mpvpn_tests::{system::System, wall::Wall};
 use mpvpn_types::panic_text;
 
-pub(crate) use self::setting::Setting;
 use self::{
     judge::{Asked, INSIDE_TCP, PEERS, STREAM},
     notebook::{Notebook, Turn},
     turn::{Paces, Session},
 };
+pub(crate) use self::{notebook::median, setting::Setting};
 use crate::{options::Options, report::Outcome};
 
 /// Rounds with everything. In later ones only what is compared by its rate is measured again: that varies most.
