@@ -9,6 +9,7 @@
 pub mod call;
 pub mod cut;
 pub mod dns;
+pub mod files;
 pub mod foreign;
 pub mod gets;
 pub mod home;

@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpSocket, TcpStream},
@@ -22,7 +21,10 @@ use tokio::{
     time,
 };
 
-use crate::stage::{Place, Stage};
+use crate::{
+    files::allow_files,
+    stage::{Place, Stage},
+};
 
 /// The word by which a binary that uses this crate is asked to be an end: `PROGRAM visits serve ADDRESS:PORT`,
 /// `PROGRAM visits repeat ADDRESS:PORT SECONDS` or `PROGRAM visits hold ADDRESS:PORT COUNT`.
@@ -146,7 +148,8 @@ fn program() -> Result<String> {
 
 /// Is one end: the server for ever, the client until it has done what it was asked for.
 pub fn run(words: &[String]) -> Result<()> {
-    allow_files()?;
+    // Whoever needs more than are allowed will say so.
+    allow_files(FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("{WORD}: no runtime: {error}"))?;
     let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
@@ -163,15 +166,6 @@ pub fn run(words: &[String]) -> Result<()> {
         _ => return Err(format!("{WORD} takes serve ADDRESS, repeat ADDRESS SECONDS or hold ADDRESS COUNT")),
     };
     result.map_err(|error| format!("{WORD}: {error}"))
-}
-
-/// As many files as there may be connections, or as many as are allowed: whoever needs more will say so.
-fn allow_files() -> Result<()> {
-    let most = getrlimit(Resource::Nofile).maximum.unwrap_or(FILES);
-    let limits = |files| Rlimit { current: Some(files), maximum: Some(most.max(files)) };
-    let allowed = setrlimit(Resource::Nofile, limits(FILES))
-        .or_else(|_| setrlimit(Resource::Nofile, limits(most.min(FILES))));
-    allowed.map_err(|error| format!("the number of open files cannot be raised: {error}"))
 }
 
 async fn serve(at: SocketAddr) -> Result<()> {

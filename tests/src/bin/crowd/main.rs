@@ -11,17 +11,20 @@ use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
+    files::allow_files,
     ping::Ping,
     stage::{Peer, Place, Stage, TUNNEL},
     tcp::{Sink, Way},
 };
 
-use members::Crowd;
+use members::{Crowd, files};
 
 /// The server's address on the side of [`Place::Inet`], where the crowd is: the busy client has its link to itself.
 const SERVER: &str = "198.51.100.1:4433";
 /// What an idle client may cost the server, KiB.
 const BAR: f64 = 128.0;
+/// Files that this process has open beside those of the clients, at most.
+const OWN_FILES: usize = 100;
 /// What one more client may take to connect, on average, before the run is given up.
 const PATIENCE: Duration = Duration::from_millis(100);
 /// Path MTU discovery is over, and what handshakes left has been given back.
@@ -52,18 +55,40 @@ impl Options {
         }
         Ok(options)
     }
+
+    /// Whether this process may have as many files open as the clients need.
+    fn check_files(&self) -> Result<(), String> {
+        let wanted = files(self.clients) + OWN_FILES;
+        let allowed = allow_files(wanted as u64)? as usize;
+        if allowed >= wanted {
+            return Ok(());
+        }
+        let most = allowed.saturating_sub(OWN_FILES) / files(1);
+        Err(format!(
+            "{} clients need {wanted} open files, and {allowed} are allowed\n  next: crowd --clients {most}, or raise the \
+             limit (ulimit -n {wanted})",
+            self.clients
+        ))
+    }
 }
 
 fn main() -> ExitCode {
     remove_labs_when_interrupted();
     match Options::parse(std::env::args().skip(1)) {
-        Ok(options) if run(&options) => ExitCode::SUCCESS,
-        Ok(_) => ExitCode::FAILURE,
+        Ok(options) => match options.check_files() {
+            Ok(()) if run(&options) => ExitCode::SUCCESS,
+            Ok(()) => ExitCode::FAILURE,
+            Err(complaint) => end(&complaint),
+        },
         Err(complaint) => {
-            eprintln!("crowd: {complaint}\n  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]");
-            ExitCode::from(2)
+            end(&format!("{complaint}\n  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]"))
         }
     }
+}
+
+fn end(complaint: &str) -> ExitCode {
+    eprintln!("crowd: {complaint}");
+    ExitCode::from(2)
 }
 
 /// Whether the bar was met.

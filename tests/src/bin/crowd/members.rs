@@ -117,6 +117,11 @@ fn socket(server: SocketAddr) -> UdpSocket {
     socket
 }
 
+/// Files that so many clients have open: a socket for each connection.
+pub(crate) fn files(clients: usize) -> usize {
+    clients * class_ids().len()
+}
+
 /// The classes that every client has and that connect at once; the others sleep, as nothing moves.
 fn class_ids() -> Vec<ClassId> {
     let at_once = |class: &ClassConfig| class.priority || class.id == ClassId::DEFAULT;
