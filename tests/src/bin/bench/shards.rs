@@ -2,7 +2,6 @@
 
 use std::thread;
 
-use mpvpn_lab::Direction;
 use mpvpn_tests::{
     quiet::undisturbed,
     stage::{Place, Stage, TUNNEL},
@@ -13,9 +12,9 @@ use serde_json::{Value, json};
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    parts::{missing, name},
+    parts::missing,
     paths::plan::caught,
-    peers::median,
+    peers::{in_turn, median, name},
     report::Outcome,
     rigs::await_links,
 };
@@ -35,8 +34,7 @@ const SETUPS: [Setup; 3] = [
     Setup { title: "two links, 1 shard", links: &["unlimited", "unlimited"], shards: "1" },
     Setup { title: "two links, 2 shards", links: &["unlimited", "unlimited"], shards: "2" },
 ];
-const LOADS: [(u32, Direction); 4] =
-    [(1, Direction::Up), (1, Direction::Down), (8, Direction::Up), (8, Direction::Down)];
+const LOADS: [(u32, Way); 4] = [(1, Way::Up), (1, Way::Down), (8, Way::Up), (8, Way::Down)];
 /// A second shard takes nothing away where there are no more processors, but runs differ by that much.
 const NO_LESS: f64 = 0.95;
 
@@ -46,9 +44,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     let mut outcome = Outcome::default();
     let mut disturbed = 0;
     for round in 0..options.rounds {
-        // No setup is always the first.
-        for at in (0..SETUPS.len()).map(|at| (at + round as usize) % SETUPS.len()) {
-            let setup = &SETUPS[at];
+        for (at, setup) in in_turn(&SETUPS.iter().enumerate().collect::<Vec<_>>(), round) {
             eprintln!("  round {} of {}, {}", round + 1, options.rounds, setup.title);
             match caught(|| Ok(play(setup, options))) {
                 Ok(found) => {
@@ -89,8 +85,7 @@ fn play(setup: &Setup, options: &Options) -> Vec<(f64, bool)> {
     let client = stage.client(&[&shards[..], &["--lane", "datagram"]].concat());
     await_links(&client, setup.links.len());
     let sink = Sink::start(&stage, Place::Server, 5201);
-    let measure = |(flows, way): (u32, Direction)| {
-        let way = if way == Direction::Up { Way::Up } else { Way::Down };
+    let measure = |(flows, way): (u32, Way)| {
         let run = || sink.tcp(&stage, Place::Client, TUNNEL, flows, way, options.seconds).finish().rate / 1e9;
         let watched = undisturbed(options.tries, run);
         eprintln!("    {flows} {way:?}: {:.2} Gbit/s", watched.value);
@@ -99,7 +94,7 @@ fn play(setup: &Setup, options: &Options) -> Vec<(f64, bool)> {
     LOADS.into_iter().map(measure).collect()
 }
 
-fn title((flows, way): (u32, Direction)) -> String {
+fn title((flows, way): (u32, Way)) -> String {
     format!("{flows} TCP flow{} {}", if flows == 1 { "" } else { "s" }, name(way))
 }
 

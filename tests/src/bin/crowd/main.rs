@@ -74,21 +74,17 @@ impl Options {
 
 fn main() -> ExitCode {
     remove_labs_when_interrupted();
-    match Options::parse(std::env::args().skip(1)) {
-        Ok(options) => match options.check_files() {
-            Ok(()) if run(&options) => ExitCode::SUCCESS,
-            Ok(()) => ExitCode::FAILURE,
-            Err(complaint) => end(&complaint),
-        },
+    let options = Options::parse(std::env::args().skip(1));
+    let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]";
+    let options = options.map_err(|complaint| format!("{complaint}\n{usage}"));
+    match options.and_then(|options| options.check_files().map(|()| options)) {
+        Ok(options) if run(&options) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
         Err(complaint) => {
-            end(&format!("{complaint}\n  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]"))
+            eprintln!("crowd: {complaint}");
+            ExitCode::from(2)
         }
     }
-}
-
-fn end(complaint: &str) -> ExitCode {
-    eprintln!("crowd: {complaint}");
-    ExitCode::from(2)
 }
 
 /// Whether the bar was met.

@@ -22,7 +22,7 @@ use self::{
     notebook::{Notebook, Turn},
     turn::{Paces, Session},
 };
-pub(crate) use self::{notebook::median, setting::Setting};
+pub(crate) use self::{notebook::median, setting::Setting, turn::name};
 use crate::{options::Options, report::Outcome};
 
 /// Rounds with everything. In later ones only what is compared by its rate is measured again: that varies most.
@@ -122,12 +122,12 @@ fn compare(options: &Options, contest: &Contest) -> Outcome {
     judge::outcome(options, contest, &versions, &notes)
 }
 
-/// The systems, each round beginning with another.
-fn in_turn(systems: &[System], round: u32) -> Vec<System> {
-    let mut systems = systems.to_vec();
-    if !systems.is_empty() {
-        let first = round as usize % systems.len();
-        systems.rotate_left(first);
+/// All of them, each round beginning with another.
+pub(crate) fn in_turn<T: Clone>(all: &[T], round: u32) -> Vec<T> {
+    let mut all = all.to_vec();
+    if !all.is_empty() {
+        let first = round as usize % all.len();
+        all.rotate_left(first);
     }
-    systems
+    all
 }

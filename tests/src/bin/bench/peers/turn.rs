@@ -217,7 +217,7 @@ fn split<T>(watched: Watched<T>, details: Value) -> (T, Conditions) {
     (watched.value, Conditions { disturbance: watched.disturbance, tries: watched.tries, details })
 }
 
-fn name(way: Way) -> &'static str {
+pub(crate) fn name(way: Way) -> &'static str {
     match way {
         Way::Up => "up",
         Way::Down => "down",
