@@ -1,15 +1,11 @@
 //! Connections of several classes share one link in both directions, each with controllers of its own, behind a shaper at
 //! either end.
 
-#![allow(clippy::disallowed_methods)]
-
 use std::{
     collections::VecDeque,
     net::SocketAddr,
     sync::{Arc, Mutex},
 };
-
-mod tls;
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{Seat, Shaper, Share};
@@ -94,7 +90,7 @@ impl World {
     fn with(cc: Cc, params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
         let now = Instant::now();
         let options = TransportOptions { cc, rng_seed: Some([3; 32]), ..TransportOptions::default() };
-        let (server, setup) = tls::pair(&options, &options);
+        let (server, setup) = crate::tls::pair(&options, &options);
         let shaper = || {
             let mut shaper = Shaper::new(now, capacity);
             for (at, share) in shares.iter().enumerate() {

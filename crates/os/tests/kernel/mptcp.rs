@@ -1,7 +1,4 @@
 //! Multipath TCP over two links, against the kernel.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets and clocks")]
-
-mod common;
 
 use std::{
     io::{Read, Write},
@@ -12,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Folder, in_namespace, ip};
+use crate::common::{Folder, in_namespace, ip};
 use mpvpn_os::{
     TcpAcceptor, TcpOptions, TcpSocket, Undo,
     netlink::{

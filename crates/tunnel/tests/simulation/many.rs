@@ -1,12 +1,8 @@
 //! What many links, many clients and long silence do to a tunnel, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{MS, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -44,7 +40,7 @@ fn links_that_are_plugged_in_one_by_one_get_paths_at_once() {
     assert_eq!(active(&mut world, client), 1);
     for link in 1..9 {
         let now = world.now;
-        world.machines[client].client.link_up(now, LinkId(link), world::SERVER.parse().unwrap());
+        world.machines[client].client.link_up(now, LinkId(link), crate::world::SERVER.parse().unwrap());
         world.run(200 * MS);
         assert_eq!(active(&mut world, client), usize::from(link) + 1);
     }

@@ -1,17 +1,13 @@
 //! Streams over a path that stalls: for a while nothing comes through, and nothing is lost.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{
+    MS, TOKEN, World,
+    talk::{Talk, step, streams},
+};
 use mpvpn_lab::{LinkSpec, Params, scenario::Scenario};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_types::{BitRate, Duration, LinkId};
-use world::{
-    MS, TOKEN, World,
-    talk::{Talk, step, streams},
-};
 
 const S: Duration = Duration::from_secs(1);
 

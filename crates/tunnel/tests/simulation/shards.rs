@@ -1,15 +1,11 @@
 //! Stories of a server of two shards, and of sessions with several connections, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::IpAddr;
 
+use crate::world::{MS, TOKEN, World};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::ClientState;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World};
 
 const LINK: [(u64, Duration); 1] = [(100, Duration::from_millis(10))];
 

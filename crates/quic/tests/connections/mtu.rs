@@ -1,9 +1,5 @@
 //! How large the packets become that are sent over UDP, and inside TCP.
 
-#![allow(clippy::disallowed_methods)]
-
-mod tls;
-
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
@@ -24,7 +20,7 @@ fn grow(link: LinkId, client: &str, server: &str, largest: usize) -> [(usize, us
         rng_seed: Some([3; 32]),
         ..TransportOptions::default()
     };
-    let (accepts, setup) = tls::pair(&options(ETHERNET, 65_000), &options(ETHERNET, INSIDE_TCP));
+    let (accepts, setup) = crate::tls::pair(&options(ETHERNET, 65_000), &options(ETHERNET, INSIDE_TCP));
     let mut ends = [Endpoint::client(&setup), accepts];
     let addresses: [SocketAddr; 2] = [client, server].map(|address| address.parse().unwrap());
     let locals = [Local::link(link), Local::from(addresses[1].ip())];

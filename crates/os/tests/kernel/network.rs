@@ -1,7 +1,4 @@
 //! Links, addresses, routes, rules, firewall and journal, against the kernel.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real processes and clocks")]
-
-mod common;
 
 use std::{
     net::UdpSocket,
@@ -11,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{Folder, becomes, in_namespace, ip, run};
+use crate::common::{Folder, becomes, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, Undo,

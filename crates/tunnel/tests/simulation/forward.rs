@@ -1,11 +1,8 @@
 //! Requests that somebody else received and passes on: a forwarder and a server on one machine, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, SERVER, TOKEN, World};
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader},
@@ -20,7 +17,6 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead, ServerEvent, UdpId};
 use mpvpn_types::Duration;
-use world::{MS, SERVER, TOKEN, World};
 
 const HERE: &str = "127.0.0.1:40000";
 

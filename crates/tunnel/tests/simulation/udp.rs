@@ -1,14 +1,10 @@
 //! UDP payloads that travel by CONNECT-UDP, without packets and beside them, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{MS, TOKEN, World};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClientEvent, UdpId, UdpNews};
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World};
 
 const S: Duration = Duration::from_secs(1);
 const BOTH: [Carries; 2] = [Carries::Streams, Carries::Packets];

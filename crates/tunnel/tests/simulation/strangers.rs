@@ -1,9 +1,6 @@
 //! What somebody sees over HTTP/3 who is no user.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{TOKEN, World};
 use bytes::BytesMut;
 use mpvpn_masque::{
     connect, connect_udp,
@@ -14,7 +11,6 @@ use mpvpn_masque::{
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Cc, Endpoint, Event, Local, Read};
 use mpvpn_types::{Duration, Instant, LinkId};
-use world::{TOKEN, World};
 
 /// The answer to one request, with its content, over a connection of its own.
 fn answer(request: &Headers) -> (Headers, Vec<u8>) {

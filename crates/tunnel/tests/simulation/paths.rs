@@ -3,12 +3,9 @@
 //! The bars are `sim_min_share` and `sim_max_gap_ms` of each scenario: the model is coarser than a kernel's TCP, so
 //! they are wider than those of `./dev bench paths`.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{
     Direction,
     scenario::{Change, Scenario},
@@ -16,7 +13,6 @@ use mpvpn_lab::{
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World, tcp::Flow};
 
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);

@@ -1,22 +1,18 @@
 //! Repair without asking and copies, over links that lose packets, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     sync::atomic::{AtomicU32, Ordering::Relaxed},
 };
 
+use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{FecCounters, LaneCounters, LinkPolicy};
 use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId, Tier};
-use world::{MS, TOKEN, World, tcp::Flow};
 
 /// Bytes of payload of the packets.
 const PAYLOAD: usize = 600;

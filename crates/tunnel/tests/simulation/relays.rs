@@ -1,20 +1,16 @@
 //! TCP connections that a client's edge asks for, without packets and beside them, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
-use mpvpn_masque::connect::{Authority, Failure};
-use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{Carries, ClientError, ClientEvent, LinkPolicy};
-use mpvpn_types::{Duration, LinkId, Tier};
-use world::{
+use crate::world::{
     MS, TOKEN, World,
     app::App,
     talk::{Talk, play, step, streams, world},
 };
+use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_path::{PathState, Scheduler};
+use mpvpn_tunnel::{Carries, ClientError, ClientEvent, LinkPolicy};
+use mpvpn_types::{Duration, LinkId, Tier};
 
 const S: Duration = Duration::from_secs(1);
 

@@ -1,18 +1,14 @@
 //! Stories of classes that change, sleep and wake while a client runs, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
 use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
-use world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

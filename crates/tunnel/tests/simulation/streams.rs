@@ -1,11 +1,8 @@
 //! TCP connections of apps that travel as streams, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, SERVER, TOKEN, World, app::App};
 use mpvpn_lab::{Direction, scenario::Scenario};
 use mpvpn_lane::{
     interposer::State,
@@ -16,7 +13,6 @@ use mpvpn_path::{Heard, Scheduler};
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::Carried;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, SERVER, TOKEN, World, app::App};
 
 fn world(links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();

@@ -1,7 +1,4 @@
 //! The TUN device with virtio headers, against the kernel.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets and clocks")]
-
-mod common;
 
 use std::{
     io::{ErrorKind, IoSlice, Read, Write},
@@ -10,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{becomes, in_namespace, ip};
+use crate::common::{becomes, in_namespace, ip};
 use mpvpn_os::{
     OsError, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},

@@ -1,16 +1,12 @@
 //! Stories of a client and a server, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{DNS, MS, TOKEN, World};
 use mpvpn_packet::{build, ip};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClientError, ClientState};
 use mpvpn_types::{Duration, LinkId};
-use world::{DNS, MS, TOKEN, World};
 
 fn two_links() -> (World, usize) {
     let mut world = World::new();
@@ -147,7 +143,7 @@ fn carrier_loss_is_hardly_noticed_and_the_link_is_used_again() {
     let machine = &mut world.machines[client];
     let link = machine.links.get_mut(&LinkId(0)).unwrap();
     (link.up.loss, link.down.loss) = (0.0, 0.0);
-    machine.client.link_up(now, LinkId(0), world::SERVER.parse().unwrap());
+    machine.client.link_up(now, LinkId(0), crate::world::SERVER.parse().unwrap());
     world.chat(client, Duration::from_secs(1));
     assert_eq!(states(&mut world, client), [PathState::Active; 2]);
 }
@@ -199,7 +195,7 @@ fn a_request_that_overtakes_the_settings_waits_for_them() {
         assert_eq!(machine.fatal, None, "what was lost on the way is not the client's fault");
     }
     let now = world.now;
-    let up = |machine: &mut world::Machine| machine.client.report(now).state == ClientState::Up;
+    let up = |machine: &mut crate::world::Machine| machine.client.report(now).state == ClientState::Up;
     let up = world.machines.iter_mut().map(up).filter(|up| *up).count();
     assert!(up >= 78, "{up} of 80 clients are up after 20 s with a loss of 20 %");
 }
@@ -295,7 +291,7 @@ fn junk_harms_nobody() {
         let from = SocketAddr::from(([203, 0, 113, n as u8], 1000));
         let now = world.now;
         world.servers[0].handle_datagram(now, Some(server), from, 0, bytes::BytesMut::from(&junk[..]));
-        let peer = world::SERVER.parse().unwrap();
+        let peer = crate::world::SERVER.parse().unwrap();
         world.machines[client].client.handle_datagram(
             now,
             LinkId(0),

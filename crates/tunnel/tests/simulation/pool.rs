@@ -1,7 +1,5 @@
 //! A pool as large as a site: what it gives out, takes back, and to whom.
 
-#![allow(clippy::disallowed_methods)]
-
 use std::{collections::BTreeSet, net::IpAddr};
 
 use mpvpn_tunnel::{Pool, Secret};

@@ -1,17 +1,13 @@
 //! Several paths over one link: they give what operators hold back from one, and are no harm where nobody does.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{Direction, LinkSpec};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{BitRate, Duration, Instant, LinkId, Tier};
-use world::{MS, TOKEN, World, tcp::Flow};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -1,11 +1,8 @@
 //! Classes of traffic that want more than their link carries, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::{net::SocketAddr, sync::OnceLock};
 
+use crate::world::{MS, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
 use mpvpn_lab::LinkSpec;
 use mpvpn_lane::rules::{Mode, Rules};
@@ -14,7 +11,6 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, LinkPolicy, Member};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, Portion, Weight};
-use world::{MS, TOKEN, World, app::App, pipe_of};
 
 const CRITICAL: ClassId = ClassId(1);
 const BULK: ClassId = ClassId(2);

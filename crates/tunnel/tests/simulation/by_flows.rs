@@ -1,18 +1,14 @@
 //! A client with a TUN at a server that carries no packets, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, TOKEN, World};
 use mpvpn_lane::rules::Mode;
 use mpvpn_masque::connect::Failure;
 use mpvpn_packet::{build::Packet, ip, protocol};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carried, Carries, ClientState};
 use mpvpn_types::Duration;
-use world::{MS, TOKEN, World};
 
 const S: Duration = Duration::from_secs(1);
 const DNS: &str = "198.51.100.9:53";

@@ -3,19 +3,15 @@
 //! Two simulated hours and three seeds by default; `MPVPN_SOAK_HOURS` and `MPVPN_SOAK_SEEDS` say otherwise, as
 //! `./dev soak` does. A failure names its seed, which `MPVPN_SOAK_FIRST` starts with, and when it came.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
 use std::net::SocketAddr;
 
+use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::build;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
 use mpvpn_tunnel::ClientState;
 use mpvpn_types::{BitRate, Duration, Instant, LinkId};
-use world::{MS, SERVER, TOKEN, World};
 
 const LINKS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
@@ -234,7 +230,7 @@ impl Chaos {
         self.events.push(format!("{:?} link {index}: {}", now - self.start, state.join("  ")));
     }
 
-    fn link(&mut self, index: usize) -> &mut world::Link {
+    fn link(&mut self, index: usize) -> &mut crate::world::Link {
         let machine = &mut self.world.machines[self.client];
         machine.links.get_mut(&LinkId(index as u16)).expect("a link that exists")
     }

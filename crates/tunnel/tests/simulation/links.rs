@@ -1,13 +1,9 @@
 //! Links of several tiers, limited and metered ones, in simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClientState, LinkPolicy};
 use mpvpn_types::{BitRate, Duration, LinkId, Tier, Weight};
-use world::{MS, SERVER, TOKEN, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -44,7 +40,8 @@ fn set(world: &mut World, client: usize, link: u16, policy: LinkPolicy) {
 /// Offers `mbps` of large UDP packets one way for a while; what each link carried that way (Mbit/s, IP packets).
 fn flood(world: &mut World, client: usize, way: Way, mbps: f64, time: Duration) -> Vec<f64> {
     let carried = |world: &World| -> Vec<u64> {
-        let wire = |link: &world::Link| if way == Way::Up { link.up.carried } else { link.down.carried };
+        let wire =
+            |link: &crate::world::Link| if way == Way::Up { link.up.carried } else { link.down.carried };
         world.machines[client].links.values().map(wire).collect()
     };
     let before = carried(world);

@@ -1,7 +1,4 @@
 //! Sockets that share a port and queues that share a TUN, against the kernel.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets and clocks")]
-
-mod common;
 
 use std::{
     io::{ErrorKind, IoSlice},
@@ -10,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use common::{in_namespace, ip, run};
+use crate::common::{in_namespace, ip, run};
 use mpvpn_os::{
     OsError, RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},

@@ -1,11 +1,8 @@
 //! UDP sockets, against the kernel.
-#![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets and clocks")]
-
-mod common;
 
 use std::{net::SocketAddr, time::Duration};
 
-use common::{in_namespace, ip};
+use crate::common::{in_namespace, ip};
 use mpvpn_os::{
     OsError, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},

@@ -1,14 +1,10 @@
 //! Which paths work: both ends must know, also when one direction fails, nothing moves, or a NAT on the way
 //! changes its mind. In simulated time.
 
-#![allow(clippy::disallowed_methods, unreachable_pub)]
-
-mod world;
-
+use crate::world::{MS, TOKEN, World};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::LinkPolicy;
 use mpvpn_types::{Duration, LinkId};
-use world::{MS, TOKEN, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 

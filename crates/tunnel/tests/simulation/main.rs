@@ -1,0 +1,28 @@
+//! Clients and servers in simulated time, one file a subject; [`world`] is the network between them.
+
+#![allow(
+    unreachable_pub,
+    clippy::disallowed_methods,
+    reason = "a world is a library for its tests, and needs an instant to begin with"
+)]
+
+mod by_flows;
+mod chaos;
+mod classes;
+mod fec;
+mod fleet;
+mod forward;
+mod links;
+mod liveness;
+mod many;
+mod paths;
+mod pipes;
+mod pool;
+mod relays;
+mod scenarios;
+mod shards;
+mod stalls;
+mod strangers;
+mod streams;
+mod udp;
+mod world;
