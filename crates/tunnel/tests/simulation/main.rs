@@ -24,5 +24,6 @@ mod shards;
 mod stalls;
 mod strangers;
 mod streams;
+mod trace;
 mod udp;
 mod world;

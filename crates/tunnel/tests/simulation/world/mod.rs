@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, dead_code)]
 
 pub mod app;
+pub mod record;
 mod servers;
 pub mod talk;
 pub mod tcp;
@@ -32,6 +33,7 @@ use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 
 pub use self::wire::{Link, pipe_of};
 use self::{
+    record::{End, Record},
     servers::{AnyCertificate, Identity, new_servers, options, provider},
     wire::{HEADERS, Wire, way_of},
 };
@@ -150,6 +152,8 @@ pub struct World {
     pub destinations: Vec<Destination>,
     /// UDP flows of clients, whose targets send back what comes.
     pub targets: Vec<Target>,
+    /// What was sent and delivered, if anybody wants to know.
+    pub record: Option<Record>,
     identity: Identity,
     secrets: u8,
 }
@@ -188,6 +192,7 @@ impl World {
             refuses: Vec::new(),
             destinations: Vec::new(),
             targets: Vec::new(),
+            record: None,
             identity,
             secrets: 0,
         }
@@ -367,31 +372,53 @@ impl World {
 
     fn send(&mut self, now: Instant) {
         let mut buf = Vec::new();
-        for server in &mut self.servers {
-            Self::send_from(server, &mut self.machines, now, &mut buf);
+        for (shard, server) in self.servers.iter_mut().enumerate() {
+            let from = End::Shard(shard);
+            Self::send_from(from, server, &mut self.machines, now, &mut buf, &mut self.record);
         }
-        for machine in &mut self.machines {
+        for (number, machine) in self.machines.iter_mut().enumerate() {
             loop {
                 buf.clear();
                 let Some(transmit) = machine.client.0.poll_transmit(now, &mut buf) else { break };
                 let id = transmit.local.and_then(Local::as_link).expect("a client sends on links");
                 let link = machine.links.get_mut(&id.uplink()).expect("a link that exists");
                 for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
+                    if let Some(record) = &mut self.record {
+                        let ends = (End::Client(number), End::Server);
+                        record.datagram(now, ends, id, &transmit, datagram.len());
+                    }
                     link.up.push(now, pipe_of(id), datagram, HEADERS);
                 }
             }
         }
     }
 
-    fn send_from(server: &mut Server, machines: &mut [Machine], now: Instant, buf: &mut Vec<u8>) {
+    fn send_from(
+        from: End,
+        server: &mut Server,
+        machines: &mut [Machine],
+        now: Instant,
+        buf: &mut Vec<u8>,
+        record: &mut Option<Record>,
+    ) {
         loop {
             buf.clear();
             let Some(transmit) = server.poll_transmit(now, buf) else { return };
-            let mut links = machines.iter_mut().flat_map(|machine| machine.links.values_mut());
-            let found = links.find_map(|link| Some((link.pipe_at(transmit.remote)?, link)));
-            let Some((pipe, link)) = found else { continue };
+            let mut links = machines.iter_mut().enumerate().flat_map(|(number, machine)| {
+                machine.links.iter_mut().map(move |(id, link)| (End::Client(number), *id, link))
+            });
+            let mut found = links.find_map(|(to, id, link)| {
+                let pipe = link.pipe_at(transmit.remote)?;
+                Some((to, way_of(id, pipe), pipe, link))
+            });
+            let (to, path) = found.as_ref().map_or((End::Nobody, LinkId(0)), |(to, path, ..)| (*to, *path));
             for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                link.down.push(now, pipe, datagram, HEADERS);
+                if let Some(record) = record {
+                    record.datagram(now, (from, to), path, &transmit, datagram.len());
+                }
+                if let Some((_, _, pipe, link)) = &mut found {
+                    link.down.push(now, *pipe, datagram, HEADERS);
+                }
             }
         }
     }
@@ -399,8 +426,15 @@ impl World {
     fn deliver(&mut self, now: Instant) {
         let mut replaced = Vec::new();
         for (shard, server) in self.servers.iter_mut().enumerate() {
+            let mut delivered = |interface, bytes| {
+                if let Some(record) = &mut self.record {
+                    record.delivery(now, End::Shard(shard), interface, bytes);
+                }
+            };
             while let Some(joined) = server.poll_tun() {
-                self.at_server.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+                let packet = joined.to_vec()[VNET_HDR_LEN..].to_vec();
+                delivered("tun", packet.len());
+                self.at_server.push((now, packet));
             }
             while let Some(event) = server.poll_event() {
                 let theirs =
@@ -421,7 +455,10 @@ impl World {
                     }
                     ServerEvent::RelayReadable(relay) | ServerEvent::RelayWritable(relay) => {
                         if let Some(at) = theirs(relay) {
-                            self.destinations[at].run(now, server);
+                            let destination = &mut self.destinations[at];
+                            let before = destination.got;
+                            destination.run(now, server);
+                            delivered("relay", (destination.got - before) as usize);
                         }
                     }
                     ServerEvent::RelayGone(relay) => {
@@ -445,6 +482,7 @@ impl World {
                 }
             }
             while let Some((udp, payload)) = server.poll_udp() {
+                delivered("udp", payload.len());
                 let own = |target: &&mut Target| target.shard == shard && target.udp == udp && !target.gone;
                 if let Some(target) = self.targets.iter_mut().find(own) {
                     target.got += 1;
@@ -455,11 +493,19 @@ impl World {
         for seat in replaced {
             self.servers[usize::from(seat.shard)].close_replaced(now, seat);
         }
-        for machine in &mut self.machines {
+        for (number, machine) in self.machines.iter_mut().enumerate() {
+            let mut delivered = |interface, bytes| {
+                if let Some(record) = &mut self.record {
+                    record.delivery(now, End::Client(number), interface, bytes);
+                }
+            };
             while let Some(joined) = machine.client.0.poll_tun(now) {
-                machine.received.push((now, joined.to_vec()[VNET_HDR_LEN..].to_vec()));
+                let packet = joined.to_vec()[VNET_HDR_LEN..].to_vec();
+                delivered("tun", packet.len());
+                machine.received.push((now, packet));
             }
             while let Some((udp, payload)) = machine.client.poll_udp() {
+                delivered("udp", payload.len());
                 machine.payloads.push((udp, payload.to_vec()));
             }
             while let Some(event) = machine.client.0.poll_event(now) {

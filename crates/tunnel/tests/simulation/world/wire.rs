@@ -1,12 +1,16 @@
 //! Links between clients and the server: a channel a direction, with the pipes that share it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use mpvpn_lab::{ByteCount, Params, Session, emulation::Channel};
-use mpvpn_types::{ClassId, Instant, LinkId};
+use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
 /// IPv4 and UDP, bytes.
 pub(super) const HEADERS: u32 = 28;
+/// IPv4, TCP with timestamps, and the length before each QUIC packet, bytes.
+const HEADERS_INSIDE_TCP: u32 = 54;
+/// What waits in the buffers of a TCP connection, as time at its rate.
+const QUEUE_INSIDE_TCP: Duration = Duration::from_millis(500);
 
 /// A direction of a link.
 pub struct Wire {
@@ -22,7 +26,16 @@ pub struct Wire {
     dice: u32,
     /// Packets of connections that are established, where those are held back: what belongs to handshakes passes.
     pub held: Option<Vec<(u8, Vec<u8>)>>,
+    /// Whether nothing passes but what is inside TCP.
+    pub blocks_udp: bool,
     channel: Channel<(u8, Vec<u8>)>,
+    /// TCP connections, which lose nothing and keep the order. They have the rate of the link once more.
+    inside_tcp: Channel<(u8, Vec<u8>)>,
+}
+
+/// What a TCP connection over a link is like.
+fn inside_tcp(params: &Params) -> Params {
+    Params { loss: 0.0, mtu: None, queue: QUEUE_INSIDE_TCP, session_rate: None, ..params.clone() }
 }
 
 impl Wire {
@@ -35,19 +48,23 @@ impl Wire {
             loses: None,
             dice: seed as u32 | 1,
             held: None,
+            blocks_udp: false,
             channel: Channel::new(params.clone(), count, seed, now),
+            inside_tcp: Channel::new(inside_tcp(params), count, seed, now),
         }
     }
 
     /// Changes some of it.
     pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
         self.channel.change(now, change);
+        let params = inside_tcp(self.channel.params());
+        self.inside_tcp.change(now, |own| *own = params);
     }
 
     /// Changes everything at once.
     pub fn change(&mut self, now: Instant, params: &Params) {
         self.loss = params.loss;
-        self.channel.change(now, |own| *own = params.clone());
+        self.adjust(now, |own| *own = params.clone());
     }
 
     /// Swallows IP packets of more than `bytes` from now on.
@@ -58,7 +75,16 @@ impl Wire {
     /// Takes a UDP payload of one of the link's pipes.
     pub(super) fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);
-        if self.silent == Some(pipe) {
+        if pipe % 16 == LinkId::TCP {
+            // A connection over a link that is cut waits; what it would bring later is of no use to anybody.
+            if self.loss < 1.0 {
+                let bytes = data.len() as u32 + HEADERS_INSIDE_TCP;
+                self.inside_tcp.push(now, bytes, (pipe, data.to_vec()));
+                drop(self.inside_tcp.discarded());
+            }
+            return;
+        }
+        if self.silent == Some(pipe) || self.blocks_udp {
             return;
         }
         let is_short = data.first().is_some_and(|byte| byte & 0x80 == 0);
@@ -92,6 +118,10 @@ impl Wire {
                 break popped;
             }
         };
+        let (pipe, data) = match data {
+            None => self.inside_tcp.pop(now).map_or((0, None), |(pipe, data)| (pipe, Some(data))),
+            data => (pipe, data),
+        };
         drop(self.channel.discarded());
         self.passed += u64::from(data.is_some());
         self.carried += data.as_ref().map_or(0, |data| data.len() as u64 + 28);
@@ -106,7 +136,7 @@ impl Wire {
     }
 
     pub(super) fn next(&self) -> Option<Instant> {
-        self.channel.next_wake()
+        [self.channel.next_wake(), self.inside_tcp.next_wake()].into_iter().flatten().min()
     }
 }
 
@@ -124,13 +154,25 @@ impl Link {
 
     pub(super) fn address_of(&self, pipe: u8) -> SocketAddr {
         let port = self.address.port() + u16::from(pipe) * Self::PIPE_PORTS;
-        SocketAddr::new(self.address.ip(), port)
+        let ip = if pipe % 16 == LinkId::TCP { self.relay() } else { self.address.ip() };
+        SocketAddr::new(ip, port)
+    }
+
+    /// Where what comes inside TCP comes from: the server's machine itself, which takes the connections.
+    fn relay(&self) -> IpAddr {
+        match self.address.ip() {
+            IpAddr::V4(ip) => {
+                let [_, b, c, d] = ip.octets();
+                IpAddr::from([127, b, c, d])
+            }
+            ip @ IpAddr::V6(_) => ip,
+        }
     }
 
     pub(super) fn pipe_at(&self, address: SocketAddr) -> Option<u8> {
-        let offset =
-            address.port().checked_sub(self.address.port()).filter(|_| address.ip() == self.address.ip())?;
-        (offset % Self::PIPE_PORTS == 0).then_some((offset / Self::PIPE_PORTS) as u8)
+        let offset = address.port().checked_sub(self.address.port())?;
+        let pipe = (offset / Self::PIPE_PORTS) as u8;
+        (self.address_of(pipe) == address).then_some(pipe)
     }
 }
 
