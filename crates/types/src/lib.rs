@@ -9,6 +9,7 @@ mod fec;
 mod portion;
 mod rate;
 mod size;
+pub mod target;
 mod tier;
 mod transport;
 mod varint;
