@@ -2,9 +2,10 @@
 //! and leave; paths are watched and judged.
 
 mod clocks;
+mod groups;
 mod handout;
 mod late;
-mod pipes;
+mod load;
 mod policy;
 mod progress;
 mod protect;
@@ -12,6 +13,7 @@ mod pulse;
 mod report;
 mod rescue;
 mod sequence;
+mod traffic;
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -24,30 +26,29 @@ use mpvpn_packet::{
     mss::{self, Checksum},
     protocol, split,
 };
-use mpvpn_path::{
-    Change, Choice, Dispatcher, Liveness, Load, Offer, PathInfo, PathState, Place, Scheduler, Tiers,
-};
+use mpvpn_path::{Change, Choice, Dispatcher, Liveness, Offer, PathInfo, PathState, Place, Scheduler, Tiers};
 use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{ClassProfile, client::Seen, mtu::MtuFollower, shapers::Shapers};
 use clocks::{Clocked, Clocks};
+use groups::{Member, PathGroups};
+use load::PathLoad;
 pub(crate) use policy::PathPolicy;
 pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
-use report::Pace;
-pub use report::{Counters, PathReport, Rates};
+pub use report::PathReport;
 use rescue::Rescue;
 pub(crate) use sequence::FlowMeter;
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
+use traffic::Traffic;
+pub use traffic::{Counters, Rates};
 
 /// Measurements of paths are taken over into scheduling at this interval.
 const MEASURE: Duration = Duration::from_millis(20);
 /// While overflow links are in use it is asked this often whether they are still needed.
 const OVERFLOW: Duration = Duration::from_millis(100);
-/// Measurements in a row that make a path count as full, or as spare.
-const LASTING: i32 = 8;
 /// Losses that belong to the death of a path may be found this long after it is back.
 const THAW: Duration = Duration::from_millis(300);
 /// A tunnel that had nothing to send for this time gives its memory for packets back.
@@ -96,30 +97,16 @@ struct Watched {
     usual: Duration,
     told: PathStatus,
     state: PathState,
-    /// Measurements in a row in which packets waited for it (positive) or none did (negative).
-    load: i32,
-    /// What they say.
-    busy: Load,
+    load: PathLoad,
 }
 
 impl Watched {
-    /// How busy the path is; moves on only when a measurement is due.
-    fn measure_load(&mut self, due: bool, limited: bool) -> Load {
-        if !due {
-            return Load::Some;
-        }
-        self.load = match limited {
-            true => self.load.max(0) + 1,
-            false => self.load.min(0) - 1,
-        };
-        match self.load {
-            load if load <= -LASTING => Load::Spare,
-            // Not again at once: what was moved needs time to show.
-            LASTING.. => {
-                self.load = LASTING / 2;
-                Load::Full
-            }
-            _ => Load::Some,
+    /// What all paths over one link have in common, and no other path has. One inside TCP has a controller of its own.
+    fn link_key(&self, role: Role, id: PathId) -> u32 {
+        match role {
+            Role::Client if self.link.is_tcp() => self.link.0.into(),
+            Role::Client => self.link.uplink().0.into(),
+            Role::Server => self.policy.with.unwrap_or(id).0,
         }
     }
 }
@@ -147,10 +134,7 @@ pub(crate) struct Carrier {
     clocks: Option<Clocks>,
     /// In boxes, as a map takes the room of many at once, and most clients have one.
     paths: BTreeMap<PathId, Box<Watched>>,
-    /// The paths that may be used, each list of them as one under the name of its first.
-    together: Vec<Vec<PathId>>,
-    /// When data moved last.
-    moved: Option<Instant>,
+    groups: PathGroups,
     tiers: Tiers,
     /// Where other connections have paths over the same links.
     shares: Option<(Shapers, ClassId)>,
@@ -165,10 +149,7 @@ pub(crate) struct Carrier {
     /// When memory for packets was last in use, until it has been given back.
     busy: Option<Instant>,
     ranges: Vec<std::ops::Range<usize>>,
-    /// Payloads of UDP that no path took.
-    too_big: u64,
-    pub(crate) counters: Counters,
-    pace: Pace,
+    traffic: Traffic,
 }
 
 impl Carrier {
@@ -187,8 +168,7 @@ impl Carrier {
             pulses: None,
             clocks: None,
             paths: BTreeMap::new(),
-            together: Vec::new(),
-            moved: None,
+            groups: PathGroups::default(),
             tiers: Tiers::default(),
             shares: None,
             by_link: BTreeMap::new(),
@@ -200,9 +180,7 @@ impl Carrier {
             arena: Arena::new(),
             busy: None,
             ranges: Vec::new(),
-            too_big: 0,
-            counters: Counters::default(),
-            pace: Pace::new(now),
+            traffic: Traffic::new(now),
         }
     }
 
@@ -236,7 +214,7 @@ impl Carrier {
         }
         let mut liveness = Liveness::new(policy.liveness(inside_tcp), now);
         // The far end may see data move here that this one noted before there was this path.
-        if let Some(at) = self.moved {
+        if let Some(at) = self.traffic.last_moved() {
             liveness.on_traffic(at);
         }
         let watched = Watched {
@@ -258,8 +236,7 @@ impl Carrier {
             usual: Duration::ZERO,
             told: PathStatus::Available,
             state: PathState::Active,
-            load: 0,
-            busy: Load::Some,
+            load: PathLoad::new(),
         };
         self.paths.entry(id).or_insert_with(|| Box::new(watched));
         self.changed = true;
@@ -394,9 +371,14 @@ impl Carrier {
         }
     }
 
+    /// Bytes of a stream were sent.
+    pub(crate) fn count_sent(&mut self, bytes: u64) {
+        self.traffic.count_sent(bytes);
+    }
+
     /// Data arrived through the tunnel.
     pub(crate) fn note_delivered(&mut self, now: Instant, bytes: u64) {
-        self.counters.rx_bytes += bytes;
+        self.traffic.count_received(bytes);
         self.note_traffic(now);
     }
 
@@ -454,7 +436,7 @@ impl Carrier {
         }
         for range in &self.ranges {
             let data = whole.slice(range.clone());
-            self.counters.tx_bytes += (data.len() - prefix.len()) as u64;
+            self.traffic.count_sent((data.len() - prefix.len()) as u64);
             self.dispatcher.push(now, Queued { data, flow: hash, ordered, plain: false });
         }
         self.note_traffic(now);
@@ -475,7 +457,7 @@ impl Carrier {
         room.extend_from_slice(prefix.as_ref());
         room.extend_from_slice(payload);
         let data = self.arena.take();
-        self.counters.tx_bytes += payload.len() as u64;
+        self.traffic.count_sent(payload.len() as u64);
         self.dispatcher.push(now, Queued { data, flow, ordered, plain: true });
         self.note_traffic(now);
         self.busy = Some(now);
@@ -483,7 +465,7 @@ impl Carrier {
 
     /// A payload of UDP does not fit a datagram, and is dropped.
     pub(crate) fn count_too_big(&mut self) {
-        self.too_big += 1;
+        self.traffic.count_too_big();
     }
 
     /// Bytes that wait for a path.
@@ -522,7 +504,7 @@ impl Carrier {
         }
         if due {
             self.measured = Some(now);
-            self.pace.look(now, &self.counters);
+            self.traffic.measure(now);
             let label = self.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(&self.prefix));
             let around = self.prefix.as_ref().len() + label;
             let limit = connection.max_datagram().map(|max| max.saturating_sub(around));
@@ -574,15 +556,15 @@ impl Carrier {
         for id in dead {
             self.rescue_from(now, connection, id);
         }
-        self.join(connection);
-        let heads = self.together.iter().filter_map(|list| self.paths.get_key_value(list.first()?));
+        self.form_groups(connection);
+        let heads = self.groups.heads().filter_map(|head| self.paths.get_key_value(&head));
         infos.extend(heads.map(|(id, path)| PathInfo {
             id: *id,
             link: if self.role == Role::Client { path.link.uplink() } else { path.link },
             state: path.state,
             rtt: connection.rtt(*id).unwrap_or(Duration::MAX),
             rate: connection.rate(*id),
-            load: path.busy,
+            load: path.load.now(),
         }));
         self.dispatcher.set_paths(now, &infos);
         if due {
@@ -592,7 +574,7 @@ impl Carrier {
         }
         if due && self.sequencer.is_some() {
             let heads = self.dispatcher.order();
-            let used: Vec<PathId> = heads.flat_map(|head| self.carriers(head)).copied().collect();
+            let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
             let one_each = self.dispatcher.order().count() == used.len();
             let once = self.choice.copies() == 1;
             let stays = one_each && once && self.dispatcher.scheduler() == Scheduler::Flow;
@@ -604,6 +586,18 @@ impl Carrier {
             }
             self.dispatcher.set_numbered(now, sequencer.is_on());
         }
+    }
+
+    /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself, so that flows
+    /// can stay on theirs.
+    fn form_groups(&mut self, connection: &mut Connection) {
+        let (role, ordered) = (self.role, self.sequencer.is_some());
+        self.groups.set(self.paths.iter().map(|(id, path)| Member {
+            link_key: if ordered { path.link_key(role, *id) } else { id.0 },
+            state: path.state,
+            id: *id,
+        }));
+        connection.set_together(self.groups.as_lists());
     }
 
     /// Sends heartbeats and judges paths.

@@ -506,8 +506,8 @@ impl Client {
 
     fn close_session(&mut self, now: Instant, reason: &str) {
         if let Some(session) = self.session.take() {
-            self.before.tx_bytes += session.carrier.counters.tx_bytes;
-            self.before.rx_bytes += session.carrier.counters.rx_bytes;
+            self.before.tx_bytes += session.carrier.counters().tx_bytes;
+            self.before.rx_bytes += session.carrier.counters().rx_bytes;
             self.drops_before += session.carrier.drops();
             self.lane.end_streams();
             self.own.end(session.connection, &mut self.events);
@@ -748,8 +748,8 @@ impl Client {
         if session.up {
             (report.state, report.reason) = (ClientState::Up, String::new());
         }
-        report.counters.tx_bytes += session.carrier.counters.tx_bytes;
-        report.counters.rx_bytes += session.carrier.counters.rx_bytes;
+        report.counters.tx_bytes += session.carrier.counters().tx_bytes;
+        report.counters.rx_bytes += session.carrier.counters().rx_bytes;
         report.rates = session.carrier.rates(now);
         report.udp = session.udp.flows.len();
         report.drops += session.carrier.drops();

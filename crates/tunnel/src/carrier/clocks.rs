@@ -104,7 +104,7 @@ impl Carrier {
         let Some(clocks) = &mut self.clocks else { return };
         let lately =
             |at: Option<Instant>, time| at.is_some_and(|at| now.saturating_duration_since(at) < time);
-        if lately(clocks.looked, LOOK) || !lately(self.moved, SELDOM) {
+        if lately(clocks.looked, LOOK) || !self.traffic.moved_within(now, SELDOM) {
             return;
         }
         clocks.looked = Some(now);

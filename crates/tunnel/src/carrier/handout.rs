@@ -162,7 +162,7 @@ impl Carrier {
                 return connection.queue(id, packet.data);
             }
             // The paths became smaller while it waited.
-            self.too_big += 1;
+            self.traffic.count_too_big();
             return 0;
         }
         let numbered = self.sequencer.as_ref().filter(|sequencer| sequencer.is_on());

@@ -150,7 +150,7 @@ impl Carrier {
                 connection.set_share(now, *id, seat);
                 connection.set_rate_cap(now, *id, path.policy.cap);
             }
-            path.busy = path.measure_load(due, connection.is_limited(*id));
+            let load = path.load.measure(due, connection.is_limited(*id));
             candidates.push(Candidate {
                 id: *id,
                 // Under failover the client chooses the path within a tier.
@@ -159,11 +159,11 @@ impl Carrier {
                 } else {
                     path.link.uplink()
                 },
-                bundle: path.bundle(role, *id),
+                bundle: path.link_key(role, *id),
                 tier: path.policy.tier,
                 metered: path.policy.metered,
                 works: path.liveness.is_alive() && !path.is_unheard(*id, connection, told),
-                load: path.busy,
+                load,
             });
         }
         let links = usize::from(self.choice.copies());
@@ -178,7 +178,7 @@ impl Carrier {
 
     pub(super) fn note_traffic(&mut self, now: Instant) {
         self.wake_up(now);
-        self.moved = Some(now);
+        self.traffic.moves(now);
         for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
             path.liveness.on_traffic(now);
         }

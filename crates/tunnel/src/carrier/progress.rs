@@ -217,15 +217,14 @@ impl Carrier {
             self.paths.iter().map(|(id, path)| (*id, patience(path))).collect();
         let budget = usize::try_from(progress.budget).unwrap_or(usize::MAX);
         let mut repeated = 0;
-        let (paths, together) = (&mut self.paths, &self.together);
+        let (paths, groups) = (&mut self.paths, &self.groups);
         let mut unknown = Vec::new();
         connection.take_overdue(now, &patience, budget, |Overdue { piece, path, stalls }| {
             repeated += piece.bytes.len() as u64;
             if piece.at == 0 && self.role == Role::Client {
                 unknown.push(piece.stream);
             }
-            let list = together.iter().find(|list| list.contains(&path));
-            rescue.send(now, &piece, max, list.and_then(|list| list.first()).copied());
+            rescue.send(now, &piece, max, groups.head_of(path));
             if let Some(path) = paths.get_mut(&path).filter(|_| stalls) {
                 path.stalled = Some(now);
             }
@@ -234,7 +233,7 @@ impl Carrier {
         if let Some(progress) = &mut rescue.progress {
             progress.budget = progress.budget.saturating_sub(repeated);
         }
-        self.counters.repeated += repeated;
+        self.traffic.count_reinjected(repeated);
     }
 }
 

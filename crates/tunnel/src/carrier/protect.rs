@@ -281,9 +281,7 @@ impl Carrier {
         if !protection.has_repair() {
             return 0;
         }
-        let list =
-            self.together.iter().find(|list| list.first() == Some(&head)).map_or(&[][..], Vec::as_slice);
-        for id in list {
+        for id in self.groups.members(head) {
             while taken < room
                 && let Some(datagram) = protection.next_repair(now, *id)
             {

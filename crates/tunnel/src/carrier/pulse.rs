@@ -271,7 +271,7 @@ impl Carrier {
     }
 
     fn next_report(&mut self, now: Instant, ask: bool) -> Bytes {
-        let active = self.moved.is_some_and(|at| now.saturating_duration_since(at) < ACTIVE);
+        let active = self.traffic.moved_within(now, ACTIVE);
         let paths = self.paths.iter().map(|(id, path)| {
             let echo = if path.liveness.is_alive() { Echo::Heard } else { Echo::Silent };
             let later = self.role == Role::Client && path.state == PathState::Standby;

@@ -2,69 +2,12 @@
 
 use mpvpn_path::{PathState, Place, Reason};
 use mpvpn_quic::{Connection, PathView};
-use mpvpn_types::{BitRate, Duration, Instant, LinkId};
+use mpvpn_types::{Duration, Instant, LinkId};
 
-use super::{Carrier, LaneCounters, Role};
-
-/// Counters of a tunnel (bytes and packets of inner IP).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Bytes taken from the TUN and sent.
-    pub tx_bytes: u64,
-    /// Bytes received and given to the TUN.
-    pub rx_bytes: u64,
-    /// Bytes of streams sent again because a path stalled or died.
-    pub repeated: u64,
-}
-
-/// Rates are those of at least this time.
-const PACE: Duration = Duration::from_secs(1);
+use super::{Carrier, Counters, LaneCounters, Rates, Role};
 
 /// Packets of one path take times that differ by so much for no reason.
 const TWITCH: Duration = Duration::from_millis(4);
-
-/// How much moves through a tunnel now (of inner IP), measured over about a second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rates {
-    /// What is sent.
-    pub tx: BitRate,
-    /// What is received.
-    pub rx: BitRate,
-}
-
-/// Makes rates of counters.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
-    since: Instant,
-    at: Counters,
-    rates: Rates,
-}
-
-impl Pace {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { since: now, at: Counters::default(), rates: Rates::default() }
-    }
-
-    /// Begins anew when the time is over; to be called often while something moves.
-    pub(super) fn look(&mut self, now: Instant, counters: &Counters) {
-        if now.saturating_duration_since(self.since) >= PACE {
-            *self = Self { since: now, at: *counters, rates: self.rates(now, counters) };
-        }
-    }
-
-    /// The last ones, or if nothing has moved for so long that they are old, those since then.
-    fn rates(&self, now: Instant, counters: &Counters) -> Rates {
-        let passed = now.saturating_duration_since(self.since);
-        if passed < PACE {
-            return self.rates;
-        }
-        let rate = |before: u64, bytes: u64| {
-            let bits = u128::from(bytes.saturating_sub(before)) * 8_000_000;
-            BitRate::from_bps(u64::try_from(bits / passed.as_micros().max(1)).unwrap_or(u64::MAX))
-        };
-        Rates { tx: rate(self.at.tx_bytes, counters.tx_bytes), rx: rate(self.at.rx_bytes, counters.rx_bytes) }
-    }
-}
 
 /// One path as status output shows it.
 #[derive(Clone, Debug)]
@@ -97,19 +40,24 @@ impl Carrier {
         reports
     }
 
+    /// What has moved since the start.
+    pub(crate) fn counters(&self) -> Counters {
+        self.traffic.counters()
+    }
+
     /// How much moves now.
     pub(crate) fn rates(&self, now: Instant) -> Rates {
-        self.pace.rates(now, &self.counters)
+        self.traffic.rates(now)
     }
 
     /// Counts on where another carrier of the same connection has ended.
     pub(crate) fn count_on(&mut self, before: &Self) {
-        (self.counters, self.pace) = (before.counters, before.pace);
+        self.traffic.continue_from(&before.traffic);
     }
 
     /// Packets dropped in the queues.
     pub(crate) fn drops(&self) -> u64 {
-        self.dispatcher.drops() + self.too_big
+        self.dispatcher.drops() + self.traffic.too_big()
     }
 
     /// What became of numbered packets.
@@ -120,7 +68,7 @@ impl Carrier {
 
     /// When data was last on its way through this tunnel, either way.
     pub(crate) fn moved(&self) -> Option<Instant> {
-        self.moved
+        self.traffic.last_moved()
     }
 
     /// How long after a packet came here one that takes another connection over the same links may still overtake it.
@@ -134,26 +82,5 @@ impl Carrier {
     /// How long packets wait in the queues.
     pub(crate) fn sojourn(&self) -> Duration {
         if self.dispatcher.is_empty() { Duration::ZERO } else { self.dispatcher.sojourn() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn rates_are_those_of_the_last_second_and_fade_when_nothing_moves() {
-        let start = Instant::now();
-        let at = |ms| start + Duration::from_millis(ms);
-        let moved = |kb: u64| Counters { tx_bytes: kb * 1000, rx_bytes: kb * 2000, repeated: 0 };
-        let mut pace = Pace::new(start);
-        for ms in (0..=2000).step_by(20) {
-            pace.look(at(ms), &moved(ms));
-        }
-        let full = Rates { tx: BitRate::from_bps(8_000_000), rx: BitRate::from_bps(16_000_000) };
-        assert_eq!(pace.rates(at(2500), &moved(2000)), full);
-        assert_eq!(pace.rates(at(6000), &moved(2000)), Rates::default());
-        pace.look(at(4000), &moved(2000));
-        assert_eq!(pace.rates(at(4500), &moved(2500)), Rates::default());
     }
 }

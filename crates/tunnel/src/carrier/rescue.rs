@@ -128,7 +128,7 @@ impl Carrier {
         match (&mut self.rescue, connection.max_datagram()) {
             (Some(rescue), Some(max)) => {
                 for piece in &pieces {
-                    self.counters.repeated += piece.bytes.len() as u64;
+                    self.traffic.count_reinjected(piece.bytes.len() as u64);
                     rescue.send(now, piece, max, None);
                     if piece.at == 0 && self.role == Role::Client {
                         announce(connection, piece.stream);

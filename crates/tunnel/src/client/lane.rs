@@ -316,7 +316,7 @@ impl Lane {
         while far.connection.stream_room(stream) > 0 {
             match self.interposer.read(now, flow.id, PIECE) {
                 Read::Data(data) => {
-                    far.carrier.counters.tx_bytes += data.len() as u64;
+                    far.carrier.count_sent(data.len() as u64);
                     far.relays.write(far.connection, stream, data);
                 }
                 Read::Blocked => return,

@@ -154,7 +154,7 @@ impl Client {
         if let Some((session, connection)) =
             open_relay(&self.own, &mut self.session, &mut self.endpoint, relay)
         {
-            session.carrier.counters.tx_bytes += data.len() as u64;
+            session.carrier.count_sent(data.len() as u64);
             session.relays.write(connection, relay.stream, data);
         }
     }

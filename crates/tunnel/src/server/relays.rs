@@ -102,7 +102,7 @@ impl Server {
     pub fn relay_write(&mut self, relay: RelayId, data: Bytes) {
         self.on_relay(relay, |peer, connection| {
             if let Some(carrier) = peer.carrier() {
-                carrier.counters.tx_bytes += data.len() as u64;
+                carrier.count_sent(data.len() as u64);
             }
             peer.relays.write(connection, relay.stream, data);
         });

@@ -53,7 +53,7 @@ pub struct Departed {
 
 impl Departed {
     pub(super) fn of(class: Option<&ClassProfile>, carrier: &Carrier) -> Self {
-        let (counters, drops, lane) = (carrier.counters, carrier.drops(), carrier.lane());
+        let (counters, drops, lane) = (carrier.counters(), carrier.drops(), carrier.lane());
         Self { class: name_of(class), counters, drops, lane }
     }
 }
@@ -78,7 +78,7 @@ impl Server {
                 user: user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
                 since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
-                counters: carrier.counters,
+                counters: carrier.counters(),
                 rates: carrier.rates(now),
                 drops: carrier.drops(),
                 sojourn: carrier.sojourn(),

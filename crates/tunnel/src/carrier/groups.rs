@@ -1,0 +1,109 @@
+//! Several paths over one link: to the scheduler they are one, under the number of the first that works (the head of their
+//! group).
+//!
+//! In: for each path the link that it runs over and its state. Out: groups of paths that share a link and a state. Always
+//! holds: a path is in at most one group, a group is not empty, and paths in a worse state than the best one of their link
+//! are in none.
+
+use mpvpn_path::PathState;
+use mpvpn_types::PathId;
+
+/// A path that may become part of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Member {
+    /// Equal for all paths over one link.
+    pub(super) link_key: u32,
+    pub(super) state: PathState,
+    pub(super) id: PathId,
+}
+
+/// The paths that may be used, in groups that carry data as one.
+#[derive(Debug, Default)]
+pub(super) struct PathGroups {
+    /// Each in ascending order of its paths; kept for its memory.
+    groups: Vec<Vec<PathId>>,
+}
+
+impl PathGroups {
+    /// Forms the groups anew: of the paths over one link, all that are in the best state.
+    pub(super) fn set(&mut self, members: impl Iterator<Item = Member>) {
+        let mut all: Vec<(u32, u8, PathId)> =
+            members.map(|member| (member.link_key, rank(member.state), member.id)).collect();
+        all.sort_unstable();
+        self.groups.clear();
+        for link in all.chunk_by(|(a, ..), (b, ..)| a == b) {
+            let best = link[0].1;
+            let group = link.iter().take_while(|(_, rank, _)| *rank == best).map(|(.., id)| *id);
+            self.groups.push(group.collect());
+        }
+    }
+
+    /// All groups.
+    pub(super) fn as_lists(&self) -> &[Vec<PathId>] {
+        &self.groups
+    }
+
+    /// The first path of each group.
+    pub(super) fn heads(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.groups.iter().filter_map(|group| group.first().copied())
+    }
+
+    /// The paths that carry what is given to this head; none if it is not one.
+    pub(super) fn members(&self, head: PathId) -> &[PathId] {
+        self.groups.iter().find(|group| group.first() == Some(&head)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The head of the group that a path is in.
+    pub(super) fn head_of(&self, id: PathId) -> Option<PathId> {
+        self.groups.iter().find(|group| group.contains(&id)).and_then(|group| group.first().copied())
+    }
+}
+
+fn rank(state: PathState) -> u8 {
+    match state {
+        PathState::Active => 0,
+        PathState::Standby => 1,
+        PathState::Probing => 2,
+        PathState::Down => 3,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn groups(members: &[(u32, PathState, u32)]) -> PathGroups {
+        let mut groups = PathGroups::default();
+        let member = |(link_key, state, id): &(u32, PathState, u32)| Member {
+            link_key: *link_key,
+            state: *state,
+            id: PathId(*id),
+        };
+        groups.set(members.iter().map(member));
+        groups
+    }
+
+    #[test]
+    fn paths_over_one_link_carry_as_one_under_the_lowest_number() {
+        use PathState::Active;
+        let groups = groups(&[(7, Active, 5), (3, Active, 4), (7, Active, 2)]);
+        assert_eq!(groups.heads().collect::<Vec<_>>(), [PathId(4), PathId(2)]);
+        assert_eq!(groups.members(PathId(2)), [PathId(2), PathId(5)]);
+        assert_eq!(groups.members(PathId(5)), [], "not a head");
+        assert_eq!(groups.head_of(PathId(5)), Some(PathId(2)));
+    }
+
+    #[test]
+    fn a_path_that_is_down_is_in_no_group_with_one_that_works() {
+        use PathState::{Active, Down, Standby};
+        let mut groups = groups(&[(1, Down, 0), (1, Active, 1), (1, Standby, 2), (2, Down, 3)]);
+        assert_eq!(
+            groups.as_lists(),
+            [vec![PathId(1)], vec![PathId(3)]],
+            "a link that is down has a group, too"
+        );
+        assert_eq!(groups.head_of(PathId(0)), None);
+        groups.set([].into_iter());
+        assert_eq!(groups.as_lists().len(), 0);
+    }
+}

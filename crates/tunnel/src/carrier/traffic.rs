@@ -1,0 +1,171 @@
+//! How much data moves through a tunnel, and when the last of it did.
+//!
+//! In: bytes of inner IP and of streams, as they are sent and received. Out: counters, rates, and the time of the last one.
+//! Always holds: counters only grow.
+
+use mpvpn_types::{BitRate, Duration, Instant};
+
+/// Counters of a tunnel (bytes and packets of inner IP).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes taken from the TUN and sent.
+    pub tx_bytes: u64,
+    /// Bytes received and given to the TUN.
+    pub rx_bytes: u64,
+    /// Bytes of streams sent again because a path stalled or died.
+    pub repeated: u64,
+}
+
+/// Rates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows changes late.
+const RATE_PERIOD: Duration = Duration::from_secs(1);
+
+/// How much moves through a tunnel now (of inner IP), measured over about a second.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// What is sent.
+    pub tx: BitRate,
+    /// What is received.
+    pub rx: BitRate,
+}
+
+/// Counts what moves.
+#[derive(Debug)]
+pub(super) struct Traffic {
+    counters: Counters,
+    rates: RateMeter,
+    last_moved: Option<Instant>,
+    /// UDP payloads dropped because they fit no datagram.
+    too_big: u64,
+}
+
+impl Traffic {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { counters: Counters::default(), rates: RateMeter::new(now), last_moved: None, too_big: 0 }
+    }
+
+    /// Counts on where another one has ended.
+    pub(super) fn continue_from(&mut self, before: &Self) {
+        (self.counters, self.rates) = (before.counters, before.rates);
+    }
+
+    pub(super) fn count_sent(&mut self, bytes: u64) {
+        self.counters.tx_bytes += bytes;
+    }
+
+    pub(super) fn count_received(&mut self, bytes: u64) {
+        self.counters.rx_bytes += bytes;
+    }
+
+    /// Bytes of streams were sent again.
+    pub(super) fn count_reinjected(&mut self, bytes: u64) {
+        self.counters.repeated += bytes;
+    }
+
+    /// A UDP payload that fits no datagram was dropped.
+    pub(super) fn count_too_big(&mut self) {
+        self.too_big += 1;
+    }
+
+    /// Data is on its way, in either direction.
+    pub(super) fn moves(&mut self, now: Instant) {
+        self.last_moved = Some(now);
+    }
+
+    /// Takes note of the time; to be called often while something moves.
+    pub(super) fn measure(&mut self, now: Instant) {
+        self.rates.measure(now, &self.counters);
+    }
+
+    pub(super) fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// UDP payloads dropped because they fit no datagram.
+    pub(super) fn too_big(&self) -> u64 {
+        self.too_big
+    }
+
+    pub(super) fn rates(&self, now: Instant) -> Rates {
+        self.rates.rates(now, &self.counters)
+    }
+
+    /// When data was last on its way, in either direction.
+    pub(super) fn last_moved(&self) -> Option<Instant> {
+        self.last_moved
+    }
+
+    /// Whether data has been on its way within `period`.
+    pub(super) fn moved_within(&self, now: Instant, period: Duration) -> bool {
+        self.last_moved.is_some_and(|at| now.saturating_duration_since(at) < period)
+    }
+}
+
+/// Makes rates of counters.
+#[derive(Clone, Copy, Debug)]
+struct RateMeter {
+    since: Instant,
+    at: Counters,
+    rates: Rates,
+}
+
+impl RateMeter {
+    fn new(now: Instant) -> Self {
+        Self { since: now, at: Counters::default(), rates: Rates::default() }
+    }
+
+    /// Begins anew when the period is over.
+    fn measure(&mut self, now: Instant, counters: &Counters) {
+        if now.saturating_duration_since(self.since) >= RATE_PERIOD {
+            *self = Self { since: now, at: *counters, rates: self.rates(now, counters) };
+        }
+    }
+
+    /// The last ones, or if nothing has moved for so long that they are old, those since then.
+    fn rates(&self, now: Instant, counters: &Counters) -> Rates {
+        let passed = now.saturating_duration_since(self.since);
+        if passed < RATE_PERIOD {
+            return self.rates;
+        }
+        let rate = |before: u64, bytes: u64| {
+            let bits = u128::from(bytes.saturating_sub(before)) * 8_000_000;
+            BitRate::from_bps(u64::try_from(bits / passed.as_micros().max(1)).unwrap_or(u64::MAX))
+        };
+        Rates { tx: rate(self.at.tx_bytes, counters.tx_bytes), rx: rate(self.at.rx_bytes, counters.rx_bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_those_of_the_last_second_and_fade_when_nothing_moves() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut traffic = Traffic::new(start);
+        for ms in (0..=2000).step_by(20) {
+            traffic.measure(at(ms));
+            traffic.count_sent(20_000);
+            traffic.count_received(40_000);
+        }
+        let full = Rates { tx: BitRate::from_bps(8_000_000), rx: BitRate::from_bps(16_000_000) };
+        assert_eq!(traffic.rates(at(2500)), full);
+        assert!(traffic.rates(at(6000)).tx < BitRate::from_bps(50_000), "nothing but the last packet");
+        traffic.measure(at(4000));
+        traffic.count_sent(500_000);
+        assert!(traffic.rates(at(4500)).tx < BitRate::from_bps(100_000), "the last whole second counts");
+    }
+
+    #[test]
+    fn a_tunnel_that_replaces_another_counts_on() {
+        let start = Instant::now();
+        let (mut old, mut new) = (Traffic::new(start), Traffic::new(start));
+        (0..3).for_each(|_| old.count_reinjected(7));
+        old.moves(start);
+        new.continue_from(&old);
+        assert_eq!(new.counters().repeated, 21);
+        assert_eq!(new.last_moved(), None, "nothing has moved through it itself");
+        assert!(old.moved_within(start, Duration::from_millis(1)));
+        assert!(!old.moved_within(start + Duration::from_millis(1), Duration::from_millis(1)));
+    }
+}
