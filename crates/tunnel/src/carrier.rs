@@ -2,17 +2,23 @@
 //! and leave; paths are watched and judged.
 
 mod clocks;
+mod flow_order;
 mod groups;
 mod handout;
 mod late;
 mod load;
+mod numbering;
 mod policy;
 mod progress;
 mod protect;
 mod pulse;
 mod report;
 mod rescue;
+mod resequencer;
+mod retransmissions;
 mod sequence;
+#[cfg(test)]
+mod testing;
 mod traffic;
 
 use std::{collections::BTreeMap, net::IpAddr};
@@ -32,6 +38,8 @@ use mpvpn_types::{ClassId, Duration, Instant, LinkId, PathId, Tier};
 
 use crate::{ClassProfile, client::Seen, mtu::MtuFollower, shapers::Shapers};
 use clocks::{Clocked, Clocks};
+pub(crate) use flow_order::FlowMeter;
+use flow_order::needs_order;
 use groups::{Member, PathGroups};
 use load::PathLoad;
 pub(crate) use policy::PathPolicy;
@@ -39,7 +47,6 @@ pub use protect::FecCounters;
 use pulse::{Echo, Pulses};
 pub use report::PathReport;
 use rescue::Rescue;
-pub(crate) use sequence::FlowMeter;
 pub use sequence::LaneCounters;
 use sequence::Sequencer;
 use traffic::Traffic;
@@ -359,7 +366,7 @@ impl Carrier {
     /// Hands out a packet that arrived, and those that waited for it.
     pub(crate) fn put_in_order(&mut self, now: Instant, arrived: Arrived, mut out: impl FnMut(Bytes)) {
         match (&mut self.sequencer, arrived.label) {
-            (Some(sequencer), Some(label)) => sequencer.reorder().push(now, label, arrived.packet, out),
+            (Some(sequencer), Some(label)) => sequencer.resequencer().push(now, label, arrived.packet, out),
             _ => out(arrived.packet),
         }
     }
@@ -367,7 +374,7 @@ impl Carrier {
     /// Hands out packets that have waited long enough for others.
     pub(crate) fn release(&mut self, now: Instant, out: impl FnMut(Bytes)) {
         if let Some(sequencer) = &mut self.sequencer {
-            sequencer.reorder().handle_timeout(now, out);
+            sequencer.resequencer().handle_timeout(now, out);
         }
     }
 
@@ -627,7 +634,7 @@ impl Carrier {
             self.arena.release();
             self.dispatcher.rest();
             if let Some(sequencer) = &mut self.sequencer {
-                sequencer.rest();
+                sequencer.trim();
             }
         }
         self.mtu.tick(now);
@@ -712,26 +719,6 @@ fn queue_limit(rate: u64) -> usize {
 fn turn_of_a_flow(rate: u64) -> usize {
     let bytes = (u128::from(rate) * FLOW_TURN.as_nanos() / 1_000_000_000) as usize;
     bytes.clamp(QueueConfig::default().quantum, 64 << 10)
-}
-
-/// Whether overtaking hurts the flow of a packet.
-fn needs_order(packet: &ip::IpPacket<'_>) -> bool {
-    if !packet.has_transport_header() {
-        return true;
-    }
-    match packet.protocol() {
-        protocol::UDP | protocol::ICMP | protocol::ICMPV6 => false,
-        // An acknowledgement that is overtaken is only worth nothing.
-        protocol::TCP => !is_pure_ack(packet.transport()),
-        _ => true,
-    }
-}
-
-/// Whether a TCP segment carries no data and no flag but ACK (RFC 9293 §3.1).
-fn is_pure_ack(segment: &[u8]) -> bool {
-    const OTHER_FLAGS: u8 = 0b111;
-    let (Some(offset), Some(flags)) = (segment.get(12), segment.get(13)) else { return false };
-    usize::from(offset >> 4) * 4 == segment.len() && flags & OTHER_FLAGS == 0
 }
 
 /// What a received QUIC DATAGRAM frame holds.

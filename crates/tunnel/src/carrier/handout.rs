@@ -183,8 +183,7 @@ impl Carrier {
                 sequencer.frame(now, path, label, payload, load)
             });
         }
-        let whole = sequencer.datagram(label, payload);
-        let parts = sequencer.in_parts(&whole, max);
+        let parts = sequencer.in_parts(label, payload, max);
         let each = |part: Bytes| self.launch(now, connection, id, offers, |_, _| (part.clone(), None));
         parts.into_iter().map(each).sum()
     }
@@ -257,14 +256,14 @@ impl Carrier {
         let Some(sequencer) = &mut self.sequencer else { return false };
         let mut moved = false;
         while let Some(at) = mpvpn_path::first_to_arrive(offers) {
-            let Some(datagram) = sequencer.next_repair() else { break };
+            let Some(datagram) = sequencer.next_retransmission() else { break };
             let offer = &mut offers[at];
             if datagram.data.len() <= max {
                 offer.take(connection.queue_tracked(offer.id, datagram));
                 moved = true;
                 continue;
             }
-            for data in sequencer.in_parts(&datagram.data, max) {
+            for data in sequencer.lost_in_parts(&datagram.data, max) {
                 offer.take(connection.queue_tracked(offer.id, Tracked { data, ..datagram.clone() }));
                 moved = true;
             }

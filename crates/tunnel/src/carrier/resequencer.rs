@@ -1,0 +1,121 @@
+//! Puts numbered packets that arrived back in order.
+//!
+//! In: labelled packets, whole or in parts, and the time. Out: whole packets, in the order of their flow, none held for longer
+//! than its sender asked for. Always holds: memory is bounded, whatever the far end sends.
+
+use bytes::{Buf, Bytes};
+use mpvpn_lane::{Join, Label, Reorder, ReorderStats};
+use mpvpn_types::Instant;
+
+/// Joins parts and restores the order.
+#[derive(Debug)]
+pub(super) struct Resequencer {
+    join: Join,
+    reorder: Reorder,
+}
+
+impl Resequencer {
+    pub(super) fn new() -> Self {
+        Self { join: Join::new(), reorder: Reorder::new() }
+    }
+
+    /// The label and the packet of what stood behind the prefix of a numbered datagram; `None` if that is malformed, or a
+    /// part of a packet of which others are missing.
+    pub(super) fn open(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
+        let (label, payload) = split_label(labelled)?;
+        self.join.push(label, payload).map(|packet| (label, packet))
+    }
+
+    /// Hands out a packet that arrived, and those that waited for it.
+    pub(super) fn push(&mut self, now: Instant, label: Label, packet: Bytes, out: impl FnMut(Bytes)) {
+        self.reorder.push(now, label, packet, out);
+    }
+
+    /// Hands out packets that have waited long enough for others.
+    pub(super) fn handle_timeout(&mut self, now: Instant, out: impl FnMut(Bytes)) {
+        self.reorder.handle_timeout(now, out);
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.reorder.poll_timeout()
+    }
+
+    pub(super) fn stats(&self) -> ReorderStats {
+        self.reorder.stats()
+    }
+
+    /// Gives back memory that is not in use; for when nothing has moved for some time.
+    pub(super) fn trim(&mut self) {
+        self.reorder.rest();
+        // Parts that are left are of packets that nobody waits for, and their numbers will come again.
+        self.join = Join::new();
+    }
+}
+
+/// The label and the bytes behind it.
+pub(super) fn split_label(mut labelled: Bytes) -> Option<(Label, Bytes)> {
+    let (label, len) = Label::decode(&labelled).ok()?;
+    labelled.advance(len);
+    Some((label, labelled))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::BytesMut;
+    use mpvpn_lane::Part;
+    use mpvpn_types::Duration;
+
+    use super::*;
+
+    fn label(number: u32, part: Option<Part>) -> Label {
+        Label { bucket: 5, ordered: true, patience: Duration::from_millis(40), number, part }
+    }
+
+    fn labelled(label: Label, payload: &[u8]) -> Bytes {
+        let mut out = BytesMut::new();
+        label.encode(&mut out);
+        out.extend_from_slice(payload);
+        out.freeze()
+    }
+
+    fn arrive(resequencer: &mut Resequencer, now: Instant, number: u32) -> Vec<u8> {
+        let opened = resequencer.open(labelled(label(number, None), &[number as u8]));
+        let (label, packet) = opened.expect("a whole packet");
+        let mut out = Vec::new();
+        resequencer.push(now, label, packet, |packet| out.push(packet[0]));
+        out
+    }
+
+    #[test]
+    fn packets_that_overtook_others_wait_for_them_but_no_longer_than_asked() {
+        let (mut resequencer, start) = (Resequencer::new(), Instant::now());
+        assert_eq!(arrive(&mut resequencer, start, 0), [0]);
+        assert_eq!(arrive(&mut resequencer, start, 2), []);
+        assert_eq!(arrive(&mut resequencer, start, 1), [1, 2]);
+        assert_eq!(arrive(&mut resequencer, start, 4), []);
+        let due = resequencer.poll_timeout().expect("a packet waits");
+        assert_eq!(due, start + Duration::from_millis(40));
+        let mut late = Vec::new();
+        resequencer.handle_timeout(due, |packet| late.push(packet[0]));
+        assert_eq!((late, resequencer.poll_timeout()), (vec![4], None));
+    }
+
+    #[test]
+    fn parts_become_a_packet_when_all_are_there() {
+        let mut resequencer = Resequencer::new();
+        let part = |index| Some(Part { index, last: 1 });
+        assert!(resequencer.open(labelled(label(7, part(1)), b"cd")).is_none());
+        let (opened, packet) = resequencer.open(labelled(label(7, part(0)), b"ab")).expect("both are there");
+        assert_eq!((opened.number, &packet[..]), (7, &b"abcd"[..]));
+        assert!(resequencer.open(Bytes::from_static(&[1, 2])).is_none(), "cut short");
+    }
+
+    #[test]
+    fn trimming_forgets_parts_of_packets_that_nobody_waits_for() {
+        let mut resequencer = Resequencer::new();
+        let part = |index| Some(Part { index, last: 1 });
+        assert!(resequencer.open(labelled(label(7, part(0)), b"ab")).is_none());
+        resequencer.trim();
+        assert!(resequencer.open(labelled(label(7, part(1)), b"cd")).is_none());
+    }
+}
