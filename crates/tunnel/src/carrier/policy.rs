@@ -1,18 +1,20 @@
 //! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
+//!
+//! In: policies of links (at a client) and of paths (at a server), which may come before the paths. Out: the policy of each
+//! path, and what the connection has to be told about it. Always holds: what is kept about paths that may never come is bounded.
 
+use std::collections::BTreeMap;
+
+use mpvpn_class::Seat;
 use mpvpn_masque::capsule::LinkNotice;
-use mpvpn_path::{Candidate, LivenessConfig, Offer, Place};
-use mpvpn_quic::Connection;
-use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, PathId, Tier, Weight};
+use mpvpn_path::LivenessConfig;
+use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId, Tier, Weight};
 
-use super::{Carrier, Echo, Role, Watched};
+use super::Role;
 use crate::shapers::Shapers;
 
 /// Paths of which something may be known before they are there: more than a connection can have.
 const MAX_EARLY: usize = 64;
-
-/// A path that stalls is expected to take so much longer, for so long.
-const STALLED: Duration = Duration::from_millis(500);
 
 /// How this end is to use a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,158 +47,187 @@ impl From<LinkNotice> for PathPolicy {
     }
 }
 
-impl Watched {
-    /// Nobody needs to know quickly whether it still works, and finding out costs.
-    pub(super) fn may_rest(&self) -> bool {
-        self.policy.metered && self.policy.tier == Tier::Backup && self.place != Place::Active
-    }
-
-    /// As far as is known, what either end sends there arrives.
-    pub(super) fn works(&self) -> bool {
-        self.liveness.is_alive() && self.silent.is_none()
-    }
-
-    /// The far end does not hear this one there. Where it does not say so in reports (`told`), its wish for no
-    /// data means that, until signs of life sent since were acknowledged.
-    pub(super) fn is_unheard(&self, id: PathId, connection: &Connection, told: bool) -> bool {
-        if told {
-            return self.echo == Some(Echo::Silent);
-        }
-        // What is sent in the same turn is sent after it was read.
-        let heard = |since| connection.acked_sent(id).is_some_and(|acked| acked >= since);
-        self.refused.is_some_and(|since| !heard(since))
-    }
+/// The policies of links and paths, known before there are paths and for those to come.
+#[derive(Debug)]
+pub(super) struct LinkPolicies {
+    role: Role,
+    /// At a client.
+    by_link: BTreeMap<LinkId, PathPolicy>,
+    /// At a server.
+    by_path: BTreeMap<PathId, PathPolicy>,
 }
 
-impl Carrier {
+impl LinkPolicies {
+    pub(super) fn new(role: Role) -> Self {
+        Self { role, by_link: BTreeMap::new(), by_path: BTreeMap::new() }
+    }
+
     /// At a client: how the link is to be used, whatever paths it has or will have.
-    pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: PathPolicy) {
+    pub(super) fn set_link(&mut self, link: LinkId, policy: PathPolicy) {
         self.by_link.insert(link, policy);
-        self.apply(now, |_, path| path.link == link, policy);
     }
 
     /// At a server: how a path is to be used, which may still have to be opened.
-    pub(crate) fn set_path(&mut self, now: Instant, id: PathId, policy: PathPolicy) {
+    pub(super) fn set_path(&mut self, id: PathId, policy: PathPolicy) {
         self.by_path.insert(id, policy);
         if self.by_path.len() > MAX_EARLY {
             // Numbers only grow: the least is that of the path that is gone for the longest time.
             self.by_path.pop_first();
         }
-        self.apply(now, |other, _| other == id, policy);
     }
 
-    fn apply(&mut self, now: Instant, which: impl Fn(PathId, &Watched) -> bool, policy: PathPolicy) {
-        for (id, path) in &mut self.paths {
-            if !which(*id, path) || path.policy == policy {
-                continue;
-            }
-            if path.policy.metered != policy.metered {
-                path.liveness.set_config(now, policy.liveness(path.inside_tcp));
-            }
-            path.capped &= path.policy.cap == policy.cap && path.policy.link == policy.link;
-            path.policy = policy;
-            self.changed = true;
-        }
-    }
-
-    /// The links are shared with other connections of the session from now on, this one being that of `class`.
-    pub(crate) fn share_links(&mut self, shapers: Shapers, class: ClassId) {
-        self.shares = Some((shapers, class));
-        self.paths.values_mut().for_each(|path| path.capped = false);
-        self.changed = true;
-    }
-
-    /// The paths with their links.
-    pub(crate) fn links(&self) -> impl Iterator<Item = (PathId, LinkId)> + '_ {
-        self.paths.iter().map(|(id, path)| (*id, path.link))
-    }
-
-    /// Whether there is such a path.
-    pub(crate) fn has_path(&self, id: PathId) -> bool {
-        self.paths.contains_key(&id)
-    }
-
-    /// Whether a path over another link works.
-    pub(crate) fn works_without(&self, link: LinkId) -> bool {
-        self.paths.values().any(|path| path.link != link && path.works())
+    /// A path is gone, and its number with it.
+    pub(super) fn forget_path(&mut self, id: PathId) {
+        self.by_path.remove(&id);
     }
 
     /// The policy of a path that is new.
-    pub(super) fn policy_of(&self, id: PathId, link: LinkId) -> PathPolicy {
+    pub(super) fn of(&self, id: PathId, link: LinkId) -> PathPolicy {
         let known = match self.role {
             Role::Client => self.by_link.get(&link),
             Role::Server => self.by_path.get(&id),
         };
         known.copied().unwrap_or_default()
     }
+}
 
-    /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
-    pub(super) fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
-        let told = self.is_told();
-        let role = self.role;
-        let mut candidates = Vec::with_capacity(self.paths.len());
-        for (id, path) in &mut self.paths {
-            if !path.capped {
-                path.capped = true;
-                let link = match role {
-                    Role::Client => Some(path.link.uplink().0),
-                    Role::Server => path.policy.link,
-                };
-                // What a queue does to round trips cannot be seen through the one of a TCP connection.
-                let measured = !path.inside_tcp || path.policy.cap.is_some();
-                let seat = self.shares.as_ref().zip(link.filter(|_| measured));
-                let seat = seat.map(|((all, class), link)| all.seat(now, link, *class, path.policy.cap));
-                path.seat.clone_from(&seat);
-                connection.set_share(now, *id, seat);
-                connection.set_rate_cap(now, *id, path.policy.cap);
-            }
-            let load = path.load.measure(due, connection.is_limited(*id));
-            candidates.push(Candidate {
-                id: *id,
-                // Under failover the client chooses the path within a tier.
-                link: if self.role == Role::Server && path.refused.is_some() {
-                    LinkId(u16::MAX)
-                } else {
-                    path.link.uplink()
-                },
-                bundle: path.link_key(role, *id),
-                tier: path.policy.tier,
-                metered: path.policy.metered,
-                works: path.liveness.is_alive() && !path.is_unheard(*id, connection, told),
-                load,
-            });
+/// The shapers of the links, where other connections have paths over the same ones.
+#[derive(Debug)]
+pub(super) struct SharedLinks {
+    shapers: Shapers,
+    class: ClassId,
+}
+
+impl SharedLinks {
+    pub(super) fn new(shapers: Shapers, class: ClassId) -> Self {
+        Self { shapers, class }
+    }
+}
+
+/// The policy of a path, and whether the connection knows it.
+#[derive(Debug)]
+pub(super) struct PolicyInForce {
+    policy: PathPolicy,
+    /// The connection was told what it has to know.
+    applied: bool,
+    /// The place at the shaper of the link, where classes share that.
+    shaper: Option<Seat>,
+}
+
+/// What the connection has to know about the policy of a path.
+#[derive(Debug)]
+pub(super) struct PathSettings {
+    pub(super) shaper: Option<Seat>,
+    pub(super) cap: Option<BitRate>,
+}
+
+impl PolicyInForce {
+    /// For a path that is new; `shared`: other connections have paths over the same links.
+    pub(super) fn new(policy: PathPolicy, shared: bool) -> Self {
+        Self { policy, applied: policy.cap.is_none() && !shared, shaper: None }
+    }
+
+    pub(super) fn get(&self) -> &PathPolicy {
+        &self.policy
+    }
+
+    pub(super) fn set(&mut self, policy: PathPolicy) {
+        self.applied &= self.policy.cap == policy.cap && self.policy.link == policy.link;
+        self.policy = policy;
+    }
+
+    /// The connection has to be told again.
+    pub(super) fn reapply(&mut self) {
+        self.applied = false;
+    }
+
+    /// The place at the shaper of the link.
+    pub(super) fn shaper(&self) -> Option<&Seat> {
+        self.shaper.as_ref()
+    }
+
+    /// What the connection has to be told, if it does not know it yet. `link`: the client's number of the link, if it is known.
+    pub(super) fn apply(
+        &mut self,
+        now: Instant,
+        shared: Option<&SharedLinks>,
+        link: Option<u16>,
+        inside_tcp: bool,
+    ) -> Option<PathSettings> {
+        if std::mem::replace(&mut self.applied, true) {
+            return None;
         }
-        let links = usize::from(self.choice.copies());
-        let places = self.tiers.places(now, self.dispatcher.scheduler(), &candidates, links, due);
-        for (path, place) in self.paths.values_mut().zip(places) {
-            path.place = place;
-            if path.may_rest() {
-                path.liveness.rest();
-            }
+        let cap = self.policy.cap;
+        // What a queue does to round trips cannot be seen through the one of a TCP connection.
+        let measured = !inside_tcp || cap.is_some();
+        let seat = shared.zip(link.filter(|_| measured));
+        let seat = seat.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
+        self.shaper.clone_from(&seat);
+        Some(PathSettings { shaper: seat, cap })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn capped(mbit: u64) -> PathPolicy {
+        PathPolicy { cap: Some(BitRate::from_bps(mbit * 1_000_000)), ..PathPolicy::default() }
+    }
+
+    #[test]
+    fn policies_of_paths_that_never_come_are_bounded_and_the_newest_are_kept() {
+        let mut policies = LinkPolicies::new(Role::Server);
+        for id in 0..1000 {
+            policies.set_path(PathId(id), capped(id.into()));
+        }
+        assert_eq!(policies.by_path.len(), MAX_EARLY);
+        assert_eq!(policies.of(PathId(999), LinkId(0)), capped(999));
+        policies.forget_path(PathId(999));
+        assert_eq!(policies.of(PathId(999), LinkId(0)), PathPolicy::default());
+    }
+
+    #[test]
+    fn a_client_knows_policies_by_link_and_a_server_by_path() {
+        for (role, by_link, by_path) in [
+            (Role::Client, capped(1), PathPolicy::default()),
+            (Role::Server, PathPolicy::default(), capped(2)),
+        ] {
+            let mut policies = LinkPolicies::new(role);
+            policies.set_link(LinkId(5), capped(1));
+            policies.set_path(PathId(6), capped(2));
+            assert_eq!(policies.of(PathId(0), LinkId(5)), by_link);
+            assert_eq!(policies.of(PathId(6), LinkId(0)), by_path);
         }
     }
 
-    pub(super) fn note_traffic(&mut self, now: Instant) {
-        self.wake_up(now);
-        self.traffic.moves(now);
-        for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
-            path.liveness.on_traffic(now);
-        }
+    #[test]
+    fn the_connection_is_told_once_and_again_when_something_changes() {
+        let now = Instant::now();
+        let told =
+            |policy: &mut PolicyInForce| policy.apply(now, None, None, false).map(|settings| settings.cap);
+        let mut policy = PolicyInForce::new(PathPolicy::default(), false);
+        assert_eq!(told(&mut policy), None, "it has no cap anyway");
+        policy.set(capped(5));
+        assert_eq!((told(&mut policy), told(&mut policy)), (Some(capped(5).cap), None));
+        policy.set(PathPolicy { metered: true, ..capped(5) });
+        assert_eq!(told(&mut policy), None, "nothing to the connection");
+        policy.reapply();
+        assert_eq!(told(&mut policy), Some(capped(5).cap));
     }
 
-    /// What a path can do for the next packets, of `most` bytes at most.
-    pub(super) fn offer(&self, now: Instant, connection: &mut Connection, id: PathId, most: u64) -> Offer {
-        let path = self.paths.get(&id);
-        let weight = path.map_or_else(Weight::default, |path| path.policy.weight);
-        let mut offer = connection.offer(now, id, most);
-        if path.and_then(|path| path.stalled).is_some_and(|at| now.saturating_duration_since(at) < STALLED) {
-            offer.delay += STALLED;
+    #[test]
+    fn packets_inside_tcp_are_shaped_only_to_a_capacity_that_was_given() {
+        let now = Instant::now();
+        let shared = SharedLinks::new(Shapers::default(), ClassId(1));
+        for (policy, inside_tcp, shaped) in [
+            (PathPolicy::default(), false, true),
+            (PathPolicy::default(), true, false),
+            (capped(5), true, true),
+        ] {
+            let mut policy = PolicyInForce::new(policy, true);
+            let settings = policy.apply(now, Some(&shared), Some(3), inside_tcp).expect("not told yet");
+            assert_eq!((settings.shaper.is_some(), policy.shaper().is_some()), (shaped, shaped));
         }
-        Offer { weight: weight.get().into(), ..offer }
-    }
-
-    /// Paths of lower rank are filled first.
-    pub(super) fn rank(&self, id: PathId) -> Tier {
-        self.paths.get(&id).map_or(Tier::Primary, |path| path.policy.tier)
     }
 }

@@ -10,10 +10,8 @@ use mpvpn_lane::{
 };
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
-use mpvpn_quic::{Connection, PathView, Tracked};
+use mpvpn_quic::{PathView, Tracked};
 use mpvpn_types::{Duration, Fec, Instant, PathId};
-
-use super::Carrier;
 
 /// In the mark of a datagram, beside the number of its group: it is repair.
 const REPAIR: u32 = 1 << 16;
@@ -252,42 +250,4 @@ impl Protection {
 /// to the congestion controller where that can tell.
 fn loss_of(view: &PathView) -> f64 {
     view.random_loss.map_or(view.loss, |random| view.loss.min(random))
-}
-
-impl Carrier {
-    /// Both ends know groups with repair, in this context of the request stream; `fec` is what this one sends. Packets must be
-    /// numbered.
-    pub(crate) fn protect_packets(&mut self, stream: u64, context: u64, fec: Fec) {
-        if let Some(sequencer) = &mut self.sequencer {
-            sequencer.protect(Protection::new(stream, context, fec));
-            self.measured = None;
-            self.changed = true;
-        }
-    }
-
-    /// Sends repair of groups on the paths that carry as `head`, no more than `room` bytes or what one datagram exceeds that
-    /// by; returns the bytes that it takes.
-    pub(super) fn send_protection(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        head: PathId,
-        room: u64,
-    ) -> u64 {
-        let mut taken = 0;
-        let Some(protection) = self.sequencer.as_mut().and_then(|sequencer| sequencer.protection()) else {
-            return 0;
-        };
-        if !protection.has_repair() {
-            return 0;
-        }
-        for id in self.groups.members(head) {
-            while taken < room
-                && let Some(datagram) = protection.next_repair(now, *id)
-            {
-                taken += connection.queue_tracked_on(*id, datagram);
-            }
-        }
-        taken
-    }
 }

@@ -1,13 +1,13 @@
-//! What is told about a carrier in the status.
+//! What others may ask about a tunnel: which paths work, what has moved, what the status shows.
 
 use mpvpn_path::{PathState, Place, Reason};
 use mpvpn_quic::{Connection, PathView};
-use mpvpn_types::{Duration, Instant, LinkId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{Carrier, Counters, LaneCounters, Rates, Role};
 
 /// Packets of one path take times that differ by so much for no reason.
-const TWITCH: Duration = Duration::from_millis(4);
+const JITTER: Duration = Duration::from_millis(4);
 
 /// One path as status output shows it.
 #[derive(Clone, Debug)]
@@ -26,18 +26,57 @@ impl Carrier {
     /// Paths for status output.
     pub(crate) fn report(&self, now: Instant, connection: &mut Connection) -> Vec<PathReport> {
         let mut reports = Vec::with_capacity(self.paths.len());
-        for (id, path) in &self.paths {
-            let Some(view) = connection.view(now, *id) else { continue };
+        for (id, path) in self.paths.iter() {
+            let Some(view) = connection.view(now, id) else { continue };
+            let (state, place) = (path.usage.state(), path.usage.place());
             let reason = match path.liveness.reason() {
-                Reason::Good if path.place != Place::Active => path.place.as_str().to_owned(),
-                Reason::Good if path.state == PathState::Down => "the far end hears nothing".to_owned(),
-                Reason::Good if path.state == PathState::Standby => "kept for later by the client".to_owned(),
+                Reason::Good if place != Place::Active => place.as_str().to_owned(),
+                Reason::Good if state == PathState::Down => "the far end hears nothing".to_owned(),
+                Reason::Good if state == PathState::Standby => "kept for later by the client".to_owned(),
                 reason => reason.to_string(),
             };
-            let link = (self.role == Role::Client).then_some(path.link);
-            reports.push(PathReport { view, state: path.state, reason, link });
+            let link = (self.role == Role::Client).then_some(path.link());
+            reports.push(PathReport { view, state, reason, link });
         }
         reports
+    }
+
+    /// The paths with their links.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (PathId, LinkId)> + '_ {
+        self.paths.iter().map(|(id, path)| (id, path.link()))
+    }
+
+    /// Whether there is such a path.
+    pub(crate) fn has_path(&self, id: PathId) -> bool {
+        self.paths.contains(id)
+    }
+
+    /// The path that runs over a link.
+    pub(crate) fn path_on(&self, link: LinkId) -> Option<PathId> {
+        self.paths.path_on(link)
+    }
+
+    /// Whether the path over a link works, if there is one.
+    pub(crate) fn works_on(&self, link: LinkId) -> Option<bool> {
+        self.paths.works_on(link)
+    }
+
+    /// Whether a path over another link works.
+    pub(crate) fn works_without(&self, link: LinkId) -> bool {
+        self.paths.works_without(link)
+    }
+
+    /// Whether any path works.
+    pub(crate) fn any_alive(&self) -> bool {
+        self.paths.any_works()
+    }
+
+    /// Since when no path works, as far as anyone can tell.
+    pub(crate) fn dead_since(&self, now: Instant) -> Option<Instant> {
+        if self.paths.any_works() {
+            return self.heartbeats.unanswered_since(now, &self.paths);
+        }
+        self.paths.dead_since()
     }
 
     /// What has moved since the start.
@@ -57,13 +96,13 @@ impl Carrier {
 
     /// Packets dropped in the queues.
     pub(crate) fn drops(&self) -> u64 {
-        self.dispatcher.drops() + self.traffic.too_big()
+        self.scheduler.drops() + self.traffic.too_big()
     }
 
     /// What became of numbered packets.
     /// `None` where the two ends agreed on no numbers.
     pub(crate) fn lane(&self) -> Option<LaneCounters> {
-        self.sequencer.as_ref().map(|sequencer| sequencer.counters())
+        self.recovery.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
     /// When data was last on its way through this tunnel, either way.
@@ -73,14 +112,26 @@ impl Carrier {
 
     /// How long after a packet came here one that takes another connection over the same links may still overtake it.
     pub(crate) fn spread(&self, connection: &Connection) -> Duration {
-        let used = self.paths.iter().filter(|(_, path)| path.state == PathState::Active);
-        let rtts = || used.clone().filter_map(|(id, _)| connection.rtt(*id));
+        let rtts = || {
+            let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);
+            used.filter_map(|(id, _)| connection.rtt(id))
+        };
         let (most, least) = (rtts().max().unwrap_or_default(), rtts().min().unwrap_or_default());
-        self.sojourn() + (most - least) + TWITCH
+        self.sojourn() + (most - least) + JITTER
+    }
+
+    /// Bytes that wait for a path.
+    pub(crate) fn backlog(&self) -> usize {
+        self.scheduler.backlog()
     }
 
     /// How long packets wait in the queues.
     pub(crate) fn sojourn(&self) -> Duration {
-        if self.dispatcher.is_empty() { Duration::ZERO } else { self.dispatcher.sojourn() }
+        self.scheduler.sojourn()
+    }
+
+    /// The MTU promised last.
+    pub(crate) fn mtu(&self) -> usize {
+        self.mtu.announced()
     }
 }

@@ -1,7 +1,9 @@
 //! What tests of several parts need.
 
 use mpvpn_quic::PathView;
-use mpvpn_types::{Duration, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId};
+
+use super::{PathPolicy, path::PathEntry, policy::PolicyInForce};
 
 /// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and nothing else of note.
 pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
@@ -28,4 +30,9 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
         rx_packets: 0,
         lost_packets: 0,
     }
+}
+
+/// A path over a link that was just opened.
+pub(super) fn path(now: Instant, link: u16) -> PathEntry {
+    PathEntry::new(now, LinkId(link), false, PolicyInForce::new(PathPolicy::default(), false))
 }

@@ -2,29 +2,25 @@
 //! earlier if they carry their part.
 
 use mpvpn_path::{Offer, Scheduler, lateness};
-use mpvpn_quic::Connection;
-use mpvpn_types::Instant;
 
-use super::Carrier;
+use super::pass::Pass;
 
-/// A transfer that has lasted for so many times the lateness of a path is expected to last for longer than that: what it
-/// may lose at its end is a small part of it.
+/// A transfer that has lasted for so many times the delay difference of a path is expected to last for longer than that: what it
+/// may lose at its end is a small part of it. More, and transfers of some seconds do without the path; less, and short ones
+/// end later.
 const LASTS: u32 = 8;
 /// Bytes that the far end is asked to hold for what comes late: half of what it holds for all streams together, as it
 /// needs some for what is lost.
 const MOST_HELD: u64 = 4 << 20;
 
-impl Carrier {
+impl Pass<'_> {
     /// Grants paths what no other rule gives them, where the far end holds as much as this one would. Returns whether
     /// there was something.
-    pub(super) fn fill_late(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        offers: &mut [Offer],
-    ) -> bool {
-        let knows = self.rescue.as_ref().is_some_and(|rescue| rescue.progress.is_some());
-        if !knows || self.dispatcher.scheduler() != Scheduler::Auto || connection.stream_backlog() == 0 {
+    pub(super) fn fill_late(&mut self, offers: &mut [Offer]) -> bool {
+        if self.recovery.data_acks.is_none()
+            || self.scheduler.kind() != Scheduler::Auto
+            || self.connection.stream_backlog() == 0
+        {
             return false;
         }
         let mut moved = false;
@@ -33,8 +29,8 @@ impl Carrier {
             if offers[at].room == 0 || late.is_zero() || held > MOST_HELD {
                 continue;
             }
-            let Some(since) = now.checked_sub(late * LASTS) else { continue };
-            let taken = connection.grant_late(offers[at].id, offers[at].room, since);
+            let Some(since) = self.now.checked_sub(late * LASTS) else { continue };
+            let taken = self.connection.grant_late(offers[at].id, offers[at].room, since);
             offers[at].take(taken);
             moved |= taken > 0;
         }

@@ -1,0 +1,109 @@
+//! A heartbeat report as it is on the wire (docs/protocol.md, "Heartbeats").
+
+use bytes::{Buf, Bytes, BytesMut};
+use mpvpn_masque::{datagram::DatagramPrefix, varint};
+use mpvpn_types::PathId;
+
+const FLAG_ACTIVE: u8 = 1;
+const FLAG_ASK: u8 = 2;
+const PATH_HEARD: u64 = 1;
+const PATH_LATER: u64 = 2;
+/// Paths in one report, at most: more than a connection can have.
+pub(super) const MAX_PATHS: usize = 64;
+
+/// Whether the sender of a report hears the other end on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reception {
+    /// It does.
+    Heard,
+    /// It does not.
+    Silent,
+}
+
+/// What a report says about one path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReportedPath {
+    pub(crate) id: PathId,
+    pub(crate) reception: Reception,
+    /// The sender wants no data there while other paths work.
+    pub(crate) later: bool,
+}
+
+/// What the sender hears, and whether its data moves.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct HeartbeatReport {
+    /// Data has moved at the sender lately.
+    pub(crate) active: bool,
+    /// The sender wants a report, and signs of life on the paths on which it hears nothing.
+    pub(crate) ask: bool,
+    /// Grows with every report, modulo 2^32.
+    pub(crate) number: u32,
+    pub(crate) paths: Vec<ReportedPath>,
+}
+
+impl HeartbeatReport {
+    /// The report behind its prefix; entries beyond the first 64 are left out.
+    pub(super) fn encode(&self, prefix: &DatagramPrefix) -> Bytes {
+        let mut out = BytesMut::from(prefix.as_ref());
+        let flags = if self.active { FLAG_ACTIVE } else { 0 } | if self.ask { FLAG_ASK } else { 0 };
+        out.extend_from_slice(&[flags]);
+        out.extend_from_slice(&self.number.to_be_bytes());
+        for ReportedPath { id, reception, later } in self.paths.iter().take(MAX_PATHS) {
+            let heard = if *reception == Reception::Heard { PATH_HEARD } else { 0 };
+            let later = if *later { PATH_LATER } else { 0 };
+            varint::encode(u64::from(id.0) << 2 | later | heard, &mut out);
+        }
+        out.freeze()
+    }
+
+    /// `None` if it is cut short. Entries beyond the first 64 are left out.
+    pub(super) fn decode(mut bytes: &[u8]) -> Option<Self> {
+        let [flags, a, b, c, d] = *bytes.first_chunk()?;
+        bytes.advance(5);
+        let mut paths = Vec::new();
+        while !bytes.is_empty() && paths.len() < MAX_PATHS {
+            let (entry, len) = varint::decode(bytes)?;
+            bytes.advance(len);
+            let id = PathId(u32::try_from(entry >> 2).ok()?);
+            let reception = if entry & PATH_HEARD != 0 { Reception::Heard } else { Reception::Silent };
+            paths.push(ReportedPath { id, reception, later: entry & PATH_LATER != 0 });
+        }
+        let (active, ask) = (flags & FLAG_ACTIVE != 0, flags & FLAG_ASK != 0);
+        Some(Self { active, ask, number: u32::from_be_bytes([a, b, c, d]), paths })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_masque::datagram;
+
+    use super::*;
+
+    #[test]
+    fn reports_are_read_as_they_were_written() {
+        let entry = |id, reception, later| ReportedPath { id: PathId(id), reception, later };
+        let paths = vec![
+            entry(0, Reception::Heard, false),
+            entry(5, Reception::Silent, true),
+            entry(u32::MAX, Reception::Heard, true),
+        ];
+        let report = HeartbeatReport { active: true, ask: false, number: 0xfedc_ba98, paths };
+        let prefix = datagram::prefix(4, 4);
+        let bytes = report.encode(&prefix);
+        let start = prefix.as_ref().len();
+        assert_eq!(bytes[..start], *prefix.as_ref());
+        assert_eq!(HeartbeatReport::decode(&bytes[start..]), Some(report));
+        for len in 0..5 {
+            assert_eq!(HeartbeatReport::decode(&bytes[start..start + len]), None, "{len} bytes");
+        }
+        let cut = &bytes[start..bytes.len() - 1];
+        assert_eq!(HeartbeatReport::decode(cut), None, "cut inside a path");
+    }
+
+    #[test]
+    fn a_report_of_endless_paths_is_bounded() {
+        let bytes = [vec![0; 5], vec![1; 500]].concat();
+        let paths = HeartbeatReport::decode(&bytes).map(|report| report.paths.len());
+        assert_eq!(paths, Some(MAX_PATHS));
+    }
+}

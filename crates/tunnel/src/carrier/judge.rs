@@ -1,0 +1,178 @@
+//! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and the scheduler told
+//! what changed.
+
+use mpvpn_path::{Candidate, PathInfo, PathState, Scheduler};
+use mpvpn_quic::{Connection, PathView};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+
+use super::{
+    Carrier, Role,
+    groups::Member,
+    measurement_timer::Task,
+    path::PathEntry,
+    usage::{Evidence, Judgement},
+};
+
+impl Carrier {
+    /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
+    pub(super) fn refresh(&mut self, now: Instant, connection: &mut Connection) {
+        let Some(task) = self.timer.poll(now) else { return };
+        let due = task == Task::Measure;
+        if due {
+            self.traffic.measure(now);
+            let prefix = self.packetizer.prefix();
+            let label = self.recovery.sequencer.as_ref().map_or(0, |sequencer| sequencer.overhead(prefix));
+            let around = prefix.as_ref().len() + label;
+            let limit = connection.max_datagram().map(|max| max.saturating_sub(around));
+            self.mtu.update(now, limit);
+        }
+        self.choose_places(now, connection, due);
+        let views = self.judge_paths(now, connection, due);
+        self.form_groups(connection);
+        self.tell_scheduler(now, connection, due);
+        if due {
+            self.measure_for_numbers(now, connection, views);
+        }
+    }
+
+    /// Gives every path its place by the tiers of the links. `due`: it is time for a measurement.
+    fn choose_places(&mut self, now: Instant, connection: &mut Connection, due: bool) {
+        let (role, reports) = (self.role, self.heartbeats.has_reports());
+        let mut candidates = Vec::with_capacity(self.paths.len());
+        for (id, path) in self.paths.iter_mut() {
+            let link = match role {
+                Role::Client => Some(path.link().uplink().0),
+                Role::Server => path.policy.get().link,
+            };
+            let inside_tcp = path.is_inside_tcp();
+            if let Some(settings) = path.policy.apply(now, self.shared.as_ref(), link, inside_tcp) {
+                connection.set_share(now, id, settings.shaper);
+                connection.set_rate_cap(now, id, settings.cap);
+            }
+            let load = path.load.measure(due, connection.is_limited(id));
+            candidates.push(Candidate {
+                id,
+                // Under failover the client chooses the path within a tier.
+                link: if role == Role::Server && path.peer.refuses() {
+                    LinkId(u16::MAX)
+                } else {
+                    path.link().uplink()
+                },
+                bundle: path.link_key(role, id),
+                tier: path.policy.get().tier,
+                metered: path.is_metered(),
+                works: path.liveness.is_alive() && !is_unheard(path, id, reports, connection),
+                load,
+            });
+        }
+        let links = usize::from(self.scheduler.copies());
+        let places = self.tiers.places(now, self.scheduler.kind(), &candidates, links, due);
+        for (path, place) in self.paths.values_mut().zip(places) {
+            path.usage.set_place(place);
+            if path.may_rest() {
+                path.liveness.rest();
+            }
+        }
+    }
+
+    /// Finds the state of every path, and takes what was on its way on those that died; returns what was measured, if that was
+    /// `due`.
+    fn judge_paths(&mut self, now: Instant, connection: &mut Connection, due: bool) -> Vec<PathView> {
+        let reports = self.heartbeats.has_reports();
+        let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
+        let mut views = Vec::with_capacity(self.paths.len());
+        let mut dead = Vec::new();
+        for (id, path) in self.paths.iter_mut() {
+            if due && let Some(view) = connection.view(now, id) {
+                path.liveness.on_measured(view.rtt, view.jitter, view.loss);
+                views.push(view);
+            }
+            let evidence = Evidence {
+                alive: path.liveness.is_alive(),
+                unheard: is_unheard(path, id, reports, connection),
+                // Where the server knows the tier it decides for itself what it sends when.
+                refused: self.role == Role::Server
+                    && path.policy.get().tier == Tier::Primary
+                    && path.peer.refuses(),
+                trusted_anyway: unanswered && path.liveness.has_carrier(),
+            };
+            let Judgement { tell, left } = path.usage.judge(evidence);
+            let state = path.usage.state();
+            if let Some(ignore) = path.loss_grace.update(now, state == PathState::Down) {
+                connection.freeze(id, ignore);
+            }
+            if let Some(status) = tell {
+                connection.set_status(id, status);
+            }
+            if let Some(from) = left {
+                tracing::debug!(class = self.class.as_deref(), path = id.0, from = from.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
+                if state == PathState::Down {
+                    dead.push(id);
+                }
+            }
+        }
+        dead.into_iter().for_each(|id| self.reinject_from(now, connection, id));
+        views
+    }
+
+    /// Takes all that is on its way on a path that is dead.
+    fn reinject_from(&mut self, now: Instant, connection: &mut Connection, id: PathId) {
+        let reinjected = self.recovery.reinject_from(now, connection, id);
+        self.traffic.count_reinjected(reinjected.bytes);
+        if let Some(path) = self.paths.get_mut(id).filter(|_| connection.has_bulk()) {
+            path.close.start(now, reinjected.stuck);
+        }
+    }
+
+    /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself, so that flows
+    /// can stay on theirs.
+    fn form_groups(&mut self, connection: &mut Connection) {
+        let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
+        self.groups.set(self.paths.iter().map(|(id, path)| Member {
+            link_key: if ordered { path.link_key(role, id) } else { id.0 },
+            state: path.usage.state(),
+            id,
+        }));
+        connection.set_together(self.groups.as_lists());
+    }
+
+    fn tell_scheduler(&mut self, now: Instant, connection: &Connection, due: bool) {
+        let heads = self.groups.heads().filter_map(|head| Some((head, self.paths.get(head)?)));
+        let infos: Vec<PathInfo> = heads
+            .map(|(id, path)| PathInfo {
+                id,
+                link: if self.role == Role::Client { path.link().uplink() } else { path.link() },
+                state: path.usage.state(),
+                rtt: connection.rtt(id).unwrap_or(Duration::MAX),
+                rate: connection.rate(id),
+                load: path.load.now(),
+            })
+            .collect();
+        self.scheduler.set_paths(now, &infos);
+        if due {
+            let rate = self.scheduler.order().map(|id| connection.rate(id)).sum();
+            self.scheduler.set_rate(rate);
+        }
+    }
+
+    /// Decides whether packets are numbered, and which paths are protected by repair.
+    fn measure_for_numbers(&mut self, now: Instant, connection: &mut Connection, mut views: Vec<PathView>) {
+        let Some(sequencer) = &mut self.recovery.sequencer else { return };
+        let heads = self.scheduler.order();
+        let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
+        let one_each = self.scheduler.order().count() == used.len();
+        let once = self.scheduler.copies() == 1;
+        let stays = one_each && once && self.scheduler.kind() == Scheduler::Flow;
+        views.retain(|view| used.contains(&view.id));
+        sequencer.measure(now, used.len() > 1 && !stays, &views);
+        for id in used {
+            connection.set_made_good(id, sequencer.protects(id));
+        }
+        self.scheduler.set_numbered(now, sequencer.is_on());
+    }
+}
+
+/// The far end does not hear this one on a path.
+fn is_unheard(path: &PathEntry, id: PathId, reports: bool, connection: &Connection) -> bool {
+    path.peer.is_unheard(reports, || connection.acked_sent(id))
+}

@@ -1,0 +1,212 @@
+//! From packets of the TUN and payloads of UDP to the payloads of datagrams.
+//!
+//! In: a packet of up to 64 KiB with its virtio header, and what fits a datagram. Out: IP packets that fit, each behind the
+//! prefix of the tunnel. Always holds: a packet that fits in no way is refused as a whole.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use mpvpn_class::Queued;
+use mpvpn_masque::datagram::{self, DatagramPrefix};
+use mpvpn_packet::{
+    Arena, SplitError, VnetHdr, ip,
+    mss::{self, Checksum},
+    protocol, split,
+};
+
+/// What packets fit in.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PacketLimits {
+    /// Bytes of a packet that may leave now. Larger ones are cut, or refused.
+    pub(super) mtu: usize,
+    /// Bytes that applications were promised: more than `mtu` while a path is being probed.
+    pub(super) promised: usize,
+}
+
+/// Cuts packets and puts prefixes in front.
+#[derive(Debug)]
+pub(super) struct Packetizer {
+    /// In front of each packet of the tunnel.
+    prefix: DatagramPrefix,
+    arena: Arena,
+    /// Where the pieces of the packet that was split last are; kept for its memory.
+    ranges: Vec<Range<usize>>,
+    pieces: Bytes,
+}
+
+impl Packetizer {
+    /// For the tunnel on the request stream `stream`.
+    pub(super) fn new(stream: u64) -> Self {
+        Self {
+            prefix: datagram::prefix(stream, datagram::CONTEXT_PAYLOAD),
+            arena: Arena::new(),
+            ranges: Vec::new(),
+            pieces: Bytes::new(),
+        }
+    }
+
+    /// In front of each packet of the tunnel.
+    pub(super) fn prefix(&self) -> &DatagramPrefix {
+        &self.prefix
+    }
+
+    /// Cuts a packet of the TUN, of this protocol, into ones that fit, which [`Self::drain`] hands out. Handshakes of TCP are
+    /// told what was promised.
+    ///
+    /// # Errors
+    /// If it is malformed, or fits in no way.
+    pub(super) fn split(
+        &mut self,
+        hdr: VnetHdr,
+        packet: &mut [u8],
+        protocol: u8,
+        limits: PacketLimits,
+    ) -> Result<(), SplitError> {
+        let PacketLimits { mtu, promised } = limits;
+        let is_tcp = protocol == protocol::TCP;
+        if is_tcp {
+            let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
+            mss::clamp(packet, promised, partial);
+        }
+        match self.split_as(hdr, packet, mtu) {
+            // The limit is lower than what was promised while a path is still being probed.
+            Err(SplitError::TooBig { len, .. }) if is_tcp && len <= promised => {
+                self.split_as(as_super_packet(packet), packet, mtu)
+            }
+            result => result,
+        }
+    }
+
+    fn split_as(&mut self, hdr: VnetHdr, packet: &[u8], mtu: usize) -> Result<(), SplitError> {
+        let prefix = self.prefix.as_ref();
+        self.ranges.clear();
+        let room = self.arena.room(split::bound(hdr, packet.len(), mtu, prefix.len()));
+        split::split(hdr, packet, mtu, prefix, room, &mut self.ranges)?;
+        self.pieces = self.arena.take();
+        Ok(())
+    }
+
+    /// The packets that [`Self::split`] has made, each behind the prefix.
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = Bytes> + '_ {
+        let pieces = std::mem::take(&mut self.pieces);
+        self.ranges.drain(..).map(move |range| pieces.slice(range))
+    }
+
+    /// A payload of UDP behind a prefix.
+    pub(super) fn payload(&mut self, prefix: &DatagramPrefix, payload: &[u8]) -> Bytes {
+        let room = self.arena.room(prefix.as_ref().len() + payload.len());
+        room.extend_from_slice(prefix.as_ref());
+        room.extend_from_slice(payload);
+        self.arena.take()
+    }
+
+    /// What is behind the prefix of a packet.
+    pub(super) fn behind_prefix<'a>(&self, packet: &'a Queued) -> &'a [u8] {
+        packet.data.get(self.prefix.as_ref().len()..).unwrap_or_default()
+    }
+
+    /// Whether a packet that waits is one of TCP.
+    pub(super) fn is_tcp(&self, packet: &Queued) -> bool {
+        ip::parse(self.behind_prefix(packet)).is_ok_and(|view| view.protocol() == protocol::TCP)
+    }
+
+    /// A packet that waited while the limit fell to `max` bytes of a datagram, as every new path makes it fall for a moment: as
+    /// smaller packets of TCP, or fragments.
+    ///
+    /// # Errors
+    /// If it may not be cut.
+    #[cold]
+    pub(super) fn cut(&mut self, packet: &Queued, max: usize) -> Result<Vec<Queued>, SplitError> {
+        let whole = self.behind_prefix(packet);
+        let hdr = if self.is_tcp(packet) { as_super_packet(whole) } else { VnetHdr::NONE };
+        self.split_as(hdr, whole, max.saturating_sub(self.prefix.as_ref().len()))?;
+        Ok(self.drain().map(|data| Queued { data, ..*packet }).collect())
+    }
+
+    /// Gives back memory that is not in use.
+    pub(super) fn trim(&mut self) {
+        self.arena.release();
+    }
+}
+
+/// The virtio header under which a single TCP packet is cut into smaller ones.
+fn as_super_packet(packet: &[u8]) -> VnetHdr {
+    let v6 = packet.first().is_some_and(|byte| byte >> 4 == 6);
+    let gso_type = if v6 { mpvpn_packet::vnet::GSO_TCPV6 } else { mpvpn_packet::vnet::GSO_TCPV4 };
+    VnetHdr { gso_type, gso_size: u16::MAX, ..VnetHdr::NONE }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_packet::{
+        build::{Packet, Tcp, checks_out},
+        tcp_flags,
+    };
+
+    use super::*;
+
+    const LIMITS: PacketLimits = PacketLimits { mtu: 1280, promised: 1400 };
+    const PREFIX: usize = 2;
+
+    /// The sizes of the IP packets that a packet becomes.
+    fn sizes(hdr: VnetHdr, mut packet: Vec<u8>, limits: PacketLimits) -> Result<Vec<usize>, SplitError> {
+        let mut packetizer = Packetizer::new(0);
+        let protocol = ip::parse(&packet)?.protocol();
+        packetizer.split(hdr, &mut packet, protocol, limits)?;
+        let pieces: Vec<Bytes> = packetizer.drain().collect();
+        for piece in &pieces {
+            assert!(piece.starts_with(packetizer.prefix().as_ref()));
+            assert!(checks_out(&piece[PREFIX..]), "{piece:?}");
+        }
+        assert_eq!(packetizer.drain().count(), 0, "each comes out once");
+        Ok(pieces.iter().map(|piece| piece.len() - PREFIX).collect())
+    }
+
+    #[test]
+    fn a_read_of_64_kib_becomes_packets_that_fit() {
+        let (hdr, packet) = Packet::v4().tcp_super(&Tcp::default(), &[7; 60_000], 1240);
+        let sizes = sizes(hdr, packet, LIMITS).expect("it is well formed");
+        assert_eq!((sizes.len(), sizes[0]), (49, 1280));
+    }
+
+    #[test]
+    fn what_was_promised_and_does_not_fit_just_now_is_cut_if_it_is_tcp_and_refused_if_not() {
+        let tcp = |len: usize| sizes(VnetHdr::NONE, Packet::v4().tcp(&vec![7; len - 40]), LIMITS);
+        assert_eq!(tcp(1280), Ok(vec![1280]));
+        assert_eq!(tcp(1400).map(|sizes| sizes.len()), Ok(2));
+        assert_eq!(tcp(1401), Err(SplitError::TooBig { len: 1401, mtu: 1280 }));
+        let udp = sizes(VnetHdr::NONE, Packet::v4().udp(&[7; 1300]), LIMITS);
+        assert_eq!(udp, Err(SplitError::TooBig { len: 1328, mtu: 1280 }));
+    }
+
+    #[test]
+    fn handshakes_of_tcp_are_told_what_was_promised() {
+        const MSS: [u8; 4] = [2, 4, 0x05, 0xb4];
+        let tcp = Tcp { flags: tcp_flags::SYN, options: MSS.to_vec(), ..Tcp::default() };
+        let mut packet = Packet::v4().tcp_with(&tcp, &[]);
+        let mut packetizer = Packetizer::new(0);
+        packetizer.split(VnetHdr::NONE, &mut packet, protocol::TCP, LIMITS).expect("it fits");
+        let piece = packetizer.drain().next().expect("a packet");
+        let mss = u16::from_be_bytes([piece[PREFIX + 42], piece[PREFIX + 43]]);
+        assert_eq!(mss, 1360);
+    }
+
+    #[test]
+    fn a_packet_that_waited_while_the_limit_fell_leaves_in_smaller_ones() {
+        let mut packetizer = Packetizer::new(0);
+        let mut queued = |mut packet: Vec<u8>| {
+            let protocol = ip::parse(&packet).expect("a packet").protocol();
+            let limits = PacketLimits { mtu: 1400, promised: 1400 };
+            packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits).expect("it fits");
+            let data = packetizer.drain().next().expect("a packet");
+            let queued = Queued { data, flow: 9, ordered: true, plain: false };
+            (packetizer.is_tcp(&queued), packetizer.cut(&queued, 1000))
+        };
+        let (is_tcp, parts) = queued(Packet::v6().tcp(&[7; 1300]));
+        let parts = parts.expect("TCP may be cut");
+        assert!(is_tcp && parts.len() == 2, "{parts:?}");
+        assert!(parts.iter().all(|part| part.flow == 9 && part.ordered && part.data.len() <= 1000));
+        let (is_tcp, parts) = queued(Packet::v6().udp(&[7; 1300]));
+        assert!(!is_tcp && matches!(parts, Err(SplitError::TooBig { .. })), "{parts:?}");
+    }
+}

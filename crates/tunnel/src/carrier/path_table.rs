@@ -1,0 +1,156 @@
+//! The paths of a connection, by their numbers.
+//!
+//! In: paths that are opened and closed. Out: which of them work. Always holds: numbers are never used again, and iteration is
+//! in their order.
+
+use std::collections::BTreeMap;
+
+use mpvpn_types::{Instant, LinkId, PathId};
+
+use super::path::PathEntry;
+
+/// All paths that can carry data.
+#[derive(Debug)]
+pub(super) struct PathTable {
+    /// In boxes, as a map takes the room of many at once, and most clients have one.
+    paths: BTreeMap<PathId, Box<PathEntry>>,
+    /// Since when there is no path, if there is none.
+    empty_since: Instant,
+}
+
+impl PathTable {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { paths: BTreeMap::new(), empty_since: now }
+    }
+
+    /// Adds a path; one that is there already stays as it is.
+    pub(super) fn insert(&mut self, id: PathId, path: PathEntry) {
+        self.paths.entry(id).or_insert_with(|| Box::new(path));
+    }
+
+    pub(super) fn remove(&mut self, now: Instant, id: PathId) -> Option<Box<PathEntry>> {
+        let removed = self.paths.remove(&id);
+        if self.paths.is_empty() {
+            self.empty_since = now;
+        }
+        removed
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.paths.len()
+    }
+
+    pub(super) fn contains(&self, id: PathId) -> bool {
+        self.paths.contains_key(&id)
+    }
+
+    pub(super) fn get(&self, id: PathId) -> Option<&PathEntry> {
+        self.paths.get(&id).map(Box::as_ref)
+    }
+
+    pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut PathEntry> {
+        self.paths.get_mut(&id).map(Box::as_mut)
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + '_ {
+        self.paths.keys().copied()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (PathId, &PathEntry)> {
+        self.paths.iter().map(|(id, path)| (*id, &**path))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PathId, &mut PathEntry)> {
+        self.paths.iter_mut().map(|(id, path)| (*id, &mut **path))
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &PathEntry> {
+        self.paths.values().map(Box::as_ref)
+    }
+
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut PathEntry> {
+        self.paths.values_mut().map(Box::as_mut)
+    }
+
+    /// Those over a link.
+    pub(super) fn over_mut(&mut self, link: LinkId) -> impl Iterator<Item = &mut PathEntry> {
+        self.values_mut().filter(move |path| path.link() == link)
+    }
+
+    /// The path that runs over a link.
+    pub(super) fn path_on(&self, link: LinkId) -> Option<PathId> {
+        self.iter().find(|(_, path)| path.link() == link).map(|(id, _)| id)
+    }
+
+    /// Whether the path over a link works, if there is one.
+    pub(super) fn works_on(&self, link: LinkId) -> Option<bool> {
+        self.values().find(|path| path.link() == link).map(PathEntry::works)
+    }
+
+    /// Whether a path over another link works.
+    pub(super) fn works_without(&self, link: LinkId) -> bool {
+        self.values().any(|path| path.link() != link && path.works())
+    }
+
+    /// Whether any path works.
+    pub(super) fn any_works(&self) -> bool {
+        self.values().any(PathEntry::works)
+    }
+
+    /// Since when there is no path; the start if there has been one always.
+    pub(super) fn empty_since(&self) -> Instant {
+        self.empty_since
+    }
+
+    /// Since when no path works, if none does.
+    pub(super) fn dead_since(&self) -> Option<Instant> {
+        if self.paths.is_empty() {
+            return Some(self.empty_since);
+        }
+        self.values().filter_map(PathEntry::dead_since).max()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_types::Duration;
+
+    use super::{super::testing::path, *};
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_table_without_paths_is_dead_since_the_last_one_went() {
+        let start = Instant::now();
+        let mut table = PathTable::new(start);
+        assert_eq!(table.dead_since(), Some(start));
+        table.insert(PathId(0), path(start, 3));
+        assert_eq!((table.path_on(LinkId(3)), table.works_on(LinkId(3))), (Some(PathId(0)), Some(true)));
+        assert!(table.remove(start + 5 * MS, PathId(0)).is_some_and(|path| path.link() == LinkId(3)));
+        assert_eq!(table.dead_since(), Some(start + 5 * MS));
+    }
+
+    #[test]
+    fn all_paths_are_dead_since_the_last_of_them_died() {
+        let start = Instant::now();
+        let mut table = PathTable::new(start);
+        for link in [1, 2] {
+            table.insert(PathId(link.into()), path(start, link));
+            let died = start + u32::from(link) * MS;
+            table.over_mut(LinkId(link)).for_each(|path| path.liveness.on_carrier(died, false));
+            assert!(!table.any_works());
+        }
+        assert_eq!(table.dead_since(), Some(start + 2 * MS));
+        table.insert(PathId(7), path(start, 7));
+        assert!(table.any_works() && table.works_without(LinkId(1)) && !table.works_without(LinkId(7)));
+    }
+
+    #[test]
+    fn a_path_that_is_opened_twice_stays_as_it_is() {
+        let start = Instant::now();
+        let mut table = PathTable::new(start);
+        table.insert(PathId(0), path(start, 1));
+        table.insert(PathId(0), path(start, 2));
+        assert_eq!((table.len(), table.path_on(LinkId(2))), (1, None));
+    }
+}

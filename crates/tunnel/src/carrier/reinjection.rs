@@ -1,0 +1,217 @@
+//! Reinjection: bytes of streams that were on their way on a path that is dead, sent again at once as datagrams over another
+//! one (as MPTCP does, RFC 8684 §3.3.6).
+//!
+//! The library sends them again, too, but only when the path is closed, and three probe timeouts later; until then all
+//! that follows them in their streams would wait.
+//!
+//! In: pieces of streams, and datagrams of the far end. Out: datagrams, each with the path that it leaves on, and pieces for
+//! the streams here. Always holds: what is reinjected waits until a path takes it, since its stream waits for it.
+
+use std::collections::VecDeque;
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use mpvpn_masque::{
+    datagram::{self, DatagramPrefix},
+    varint,
+};
+use mpvpn_path::{Offer, first_of};
+use mpvpn_quic::{Piece, Tracked};
+use mpvpn_types::{Duration, Instant, PathId};
+
+/// A path that is dead for this long is closed if streams wait for what only its end lets the library send again. Earlier, and
+/// a short silence costs the path; later, and the streams wait longer.
+const CLOSE: Duration = Duration::from_millis(50);
+/// The same if that is not known.
+const CLOSE_ANYWAY: Duration = Duration::from_millis(400);
+/// Bytes of a datagram beside prefix and data, at most: stream and offset.
+const AROUND: usize = 16;
+/// Paths that take no more than this are of no use (bytes).
+const SMALLEST: usize = 256;
+
+/// What is reinjected at this end and at the far one.
+#[derive(Debug)]
+pub(super) struct Reinjection {
+    prefix: DatagramPrefix,
+    /// What waits for a path, and the one that it is not to take.
+    waiting: VecDeque<(Option<PathId>, Tracked)>,
+    /// What the far end has reinjected, for the streams here.
+    arrived: Vec<Piece>,
+}
+
+impl Reinjection {
+    /// For the context with this ID of a request stream.
+    pub(super) fn new(stream: u64, context: u64) -> Self {
+        Self { prefix: datagram::prefix(stream, context), waiting: VecDeque::new(), arrived: Vec::new() }
+    }
+
+    /// Whether a datagram holds reinjected bytes, of either end.
+    pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
+        datagram.starts_with(self.prefix.as_ref())
+    }
+
+    /// Takes a datagram of the far end; a malformed one is dropped.
+    pub(super) fn take(&mut self, datagram: Bytes) {
+        self.arrived.extend(self.read(datagram));
+    }
+
+    /// What the far end has reinjected since the last call.
+    pub(super) fn drain_arrived(&mut self) -> impl Iterator<Item = Piece> + '_ {
+        self.arrived.drain(..)
+    }
+
+    /// Whether something waits for a path.
+    pub(super) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Reinjects bytes, as datagrams of at most `max` bytes, on any path but `avoid`, if there is another one.
+    pub(super) fn push(&mut self, now: Instant, piece: &Piece, max: usize, avoid: Option<PathId>) {
+        let most = max.saturating_sub(self.prefix.as_ref().len() + AROUND).max(1);
+        let mut at = 0;
+        loop {
+            let bytes = piece.bytes.slice(at..piece.bytes.len().min(at + most));
+            let is_last = at + bytes.len() == piece.bytes.len();
+            let mut data = BytesMut::with_capacity(self.prefix.as_ref().len() + AROUND + bytes.len());
+            data.put_slice(self.prefix.as_ref());
+            varint::encode(piece.stream, &mut data);
+            varint::encode((piece.at + at as u64) << 1 | u64::from(piece.ends && is_last), &mut data);
+            data.put_slice(&bytes);
+            at += bytes.len();
+            let data = Tracked { data: data.freeze(), born: now, tries: 0, copied: false, mark: None };
+            self.waiting.push_back((avoid, data));
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// A reinjected datagram was lost: whatever happens to it, its stream waits for it.
+    pub(super) fn push_lost(&mut self, lost: Tracked) {
+        self.waiting.push_back((None, lost));
+    }
+
+    /// The next datagram, of at most `max` bytes, and the index of the offer on which it arrives first; `None` if nothing
+    /// waits, or no path has room.
+    pub(super) fn next(&mut self, now: Instant, max: usize, offers: &[Offer]) -> Option<(usize, Tracked)> {
+        loop {
+            let (avoid, _) = *self.waiting.front()?;
+            let others = offers.iter().any(|offer| Some(offer.id) != avoid);
+            let may = |offer: &Offer| !(others && Some(offer.id) == avoid);
+            let at = first_of(offers, may)?;
+            let (avoid, datagram) = self.waiting.pop_front()?;
+            if datagram.data.len() <= max {
+                return Some((at, datagram));
+            }
+            // It outgrew the paths while it waited.
+            if let Some(piece) = self.read(datagram.data).filter(|_| max > SMALLEST) {
+                self.push(now, &piece, max, avoid);
+            }
+        }
+    }
+
+    fn read(&self, mut datagram: Bytes) -> Option<Piece> {
+        datagram.advance(self.prefix.as_ref().len());
+        let mut number = || {
+            let (value, len) = varint::decode(&datagram)?;
+            datagram.advance(len);
+            Some(value)
+        };
+        let (stream, at) = (number()?, number()?);
+        Some(Piece { stream, at: at >> 1, bytes: datagram, ends: at & 1 == 1 })
+    }
+}
+
+/// When a path that is dead is closed, because streams wait for what was sent there.
+#[derive(Debug, Default)]
+pub(super) struct CloseTimer(Option<Instant>);
+
+impl CloseTimer {
+    /// The path is dead, and streams are open; `stuck`: only its end lets the library send some of their bytes again.
+    pub(super) fn start(&mut self, now: Instant, stuck: bool) {
+        self.0 = Some(now + if stuck { CLOSE } else { CLOSE_ANYWAY });
+    }
+
+    /// Whether its time has come, which ends it.
+    pub(super) fn expires(&mut self, now: Instant) -> bool {
+        self.0.take_if(|at| now >= *at).is_some()
+    }
+
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn piece(at: u64, bytes: &'static [u8], ends: bool) -> Piece {
+        Piece { stream: 8, at, bytes: Bytes::from_static(bytes), ends }
+    }
+
+    fn offer(id: u32, delay_ms: u64, room: u64) -> Offer {
+        let delay = Duration::from_millis(delay_ms);
+        Offer { id: PathId(id), room, delay, ahead: 0, rate: 1_000_000, weight: 1 }
+    }
+
+    #[test]
+    fn bytes_arrive_at_the_far_end_as_they_were_in_their_stream() {
+        let (mut here, mut there) = (Reinjection::new(0, 6), Reinjection::new(0, 6));
+        let now = Instant::now();
+        here.push(now, &piece(1000, b"0123456789", true), 19 + 4, None);
+        while let Some((at, datagram)) = here.next(now, 100, &[offer(0, 5, 100)]) {
+            assert!(at == 0 && there.is_own(&datagram.data));
+            there.take(datagram.data);
+        }
+        let arrived: Vec<_> = there.drain_arrived().collect();
+        assert!(arrived.len() > 1, "{arrived:?}");
+        let bytes: Vec<u8> = arrived.iter().flat_map(|piece| piece.bytes.to_vec()).collect();
+        assert_eq!((arrived[0].at, bytes), (1000, b"0123456789".to_vec()));
+        let ends: Vec<bool> = arrived.iter().map(|piece| piece.ends).collect();
+        assert_eq!(ends.iter().rposition(|ends| !ends), Some(ends.len() - 2), "only the last one ends it");
+    }
+
+    #[test]
+    fn the_path_that_stalls_is_taken_only_if_there_is_no_other() {
+        let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
+        reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
+        let (quick, slow) = (offer(1, 5, 1000), offer(2, 90, 1000));
+        assert_eq!(reinjection.next(now, 100, &[quick, Offer { room: 0, ..slow }]), None, "it waits");
+        let (at, lost) = reinjection.next(now, 100, &[quick, slow]).expect("there is room");
+        assert_eq!(at, 1);
+        reinjection.push_lost(lost.clone());
+        assert_eq!(reinjection.next(now, 100, &[quick, slow]), Some((0, lost.clone())), "lost there, too");
+        reinjection.push(now, &piece(0, b"abc", false), 100, Some(PathId(1)));
+        assert_eq!(reinjection.next(now, 100, &[quick]).map(|(at, _)| at), Some(0), "no other path");
+    }
+
+    #[test]
+    fn what_outgrew_the_paths_while_it_waited_is_cut_again() {
+        let (mut reinjection, now) = (Reinjection::new(0, 6), Instant::now());
+        let bytes = Bytes::from(vec![7; 1000]);
+        reinjection.push(now, &Piece { stream: 0, at: 0, bytes, ends: false }, 1400, None);
+        let mut sizes = Vec::new();
+        while let Some((_, datagram)) = reinjection.next(now, 400, &[offer(0, 5, 9000)]) {
+            sizes.push(datagram.data.len());
+        }
+        assert!(sizes.len() == 3 && sizes.iter().all(|size| *size <= 400), "{sizes:?}");
+        reinjection.push(now, &piece(0, &[7; 300], false), 1400, None);
+        assert_eq!(reinjection.next(now, SMALLEST, &[offer(0, 5, 9000)]), None, "such paths are of no use");
+        assert!(!reinjection.has_waiting());
+    }
+
+    #[test]
+    fn a_dead_path_is_closed_sooner_if_streams_are_stuck() {
+        let start = Instant::now();
+        for (stuck, after) in [(true, CLOSE), (false, CLOSE_ANYWAY)] {
+            let mut timer = CloseTimer::default();
+            assert!(!timer.expires(start));
+            timer.start(start, stuck);
+            assert_eq!(timer.poll_timeout(), Some(start + after));
+            assert!(!timer.expires(start + after - MS));
+            assert!(timer.expires(start + after) && !timer.expires(start + after), "once");
+        }
+    }
+}
