@@ -179,6 +179,7 @@ impl Failure {
     pub fn of(headers: &Headers) -> Self {
         let said =
             headers.values("proxy-status").filter_map(|value| structured::last_token(value, "error")).last();
+        let said = said.as_deref();
         let by_error =
             Self::ALL.iter().find(|(.., error)| Some(*error) == said).map(|(failure, ..)| *failure);
         by_error.unwrap_or(match (said, headers.status()) {

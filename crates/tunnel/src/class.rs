@@ -78,13 +78,13 @@ impl ClassProfile {
         let name: ClassName = name.parse().ok()?;
         let mut profile = Self { name: name.to_string(), ..Self::default() };
         let share = &mut profile.share;
-        for (key, value) in parameters {
-            let number = || value.and_then(|value| value.parse::<u64>().ok());
+        for (key, value) in &parameters {
+            let number = || u64::try_from(value.as_integer()?).ok();
             let rate = || Some(Portion::Rate(BitRate::from_bps(number()?.checked_mul(1000)?)));
             let percent =
                 || u8::try_from(number()?).ok().filter(|n| (1..=100).contains(n)).map(Portion::Percent);
-            match key {
-                "first" => share.first = matches!(value, None | Some("?1")),
+            match key.as_str() {
+                "first" => share.first = value.as_boolean() == Some(true),
                 "weight" => share.weight = Weight::new(number()?)?,
                 "min-kbps" => share.min = Some(rate()?),
                 "min-percent" => share.min = Some(percent()?),
@@ -92,7 +92,7 @@ impl ClassProfile {
                 "max-percent" => share.max = Some(percent()?),
                 "dscp" => profile.dscp = u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?,
                 // One that is not known here is no reason to carry nothing.
-                "cc" => profile.cc = value.and_then(|value| value.parse().ok()),
+                "cc" => profile.cc = value.as_token().and_then(|cc| cc.as_str().parse().ok()),
                 _ => {}
             }
         }
