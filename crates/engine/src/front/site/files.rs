@@ -1,52 +1,39 @@
-//! A site of files (RFC 9110 §9.3.1, §9.3.2): GET and HEAD, `index.html` for a folder, dates.
+//! A site of files, by tower-http: GET and HEAD, `index.html` for a folder, dates, entity tags, ranges (RFC 9110).
 //!
-//! Always holds: no file or folder whose name starts with a dot is shown, and none outside of the folder; disks are waited for on
-//! a few threads beside this one.
+//! Always holds: no file or folder whose name starts with a dot is shown, and none outside of the folder; as much is sent as was
+//! promised, whatever becomes of the file meanwhile; disks are waited for on a few threads beside this one.
 
 use std::{
-    fs::File,
-    io,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
+    fs::Metadata,
+    future::{Ready, ready},
+    io::{self, SeekFrom},
+    path::{Component, PathBuf},
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, ready},
+    task::{self, Context, Poll},
     time::SystemTime,
 };
 
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{CONTENT_LENGTH, CONTENT_TYPE, IF_MODIFIED_SINCE, LAST_MODIFIED, LOCATION},
+    header::{IF_RANGE, LOCATION, RANGE},
 };
-use http_body_util::BodyExt;
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::{BodyExt, Empty};
 use mpvpn_os::folder::{Entry, Folder};
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    task::{JoinHandle, spawn_blocking},
+    fs::File,
+    io::{AsyncRead, AsyncReadExt, AsyncSeek, ReadBuf, Take},
+    sync::Semaphore,
+    task::spawn_blocking,
+};
+use tower_http::services::{
+    ServeDir,
+    fs::{self, Backend},
 };
 
 use super::{nothing, page};
 use crate::front::{Body, plain};
-
-/// The file of a folder.
-const INDEX: &str = "index.html";
-/// Bytes read at a time.
-const PIECE: u64 = 64 << 10;
-
-/// What is found for a path.
-enum Found {
-    File {
-        file: File,
-        length: u64,
-        modified: Option<SystemTime>,
-        kind: &'static str,
-    },
-    /// A folder, which was asked for as if it were a file.
-    Folder,
-    Nothing,
-}
 
 /// Answers a request.
 pub(super) async fn answer<B>(
@@ -55,211 +42,267 @@ pub(super) async fn answer<B>(
     room: &Arc<Semaphore>,
 ) -> Response<Body> {
     let (method, path) = (request.method(), request.uri().path());
-    let relative = match method {
-        &Method::GET | &Method::HEAD => relative(path),
-        _ => return nothing(method).map(plain),
-    };
+    if !matches!(*method, Method::GET | Method::HEAD) {
+        return nothing(method).map(plain);
+    }
     let Ok(permit) = Arc::clone(room).try_acquire_owned() else {
         return page(method, StatusCode::SERVICE_UNAVAILABLE).map(plain);
     };
-    let Some(relative) = relative else { return nothing(method).map(plain) };
-    let folder = folder.clone();
-    let found = spawn_blocking(move || find(&folder, &relative)).await.unwrap_or(Found::Nothing);
-    let (file, length, modified, kind) = match found {
-        Found::File { file, length, modified, kind } => (file, length, modified, kind),
-        Found::Folder => return moved(method, path),
-        Found::Nothing => return nothing(method).map(plain),
-    };
-    let is_old = modified.is_some_and(|modified| is_known(request, modified));
-    let status = if is_old { StatusCode::NOT_MODIFIED } else { StatusCode::OK };
-    let body = match is_old || method == Method::HEAD {
-        true => plain(""),
-        false => {
-            FileBody { file: Arc::new(file), at: 0, length, reading: None, _permit: permit }.boxed_unsync()
-        }
-    };
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    let headers = response.headers_mut();
-    if !is_old {
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-        headers.insert(CONTENT_LENGTH, length.into());
+    let mut asked = Request::new(Empty::<Bytes>::new());
+    *asked.method_mut() = method.clone();
+    *asked.headers_mut() = request.headers().clone();
+    *asked.uri_mut() = request.uri().clone();
+    // `ServeDir` does not look at the condition, and would send a part of another version of the file (RFC 9110 §13.1.5).
+    if asked.headers_mut().remove(IF_RANGE).is_some() {
+        asked.headers_mut().remove(RANGE);
     }
-    let date = modified.map(httpdate::fmt_http_date);
-    if let Some(date) = date.and_then(|date| HeaderValue::from_str(&date).ok()) {
-        headers.insert(LAST_MODIFIED, date);
+    let found = ServeDir::with_backend("", Beneath(folder.clone())).try_call(asked).await;
+    match found {
+        Ok(found) if found.status() == StatusCode::TEMPORARY_REDIRECT => moved(method, path),
+        Ok(found) if found.status() != StatusCode::NOT_FOUND => found.map(|body| {
+            let held = body.map_frame(move |frame| {
+                // The room is taken until all has been read.
+                let _held = &permit;
+                frame
+            });
+            held.boxed_unsync()
+        }),
+        Ok(_) | Err(_) => nothing(method).map(plain),
     }
-    response
-}
-
-/// Whether the client has what was last modified then (RFC 9110 §13.1.3).
-fn is_known<B>(request: &Request<B>, modified: SystemTime) -> bool {
-    let given = request.headers().get(IF_MODIFIED_SINCE).and_then(|value| value.to_str().ok());
-    let seconds =
-        |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    given
-        .and_then(|date| httpdate::parse_http_date(date).ok())
-        .is_some_and(|date| seconds(modified) <= seconds(date))
 }
 
 /// The links of a folder's page are relative to the folder.
 fn moved(method: &Method, path: &str) -> Response<Body> {
     let mut response = page(method, StatusCode::MOVED_PERMANENTLY).map(plain);
-    match HeaderValue::from_str(&format!("{path}/")) {
+    // With two slashes in front it would name another host (RFC 3986 §4.2).
+    match HeaderValue::from_str(&format!("/{}/", path.trim_start_matches('/'))) {
         Ok(location) => drop(response.headers_mut().insert(LOCATION, location)),
         Err(_) => return nothing(method).map(plain),
     }
     response
 }
 
-/// The path of a file below the folder; `None` for what is never shown.
-fn relative(path: &str) -> Option<PathBuf> {
-    let mut relative = PathBuf::new();
-    let decoded = decode(path)?;
-    let rest = decoded.strip_prefix('/')?;
-    for part in rest.split('/').filter(|part| !part.is_empty()) {
-        if part.starts_with('.') || part.contains(['\0', '\\']) {
-            return None;
+/// What `ServeDir` finds files by.
+#[derive(Clone, Debug)]
+struct Beneath(Folder);
+
+impl Beneath {
+    async fn entry(self, path: PathBuf) -> io::Result<Entry> {
+        let is_hidden =
+            |part| matches!(part, Component::Normal(name) if name.as_encoded_bytes().starts_with(b"."));
+        if path.components().any(is_hidden) {
+            return Err(io::ErrorKind::NotFound.into());
         }
-        relative.push(part);
-    }
-    if rest.is_empty() || rest.ends_with('/') {
-        relative.push(INDEX);
-    }
-    Some(relative)
-}
-
-/// Takes percent-encoding off (RFC 3986 §2.1). An encoded slash would be one of a name, which no file has.
-fn decode(path: &str) -> Option<String> {
-    let mut parts = path.split('%');
-    let mut bytes = parts.next()?.as_bytes().to_vec();
-    for part in parts {
-        let digits = part.get(..2).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
-        let byte = u8::from_str_radix(digits, 16).ok().filter(|byte| *byte != b'/')?;
-        bytes.push(byte);
-        bytes.extend_from_slice(&part.as_bytes()[2..]);
-    }
-    String::from_utf8(bytes).ok()
-}
-
-fn find(folder: &Folder, relative: &Path) -> Found {
-    match folder.entry(relative) {
-        Ok(Entry::File(file, metadata)) => Found::File {
-            file,
-            length: metadata.len(),
-            modified: metadata.modified().ok(),
-            kind: kind(relative),
-        },
-        Ok(Entry::Folder) => Found::Folder,
-        Err(_) => Found::Nothing,
+        spawn_blocking(move || self.0.entry(&path)).await?.map_err(|_| io::ErrorKind::NotFound.into())
     }
 }
 
-/// The media type of a file.
-fn kind(path: &Path) -> &'static str {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    match &extension.to_ascii_lowercase()[..] {
-        "html" | "htm" => "text/html",
-        "css" => "text/css",
-        "js" | "mjs" => "text/javascript",
-        "json" => "application/json",
-        "txt" => "text/plain",
-        "md" => "text/markdown",
-        "xml" => "text/xml",
-        "svg" => "image/svg+xml",
-        "png" => "image/png",
-        "jpg" | "jpeg" => "image/jpeg",
-        "gif" => "image/gif",
-        "webp" => "image/webp",
-        "avif" => "image/avif",
-        "ico" => "image/x-icon",
-        "woff" => "font/woff",
-        "woff2" => "font/woff2",
-        "ttf" => "font/ttf",
-        "wasm" => "application/wasm",
-        "pdf" => "application/pdf",
-        "zip" => "application/zip",
-        "gz" => "application/gzip",
-        "mp3" => "audio/mpeg",
-        "mp4" => "video/mp4",
-        "webm" => "video/webm",
-        _ => "application/octet-stream",
+impl Backend for Beneath {
+    type File = Opened;
+    type Metadata = Known;
+    type OpenFuture = Pin<Box<dyn Future<Output = io::Result<Opened>> + Send>>;
+    type MetadataFuture = Pin<Box<dyn Future<Output = io::Result<Known>> + Send>>;
+
+    fn open(&self, path: PathBuf) -> Self::OpenFuture {
+        let entry = self.clone().entry(path);
+        Box::pin(async {
+            match entry.await? {
+                Entry::File(file, metadata) => {
+                    Ok(Opened { file: File::from_std(file).take(metadata.len()), metadata })
+                }
+                Entry::Folder => Err(io::ErrorKind::NotFound.into()),
+            }
+        })
+    }
+
+    fn metadata(&self, path: PathBuf) -> Self::MetadataFuture {
+        let entry = self.clone().entry(path);
+        Box::pin(async {
+            match entry.await? {
+                Entry::File(_, metadata) => Ok(Known(Some(metadata))),
+                Entry::Folder => Ok(Known(None)),
+            }
+        })
     }
 }
 
-/// The content of a file, read as it is sent.
-struct FileBody {
-    file: Arc<File>,
-    at: u64,
-    length: u64,
-    reading: Option<JoinHandle<io::Result<Bytes>>>,
-    _permit: OwnedSemaphorePermit,
+/// What is known of a file, or that it is a folder.
+struct Known(Option<Metadata>);
+
+impl fs::Metadata for Known {
+    fn is_dir(&self) -> bool {
+        self.0.is_none()
+    }
+
+    fn modified(&self) -> io::Result<SystemTime> {
+        self.0.as_ref().map_or(Err(io::ErrorKind::IsADirectory.into()), Metadata::modified)
+    }
+
+    fn len(&self) -> u64 {
+        self.0.as_ref().map_or(0, Metadata::len)
+    }
 }
 
-impl HttpBody for FileBody {
-    type Data = Bytes;
-    type Error = io::Error;
+/// An open file, of which as many bytes are read as it had when it was opened.
+struct Opened {
+    file: Take<File>,
+    metadata: Metadata,
+}
 
-    fn poll_frame(
+impl fs::File for Opened {
+    type Metadata = Known;
+    type MetadataFuture<'a> = Ready<io::Result<Known>>;
+
+    fn metadata(&self) -> Self::MetadataFuture<'_> {
+        ready(Ok(Known(Some(self.metadata.clone()))))
+    }
+}
+
+impl AsyncRead for Opened {
+    fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        if self.is_end_stream() {
-            return Poll::Ready(None);
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        task::ready!(Pin::new(&mut self.file).poll_read(cx, buf))?;
+        match buf.filled().len() == before && self.file.limit() > 0 && buf.remaining() > 0 {
+            // A file that has become shorter cannot be what was promised.
+            true => Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+            false => Poll::Ready(Ok(())),
         }
-        let (file, at, count) = (Arc::clone(&self.file), self.at, PIECE.min(self.length - self.at));
-        let reading = self.reading.get_or_insert_with(|| spawn_blocking(move || read(&file, at, count)));
-        let read = ready!(Pin::new(reading).poll(cx));
-        self.reading = None;
-        let data = read.unwrap_or_else(|panicked| Err(io::Error::other(panicked)))?;
-        self.at += data.len() as u64;
-        Poll::Ready(Some(Ok(Frame::data(data))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.at >= self.length
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.length - self.at)
     }
 }
 
-fn read(file: &File, at: u64, count: u64) -> io::Result<Bytes> {
-    // At most a piece.
-    let mut data = vec![0; count as usize];
-    // A file that has become shorter cannot be what was promised.
-    file.read_exact_at(&mut data, at)?;
-    Ok(data.into())
+impl AsyncSeek for Opened {
+    fn start_seek(mut self: Pin<&mut Self>, position: SeekFrom) -> io::Result<()> {
+        Pin::new(self.file.get_mut()).start_seek(position)
+    }
+
+    fn poll_complete(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<u64>> {
+        let at = task::ready!(Pin::new(self.file.get_mut()).poll_complete(cx))?;
+        let left = self.metadata.len().saturating_sub(at);
+        self.file.set_limit(left);
+        Poll::Ready(Ok(at))
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::symlink, time::Duration};
+
+    use http::Uri;
+    use tempfile::TempDir;
+
     use super::*;
 
-    #[test]
-    fn paths_lead_to_files_that_may_be_shown() {
-        let path = |path: &str| relative(path).map(|path| path.to_str().unwrap().to_owned());
-        assert_eq!(path("/").as_deref(), Some("index.html"));
-        assert_eq!(path("/a//b/").as_deref(), Some("a/b/index.html"));
-        assert_eq!(path("/a%20b.png").as_deref(), Some("a b.png"));
+    /// A folder with a page, hidden files, and a file outside of it.
+    fn site() -> (TempDir, Folder) {
+        let home = tempfile::tempdir().unwrap();
+        let root = home.path().join("www");
+        for folder in ["sub", "a", ".git", "\u{e9}"] {
+            fs::create_dir_all(root.join(folder)).unwrap();
+        }
+        for file in ["index.html", "page", ".git/config", "a/.htaccess", "../secret"] {
+            fs::write(root.join(file), "<p>hello").unwrap();
+        }
+        symlink("../secret", root.join("out")).unwrap();
+        let folder = Folder::new(&root).unwrap();
+        (home, folder)
+    }
+
+    async fn get(folder: &Folder, path: &str, fields: &[(&'static str, &str)]) -> Response<Bytes> {
+        let mut request = Request::new(());
+        *request.uri_mut() = Uri::from_maybe_shared(path.to_owned().into_bytes()).unwrap();
+        for (name, value) in fields {
+            request.headers_mut().insert(*name, value.parse().unwrap());
+        }
+        let (head, body) = answer(folder, &request, &Arc::new(Semaphore::new(1))).await.into_parts();
+        Response::from_parts(head, body.collect().await.unwrap().to_bytes())
+    }
+
+    #[tokio::test]
+    async fn paths_lead_to_files_that_may_be_shown_and_to_no_others() {
+        let (_home, folder) = site();
+        for path in ["/", "/page", "//page", "/%70age", "/a/../page"] {
+            let is_shown = get(&folder, path, &[]).await.status() == 200;
+            assert_eq!(is_shown, path != "/a/../page", "{path}");
+        }
         for never in [
-            "",
-            "*",
             "/.git/config",
+            "/.git/",
+            "/.git",
             "/a/.htaccess",
-            "/../etc/passwd",
-            "/%2e%2e/etc/passwd",
-            "/a%2f..%2fb",
+            "/../secret",
+            "/%2e%2e/secret",
+            "/a%2f..%2f..%2fsecret",
+            "/out",
             "/%",
             "/%2",
             "/%zz",
             "/%00",
-            "/a\\..\\b",
+            "/page%00",
             "/%ff",
             "/%+1",
+            "/page/",
+            "/sub/",
+            "*",
         ] {
-            assert_eq!(path(never), None, "{never}");
+            assert_eq!(get(&folder, never, &[]).await.status(), 404, "{never}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_folder_is_named_with_a_slash_and_never_as_another_host() {
+        let (_home, folder) = site();
+        for path in ["/sub", "//sub", "///sub"] {
+            let moved = get(&folder, path, &[]).await;
+            assert_eq!(
+                (moved.status().as_u16(), &moved.headers()["location"]),
+                (301, &"/sub/".parse().unwrap()),
+                "{path}"
+            );
+        }
+        assert_eq!(get(&folder, "/\u{e9}", &[]).await.status(), 301, "not ASCII");
+        assert_eq!(get(&folder, "/%C3%A9", &[]).await.headers()["location"], "/%C3%A9/");
+    }
+
+    #[tokio::test]
+    async fn a_part_of_a_file_is_sent_and_what_the_client_has_is_not() {
+        let (_home, folder) = site();
+        let part = get(&folder, "/page", &[("range", "bytes=3-5")]).await;
+        assert_eq!(
+            (part.status().as_u16(), &part.headers()["content-range"]),
+            (206, &"bytes 3-5/8".parse().unwrap())
+        );
+        assert_eq!(part.body(), "hel");
+        assert_eq!(get(&folder, "/page", &[("range", "bytes=9-")]).await.status(), 416);
+        let conditional = [("range", "bytes=3-5"), ("if-range", "\"of another version\"")];
+        assert_eq!(get(&folder, "/page", &conditional).await.status(), 200);
+        let whole = get(&folder, "/page", &[]).await;
+        assert_eq!((whole.status().as_u16(), &whole.body()[..]), (200, &b"<p>hello"[..]));
+        let tag = whole.headers()["etag"].to_str().unwrap();
+        assert_eq!(get(&folder, "/page", &[("if-none-match", tag)]).await.status(), 304);
+    }
+
+    #[tokio::test]
+    async fn as_much_is_sent_as_was_promised_or_an_error() {
+        let (home, folder) = site();
+        let room = Arc::new(Semaphore::new(1));
+        let path = home.path().join("www/page");
+        for (now, sent) in [("<p>hello and more", Some("<p>hello")), ("<p>", None)] {
+            fs::write(&path, "<p>hello").unwrap();
+            let mut request = Request::new(());
+            *request.uri_mut() = Uri::from_static("/page");
+            let answer = answer(&folder, &request, &room).await;
+            assert_eq!(answer.headers()["content-length"], "8");
+            fs::OpenOptions::new().write(true).truncate(true).open(&path).unwrap();
+            fs::write(&path, now).unwrap();
+            assert_eq!(room.available_permits(), 0);
+            let body = answer.into_body().collect().await.ok().map(|body| body.to_bytes());
+            assert_eq!(body.as_deref(), sent.map(str::as_bytes), "{now}");
+            tokio::time::timeout(Duration::from_secs(5), room.acquire()).await.unwrap().unwrap().forget();
+            room.add_permits(1);
         }
     }
 }
