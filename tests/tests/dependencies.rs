@@ -1,5 +1,6 @@
 //! The rules of `deny.toml`, applied offline to what a build on Linux compiles: licences, sources, one version of each
-//! crate. `cargo deny` does the same and more; this one needs nothing installed.
+//! crate. `cargo deny` does the same and more; this one needs nothing installed. And `docs/design/dependencies.md` lists the
+//! direct dependencies that the manifests have, with the packages that use them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -63,6 +64,46 @@ fn there_is_one_version_of_each_crate_but_for_the_listed_ones() {
 }
 
 #[test]
+fn every_direct_dependency_is_documented_with_the_packages_that_use_it() {
+    assert_eq!(differences(&documented(DOCUMENT), &manifests()), Vec::<String>::new(), "{DOCUMENT}");
+}
+
+#[test]
+fn every_direct_dependency_is_named_in_the_code_of_its_package() {
+    let sources: BTreeMap<String, String> =
+        members().into_iter().map(|(package, folder)| (package, rust_in(&folder))).collect();
+    let mut unused = Vec::new();
+    for (dependency, packages) in manifests() {
+        let name = dependency.replace('-', "_");
+        let paths = [format!("{name}::"), format!("use {name}"), format!("{name}!")];
+        let is_named = |package: &&String| paths.iter().any(|path| sources[*package].contains(path.as_str()));
+        unused.extend(
+            packages
+                .iter()
+                .filter(|package| !is_named(package))
+                .map(|package| format!("{dependency} in {package}")),
+        );
+    }
+    assert!(unused.is_empty(), "in a Cargo.toml, and in no source file beside it: {unused:?}");
+}
+
+#[test]
+fn a_table_of_dependencies_is_compared_with_the_manifests_in_both_directions() {
+    let table = "| `a-b` | why, `not_this` | `x`, tests of `y` |\n| crate | what | used by |\n| `gone` | why | `x` |\n\n\
+                 | `c` | why | `x` |\ntext with `d` | and | `x` |";
+    let told = rows(table);
+    let used = |list: &[(&str, &[&str])]| -> Uses {
+        list.iter()
+            .map(|(name, by)| ((*name).to_owned(), by.iter().map(ToString::to_string).collect()))
+            .collect()
+    };
+    assert_eq!(told, used(&[("a-b", &["x", "y"]), ("gone", &["x"]), ("c", &["x"])]));
+    let found = differences(&told, &used(&[("a-b", &["x", "y"]), ("c", &["x", "y"]), ("new", &["x"])]));
+    let said = |part: &str| found.iter().filter(|line| line.contains(part)).count();
+    assert_eq!((found.len(), said("gone"), said("new"), said("`c`")), (3, 1, 1, 1), "{found:?}");
+}
+
+#[test]
 fn licence_expressions_are_read_as_spdx_means_them() {
     let allowed = BTreeSet::from(["MIT", "ISC", "Apache-2.0 WITH LLVM-exception"].map(String::from));
     for (expression, expected) in [
@@ -97,6 +138,92 @@ fn table(file: &str) -> toml::Table {
 
 fn rules() -> toml::Table {
     table("deny.toml")
+}
+
+/// The page with every direct dependency.
+const DOCUMENT: &str = "docs/design/dependencies.md";
+
+/// Crates of the registry, each with the packages of this workspace that name it in their manifest.
+type Uses = BTreeMap<String, BTreeSet<String>>;
+
+/// The packages of this workspace without their common prefix, and where they are.
+fn members() -> BTreeMap<String, PathBuf> {
+    let folders = std::fs::read_dir(root().join("crates")).expect("crates/ can be read");
+    let folders = folders.map(|entry| entry.expect("crates/ can be read").path());
+    let folders = folders.chain([root().join("tests"), root().join("benches")]);
+    let named =
+        |folder: PathBuf| (folder.file_name().expect("a name").to_string_lossy().into_owned(), folder);
+    folders.filter(|folder| folder.join("Cargo.toml").exists()).map(named).collect()
+}
+
+/// What the manifests say, those of the tests included.
+fn manifests() -> Uses {
+    let mut uses = Uses::new();
+    for (package, folder) in members() {
+        let manifest = table(
+            folder.join("Cargo.toml").strip_prefix(root()).expect("below the root").to_str().expect("UTF-8"),
+        );
+        let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+        let named =
+            tables.iter().filter_map(|name| manifest.get(*name)?.as_table()).flat_map(toml::Table::keys);
+        for dependency in named.filter(|name| !name.starts_with("mpvpn-")) {
+            uses.entry(dependency.clone()).or_default().insert(package.clone());
+        }
+    }
+    let shared = table("Cargo.toml");
+    let shared = shared["workspace"]["dependencies"].as_table().expect("workspace.dependencies is a table");
+    for dependency in shared.keys().filter(|name| !name.starts_with("mpvpn-")) {
+        uses.entry(dependency.clone()).or_default();
+    }
+    uses
+}
+
+fn documented(file: &str) -> Uses {
+    let path = root().join(file);
+    rows(&std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+}
+
+/// The rows of tables that begin with a crate: `` | `crate` | … | `package`, tests of `package` | ``.
+fn rows(page: &str) -> Uses {
+    let row = |line: &str| {
+        let cells: Vec<&str> = line.strip_prefix("| `")?.strip_suffix(" |")?.split(" | ").collect();
+        let (first, last) = (cells.first()?.strip_suffix('`')?, cells.last()?);
+        Some((first.to_owned(), last.split('`').skip(1).step_by(2).map(str::to_owned).collect()))
+    };
+    page.lines().filter_map(row).collect()
+}
+
+fn differences(told: &Uses, used: &Uses) -> Vec<String> {
+    let names: BTreeSet<&String> = told.keys().chain(used.keys()).collect();
+    let of = |name: &String| match (told.get(name), used.get(name)) {
+        (None, Some(_)) => Some(format!(
+            "`{name}` is a dependency, and is missing in the page: say what for, and why this one"
+        )),
+        (Some(_), None) => Some(format!("`{name}` is in the page, and is no dependency: remove the row")),
+        (_, Some(by)) if by.is_empty() => {
+            Some(format!("`{name}` is in the root Cargo.toml, and no package uses it"))
+        }
+        (Some(told), Some(by)) if told != by => {
+            Some(format!("`{name}` is used by {by:?}, the page says {told:?}"))
+        }
+        _ => None,
+    };
+    names.into_iter().filter_map(of).collect()
+}
+
+/// All Rust below a folder.
+fn rust_in(folder: &Path) -> String {
+    let mut text = String::new();
+    for entry in std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
+        let path = entry.expect("a folder of this tree can be read").path();
+        if path.is_dir() && !path.ends_with("target") {
+            text += &rust_in(&path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            text +=
+                &std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+    }
+    text
 }
 
 struct Package {
