@@ -147,8 +147,11 @@ pub struct Class {
     pub name: String,
     /// How its flows are carried.
     pub lane: String,
-    /// Its congestion controller.
+    /// Its congestion controller at this end; where its connections have several, all of them, separated by commas.
     pub cc: String,
+    /// The congestion controller that the server says it uses for this class; left out where it says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_cc: Option<String>,
     /// Its scheduler.
     pub scheduler: String,
     /// Bytes sent.
@@ -198,6 +201,7 @@ impl Class {
             name: name.into(),
             lane: "auto".into(),
             cc: "bbr".into(),
+            peer_cc: None,
             scheduler: "auto".into(),
             tx_bytes: 0,
             rx_bytes: 0,
@@ -222,6 +226,7 @@ impl Class {
             self.state = other.state;
             self.reason.clone_from(&other.reason);
         }
+        self.add_cc(&other.cc);
         self.tx_bytes += other.tx_bytes;
         self.rx_bytes += other.rx_bytes;
         self.drops += other.drops;
@@ -237,6 +242,15 @@ impl Class {
         }
         if let Some(order) = other.order {
             self.order.get_or_insert_default().add(order);
+        }
+    }
+
+    fn add_cc(&mut self, other: &str) {
+        for cc in other.split(", ").filter(|cc| !cc.is_empty()) {
+            if !self.cc.split(", ").any(|known| known == cc) {
+                let separator = if self.cc.is_empty() { "" } else { ", " };
+                self.cc = format!("{}{separator}{cc}", self.cc);
+            }
         }
     }
 }
@@ -371,6 +385,9 @@ pub struct Path {
     /// Lost of what we sent in the last 10 s, in percent.
     #[serde(serialize_with = "finite")]
     pub loss_pct: f64,
+    /// Its congestion controller at this end; left out where there is no connection.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cc: Option<String>,
     /// Congestion window.
     pub cwnd_bytes: u64,
     /// Sent and not acknowledged.

@@ -74,7 +74,8 @@ pub(crate) fn of_client(
         let Some(class) = config.class(*id) else { continue };
         status.classes.push(Class {
             lane: class.lane.unwrap_or(config.lane).to_string(),
-            cc: class.cc.unwrap_or(config.cc).to_string(),
+            cc: cc_of(&report.paths).unwrap_or_else(|| class.cc.unwrap_or(config.cc).to_string()),
+            peer_cc: report.peer_cc.map(|cc| cc.to_string()),
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
             tx_bytes: report.counters.tx_bytes,
             rx_bytes: report.counters.rx_bytes,
@@ -181,6 +182,11 @@ fn rtt_of(paths: &[PathReport]) -> Option<f64> {
     active.map(|path| path.view.rtt).min().map(millis)
 }
 
+/// The congestion controller of the connection; `None` where it has no path.
+fn cc_of(paths: &[PathReport]) -> Option<String> {
+    paths.first().map(|path| path.view.cc.to_string())
+}
+
 /// What was lost on all paths in the last 10 s, in percent.
 fn loss_of(paths: &[PathReport]) -> Option<f64> {
     let sent: u64 = paths.iter().map(|path| path.view.recent).sum();
@@ -233,8 +239,8 @@ fn repair_of(counters: FecCounters) -> Repair {
 }
 
 fn class_of_server(name: &str) -> Class {
-    // The lane and the scheduler are those of each client.
-    Class { cc: Cc::default().to_string(), ..Class::new(name) }
+    // The lane, the scheduler and the congestion controller are those of each client.
+    Class { cc: String::new(), ..Class::new(name) }
 }
 
 /// The class of this name among `classes`.
@@ -260,7 +266,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         rtt_ms: rtt_of(&report.paths),
         loss_pct: loss_of(&report.paths),
         order: report.lane.map(lane_of),
-        cc: report.cc.unwrap_or_default().to_string(),
+        cc: report.cc.map_or(String::new(), |cc| cc.to_string()),
         ..class_of_server(name)
     }
 }
@@ -275,7 +281,7 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: Departed) {
         rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
         order,
-        ..Class::new(name)
+        ..class_of_server(name)
     });
 }
 
@@ -338,6 +344,8 @@ pub(crate) fn of_server(
         }
     }
     status.clients = clients.into_values().collect();
+    let without_connection = classes.iter_mut().filter(|class| class.cc.is_empty());
+    without_connection.for_each(|class| class.cc = Cc::default().to_string());
     status.classes = classes;
     status
 }
@@ -373,6 +381,7 @@ fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Mem
         base_rtt_ms: None,
         jitter_ms: 0.0,
         loss_pct: 0.0,
+        cc: None,
         cwnd_bytes: 0,
         in_flight_bytes: 0,
         rate_bps: 0,
@@ -416,6 +425,7 @@ fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, memb
         base_rtt_ms: (!view.base_rtt.is_zero()).then(|| millis(view.base_rtt)),
         jitter_ms: millis(view.jitter),
         loss_pct: view.loss * 100.0,
+        cc: Some(view.cc.to_string()),
         cwnd_bytes: view.window,
         in_flight_bytes: view.in_flight,
         rate_bps: view.rate.saturating_mul(8),

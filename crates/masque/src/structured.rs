@@ -21,6 +21,13 @@ pub fn integer(value: &[u8]) -> Option<u64> {
     Parser::new(value).parse_item::<Integer>().ok()?.try_into().ok()
 }
 
+/// An Item that is a Token (RFC 9651 §3.3.4).
+#[must_use]
+pub fn token(value: &[u8]) -> Option<String> {
+    let item: Item = Parser::new(value).parse().ok()?;
+    Some(item.bare_item.as_token()?.as_str().to_owned())
+}
+
 /// An Item that is a Byte Sequence (`:base64:`) of at most `max` bytes.
 #[must_use]
 pub fn byte_sequence(value: &[u8], max: usize) -> Option<Vec<u8>> {
@@ -75,6 +82,16 @@ mod tests {
         }
         for text in ["", "-1", "1.5", "2 3", "x", "1234567890123456"] {
             assert_eq!(integer(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn tokens_are_read_with_their_parameters_ignored() {
+        for (text, value) in [("cubic", "cubic"), (" bbr;a=1 ", "bbr"), ("*", "*"), ("a/b:c", "a/b:c")] {
+            assert_eq!(token(text.as_bytes()).as_deref(), Some(value), "{text}");
+        }
+        for text in ["", "1", "\"bbr\"", "?1", "bbr, cubic", "bbr cubic", "bbr;"] {
+            assert_eq!(token(text.as_bytes()), None, "{text}");
         }
     }
 
@@ -151,6 +168,7 @@ mod tests {
         fn no_bytes_make_it_panic(value in "[?:;=\"@a-c0-2 *\\\\-]{0,20}", raw in prop::collection::vec(any::<u8>(), 0..20)) {
             for value in [value.as_bytes(), &raw] {
                 prop_assert!(boolean(value).is_none() || value.contains(&b'?'));
+                prop_assert!(token(value).is_none_or(|token| !token.is_empty()));
                 prop_assert!(last_token(value, "a").is_none_or(|token| !token.is_empty()));
                 prop_assert!(byte_sequence(value, 8).is_none_or(|bytes| bytes.len() <= 8));
             }

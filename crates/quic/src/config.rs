@@ -204,6 +204,7 @@ fn set_cids(config: &mut EndpointConfig, shard: Shard, key: u64) {
 /// TLS and transport of a client.
 #[derive(Clone)]
 pub struct ClientSetup {
+    cc: Cc,
     over_udp: noq_proto::ClientConfig,
     inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
@@ -229,10 +230,17 @@ impl ClientSetup {
             config.transport_config(Arc::new(transport)).clone()
         };
         Ok(Self {
+            cc: options.cc,
             over_udp: config(options.max_udp_payload),
             inside_tcp: config(options.max_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
         })
+    }
+
+    /// The kind of congestion controller that its connections have.
+    #[must_use]
+    pub fn cc(&self) -> Cc {
+        self.cc
     }
 
     /// The same for connections that go to one shard of the server: the one with the number

@@ -359,6 +359,7 @@ impl Connection {
             loss: path.loss.share(),
             recent: path.loss.sent(),
             random_loss: path.gate.random_loss(),
+            cc: path.gate.kind_in_use(),
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
             rate: path.rate() / together,

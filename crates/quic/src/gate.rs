@@ -74,6 +74,8 @@ pub(crate) struct Shared {
     /// The kind of controller that is wanted instead of the one that there is, as its place in [`KINDS`]; all ones for
     /// none.
     kind: AtomicU8,
+    /// The kind of the controller that decides now, as its place in [`KINDS`].
+    kind_in_use: AtomicU8,
     /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
     random_loss: AtomicU64,
     /// The share of packets whose loss does not count as congestion, in 2^-32.
@@ -120,6 +122,7 @@ impl Shared {
             acked: Default::default(),
             at_least: AtomicU64::new(0),
             kind: AtomicU8::new(u8::MAX),
+            kind_in_use: AtomicU8::new(0),
             random_loss: AtomicU64::new(UNKNOWN),
             spared: AtomicU64::new(0),
             follows: AtomicBool::new(false),
@@ -274,8 +277,12 @@ impl Shared {
 
     /// Lets a controller of this kind begin anew, if there is another one, with the next acknowledgement.
     pub(crate) fn set_kind(&self, cc: Cc) {
-        let at = KINDS.iter().position(|kind| *kind == cc);
-        self.kind.store(at.map_or(u8::MAX, |at| at as u8), Relaxed);
+        self.kind.store(place_of(cc), Relaxed);
+    }
+
+    /// The kind of the controller that decides now.
+    pub(crate) fn kind_in_use(&self) -> Cc {
+        KINDS.get(usize::from(self.kind_in_use.load(Relaxed))).copied().unwrap_or_default()
     }
 
     /// What the path is to be taken for at least (bytes/s), if that was said since this was asked last. Asked with every
@@ -318,6 +325,11 @@ impl Shared {
 fn count((bytes, packets): &(AtomicU64, AtomicU64), more: u64) {
     bytes.store(bytes.load(Relaxed) + more, Relaxed);
     packets.store(packets.load(Relaxed) + 1, Relaxed);
+}
+
+/// The place of a kind in [`KINDS`].
+fn place_of(cc: Cc) -> u8 {
+    KINDS.iter().position(|kind| *kind == cc).map_or(u8::MAX, |at| at as u8)
 }
 
 fn nanos(time: Duration) -> u64 {

@@ -2,7 +2,7 @@ use std::net::SocketAddr;
 
 use mpvpn_types::{Duration, PathId};
 
-use crate::Local;
+use crate::{Cc, Local};
 
 /// What is measured about a path. Rates in bytes/s, sizes in bytes of UDP payload.
 #[derive(Clone, Debug)]
@@ -29,6 +29,8 @@ pub struct PathView {
     pub recent: u64,
     /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
     pub random_loss: Option<f64>,
+    /// The kind of its congestion controller at this end.
+    pub cc: Cc,
     /// Congestion window of the inner controller.
     pub window: u64,
     /// Sent and neither acknowledged nor lost.

@@ -31,7 +31,8 @@ use mpvpn_masque::{
 use mpvpn_packet::Joiner;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
+    Cc, ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId,
+    Transmit,
 };
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
@@ -136,6 +137,8 @@ struct Session {
     networks: Vec<IpNet>,
     /// Resolvers that the server suggests.
     dns: Vec<IpAddr>,
+    /// The congestion controller that the server says it uses on this connection's paths.
+    peer_cc: Option<Cc>,
     /// It makes TCP connections wherever it would translate packets.
     streams: bool,
     /// It carries UDP payloads there, too.
@@ -404,6 +407,7 @@ impl Client {
             routes: Vec::new(),
             networks: Vec::new(),
             dns: Vec::new(),
+            peer_cc: None,
             streams: false,
             udp_like_packets: false,
             by_flows: false,
@@ -733,6 +737,7 @@ impl Client {
             drops: self.drops_before,
             sojourn: Duration::ZERO,
             lane: None,
+            peer_cc: None,
             by_flows: self.session.as_ref().is_some_and(|session| session.by_flows),
             streams: self.lane.flows() + self.own.len(),
             udp: 0,
@@ -755,6 +760,7 @@ impl Client {
         report.drops += session.carrier.drops();
         report.sojourn = session.carrier.sojourn();
         report.lane = session.carrier.lane();
+        report.peer_cc = session.peer_cc;
         report.paths = session.carrier.report(now, connection);
         report.mtu = session.carrier.mtu();
         report

@@ -61,6 +61,10 @@ pub(crate) const MEMBER_HEADER: &str = "mpvpn-member";
 /// [`ClassProfile`].
 pub(crate) const CLASS_HEADER: &str = "mpvpn-class";
 
+/// The request header in which a client names the congestion controller that the server is to use on this connection's paths
+/// (a Token of RFC 9651). A server that has it repeats the field in its response.
+pub(crate) const CC_HEADER: &str = "mpvpn-cc";
+
 /// The request header in which a client offers numbered packets: the context ID for them, an Integer of
 /// RFC 9651. A server that knows the field repeats it in its response.
 pub(crate) const ORDER_HEADER: &str = "mpvpn-order";

@@ -1,10 +1,14 @@
 //! `mpvpn status` tells at both ends what programs rely on.
 
+use std::time::Duration;
+
 use mpvpn_tests::{
     ping::reaches,
-    stage::{Peer, Place, Stage, TUNNEL},
+    stage::{LINK, Peer, Place, SERVER, Stage, TUNNEL},
 };
 use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
 
 const NUMBER: &str = "number";
 const STRING: &str = "string";
@@ -99,7 +103,7 @@ fn the_client_tells_its_session_links_and_paths() {
     let client = stage.client(&[]);
     reaches(&stage, Place::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", std::time::Duration::from_secs(5));
+        client.until_path(link, "active", Duration::from_secs(5));
     }
     let status = common(&client, "client");
     has(&status["session"], "session", &[("server", STRING), ("user", STRING), ("resumed", NUMBER)]);
@@ -237,7 +241,7 @@ fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through()
     std::fs::write(stage.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
     let _server = stage.server(&["--config", "server.toml"]);
     let client = stage.client(&[]);
-    client.until(std::time::Duration::from_secs(10), "classes that are refused", |status| {
+    client.until(Duration::from_secs(10), "classes that are refused", |status| {
         // To a port of `bulk`, which sleeps until then.
         stage.sends(Place::Client, (TUNNEL, 6881));
         let refused = |class: &Value| {
@@ -253,4 +257,35 @@ fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through()
     // Which would be critical.
     reaches(&stage, Place::Client, TUNNEL);
     assert!(client.log().contains("the default one carries it"), "{}", client.log());
+}
+
+/// The congestion controllers of all paths that a list has.
+fn controllers(paths: &Value) -> Vec<&str> {
+    paths.as_array().into_iter().flatten().filter_map(|path| path["cc"].as_str()).collect()
+}
+
+#[test]
+fn both_ends_use_the_congestion_controller_that_the_client_was_given() {
+    let stage = Stage::new(&[LINK]);
+    let server = stage.server(&[]);
+    let with_classes = ["client", "--path", "eth1"];
+    let without = ["proxy", "--path", "eth1", "--socks5", "127.0.0.1:1080"];
+    for words in [&with_classes[..], &without] {
+        for cc in ["cubic", "bbr"] {
+            let words = [words, &["--server", SERVER, "--insecure", "--cc", cc]].concat();
+            let mut client = stage.start(Place::Client, &words).up();
+            client.until(SOON, &format!("{cc} at the client"), |status| {
+                let class = &status["classes"][0];
+                let is_right =
+                    class["cc"] == cc && class["peer_cc"] == cc && controllers(&status["paths"])[0] == cc;
+                if is_right { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
+            });
+            server.until(SOON, &format!("{cc} at the server"), |status| {
+                let all = controllers(&status["clients"][0]["paths"]);
+                let is_right = !all.is_empty() && all.iter().all(|found| *found == cc);
+                if is_right && status["classes"][0]["cc"] == cc { Ok(()) } else { Err(format!("{status:#}")) }
+            });
+            assert!(client.terminate().success());
+        }
+    }
 }

@@ -237,7 +237,7 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub scheduler: Option<Scheduler>,
 
-    /// Congestion control of every path: bbr or cubic [default: bbr]
+    /// Congestion control of every path, in both directions: bbr or cubic [default: bbr]
     #[arg(long, value_name = "bbr|cubic", value_parser = text::<CongestionControl>)]
     #[serde(deserialize_with = "one")]
     pub cc: Option<CongestionControl>,

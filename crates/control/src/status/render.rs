@@ -158,7 +158,10 @@ fn classes(classes: &[Class]) -> Table {
             class.name.clone(),
             with_reason(class.state.map_or("", State::as_str), &class.reason),
             class.lane.clone(),
-            format!("{}, {}", class.scheduler, class.cc),
+            match class.peer_cc.as_ref().filter(|peer| **peer != class.cc) {
+                Some(peer) => format!("{}, {} (server: {peer})", class.scheduler, class.cc),
+                None => format!("{}, {}", class.scheduler, class.cc),
+            },
             class.tx_bps.map_or(String::new(), rate),
             class.rx_bps.map_or(String::new(), rate),
             optional(class.rtt_ms, "ms"),

@@ -5,7 +5,6 @@ use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
 use mpvpn_types::{ClassId, LinkId, Tier};
 
-use super::forge::cc_of;
 use crate::{links::LinkClass, policies::Policies};
 
 /// The classes of a client, the default one first.
@@ -33,7 +32,10 @@ impl Classes {
     pub(super) fn setups(&self, mut tunnel: impl FnMut(&ClassConfig) -> TunnelConfig) -> Vec<ClassSetup> {
         let several = self.list.len() > 1;
         let setup = |class: &ClassConfig| {
-            let config = TunnelConfig { class: several.then(|| profile(class)), ..tunnel(class) };
+            let config = tunnel(class);
+            let class_profile =
+                several.then(|| ClassProfile { cc: Some(config.setup.cc()), ..profile(class) });
+            let config = TunnelConfig { class: class_profile, ..config };
             ClassSetup { id: class.id, first: class.priority, config }
         };
         self.list.iter().map(setup).collect()
@@ -73,7 +75,7 @@ impl Classes {
 
 fn profile(class: &ClassConfig) -> ClassProfile {
     let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0), cc: class.cc.map(cc_of) }
+    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0), cc: None }
 }
 
 #[cfg(test)]

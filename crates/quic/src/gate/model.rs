@@ -5,7 +5,7 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use mpvpn_types::{Duration, Instant};
 use noq_proto::congestion::{Controller, ControllerFactory, CubicConfig};
 
-use super::{INITIAL_WINDOW, SHARE, Shared, UNKNOWN, nanos};
+use super::{INITIAL_WINDOW, SHARE, Shared, UNKNOWN, nanos, place_of};
 use crate::{Cc, bbr::Bbr, delivery::Delivery, random_loss::RandomLoss};
 
 /// A congestion controller.
@@ -69,7 +69,9 @@ impl Model {
             }
             Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
         };
+        let kind = place_of(self.kind());
         shared.for_all(|path| {
+            path.kind_in_use.store(kind, Relaxed);
             path.base_rtt.store(nanos(base), Relaxed);
             path.window.store(window, Relaxed);
             path.rate.store(pacing.unwrap_or(0), Relaxed);

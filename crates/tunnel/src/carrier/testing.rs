@@ -1,6 +1,6 @@
 //! What tests of several parts need.
 
-use mpvpn_quic::PathView;
+use mpvpn_quic::{Cc, PathView};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{PathPolicy, path::PathEntry, policy::PolicyInForce};
@@ -19,6 +19,7 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
         loss,
         recent: 1000,
         random_loss: None,
+        cc: Cc::Bbr,
         window: 1 << 20,
         in_flight: 0,
         rate: 1_000_000,

@@ -21,10 +21,10 @@ use mpvpn_types::{Fec, Instant};
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent};
 use crate::{
-    CLASS_HEADER, CLOCKS_CONTEXT, CLOCKS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT, FEC_HEADER,
-    FEC_POLICY_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER, ORDER_CONTEXT,
-    ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER, SCHEDULER_HEADER,
-    STREAMS_HEADER, TRUE, UDP_HEADER,
+    CC_HEADER, CLASS_HEADER, CLOCKS_CONTEXT, CLOCKS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT,
+    FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER,
+    ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER,
+    SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
 };
 
@@ -160,6 +160,7 @@ impl Client {
     fn offers(&self) -> Vec<(String, String)> {
         let offers = [
             (SCHEDULER_HEADER, self.config.scheduler.to_string()),
+            (CC_HEADER, self.config.setup.cc().to_string()),
             (HEARTBEATS_HEADER, HEARTBEATS_CONTEXT.to_string()),
             (RESCUE_HEADER, RESCUE_CONTEXT.to_string()),
             (PROGRESS_HEADER, PROGRESS_CONTEXT.to_string()),
@@ -182,6 +183,8 @@ impl Client {
         if context(PROGRESS_HEADER) == Some(PROGRESS_CONTEXT) {
             session.carrier.tell_progress(stream, PROGRESS_CONTEXT);
         }
+        let cc = headers.single(CC_HEADER).and_then(structured::token);
+        session.peer_cc = cc.and_then(|cc| cc.parse().ok());
         session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
         session.udp_like_packets = headers.text(UDP_HEADER) == Some(TRUE);
         session.dns = suggested(headers.text(DNS_HEADER).unwrap_or_default());

@@ -15,7 +15,7 @@ use mpvpn_types::{Instant, PathId};
 
 use super::{
     Peer, Server,
-    dialogue::{scheduler_of, stream_of},
+    dialogue::{agree_cc, scheduler_of, stream_of},
 };
 use crate::{
     carrier::{Carrier, Role},
@@ -131,6 +131,7 @@ impl Server {
         let mut answer = connect_ip::accept(None);
         self.agree(headers, stream, None, &mut bare.carrier, &mut answer);
         if let Some(connection) = self.endpoint.get(id) {
+            agree_cc(headers, None, connection, &mut answer);
             connection.write(stream, h3::encode_headers(&answer));
         }
         if let Some(peer) = self.peers.get_mut(id) {

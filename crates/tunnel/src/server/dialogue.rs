@@ -13,14 +13,14 @@ use mpvpn_masque::{
     structured,
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_quic::{Cc, Connection, ConnectionId, StreamId};
 use mpvpn_types::{Fec, Instant, PathId};
 
 use super::{Departed, Server, ServerEvent, Tunnel};
 use crate::{
-    AddressSet, CLASS_HEADER, CLOCKS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER, FEC_HEADER,
-    FEC_POLICY_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER, ORDER_HEADER,
-    PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
+    AddressSet, CC_HEADER, CLASS_HEADER, CLOCKS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER,
+    FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
+    ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     http::Http,
     registry::{Denial, Visitor},
@@ -204,10 +204,8 @@ impl Server {
                 carrier.tell_clocks(stream, context, member.shard());
                 answer.push(CLOCKS_HEADER, context.to_string());
             }
-            if let Some(cc) = class.cc {
-                connection.set_cc(cc);
-            }
         }
+        agree_cc(headers, class.as_ref(), connection, &mut answer);
         let (v4, v6) = self.networks;
         let nets: Vec<String> =
             std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
@@ -496,6 +494,25 @@ fn member_of(headers: &Headers) -> Option<Member> {
 /// How the client wants what is sent to it to be spread over paths.
 pub(super) fn scheduler_of(headers: &Headers) -> Scheduler {
     headers.text(SCHEDULER_HEADER).and_then(|name| name.parse().ok()).unwrap_or_default()
+}
+
+/// Uses the congestion controller that the client asks for, and names it in the answer. The class comes first: it is all that
+/// older clients send. A controller that is not known here changes nothing.
+pub(super) fn agree_cc(
+    headers: &Headers,
+    class: Option<&ClassProfile>,
+    connection: &mut Connection,
+    answer: &mut Headers,
+) {
+    if let Some(cc) = class.and_then(|class| class.cc).or_else(|| cc_of(headers)) {
+        connection.set_cc(cc);
+        answer.push(CC_HEADER, cc.to_string());
+    }
+}
+
+/// The congestion controller that a request asks for, if it is known here.
+fn cc_of(headers: &Headers) -> Option<Cc> {
+    headers.single(CC_HEADER).and_then(structured::token)?.parse().ok()
 }
 
 /// How much repair the client asks for; none if that cannot be understood.

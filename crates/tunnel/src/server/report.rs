@@ -16,7 +16,7 @@ pub struct SessionReport {
     pub member: Member,
     /// The name of its class; empty where the client has none.
     pub class: String,
-    /// The congestion controller that its class asks for.
+    /// The congestion controller that this end uses on its paths; `None` where there is no path.
     pub cc: Option<Cc>,
     /// Whose it is.
     pub user: String,
@@ -70,10 +70,10 @@ impl Server {
                 (None, None) => continue,
             };
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
+            let paths = carrier.report(now, connection);
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
-                cc: tunnel.and_then(|tunnel| tunnel.class.as_deref()?.cc),
                 class: name_of(tunnel.and_then(|tunnel| tunnel.class.as_deref())),
                 user: user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
@@ -83,7 +83,8 @@ impl Server {
                 drops: carrier.drops(),
                 sojourn: carrier.sojourn(),
                 lane: carrier.lane(),
-                paths: carrier.report(now, connection),
+                cc: paths.first().map(|path| path.view.cc),
+                paths,
             });
         }
         reports

@@ -1,8 +1,10 @@
 //! Links of several tiers, limited and metered ones, in simulated time.
 
 use crate::world::{MS, SERVER, TOKEN, World};
+use mpvpn_class::Share;
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{ClientState, LinkPolicy};
+use mpvpn_quic::Cc;
+use mpvpn_tunnel::{Carries, ClassProfile, ClientState, LinkPolicy};
 use mpvpn_types::{BitRate, Duration, LinkId, Tier, Weight};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -324,4 +326,38 @@ fn failover_goes_through_the_tiers() {
     }
     world.run(SECOND);
     assert_eq!(used(&mut world), [1]);
+}
+
+/// The congestion controllers of the server's paths to its clients, one entry for each path.
+fn controllers_of_the_server(world: &mut World) -> Vec<Cc> {
+    let now = world.now;
+    let reports = world.servers[0].report(now);
+    let controllers = reports.iter().flat_map(|report| report.paths.iter().map(|path| path.view.cc));
+    controllers.collect()
+}
+
+#[test]
+fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
+    let class = |name: &str| ClassProfile { name: name.to_owned(), ..ClassProfile::default() };
+    // A class without priority sleeps until it is used.
+    let critical = || ClassProfile { share: Share { first: true, ..Share::default() }, ..class("critical") };
+    for (cc, carries, classes) in [
+        (Cc::Cubic, Carries::Packets, vec![]),
+        (Cc::Bbr, Carries::Packets, vec![]),
+        (Cc::Cubic, Carries::Packets, vec![class("default"), critical()]),
+        (Cc::Cubic, Carries::Streams, vec![]),
+    ] {
+        let mut world = World::new();
+        let connections = classes.len().max(1);
+        (world.carries, world.classes) = (carries, classes);
+        let links = ["50mbit,10ms", "20mbit,30ms"].map(|link| link.parse().unwrap());
+        let client = world.add_over(None, TOKEN, Scheduler::Auto, cc, &links);
+        world.up(client);
+        world.run(2 * SECOND);
+        let case = format!("{cc} as {carries:?} in {connections} connections");
+        assert_eq!(controllers_of_the_server(&mut world), vec![cc; 2 * connections], "{case}");
+        let report = world.machines[client].client.report(world.now);
+        assert_eq!(report.peer_cc, Some(cc), "{case}");
+        assert!(report.paths.iter().all(|path| path.view.cc == cc), "{case}");
+    }
 }
