@@ -20,7 +20,7 @@ mod tcp_way;
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
-    os::fd::AsFd,
+    os::fd::{AsFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -283,17 +283,18 @@ impl Door {
         let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
             return self.house.complain(source, &"no descriptors are left");
         };
-        let visit = Arc::new(Visit::new(&self, peer, stranger));
+        let visit = Arc::new(Visit::new(&self, socket, peer, stranger));
+        let served = Arc::clone(&visit);
         let serve = async {
             match agreed {
-                Some(true) => http2::serve(stream, visit).await,
-                None if self.house.old_clients => old::serve(stream, visit).await,
-                Some(false) | None => http1::serve(stream, visit).await,
+                Some(true) => http2::serve(stream, served).await,
+                None if self.house.old_clients => old::serve(stream, served).await,
+                Some(false) | None => http1::serve(stream, served).await,
             }
         };
         tokio::select! {
             () = serve => {}
-            never = control::watch(socket) => match never {},
+            never = control::watch(&visit.socket) => match never {},
         }
     }
 }
@@ -378,6 +379,7 @@ enum Judged {
 /// One TCP connection.
 struct Visit {
     house: Arc<House>,
+    socket: OwnedFd,
     quic: SocketAddr,
     guest: Guest,
     peer: SocketAddr,
@@ -390,10 +392,11 @@ struct Visit {
 }
 
 impl Visit {
-    fn new(door: &Door, peer: SocketAddr, place: Place<Source>) -> Self {
+    fn new(door: &Door, socket: OwnedFd, peer: SocketAddr, place: Place<Source>) -> Self {
         let pushed_out = place.pushed_out();
         Self {
             house: Arc::clone(&door.house),
+            socket,
             quic: door.quic,
             guest: door.gateway.guest(peer),
             peer,
@@ -401,6 +404,13 @@ impl Visit {
             pushed_out,
             user: Notify::new(),
             busy: watch::Sender::new(0),
+        }
+    }
+
+    /// Marks what is sent on the connection with this DSCP (0 to 63).
+    fn mark(&self, dscp: u8) {
+        if let Err(error) = (Tuning { dscp, ..TUNING }).apply(&self.socket) {
+            tracing::debug!(peer = %self.peer, %error, "cannot mark packets as the client asks");
         }
     }
 

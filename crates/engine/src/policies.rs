@@ -119,6 +119,7 @@ impl Policies {
             up: link.up.map(share),
             down: link.down.map(share),
             weight: link.weight,
+            dscp: link.dscp,
         }
     }
 }

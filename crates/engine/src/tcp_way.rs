@@ -4,3 +4,7 @@ pub(crate) mod carriage;
 pub(crate) mod control;
 pub(crate) mod pump;
 pub(crate) mod trial;
+
+/// The request header in which a client names the mark (DSCP, RFC 2474) of the packets that the server sends on the TCP
+/// connection: an Integer of RFC 9651, 1 to 63.
+pub(crate) const DSCP_HEADER: &str = "mpvpn-dscp";

@@ -62,6 +62,8 @@ pub(crate) struct Path {
     pub(crate) cap: Option<Cap>,
     /// Its limit where it has no seat at the shaper of its link.
     pub(crate) limit: Option<BitRate>,
+    /// The mark (DSCP) of its packets, 0 to 63.
+    dscp: u8,
     /// Packets wait for it, whatever holds them back.
     pub(crate) wanted: bool,
     /// Waits for its cap, or for the shaper of its link, rather than for the path.
@@ -230,6 +232,20 @@ impl Connection {
         self.paths.iter().for_each(|path| path.gate.set_kind(cc));
     }
 
+    /// Marks the packets of a path with this DSCP (0 to 63) from now on; 0 leaves them that of the socket.
+    pub fn set_dscp(&mut self, id: PathId, dscp: u8) {
+        if let Some(path) = self.path_mut(id) {
+            path.dscp = dscp;
+        }
+    }
+
+    /// The mark of packets to this address. Paths of a connection that has marks have different ones there: the client's
+    /// links have sockets of their own.
+    fn dscp_towards(&self, remote: SocketAddr) -> u8 {
+        let path = self.paths.iter().find(|path| path.dscp != 0 && path.remote == Some(remote));
+        path.map_or(0, |path| path.dscp)
+    }
+
     /// Takes the gate of a path that the library has made.
     fn adopt(&mut self, now: Instant, id: PathId) {
         if self.paths.iter().any(|path| path.id == id) {
@@ -247,6 +263,7 @@ impl Connection {
             pacer: Pacer::new(now, 1200),
             cap: None,
             limit: None,
+            dscp: 0,
             wanted: false,
             capped: false,
             batch: Vec::new(),
@@ -547,7 +564,7 @@ impl Connection {
             local: transmit.src_ip.map(Local::from).or(self.home),
             remote: transmit.destination,
             ecn: transmit.ecn.map(|ecn| ecn as u8),
-            dscp: 0,
+            dscp: self.dscp_towards(transmit.destination),
             size: transmit.size,
             segment_size: transmit.segment_size,
         }

@@ -12,8 +12,8 @@ pub struct ClassProfile {
     pub name: String,
     /// What it may have of each link, in either direction.
     pub share: Share,
-    /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63.
-    pub dscp: u8,
+    /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63; `None` leaves them that of the link.
+    pub dscp: Option<u8>,
     /// Its congestion controller, if it has one of its own.
     pub cc: Option<Cc>,
 }
@@ -63,8 +63,8 @@ impl ClassProfile {
                 None => String::new(),
             };
         }
-        if self.dscp > 0 {
-            text += &format!(";dscp={}", self.dscp);
+        if let Some(dscp) = self.dscp {
+            text += &format!(";dscp={dscp}");
         }
         if let Some(cc) = self.cc {
             text += &format!(";cc={cc}");
@@ -90,7 +90,7 @@ impl ClassProfile {
                 "min-percent" => share.min = Some(percent()?),
                 "max-kbps" => share.max = Some(rate()?),
                 "max-percent" => share.max = Some(percent()?),
-                "dscp" => profile.dscp = u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?,
+                "dscp" => profile.dscp = Some(u8::try_from(number()?).ok().filter(|dscp| *dscp < 64)?),
                 // One that is not known here is no reason to carry nothing.
                 "cc" => profile.cc = value.as_token().and_then(|cc| cc.as_str().parse().ok()),
                 _ => {}
@@ -112,7 +112,7 @@ mod tests {
             min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
             max: Some(Portion::Percent(50)),
         };
-        let profile = ClassProfile { name: "critical".into(), share, dscp: 46, cc: Some(Cc::Cubic) };
+        let profile = ClassProfile { name: "critical".into(), share, dscp: Some(46), cc: Some(Cc::Cubic) };
         let text = profile.header();
         assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46;cc=cubic"#);
         assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));

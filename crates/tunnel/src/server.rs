@@ -165,10 +165,9 @@ struct Peer {
 }
 
 impl Peer {
-    /// The mark of its packets.
-    fn dscp(&self) -> u8 {
-        let class = self.tunnel.as_ref().and_then(|tunnel| tunnel.class.as_ref());
-        class.map_or(0, |class| class.dscp)
+    /// The mark of its packets where its class has one, whatever path they take.
+    fn dscp(&self) -> Option<u8> {
+        self.tunnel.as_ref()?.class.as_ref()?.dscp
     }
 
     /// What watches and uses its paths; `None` while nothing was granted.
@@ -636,7 +635,7 @@ impl Server {
                 if let Some(transmit) = transmit {
                     // The next one is another client's turn.
                     self.waiting.rotate_left(1);
-                    return Some(Transmit { dscp: peer.dscp(), ..transmit });
+                    return Some(Transmit { dscp: peer.dscp().unwrap_or(transmit.dscp), ..transmit });
                 }
                 peer.waiting = false;
                 // Room on a stream shows as its bytes leave.

@@ -1,6 +1,6 @@
 //! Links as people have them: tiers, limits, quotas, marks, and interfaces that come and go.
 
-use std::{fs, thread, time::Duration};
+use std::{fs, time::Duration};
 
 use mpvpn_tests::{
     eventually,
@@ -221,26 +221,62 @@ fn interfaces_that_fit_a_pattern_are_used_as_they_come_and_go() {
     }
 }
 
-#[test]
-fn packets_of_a_link_carry_its_mark() {
-    let stage = Stage::two_links();
-    stage.run(
-        Place::Server,
-        &[
-            "nft",
-            "add table inet marks; add chain inet marks in { type filter hook input priority 0; }; \
-             add rule inet marks in udp dport 4433 ip dscp ef counter comment \"marked\"; \
-             add rule inet marks in udp dport 4433 ip dscp cs0 counter comment \"plain\"",
-        ],
-    );
-    let _server = stage.server(&[]);
-    let client = client(&stage, "[[link]]\nname = \"eth1\"\ndscp = \"ef\"\n[[link]]\nname = \"eth2\"\n", &[]);
-    for name in ["eth1", "eth2"] {
-        until(&client, name, "up", "");
+/// Has the client count the tunnel's packets by direction, link and mark. The mark is one that no class has by itself.
+fn count_marks(stage: &Stage) {
+    let mut rules = String::from("add table inet marks\n");
+    for (hook, device, port) in [("input", "iifname", "sport"), ("output", "oifname", "dport")] {
+        rules += &format!("add chain inet marks {hook} {{ type filter hook {hook} priority 0; }}\n");
+        for link in ["eth1", "eth2"] {
+            for mark in ["af21", "ef", "cs0"] {
+                rules += &format!(
+                    "add rule inet marks {hook} {device} {link} meta l4proto {{ tcp, udp }} th {port} 4433 \
+                     ip dscp {mark} counter comment \"{hook} {link} {mark}\"\n"
+                );
+            }
+        }
     }
-    stage.run(Place::Client, &["ping", "-c", "100", "-i", "0.01", "-q", TUNNEL]);
-    thread::sleep(Duration::from_millis(500));
-    let packets = |comment: &str| stage.counted(Place::Server, comment);
-    let (marked, plain) = (packets("marked"), packets("plain"));
-    assert!(marked > 20 && plain > 5, "{marked} packets with the mark, {plain} without");
+    fs::write(stage.dir().join("marks.nft"), rules).expect("a file");
+    stage.run(Place::Client, &["nft", "-f", "marks.nft"]);
+}
+
+#[test]
+fn packets_of_a_link_carry_its_mark_in_both_directions() {
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let mut target = Target::new(&stage, TUNNEL, 5201);
+    for (transport, path) in [("quic", "default/eth1/0"), ("tcp", "default/eth1/tcp")] {
+        let config = format!("[[link]]\nname = 'eth1'\ndscp = 'af21'\ntransport = '{transport}'\n");
+        let mut client = client(&stage, &config, &[]);
+        client.until(SOON, &format!("{path} and another path"), |status| {
+            let all = paths_of(status, "default");
+            let active = all.iter().filter(|found| found["state"] == "active");
+            let is_there = active.clone().any(|found| found["id"] == path) && active.count() == 2;
+            if is_there { Ok(()) } else { Err(format!("{all:#?}")) }
+        });
+        count_marks(&stage);
+        // Of the class `default`, which has no mark. Pings are of `critical`, which has one.
+        target.run(Traffic::Tcp { flows: 4 }, Way::Down, 2).expect("iperf3 runs");
+        stage.run(Place::Client, &["ping", "-c", "50", "-i", "0.01", "-q", TUNNEL]);
+        let count = |words: &str| stage.counted(Place::Client, words);
+        for hook in ["input", "output"] {
+            let [marked, plain] = ["af21", "cs0"].map(|mark| count(&format!("{hook} eth1 {mark}")));
+            assert!(
+                marked > 50 && plain * 20 < marked,
+                "{transport}, {hook}: {marked} packets of eth1 marked, {plain} not"
+            );
+        }
+        if transport == "quic" {
+            for hook in ["input", "output"] {
+                let [marked, plain] = ["af21", "cs0"].map(|mark| count(&format!("{hook} eth2 {mark}")));
+                assert!(marked == 0 && plain > 50, "{hook}: {marked} packets of eth2 marked, {plain} not");
+                let both = ["eth1", "eth2"].map(|link| count(&format!("{hook} {link} ef")));
+                assert!(
+                    both.iter().sum::<u64>() > 20,
+                    "{hook}: {both:?} packets with the mark of their class"
+                );
+            }
+        }
+        stage.run(Place::Client, &["nft", "delete", "table", "inet", "marks"]);
+        assert!(client.terminate().success());
+    }
 }

@@ -75,7 +75,7 @@ impl Classes {
 
 fn profile(class: &ClassConfig) -> ClassProfile {
     let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-    ClassProfile { name: class.name.clone(), share, dscp: class.dscp.unwrap_or(0), cc: None }
+    ClassProfile { name: class.name.clone(), share, dscp: class.dscp, cc: None }
 }
 
 #[cfg(test)]

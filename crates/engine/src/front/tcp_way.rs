@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, server::SendResponse};
-use http::{Request, Response};
+use http::{HeaderMap, Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use mpvpn_masque::{
@@ -13,6 +13,7 @@ use mpvpn_masque::{
     connect_udp::{self, ConnectUdp},
     headers::Headers,
     request::Rejection,
+    structured,
     template::Template,
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -21,7 +22,10 @@ use super::{Body, Visit, fields, fronted::Entry, limits::Place, plain};
 use crate::{
     EngineError,
     h2_stream::H2Stream,
-    tcp_way::pump::{Loopback, Moved, PumpError, pump},
+    tcp_way::{
+        DSCP_HEADER,
+        pump::{Loopback, Moved, PumpError, pump},
+    },
 };
 
 /// The port of `https` (RFC 9110 §4.2.2).
@@ -63,6 +67,12 @@ fn open(visit: &Visit, user: &str) -> Result<Way, Rejection> {
     Ok(Way { loopback, _place: place, _entry: entry })
 }
 
+/// The mark that a client asks for, if that can be understood.
+fn dscp_of(fields: &HeaderMap) -> Option<u8> {
+    let dscp = structured::integer(fields.get(DSCP_HEADER)?.as_bytes())?;
+    u8::try_from(dscp).ok().filter(|dscp| (1..64).contains(dscp))
+}
+
 /// Grants a request of HTTP/2 and carries packets until it ends.
 pub(super) async fn over_http2(
     visit: &Visit,
@@ -78,6 +88,9 @@ pub(super) async fn over_http2(
             return;
         }
     };
+    if let Some(dscp) = dscp_of(request.headers()) {
+        visit.mark(dscp);
+    }
     let granted = fields::response_of(&connect_udp::accept());
     let Ok(send) = respond.send_response(granted, false) else { return };
     let mut stream = H2Stream::new(send, request.into_body());
@@ -140,6 +153,18 @@ async fn carry(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_mark_is_a_number_from_1_to_63() {
+        let mark = |text: &'static str| {
+            dscp_of(&HeaderMap::from_iter([(DSCP_HEADER.parse().unwrap(), text.parse().unwrap())]))
+        };
+        assert_eq!((mark("46"), mark("63;a=1")), (Some(46), Some(63)));
+        for bad in ["0", "64", "-1", "ef", ""] {
+            assert_eq!(mark(bad), None, "{bad}");
+        }
+        assert_eq!(dscp_of(&HeaderMap::new()), None);
+    }
 
     fn is_own(authority: &str, path: &str) -> bool {
         let headers = connect_udp::request(authority, path, None);

@@ -38,7 +38,7 @@ use tokio::{
 use tokio_rustls::client::TlsStream;
 
 use super::{
-    control,
+    DSCP_HEADER, control,
     pump::{Loopback, Moved, pump},
 };
 use crate::{
@@ -298,7 +298,7 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
         let denied = |denied: Denied| denied.to_string();
         let mut all = Vec::new();
         for _ in &plan.planes {
-            all.push(with(&mut driver, ask(&mut requests, stable)).await?.map_err(denied)?);
+            all.push(with(&mut driver, ask(&mut requests, stable, plan.dscp)).await?.map_err(denied)?);
         }
         let mut streams = Vec::new();
         for (plane, asked) in plan.planes.iter().zip(all) {
@@ -374,8 +374,13 @@ pub(super) enum Denied {
     Otherwise(String),
 }
 
-/// Asks for a stream of packets to the server itself.
-pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> Result<Asked, Denied> {
+/// Asks for a stream of packets to the server itself, which is to mark its packets of this connection with a DSCP; 0 asks for
+/// none.
+pub(super) async fn ask(
+    requests: &mut SendRequest<Bytes>,
+    stable: &Stable,
+    dscp: u8,
+) -> Result<Asked, Denied> {
     let failed = |error: &dyn ToString| Denied::Otherwise(error.to_string());
     let (uri, authorization) = &stable.request;
     let mut request = Request::builder()
@@ -385,6 +390,9 @@ pub(super) async fn ask(requests: &mut SendRequest<Bytes>, stable: &Stable) -> R
         .extension(h2::ext::Protocol::from_static("connect-udp"));
     if let Some(authorization) = authorization {
         request = request.header("authorization", authorization);
+    }
+    if dscp != 0 {
+        request = request.header(DSCP_HEADER, u16::from(dscp));
     }
     let request = request.body(()).map_err(|error| failed(&error))?;
     poll_fn(|cx| requests.poll_ready(cx)).await.map_err(|error| failed(&error))?;

@@ -56,7 +56,7 @@ pub(crate) async fn try_out(stable: &Stable, footing: Footing, to: Vec<SocketAdd
     let begun = Instant::now();
     let asking = async {
         let (mut requests, mut driver) = begin(dialled.stream).await?;
-        match with(&mut driver, async { granted(ask(&mut requests, stable).await?).await }).await? {
+        match with(&mut driver, async { granted(ask(&mut requests, stable, 0).await?).await }).await? {
             Ok(_) => Ok(true),
             Err(Denied::Unauthorized) => Ok(false),
             Err(other) => Err(other.to_string()),

@@ -9,6 +9,8 @@ use crate::varint;
 const METERED: u8 = 0x01;
 const TIER_SHIFT: u8 = 1;
 const TIER_MASK: u8 = 0x06;
+/// The highest mark: DSCP has six bits (RFC 2474 §3).
+const MAX_DSCP: u64 = 63;
 /// The highest limit that can be told, 1 Tbit/s, in kbit/s.
 const MAX_KBPS: u64 = 1_000_000_000;
 
@@ -30,6 +32,8 @@ pub struct LinkNotice {
     /// The client's number of the link, by which paths of several connections over the same link are known; `None` where
     /// no other connection is to know.
     pub link: Option<u16>,
+    /// The mark (DSCP, RFC 2474) of the receiver's packets on the path, 0 to 63; 0 also where nothing is said.
+    pub dscp: u8,
 }
 
 impl LinkNotice {
@@ -43,21 +47,19 @@ impl LinkNotice {
         };
         let weight = u64::from(self.weight.get());
         let with = self.with.map_or(0, |first| u64::from(first.0) + 1);
-        let link = self.link.map(|link| u64::from(link) + 1);
-        let with_len = if with > 0 || link.is_some() { varint::len(with) } else { 0 };
-        let link_len = link.map_or(0, varint::len);
-        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + with_len + link_len;
+        let link = self.link.map_or(0, |link| u64::from(link) + 1);
+        // Fields at the end that say nothing are left out.
+        let optional = [with, link, u64::from(self.dscp)];
+        let said = optional.iter().rposition(|value| *value > 0).map_or(0, |last| last + 1);
+        let optional = &optional[..said];
+        let optional_len: usize = optional.iter().map(|value| varint::len(*value)).sum();
+        let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + optional_len;
         let out = put_header(LINK, length, out);
         varint::encode(path, out);
         out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
         varint::encode(kbps, out);
         varint::encode(weight, out);
-        if with_len > 0 {
-            varint::encode(with, out);
-        }
-        if let Some(link) = link {
-            varint::encode(link, out);
-        }
+        optional.iter().for_each(|value| varint::encode(*value, out));
     }
 
     /// Bits and bytes that a later version may add are ignored.
@@ -78,8 +80,11 @@ impl LinkNotice {
         };
         // Older clients end here.
         let weight = if fields.left.is_empty() { 1 } else { fields.varint()? };
-        let with = if fields.left.is_empty() { 0 } else { fields.varint()? };
-        let link = if fields.left.is_empty() { 0 } else { fields.varint()? };
+        let mut optional = || if fields.left.is_empty() { Ok(0) } else { fields.varint() };
+        let (with, link, dscp) = (optional()?, optional()?, optional()?);
+        if dscp > MAX_DSCP {
+            return Err(CapsuleError::LinkField { field: "DSCP", value: dscp });
+        }
         let number = u16::try_from(link.saturating_sub(1));
         let number = number.map_err(|_| CapsuleError::LinkField { field: "link", value: link })?;
         let first = u32::try_from(with.saturating_sub(1));
@@ -92,6 +97,7 @@ impl LinkNotice {
             weight: Weight::new(weight).ok_or(CapsuleError::LinkField { field: "weight", value: weight })?,
             with: (with > 0).then_some(PathId(first)),
             link: (link > 0).then_some(number),
+            dscp: dscp as u8,
         })
     }
 }
@@ -124,11 +130,14 @@ mod tests {
             weight: Weight::new(3).unwrap(),
             with: None,
             link: None,
+            dscp: 0,
         };
         let bytes = Capsule::Link(notice).to_bytes();
         assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
         let bytes = Capsule::Link(LinkNotice { link: Some(6), ..notice }).to_bytes();
         assert_eq!(bytes[4..], [9, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 7]);
+        let bytes = Capsule::Link(LinkNotice { dscp: 46, ..notice }).to_bytes();
+        assert_eq!(bytes[4..], [10, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 0, 46]);
         let notice =
             LinkNotice { tier: Tier::Primary, metered: false, cap: None, with: Some(PathId(2)), ..notice };
         assert_eq!(Capsule::Link(notice).to_bytes()[..], [0xad, 0x70, 0x76, 0x6c, 5, 5, 0, 0, 3, 3]);
@@ -147,12 +156,13 @@ mod tests {
             &[5, 0, 0, 1, 0x40],
             &[5, 0, 0, 1, 0xc0, 0, 0, 1, 0, 0, 0, 1],
             &[5, 0, 0, 1, 0, 0x80, 1, 0, 1],
+            &[5, 0, 0, 1, 0, 0, 0x40, 64],
         ] {
             assert!(read(&with_value(bad)).is_err(), "{bad:?}");
         }
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
         let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
-        let read = read_value(&[5, 0xf8, 0, 1, 0, 0, 3]);
+        let read = read_value(&[5, 0xf8, 0, 1, 0, 0, 0, 3]);
         let expected = LinkNotice {
             path: PathId(5),
             tier: Tier::Primary,
@@ -161,6 +171,7 @@ mod tests {
             weight: Weight::default(),
             with: None,
             link: None,
+            dscp: 0,
         };
         assert_eq!(read, Some(Capsule::Link(expected)));
         assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
@@ -173,10 +184,11 @@ mod tests {
         fn what_is_written_is_read_back(
             path in any::<u32>(), tier in 0..3usize, metered: bool, kbps in proptest::option::of(1..=MAX_KBPS),
             weight in 1..=1000u64, with in proptest::option::of(any::<u32>()), link in proptest::option::of(any::<u16>()),
+            dscp in 0..=63u8,
         ) {
             let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
             let (path, tier, with) = (PathId(path), Tier::ALL[tier], with.map(PathId));
-            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with, link };
+            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with, link, dscp };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

@@ -48,6 +48,7 @@ impl Carrier {
             if let Some(settings) = path.policy.apply(now, self.shared.as_ref(), link, inside_tcp) {
                 connection.set_share(now, id, settings.shaper);
                 connection.set_rate_cap(now, id, settings.cap);
+                connection.set_dscp(id, settings.dscp);
             }
             let load = path.load.measure(due, connection.is_limited(id));
             candidates.push(Candidate {

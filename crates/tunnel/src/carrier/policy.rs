@@ -31,6 +31,8 @@ pub(crate) struct PathPolicy {
     pub(crate) with: Option<PathId>,
     /// At a server: the client's number of the link, if it has told.
     pub(crate) link: Option<u16>,
+    /// At a server: the mark (DSCP, RFC 2474) of what it sends there, 0 to 63.
+    pub(crate) dscp: u8,
 }
 
 impl PathPolicy {
@@ -42,8 +44,8 @@ impl PathPolicy {
 
 impl From<LinkNotice> for PathPolicy {
     fn from(notice: LinkNotice) -> Self {
-        let LinkNotice { tier, metered, cap, weight, with, link, .. } = notice;
-        Self { tier, metered, cap, weight, with, link }
+        let LinkNotice { tier, metered, cap, weight, with, link, dscp, .. } = notice;
+        Self { tier, metered, cap, weight, with, link, dscp }
     }
 }
 
@@ -119,12 +121,15 @@ pub(super) struct PolicyInForce {
 pub(super) struct PathSettings {
     pub(super) shaper: Option<Seat>,
     pub(super) cap: Option<BitRate>,
+    /// The mark (DSCP) of what is sent there, 0 to 63.
+    pub(super) dscp: u8,
 }
 
 impl PolicyInForce {
     /// For a path that is new; `shared`: other connections have paths over the same links.
     pub(super) fn new(policy: PathPolicy, shared: bool) -> Self {
-        Self { policy, applied: policy.cap.is_none() && !shared, shaper: None }
+        let is_plain = policy.cap.is_none() && policy.dscp == 0;
+        Self { policy, applied: is_plain && !shared, shaper: None }
     }
 
     pub(super) fn get(&self) -> &PathPolicy {
@@ -132,7 +137,8 @@ impl PolicyInForce {
     }
 
     pub(super) fn set(&mut self, policy: PathPolicy) {
-        self.applied &= self.policy.cap == policy.cap && self.policy.link == policy.link;
+        let settings = |policy: &PathPolicy| (policy.cap, policy.link, policy.dscp);
+        self.applied &= settings(&self.policy) == settings(&policy);
         self.policy = policy;
     }
 
@@ -163,7 +169,7 @@ impl PolicyInForce {
         let seat = shared.zip(link.filter(|_| measured));
         let seat = seat.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
         self.shaper.clone_from(&seat);
-        Some(PathSettings { shaper: seat, cap })
+        Some(PathSettings { shaper: seat, cap, dscp: self.policy.dscp })
     }
 }
 
@@ -214,6 +220,8 @@ mod tests {
         assert_eq!(told(&mut policy), None, "nothing to the connection");
         policy.reapply();
         assert_eq!(told(&mut policy), Some(capped(5).cap));
+        policy.set(PathPolicy { dscp: 46, ..capped(5) });
+        assert_eq!(policy.apply(now, None, None, false).map(|settings| settings.dscp), Some(46));
     }
 
     #[test]

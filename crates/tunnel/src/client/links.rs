@@ -25,13 +25,24 @@ pub struct LinkPolicy {
     pub down: Option<BitRate>,
     /// How much both ends send there compared with other links, under the scheduler `weighted`.
     pub weight: Weight,
+    /// The mark (DSCP, RFC 2474) that the server is asked to put on its packets there, 0 to 63. This end's own packets get
+    /// theirs from the socket.
+    pub dscp: u8,
 }
 
 impl LinkPolicy {
     /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
     pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
         let metered = self.metered && agreed;
-        PathPolicy { tier: self.tier, metered, cap: self.up, weight: self.weight, with: None, link: None }
+        PathPolicy {
+            tier: self.tier,
+            metered,
+            cap: self.up,
+            weight: self.weight,
+            with: None,
+            link: None,
+            dscp: 0,
+        }
     }
 }
 
@@ -142,9 +153,9 @@ impl Client {
             let with =
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = self.policies.get(&link).copied().unwrap_or_default();
-            let LinkPolicy { tier, metered, down: cap, weight, .. } = policy;
+            let LinkPolicy { tier, metered, down: cap, weight, dscp, .. } = policy;
             let shared = self.config.class.is_some().then_some(link.uplink().0);
-            let notice = LinkNotice { path, tier, metered, cap, weight, with, link: shared };
+            let notice = LinkNotice { path, tier, metered, cap, weight, with, link: shared, dscp };
             let default = LinkPolicy::default();
             let default = LinkNotice {
                 path,
@@ -154,6 +165,7 @@ impl Client {
                 weight: default.weight,
                 with: None,
                 link: None,
+                dscp: default.dscp,
             };
             if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
                 continue;

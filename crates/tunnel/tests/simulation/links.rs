@@ -361,3 +361,35 @@ fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
         assert!(report.paths.iter().all(|path| path.view.cc == cc), "{case}");
     }
 }
+
+#[test]
+fn the_server_marks_its_packets_as_the_link_says_and_those_of_a_class_as_that_says() {
+    let class = |dscp| ClassProfile { name: "default".to_owned(), dscp, ..ClassProfile::default() };
+    let (expedited, low_effort) = (46, 1);
+    for (classes, [marked, unmarked]) in [
+        (vec![], [expedited, 0]),
+        (vec![class(None)], [expedited, 0]),
+        (vec![class(Some(low_effort))], [low_effort; 2]),
+        (vec![class(Some(0))], [0; 2]),
+    ] {
+        let mut world = World::new();
+        world.classes = classes;
+        let client = world.add(TOKEN, Scheduler::Balanced, &[(50, 10 * MS); 2]);
+        set(&mut world, client, 0, LinkPolicy { dscp: expedited, ..LinkPolicy::default() });
+        world.up(client);
+        world.run(SECOND);
+        let marks = |world: &mut World| {
+            for link in world.machines[client].links.values_mut() {
+                link.down.marks.clear();
+            }
+            flood(world, client, Way::Down, 20.0, SECOND);
+            let links = world.machines[client].links.values();
+            links.map(|link| link.down.marks.keys().copied().collect::<Vec<_>>()).collect::<Vec<_>>()
+        };
+        let case = format!("class {:?}", world.classes.first().map(|class| class.dscp));
+        assert_eq!(marks(&mut world), [vec![marked], vec![unmarked]], "{case}");
+        set(&mut world, client, 0, LinkPolicy::default());
+        world.run(SECOND);
+        assert_eq!(marks(&mut world), [vec![unmarked], vec![unmarked]], "{case}, changed later");
+    }
+}

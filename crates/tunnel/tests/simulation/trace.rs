@@ -454,9 +454,9 @@ mod worlds {
         let weight = |number| Weight::new(number).unwrap();
         let half = Some(Portion::Percent(50));
         world.classes = vec![
-            class("default", Share { weight: weight(4), ..Share::default() }, 0),
-            class("critical", Share { first: true, max: half, ..Share::default() }, 46),
-            ClassProfile { cc: Some(Cc::Cubic), ..class("bulk", Share::default(), 8) },
+            class("default", Share { weight: weight(4), ..Share::default() }, None),
+            class("critical", Share { first: true, max: half, ..Share::default() }, Some(46)),
+            ClassProfile { cc: Some(Cc::Cubic), ..class("bulk", Share::default(), Some(8)) },
         ];
         let rule = |from_ports, class| Rule { from_ports, class, ..Rule::default() };
         world.class_rules = ClassRules::new(vec![

@@ -311,7 +311,7 @@ impl Members {
 fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
     let setup = |class: ClassConfig| {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
-        let profile = ClassProfile { name: class.name, share, dscp: class.dscp.unwrap_or(0), cc: None };
+        let profile = ClassProfile { name: class.name, share, dscp: class.dscp, cc: None };
         let config = ClientConfig { class: Some(profile), ..config.clone() };
         ClassSetup { id: class.id, first: class.priority, config }
     };

@@ -412,6 +412,9 @@ impl World {
                 Some((to, way_of(id, pipe), pipe, link))
             });
             let (to, path) = found.as_ref().map_or((End::Nobody, LinkId(0)), |(to, path, ..)| (*to, *path));
+            if let Some((.., link)) = &mut found {
+                *link.down.marks.entry(transmit.dscp).or_default() += 1;
+            }
             for datagram in buf.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 if let Some(record) = record {
                     record.datagram(now, (from, to), path, &transmit, datagram.len());

@@ -1,6 +1,9 @@
 //! Links between clients and the server: a channel a direction, with the pipes that share it.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use mpvpn_lab::{ByteCount, Params, Session, emulation::Channel};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
@@ -19,6 +22,8 @@ pub struct Wire {
     pub passed: u64,
     /// Bytes of IP packets that passed.
     pub carried: u64,
+    /// How many datagrams were sent with each mark (DSCP).
+    pub marks: BTreeMap<u8, u64>,
     /// A pipe of which nothing passes.
     pub silent: Option<u8>,
     /// A pipe, and the share (0 to 1) of what has crossed the link on it that is lost behind it.
@@ -44,6 +49,7 @@ impl Wire {
             loss: params.loss,
             passed: 0,
             carried: 0,
+            marks: BTreeMap::new(),
             silent: None,
             loses: None,
             dice: seed as u32 | 1,
