@@ -73,6 +73,9 @@ pub enum Denied {
     /// The address belongs to a client: what clients send each other are packets, which show who sent them.
     #[error("the address is one of the tunnel's clients")]
     Client,
+    /// The server carries nothing to the address, and nothing allows it.
+    #[error("the server's routes do not lead to the address")]
+    NoRoute,
     /// The address is not public, and nothing allows it.
     #[error("the address is not public")]
     NotPublic,
@@ -86,22 +89,35 @@ pub enum Denied {
 /// The first `[[access]]` that fits a user, an address and a port decides. Where none does:
 /// 1. the server's own addresses in the tunnel are allowed;
 /// 2. the rest of the tunnel's networks is not;
-/// 3. addresses that are not public are not ([`is_public`]);
-/// 4. addresses of the server's machine are not;
-/// 5. everything else is allowed.
+/// 3. addresses that the server's routes do not have are not, if it has routes;
+/// 4. addresses that are not public are not ([`is_public`]);
+/// 5. addresses of the server's machine are not;
+/// 6. everything else is allowed.
 ///
 /// An IPv4 address that is written as an IPv6 one (`::ffff:192.0.2.1`) is the IPv4 address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
     rules: Vec<AccessRule>,
     tunnel: Vec<IpNet>,
+    /// Where packets may go; `None` is everywhere.
+    routes: Option<Vec<IpNet>>,
 }
 
 impl Access {
     /// The rules of the configuration in order, and the server's addresses in the tunnel, each with the prefix of the
     /// network that its clients are in.
     pub fn new(rules: Vec<AccessRule>, tunnel: Vec<IpNet>) -> Self {
-        Self { rules, tunnel }
+        Self { rules, tunnel, routes: None }
+    }
+
+    /// The same for a server that carries packets to these networks only.
+    #[must_use]
+    pub fn with_routes(self, routes: Vec<IpNet>) -> Self {
+        Self { routes: Some(routes), ..self }
+    }
+
+    fn has_route(&self, ip: IpAddr) -> bool {
+        self.routes.as_ref().is_none_or(|routes| routes.iter().any(|net| net.contains(&ip)))
     }
 
     /// Whether `user` may connect to `to`. `is_own` tells whether an address belongs to the server's machine; it is
@@ -129,6 +145,8 @@ impl Access {
             .any(|net| net.contains(&ip) || behind.is_some_and(|ip| net.contains(&ip)))
         {
             Err(Denied::Client)
+        } else if !self.has_route(ip) || behind.is_some_and(|ip| !self.has_route(ip)) {
+            Err(Denied::NoRoute)
         } else if !is_public(ip) {
             Err(Denied::NotPublic)
         } else if is_own(ip) || behind.is_some_and(is_own) {
@@ -170,6 +188,21 @@ mod tests {
         for client in ["10.9.0.2:80", "[2001:db8:9::2]:80"] {
             assert_eq!(check(&access, "anna", client), Err(Denied::Client), "{client}");
         }
+    }
+
+    #[test]
+    fn where_no_packets_go_no_connections_go_unless_a_rule_allows_them() {
+        let web = AccessRule { to: nets(&["203.0.113.9/32"]), ..rule(true) };
+        let access = Access::new(vec![web], nets(&["10.9.0.1/24"]));
+        let access = access.with_routes(nets(&["198.51.100.0/24", "192.168.0.0/16", "64:ff9b::/96"]));
+        for to in ["198.51.100.9:443", "10.9.0.1:53", "203.0.113.9:443", "[64:ff9b::198.51.100.9]:80"] {
+            assert_eq!(check(&access, "anna", to), Ok(()), "{to}");
+        }
+        for to in ["1.1.1.1:443", "[2001:db8::1]:443", "[64:ff9b::1.1.1.1]:443"] {
+            assert_eq!(check(&access, "anna", to), Err(Denied::NoRoute), "{to}");
+        }
+        assert_eq!(check(&access, "anna", "192.168.0.1:80"), Err(Denied::NotPublic));
+        assert_eq!(check(&access, "anna", "10.9.0.2:80"), Err(Denied::Client));
     }
 
     #[test]

@@ -61,6 +61,11 @@ pub use crate::status::Role;
 pub const SERVER_FILE: &str = "/etc/mpvpn/server.toml";
 /// Where a client looks for its configuration unless `--config` names another file.
 pub const CLIENT_FILE: &str = "/etc/mpvpn/client.toml";
+/// All networks.
+const EVERYWHERE: [IpNet; 2] = [
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+];
 /// Where a server keeps its certificate, its users and the first client's token, and a client what it has
 /// used of its quotas.
 pub const STATE_DIR: &str = "/var/lib/mpvpn";
@@ -111,6 +116,8 @@ pub struct ServerConfig {
     pub state_dir: PathBuf,
     /// Whether clients' packets leave with the server's address.
     pub nat: Nat,
+    /// Where clients' packets may go, beside the tunnel's own networks: what clients are told. In order, without overlaps.
+    pub routes: Vec<IpNet>,
     /// Sessions at once, at most; never more than `subnet` has addresses.
     pub max_clients: u32,
     /// Resolvers that it suggests to clients, at most three, the best first.
@@ -230,6 +237,7 @@ impl Default for ServerConfig {
             users: None,
             state_dir: STATE_DIR.into(),
             nat: Nat::On,
+            routes: EVERYWHERE.into(),
             dns: Vec::new(),
             max_clients: 253,
             access: Vec::new(),
@@ -260,6 +268,7 @@ impl ServerConfig {
             options = service::without_tun(options, rights)?;
         }
         let subnet = options.subnet.unwrap_or(default.subnet);
+        let subnet6 = options.subnet6.map_or(default.subnet6, |given| given.0);
         let tun_name = options.tun_name.unwrap_or(default.tun_name);
         let name = options.name.unwrap_or_else(|| tun_name.clone());
         let listen = if options.listen.is_empty() { default.listen } else { options.listen };
@@ -289,12 +298,13 @@ impl ServerConfig {
             max_user_relays,
             shards: options.shards.unwrap_or(default.shards),
             subnet,
-            subnet6: options.subnet6.map_or(default.subnet6, |given| given.0),
+            subnet6,
             tun_name,
             auth: options.auth.unwrap_or(default.auth),
             users: options.users,
             state_dir: options.state_dir.unwrap_or(default.state_dir),
             nat: options.nat.unwrap_or(default.nat),
+            routes: routes(&options.routes, subnet6)?,
             dns: dns::suggestions(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
@@ -462,6 +472,22 @@ fn max_clients(given: Option<u32>, subnet: Ipv4Net) -> Result<u32> {
             "give a larger --subnet or fewer clients",
         )),
         Some(given) => Ok(given),
+    }
+}
+
+/// Where clients' packets may go: everywhere unless networks are given, which are put in order and merged.
+fn routes(given: &[IpNet], subnet6: Option<Ipv6Net>) -> Result<Vec<IpNet>> {
+    if given.is_empty() {
+        return Ok(EVERYWHERE.into());
+    }
+    match given.iter().find(|net| matches!(net, IpNet::V6(_))) {
+        Some(net) if subnet6.is_none() => Err(Error::usage(
+            format!(
+                "--routes {net} is a network of IPv6, but with --subnet6 none clients have no IPv6 addresses"
+            ),
+            "leave out one of the two",
+        )),
+        _ => Ok(IpNet::aggregate(&given.to_vec())),
     }
 }
 

@@ -651,7 +651,7 @@ impl Running {
     fn assign(&mut self, assignment: Assignment) {
         self.plane.assign(&assignment);
         if let Some(machine) = &mut self.machine {
-            machine.assignment = Some(assignment);
+            machine.assign(&self.config, assignment);
         } else if let Some(host) = &mut self.host {
             host.assignment = Some(assignment);
         }

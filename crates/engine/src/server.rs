@@ -9,7 +9,6 @@ mod streams;
 
 use std::{path::Path, sync::Arc, time::Instant};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_control::{
     access::Access,
     api::{self, Question},
@@ -83,7 +82,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
-    let access = Arc::new(Access::new(config.access.clone(), tunnel));
+    let access = Access::new(config.access.clone(), tunnel);
+    let has_tun = config.service.has_tun();
+    let access = Arc::new(if has_tun { access.with_routes(config.routes.clone()) } else { access });
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let names = Budget::for_names();
     let mut planes = Vec::new();
@@ -201,7 +202,7 @@ fn tunnel_config(
         carries: if config.service.has_tun() { Carries::Packets } else { Carries::Streams },
         subnet: config.subnet,
         subnet6: config.subnet6,
-        routes: vec![IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())],
+        routes: config.routes.clone(),
         dns: config.dns.clone(),
         streams: !config.service.has_tun() || config.nat == NatOption::On,
         site: Box::new(move |method| site.over_http3(method)),

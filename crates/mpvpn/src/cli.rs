@@ -86,6 +86,8 @@ Examples:
       with your certificate, on another port, over IPv4 and IPv6
   mpvpn server --subnet 10.8.0.0/16 --subnet6 none --nat off
       other addresses; the network behind routes 10.8.0.0/16 back to this machine
+  mpvpn server --routes 192.168.7.0/24 --routes fd00:7::/64
+      clients reach these two networks only; `--routes advertised` at a client sends nothing else here
 
 Not as root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
 $XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no file but the one of --config.

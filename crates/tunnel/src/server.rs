@@ -7,6 +7,7 @@ mod groups;
 mod peers;
 mod relays;
 mod report;
+mod routes;
 mod udp;
 
 use std::{
@@ -45,6 +46,7 @@ use bare::Bare;
 use groups::Group;
 use peers::Peers;
 pub use report::{Departed, SessionReport};
+use routes::Routes;
 
 /// A connection that has not asked for a tunnel after this time is closed.
 const REQUEST: Duration = Duration::from_secs(15);
@@ -79,7 +81,7 @@ pub struct ServerConfig {
     pub subnet: Ipv4Net,
     /// IPv6 addresses for clients.
     pub subnet6: Option<Ipv6Net>,
-    /// What clients may reach.
+    /// Where their packets may go, beside `subnet` and `subnet6`: what clients are told. Others are refused.
     pub routes: Vec<IpNet>,
     /// Whether it says to clients that their TCP connections and UDP payloads should come by CONNECT and CONNECT-UDP: it
     /// then answers [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] wherever packets could go.
@@ -218,6 +220,7 @@ pub struct Server {
     /// The server's own addresses, and the networks that clients' addresses are from.
     own: Addresses,
     networks: (Ipv4Net, Option<Ipv6Net>),
+    routes: Routes,
     peers: Peers,
     /// The session that has an address, and its connections at this shard.
     by_ip: FxHashMap<IpAddr, Secret>,
@@ -260,6 +263,7 @@ impl Server {
             endpoint: Endpoint::server(&config.setup.for_shard(shard)),
             template,
             udp_template: connect_udp::default_template(),
+            routes: Routes::new(&config.routes, registry.networks()),
             config,
             shard,
             own: registry.own(),

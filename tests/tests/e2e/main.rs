@@ -33,6 +33,7 @@ mod pipes;
 mod proxy;
 mod reload;
 mod restart;
+mod routes;
 mod segments;
 mod shards;
 mod sharing;

@@ -111,6 +111,12 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     pub nat: Option<Nat>,
 
+    /// Carry clients' packets to this network only, and tell clients so, for whose --routes advertised it is; repeatable
+    /// [default: everywhere]
+    #[arg(long, value_name = "CIDR", value_parser = site::network)]
+    #[serde(deserialize_with = "site::networks")]
+    pub routes: Vec<IpNet>,
+
     /// Suggest this resolver to clients, which use it where all their traffic comes here; repeatable
     #[arg(long, value_name = "ADDR", value_parser = text::<DnsServer>)]
     #[serde(deserialize_with = "many")]
@@ -347,6 +353,7 @@ impl ServerOptions {
             users: self.users.or(below.users),
             state_dir: self.state_dir.or(below.state_dir),
             nat: self.nat.or(below.nat),
+            routes: list_over(self.routes, below.routes),
             dns: list_over(self.dns, below.dns),
             max_clients: self.max_clients.or(below.max_clients),
             access: list_over(self.access, below.access),

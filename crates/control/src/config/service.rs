@@ -112,6 +112,7 @@ fn of_a_tun(options: &ServerOptions) -> Option<&'static str> {
         (options.subnet6.is_some(), "subnet6"),
         (options.tun_name.is_some(), "tun-name"),
         (options.nat.is_some(), "nat"),
+        (!options.routes.is_empty(), "routes"),
         (!options.dns.is_empty(), "dns"),
         (options.max_clients.is_some(), "max-clients"),
     ];

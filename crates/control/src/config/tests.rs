@@ -32,6 +32,7 @@ fn every_key_of_a_server_arrives() {
         users = "/etc/mpvpn/users.toml"
         state-dir = "/tmp/state"
         nat = "off"
+        routes = ["192.168.8.0/24", "fd00::/16", "192.168.9.7", "192.168.9.0/24"]
         dns = ["10.9.0.1", "fd12:3456::1"]
         max-clients = 100
         shards = 4
@@ -94,6 +95,7 @@ fn every_key_of_a_server_arrives() {
             users: Some("/etc/mpvpn/users.toml".into()),
             state_dir: "/tmp/state".into(),
             nat: Nat::Off,
+            routes: ["192.168.8.0/23", "fd00::/16"].map(|net| net.parse().unwrap()).into(),
             dns: ["10.9.0.1", "fd12:3456::1"].map(|ip| ip.parse().unwrap()).into(),
             max_clients: 100,
             access: vec![
@@ -378,9 +380,14 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "colour = 1",
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
-             state-dir, nat, dns, \
+             state-dir, nat, routes, dns, \
              max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
+        ),
+        (
+            "routes = '192.168.8.1/24'",
+            "server.toml, line 1, column 10: 192.168.8.1/24 has host bits set: did you mean 192.168.8.0/24?\n \
+             1 | routes = '192.168.8.1/24'\n   |          ^^^^^^^^^^^^^^^^",
         ),
         (
             "shards = 17",
@@ -616,4 +623,17 @@ proptest! {
             prop_assert_eq!(share.to_string().parse(), Ok(share));
         }
     }
+}
+
+#[test]
+fn routes_of_a_family_without_addresses_are_refused() {
+    let options = |subnet6: &str| ServerOptions {
+        routes: vec!["2001:db8::/32".parse().unwrap(), "10.1.0.0/16".parse().unwrap()],
+        subnet6: Some(Subnet6(subnet6.parse().ok())),
+        ..ServerOptions::default()
+    };
+    let error = ServerConfig::resolve(options("none"), Rights::ALL).unwrap_err();
+    assert!(error.to_string().contains("--routes 2001:db8::/32 is a network of IPv6"), "{error}");
+    let config = ServerConfig::resolve(options("fd00::/64"), Rights::ALL).unwrap();
+    assert_eq!(config.routes, ["10.1.0.0/16", "2001:db8::/32"].map(|net| net.parse().unwrap()));
 }

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, ops::RangeInclusive, path::Path};
 
 use mpvpn_control::config::{ClientConfig, Dns, Routes, SteerRule};
+use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, Undo,
     dns::Resolver,
@@ -37,6 +38,16 @@ pub(super) struct Machine {
     pub(super) leak: Option<String>,
     undo: Undo,
     pub(super) assignment: Option<Assignment>,
+}
+
+/// The ranges of addresses that the server leads to, if these are not all of a family in which there is an address.
+fn limited_routes(assignment: &Assignment) -> Option<String> {
+    let is_whole = |range: &IpRange| range.protocol() == 0 && range.to_nets()[0].prefix_len() == 0;
+    let of_family = |v4: bool| assignment.routes.iter().filter(move |range| range.start().is_ipv4() == v4);
+    let leads_everywhere = |v4: bool| of_family(v4).any(is_whole);
+    let mut families = assignment.addresses.iter().map(|net| net.addr().is_ipv4());
+    let list = || assignment.routes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    families.any(|v4| !leads_everywhere(v4)).then(list)
 }
 
 impl Machine {
@@ -97,6 +108,22 @@ impl Machine {
     pub(super) fn prepare_link(&mut self, name: &str) {
         if let Err(error) = self.net.prepare_link(&mut self.undo, name) {
             tracing::warn!(link = %name, %error, "cannot prepare a link");
+        }
+    }
+
+    /// Takes what the server gave; [`Self::configure`] then acts on it.
+    pub(super) fn assign(&mut self, config: &ClientConfig, assignment: Assignment) {
+        let before = self.assignment.replace(assignment);
+        let Some(given) = &self.assignment else { return };
+        if config.routes == Routes::All
+            && before.is_none_or(|before| before.routes != given.routes)
+            && let Some(routes) = limited_routes(given)
+        {
+            tracing::warn!(
+                routes,
+                "the server carries packets to these addresses only, and everything else goes into the tunnel in vain: \
+                 --routes advertised uses the tunnel for these alone"
+            );
         }
     }
 

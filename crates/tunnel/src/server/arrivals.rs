@@ -1,25 +1,32 @@
 //! What comes from clients in datagrams: packets of their tunnels, and UDP payloads.
 
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::ip;
+use mpvpn_packet::{VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionId;
 use mpvpn_types::Instant;
 
 use super::{Peer, Server};
 use crate::{
     UdpId,
-    carrier::{Opened, open_payload},
+    carrier::{Gateway, Opened, open_payload},
     client::{clamp_received, is_link_local},
 };
 
+/// The answer to a packet for a destination that was not advertised (RFC 9484 §7.2.1).
+fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
+    let from = gateway.for_source(ip::parse(packet).ok()?.src())?;
+    icmp::unreachable(packet, icmp::Unreachable::Prohibited, from)
+}
+
 impl Server {
     pub(super) fn receive(&mut self, now: Instant, id: ConnectionId) {
+        let gateway = self.gateway();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let Peer { tunnel, bare, udp, early, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
-        let (joiner, inbox) = (&mut self.joiner, &mut self.udp_in);
+        let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
         let mut group = tunnel.as_ref().and_then(|tunnel| self.groups.get_mut(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
             let opened = match (&mut *tunnel, &mut *bare) {
@@ -44,6 +51,12 @@ impl Server {
                 if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
                     || is_link_local(view.dst())
                 {
+                    continue;
+                }
+                if !routes.lead_to(view.dst()) {
+                    if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
+                        carrier.send(now, VnetHdr::NONE, &mut refusal, gateway, None);
+                    }
                     continue;
                 }
                 if let Some(group) = &mut group {

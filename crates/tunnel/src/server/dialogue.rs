@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader, IpRange, routes_sorted},
+    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader},
     connect, connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -183,7 +183,7 @@ impl Server {
             self.replace(now, seat);
         }
         let mut routes = BytesMut::new();
-        self.route_capsule().encode(&mut routes);
+        self.routes.capsule().encode(&mut routes);
         let Some(connection) = self.endpoint.get(id) else {
             self.registry.leave(now, &entry.secret, member, entry.serial);
             return Err(reject(500, "the connection is gone"));
@@ -307,15 +307,6 @@ impl Server {
         Ok(user)
     }
 
-    fn route_capsule(&self) -> Capsule {
-        let family = |net: &&IpNet| match net {
-            IpNet::V4(_) => true,
-            IpNet::V6(_) => self.networks.1.is_some(),
-        };
-        let ranges = self.config.routes.iter().filter(family).map(|net| IpRange::from_net(*net, 0));
-        Capsule::RouteAdvertisement(routes_sorted(ranges.collect()))
-    }
-
     /// Gives a session its addresses and tells the client, answering the requests of `asked`.
     fn grant(&mut self, id: ConnectionId, addresses: AddressSet, asked: &[(u64, IpNet)]) {
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
@@ -348,7 +339,7 @@ impl Server {
                     self.address(now, id, &asked);
                 }
                 Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice.path, notice.into()),
-                // Routes behind a client are not taken: it shares its address (see docs/protocol.md).
+                // Routes behind a client are not supported (see docs/protocol.md, ROUTE_ADVERTISEMENT).
                 Ok(Some(_)) => {}
                 Err(error) => return self.malformed(now, id, &error),
             }

@@ -1,28 +1,54 @@
-//! What somebody sees over HTTP/3 who is no user.
+//! What a server says over HTTP/3 to clients that are not ours: strangers, and others that speak CONNECT-IP.
+
+use std::net::{IpAddr, SocketAddr};
 
 use crate::world::{TOKEN, World};
 use bytes::BytesMut;
 use mpvpn_masque::{
-    connect, connect_udp,
+    capsule::{Capsule, CapsuleReader, IpRange},
+    connect,
+    connect_ip::ConnectIpRequest,
+    connect_udp, datagram,
     h3::{self, Event as HttpEvent, H3, Settings, Side},
     headers::Headers,
     paths,
 };
+use mpvpn_packet::{VNET_HDR_LEN, build::Packet, ip};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, Endpoint, Event, Local, Read};
+use mpvpn_quic::{Cc, Connection, Endpoint, Event, Local, Read, StreamId};
+use mpvpn_tunnel::Server;
 use mpvpn_types::{Duration, Instant, LinkId};
 
 /// The answer to one request, with its content, over a connection of its own.
 fn answer(request: &Headers) -> (Headers, Vec<u8>) {
-    let mut world = World::new();
-    let server = &mut world.servers[0];
+    let (mut head, mut content) = (None, Vec::new());
+    converse(&mut World::new().servers[0], request, |connection, stream, event| {
+        match event {
+            None => connection.finish(stream),
+            Some(HttpEvent::Headers { headers, .. }) => head = Some(headers),
+            Some(HttpEvent::Data { data, .. }) => content.extend_from_slice(&data),
+            Some(HttpEvent::Finished { .. }) => return true,
+            Some(_) => {}
+        }
+        false
+    });
+    (head.expect("a head comes first"), content)
+}
+
+/// Makes one request over a connection of its own, until `turn` says that it is over. That is called for each event on the
+/// request's stream, and once in each millisecond without one.
+fn converse(
+    server: &mut Server,
+    request: &Headers,
+    mut turn: impl FnMut(&mut Connection, StreamId, Option<HttpEvent>) -> bool,
+) {
     let setup = World::new().client_config(TOKEN, Scheduler::Auto, Cc::Bbr).setup;
     let mut client = Endpoint::client(&setup);
     let (local, remote) = (Local::link(LinkId(0)), "192.0.2.1:443".parse().unwrap());
     let mut now = Instant::now();
     let id = client.connect(now, &setup, local, remote, "mpvpn").unwrap();
     let mut http = H3::new(Side::Client, Settings::default());
-    let (mut head, mut content, mut buffer) = (None, Vec::new(), Vec::new());
+    let (mut asked, mut buffer) = (None, Vec::new());
     for _ in 0..1000 {
         now += Duration::from_millis(1);
         let connection = client.get(id).unwrap();
@@ -36,7 +62,7 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
                     connection.write(control, http.control_preface());
                     let stream = connection.open_bi().unwrap();
                     connection.write(stream, h3::encode_headers(request));
-                    connection.finish(stream);
+                    asked = Some(stream);
                 }
                 Event::StreamReadable(stream) => loop {
                     match connection.read(stream) {
@@ -51,12 +77,10 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
                 _ => {}
             }
         }
-        while let Some(event) = http.poll() {
-            match event {
-                HttpEvent::Headers { headers, .. } => head = Some(headers),
-                HttpEvent::Data { data, .. } => content.extend_from_slice(&data),
-                HttpEvent::Finished { .. } => return (head.expect("a head comes first"), content),
-                _ => {}
+        if let Some(stream) = asked {
+            let events = std::iter::from_fn(|| http.poll()).map(Some).collect::<Vec<_>>();
+            if events.into_iter().chain([None]).any(|event| turn(connection, stream, event)) {
+                return;
             }
         }
         while let Some(transmit) = connection.poll_transmit(now, &mut buffer) {
@@ -81,6 +105,81 @@ fn answer(request: &Headers) -> (Headers, Vec<u8>) {
         }
     }
     panic!("no answer within a second");
+}
+
+#[test]
+fn packets_to_where_the_server_has_no_route_are_answered_and_not_carried() {
+    let mut world = World::new();
+    world.routes = &["203.0.113.0/25", "203.0.113.64/26", "192.168.7.0/24"];
+    world.restart_server();
+    let server = &mut world.servers[0];
+    let mut request = ConnectIpRequest::new("vpn.example", "/.well-known/masque/ip/*/*/");
+    request.authorization = Some(format!("Bearer {TOKEN}"));
+    let mut capsules = CapsuleReader::new();
+    let (mut routes, mut refusals, mut is_asked) = (Vec::new(), Vec::new(), false);
+    converse(server, &request.headers(), |connection, stream, event| {
+        if let Some(HttpEvent::Data { data, .. }) = event {
+            capsules.push(&data);
+        }
+        while let Some(capsule) = capsules.next().unwrap() {
+            match capsule {
+                Capsule::RouteAdvertisement(ranges) => routes = ranges,
+                Capsule::AddressAssign(assigned) if !is_asked => {
+                    is_asked = true;
+                    let own = assigned.iter().map(|entry| entry.net.addr()).find(IpAddr::is_ipv4).unwrap();
+                    for to in ["203.0.113.9", "10.0.0.1", "203.0.113.128", "198.51.100.9"] {
+                        let to = SocketAddr::new(to.parse().unwrap(), 53);
+                        let packet = Packet::between(SocketAddr::new(own, 4000), to).udp(b"?");
+                        let prefix = datagram::prefix(stream, 0);
+                        let path = connection.paths().next().unwrap();
+                        connection.queue(path, [prefix.as_ref(), &packet].concat().into());
+                    }
+                }
+                _ => {}
+            }
+        }
+        connection.receive_datagrams(|datagram| {
+            let packet = &datagram[datagram::parse(&datagram).unwrap().payload_at..];
+            let answer = ip::parse(packet).unwrap();
+            // "Communication administratively prohibited" (RFC 1812 §5.2.7.1), about which packet.
+            assert_eq!((answer.src(), &answer.transport()[..2]), ("10.0.0.1".parse().unwrap(), &[3, 13][..]));
+            refusals.push(ip::parse(&answer.transport()[8..]).unwrap().dst().to_string());
+        });
+        refusals.len() == 2
+    });
+    assert_eq!(
+        routes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        [
+            "10.0.0.0-10.0.0.255",
+            "192.168.7.0-192.168.7.255",
+            "203.0.113.0-203.0.113.127",
+            "fd00::-fd00::ffff:ffff:ffff:ffff"
+        ]
+    );
+    assert_eq!(refusals, ["203.0.113.128", "198.51.100.9"]);
+    let carried: Vec<_> = std::iter::from_fn(|| server.poll_tun())
+        .map(|joined| ip::parse(&joined.to_vec()[VNET_HDR_LEN..]).unwrap().dst().to_string())
+        .collect();
+    assert_eq!(carried, ["203.0.113.9", "10.0.0.1"]);
+}
+
+#[test]
+fn what_a_server_advertises_anew_takes_the_place_of_all_that_it_advertised_before() {
+    let mut world = World::new();
+    world.routes = &["203.0.113.0/24", "2001:db8::/32"];
+    world.restart_server();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, Duration::from_millis(10))]);
+    world.up(client);
+    let told = |world: &World| {
+        let assignment = world.machines[client].assignment.as_ref().expect("an assignment");
+        assignment.routes.iter().flat_map(IpRange::to_nets).map(|net| net.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&world), ["10.0.0.0/24", "203.0.113.0/24", "2001:db8::/32", "fd00::/64"]);
+    world.routes = &["198.51.100.0/24"];
+    world.restart_server();
+    // Its packets show the client that the server does not know it any more.
+    world.chat(client, Duration::from_secs(2));
+    assert_eq!(told(&world), ["10.0.0.0/24", "198.51.100.0/24", "fd00::/64"]);
 }
 
 #[test]

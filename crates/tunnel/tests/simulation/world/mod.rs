@@ -34,7 +34,7 @@ use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
 pub use self::wire::{Link, pipe_of};
 use self::{
     record::{End, Record},
-    servers::{AnyCertificate, Identity, new_servers, options, provider},
+    servers::{AnyCertificate, EVERYWHERE, Identity, new_servers, options, provider},
     wire::{HEADERS, Wire, way_of},
 };
 
@@ -126,6 +126,8 @@ pub struct World {
     pub servers: Vec<Server>,
     /// What a server that is started next is there for.
     pub server_carries: Carries,
+    /// Where packets of clients may go, at a server that is started next.
+    pub routes: &'static [&'static str],
     /// Packets that one shard read and another one carried.
     pub handed: usize,
     pub machines: Vec<Machine>,
@@ -166,7 +168,7 @@ impl World {
     /// A server with limits for its users.
     pub fn with_limits(limits: Limits) -> Self {
         let mut world = Self::new();
-        world.servers = new_servers(&world.identity, Carries::Packets, 0, 1, limits);
+        world.servers = new_servers(&world.identity, Carries::Packets, 0, 1, limits, EVERYWHERE);
         world
     }
 
@@ -176,7 +178,8 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, Carries::Packets, 0, shards, Limits::default()),
+            servers: new_servers(&identity, Carries::Packets, 0, shards, Limits::default(), EVERYWHERE),
+            routes: EVERYWHERE,
             server_carries: Carries::Packets,
             handed: 0,
             machines: Vec::new(),
@@ -311,8 +314,14 @@ impl World {
     pub fn restart_server(&mut self) {
         self.secrets = self.secrets.wrapping_add(64);
         let shards = self.servers.len() as u8;
-        self.servers =
-            new_servers(&self.identity, self.server_carries, self.secrets, shards, Limits::default());
+        self.servers = new_servers(
+            &self.identity,
+            self.server_carries,
+            self.secrets,
+            shards,
+            Limits::default(),
+            self.routes,
+        );
     }
 
     fn next_time(&mut self) -> Option<Instant> {

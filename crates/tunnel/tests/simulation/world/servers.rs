@@ -88,6 +88,9 @@ pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
     TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
 }
 
+/// Where packets of clients may go unless a test says otherwise.
+pub(super) const EVERYWHERE: &[&str] = &["0.0.0.0/0", "::/0"];
+
 /// The shards of a server whose secrets begin with this one.
 pub(super) fn new_servers(
     identity: &Identity,
@@ -95,6 +98,7 @@ pub(super) fn new_servers(
     first_secret: u8,
     shards: u8,
     limits: Limits,
+    routes: &[&str],
 ) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
     let mut tls = rustls::ServerConfig::builder_with_provider(provider())
@@ -115,7 +119,7 @@ pub(super) fn new_servers(
             carries,
             subnet,
             subnet6,
-            routes: vec!["0.0.0.0/0".parse().unwrap(), "::/0".parse().unwrap()],
+            routes: routes.iter().map(|net| net.parse().unwrap()).collect(),
             streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(Tokens(limits)),
