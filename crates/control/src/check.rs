@@ -390,7 +390,7 @@ mod tests {
         assert!(why.contains("transport is quic"), "{why}");
         let dead = link("c", fails("no answer"), fails("refused"));
         for transport in Transport::ALL {
-            assert_eq!(verdict(&dead, transport).0, Uses::Nothing);
+            assert_eq!(verdict(&dead, *transport).0, Uses::Nothing);
         }
     }
 

@@ -38,6 +38,8 @@ pub use dns::Dns;
 pub use lane::LaneRule;
 pub use limits::LimitRule;
 pub use links::{Limit, LinkChange, LinkConfig, is_match};
+pub use mpvpn_path::Scheduler;
+pub use mpvpn_types::{CongestionControl, FlowMode};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
 pub use proxy::Proxies;
@@ -45,10 +47,7 @@ pub use reload::{Origin, Reloaded};
 pub use service::{Rights, Service};
 pub use shards::Shards;
 pub use site::{Site, SiteContent};
-pub use values::{
-    AuthMode, CongestionControl, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr, Share, Subnet6, Tcp,
-    is_link_name,
-};
+pub use values::{AuthMode, LogLevel, Nat, Routes, ServerAddr, Share, Subnet6, Tcp, is_link_name};
 pub use via::{ProxyCredentials, Via, ViaWord};
 
 use classes::Surroundings;
@@ -185,7 +184,7 @@ pub struct ClientConfig {
     /// The proxy through which the server is reached by TCP.
     pub via: Option<Via>,
     /// How TCP connections travel where no rule says anything.
-    pub lane: LaneMode,
+    pub lane: FlowMode,
     /// How they travel to some destinations; the first that fits counts.
     pub lane_rules: Vec<LaneRule>,
     /// Which destinations go into the tunnel.
@@ -333,7 +332,7 @@ impl ClientConfig {
             scheduler: Scheduler::Auto,
             cc: CongestionControl::Bbr,
             via: None,
-            lane: LaneMode::Auto,
+            lane: FlowMode::Auto,
             lane_rules: Vec::new(),
             routes: Routes::All,
             dns: Dns::Suggested,
@@ -383,7 +382,7 @@ impl ClientConfig {
             ));
         }
         let shards = options.shards.unwrap_or(default.shards);
-        let streams = options.lane == Some(LaneMode::Stream)
+        let streams = options.lane == Some(FlowMode::Stream)
             || options.lane_rule.iter().any(|rule| rule.streams)
             || options.class.takes_streams();
         if streams && shards.count(1) > 1 {

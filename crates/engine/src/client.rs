@@ -57,7 +57,7 @@ use apps::Apps;
 use classes::Classes;
 use device::Devices;
 use embedded::Host;
-use forge::{Forge, Setups, lane_of, scheduler_of};
+use forge::{Forge, Setups, lane_of};
 use machine::Machine;
 use member::{Joiner, Word};
 use names::Names;
@@ -240,7 +240,7 @@ impl Running {
                     token: config.bearer()?.map(|token| token.reveal().to_owned()),
                     class: None,
                     more_addresses: config.class_tuns().count(),
-                    scheduler: scheduler_of(config.scheduler),
+                    scheduler: config.scheduler,
                     fec: Fec::Off,
                     copies: 1,
                     lane: Rules {

@@ -7,19 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_packet::public::is_public;
-
-/// What decides where no rule does.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
-    /// Streams where the server would translate the addresses of packets: only there nobody can tell the difference.
-    /// Not to private addresses: those mean a host near the server, to which it may not connect itself.
-    #[default]
-    Auto,
-    /// Packets.
-    Datagram,
-    /// Streams.
-    Stream,
-}
+pub use mpvpn_types::FlowMode;
 
 /// A rule for the connections to some destinations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -46,11 +34,11 @@ pub enum Why {
     Rule(usize),
     /// What decides where no rule does: streams everywhere, or nowhere.
     Mode,
-    /// [`Mode::Auto`]: the server translates addresses of packets to there.
+    /// [`FlowMode::Auto`]: the server translates addresses of packets to there.
     Translated,
-    /// [`Mode::Auto`]: the server translates nothing to there.
+    /// [`FlowMode::Auto`]: the server translates nothing to there.
     Untranslated,
-    /// [`Mode::Auto`]: the address is private.
+    /// [`FlowMode::Auto`]: the address is private.
     Private,
     /// The server does not connect to there, and so packets go there.
     Refused,
@@ -66,7 +54,7 @@ pub enum Why {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rules {
     /// Where no rule says anything.
-    pub mode: Mode,
+    pub mode: FlowMode,
     /// The first that is for a connection counts.
     pub rules: Vec<Rule>,
 }
@@ -82,16 +70,16 @@ impl Rules {
     pub fn decide(&self, to: SocketAddr, translated: impl FnOnce(IpAddr) -> bool) -> (bool, Why) {
         match (self.rules.iter().position(|rule| rule.is_for(to)), self.mode) {
             (Some(at), _) => (self.rules[at].streams, Why::Rule(at + 1)),
-            (None, Mode::Auto) if !is_public(to.ip()) => (false, Why::Private),
-            (None, Mode::Auto) if translated(to.ip()) => (true, Why::Translated),
-            (None, Mode::Auto) => (false, Why::Untranslated),
-            (None, mode) => (mode == Mode::Stream, Why::Mode),
+            (None, FlowMode::Auto) if !is_public(to.ip()) => (false, Why::Private),
+            (None, FlowMode::Auto) if translated(to.ip()) => (true, Why::Translated),
+            (None, FlowMode::Auto) => (false, Why::Untranslated),
+            (None, mode) => (mode == FlowMode::Stream, Why::Mode),
         }
     }
 
     /// Whether any connection may travel as a stream.
     pub fn may_take_streams(&self) -> bool {
-        self.mode != Mode::Datagram || self.rules.iter().any(|rule| rule.streams)
+        self.mode != FlowMode::Datagram || self.rules.iter().any(|rule| rule.streams)
     }
 }
 
@@ -99,7 +87,7 @@ impl Rules {
 mod tests {
     use super::*;
 
-    fn rules(mode: Mode, rules: &[Rule]) -> Rules {
+    fn rules(mode: FlowMode, rules: &[Rule]) -> Rules {
         Rules { mode, rules: rules.to_vec() }
     }
 
@@ -109,7 +97,7 @@ mod tests {
 
     #[test]
     fn auto_takes_streams_to_public_addresses_that_the_server_translates() {
-        let auto = rules(Mode::Auto, &[]);
+        let auto = rules(FlowMode::Auto, &[]);
         for to in ["198.51.100.9:80", "8.8.8.8:443", "[2001:db8::1]:443", "[::ffff:8.8.8.8]:1"] {
             assert!(takes(&auto, to), "{to}");
         }
@@ -126,21 +114,21 @@ mod tests {
         ] {
             assert!(!takes(&auto, to), "{to}");
         }
-        assert!(takes(&rules(Mode::Stream, &[]), "10.0.0.1:80"));
-        assert!(!takes(&rules(Mode::Datagram, &[]), "8.8.8.8:443"));
+        assert!(takes(&rules(FlowMode::Stream, &[]), "10.0.0.1:80"));
+        assert!(!takes(&rules(FlowMode::Datagram, &[]), "8.8.8.8:443"));
     }
 
     #[test]
     fn what_decides_is_known() {
         let no_ssh = Rule { ports: vec![22..=22], streams: false, ..Rule::default() };
-        let auto = rules(Mode::Auto, &[Rule { ports: vec![1..=1], ..Rule::default() }, no_ssh]);
+        let auto = rules(FlowMode::Auto, &[Rule { ports: vec![1..=1], ..Rule::default() }, no_ssh]);
         let why = |to: &str| auto.decide(to.parse().unwrap(), |ip| ip != IpAddr::from([203, 0, 113, 9]));
         assert_eq!(why("8.8.8.8:22"), (false, Why::Rule(2)));
         assert_eq!(why("8.8.8.8:443"), (true, Why::Translated));
         assert_eq!(why("203.0.113.9:443"), (false, Why::Untranslated));
         assert_eq!(why("10.0.0.1:443"), (false, Why::Private));
         assert_eq!(
-            rules(Mode::Stream, &[]).decide("10.0.0.1:443".parse().unwrap(), |_| true),
+            rules(FlowMode::Stream, &[]).decide("10.0.0.1:443".parse().unwrap(), |_| true),
             (true, Why::Mode)
         );
     }
@@ -149,10 +137,10 @@ mod tests {
     fn the_first_rule_for_a_destination_counts() {
         let ssh = Rule { ports: vec![22..=22], streams: false, ..Rule::default() };
         let near = Rule { to: vec!["10.0.0.0/8".parse().unwrap()], streams: true, ..Rule::default() };
-        let all = rules(Mode::Auto, &[ssh, near]);
+        let all = rules(FlowMode::Auto, &[ssh, near]);
         assert!(!takes(&all, "10.0.0.1:22"));
         assert!(takes(&all, "10.0.0.1:80"));
         assert!(!takes(&all, "192.168.0.1:80"), "no rule is for it");
-        assert!(all.may_take_streams() && !rules(Mode::Datagram, &[]).may_take_streams());
+        assert!(all.may_take_streams() && !rules(FlowMode::Datagram, &[]).may_take_streams());
     }
 }

@@ -1,14 +1,9 @@
 use mpvpn_types::{Duration, Instant, PathId};
 
-use crate::Scheduler;
+use crate::scheduler::{Policy, Scheduler};
 
-/// A path that arrives later than the best one by more than this is not worth its order: what comes over
-/// the best path in between would have to be held for it.
-const MOST_APART: Duration = Duration::from_millis(60);
-/// Estimates of arrival are not better than this.
-const NOISE: Duration = Duration::from_millis(1);
 /// Nobody may save up more than this (seconds of a path's rate) while others carry everything.
-const MOST_SAVED: f64 = 0.05;
+pub(crate) const MOST_SAVED: f64 = 0.05;
 /// A packet that is to leave on several paths waits no longer for room on all of them: a path with nothing to slow it has
 /// room several times in this.
 const COMPANY: Duration = Duration::from_millis(5);
@@ -32,7 +27,7 @@ pub struct Offer {
 
 impl Offer {
     /// When `bytes` that are sent now, behind what is on the path already, would have arrived.
-    fn arrival(&self, bytes: u64) -> Duration {
+    pub(crate) fn arrival(&self, bytes: u64) -> Duration {
         // What is only under way, there or as an acknowledgement back, is nobody's hindrance.
         let under_way = (u128::from(self.rate) * self.delay.as_nanos() * 2 / 1_000_000_000) as u64;
         let queue = self.ahead.saturating_sub(under_way) + bytes;
@@ -56,11 +51,51 @@ pub struct Pick {
     pub best: bool,
 }
 
+impl Pick {
+    /// Nothing would arrive earlier elsewhere.
+    pub(crate) fn best(at: usize) -> Self {
+        Self { at, best: true }
+    }
+}
+
+/// What each path has done: seconds of its rate, or what else [`Policy::share`] makes of bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Work(Vec<(PathId, f64)>);
+
+impl Work {
+    fn of(&self, id: PathId) -> f64 {
+        self.0.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work)
+    }
+
+    fn add(&mut self, policy: &dyn Policy, offer: &Offer, bytes: u64) {
+        let done = bytes as f64 / policy.share(offer);
+        match self.0.iter_mut().find(|(id, _)| *id == offer.id) {
+            Some((_, work)) => *work += done,
+            None => self.0.push((offer.id, done)),
+        }
+    }
+
+    /// The path with room that has done the least for its share. One that could not do its share for a
+    /// while does not make up for it.
+    pub(crate) fn least(&mut self, policy: &dyn Policy, offers: &[Offer]) -> Option<usize> {
+        self.0.retain(|(id, _)| offers.iter().any(|offer| offer.id == *id));
+        let most = self.0.iter().map(|(_, work)| *work).fold(0.0, f64::max);
+        for offer in offers {
+            let saved = policy.most_saved(offer);
+            match self.0.iter_mut().find(|(id, _)| *id == offer.id) {
+                Some((_, work)) => *work = work.max(most - saved),
+                None => self.0.push((offer.id, most)),
+            }
+        }
+        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
+        with_room.min_by(|(_, a), (_, b)| self.of(a.id).total_cmp(&self.of(b.id))).map(|(at, _)| at)
+    }
+}
+
 /// Decides which path carries the next packets.
 #[derive(Debug, Default)]
 pub struct Choice {
-    /// Work done by each path, in seconds of its rate or in bytes a unit of weight.
-    work: Vec<(PathId, f64)>,
+    work: Work,
     /// Copies of each packet beside the first one, each on another path.
     copies: u8,
     /// Since when a packet could be sent, but not as often as it should be.
@@ -93,19 +128,9 @@ impl Choice {
         offers: &[Offer],
         backlog: u64,
     ) -> Option<Pick> {
-        let best = |at| Pick { at, best: true };
-        let pick = match scheduler {
-            Scheduler::Auto => earliest(offers, backlog),
-            Scheduler::Redundant => first_to_arrive(offers).map(best),
-            Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => {
-                offers.iter().position(|offer| offer.room > 0).map(best)
-            }
-            Scheduler::Balanced | Scheduler::Weighted => self.least_worked(scheduler, offers).map(best),
-        }?;
-        let company = match scheduler {
-            Scheduler::Redundant => 1,
-            _ => self.copies,
-        };
+        let policy = scheduler.policy();
+        let pick = policy.pick(&mut self.work, offers, backlog)?;
+        let company = if policy.uses_all_paths() { 1 } else { self.copies };
         (company == 0 || self.has_company(now, offers, pick.at, company.into())).then_some(pick)
     }
 
@@ -129,56 +154,13 @@ impl Choice {
 
     /// A path was given `bytes` bytes.
     pub fn charge(&mut self, scheduler: Scheduler, offer: &Offer, bytes: u64) {
-        let done = bytes as f64 / share(scheduler, offer);
-        match self.work.iter_mut().find(|(id, _)| *id == offer.id) {
-            Some((_, work)) => *work += done,
-            None => self.work.push((offer.id, done)),
-        }
-    }
-
-    /// The path with room that has done the least for its share. One that could not do its share for a
-    /// while does not make up for it.
-    fn least_worked(&mut self, scheduler: Scheduler, offers: &[Offer]) -> Option<usize> {
-        self.work.retain(|(id, _)| offers.iter().any(|offer| offer.id == *id));
-        let most = self.work.iter().map(|(_, work)| *work).fold(0.0, f64::max);
-        for offer in offers {
-            // In bytes a unit of weight, the same time is as many bytes as the rate carries.
-            let saved = match scheduler {
-                Scheduler::Weighted => MOST_SAVED * offer.rate as f64 / share(scheduler, offer),
-                _ => MOST_SAVED,
-            };
-            match self.work.iter_mut().find(|(id, _)| *id == offer.id) {
-                Some((_, work)) => *work = work.max(most - saved),
-                None => self.work.push((offer.id, most)),
-            }
-        }
-        let work =
-            |id: PathId| self.work.iter().find(|(other, _)| *other == id).map_or(0.0, |(_, work)| *work);
-        let with_room = offers.iter().enumerate().filter(|(_, offer)| offer.room > 0);
-        with_room.min_by(|(_, a), (_, b)| work(a.id).total_cmp(&work(b.id))).map(|(at, _)| at)
+        self.work.add(scheduler.policy(), offer, bytes);
     }
 }
 
-/// What the work of a path is divided by.
-fn share(scheduler: Scheduler, offer: &Offer) -> f64 {
-    match scheduler {
-        Scheduler::Weighted => f64::from(offer.weight.max(1)),
-        _ => offer.rate.max(1) as f64,
-    }
-}
-
-/// The path on which the next packet arrives first; another one only if what waits would arrive later if
-/// it waited for that (as in ECF: Lim et al., "ECF: An MPTCP Path Scheduler to Manage Heterogeneous
-/// Paths", CoNEXT 2017).
-fn earliest(offers: &[Offer], backlog: u64) -> Option<Pick> {
-    let best = offers.iter().min_by_key(|offer| offer.arrival(0))?;
-    let at = first_to_arrive(offers)?;
-    if offers[at].id == best.id {
-        return Some(Pick { at, best: true });
-    }
-    let arrival = offers[at].arrival(0);
-    let worth = arrival <= best.arrival(backlog) + NOISE && arrival <= best.arrival(0) + MOST_APART;
-    worth.then_some(Pick { at, best: false })
+/// The first path with room, in the order of the offers.
+pub(crate) fn first_with_room(offers: &[Offer]) -> Option<usize> {
+    offers.iter().position(|offer| offer.room > 0)
 }
 
 /// The place of the path on which a packet that is sent now arrives first, of those with room.

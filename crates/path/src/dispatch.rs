@@ -140,21 +140,18 @@ impl Dispatcher {
                 self.eligible.extend(paths.iter().filter(|path| path.state == state));
             }
         }
-        match self.scheduler {
-            Scheduler::Failover => {
-                self.eligible.sort_by_key(|path| (path.link, path.id));
-                self.eligible.truncate(1);
-            }
-            _ => {
-                self.eligible.sort_by_key(|path| (path.rtt, path.id));
-            }
+        if self.scheduler.policy().uses_one_link() {
+            self.eligible.sort_by_key(|path| (path.link, path.id));
+            self.eligible.truncate(1);
+        } else {
+            self.eligible.sort_by_key(|path| (path.rtt, path.id));
         }
         if self.eligible.iter().any(|path| !before.contains(&path.id)) {
             // Flows that were placed while this path was missing would leave it empty.
             self.flows.clear();
         }
         self.move_stranded(now);
-        if self.scheduler == Scheduler::Auto {
+        if self.scheduler.policy().moves_flows_off_full_paths() {
             self.relieve();
         }
     }
@@ -200,11 +197,7 @@ impl Dispatcher {
 
     /// Takes a packet in; returns the bytes that were dropped to make room.
     pub fn push(&mut self, now: Instant, packet: Queued) -> usize {
-        let pin = match self.scheduler {
-            Scheduler::Flow => true,
-            Scheduler::Auto => packet.ordered && (packet.plain || !self.numbered),
-            _ => false,
-        };
+        let pin = self.scheduler.policy().pins(&packet, self.numbered);
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
             Some(path) => {
                 let config = &self.config;

@@ -33,7 +33,7 @@ pub use liveness::{Change, Liveness, LivenessConfig, Reason, Verdict};
 pub use pacer::Pacer;
 pub use pipes::{Carried, PipeCount, PipeHint, PipeJudge};
 pub use quota::{Day, Month};
-pub use scheduler::{ParseSchedulerError, Scheduler};
+pub use scheduler::Scheduler;
 pub use tiers::{Candidate, Place, Tiers};
 pub use transport::{Heard, Order, Signs, TransportJudge, Way};
 

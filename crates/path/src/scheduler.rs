@@ -1,84 +1,131 @@
-use std::{fmt, str::FromStr};
+//! How the packets of a session are spread over its paths: one file a scheduler, and the table of them.
+//!
+//! In: the paths that may be used and what each can take ([`Offer`]). Out: the path that carries the next packets, and the
+//! rules that follow from the scheduler: whether a flow stays on its path, whether one link carries everything, how much a
+//! path is given at a time. Always holds: a scheduler is a file of this folder, a module and a line of the table below, and
+//! nothing else in the program names it.
 
-/// How the packets of a session are spread over its paths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Scheduler {
-    /// Every packet takes the path on which it arrives first, another one only when waiting for that
-    /// would take longer. At a peer that does not restore order, flows that need it stay on a path.
-    #[default]
-    Auto,
-    /// Every packet takes the path with the least round-trip time that has room.
-    MinRtt,
-    /// Every path carries a share in proportion to the rate that it has shown.
-    Balanced,
-    /// Every path carries a share in proportion to the weight of its link.
-    Weighted,
-    /// Every packet takes all paths, and the first copy to arrive wins.
-    Redundant,
-    /// Every flow stays on its path while that is alive; new flows go where the fewest are for
-    /// the rate of the path.
-    Flow,
-    /// The first link that works carries everything.
-    Failover,
+mod auto;
+mod balanced;
+mod failover;
+mod flow;
+mod min_rtt;
+mod redundant;
+mod weighted;
+
+use std::fmt::Debug;
+
+use mpvpn_class::Queued;
+use mpvpn_types::word_enum;
+
+use crate::choice::{MOST_SAVED, Offer, Pick, Work};
+
+/// What distinguishes one scheduler from another.
+pub(crate) trait Policy: Debug + Sync {
+    /// The path that carries the next packets, with `backlog` bytes waiting; `None` if it is better to wait. `offers` are in
+    /// the order of preference of the scheduler.
+    fn pick(&self, work: &mut Work, offers: &[Offer], backlog: u64) -> Option<Pick>;
+
+    /// What the work of a path is divided by before paths are compared: its rate (bytes/s).
+    fn share(&self, offer: &Offer) -> f64 {
+        offer.rate.max(1) as f64
+    }
+
+    /// How much a path may save up, in the unit of its work, while others carry everything.
+    fn most_saved(&self, _offer: &Offer) -> f64 {
+        MOST_SAVED
+    }
+
+    /// Whether every packet leaves on all paths.
+    fn uses_all_paths(&self) -> bool {
+        false
+    }
+
+    /// Whether only the first link that works carries data.
+    fn uses_one_link(&self) -> bool {
+        false
+    }
+
+    /// Whether the order of the paths is fixed, so that a path is given all that it can take at a time.
+    fn fills_paths_in_order(&self) -> bool {
+        false
+    }
+
+    /// Whether every flow stays on its path.
+    fn keeps_flows_on_paths(&self) -> bool {
+        false
+    }
+
+    /// Whether the flow of this packet stays on its path. `numbered`: the far end restores the order of numbered packets.
+    fn pins(&self, _packet: &Queued, _numbered: bool) -> bool {
+        self.keeps_flows_on_paths()
+    }
+
+    /// Whether flows that stay on a path move from one that is full to one that has room to spare.
+    fn moves_flows_off_full_paths(&self) -> bool {
+        false
+    }
+
+    /// Whether streams that last may also use paths that are much slower than others.
+    fn uses_late_paths(&self) -> bool {
+        false
+    }
+}
+
+word_enum! {
+    /// How the packets of a session are spread over its paths.
+    #[derive(Hash)]
+    pub enum Scheduler {
+        /// Every packet takes the path on which it arrives first, another one only when waiting for that
+        /// would take longer. At a peer that does not restore order, flows that need it stay on a path.
+        #[default]
+        Auto = "auto",
+        /// Every packet takes the path with the least round-trip time that has room.
+        MinRtt = "minrtt",
+        /// Every path carries a share in proportion to the rate that it has shown.
+        Balanced = "balanced",
+        /// Every path carries a share in proportion to the weight of its link.
+        Weighted = "weighted",
+        /// Every packet takes all paths, and the first copy to arrive wins.
+        Redundant = "redundant",
+        /// Every flow stays on its path while that is alive; new flows go where the fewest are for
+        /// the rate of the path.
+        Flow = "flow",
+        /// The first link that works carries everything.
+        Failover = "failover",
+    }
 }
 
 impl Scheduler {
-    /// Every scheduler that there is, in the order help texts name them.
-    pub const ALL: [Self; 7] = [
-        Self::Auto,
-        Self::MinRtt,
-        Self::Balanced,
-        Self::Weighted,
-        Self::Redundant,
-        Self::Flow,
-        Self::Failover,
-    ];
-
-    /// The name in configuration and on the wire.
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn policy(self) -> &'static dyn Policy {
         match self {
-            Self::Auto => "auto",
-            Self::MinRtt => "minrtt",
-            Self::Balanced => "balanced",
-            Self::Weighted => "weighted",
-            Self::Redundant => "redundant",
-            Self::Flow => "flow",
-            Self::Failover => "failover",
+            Self::Auto => &auto::Auto,
+            Self::MinRtt => &min_rtt::MinRtt,
+            Self::Balanced => &balanced::Balanced,
+            Self::Weighted => &weighted::Weighted,
+            Self::Redundant => &redundant::Redundant,
+            Self::Flow => &flow::Flow,
+            Self::Failover => &failover::Failover,
         }
     }
-}
 
-impl fmt::Display for Scheduler {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+    /// Whether every packet leaves on all paths.
+    pub fn uses_all_paths(self) -> bool {
+        self.policy().uses_all_paths()
     }
-}
 
-/// A name that no scheduler has.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no scheduler: expected auto, minrtt, balanced, weighted, redundant, flow or failover")]
-pub struct ParseSchedulerError(String);
-
-impl FromStr for Scheduler {
-    type Err = ParseSchedulerError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|scheduler| scheduler.as_str() == text)
-            .ok_or_else(|| ParseSchedulerError(text.to_owned()))
+    /// Whether the order of the paths is fixed, so that a path is given all that it can take at a time.
+    pub fn fills_paths_in_order(self) -> bool {
+        self.policy().fills_paths_in_order()
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    /// Whether every flow stays on its path.
+    pub fn keeps_flows_on_paths(self) -> bool {
+        self.policy().keeps_flows_on_paths()
+    }
 
-    #[test]
-    fn every_name_is_read_back() {
-        for scheduler in Scheduler::ALL {
-            assert_eq!(scheduler.as_str().parse(), Ok(scheduler));
-        }
-        assert!("fastest".parse::<Scheduler>().unwrap_err().to_string().contains("`fastest`"));
+    /// Whether streams that last may also use paths that are much slower than others.
+    pub fn uses_late_paths(self) -> bool {
+        self.policy().uses_late_paths()
     }
 }

@@ -21,7 +21,7 @@ use std::{
 
 use bytes::BytesMut;
 use ipnet::IpNet;
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::{
     capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
     connect_udp,
@@ -770,8 +770,8 @@ impl Client {
 /// Which TCP connections travel as streams: of those there are no copies.
 fn lane_of(config: &ClientConfig) -> Rules {
     let mut lane = config.lane.clone();
-    if config.copies > 1 && lane.mode == Mode::Auto {
-        lane.mode = Mode::Datagram;
+    if config.copies > 1 && lane.mode == FlowMode::Auto {
+        lane.mode = FlowMode::Datagram;
     }
     lane
 }

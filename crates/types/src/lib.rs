@@ -5,7 +5,9 @@
 #![forbid(unsafe_code)]
 
 mod class_name;
+mod congestion_control;
 mod fec;
+mod flow_mode;
 mod portion;
 mod rate;
 mod size;
@@ -14,17 +16,21 @@ mod tier;
 mod transport;
 mod varint;
 mod weight;
+mod word_enum;
 
 pub use class_name::{ClassName, ParseClassNameError};
+pub use congestion_control::CongestionControl;
 pub use fec::{Fec, ParseFecError};
+pub use flow_mode::FlowMode;
 pub use portion::{ParsePortionError, Portion};
 pub use rate::{BitRate, ParseBitRateError};
 pub use size::{ByteSize, ParseByteSizeError};
 pub use std::time::{Duration, Instant};
-pub use tier::{ParseTierError, Tier};
-pub use transport::{ParseTransportError, Transport};
+pub use tier::Tier;
+pub use transport::Transport;
 pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
+pub use word_enum::{UnknownWord, alternatives, alternatives_len};
 
 /// What a panic that was caught says.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {

@@ -51,7 +51,7 @@ fn nothing(option: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::LaneMode;
+    use crate::config::FlowMode;
 
     fn resolve(text: &str) -> Result<ClientConfig> {
         ClientConfig::resolve_app(ClientOptions::parse(text)?)
@@ -62,7 +62,7 @@ mod tests {
         let base = "server = 'vpn.example'\ninsecure = true\n";
         let config = resolve(&format!("{base}lane = 'stream'\n[[link]]\nname = 'wwan*'\ntier = 'backup'\n"));
         let config = config.unwrap();
-        assert_eq!((config.lane, config.links.len(), config.name.as_str()), (LaneMode::Stream, 1, "app"));
+        assert_eq!((config.lane, config.links.len(), config.name.as_str()), (FlowMode::Stream, 1, "app"));
         for key in [
             "tun-name = 'a'",
             "routes = 'all'",

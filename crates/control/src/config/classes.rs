@@ -16,7 +16,7 @@ use std::{fmt, path::PathBuf};
 use mpvpn_class::{BUILT_IN, BULK, BuiltIn, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
-use super::{CongestionControl, LaneMode, LinkConfig, Scheduler, Share, file::Source, links::is_match};
+use super::{CongestionControl, FlowMode, LinkConfig, Scheduler, Share, file::Source, links::is_match};
 use crate::Result;
 
 pub use ask::{Packet, Ruling};
@@ -34,7 +34,7 @@ pub struct ClassConfig {
     /// What it is called.
     pub name: String,
     /// How its TCP connections travel where no rule says anything; without it as the client's.
-    pub lane: Option<LaneMode>,
+    pub lane: Option<FlowMode>,
     /// The congestion controller of its paths; without it the client's.
     pub cc: Option<CongestionControl>,
     /// How its packets are spread over the paths; without it as the client's.

@@ -7,8 +7,9 @@ use serde::{
 };
 
 use super::{
+    FlowMode,
     access::{Prefix, some},
-    values::{LaneMode, one},
+    values::one,
 };
 use crate::access::Ports;
 
@@ -45,9 +46,9 @@ pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LaneRule>, 
 }
 
 fn lane<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    match one::<D, LaneMode>(from)? {
-        Some(LaneMode::Stream) => Ok(true),
-        Some(LaneMode::Datagram) => Ok(false),
+    match one::<D, FlowMode>(from)? {
+        Some(FlowMode::Stream) => Ok(true),
+        Some(FlowMode::Datagram) => Ok(false),
         _ => Err(D::Error::custom("a rule says \"datagram\" or \"stream\"")),
     }
 }

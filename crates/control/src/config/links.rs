@@ -177,22 +177,6 @@ impl<T: Text> Text for Limit<T> {
     }
 }
 
-impl Text for Tier {
-    const EXPECTED: &'static str = "\"primary\", \"overflow\", \"backup\" or \"never\"";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParseTierError| error.to_string())
-    }
-}
-
-impl Text for Transport {
-    const EXPECTED: &'static str = "\"auto\", \"quic\" or \"tcp\"";
-
-    fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_types::ParseTransportError| error.to_string())
-    }
-}
-
 impl Text for Weight {
     const EXPECTED: &'static str = "a weight in quotes, as in \"3\"";
 

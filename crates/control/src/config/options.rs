@@ -10,7 +10,7 @@ use mpvpn_types::Transport;
 use serde::Deserialize;
 
 use super::{
-    CertFiles, access,
+    CertFiles, CongestionControl, FlowMode, Scheduler, access,
     classes::ClassTables,
     dns::{DnsServer, DnsWord},
     file::{Content, Source},
@@ -21,8 +21,8 @@ use super::{
     shards::Shards,
     site::{self, Site},
     values::{
-        AuthMode, CongestionControl, InstanceName, LaneMode, LogLevel, Nat, Routes, Scheduler, ServerAddr,
-        Share, Subnet6, Tcp, many, one, one_or_number, text,
+        AuthMode, InstanceName, LogLevel, Nat, Routes, ServerAddr, Share, Subnet6, Tcp, many, one,
+        one_or_number, text,
     },
     via::ViaWord,
 };
@@ -257,9 +257,9 @@ pub struct ClientOptions {
     /// How TCP connections travel: datagram (as packets), stream (they end here, and the server makes
     /// others) or auto, which is stream to public addresses if the server translates addresses and this client has
     /// one shard [default: auto]
-    #[arg(long, value_name = "NAME", value_parser = text::<LaneMode>)]
+    #[arg(long, value_name = "NAME", value_parser = text::<FlowMode>)]
     #[serde(deserialize_with = "one")]
-    pub lane: Option<LaneMode>,
+    pub lane: Option<FlowMode>,
 
     /// How they travel to some destinations: the tables `[[lane-rule]]` of a file.
     #[arg(skip)]

@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, path::Path};
 
-use super::{ClientConfig, ClientOptions, LaneMode, Shards, first_repeated};
+use super::{ClientConfig, ClientOptions, FlowMode, Shards, first_repeated};
 use crate::{Error, Result, api, places, status::Role};
 
 /// The name of a proxy unless `--name` gives another.
@@ -75,7 +75,7 @@ impl ClientConfig {
             ..options
         };
         let mut config =
-            Self { proxies, lane: LaneMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
+            Self { proxies, lane: FlowMode::Stream, shards: Shards::Auto, ..Self::resolve(options)? };
         // What a file for both says of a TUN means nothing here.
         for class in &mut config.classes {
             class.lane = None;
@@ -130,7 +130,7 @@ mod tests {
         let config =
             ClientConfig::load_proxy(None, options(&["127.0.0.1:1080"], &["127.0.0.1:8080"])).unwrap();
         assert_eq!((config.proxies.socks5.len(), config.proxies.http.len()), (1, 1));
-        assert_eq!((config.name.as_str(), config.lane), ("proxy", LaneMode::Stream));
+        assert_eq!((config.name.as_str(), config.lane), ("proxy", FlowMode::Stream));
         let refused = |options| ClientConfig::load_proxy(None, options).unwrap_err().to_string();
         assert!(refused(options(&[], &[])).contains("nothing says where apps find the proxy"));
         assert!(refused(options(&["127.0.0.1:1"], &["127.0.0.1:1"])).contains("127.0.0.1:1 is given twice"));

@@ -235,7 +235,7 @@ fn every_key_of_a_client_arrives() {
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
             scheduler: Scheduler::Failover,
-            lane: LaneMode::Datagram,
+            lane: FlowMode::Datagram,
             lane_rules: vec![LaneRule {
                 streams: false,
                 to: vec!["192.0.2.0/24".parse().unwrap()],

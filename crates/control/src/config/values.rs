@@ -11,6 +11,9 @@ use std::{
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 
+use mpvpn_path::Scheduler;
+use mpvpn_types::{CongestionControl, FlowMode, Tier, Transport, UnknownWord, word_enum};
+
 use crate::{auth::Token, identity::Fingerprint};
 
 /// A value that is written as text, on the command line and in a file alike.
@@ -151,170 +154,96 @@ impl<'de, T: Text> Visitor<'de> for MixedVisitor<T> {
     }
 }
 
-/// An enum whose values are words; words that will mean something one day are refused as such.
-macro_rules! words {
-    (
-        $(#[$doc:meta])* $name:ident: $expected:literal,
-        { $($(#[$vdoc:meta])* $variant:ident = $word:literal,)+ }
-        later { $($later:literal),* }
-    ) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$vdoc])* $variant,)+ }
-
-        impl $name {
-            /// The word for it.
-            pub const fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word,)+ }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, String> {
-                const LATER: &[&str] = &[$($later),*];
-                let words = [$($word),+].join(", ");
-                match text {
-                    $($word => Ok(Self::$variant),)+
-                    _ if LATER.contains(&text) => Err(format!(
-                        "`{text}` is not available in this version yet; available are: {words}"
-                    )),
-                    _ => Err(format!("`{text}` is none of: {words}")),
-                }
-            }
-        }
-
+/// Lets options take the words of an enum.
+macro_rules! take_words {
+    ($($name:ty),+) => {$(
         impl Text for $name {
-            const EXPECTED: &'static str = $expected;
+            const EXPECTED: &'static str = Self::EXPECTED;
 
             fn read(text: &str) -> Result<Self, String> {
-                text.parse()
+                text.parse().map_err(|error: UnknownWord| error.to_string())
             }
         }
-    };
+    )+};
 }
 
-words! {
+take_words!(CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, Tier, Transport);
+
+/// What will mean something one day is refused as such.
+impl Text for AuthMode {
+    const EXPECTED: &'static str = Self::EXPECTED;
+
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "mtls" => {
+                Err("`mtls` is not available in this version yet; available are: none, token".to_owned())
+            }
+            _ => text.parse().map_err(|error: UnknownWord| error.to_string()),
+        }
+    }
+}
+
+word_enum! {
     /// How clients prove to the server who they are.
-    AuthMode: "\"none\" or \"token\"",
-    {
+    pub enum AuthMode {
         /// Everybody may use the server.
         None = "none",
         /// Bearer tokens of named users (RFC 6750).
+        #[default]
         Token = "token",
     }
-    later { "mtls" }
 }
 
-words! {
-    /// How packets are spread over the paths.
-    Scheduler: "\"auto\", \"minrtt\", \"balanced\", \"weighted\", \"redundant\", \"flow\" or \"failover\"",
-    {
-        /// The path on which a packet arrives first.
-        Auto = "auto",
-        /// The path with the lowest RTT that has room.
-        MinRtt = "minrtt",
-        /// Shares in proportion to what the paths carry.
-        Balanced = "balanced",
-        /// Shares in proportion to the weights of the links.
-        Weighted = "weighted",
-        /// Every packet on all paths.
-        Redundant = "redundant",
-        /// A flow stays on its path while that is alive.
-        Flow = "flow",
-        /// One path at a time; the next when it dies.
-        Failover = "failover",
-    }
-    later {}
-}
-
-words! {
-    /// The congestion controller of every path.
-    CongestionControl: "\"bbr\" or \"cubic\"",
-    {
-        /// A model of the path: keeps it busy and its queue short.
-        Bbr = "bbr",
-        /// CUBIC (RFC 9438).
-        Cubic = "cubic",
-    }
-    later {}
-}
-
-words! {
-    /// How TCP connections travel where no rule says anything.
-    LaneMode: "\"auto\", \"datagram\" or \"stream\"",
-    {
-        /// As streams to where the server would translate the addresses of packets.
-        Auto = "auto",
-        /// As packets.
-        Datagram = "datagram",
-        /// As streams.
-        Stream = "stream",
-    }
-    later {}
-}
-
-words! {
+word_enum! {
     /// Which destinations go into the tunnel.
-    Routes: "\"all\", \"none\" or \"advertised\"",
-    {
+    pub enum Routes {
         /// Everything but the tunnel's own packets.
+        #[default]
         All = "all",
         /// Only the tunnel's own subnets.
         None = "none",
         /// What the server advertises.
         Advertised = "advertised",
     }
-    later {}
 }
 
-words! {
+word_enum! {
     /// Whether the server translates addresses.
-    Nat: "\"on\" or \"off\"",
-    {
+    pub enum Nat {
         /// Clients' packets leave with the server's address.
+        #[default]
         On = "on",
         /// Clients' packets leave as they are: the network behind must know the way back.
         Off = "off",
     }
-    later {}
 }
 
-words! {
+word_enum! {
     /// Whether the server takes TCP connections, too.
-    Tcp: "\"on\" or \"off\"",
-    {
+    pub enum Tcp {
         /// At the addresses at which QUIC listens.
+        #[default]
         On = "on",
         /// QUIC only.
         Off = "off",
     }
-    later {}
 }
 
-words! {
+word_enum! {
     /// How much is logged.
-    LogLevel: "\"error\", \"warn\", \"info\", \"debug\" or \"trace\"",
-    {
+    pub enum LogLevel {
         /// What needs a person.
         Error = "error",
         /// What was lost.
         Warn = "warn",
         /// Changes of state.
+        #[default]
         Info = "info",
         /// Every event.
         Debug = "debug",
         /// Every packet.
         Trace = "trace",
     }
-    later {}
 }
 
 /// A server's name or address, and its UDP port.

@@ -13,7 +13,7 @@ use mpvpn_control::{
     config::ClientConfig,
     tls::{self, RefusalSlot},
 };
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_os::{poll::Poller, tcp::Multipath};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
@@ -224,7 +224,7 @@ fn tunnel(
         scheduler: Scheduler::Auto,
         fec: Fec::Off,
         copies: 1,
-        lane: Rules { mode: Mode::Stream, rules: Vec::new() },
+        lane: Rules { mode: FlowMode::Stream, rules: Vec::new() },
         lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
     })
 }

@@ -1,8 +1,7 @@
 //! What the connections of a client are made of: TLS and transport, and what the configuration says of each class.
 
-use mpvpn_control::config::{ClientConfig, CongestionControl, LaneMode, Scheduler as SchedulerOption};
-use mpvpn_lane::rules::{Mode, Rules};
-use mpvpn_path::Scheduler;
+use mpvpn_control::config::{ClientConfig, CongestionControl};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_quic::{Cc, ClientSetup};
 use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};
 
@@ -45,7 +44,7 @@ impl Forge {
             let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
             TunnelConfig {
                 setup: setup.clone().steered(self.steer + shard),
-                scheduler: scheduler_of(class.scheduler.unwrap_or(config.scheduler)),
+                scheduler: class.scheduler.unwrap_or(config.scheduler),
                 fec: class.fec,
                 copies: class.copies,
                 lane: Rules { mode: lane, ..self.tunnel.lane.clone() },
@@ -57,30 +56,13 @@ impl Forge {
 
 /// The kernel moves a flow to another queue of the TUN when queues come and go, and so to another thread, which does
 /// not have its end. A file that is read again may count on fewer threads than there are.
-pub(super) fn lane_of(option: LaneMode, shards: u8) -> Mode {
-    match option {
-        LaneMode::Auto | LaneMode::Stream if shards > 1 => Mode::Datagram,
-        LaneMode::Auto => Mode::Auto,
-        LaneMode::Datagram => Mode::Datagram,
-        LaneMode::Stream => Mode::Stream,
-    }
+pub(super) fn lane_of(option: FlowMode, shards: u8) -> FlowMode {
+    if shards > 1 { FlowMode::Datagram } else { option }
 }
 
 pub(super) fn cc_of(option: CongestionControl) -> Cc {
     match option {
         CongestionControl::Bbr => Cc::Bbr,
         CongestionControl::Cubic => Cc::Cubic,
-    }
-}
-
-pub(super) fn scheduler_of(option: SchedulerOption) -> Scheduler {
-    match option {
-        SchedulerOption::Auto => Scheduler::Auto,
-        SchedulerOption::MinRtt => Scheduler::MinRtt,
-        SchedulerOption::Balanced => Scheduler::Balanced,
-        SchedulerOption::Weighted => Scheduler::Weighted,
-        SchedulerOption::Redundant => Scheduler::Redundant,
-        SchedulerOption::Flow => Scheduler::Flow,
-        SchedulerOption::Failover => Scheduler::Failover,
     }
 }

@@ -1,7 +1,7 @@
 //! Paths that are much slower than others, for streams that last: what is put there arrives late, but a long transfer is over
 //! earlier if they carry their part.
 
-use mpvpn_path::{Offer, Scheduler, lateness};
+use mpvpn_path::{Offer, lateness};
 
 use super::pass::Pass;
 
@@ -18,7 +18,7 @@ impl Pass<'_> {
     /// there was something.
     pub(super) fn fill_late(&mut self, offers: &mut [Offer]) -> bool {
         if self.recovery.data_acks.is_none()
-            || self.scheduler.kind() != Scheduler::Auto
+            || !self.scheduler.kind().uses_late_paths()
             || self.connection.stream_backlog() == 0
         {
             return false;

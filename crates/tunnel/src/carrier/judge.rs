@@ -1,7 +1,7 @@
 //! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and the scheduler told
 //! what changed.
 
-use mpvpn_path::{Candidate, PathInfo, PathState, Scheduler};
+use mpvpn_path::{Candidate, PathInfo, PathState};
 use mpvpn_quic::{Connection, PathView};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
@@ -163,7 +163,7 @@ impl Carrier {
         let used: Vec<PathId> = heads.flat_map(|head| self.groups.members(head)).copied().collect();
         let one_each = self.scheduler.order().count() == used.len();
         let once = self.scheduler.copies() == 1;
-        let stays = one_each && once && self.scheduler.kind() == Scheduler::Flow;
+        let stays = one_each && once && self.scheduler.kind().keeps_flows_on_paths();
         views.retain(|view| used.contains(&view.id));
         sequencer.measure(now, used.len() > 1 && !stays, &views);
         for id in used {

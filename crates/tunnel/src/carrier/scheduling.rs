@@ -43,9 +43,9 @@ impl PacketScheduler {
 
     /// Copies of a packet beside the first one, with so many paths in use.
     pub(super) fn extra_copies(&self, paths: usize) -> usize {
-        match self.kind() {
-            Scheduler::Redundant => paths.saturating_sub(1),
-            _ => usize::from(self.choice.copies()).saturating_sub(1),
+        match self.kind().uses_all_paths() {
+            true => paths.saturating_sub(1),
+            false => usize::from(self.choice.copies()).saturating_sub(1),
         }
     }
 
@@ -69,10 +69,7 @@ impl PacketScheduler {
     /// Bytes that a path with so much room is given at a time: all it can take where the order of the paths is fixed, few where
     /// every turn goes to the path that is best then.
     pub(super) fn turn(&self, room: u64) -> u64 {
-        match self.kind() {
-            Scheduler::MinRtt | Scheduler::Flow | Scheduler::Failover => room,
-            _ => room.min(TURN_BYTES),
-        }
+        if self.kind().fills_paths_in_order() { room } else { room.min(TURN_BYTES) }
     }
 
     /// The path of an offer was given so many bytes.

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use mpvpn_lane::rules::Mode;
+use mpvpn_lane::rules::FlowMode;
 use mpvpn_masque::{
     capsule::{AssignedAddress, IpRange},
     connect_ip::ResponseError,
@@ -32,8 +32,8 @@ impl Client {
     pub(super) fn may_go_by_flows(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
         let offers = |headers: &Headers| headers.text(STREAMS_HEADER) == Some(TRUE);
         let will_do = match (error, self.config.lane.mode) {
-            (Some((ResponseError::NotOffered { .. }, headers)), Mode::Auto) => offers(headers),
-            (Some((ResponseError::NotOffered { .. }, _)) | None, Mode::Stream) => true,
+            (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => offers(headers),
+            (Some((ResponseError::NotOffered { .. }, _)) | None, FlowMode::Stream) => true,
             _ => false,
         };
         // The flows of a TUN with several queues move from one to another.

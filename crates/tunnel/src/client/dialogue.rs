@@ -8,7 +8,7 @@ use std::{
 
 use bytes::BytesMut;
 use ipnet::IpNet;
-use mpvpn_lane::rules::Mode;
+use mpvpn_lane::rules::FlowMode;
 use mpvpn_masque::{
     capsule::{AssignedAddress, Capsule, CapsuleError, Family, RequestedAddress},
     connect_ip::{self, ConnectIpRequest, ResponseError},
@@ -306,7 +306,7 @@ impl Client {
                 let advice = "one that wants a token answers like this to who has none: `--token` gives it";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
-            ResponseError::NotOffered { .. } if self.config.lane.mode == Mode::Auto => {
+            ResponseError::NotOffered { .. } if self.config.lane.mode == FlowMode::Auto => {
                 let advice = "if it is a proxy for single connections, `--lane stream` uses it as one";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }

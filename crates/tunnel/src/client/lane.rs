@@ -8,7 +8,7 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_lane::{
     interposer::{Event, FlowId, Interposer, Limits, Read, Refusal, Summary},
-    rules::{Mode, Rules, Why},
+    rules::{FlowMode, Rules, Why},
 };
 use mpvpn_masque::{
     connect::{self, Authority, Failure},
@@ -199,7 +199,7 @@ impl Lane {
 
     fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, reach: Reach<'_>) -> bool {
         self.rules.takes_stream(to, |ip| reach.translates(ip))
-            && (self.rules.mode == Mode::Stream
+            && (self.rules.mode == FlowMode::Stream
                 || !self.forbidden.contains(&to) && !tcp::wants_multipath(packet))
     }
 
@@ -385,7 +385,7 @@ impl Lane {
         };
         let refusal = match failure {
             // What it forbids itself it may still carry as packets: the app asks again.
-            Failure::Prohibited if far.packets && self.rules.mode == Mode::Auto => {
+            Failure::Prohibited if far.packets && self.rules.mode == FlowMode::Auto => {
                 if self.forbidden.len() >= MOST_FORBIDDEN {
                     self.forbidden.clear();
                 }

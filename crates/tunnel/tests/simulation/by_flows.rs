@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World};
-use mpvpn_lane::rules::Mode;
+use mpvpn_lane::rules::FlowMode;
 use mpvpn_masque::connect::Failure;
 use mpvpn_packet::{build::Packet, ip, protocol};
 use mpvpn_path::Scheduler;
@@ -114,7 +114,7 @@ fn who_wants_packets_is_told_that_there_are_none() {
     let mut world = World::new();
     world.server_carries = Carries::Streams;
     world.restart_server();
-    world.lane.mode = Mode::Datagram;
+    world.lane.mode = FlowMode::Datagram;
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);
     world.run(5 * S);
     let fatal = world.machines[client].fatal.take().expect("an end").to_string();

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::OnceLock};
 use crate::world::{MS, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
 use mpvpn_lab::LinkSpec;
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::Cc;
@@ -61,12 +61,12 @@ struct Site {
 
 impl Site {
     /// A client with the classes that every client has, over links.
-    fn new(links: &[&str], lane: Mode, given: Option<u64>) -> Self {
+    fn new(links: &[&str], lane: FlowMode, given: Option<u64>) -> Self {
         Self::with_cc(links, lane, given, None)
     }
 
     /// The same, and the server's controller of the class `bulk`.
-    fn with_cc(links: &[&str], lane: Mode, given: Option<u64>, cc: Option<Cc>) -> Self {
+    fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<Cc>) -> Self {
         let mut world = World::new();
         world.lane = Rules { mode: lane, rules: Vec::new() };
         let weight = |number| Weight::new(number).unwrap();
@@ -185,7 +185,7 @@ const LINK: &str = "50mbit,6.5ms,queue=60ms";
 /// A call beside a backup, and beside others: what it loses, how much later its packets come than on an idle link, and
 /// the rates (Mbit/s) of the backup and of the others; the least of both ways.
 fn beside_a_backup(link: &str, given: Option<u64>, others: u16, way: Way) -> (usize, Duration, f64, f64) {
-    let mut site = Site::new(&[link], Mode::Auto, given);
+    let mut site = Site::new(&[link], FlowMode::Auto, given);
     let idle = site.play(4000 * MS);
     assert_eq!(idle.lost(), 0);
     site.begin(16, BACKUP, way);
@@ -280,7 +280,7 @@ struct Phase {
 
 /// Packets of 1,200 bytes in three classes down a link of 150 Mbit/s. What was found in the last phase, after `unseen`.
 fn down_beside_losses(phases: &[Phase], unseen: Duration) -> Shared {
-    let mut site = Site::new(&["150mbit,6.5ms,queue=60ms"], Mode::Datagram, None);
+    let mut site = Site::new(&["150mbit,6.5ms,queue=60ms"], FlowMode::Datagram, None);
     let ours = |site: &Site, port| SocketAddr::new(site.world.address(site.client, true), port);
     let theirs = SocketAddr::from(([203, 0, 113, 9], 9));
     let ports = [WEB, CALL + 1, BACKUP];
@@ -397,7 +397,7 @@ fn a_class_on_a_lossy_link_is_as_quick_after_a_pause() {
 #[test]
 fn a_class_says_which_controller_the_server_uses_for_it() {
     let rate = |cc| {
-        let mut site = Site::with_cc(&["50mbit,15ms,loss=3%"], Mode::Auto, None, cc);
+        let mut site = Site::with_cc(&["50mbit,15ms,loss=3%"], FlowMode::Auto, None, cc);
         site.begin(1, BACKUP, Way::Down);
         site.play(2000 * MS);
         let before = site.moved(BACKUP)[1];

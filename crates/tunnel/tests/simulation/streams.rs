@@ -6,7 +6,7 @@ use crate::world::{MS, SERVER, TOKEN, World, app::App};
 use mpvpn_lab::{Direction, scenario::Scenario};
 use mpvpn_lane::{
     interposer::State,
-    rules::{Mode, Rules, Why},
+    rules::{FlowMode, Rules, Why},
 };
 use mpvpn_masque::connect::Failure;
 use mpvpn_path::{Heard, Scheduler};
@@ -16,7 +16,7 @@ use mpvpn_types::{Duration, LinkId};
 
 fn world(links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
-    world.lane = Rules { mode: Mode::Auto, rules: Vec::new() };
+    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     let client = world.add(TOKEN, Scheduler::Auto, links);
     world.up(client);
     world.run(500 * MS);

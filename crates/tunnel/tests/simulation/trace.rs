@@ -9,7 +9,7 @@ use std::{env, fs, net::SocketAddr, path::Path};
 
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
 use mpvpn_lab::LinkSpec;
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::Authority;
 use mpvpn_packet::build::Packet;
 use mpvpn_path::Scheduler;
@@ -114,7 +114,7 @@ fn start(world: &mut World, scheduler: Scheduler, cc: Cc, links: &[&str]) -> usi
 }
 
 fn start_with_streams(world: &mut World, links: &[&str]) -> usize {
-    world.lane = Rules { mode: Mode::Auto, rules: Vec::new() };
+    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     start(world, Scheduler::Auto, Cc::Bbr, links)
 }
 
@@ -443,7 +443,7 @@ mod worlds {
     }
 
     /// A client with the classes `default`, `critical` and `bulk`, told apart by ports.
-    fn with_classes(world: &mut World, mode: Mode, links: &[&str]) -> usize {
+    fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
         world.lane = Rules { mode, rules: Vec::new() };
         let class = |name: &str, share, dscp| ClassProfile {
             name: name.to_owned(),
@@ -472,7 +472,7 @@ mod worlds {
     }
 
     pub fn classes(world: &mut World) {
-        let client = with_classes(world, Mode::Datagram, &["40mbit,8ms,mtu=1500"]);
+        let client = with_classes(world, FlowMode::Datagram, &["40mbit,8ms,mtu=1500"]);
         datagrams(world, client, [1, 1], 172, SECOND);
         let mut all = flows(world, client, 40_000, 3, 0);
         tcp(world, client, &mut all, 3 * SECOND);
@@ -483,7 +483,7 @@ mod worlds {
     }
 
     pub fn classes_of_streams(world: &mut World) {
-        let client = with_classes(world, Mode::Auto, &UNEQUAL);
+        let client = with_classes(world, FlowMode::Auto, &UNEQUAL);
         for link in 0..2 {
             let rate = Some(BitRate::from_bps(10_000_000));
             for class in 0..3 {

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     access::Ports,
     config::{
-        CongestionControl, LaneMode, Scheduler,
+        CongestionControl, FlowMode, Scheduler,
         access::{Prefix, filled, some},
         file::Source,
         links::{Dscp, LinkPattern},
@@ -36,7 +36,7 @@ pub struct ClassTables {
 impl ClassTables {
     /// Whether one says that TCP connections travel as streams.
     pub(in crate::config) fn takes_streams(&self) -> bool {
-        self.tables.iter().any(|table| table.lane == Some(LaneMode::Stream))
+        self.tables.iter().any(|table| table.lane == Some(FlowMode::Stream))
     }
 }
 
@@ -52,7 +52,7 @@ impl<'de> Deserialize<'de> for ClassTables {
 pub(super) struct Table {
     name: Spanned<One<ClassName>>,
     #[serde(default, deserialize_with = "one")]
-    lane: Option<LaneMode>,
+    lane: Option<FlowMode>,
     #[serde(default, deserialize_with = "one")]
     cc: Option<CongestionControl>,
     #[serde(default, deserialize_with = "one")]

@@ -73,7 +73,7 @@ fn every_key_of_a_class_arrives() {
         ClassConfig {
             id: ClassId(3),
             name: "cams".into(),
-            lane: Some(LaneMode::Stream),
+            lane: Some(FlowMode::Stream),
             cc: Some(CongestionControl::Cubic),
             scheduler: Some(Scheduler::Redundant),
             copies: 2,

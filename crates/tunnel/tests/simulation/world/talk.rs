@@ -1,7 +1,7 @@
 //! Connections that the edge of a client asks for, without packets.
 
 use bytes::Bytes;
-use mpvpn_lane::rules::{Mode, Rules};
+use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClientEvent, RelayId, RelayRead};
@@ -91,7 +91,7 @@ impl Talk {
 pub fn world(carries: Carries, token: &str, links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
     world.carries = carries;
-    world.lane = Rules { mode: Mode::Auto, rules: Vec::new() };
+    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     let client = world.add(token, Scheduler::Auto, links);
     (world, client)
 }

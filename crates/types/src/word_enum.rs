@@ -1,0 +1,141 @@
+/// Defines an enum whose values are words: the same word in configuration, on the command line, in status and on the wire.
+///
+/// It gets `ALL`, `as_str`, `expected`, [`Display`](std::fmt::Display), and [`FromStr`](std::str::FromStr) whose error names
+/// the words that there are.
+#[macro_export]
+macro_rules! word_enum {
+    (
+        $(#[$doc:meta])*
+        $visibility:vis enum $name:ident {
+            $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        $visibility enum $name { $($(#[$variant_doc])* $variant,)+ }
+
+        impl $name {
+            /// All values, in the order in which help texts name them.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word for it.
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word,)+ }
+            }
+
+            /// The words that there are, as in `"on" or "off"`.
+            pub const EXPECTED: &'static str = {
+                const WORDS: &[&str] = &[$($word),+];
+                const BYTES: [u8; $crate::alternatives_len(WORDS)] = $crate::alternatives(WORDS);
+                match ::std::str::from_utf8(&BYTES) {
+                    Ok(text) => text,
+                    Err(_) => panic!("words are UTF-8"),
+                }
+            };
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl ::std::str::FromStr for $name {
+            type Err = $crate::UnknownWord;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                let found = Self::ALL.iter().copied().find(|value| value.as_str() == text);
+                found.ok_or_else(|| $crate::UnknownWord::new(text, &[$($word),+]))
+            }
+        }
+    };
+}
+
+/// A word that none of the values of an enum has.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{text}` is none of: {words}")]
+pub struct UnknownWord {
+    text: String,
+    words: String,
+}
+
+impl UnknownWord {
+    /// `text` was found where one of `words` was expected.
+    pub fn new(text: &str, words: &[&str]) -> Self {
+        Self { text: text.to_owned(), words: words.join(", ") }
+    }
+}
+
+/// How many bytes [`alternatives`] has.
+#[doc(hidden)]
+pub const fn alternatives_len(words: &[&str]) -> usize {
+    let (mut at, mut len) = (0, 0);
+    while at < words.len() {
+        len += words[at].len() + 2 + separator(at, words.len()).len();
+        at += 1;
+    }
+    len
+}
+
+/// `"a", "b" or "c"`, as bytes of UTF-8.
+#[doc(hidden)]
+pub const fn alternatives<const N: usize>(words: &[&str]) -> [u8; N] {
+    let (mut bytes, mut end, mut at) = ([0; N], 0, 0);
+    while at < words.len() {
+        (bytes, end) = append(bytes, end, separator(at, words.len()).as_bytes());
+        (bytes, end) = append(bytes, end, b"\"");
+        (bytes, end) = append(bytes, end, words[at].as_bytes());
+        (bytes, end) = append(bytes, end, b"\"");
+        at += 1;
+    }
+    bytes
+}
+
+/// What stands before the word at this place.
+const fn separator(at: usize, words: usize) -> &'static str {
+    if at == 0 {
+        return "";
+    }
+    if at + 1 == words { " or " } else { ", " }
+}
+
+const fn append<const N: usize>(mut bytes: [u8; N], mut end: usize, text: &[u8]) -> ([u8; N], usize) {
+    let mut at = 0;
+    while at < text.len() {
+        bytes[end] = text[at];
+        end += 1;
+        at += 1;
+    }
+    (bytes, end)
+}
+
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "what the macro makes is public")]
+mod tests {
+    word_enum! {
+        /// For the tests.
+        pub enum Switch {
+            /// One.
+            #[default]
+            On = "on",
+            /// Other.
+            Off = "off",
+        }
+    }
+
+    #[test]
+    fn every_word_is_read_back() {
+        for value in Switch::ALL {
+            assert_eq!(value.as_str().parse(), Ok(*value));
+            assert_eq!(value.to_string(), value.as_str());
+        }
+        assert_eq!(Switch::default(), Switch::On);
+    }
+
+    #[test]
+    fn an_unknown_word_is_told_with_those_that_there_are() {
+        let error = "maybe".parse::<Switch>().unwrap_err();
+        assert_eq!(error.to_string(), "`maybe` is none of: on, off");
+        assert_eq!(Switch::EXPECTED, r#""on" or "off""#);
+    }
+}
