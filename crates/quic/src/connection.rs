@@ -1,178 +1,89 @@
+//! One multipath connection: the library's, behind gates that say which path sends next.
+
 mod events;
 mod fault;
 mod grants;
-mod kept;
+mod passes;
+mod path;
 mod readers;
+mod receive;
+mod reinjection;
+mod room;
+mod send;
 mod streams;
 mod upkeep;
 
-use std::{
-    collections::VecDeque,
-    net::SocketAddr,
-    num::{NonZeroU32, NonZeroUsize},
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{collections::VecDeque, net::SocketAddr, num::NonZeroU32, sync::atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
-use mpvpn_path::Pacer;
-use mpvpn_types::{BitRate, Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId};
 use noq_proto::{
     FourTuple, PathError, PathStatus, VarInt,
     coding::{Decodable, Encodable},
 };
 
+pub use self::{
+    events::{Event, LostReason},
+    reinjection::{Overdue, Progress},
+    streams::{Piece, ReadEnd},
+};
+use self::{
+    fault::PanicGuard,
+    passes::Passes,
+    path::{Path, Paths},
+    streams::Streams,
+};
 use crate::{
-    Cc, ConnectionId, Local, PathView, Transmit,
-    cap::Cap,
-    config::{FIRST_PATHS, MAX_PATHS},
+    Cc, ConnectionId, Local, PathView,
     gate::{Shared, shared_of},
     ledger::{Fate, Tracked},
-    view::LossWindow,
 };
-pub use events::{Event, LostReason};
-pub use kept::{Overdue, Progress};
-use streams::Streams;
-pub use streams::{Piece, ReadEnd};
 
-/// What a control pass may send on each path beyond acknowledgements, in packets.
-const CONTROL_PACKETS: u64 = 4;
-/// The kernel's limits of one segmented send: segments, and bytes with headers (udp(7)).
-const MAX_SEGMENTS: usize = 64;
-const MAX_BATCH: usize = 65_000;
-/// A path on which nothing arrives for so long while something does on others is the last choice for
-/// acknowledgements.
-const SILENT: Duration = Duration::from_millis(30);
-/// The same for what else may leave on any path: on one that carries data, something arrives far more often.
-const QUIET: Duration = Duration::from_millis(8);
-/// Paths that are allowed beyond those in use, so that one that is opened need not wait.
-const SPARE_PATHS: u32 = 2;
-/// A congestion controller is spared this multiple of the losses that there are at all times, as they come in bunches.
-const SPARED: f64 = 1.25;
 /// Datagrams that are taken from the library at a time.
 const RECEIVE_BATCH: usize = 64;
 
+/// What holds for the gates of all paths.
 #[derive(Debug)]
-pub(crate) struct Path {
-    pub(crate) id: PathId,
-    /// The first of the paths that carry as one with it; itself for most.
-    pub(crate) head: PathId,
-    pub(crate) gate: Arc<Shared>,
-    /// That of the head counts for all.
-    pub(crate) pacer: Pacer,
-    pub(crate) cap: Option<Cap>,
-    /// Its limit where it has no seat at the shaper of its link.
-    pub(crate) limit: Option<BitRate>,
-    /// The mark (DSCP) of its packets, 0 to 63.
-    dscp: u8,
-    /// Packets wait for it, whatever holds them back.
-    pub(crate) wanted: bool,
-    /// Waits for its cap, or for the shaper of its link, rather than for the path.
-    pub(crate) capped: bool,
-    /// Datagrams that the next data pass sends here.
-    pub(crate) batch: Vec<Bytes>,
-    /// Those of them that are followed, with their places.
-    pub(crate) followed: Vec<(usize, Tracked)>,
-    /// Bytes of bulk streams that are on their way here, with the time when they left.
-    sent: VecDeque<(Instant, Piece)>,
-    /// When bytes of streams may have been sent here that had been lost elsewhere, last.
-    repeated: Option<Instant>,
-    /// Bytes of bulk streams that the next data pass sends here, lost ones first.
-    pub(crate) grant: u64,
-    /// Those are only of streams whose owners have had more than there was room for since then.
-    late: Option<Instant>,
-    /// Size of all that with framing.
-    pub(crate) batch_bytes: u64,
-    /// Bytes that it takes before another path that carries as one with it has its turn.
-    pub(crate) turn: u64,
-    /// Waits for the pacer rather than for acknowledgements.
-    pub(crate) paced: bool,
-    seen: u64,
-    /// Bytes of lost packets, when that was asked last.
-    lost: u64,
-    /// When it was found last that something had arrived here.
-    heard: Option<Instant>,
-    /// Where its packets went when it was looked at last.
-    remote: Option<SocketAddr>,
-    loss: LossWindow,
-    /// What it loses is made good without being sent again.
-    made_good: bool,
+struct GateDefaults {
+    /// Always open: during the handshake.
     open: bool,
-    /// Since when the library sends no datagrams here although the gate lets it.
-    mute: Option<Instant>,
-    /// That was found since the path's status was set last.
-    mute_now: bool,
-    /// A datagram that leaves after everything else.
-    report: Option<Bytes>,
-    /// Datagrams that have left here, when that was asked last.
-    left: u64,
-    status: PathStatus,
+    /// The kind of controller that was asked for.
+    cc: Option<Cc>,
 }
 
-impl Path {
-    pub(crate) fn rate(&self) -> u64 {
-        self.allowed(self.gate.delivery_rate())
+impl GateDefaults {
+    /// The handshake is complete.
+    fn shut(&mut self) {
+        self.open = false;
     }
 
-    /// Bytes/s that all classes together may send over its link, if that is known.
-    fn link_rate(&self) -> Option<u64> {
-        let seat = self.cap.as_ref().filter(|cap| cap.own().is_none())?.seat();
-        Some(seat.shaper().capacity()?.bps() / 8)
+    /// Tells a gate that the library has just made.
+    fn apply(&self, gate: &Shared) {
+        gate.begin(self.open, self.cc);
     }
 
-    /// What is left of a rate (bytes/s) under the cap.
-    pub(crate) fn allowed(&self, rate: u64) -> u64 {
-        self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
+    /// Tells a gate whether it is always open.
+    fn apply_open(&self, gate: &Shared) {
+        gate.open.store(self.open, Relaxed);
     }
-
-    /// Whether a data pass would send something here.
-    fn has_work(&self) -> bool {
-        !self.batch.is_empty() || self.grant > 0
-    }
-
-    /// Whether nothing had arrived here for so long when something did elsewhere, at `latest`.
-    fn is_silent(&self, latest: Option<Instant>, time: Duration) -> bool {
-        latest > self.heard.map(|heard| heard + time)
-    }
-
-    /// When pacer and cap let something pass again; `None` if they do now.
-    fn wake_at(&self, now: Instant) -> Option<Instant> {
-        self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
-    Idle,
-    Data(usize),
-    /// What the control pass would send on the first path, on those that are heard.
-    Heard,
-    Control,
-    Report(usize),
 }
 
 /// One multipath connection.
 #[derive(Debug)]
 pub struct Connection {
-    pub(crate) inner: noq_proto::Connection,
+    inner: noq_proto::Connection,
+    guard: PanicGuard,
     id: ConnectionId,
     /// Where packets of a path without a local address leave.
     home: Option<Local>,
     origin: Instant,
-    pub(crate) paths: Vec<Path>,
-    events: VecDeque<Event>,
+    paths: Paths,
+    gates: GateDefaults,
+    passes: Passes,
     streams: Streams,
-    /// How many there may be.
-    allowed_paths: u32,
-    pass: Pass,
-    /// The credit that a data pass began with (bytes).
-    granted: u64,
-    connected: bool,
+    events: VecDeque<Event>,
     /// Nothing was sent since the handshake was complete here.
-    untold: bool,
-    /// The kind of controller that was asked for.
-    cc: Option<Cc>,
-    /// The library failed in it.
-    broken: bool,
+    handshake_unsent: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
     buffer: usize,
 }
@@ -187,20 +98,16 @@ impl Connection {
         let mut connection = Self {
             buffer: inner.datagrams().send_buffer_space(),
             inner,
+            guard: PanicGuard::default(),
             id,
             home,
             origin: now,
-            // Most clients have one link.
-            paths: Vec::with_capacity(1),
-            events: VecDeque::new(),
+            paths: Paths::new(),
+            gates: GateDefaults { open: true, cc: None },
+            passes: Passes::new(),
             streams: Streams::default(),
-            allowed_paths: FIRST_PATHS,
-            pass: Pass::Idle,
-            granted: 0,
-            connected: false,
-            untold: false,
-            cc: None,
-            broken: false,
+            events: VecDeque::new(),
+            handshake_unsent: false,
         };
         connection.adopt(now, PathId(0));
         connection
@@ -223,18 +130,18 @@ impl Connection {
 
     /// Whether the connection has ended or is ending.
     pub fn is_closed(&self) -> bool {
-        self.broken || self.inner.is_closed()
+        self.guard.has_panicked() || self.inner.is_closed()
     }
 
     /// Lets controllers of this kind decide about all paths from now on, also those that come.
     pub fn set_cc(&mut self, cc: Cc) {
-        self.cc = Some(cc);
+        self.gates.cc = Some(cc);
         self.paths.iter().for_each(|path| path.gate.set_kind(cc));
     }
 
     /// Marks the packets of a path with this DSCP (0 to 63) from now on; 0 leaves them that of the socket.
     pub fn set_dscp(&mut self, id: PathId, dscp: u8) {
-        if let Some(path) = self.path_mut(id) {
+        if let Some(path) = self.paths.get_mut(id) {
             path.dscp = dscp;
         }
     }
@@ -242,74 +149,25 @@ impl Connection {
     /// The mark of packets to this address. Paths of a connection that has marks have different ones there: the client's
     /// links have sockets of their own.
     fn dscp_towards(&self, remote: SocketAddr) -> u8 {
-        let path = self.paths.iter().find(|path| path.dscp != 0 && path.remote == Some(remote));
+        let path = self.paths.iter().find(|path| path.dscp != 0 && path.activity.remote() == Some(remote));
         path.map_or(0, |path| path.dscp)
     }
 
     /// Takes the gate of a path that the library has made.
     fn adopt(&mut self, now: Instant, id: PathId) {
-        if self.paths.iter().any(|path| path.id == id) {
+        if self.paths.get(id).is_some() {
             return;
         }
         let Some(gate) = self.inner.congestion_state(noq_proto::PathId::from(id.0)).and_then(shared_of)
         else {
             return;
         };
-        gate.begin(!self.connected, self.cc);
-        self.paths.push(Path {
-            id,
-            head: id,
-            gate,
-            pacer: Pacer::new(now, 1200),
-            cap: None,
-            limit: None,
-            dscp: 0,
-            wanted: false,
-            capped: false,
-            batch: Vec::new(),
-            followed: Vec::new(),
-            sent: VecDeque::new(),
-            repeated: None,
-            grant: 0,
-            late: None,
-            batch_bytes: 0,
-            turn: 0,
-            paced: false,
-            seen: 0,
-            lost: 0,
-            heard: None,
-            remote: None,
-            loss: LossWindow::default(),
-            made_good: false,
-            open: id == PathId(0),
-            mute: None,
-            mute_now: false,
-            report: None,
-            left: 0,
-            status: PathStatus::Available,
-        });
-        self.paths.sort_by_key(|path| path.id);
-        self.allow_more_paths(now);
-    }
-
-    /// Allows the peer and this end to open more paths when few more than those in use are allowed.
-    fn allow_more_paths(&mut self, now: Instant) {
-        if self.paths.len() as u32 + SPARE_PATHS <= self.allowed_paths || self.allowed_paths >= MAX_PATHS {
-            return;
-        }
-        self.allowed_paths = (2 * self.allowed_paths).min(MAX_PATHS);
-        if let Some(count) = NonZeroU32::new(self.allowed_paths) {
+        self.gates.apply(&gate);
+        let allowed = self.paths.insert(Path::new(now, id, gate));
+        if let Some(count) = allowed.and_then(NonZeroU32::new) {
             // Refused without multipath, where there are no more paths.
             let _ = self.inner.set_max_concurrent_paths(now, count);
         }
-    }
-
-    pub(crate) fn path(&self, id: PathId) -> Option<&Path> {
-        self.paths.iter().find(|path| path.id == id)
-    }
-
-    pub(crate) fn path_mut(&mut self, id: PathId) -> Option<&mut Path> {
-        self.paths.iter_mut().find(|path| path.id == id)
     }
 
     /// The next thing that happened.
@@ -358,12 +216,12 @@ impl Connection {
         let tuple = self.inner.network_path(noq).ok()?;
         let observed = self.inner.path_observed_address(noq).ok().flatten();
         let second = now.saturating_duration_since(self.origin).as_secs();
-        let head = self.path(id).map_or(id, |path| path.head);
-        let (home, together) = (self.home, self.together(head).count().max(1) as u64);
-        let path = self.path_mut(id)?;
+        let head = self.paths.get(id).map_or(id, |path| path.head);
+        let (home, together) = (self.home, self.paths.group(head).count().max(1) as u64);
+        let path = self.paths.get_mut(id)?;
         let dead = path.gate.frozen.load(Relaxed);
-        path.loss.update(second, (stats.sent_packets, stats.lost_packets), dead);
-        path.gate.spare(if path.made_good { path.loss.floor() * SPARED } else { 0.0 });
+        path.losses.update(second, (stats.sent_packets, stats.lost_packets), dead);
+        path.gate.spare(path.losses.spared());
         Some(PathView {
             id,
             local: tuple.local_ip().map(Local::from).or(home),
@@ -373,14 +231,14 @@ impl Connection {
             min_rtt: path.gate.min_rtt(),
             base_rtt: path.gate.base_rtt(),
             jitter: path.gate.jitter(),
-            loss: path.loss.share(),
-            recent: path.loss.sent(),
+            loss: path.losses.share(),
+            recent: path.losses.packets_sent(),
             random_loss: path.gate.random_loss(),
             cc: path.gate.kind_in_use(),
             window: path.gate.window() / together,
             in_flight: path.gate.in_flight(),
             rate: path.rate() / together,
-            link_rate: path.link_rate(),
+            link_rate: path.limits.link_rate(),
             mtu: stats.current_mtu,
             tx_bytes: stats.udp_tx.bytes,
             tx_packets: stats.udp_tx.datagrams,
@@ -410,7 +268,7 @@ impl Connection {
     /// Calls `each` for every tracked datagram of which something was learned since the last call, with the path that it
     /// was sent on.
     pub fn drain_fates(&mut self, mut each: impl FnMut(PathId, Fate)) {
-        for path in &self.paths {
+        for path in self.paths.iter() {
             if let Some(mut ledger) = path.gate.fates().filter(|ledger| ledger.has_news()) {
                 ledger.take_news(|fate| each(path.id, fate));
             }
@@ -420,165 +278,18 @@ impl Connection {
     /// Takes the tracked datagrams of a path that were neither acknowledged nor lost, because the path is
     /// dead: those that were sent first come first.
     pub fn take_unacked(&mut self, id: PathId) -> Vec<Tracked> {
-        self.path(id).and_then(|path| path.gate.fates()).map_or(Vec::new(), |mut all| all.take_unacked())
-    }
-
-    /// Whether datagrams that are queued now would be the next to leave.
-    pub fn is_between_passes(&self) -> bool {
-        self.pass == Pass::Idle
-    }
-
-    /// The next UDP payload to send, written to the end of `buf`, which must be empty.
-    pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
-        self.translate_all(now);
-        self.untold = false;
-        loop {
-            if self.pass == Pass::Idle {
-                self.begin_pass(now);
-            }
-            let segments = self.max_segments();
-            let Some(transmit) = self.guarded(|inner| inner.poll_transmit(now, segments, buf)) else {
-                buf.clear();
-                return None;
-            };
-            if let Some(transmit) = transmit {
-                return Some(self.outgoing(&transmit));
-            }
-            match self.pass {
-                Pass::Data(index) => {
-                    if let Some((head, left)) =
-                        self.paths.get(index).map(|path| (path.head, path.gate.take_credit()))
-                    {
-                        self.spend(head, self.granted.saturating_sub(left));
-                        if self.prolongs_pass(now, index, left) {
-                            continue;
-                        }
-                    }
-                    self.look_whether_mute(now, index);
-                    self.begin_pass(now);
-                }
-                Pass::Heard => self.begin_control(now, false),
-                Pass::Control | Pass::Idle => {
-                    for path in &self.paths {
-                        path.gate.set_credit(0);
-                    }
-                    if !self.begin_report(0) {
-                        return None;
-                    }
-                }
-                Pass::Report(index) => {
-                    if let Some(path) = self.paths.get(index) {
-                        path.gate.set_credit(0);
-                    }
-                    self.look_whether_mute(now, index);
-                    if !self.begin_report(index + 1) {
-                        return None;
-                    }
-                }
-            }
-        }
-    }
-
-    /// The path whose datagrams are next. Acknowledgements, those for other paths too, ride along with the first,
-    /// which should work and be quick.
-    fn next_batch(&self) -> Option<usize> {
-        let latest = self.heard_last();
-        let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.has_work());
-        let rank = |path: &Path| (path.is_silent(latest, SILENT), path.gate.base_rtt());
-        waiting.min_by_key(|(_, path)| rank(path)).map(|(index, _)| index)
-    }
-
-    /// When something arrived last, on any path.
-    fn heard_last(&self) -> Option<Instant> {
-        self.paths.iter().filter_map(|path| path.heard).max()
-    }
-
-    /// Starts the data pass of the next path that has datagrams, or the control pass.
-    fn begin_pass(&mut self, now: Instant) {
-        while let Some(index) = self.next_batch() {
-            let path = &mut self.paths[index];
-            let bytes = std::mem::take(&mut path.batch_bytes);
-            let grant = std::mem::take(&mut path.grant);
-            if let Some(mut ledger) = (!path.followed.is_empty()).then(|| path.gate.follow()) {
-                let mut followed = path.followed.drain(..).peekable();
-                for (at, data) in path.batch.iter().enumerate() {
-                    let tracked = followed.next_if(|(place, _)| *place == at).map(|(_, tracked)| tracked);
-                    ledger.queue(data.len(), tracked);
-                }
-            }
-            let sent = match path.batch.is_empty() {
-                true => Ok(0),
-                false => self.inner.datagrams().send_many(&path.batch, false),
-            };
-            path.batch.clear();
-            if sent.is_err()
-                && let Some(mut ledger) = path.gate.fates()
-            {
-                ledger.lose_queued();
-            }
-            if let Err(error) = &sent {
-                // They outgrew the path, if nothing worse has happened.
-                tracing::debug!(%error, path = path.id.0, "datagrams were dropped");
-            }
-            if sent.is_ok() || grant > 0 {
-                // Room for the acknowledgements that ride along.
-                self.granted = bytes + 1500;
-                path.gate.set_credit(self.granted);
-                self.pass = Pass::Data(index);
-                self.write_granted(now, index, grant);
-                return;
-            }
-        }
-        self.begin_control(now, true);
-    }
-
-    /// Starts the control pass. Credit for streams, and what else is for the whole connection, leaves on the first path
-    /// that the library may take, and lost there it is missed until the path is closed: so those that are silent come
-    /// last, where they may.
-    fn begin_control(&mut self, now: Instant, heard_first: bool) {
-        let credit = u64::from(self.inner.current_mtu()) * CONTROL_PACKETS;
-        let latest = self.heard_last().filter(|_| heard_first);
-        self.pass = Pass::Control;
-        for path in &self.paths {
-            let later = path.is_silent(latest, QUIET);
-            path.gate.set_credit(if later { 0 } else { credit });
-            if later {
-                self.pass = Pass::Heard;
-            }
-        }
-        self.note_repeats(now);
-    }
-
-    /// How many packets may leave as one batch: they are no larger than the first of them. Where that may be
-    /// a mere PING the library does not look whether all that it repeats of a lost packet fits the second.
-    fn max_segments(&self) -> NonZeroUsize {
-        if !matches!(self.pass, Pass::Data(_)) {
-            return NonZeroUsize::MIN;
-        }
-        let mtu = usize::from(self.inner.current_mtu()).max(1200);
-        NonZeroUsize::new((MAX_BATCH / mtu).min(MAX_SEGMENTS)).unwrap_or(NonZeroUsize::MIN)
-    }
-
-    fn outgoing(&self, transmit: &noq_proto::Transmit) -> Transmit {
-        Transmit {
-            local: transmit.src_ip.map(Local::from).or(self.home),
-            remote: transmit.destination,
-            ecn: transmit.ecn.map(|ecn| ecn as u8),
-            dscp: self.dscp_towards(transmit.destination),
-            size: transmit.size,
-            segment_size: transmit.segment_size,
-        }
+        self.paths.get(id).and_then(|path| path.gate.fates()).map_or(Vec::new(), |mut all| all.take_unacked())
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.inner.poll_timeout().filter(|_| !self.broken)
+        self.inner.poll_timeout().filter(|_| !self.guard.has_panicked())
     }
 
     /// When a path that is held back by its pacer may send again.
     pub fn pacer_timeout(&self, now: Instant) -> Option<Instant> {
-        let waiting = self.paths.iter().filter(|path| path.paced);
-        waiting.map(|path| path.wake_at(now).unwrap_or(now)).min()
+        let waiting = self.paths.iter().map(|path| &path.limits).filter(|limits| limits.is_paced());
+        waiting.map(|limits| limits.wake_at(now).unwrap_or(now)).min()
     }
 
     /// Lets time pass.
@@ -586,7 +297,7 @@ impl Connection {
         self.translate_all(now);
         // What ends the handshake has to leave first. Until it has, the library finds nothing in flight, takes that for a
         // peer that may not send any more, and panics as it would probe with keys that it has dropped.
-        if self.untold {
+        if self.handshake_unsent {
             return;
         }
         self.guarded(|inner| inner.handle_timeout(now));

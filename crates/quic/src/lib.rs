@@ -30,7 +30,6 @@ mod endpoint;
 mod gate;
 mod ledger;
 mod random_loss;
-mod room;
 mod settle;
 mod streams;
 mod view;

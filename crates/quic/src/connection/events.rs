@@ -1,11 +1,9 @@
 //! What happens to a connection, put into words of ours from those of the library.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use mpvpn_types::{Instant, PathId};
 use noq_proto::{ConnectionError, PathEvent, PathStatus, StreamEvent};
 
-use super::{Connection, Pass, number_of};
+use super::{Connection, number_of};
 use crate::{StreamId, streams::from_noq};
 
 /// Something that happened to a connection.
@@ -101,10 +99,9 @@ impl Connection {
         use noq_proto::Event as Noq;
         match event {
             Noq::Connected => {
-                (self.connected, self.untold) = (true, true);
-                for path in &self.paths {
-                    path.gate.open.store(false, Relaxed);
-                }
+                self.gates.shut();
+                self.paths.iter().for_each(|path| self.gates.apply_open(&path.gate));
+                self.handshake_unsent = true;
                 self.events.push_back(Event::Connected);
             }
             Noq::ConnectionLost { reason } => self.events.push_back(Event::Lost(reason.into())),
@@ -123,20 +120,17 @@ impl Connection {
             PathEvent::Established { id, .. } => {
                 let id = number_of(id);
                 self.adopt(now, id);
-                if let Some(path) = self.path_mut(id) {
+                if let Some(path) = self.paths.get_mut(id) {
                     path.open = true;
                     self.events.push_back(Event::PathOpened(id));
                 }
             }
             PathEvent::Abandoned { id, .. } => {
                 let id = number_of(id);
-                if let Some(at) = self.paths.iter().position(|path| path.id == id) {
-                    self.streams.forget_grant(self.paths.remove(at).grant);
+                if let Some(path) = self.paths.remove(id) {
+                    self.streams.grants.forget(path.queue.stream_bytes());
                 }
-                for path in self.paths.iter_mut().filter(|path| path.head == id) {
-                    path.head = path.id;
-                }
-                self.pass = Pass::Idle;
+                self.passes.reset();
                 self.events.push_back(Event::PathClosed(id));
             }
             PathEvent::RemoteStatus { id, status, .. } => {
@@ -150,7 +144,7 @@ impl Connection {
         match event {
             StreamEvent::Opened { dir } => {
                 while let Some(id) = self.inner.streams().accept(dir) {
-                    self.streams.note_opened(from_noq(id));
+                    self.streams.receive.note_opened(from_noq(id));
                     self.events.push_back(Event::StreamOpened(from_noq(id)));
                     self.events.push_back(Event::StreamReadable(from_noq(id)));
                 }
@@ -159,7 +153,7 @@ impl Connection {
                 // The library says so for every frame.
                 let event = Event::StreamReadable(from_noq(id));
                 if self.events.back() != Some(&event) {
-                    self.streams.note_readable(from_noq(id));
+                    self.streams.receive.note_readable(from_noq(id));
                     self.events.push_back(event);
                 }
             }
@@ -171,7 +165,7 @@ impl Connection {
             StreamEvent::Available { dir: noq_proto::Dir::Bi } => {
                 self.events.push_back(Event::StreamsAvailable)
             }
-            StreamEvent::Finished { id } => self.streams.kept.forget(from_noq(id)),
+            StreamEvent::Finished { id } => self.streams.log.forget(from_noq(id)),
             StreamEvent::Available { .. } => {}
         }
     }

@@ -1,17 +1,39 @@
 //! Keeps a fault of the library from ending more than the connection that it happens in.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use mpvpn_types::panic_text;
 
 use super::{Connection, Event, LostReason};
+
+/// Whether the library has panicked in a connection.
+#[derive(Debug, Default)]
+pub(super) struct PanicGuard {
+    panicked: bool,
+}
+
+impl PanicGuard {
+    /// Notes a panic; returns what it said.
+    fn note(&mut self, panic: &(dyn Any + Send)) -> String {
+        self.panicked = true;
+        format!("a fault in the QUIC library: {}", panic_text(panic))
+    }
+
+    /// Whether something has panicked.
+    pub(super) fn has_panicked(&self) -> bool {
+        self.panicked
+    }
+}
 
 impl Connection {
     /// Lets the library work on what a peer sent or is to be sent. A server has thousands of peers, and none of
     /// them may end the others' connections by finding a case that the library has not thought of: if it panics,
     /// this connection is lost, and `None` is returned from then on.
     pub(crate) fn guarded<T>(&mut self, work: impl FnOnce(&mut noq_proto::Connection) -> T) -> Option<T> {
-        if self.broken {
+        if self.guard.has_panicked() {
             return None;
         }
         let inner = &mut self.inner;
@@ -19,8 +41,7 @@ impl Connection {
         match catch_unwind(AssertUnwindSafe(|| work(inner))) {
             Ok(done) => Some(done),
             Err(panic) => {
-                self.broken = true;
-                let reason = format!("a fault in the QUIC library: {}", panic_text(&*panic));
+                let reason = self.guard.note(&*panic);
                 tracing::error!(connection = self.id.0, reason, "this connection is given up, others go on");
                 self.events.push_back(Event::Lost(LostReason::Transport(reason)));
                 None
@@ -30,7 +51,7 @@ impl Connection {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use std::sync::Arc;
 
     use mpvpn_types::{Instant, LinkId};
@@ -39,7 +60,7 @@ pub(super) mod tests {
     use crate::{ClientSetup, Endpoint, Local, TransportOptions};
 
     /// A client that trusts nobody.
-    pub(in super::super) fn setup() -> ClientSetup {
+    fn setup() -> ClientSetup {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let tls = rustls::ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])

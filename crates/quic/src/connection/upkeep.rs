@@ -6,14 +6,14 @@ use bytes::Bytes;
 use mpvpn_types::{Instant, PathId};
 use noq_proto::PathStatus;
 
-use super::{Connection, Pass};
-use crate::{DATAGRAM_OVERHEAD, gate::shared_of};
+use super::Connection;
+use crate::gate::shared_of;
 
 impl Connection {
     /// Sets how this end means to use a path, and tells the peer.
     pub fn set_status(&mut self, id: PathId, status: PathStatus) {
-        if let Some(path) = self.path_mut(id) {
-            (path.status, path.mute_now) = (status, false);
+        if let Some(path) = self.paths.get_mut(id) {
+            path.stall.set_status(status);
         }
         // Refused without multipath, where there is nothing to choose.
         let _ = self.inner.set_path_status(noq_proto::PathId::from(id.0), status);
@@ -27,7 +27,7 @@ impl Connection {
 
     /// Takes losses on this path for the death of the path rather than for congestion.
     pub fn freeze(&mut self, id: PathId, frozen: bool) {
-        if let Some(path) = self.path(id) {
+        if let Some(path) = self.paths.get(id) {
             path.gate.frozen.store(frozen, Relaxed);
         }
     }
@@ -35,8 +35,8 @@ impl Connection {
     /// Says whether what a path loses at all times is made good without being sent again. Then it does not count as
     /// congestion for a controller that cannot tell.
     pub fn set_made_good(&mut self, id: PathId, made_good: bool) {
-        if let Some(path) = self.path_mut(id) {
-            path.made_good = made_good;
+        if let Some(path) = self.paths.get_mut(id) {
+            path.losses.set_made_good(made_good);
         }
     }
 
@@ -48,34 +48,30 @@ impl Connection {
 
     /// Says that the packets of a path travel inside TCP, which controls congestion already.
     pub fn set_inside_tcp(&self, id: PathId) {
-        if let Some(path) = self.path(id) {
+        if let Some(path) = self.paths.get(id) {
             path.gate.inside_tcp.store(true, Relaxed);
         }
     }
 
     /// When the newest acknowledged packet of a path was sent.
     pub fn acked_sent(&self, id: PathId) -> Option<Instant> {
-        self.path(id).map(|path| path.gate.acked_sent())
+        self.paths.get(id).map(|path| path.gate.acked_sent())
     }
 
     /// Calls `each` for every path on which something arrived since the last call.
     pub fn drain_received(&mut self, now: Instant, mut each: impl FnMut(PathId)) {
-        for path in &mut self.paths {
+        for path in self.paths.iter_mut() {
             let noq = noq_proto::PathId::from(path.id.0);
             let Some(stats) = self.inner.path_stats(noq) else { continue };
-            self.streams.note_lost(path.newly_lost(stats.lost_bytes));
-            if let Some(cap) = &mut path.cap {
-                cap.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
-            }
-            if stats.udp_rx.datagrams == path.seen {
+            self.streams.note_lost(path.losses.newly_lost(stats.lost_bytes));
+            path.limits.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
+            if !path.activity.update(now, stats.udp_rx.datagrams) {
                 continue;
             }
-            path.seen = stats.udp_rx.datagrams;
-            path.heard = Some(now);
-            path.settle();
+            path.settle_streams();
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
-            if std::mem::replace(&mut path.remote, remote) == remote {
+            if !path.activity.update_remote(remote) {
                 continue;
             }
             // A peer at another IP address gets a controller of its own from the library, behind a gate that
@@ -83,7 +79,7 @@ impl Connection {
             if let Some(gate) = self.inner.congestion_state(noq).and_then(shared_of)
                 && !Arc::ptr_eq(&gate, &path.gate)
             {
-                gate.begin(!self.connected, self.cc);
+                self.gates.apply(&gate);
                 path.gate = gate;
             }
         }
@@ -92,50 +88,29 @@ impl Connection {
     /// Queues a datagram for a path that leaves after all else, whatever the path's window. One that still
     /// waits is replaced.
     pub fn report(&mut self, id: PathId, datagram: Bytes) {
-        if let Some(path) = self.path_mut(id) {
-            path.report = Some(datagram);
+        if let Some(path) = self.paths.get_mut(id) {
+            path.queue.set_report(datagram);
         }
-    }
-
-    /// Starts the pass of the first path from `from` on that has a report, after the control pass:
-    /// acknowledgements that are due have left on their way, and do not ride along over a slow path.
-    pub(super) fn begin_report(&mut self, from: usize) -> bool {
-        for index in from..self.paths.len() {
-            let path = &mut self.paths[index];
-            let Some(report) = path.report.take() else { continue };
-            let bytes = (report.len() + DATAGRAM_OVERHEAD) as u64;
-            if self.inner.datagrams().send_many(&[report], false).is_ok() {
-                path.gate.set_credit(bytes + 1500);
-                self.pass = Pass::Report(index);
-                return true;
-            }
-        }
-        self.pass = Pass::Idle;
-        false
     }
 
     /// After the data pass of a path: whether the library let its datagrams go.
-    pub(super) fn look_whether_mute(&mut self, now: Instant, index: usize) {
-        let Some(path) = self.paths.get_mut(index) else { return };
+    pub(super) fn look_whether_stalled(&mut self, now: Instant, index: usize) {
+        let Some(path) = self.paths.at_mut(index) else { return };
         if self.inner.datagrams().send_buffer_space() >= self.buffer {
-            path.mute = None;
+            path.stall.on_all_sent();
             return;
         }
-        if path.status == PathStatus::Backup {
-            // It takes none while others are available.
-            return;
+        if path.stall.expects_datagrams()
+            && let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0))
+        {
+            path.stall.on_left_over(now, stats.frame_tx.datagram);
         }
-        // What is left over may be another path's.
-        let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) else { return };
-        let sent = std::mem::replace(&mut path.left, stats.frame_tx.datagram) != stats.frame_tx.datagram;
-        path.mute = if sent { None } else { path.mute.or(Some(now)) };
-        path.mute_now = !sent;
     }
 
     /// Since when no datagram has left on a path although it was given some; `None` if they leave. After a
     /// change of the client's address the library sends none until the new one is validated, and it tries
     /// that for three probe timeouts only.
     pub fn mute_since(&self, id: PathId) -> Option<Instant> {
-        self.path(id).filter(|path| path.mute_now).and_then(|path| path.mute)
+        self.paths.get(id).and_then(|path| path.stall.since())
     }
 }

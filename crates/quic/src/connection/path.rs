@@ -1,0 +1,304 @@
+//! The paths of a connection.
+//!
+//! A path is made of parts that know one thing each: what its next pass sends, what may leave now, what of streams is on its
+//! way, what arrives, what is lost, and whether the library sends what it is given. Paths over one link form a group, which
+//! carries as one under the name of the first of them.
+
+mod activity;
+mod in_flight;
+mod limits;
+mod losses;
+mod queue;
+mod stall;
+
+use std::sync::Arc;
+
+use mpvpn_types::{Duration, Instant, PathId};
+
+pub(crate) use self::{
+    activity::ReceiveActivity,
+    in_flight::StreamsInFlight,
+    limits::{Allowance, SendLimits, SentTotals},
+    losses::Losses,
+    queue::SendQueue,
+    stall::DatagramStall,
+};
+use crate::{
+    config::{FIRST_PATHS, MAX_PATHS},
+    gate::Shared,
+};
+
+/// Paths that are allowed beyond those in use, so that one that is opened need not wait.
+const SPARE_PATHS: u32 = 2;
+
+/// One path.
+#[derive(Debug)]
+pub(crate) struct Path {
+    pub(crate) id: PathId,
+    /// The first path of its group; itself for most.
+    pub(crate) head: PathId,
+    /// Validated: it can carry data.
+    pub(crate) open: bool,
+    /// The mark (DSCP) of its packets, 0 to 63.
+    pub(crate) dscp: u8,
+    /// That of its congestion controller.
+    pub(crate) gate: Arc<Shared>,
+    pub(crate) queue: SendQueue,
+    pub(crate) limits: SendLimits,
+    pub(crate) streams: StreamsInFlight,
+    pub(crate) activity: ReceiveActivity,
+    pub(crate) losses: Losses,
+    pub(crate) stall: DatagramStall,
+}
+
+impl Path {
+    /// A path that nothing was sent on.
+    pub(crate) fn new(now: Instant, id: PathId, gate: Arc<Shared>) -> Self {
+        Self {
+            id,
+            head: id,
+            open: id == PathId(0),
+            dscp: 0,
+            gate,
+            queue: SendQueue::default(),
+            limits: SendLimits::new(now),
+            streams: StreamsInFlight::default(),
+            activity: ReceiveActivity::default(),
+            losses: Losses::default(),
+            stall: DatagramStall::default(),
+        }
+    }
+
+    /// Estimated delivery rate (bytes/s), at most its cap; 0 if unknown.
+    pub(crate) fn rate(&self) -> u64 {
+        self.limits.under_cap(self.gate.delivery_rate())
+    }
+
+    /// Bytes that are in flight or wait for its next pass.
+    pub(crate) fn load(&self) -> u64 {
+        self.gate.in_flight() + self.queue.bytes()
+    }
+
+    /// Forgets the bytes of streams that have arrived here, or that the library found lost.
+    pub(crate) fn settle_streams(&mut self) {
+        self.streams.on_acked(self.gate.acked_sent());
+    }
+}
+
+/// All paths of a connection, in the order of their numbers.
+#[derive(Debug)]
+pub(crate) struct Paths {
+    paths: Vec<Path>,
+    /// How many there may be.
+    allowed: u32,
+}
+
+impl Paths {
+    pub(crate) fn new() -> Self {
+        // Most clients have one link.
+        Self { paths: Vec::with_capacity(1), allowed: FIRST_PATHS }
+    }
+
+    /// Adds a path; returns how many paths are to be allowed from now on, if that changes.
+    pub(crate) fn insert(&mut self, path: Path) -> Option<u32> {
+        self.paths.push(path);
+        self.paths.sort_by_key(|path| path.id);
+        if self.paths.len() as u32 + SPARE_PATHS <= self.allowed || self.allowed >= MAX_PATHS {
+            return None;
+        }
+        self.allowed = (2 * self.allowed).min(MAX_PATHS);
+        Some(self.allowed)
+    }
+
+    /// Removes a path; those of its group carry alone if it was the first.
+    pub(crate) fn remove(&mut self, id: PathId) -> Option<Path> {
+        let removed = self.paths.iter().position(|path| path.id == id).map(|at| self.paths.remove(at));
+        for path in self.paths.iter_mut().filter(|path| path.head == id) {
+            path.head = path.id;
+        }
+        removed
+    }
+
+    pub(crate) fn get(&self, id: PathId) -> Option<&Path> {
+        self.paths.iter().find(|path| path.id == id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
+        self.paths.iter_mut().find(|path| path.id == id)
+    }
+
+    /// The path at this place in the order of numbers.
+    pub(crate) fn at(&self, index: usize) -> Option<&Path> {
+        self.paths.get(index)
+    }
+
+    /// The same.
+    pub(crate) fn at_mut(&mut self, index: usize) -> Option<&mut Path> {
+        self.paths.get_mut(index)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Path> {
+        self.paths.iter()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Path> {
+        self.paths.iter_mut()
+    }
+
+    /// The paths of a group.
+    pub(crate) fn group(&self, head: PathId) -> impl Iterator<Item = &Path> {
+        self.paths.iter().filter(move |path| path.head == head)
+    }
+
+    /// The same.
+    pub(crate) fn group_mut(&mut self, head: PathId) -> impl Iterator<Item = &mut Path> {
+        self.paths.iter_mut().filter(move |path| path.head == head)
+    }
+
+    /// Lets the paths of each list form a group from now on, under the name of the first in it; all others carry
+    /// alone. Controllers that were joined stay so.
+    pub(crate) fn set_groups(&mut self, lists: &[Vec<PathId>]) {
+        for at in 0..self.paths.len() {
+            let id = self.paths[at].id;
+            let head = lists.iter().find(|list| list.contains(&id)).and_then(|list| list.first());
+            let head = head.copied().unwrap_or(id);
+            if self.paths[at].head == head {
+                continue;
+            }
+            let first = self.get(head).map(|first| (first.gate.clone(), first.limits.cap().cloned()));
+            let path = &mut self.paths[at];
+            path.head = head;
+            path.queue.end_turn();
+            path.limits.on_group_change(head == id);
+            if let Some((gate, cap)) = first.filter(|_| head != id) {
+                gate.join(&path.gate);
+                path.limits.share_cap(cap.as_ref());
+            }
+        }
+    }
+
+    /// Of the paths of a group, the one whose turn it is; `rtt` is asked for the round-trip time of a path.
+    pub(crate) fn next_of_group(
+        &mut self,
+        head: PathId,
+        rtt: impl Fn(PathId) -> Duration,
+    ) -> Option<&mut Path> {
+        let mut indices = (0..self.paths.len()).filter(|at| self.paths[*at].head == head);
+        let first = indices.next()?;
+        if indices.next().is_none() {
+            return self.paths.get_mut(first);
+        }
+        let members = || self.paths.iter().enumerate().filter(|(_, path)| path.head == head);
+        let current = members().find(|(_, path)| path.queue.has_turn()).map(|(at, _)| at);
+        let at = current.or_else(|| {
+            // A path that has become slow has as much before it with fewer bytes.
+            let wait = |path: &Path| u128::from(path.load()) * rtt(path.id).as_nanos();
+            members().min_by_key(|(_, path)| wait(path)).map(|(at, _)| at)
+        })?;
+        let path = self.paths.get_mut(at)?;
+        path.queue.give_turn();
+        Some(path)
+    }
+
+    /// When something arrived last, on any path.
+    pub(crate) fn latest_activity(&self) -> Option<Instant> {
+        self.paths.iter().filter_map(|path| path.activity.latest()).max()
+    }
+
+    /// The place of the path whose data pass is next. Acknowledgements, those for other paths too, ride along with the
+    /// first, which should work and be quick; one on which nothing arrived for `silent` while something did elsewhere is
+    /// the last choice.
+    pub(crate) fn next_with_work(&self, silent: Duration) -> Option<usize> {
+        let latest = self.latest_activity();
+        let waiting = self.paths.iter().enumerate().filter(|(_, path)| path.queue.has_work());
+        let rank = |path: &Path| (path.activity.is_silent(latest, silent), path.gate.base_rtt());
+        waiting.min_by_key(|(_, path)| rank(path)).map(|(index, _)| index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use noq_proto::congestion::ControllerFactory;
+
+    use super::*;
+    use crate::{
+        Cc,
+        gate::{GateFactory, shared_of},
+    };
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn paths(now: Instant, count: u32) -> Paths {
+        let mut paths = Paths::new();
+        // In another order than their numbers'.
+        for id in (0..count).rev() {
+            let controller = Arc::new(GateFactory(Cc::Bbr)).build(now, 1200);
+            let gate = shared_of(controller.as_ref()).expect("a gate");
+            paths.insert(Path::new(now, PathId(id), gate));
+        }
+        paths
+    }
+
+    fn numbers<'a>(paths: impl Iterator<Item = &'a Path>) -> Vec<u32> {
+        paths.map(|path| path.id.0).collect()
+    }
+
+    #[test]
+    fn more_paths_are_allowed_when_few_are_left() {
+        let now = Instant::now();
+        let mut paths = Paths::new();
+        let mut allowed = Vec::new();
+        for id in 0..40 {
+            let controller = Arc::new(GateFactory(Cc::Bbr)).build(now, 1200);
+            let gate = shared_of(controller.as_ref()).expect("a gate");
+            allowed.extend(paths.insert(Path::new(now, PathId(id), gate)));
+        }
+        assert_eq!(allowed, [8, 16, 32]);
+    }
+
+    #[test]
+    fn a_group_ends_with_its_first_path() {
+        let mut paths = paths(Instant::now(), 4);
+        let list = [1, 2, 3].map(PathId).to_vec();
+        paths.set_groups(std::slice::from_ref(&list));
+        assert_eq!(numbers(paths.group(PathId(1))), [1, 2, 3]);
+        assert_eq!(numbers(paths.group(PathId(0))), [0]);
+        assert!(paths.remove(PathId(1)).is_some());
+        assert_eq!(numbers(paths.iter()), [0, 2, 3]);
+        assert!([2, 3].iter().all(|id| numbers(paths.group(PathId(*id))) == [*id]));
+        assert!(paths.remove(PathId(1)).is_none());
+    }
+
+    #[test]
+    fn a_group_fills_the_path_on_which_packets_wait_least() {
+        let mut paths = paths(Instant::now(), 2);
+        paths.set_groups(&[vec![PathId(0), PathId(1)]]);
+        // Twice the round trip takes half of the bytes.
+        let rtt = |id: PathId| MS * (1 + id.0);
+        for _ in 0..300 {
+            let path = paths.next_of_group(PathId(0), rtt).expect("a path");
+            path.queue.push(Bytes::from_static(&[0; 1200]));
+        }
+        let [near, far] = [0, 1].map(|at| paths.at(at).expect("a path").queue.bytes());
+        assert!((2 * far).abs_diff(near) < 2 * 13_000, "{near} and {far} bytes");
+    }
+
+    #[test]
+    fn silent_paths_send_last() {
+        let start = Instant::now();
+        let mut paths = paths(start, 2);
+        for path in paths.iter_mut() {
+            path.queue.push(Bytes::from_static(b"x"));
+        }
+        assert_eq!(paths.next_with_work(30 * MS), Some(0));
+        paths.at_mut(0).expect("a path").activity.update(start, 1);
+        paths.at_mut(1).expect("a path").activity.update(start + 40 * MS, 1);
+        assert_eq!(paths.next_with_work(30 * MS), Some(1));
+        assert_eq!(paths.next_with_work(50 * MS), Some(0));
+        for path in paths.iter_mut() {
+            path.queue.clear();
+        }
+        assert_eq!(paths.next_with_work(30 * MS), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! What arrives on a path: when something did last, and from where.
+
+use std::net::SocketAddr;
+
+use mpvpn_types::{Duration, Instant};
+
+/// The receiving side of one path.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiveActivity {
+    /// UDP datagrams that were noted.
+    datagrams: u64,
+    /// When it was noted last that something had arrived.
+    latest: Option<Instant>,
+    /// Where the path's packets went when that was noted last.
+    remote: Option<SocketAddr>,
+}
+
+impl ReceiveActivity {
+    /// Notes how many UDP datagrams have ever arrived; returns whether there are new ones.
+    pub(crate) fn update(&mut self, now: Instant, datagrams: u64) -> bool {
+        let new = datagrams != self.datagrams;
+        if new {
+            (self.datagrams, self.latest) = (datagrams, Some(now));
+        }
+        new
+    }
+
+    /// Notes where the path's packets go; returns whether that has changed.
+    pub(crate) fn update_remote(&mut self, remote: Option<SocketAddr>) -> bool {
+        std::mem::replace(&mut self.remote, remote) != remote
+    }
+
+    /// Where the path's packets went when that was noted last.
+    pub(crate) fn remote(&self) -> Option<SocketAddr> {
+        self.remote
+    }
+
+    /// When something arrived last.
+    pub(crate) fn latest(&self) -> Option<Instant> {
+        self.latest
+    }
+
+    /// Whether nothing had arrived here for `time` when something arrived on another path, at `elsewhere`.
+    pub(crate) fn is_silent(&self, elsewhere: Option<Instant>, time: Duration) -> bool {
+        elsewhere > self.latest.map(|latest| latest + time)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn a_path_is_silent_once_others_hear_for_longer() {
+        let (mut path, start) = (ReceiveActivity::default(), Instant::now());
+        assert!(!path.is_silent(None, 30 * MS), "nothing arrives anywhere");
+        assert!(path.is_silent(Some(start), 30 * MS));
+        assert!(path.update(start, 1) && !path.update(start + 40 * MS, 1));
+        assert_eq!(path.latest(), Some(start));
+        assert!(!path.is_silent(Some(start + 30 * MS), 30 * MS));
+        assert!(path.is_silent(Some(start + 31 * MS), 30 * MS));
+    }
+
+    #[test]
+    fn another_remote_address_is_noticed_once() {
+        let mut path = ReceiveActivity::default();
+        let remote = Some("192.0.2.1:443".parse().unwrap());
+        assert_eq!([remote, remote, None].map(|remote| path.update_remote(remote)), [true, false, true]);
+    }
+}

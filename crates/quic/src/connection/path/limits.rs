@@ -1,0 +1,254 @@
+//! How many bytes may leave on a path now, and what holds the rest back.
+//!
+//! In: the congestion window and pacing rate of the path's controller, the rate cap that was configured or the seat at the
+//! shaper of the path's link, and whether more waits than may leave. Out: a budget, and when there is more of it. Always
+//! holds: what cap or shaper hold back says nothing about the path, so `capped` is told from `paced`.
+//!
+//! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts what it sends.
+
+use mpvpn_class::Seat;
+use mpvpn_path::Pacer;
+use mpvpn_types::{BitRate, Instant};
+
+use crate::{cap::Cap, gate::Shared};
+
+/// What a path has sent, for the headers in front of it to be counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SentTotals {
+    /// Over IPv4, else over IPv6.
+    pub(crate) v4: bool,
+    /// UDP payload (bytes).
+    pub(crate) bytes: u64,
+    /// UDP datagrams.
+    pub(crate) datagrams: u64,
+}
+
+/// What the congestion controller allows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    /// Bytes that may leave before something is acknowledged.
+    pub(crate) window: u64,
+    /// Bytes/s; `None` for no limit.
+    pub(crate) pacing_rate: Option<u64>,
+    /// UDP payload (bytes).
+    pub(crate) mtu: u16,
+    /// Each time costs something on the wire, so bytes leave in lumps.
+    pub(crate) lumps: bool,
+}
+
+/// The limits of one path.
+#[derive(Debug)]
+pub(crate) struct SendLimits {
+    pacer: Pacer,
+    cap: Option<Cap>,
+    /// The configured rate, which holds while the path has no seat at the shaper of its link.
+    rate: Option<BitRate>,
+    /// Packets wait for the path, whatever holds them back.
+    backlogged: bool,
+    /// They wait for the cap or the shaper rather than for the path.
+    capped: bool,
+    /// They wait for pacer, cap or shaper rather than for acknowledgements.
+    paced: bool,
+}
+
+impl SendLimits {
+    /// Those of a path on which nothing was sent, with no cap.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            pacer: Pacer::new(now, 1200),
+            cap: None,
+            rate: None,
+            backlogged: false,
+            capped: false,
+            paced: false,
+        }
+    }
+
+    /// What is left of a rate (bytes/s) under the cap.
+    pub(crate) fn under_cap(&self, rate: u64) -> u64 {
+        self.cap.as_ref().and_then(Cap::bytes_per_second).map_or(rate, |most| rate.min(most))
+    }
+
+    /// Bytes/s that all classes together may send over the path's link, if the path has a seat and that is known.
+    pub(crate) fn link_rate(&self) -> Option<u64> {
+        let seat = self.cap.as_ref().filter(|cap| cap.own().is_none())?.seat();
+        Some(seat.shaper().capacity()?.bps() / 8)
+    }
+
+    /// Sets the configured rate; returns whether it is to be applied now ([`Self::apply_rate`]).
+    pub(crate) fn set_rate(&mut self, rate: Option<BitRate>) -> bool {
+        self.rate = rate;
+        !self.has_seat()
+    }
+
+    /// The configured rate.
+    pub(crate) fn rate(&self) -> Option<BitRate> {
+        self.rate
+    }
+
+    /// Holds the path to the configured rate, or to none.
+    pub(crate) fn apply_rate(&mut self, now: Instant, sent: SentTotals) {
+        self.cap = self.rate.map(|rate| Cap::limit(now, rate, sent.v4, sent.bytes, sent.datagrams));
+        self.capped &= self.rate.is_some();
+    }
+
+    /// Whether the path has a seat at the shaper of its link.
+    pub(crate) fn has_seat(&self) -> bool {
+        self.cap.as_ref().is_some_and(|cap| cap.own().is_none())
+    }
+
+    /// Whether the path is held back at this seat.
+    pub(crate) fn has_this_seat(&self, seat: &Seat) -> bool {
+        self.cap.as_ref().is_some_and(|cap| cap.seat().is_same(seat))
+    }
+
+    /// Gives the path a seat at the shaper of its link.
+    pub(crate) fn set_seat(&mut self, now: Instant, seat: Seat, sent: SentTotals) {
+        self.cap = Some(Cap::new(now, seat, sent.v4, sent.bytes, sent.datagrams));
+    }
+
+    /// What holds the path back beside its controller.
+    pub(crate) fn cap(&self) -> Option<&Cap> {
+        self.cap.as_ref()
+    }
+
+    /// Makes the rate cap of another path that of both, if it is the same.
+    pub(crate) fn share_cap(&mut self, other: Option<&Cap>) {
+        if let (Some(own), Some(other)) = (&mut self.cap, other) {
+            own.share(other);
+        }
+    }
+
+    /// The path joins or leaves a group, as the first of it or not.
+    pub(crate) fn on_group_change(&mut self, is_first: bool) {
+        self.paced &= is_first;
+    }
+
+    /// Counts what the path has ever sent (UDP payload bytes, datagrams).
+    pub(crate) fn count(&mut self, now: Instant, sent: (u64, u64), gate: &Shared) {
+        if let Some(cap) = &mut self.cap {
+            cap.count(now, sent, gate);
+        }
+    }
+
+    /// Bytes that the cap lets pass now; `None` without one.
+    pub(crate) fn cap_budget(&mut self, now: Instant) -> Option<u64> {
+        self.cap.as_mut().map(|cap| cap.left(now))
+    }
+
+    /// Bytes that may leave now, when the cap lets `cap_budget` pass; notes what holds back more.
+    pub(crate) fn budget(&mut self, now: Instant, allowed: Allowance, cap_budget: Option<u64>) -> u64 {
+        self.pacer.set_lumps(allowed.lumps);
+        self.pacer.refill(now, allowed.pacing_rate, allowed.mtu);
+        let budget = self.pacer.budget();
+        self.capped = cap_budget.is_some_and(|left| left < budget.min(allowed.window));
+        let budget = budget.min(cap_budget.unwrap_or(u64::MAX));
+        self.paced = budget < allowed.window;
+        allowed.window.min(budget)
+    }
+
+    /// Bytes have left that the pacer is to count.
+    pub(crate) fn spend(&mut self, bytes: u64) {
+        self.pacer.spend(bytes);
+    }
+
+    /// Says whether more waits for the path's group than may leave, and whether that waits for the cap of the group's
+    /// first path.
+    pub(crate) fn set_backlogged(&mut self, backlogged: bool, capped: bool) {
+        self.backlogged = backlogged;
+        self.paced &= backlogged;
+        if let Some(cap) = &mut self.cap {
+            cap.note(backlogged, backlogged && capped);
+        }
+    }
+
+    /// Whether packets wait for the path, as [`Self::set_backlogged`] was told.
+    pub(crate) fn is_backlogged(&self) -> bool {
+        self.backlogged
+    }
+
+    /// Whether the last budget was that of the cap.
+    pub(crate) fn is_capped(&self) -> bool {
+        self.capped
+    }
+
+    /// Whether the last budget was less than the window.
+    pub(crate) fn is_paced(&self) -> bool {
+        self.paced
+    }
+
+    /// When pacer and cap let something pass again; `None` if they do now.
+    pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
+        self.pacer.wake_at(now).max(self.cap.as_ref().and_then(|cap| cap.wake_at(now)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use mpvpn_class::Shaper;
+    use mpvpn_types::{ClassId, Duration};
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+    const NOTHING_SENT: SentTotals = SentTotals { v4: true, bytes: 0, datagrams: 0 };
+
+    fn allowed(window: u64, pacing_rate: Option<u64>) -> Allowance {
+        Allowance { window, pacing_rate, mtu: 1200, lumps: false }
+    }
+
+    #[test]
+    fn it_is_told_what_holds_a_path_back() {
+        let start = Instant::now();
+        let mut limits = SendLimits::new(start);
+        assert_eq!(limits.budget(start, allowed(5000, None), None), 5000);
+        assert!(!limits.is_paced() && !limits.is_capped(), "the window");
+        // Four packets may leave at once.
+        assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), None), 4800);
+        assert!(limits.is_paced() && !limits.is_capped(), "the pacer");
+        assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), Some(100)), 100);
+        assert!(limits.is_paced() && limits.is_capped(), "the cap");
+        limits.spend(4800);
+        assert_eq!(limits.budget(start, allowed(50_000, Some(1_000_000)), None), 0);
+        assert!(limits.wake_at(start).is_some_and(|at| at > start && at < start + 5 * MS));
+        limits.set_backlogged(false, false);
+        assert!(!limits.is_paced(), "nothing waits");
+    }
+
+    #[test]
+    fn the_configured_rate_holds_only_without_a_seat_at_the_shaper() {
+        let start = Instant::now();
+        let mut limits = SendLimits::new(start);
+        let rate = BitRate::from_bps(8_000_000);
+        assert!(limits.set_rate(Some(rate)));
+        limits.apply_rate(start, NOTHING_SENT);
+        assert_eq!(limits.under_cap(2_000_000), 1_000_000);
+        assert!(!limits.has_seat() && limits.link_rate().is_none());
+
+        let shaper = Arc::new(Mutex::new(Shaper::new(start, Some(BitRate::from_bps(80_000_000)))));
+        let seat = Seat::new(shaper, ClassId::DEFAULT);
+        limits.set_seat(start, seat.clone(), NOTHING_SENT);
+        assert!(limits.has_seat() && limits.has_this_seat(&seat));
+        assert_eq!(limits.link_rate(), Some(10_000_000));
+        assert!(!limits.set_rate(None), "the seat stays");
+        limits.apply_rate(start, NOTHING_SENT);
+        assert!(limits.cap().is_none() && !limits.has_seat());
+    }
+
+    #[test]
+    fn paths_with_the_same_rate_cap_share_it() {
+        let start = Instant::now();
+        let mut paths = [0, 1].map(|_| {
+            let mut limits = SendLimits::new(start);
+            limits.set_rate(Some(BitRate::from_bps(8_000_000)));
+            limits.apply_rate(start, NOTHING_SENT);
+            limits
+        });
+        let first = paths[0].cap().cloned();
+        paths[1].share_cap(first.as_ref());
+        let seat = paths[0].cap().map(|cap| cap.seat().clone()).expect("a cap");
+        assert!(paths[1].has_this_seat(&seat));
+    }
+}

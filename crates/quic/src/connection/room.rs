@@ -1,0 +1,193 @@
+//! How much paths may take, and what they are given.
+//!
+//! Several paths over one link carry as one: they have one controller, one pacer and one cap, are offered together
+//! under the name of the first of them, and what is queued for that goes to the one where it waits least. Each on its
+//! own would take the others' packets for a queue and the link's rate for its own.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::Bytes;
+use mpvpn_class::Seat;
+use mpvpn_path::Offer;
+use mpvpn_types::{BitRate, Duration, Instant, PathId};
+
+use super::{
+    Connection,
+    path::{Allowance, Path, SentTotals},
+};
+use crate::ledger::Tracked;
+
+impl Connection {
+    /// Lets the paths of each list carry as one from now on, under the name of the first in it; all others carry
+    /// alone. Controllers that were joined stay so.
+    pub fn set_together(&mut self, lists: &[Vec<PathId>]) {
+        self.paths.set_groups(lists);
+    }
+
+    /// Estimated delivery rate of a path and those that carry as one with it (bytes/s), at most its cap; 0 if
+    /// unknown.
+    pub fn rate(&self, id: PathId) -> u64 {
+        self.paths.get(id).map_or(0, Path::rate)
+    }
+
+    /// Sends no more than this on a path, in bits of IP packets; data waits, what keeps the
+    /// connection going does not, and counts. Paths that carry as one share it. A path with a seat at the shaper of its
+    /// link ([`Self::set_share`]) is held to that instead.
+    pub fn set_rate_cap(&mut self, now: Instant, id: PathId, rate: Option<BitRate>) {
+        if self.paths.get_mut(id).is_some_and(|path| path.limits.set_rate(rate)) {
+            self.apply_rate_cap(now, id);
+        }
+    }
+
+    /// Gives a path its seat at the shaper of its link, or takes it away. What the shaper holds back waits as with a
+    /// cap, and says nothing about the path. Of one connection, all paths over a link have the same seat.
+    pub fn set_share(&mut self, now: Instant, id: PathId, seat: Option<Seat>) {
+        let Some(path) = self.paths.get(id) else { return };
+        let Some(seat) = seat else {
+            if path.limits.has_seat() {
+                self.apply_rate_cap(now, id);
+            }
+            return;
+        };
+        if path.limits.has_this_seat(&seat) {
+            return;
+        }
+        let Some(sent) = self.sent(id) else { return };
+        if let Some(path) = self.paths.get_mut(id) {
+            path.limits.set_seat(now, seat, sent);
+        }
+    }
+
+    /// Holds a path to the rate that was configured for it, or to none.
+    fn apply_rate_cap(&mut self, now: Instant, id: PathId) {
+        let Some(sent) = self.sent(id) else { return };
+        let Some(path) = self.paths.get(id) else { return };
+        let (head, rate) = (path.head, path.limits.rate());
+        let same = |path: &&Path| {
+            path.id != id && rate.is_some() && path.limits.cap().is_some_and(|cap| cap.own() == rate)
+        };
+        let other = self.paths.group(head).find(same).and_then(|path| path.limits.cap()).cloned();
+        if let Some(path) = self.paths.get_mut(id) {
+            path.limits.apply_rate(now, sent);
+            path.limits.share_cap(other.as_ref());
+        }
+    }
+
+    /// What a path has sent.
+    fn sent(&mut self, id: PathId) -> Option<SentTotals> {
+        let noq = noq_proto::PathId::from(id.0);
+        let sent = self.inner.path_stats(noq)?.udp_tx;
+        let v4 = self.inner.network_path(noq).is_ok_and(|tuple| tuple.remote().is_ipv4());
+        Some(SentTotals { v4, bytes: sent.bytes, datagrams: sent.datagrams })
+    }
+
+    /// Bytes of datagrams, framing included, that `id` and the paths that carry as one with it may take now.
+    pub fn room(&mut self, now: Instant, id: PathId) -> u64 {
+        let mtu = self.inner.current_mtu();
+        let (mut in_flight, mut queued, mut cap_budget) = (0, 0, None);
+        for path in self.paths.group_mut(id) {
+            in_flight += path.gate.in_flight();
+            queued += path.queue.bytes();
+            if path.limits.cap().is_none() {
+                continue;
+            }
+            if let Some(stats) = self.inner.path_stats(noq_proto::PathId::from(path.id.0)) {
+                path.limits.count(now, (stats.udp_tx.bytes, stats.udp_tx.datagrams), &path.gate);
+            }
+            cap_budget = path.limits.cap_budget(now);
+        }
+        let Some(path) = self.paths.get_mut(id) else { return 0 };
+        let allowed = Allowance {
+            window: path.gate.window().saturating_sub(in_flight),
+            pacing_rate: path.gate.pacing_rate(),
+            mtu,
+            lumps: path.gate.inside_tcp.load(Relaxed),
+        };
+        path.limits.budget(now, allowed, cap_budget).saturating_sub(queued)
+    }
+
+    /// What a path, with those that carry as one with it, can do for packets that are queued now; it takes at most
+    /// `most` bytes.
+    pub fn offer(&mut self, now: Instant, id: PathId, most: u64) -> Offer {
+        let room = self.room(now, id).min(most);
+        let ahead = self.paths.group(id).map(Path::load).sum();
+        let Some(path) = self.paths.get(id) else {
+            return Offer { id, room: 0, delay: Duration::MAX, ahead: 0, rate: 0, weight: 1 };
+        };
+        let (delay, rate) = (path.gate.base_rtt() / 2, path.limits.under_cap(path.gate.rate()));
+        Offer { id, room, delay, ahead, rate, weight: 1 }
+    }
+
+    /// Says whether more waited for a path, and those that carry as one with it, than they could take.
+    /// Congestion controllers learn capacity only while that is so.
+    pub fn set_limited(&mut self, id: PathId, limited: bool) {
+        let Some(first) = self.paths.get(id) else { return };
+        let (capped, paced) = (first.limits.is_capped(), first.limits.is_paced());
+        for path in self.paths.group_mut(id) {
+            // What a cap or a shaper holds back says nothing about the path.
+            path.gate.limited.store(limited && !capped, Relaxed);
+            path.gate.window_limited.store(limited && !paced, Relaxed);
+            path.limits.set_backlogged(limited, capped);
+        }
+        self.tell_wanting(id);
+    }
+
+    /// Tells the shaper of a path's link whether there is more for any path of its seat.
+    fn tell_wanting(&self, id: PathId) {
+        let Some(cap) = self.paths.get(id).and_then(|path| path.limits.cap()) else { return };
+        let wants = |path: &Path| path.limits.is_backlogged() && path.limits.has_this_seat(cap.seat());
+        cap.set_wanting(self.paths.iter().any(wants));
+    }
+
+    /// What was said last with [`Self::set_limited`].
+    pub fn is_limited(&self, id: PathId) -> bool {
+        self.paths.get(id).is_some_and(|path| path.limits.is_backlogged())
+    }
+
+    /// Queues a datagram for a path, or one that carries as one with it; returns the bytes of room that it takes.
+    pub fn queue(&mut self, id: PathId, datagram: Bytes) -> u64 {
+        self.next_of_group(id).map_or(0, |path| path.queue.push(datagram))
+    }
+
+    /// The same for a datagram whose fate is told by [`Self::drain_fates`].
+    pub fn queue_tracked(&mut self, id: PathId, datagram: Tracked) -> u64 {
+        self.next_of_group(id).map_or(0, |path| path.queue.push_tracked(datagram))
+    }
+
+    /// The same for a datagram that has to leave on this path, whichever carry as one with it.
+    pub fn queue_tracked_on(&mut self, id: PathId, datagram: Tracked) -> u64 {
+        self.paths.get_mut(id).map_or(0, |path| path.queue.push_tracked(datagram))
+    }
+
+    /// Queues a datagram for this path and no other, whatever its room.
+    pub fn queue_on(&mut self, id: PathId, datagram: Bytes) {
+        if let Some(path) = self.paths.get_mut(id) {
+            path.queue.push(datagram);
+        }
+    }
+
+    /// Bytes of UDP payloads that a path has carried, either way.
+    pub fn moved(&mut self, id: PathId) -> u64 {
+        let stats = self.inner.path_stats(noq_proto::PathId::from(id.0));
+        stats.map_or(0, |stats| stats.udp_tx.bytes + stats.udp_rx.bytes)
+    }
+
+    /// The path on which a datagram leaves that is queued now under the name `head`.
+    pub fn carrier_of(&mut self, head: PathId) -> Option<PathId> {
+        self.next_of_group(head).map(|path| path.id)
+    }
+
+    /// Of the paths that carry as one, the one whose turn it is.
+    pub(super) fn next_of_group(&mut self, head: PathId) -> Option<&mut Path> {
+        let inner = &self.inner;
+        self.paths.next_of_group(head, |id| inner.rtt(noq_proto::PathId::from(id.0)).unwrap_or_default())
+    }
+
+    /// Takes what has left on paths that carry as one out of their pacer: small datagrams share packets, so that is
+    /// less than was reckoned, and a pacer that counted more than is acknowledged would hold the rate down for good.
+    pub(super) fn spend(&mut self, head: PathId, bytes: u64) {
+        if let Some(path) = self.paths.get_mut(head) {
+            path.limits.spend(bytes);
+        }
+    }
+}
