@@ -93,10 +93,38 @@ enum Phase {
     Cruise { phase: usize, since: Instant, before: u64, found: usize },
 }
 
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Startup { .. } => "startup",
+            Self::Drain => "drain",
+            Self::Cruise { .. } => "cruise",
+        }
+    }
+}
+
+/// What a controller decides now, for those who follow its decisions.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Decided {
+    /// The name of its phase, why it began, and the place in the cycle.
+    pub(crate) phase: &'static str,
+    pub(crate) reason: &'static str,
+    pub(crate) step: usize,
+    /// Whether it sends less for a moment to see whether a delay is a queue.
+    pub(crate) probes_queue: bool,
+    /// When a queue was found last, and the round trip that was found without one.
+    pub(crate) queue_found: Option<Instant>,
+    pub(crate) without_queue: Option<Duration>,
+    /// The shortest round trip that counts.
+    pub(crate) min_rtt: Option<Duration>,
+}
+
 /// The controller of one path.
 #[derive(Clone, Debug)]
 pub(crate) struct Bbr {
     phase: Phase,
+    /// Why it is in this phase.
+    reason: &'static str,
     initial: u64,
     mtu: u64,
     min_rtt: Option<(Duration, Instant)>,
@@ -135,6 +163,7 @@ impl Bbr {
     pub(crate) fn new(initial_window: u64, mtu: u16) -> Self {
         Self {
             phase: Phase::Startup { best: 0, rounds: 0, queued: 0 },
+            reason: "nothing is known of the path",
             initial: initial_window,
             mtu: mtu.into(),
             min_rtt: None,
@@ -225,8 +254,10 @@ impl Bbr {
                     (*best, *rounds, *queued) = (rate, 0, 0);
                 } else if overruns {
                     *rounds = FULL_ROUNDS;
+                    self.reason = "a queue overflows";
                 } else if window.full {
                     *rounds += 1;
+                    self.reason = "the rate no longer grows";
                 } else if queue && in_flight >= self.initial / 2 {
                     // Flows inside that keep to the rate of the path leave nothing waiting here. Little that is on
                     // its way, as acknowledgements of a download, waits in somebody else's queue, or on the way back.
@@ -234,6 +265,9 @@ impl Bbr {
                 }
                 let looks = *queued >= QUEUED_ROUNDS;
                 if *rounds >= FULL_ROUNDS || looks && self.settle.is_proven(now) {
+                    if *rounds < FULL_ROUNDS {
+                        self.reason = "a queue was found";
+                    }
                     self.phase = Phase::Drain;
                 } else if looks && queue {
                     let lone = self.min_rtt.map_or(window.shortest, |(least, _)| least);
@@ -243,6 +277,7 @@ impl Bbr {
             Phase::Drain => {
                 if in_flight <= self.empty(rate) {
                     self.phase = Phase::Cruise { phase: 2, since: now, before: rate, found: 0 };
+                    self.reason = "no more is in flight than the path holds";
                 }
             }
             Phase::Cruise { .. } => {}
@@ -253,6 +288,19 @@ impl Bbr {
         if self.standing >= STANDING && !self.inside_tcp {
             let base = self.base_rtt().unwrap_or_default();
             self.settle.begin(now, window.shortest, self.smoothed, base);
+        }
+    }
+
+    /// What it decides now.
+    pub(crate) fn decided(&self) -> Decided {
+        Decided {
+            phase: self.phase.name(),
+            reason: self.reason,
+            step: if let Phase::Cruise { phase, .. } = self.phase { phase } else { 0 },
+            probes_queue: self.settle.is_looking(),
+            queue_found: self.settle.proven(),
+            without_queue: self.settle.found(),
+            min_rtt: self.min_rtt.map(|(rtt, _)| rtt),
         }
     }
 

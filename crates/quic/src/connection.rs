@@ -35,7 +35,7 @@ use self::{
 };
 use crate::{
     Cc, ConnectionId, Local, PathView,
-    gate::{Shared, shared_of},
+    gate::{PathLabel, Shared, shared_of},
     ledger::{Fate, Tracked},
 };
 
@@ -45,6 +45,7 @@ const RECEIVE_BATCH: usize = 64;
 /// What holds for the gates of all paths.
 #[derive(Debug)]
 struct GateDefaults {
+    connection: ConnectionId,
     /// Always open: during the handshake.
     open: bool,
     /// The kind of controller that was asked for.
@@ -57,9 +58,9 @@ impl GateDefaults {
         self.open = false;
     }
 
-    /// Tells a gate that the library has just made.
-    fn apply(&self, gate: &Shared) {
-        gate.begin(self.open, self.cc);
+    /// Tells a gate that the library has just made, for this path of the connection.
+    fn apply(&self, gate: &Shared, path: PathId) {
+        gate.begin(PathLabel { connection: self.connection, path }, self.open, self.cc);
     }
 
     /// Tells a gate whether it is always open.
@@ -103,7 +104,7 @@ impl Connection {
             home,
             origin: now,
             paths: Paths::new(),
-            gates: GateDefaults { open: true, cc: None },
+            gates: GateDefaults { connection: id, open: true, cc: None },
             passes: Passes::new(),
             streams: Streams::default(),
             events: VecDeque::new(),
@@ -162,7 +163,7 @@ impl Connection {
         else {
             return;
         };
-        self.gates.apply(&gate);
+        self.gates.apply(&gate, id);
         let allowed = self.paths.insert(Path::new(now, id, gate));
         if let Some(count) = allowed.and_then(NonZeroU32::new) {
             // Refused without multipath, where there are no more paths.

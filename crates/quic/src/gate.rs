@@ -3,6 +3,7 @@
 
 mod group;
 mod model;
+mod report;
 
 use std::{
     any::Any,
@@ -21,6 +22,7 @@ use noq_proto::{
     congestion::{Controller, ControllerFactory, ControllerMetrics},
 };
 
+pub(crate) use self::report::PathLabel;
 use crate::{Cc, delivery::Acked, ledger::Ledger, random_loss::RandomLoss};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
@@ -85,6 +87,10 @@ pub(crate) struct Shared {
     ledger: Mutex<Ledger>,
     /// The paths that share one controller with this one.
     group: OnceLock<Arc<Group>>,
+    /// Which path it is.
+    label: OnceLock<PathLabel>,
+    /// The delivery rate (bytes/s) that was reported last as a change.
+    reported_rate: AtomicU64,
 }
 
 impl fmt::Debug for Shared {
@@ -128,7 +134,21 @@ impl Shared {
             follows: AtomicBool::new(false),
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
+            label: OnceLock::new(),
+            reported_rate: AtomicU64::new(0),
         }
+    }
+
+    fn label(&self) -> PathLabel {
+        self.label.get().copied().unwrap_or_default()
+    }
+
+    fn reported_rate(&self) -> u64 {
+        self.reported_rate.load(Relaxed)
+    }
+
+    fn set_reported_rate(&self, rate: u64) {
+        self.reported_rate.store(rate, Relaxed);
     }
 
     /// Has another path decided about together with this one, for good. One that is in a group already stays there.
@@ -266,9 +286,10 @@ impl Shared {
         (least < u64::MAX).then(|| Duration::from_nanos(least))
     }
 
-    /// Tells a gate that the library has just made what holds for all of its connection: whether it is open, and the kind
-    /// of its controller, if that was asked for.
-    pub(crate) fn begin(&self, open: bool, cc: Option<Cc>) {
+    /// Tells a gate that the library has just made which path it is, and what holds for all of its connection: whether it
+    /// is open, and the kind of its controller, if that was asked for.
+    pub(crate) fn begin(&self, label: PathLabel, open: bool, cc: Option<Cc>) {
+        self.label.get_or_init(|| label);
         self.open.store(open, Relaxed);
         if let Some(cc) = cc {
             self.set_kind(cc);
@@ -384,8 +405,9 @@ impl Gate {
         let Some(kind) = KINDS.get(usize::from(at)).copied() else { return };
         self.shared.kind.store(u8::MAX, Relaxed);
         let mtu = self.mtu;
-        self.decide(|model, _, _| {
+        self.decide(|model, _, shared| {
             if model.kind() != kind {
+                report::kind(shared, model.kind(), kind);
                 *model = Model::new(kind, now, mtu);
             }
         });
@@ -442,7 +464,9 @@ impl Controller for Gate {
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
         let sample = now.saturating_duration_since(sent);
-        self.decide(|Model { inner, delivery }, random, shared| {
+        self.decide(|model, random, shared| {
+            let before = report::is_followed().then(|| report::Before::of(model));
+            let Model { inner, delivery } = model;
             // A path that is paced below its rate delivers less for no fault of its own.
             let held_back = matches!(inner, Inner::Bbr(bbr) if bbr.is_draining());
             let base = match inner {
@@ -461,6 +485,7 @@ impl Controller for Gate {
             if let Inner::Bbr(_) = inner
                 && let Some(rate) = shared.take_at_least()
             {
+                report::raised(shared, delivery.rate(), rate);
                 delivery.raise(rate);
             }
             let had_fallen = delivery.has_fallen();
@@ -479,6 +504,9 @@ impl Controller for Gate {
                     }
                 }
                 Inner::Library(inner) => inner.on_ack(now, sent, bytes, pn, app_limited, rtt),
+            }
+            if let Some(before) = before {
+                report::round(before, model, random, shared, window);
             }
         });
     }
@@ -513,13 +541,17 @@ impl Controller for Gate {
         largest_lost_pn: u64,
     ) {
         let told = std::mem::take(&mut self.unspared) || is_ecn || is_persistent_congestion;
+        let window = self.shared.window();
+        let report = |shared: &Shared, outcome| {
+            report::losses(shared, lost_bytes, window, is_persistent_congestion, is_ecn, outcome);
+        };
         if !told {
+            report(&self.shared, "spared: the path loses so many anyway, and they are made good");
             return;
         }
         self.decide(|model, random, shared| {
-            if !shared.frozen.load(Relaxed)
-                && let Some(inner) = model.library()
-            {
+            let frozen = shared.frozen.load(Relaxed);
+            if !frozen && let Some(inner) = model.library() {
                 inner.on_congestion_event(
                     now,
                     sent,
@@ -530,6 +562,12 @@ impl Controller for Gate {
                 );
             }
             model.publish(random, shared);
+            let outcome = match (&model.inner, frozen) {
+                (_, true) => "ignored: the path is taken for dead",
+                (Inner::Bbr(_), false) => "no signal for this controller",
+                (Inner::Library(_), false) => "the controller was told of congestion",
+            };
+            report(shared, outcome);
         });
     }
 
@@ -557,10 +595,12 @@ impl Controller for Gate {
 
     fn on_spurious_congestion_event(&mut self) {
         self.decide(|model, random, shared| {
+            let window = shared.window();
             if let Some(inner) = model.library() {
                 inner.on_spurious_congestion_event();
             }
             model.publish(random, shared);
+            report::losses(shared, 0, window, false, false, "what was taken for lost has arrived");
         });
     }
 

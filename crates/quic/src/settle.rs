@@ -116,6 +116,11 @@ impl Settle {
         self.proven.is_some_and(|at| now.saturating_duration_since(at) < PROVEN)
     }
 
+    /// When a queue went away last.
+    pub(crate) fn proven(&self) -> Option<Instant> {
+        self.proven
+    }
+
     /// Whether less is to be sent now.
     pub(crate) fn is_slow(&self) -> bool {
         self.look.is_some_and(|look| look.slow)

@@ -79,7 +79,7 @@ impl Connection {
             if let Some(gate) = self.inner.congestion_state(noq).and_then(shared_of)
                 && !Arc::ptr_eq(&gate, &path.gate)
             {
-                self.gates.apply(&gate);
+                self.gates.apply(&gate, path.id);
                 path.gate = gate;
             }
         }
