@@ -12,7 +12,8 @@ mod cover;
 use std::{net::IpAddr, ops::RangeInclusive};
 
 use ipnet::IpNet;
-use mpvpn_types::{ClassId, Instant};
+use mpvpn_types::{ClassId, Instant, target::CLASSES};
+use tracing::debug;
 
 use crate::{Names, Pattern};
 
@@ -96,7 +97,10 @@ impl Rules {
     pub fn classify(&self, now: Instant, facts: &Facts, names: &Names) -> Verdict {
         let facts = Facts { src: facts.src.to_canonical(), dst: facts.dst.to_canonical(), ..*facts };
         let rule = self.0.iter().position(|rule| rule.fits(now, &facts, names));
-        Verdict { class: rule.map_or(ClassId::DEFAULT, |at| self.0[at].class), rule }
+        let class = rule.map_or(ClassId::DEFAULT, |at| self.0[at].class);
+        let reason = if rule.is_some() { "the first rule that fits" } else { "no rule fits" };
+        debug!(target: CLASSES, ?facts, class = class.0, rule, reason, "flow classified");
+        Verdict { class, rule }
     }
 
     /// The domains that rules ask for.

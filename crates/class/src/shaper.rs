@@ -19,6 +19,7 @@
 
 mod capacity;
 mod divide;
+mod report;
 #[cfg(test)]
 mod tests;
 mod ways;
@@ -165,6 +166,8 @@ fn burst(rate: f64) -> f64 {
 /// What stands in front of a link.
 #[derive(Debug)]
 pub struct Shaper {
+    /// The number of the link, in events.
+    link: Option<u16>,
     last: Instant,
     capacity: Capacity,
     ways: Ways,
@@ -181,6 +184,7 @@ impl Shaper {
     /// All classes have the share of [`Share::default`].
     pub fn new(now: Instant, capacity: Option<BitRate>) -> Self {
         Self {
+            link: None,
             last: now,
             capacity: Capacity::new(now, capacity),
             ways: Ways::new(now),
@@ -191,8 +195,15 @@ impl Shaper {
         }
     }
 
+    /// The same for the link with this number, which events about it have.
+    #[must_use]
+    pub fn of_link(self, link: u16) -> Self {
+        Self { link: Some(link), ..self }
+    }
+
     /// Changes what the link carries.
     pub fn set_capacity(&mut self, now: Instant, capacity: Option<BitRate>) {
+        report::given(self.link, self.capacity.known(), capacity);
         self.advance(now);
         self.capacity.set_given(capacity);
     }
@@ -201,6 +212,7 @@ impl Shaper {
     pub fn set_share(&mut self, now: Instant, class: ClassId, share: Share) {
         self.advance(now);
         self.classes[index(class)].share = share;
+        report::share(self.link, class, share);
     }
 
     /// What the link is taken to carry (IP packets): what was given, or less where that was found to fill a queue, or
@@ -257,6 +269,7 @@ impl Shaper {
         }
         self.classes[index(class)].wanting = wanting;
         self.advance(now);
+        report::wanting(self.link, class, wanting, self.classes[index(class)].tokens, self.pool);
         let link = self.capacity.known().unwrap_or_default();
         let own = &mut self.classes[index(class)];
         let surplus = (own.tokens - own.keeps(link)).max(0.0);
@@ -280,6 +293,7 @@ impl Shaper {
         let by_max =
             own.most_rate(self.capacity.known()).map_or(0.0, |most| missing(own.ceiling, most.max(1.0)));
         let wait = by_tokens.max(by_max).clamp(0.0, 1.0);
+        report::waits(self.link, class, wait, rate, by_max > by_tokens);
         Some(now + Duration::from_secs_f64(wait).clamp(LEAST_WAIT, MOST_WAIT))
     }
 
@@ -300,7 +314,11 @@ impl Shaper {
         let most = self.classes[index(class)].most_rate(self.capacity.known());
         let by_max = most.is_some_and(|most| self.fair_rate(now, class).is_none_or(|fair| fair >= most));
         let sample = Sample { limited: sample.limited && !by_max, ..sample };
+        let before = report::is_followed().then(|| self.capacity.decided());
         self.capacity.measured(now, is_shared, sample, self.ways.queues(now));
+        if let Some(before) = before {
+            report::capacity(self.link, before, self.capacity.decided());
+        }
         if !self.bound {
             return None;
         }
@@ -376,6 +394,7 @@ impl Shaper {
         let link = self.capacity.binding(self.is_shared(now));
         if self.bound != link.is_some() {
             self.bound = link.is_some();
+            report::bound(self.link, link, self.is_shared(now), count, self.capacity.waiting());
             let link = link.unwrap_or_default();
             // What a class alone has put into the link's queue is waited for at once: whoever comes now would find it.
             self.pool = -link * self.capacity.waiting().min(MOST_DEBT);

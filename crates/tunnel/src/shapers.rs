@@ -38,7 +38,7 @@ impl Shapers {
     pub(crate) fn seat(&self, now: Instant, link: u16, class: ClassId, capacity: Option<BitRate>) -> Seat {
         let inner = &mut *self.lock();
         let (given, shaper) = inner.links.entry(link).or_insert_with(|| {
-            let mut shaper = Shaper::new(now, capacity);
+            let mut shaper = Shaper::new(now, capacity).of_link(link);
             for (class, share) in &inner.shares {
                 shaper.set_share(now, *class, *share);
             }

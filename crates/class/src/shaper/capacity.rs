@@ -161,9 +161,31 @@ struct Drain {
     end: Instant,
 }
 
+/// What is decided now about a link's capacity, for those who follow decisions. Rates in bytes/s, times in s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Decided {
+    pub(super) known: Option<f64>,
+    /// What is sent while a queue is drained.
+    pub(super) drain: Option<f64>,
+    /// Delay that counts as none.
+    pub(super) excess: Option<f64>,
+    /// More is tried.
+    pub(super) raises: bool,
+    /// Why.
+    pub(super) reason: &'static str,
+    /// What that was found by: the delay beyond that of the empty link, what was delivered lately, the share that arrived of
+    /// what was sent a round trip before, and whether it is known what waits on the own way.
+    pub(super) queue: f64,
+    pub(super) delivered: f64,
+    pub(super) arrived: f64,
+    pub(super) knows_ways: bool,
+}
+
 /// What is known of a link's capacity, in bytes/s of IP packets.
 #[derive(Debug)]
 pub(super) struct Capacity {
+    /// Why it was taken for what it is.
+    reason: &'static str,
     given: Option<f64>,
     known: Option<f64>,
     since: Instant,
@@ -199,6 +221,7 @@ impl Capacity {
     pub(super) fn new(now: Instant, given: Option<BitRate>) -> Self {
         let given = given.map(bytes_per_second);
         Self {
+            reason: "nothing was measured yet",
             given,
             known: given,
             since: now,
@@ -225,6 +248,22 @@ impl Capacity {
         let given = given.map(bytes_per_second);
         if self.given != given {
             (self.given, self.known, self.drain) = (given, given.or(self.known), None);
+        }
+    }
+
+    /// What is decided now.
+    pub(super) fn decided(&self) -> Decided {
+        let delay = self.least_delay(|_| true).unwrap_or_default();
+        Decided {
+            known: self.known,
+            drain: self.drain.map(|drain| drain.rate),
+            excess: self.excess.map(|(excess, _)| excess),
+            raises: self.raises,
+            reason: self.reason,
+            queue: self.beyond_excess(delay),
+            delivered: self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or_default(),
+            arrived: self.arrived_of_sent(),
+            knows_ways: self.knows_ways(),
         }
     }
 
@@ -279,6 +318,7 @@ impl Capacity {
             self.judge(now, is_shared);
             if self.given.is_none() && self.known.is_some_and(|known| known < LEAST_KNOWN) {
                 // What was found so was wrong, or the controllers have to share such a link alone.
+                self.reason = "too little arrives to be measured";
                 (self.known, self.drain, self.best) = (None, None, 0.0);
             }
             self.spans[self.newest].known = self.known.unwrap_or_default();
@@ -338,6 +378,7 @@ impl Capacity {
         let Some(queue) = self.queue(now) else { return };
         let of_late = self.busy_rate(0, OF_LATE, PARTLY_BUSY);
         if !is_shared {
+            self.reason = "one class is alone, and its controller finds the rate";
             self.drain = None;
             // A controller alone finds what the link carries.
             self.known =
@@ -345,12 +386,18 @@ impl Capacity {
             return;
         }
         let Some(known) = self.known else {
-            self.known = self.full_rate(queue).or_else(|| self.queued_rate());
+            self.known = self.full_rate(queue);
+            self.reason = "packets wait, and no more arrives than before";
+            if self.known.is_none() {
+                self.known = self.queued_rate();
+                self.reason = "packets wait on the own way, and did not while less was sent";
+            }
             self.raise = FIRST_RAISE;
             return;
         };
         if !self.late(0, OF_LATE).any(|span| span.is_busy(PARTLY_BUSY)) {
             // Where little is sent, delay is of others' making, or of acknowledgements that were held back.
+            self.reason = "little is sent";
             self.drain = None;
             return;
         }
@@ -368,6 +415,7 @@ impl Capacity {
     fn grow(&mut self, known: f64) {
         self.calm += 1;
         self.free += 1;
+        self.reason = "no queue, and the link is in use";
         if self.raises {
             if self.calm >= CYCLE && known > self.tried {
                 (self.calm, self.hold, self.less) = (0, LEAST_HOLD, LESS);
@@ -435,23 +483,29 @@ impl Capacity {
             self.best = carried;
         } else if known < self.best * DOUBTFUL {
             // That would have helped: delay grows with what is sent where packets may not overtake slow ones.
+            self.reason = "the delay stays although less and less was sent: it is no queue";
             (self.excess, self.best, self.drain) = (Some((self.longest(GROWN), now)), known, None);
             return;
         }
         let arrived = self.busy_rate(0, OF_LATE, PARTLY_BUSY).unwrap_or(known);
         let before = known;
-        let known = match overload {
-            Some(carried) => carried,
+        let (known, reason) = match overload {
+            Some(carried) => (carried, "less arrives than was sent"),
             // What arrives while packets wait on our way is what the link carries.
             None if self.drain.is_some() && self.knows_ways() && queue > full(known) => {
-                known.min(arrived) * (1.0 - self.less)
+                (known.min(arrived) * (1.0 - self.less), "the queue on the own way outlived the drain")
             }
-            None if self.raises => known.min(self.before_queue()) * (1.0 - self.manner().back),
-            None if self.calm < LEAST_HOLD || self.knows_ways() => known * (1.0 - self.less),
+            None if self.raises => {
+                let known = known.min(self.before_queue()) * (1.0 - self.manner().back);
+                (known, "a queue grew after more was tried")
+            }
+            None if self.calm < LEAST_HOLD || self.knows_ways() => {
+                (known * (1.0 - self.less), "a queue grew although nothing was raised")
+            }
             // Nothing was raised here, and it is the first one for long: the far end's shaper raised.
-            None => known,
+            None => (known, "a queue grew, the first one for long: the far end may have raised"),
         };
-        self.known = Some(known);
+        (self.known, self.reason) = (Some(known), reason);
         if overload.is_some() {
             // It is known roughly.
             (self.hold, self.raise) = (1, MOST_RAISE);
@@ -486,10 +540,12 @@ impl Capacity {
         // Where our way is known, a long queue is there.
         let is_ours = self.knows_ways() && queue > full(known) || queue < longest * GOING;
         if queue <= self.short(known) {
+            self.reason = "the queue is gone";
             self.drain = None;
         } else if grew || now >= drain.end && is_ours {
             self.begin(now, known, queue);
         } else if now >= drain.end {
+            self.reason = "the delay stays although less is sent: it is no queue";
             self.drain = None;
             self.excess = Some((self.longest(GROWN), now));
         }

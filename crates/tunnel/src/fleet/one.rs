@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 
 use mpvpn_packet::{FlowKey, VnetHdr, ip, protocol, tcp::Segment, tcp_flags};
 use mpvpn_quic::{Local, Transmit};
-use mpvpn_types::{ClassId, Duration, Instant};
+use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
+use tracing::debug;
 
 use crate::{Client, ClientEvent};
 
@@ -43,6 +44,18 @@ enum Life {
     Up { since: Instant, woken: Option<Instant> },
     /// It takes what belongs to it, since this time.
     Awake(Instant),
+}
+
+impl Life {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Asleep => "asleep",
+            Self::Waking(_) => "waking",
+            Self::Down => "down",
+            Self::Up { .. } => "up",
+            Self::Awake(_) => "awake",
+        }
+    }
 }
 
 /// Who takes a packet of a class.
@@ -88,17 +101,26 @@ impl One {
         matches!(self.life, Life::Awake(_))
     }
 
+    /// The connection of the class stands differently from now on.
+    fn enter(&mut self, life: Life, reason: &str) {
+        debug!(
+            target: CLASSES, class = self.id.0, name = self.client.class_name(), from = self.life.name(),
+            to = life.name(), waiting = self.waiting.len(), mtu = self.says, reason, "class changed"
+        );
+        self.life = life;
+    }
+
     /// Closes its connection until somebody wants it.
     pub(super) fn sleep(&mut self, now: Instant) {
         self.client.sleep(now);
-        self.life = Life::Asleep;
+        self.enter(Life::Asleep, "nobody uses it");
     }
 
     /// Wants a connection.
     pub(super) fn wake(&mut self, now: Instant) {
         self.used = now;
         if self.life == Life::Asleep {
-            self.life = Life::Waking(now);
+            self.enter(Life::Waking(now), "a packet belongs to it, or it goes before others");
             self.client.wake(now);
         }
     }
@@ -107,9 +129,6 @@ impl One {
     pub(super) fn note_use(&mut self, now: Instant, home: &Client, packet: &ip::IpPacket<'_>) {
         let due = self.life == Life::Asleep || now.saturating_duration_since(self.used) >= NOTE;
         if due && home.admits(packet) {
-            if self.life == Life::Asleep {
-                tracing::debug!(class = self.client.class_name(), "a class is used");
-            }
             self.wake(now);
         }
     }
@@ -172,9 +191,11 @@ impl One {
         match (event, self.life) {
             (_, Life::Asleep) => {}
             (ClientEvent::Up(_), Life::Waking(woken)) => {
-                self.life = Life::Up { since: now, woken: Some(woken) }
+                self.enter(Life::Up { since: now, woken: Some(woken) }, "its connection stands");
             }
-            (ClientEvent::Up(_), _) => self.life = Life::Up { since: now, woken: None },
+            (ClientEvent::Up(_), _) => {
+                self.enter(Life::Up { since: now, woken: None }, "its connection stands");
+            }
             (ClientEvent::Mtu(mtu), life) => {
                 self.says = Some(*mtu);
                 if let Life::Up { woken, .. } = life {
@@ -182,12 +203,7 @@ impl One {
                 }
             }
             (ClientEvent::Down(reason), _) => {
-                self.life = Life::Down;
-                tracing::debug!(
-                    class = self.client.class_name(),
-                    reason,
-                    "the connection of a class is lost"
-                );
+                self.enter(Life::Down, reason);
             }
             _ => {}
         }
@@ -198,7 +214,10 @@ impl One {
         if let Life::Up { since, .. } = self.life
             && (self.says >= mtu || now >= since + self.growing())
         {
-            self.life = Life::Awake(now);
+            let fits = self.says >= mtu;
+            let reason =
+                if fits { "it carries packets of the tunnel's MTU" } else { "its MTU grows no more" };
+            self.enter(Life::Awake(now), reason);
         }
         if matches!(self.life, Life::Awake(_)) {
             self.mtu = self.says;
@@ -212,10 +231,6 @@ impl One {
     /// Sleeps if it is time to.
     pub(super) fn rest(&mut self, now: Instant) {
         if self.sleeps_at().is_some_and(|at| now >= at) {
-            tracing::debug!(
-                class = self.client.class_name(),
-                "nobody uses a class, its connection is closed"
-            );
             self.sleep(now);
         }
     }
