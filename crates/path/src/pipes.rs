@@ -14,7 +14,8 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::PIPES};
+use tracing::{debug, trace};
 
 /// Pipes a link at most.
 const MOST: u8 = 8;
@@ -123,6 +124,8 @@ type Rates = [f64; 2];
 /// Decides about the pipes of one link.
 #[derive(Clone, Debug)]
 pub struct PipeJudge {
+    /// The name of the link, in events.
+    link: String,
     hint: Option<PipeHint>,
     /// The number that was found to be right.
     settled: u8,
@@ -178,6 +181,7 @@ impl PipeJudge {
     /// For a link with one pipe.
     pub fn new() -> Self {
         Self {
+            link: String::new(),
             hint: None,
             settled: 1,
             state: State::Resting(None),
@@ -189,6 +193,12 @@ impl PipeJudge {
         }
     }
 
+    /// The same for the link of this name, which events about it have.
+    #[must_use]
+    pub fn of_link(self, link: &str) -> Self {
+        Self { link: link.to_owned(), ..self }
+    }
+
     /// Takes a hint. Where nothing was measured yet there are two pipes from now on, and it is tried first whether the
     /// second one brings something.
     pub fn set_hint(&mut self, hint: PipeHint) {
@@ -197,7 +207,8 @@ impl PipeJudge {
             (self.settled, self.next) = (2, Step::Fewer);
         }
         // A name says more than a block of addresses.
-        if hint != PipeHint::Shared || self.hint.is_none() {
+        if (hint != PipeHint::Shared || self.hint.is_none()) && self.hint.as_ref() != Some(&hint) {
+            debug!(target: PIPES, link = self.link, %hint, settled = self.settled, "hint taken");
             self.hint = Some(hint);
         }
     }
@@ -219,6 +230,8 @@ impl PipeJudge {
                 }
             }
             State::Draining(until, pause) if now >= *until => {
+                let reason = "nothing is on the way on the unused pipe any more";
+                debug!(target: PIPES, link = self.link, settled = self.settled, ?pause, reason, "pipe closed");
                 self.state = State::Resting(Some(now + *pause));
             }
             State::Draining(..) => {}
@@ -300,6 +313,9 @@ impl PipeJudge {
         let higher =
             |way: usize| self.steady(way).is_some_and(|rate| rate > HIGHER * finding.most[way].max(BUSY));
         if *until > now + FIRST_PAUSE && (higher(0) || higher(1)) {
+            let [up, down] = finding.most;
+            let reason = "clearly more is carried than in the last trial";
+            debug!(target: PIPES, link = self.link, up, down, pause = ?FIRST_PAUSE, reason, "next trial comes sooner");
             (self.state, self.next) = (State::Resting(Some(now + FIRST_PAUSE)), Step::More);
         }
     }
@@ -311,10 +327,20 @@ impl PipeJudge {
         };
         if pipe > MOST {
             self.next = Step::Fewer;
-            self.state = State::Resting(Some(now + self.longer_pause()));
+            let pause = self.longer_pause();
+            debug!(target: PIPES, link = self.link, settled = self.settled, ?pause, reason = "there are as many as may be", "no trial");
+            self.state = State::Resting(Some(now + pause));
             return;
         }
         let settle = (SETTLE + rtt * SETTLE_ROUNDS).min(LONGEST_SETTLE);
+        let reason = match self.next {
+            Step::More => "the link is busy without a break: whether one more brings something",
+            Step::Fewer => "the link is busy without a break: whether the last one still brings something",
+        };
+        debug!(
+            target: PIPES, link = self.link, pipe, settled = self.settled, ?rtt, ?settle,
+            up = self.steady(0), down = self.steady(1), reason, "trial started"
+        );
         self.state = State::Trying(Trial { pipe, settle, since: now, mark: None, turns: Vec::new() });
     }
 
@@ -322,10 +348,16 @@ impl PipeJudge {
     fn conclude(&mut self, now: Instant) {
         let State::Trying(trial) = &self.state else { return };
         let (pipe, verdict) = (trial.pipe, trial.verdict());
+        if let Some([up, down]) = trial.turns.last() {
+            let used = trial.turns.len() % 2 == 0;
+            trace!(target: PIPES, link = self.link, pipe, turn = trial.turns.len(), used, up, down, ?verdict, "turn measured");
+        }
         let (gain, most, stays) = match verdict {
             Verdict::Open => return,
             // The demand is gone, and with it what could be compared.
             Verdict::Void => {
+                let reason = "the demand ended";
+                debug!(target: PIPES, link = self.link, pipe, settled = self.settled, pause = ?FIRST_PAUSE, reason, "trial ended");
                 self.leave(now, pipe, FIRST_PAUSE);
                 return;
             }
@@ -335,6 +367,11 @@ impl PipeJudge {
         // What a hint promised is true, but nobody knows yet what the next pipe would bring.
         let first = self.finding.replace(Finding { pipe, gain, most }).is_none();
         let before = std::mem::replace(&mut self.settled, if stays { pipe } else { pipe - 1 });
+        let reason = if stays { "the link carries clearly more with it" } else { "it brings too little" };
+        debug!(
+            target: PIPES, link = self.link, pipe, stays, gain, up = most[0], down = most[1], from = before,
+            to = self.settled, reason, "trial ended"
+        );
         if self.settled != before {
             // Things are not as they were: go on in this direction at once.
             self.pause = FIRST_PAUSE;

@@ -4,7 +4,8 @@
 //! a TCP connection or to give it up, and which of two ways that work carries data. Always holds: UDP has a head start;
 //! attempts that fail come ever less often; of two ways that work one is given up.
 
-use mpvpn_types::{Duration, Instant, Transport};
+use mpvpn_types::{Duration, Instant, Transport, target::TRANSPORT};
+use tracing::{debug, trace};
 
 /// How long nothing but UDP is tried on a link that has come up (as RFC 8305 §5 has it for addresses).
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -98,6 +99,8 @@ struct Open {
 /// Decides for one link.
 #[derive(Clone, Debug)]
 pub struct TransportJudge {
+    /// The name of the link, in events.
+    link: String,
     wanted: Transport,
     signs: Signs,
     /// Since when it is up, in this network.
@@ -124,6 +127,7 @@ impl TransportJudge {
     /// For a link of which nothing is known.
     pub fn new(now: Instant, wanted: Transport) -> Self {
         Self {
+            link: String::new(),
             wanted,
             signs: Signs::default(),
             up: None,
@@ -143,9 +147,16 @@ impl TransportJudge {
         }
     }
 
+    /// The same for the link of this name, which events about it have.
+    #[must_use]
+    pub fn of_link(self, link: &str) -> Self {
+        Self { link: link.to_owned(), ..self }
+    }
+
     /// Wants something else from now on.
     pub fn set_wanted(&mut self, now: Instant, wanted: Transport) {
         if self.wanted != wanted {
+            debug!(target: TRANSPORT, link = self.link, from = ?self.wanted, to = ?wanted, reason = "it is configured so", "transport wanted");
             (self.wanted, self.main) = (wanted, (main_of(wanted), now));
             (self.failures, self.retry, self.next) = (0, now, Some(now));
         }
@@ -155,6 +166,7 @@ impl TransportJudge {
     pub fn network_changed(&mut self, now: Instant) {
         self.up = self.up.map(|_| now);
         self.answered = None;
+        debug!(target: TRANSPORT, link = self.link, failures = self.failures, reason = "what failed may work in another network", "attempts begin anew");
         (self.failures, self.retry, self.next) = (0, now, Some(now));
     }
 
@@ -163,6 +175,7 @@ impl TransportJudge {
         self.open = Some(Open { since: now, works: None, silent: None, has_worked: false });
         (self.dialling, self.lingers, self.next) = (false, true, Some(now));
         self.reason.clear();
+        debug!(target: TRANSPORT, link = self.link, took = ?now.saturating_duration_since(self.ordered), "TCP connection established");
     }
 
     /// The TCP connection that was ordered could not be made, for this reason.
@@ -171,6 +184,10 @@ impl TransportJudge {
         if self.open.is_none() {
             self.pause(self.ordered);
         }
+        debug!(
+            target: TRANSPORT, link = self.link, failures = self.failures, reason,
+            retry_in = ?self.retry.saturating_duration_since(now), "TCP connection failed"
+        );
         (self.reason, self.next) = (reason, Some(now));
     }
 
@@ -181,6 +198,10 @@ impl TransportJudge {
         {
             self.pause(now);
         }
+        debug!(
+            target: TRANSPORT, link = self.link, failures = self.failures, reason,
+            retry_in = ?self.retry.saturating_duration_since(now), "TCP connection ended"
+        );
         (self.reason, self.next) = (reason, Some(now));
     }
 
@@ -207,6 +228,9 @@ impl TransportJudge {
 
     /// Judges what is known now.
     pub fn look(&mut self, now: Instant, signs: Signs) -> Option<Order> {
+        if self.signs != signs {
+            trace!(target: TRANSPORT, link = self.link, up = signs.up, udp = ?signs.udp, tcp = ?signs.tcp, "signs changed");
+        }
         (self.signs, self.next) = (signs, None);
         if !signs.up {
             self.up = None;
@@ -227,7 +251,11 @@ impl TransportJudge {
         let up = self.up_since(now);
         match (heard, self.udp) {
             (Heard::Works, Udp::Works { since }) => self.udp = Udp::Works { since: since.max(up) },
-            (Heard::Works, _) => self.udp = Udp::Works { since: now },
+            (Heard::Works, Udp::Silent { since, died }) => {
+                let silent_for = now.saturating_duration_since(since);
+                debug!(target: TRANSPORT, link = self.link, ?silent_for, died, reason = "a path over UDP works", "UDP works");
+                self.udp = Udp::Works { since: now };
+            }
             // What was heard before the link went is not heard at once, which says nothing against UDP.
             (_, Udp::Works { .. }) if !self.is_over(now, up + HEAD_START) => {}
             (_, Udp::Works { since }) => {
@@ -236,6 +264,10 @@ impl TransportJudge {
                     self.relapses =
                         if self.returned.take().is_some_and(soon) { self.relapses + 1 } else { 0 };
                 }
+                debug!(
+                    target: TRANSPORT, link = self.link, worked_for = ?now.saturating_duration_since(since),
+                    relapses = self.relapses, heard = ?heard, reason = "no path over UDP works any more", "UDP is silent"
+                );
                 self.udp = Udp::Silent { since: if since < up { up } else { now }, died: true };
             }
             _ => {}
@@ -263,16 +295,22 @@ impl TransportJudge {
         if self.wanted != Transport::Auto {
             return;
         }
-        let way = match (self.main.0, self.udp, self.open) {
-            (Way::Udp, Udp::Silent { .. }, Some(_)) => Way::Tcp,
-            (Way::Tcp, _, None) => Way::Udp,
+        let (way, reason) = match (self.main.0, self.udp, self.open) {
+            (Way::Udp, Udp::Silent { .. }, Some(_)) => {
+                (Way::Tcp, "UDP is silent, and a TCP connection stands")
+            }
+            (Way::Tcp, _, None) => (Way::Udp, "there is no TCP connection"),
             (Way::Tcp, Udp::Works { since }, Some(_)) if self.is_over(now, since + self.trust()) => {
                 self.returned = Some(now);
-                Way::Udp
+                (Way::Udp, "UDP has worked for long enough to be trusted")
             }
-            (way, ..) => way,
+            (way, ..) => (way, ""),
         };
         if way != self.main.0 {
+            debug!(
+                target: TRANSPORT, link = self.link, from = ?self.main.0, to = ?way, trust = ?self.trust(),
+                relapses = self.relapses, reason, "transport changed"
+            );
             self.main = (way, now);
         }
     }
@@ -289,6 +327,11 @@ impl TransportJudge {
         };
         if settled && (self.open.is_some() || self.dialling || self.lingers) {
             (self.open, self.dialling, self.lingers) = (None, false, false);
+            let reason = match self.wanted {
+                Transport::Quic => "nothing but UDP is wanted",
+                _ => "UDP has carried data for long enough",
+            };
+            debug!(target: TRANSPORT, link = self.link, keep = ?self.keep(), reason, "TCP connection given up");
             return Some(Order::Close);
         }
         if self.dialling || !self.wants_tcp(now) || !self.is_over(now, self.retry) {
@@ -298,6 +341,15 @@ impl TransportJudge {
             self.pause(now);
         }
         (self.dialling, self.ordered) = (true, now);
+        let reason = match (self.wanted, self.open) {
+            (_, Some(_)) => "nothing comes on the TCP connection that there is",
+            (Transport::Tcp, None) => "TCP is wanted",
+            (_, None) => "UDP gets no answer",
+        };
+        debug!(
+            target: TRANSPORT, link = self.link, failures = self.failures, udp = ?self.udp, reason,
+            "TCP connection ordered"
+        );
         Some(Order::Dial)
     }
 

@@ -90,7 +90,8 @@ impl AutoPipes {
     /// Takes what the addresses of a link suggest; the one whose name is wanted.
     fn meet(&mut self, now: Instant, id: LinkId, link: &Link, paths: &[PathReport]) -> Option<IpAddr> {
         let networks = networks(link);
-        let begin = || Known { networks: networks.clone(), judge: PipeJudge::new(), asked: None };
+        let begin =
+            || Known { networks: networks.clone(), judge: PipeJudge::new().of_link(&link.name), asked: None };
         let known = self.links.entry(link.name.clone()).or_insert_with(begin);
         if known.networks != networks {
             *known = begin();

@@ -88,7 +88,7 @@ enum Use {
 impl Way {
     fn new(now: Instant, policies: &Policies, name: &str) -> Self {
         Self {
-            judge: TransportJudge::new(now, policies.transport(name)),
+            judge: TransportJudge::new(now, policies.transport(name)).of_link(name),
             told: None,
             carriage: None,
             trying: None,
