@@ -444,8 +444,22 @@ impl Peer {
     }
 
     fn ask(&self, more: &[&str]) -> Result<Value, String> {
+        let answer = self.run("status", more)?;
+        serde_json::from_str(&answer).map_err(|error| error.to_string())
+    }
+
+    /// What `mpvpn events --json` prints: the events, the last one at the end.
+    pub fn events(&self) -> Vec<Value> {
+        let lines =
+            self.run("events", &[]).unwrap_or_else(|error| panic!("no events: {error}\n{}", self.tail()));
+        let read = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        lines.lines().map(read).collect()
+    }
+
+    /// What a command prints in JSON about it.
+    fn run(&self, command: &str, more: &[&str]) -> Result<String, String> {
         let output = Command::new(binary())
-            .args(["status", "--json", "--api-socket"])
+            .args([command, "--json", "--api-socket"])
             .arg(&self.socket)
             .args(more)
             .stdin(Stdio::null())
@@ -454,7 +468,7 @@ impl Peer {
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned());
         }
-        serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Waits until the status is as `wanted` wants it, which complains otherwise.

@@ -33,4 +33,4 @@ pub use rules::{
     builtin::{BUILT_IN, BULK, CRITICAL},
     has_ports,
 };
-pub use shaper::{Sample, Seat, Shaper, Share};
+pub use shaper::{CapacityChange, CapacityReason, Sample, Seat, Shaper, Share};

@@ -22,6 +22,7 @@ mod divide;
 mod report;
 #[cfg(test)]
 mod tests;
+mod watch;
 mod ways;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +32,8 @@ use mpvpn_types::{BitRate, ClassId, Duration, Instant, Portion, Weight};
 pub use capacity::Sample;
 use capacity::{Capacity, seconds};
 use divide::{CLASSES, Claim, divide};
+use watch::CapacityWatch;
+pub use watch::{CapacityChange, CapacityReason};
 use ways::Ways;
 
 /// What may leave at once: what the link carries in this time (s), as a call waits for all of it, at both ends, or two
@@ -177,13 +180,14 @@ pub struct Shaper {
     /// Until when classes count as sharing the link.
     shared_until: Option<Instant>,
     bound: bool,
+    watch: CapacityWatch,
 }
 
 impl Shaper {
     /// A shaper of a link that carries `capacity`; `None` to learn that from what is delivered ([`Self::measured`]).
     /// All classes have the share of [`Share::default`].
     pub fn new(now: Instant, capacity: Option<BitRate>) -> Self {
-        Self {
+        let mut shaper = Self {
             link: None,
             last: now,
             capacity: Capacity::new(now, capacity),
@@ -192,6 +196,15 @@ impl Shaper {
             classes: [Class { tokens: PACKET, ..Class::default() }; CLASSES],
             shared_until: None,
             bound: capacity.is_some(),
+            watch: CapacityWatch::default(),
+        };
+        shaper.note_given(capacity);
+        shaper
+    }
+
+    fn note_given(&mut self, given: Option<BitRate>) {
+        if let Some(given) = given.and(self.capacity.known()) {
+            self.watch.given(given);
         }
     }
 
@@ -206,6 +219,7 @@ impl Shaper {
         report::given(self.link, self.capacity.known(), capacity);
         self.advance(now);
         self.capacity.set_given(capacity);
+        self.note_given(capacity);
     }
 
     /// Changes what a class may have.
@@ -219,6 +233,11 @@ impl Shaper {
     /// what was measured. `None` while nothing is known.
     pub fn capacity(&self) -> Option<BitRate> {
         self.capacity.known().map(|rate| BitRate::from_bytes_per_second(rate as u64))
+    }
+
+    /// A large change of the capacity since the last call.
+    pub fn take_capacity_change(&mut self) -> Option<CapacityChange> {
+        self.watch.take()
     }
 
     /// Bytes of IP packets that a class may send now: a packet may be begun as long as it is not 0. Whoever asks has
@@ -319,6 +338,7 @@ impl Shaper {
         if let Some(before) = before {
             report::capacity(self.link, before, self.capacity.decided());
         }
+        self.watch.measured(self.capacity.known(), || self.capacity.waiting());
         if !self.bound {
             return None;
         }

@@ -1,12 +1,16 @@
 //! The local API: HTTP/1.1 on a unix socket that only its owner can open.
 //!
 //! In: requests of programs on this machine. Out: `GET /v1/status`, a [`Status`](crate::status::Status)
-//! in JSON; `GET /v1/flows`, a [`FlowList`](crate::status::FlowList); `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
+//! in JSON; `GET /v1/flows`, a [`FlowList`](crate::status::FlowList); `GET /v1/events`, the last
+//! [events](crate::events) in lines of JSON, and with `?follow` those that come; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
 //! and answers with the [`Link`](crate::status::Link); `POST /v1/reload` has the configuration read again and answers
 //! with [`Reloaded`](crate::config::Reloaded). Always holds: a socket in use is never taken away from a live process; what waits, is read
 //! or is answered is bounded in size and time; the socket's file is gone when the server is.
+//!
+//! All requests are defined in `requests.rs`; `server.rs` and `client.rs` know none of them.
 
 mod client;
+mod requests;
 mod server;
 
 use std::{
@@ -15,8 +19,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use client::{change_link, fetch_flows, fetch_status, list_sockets, reload};
-pub use server::{Question, Server, Source};
+pub use client::list_sockets;
+pub use requests::*;
+pub use server::{Server, Source};
 
 use crate::{Error, Result, places, status::Role};
 

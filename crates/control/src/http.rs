@@ -1,9 +1,17 @@
 //! HTTP/1.1 for the few requests of programs on this machine or of who watches it: what waits, is read or is answered is
-//! bounded in number, size and time.
+//! bounded in number, size and time. Only an answer marked [`Endless`] has no time limit.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use hyper::{
     Request, Response,
     body::{Bytes, Incoming},
@@ -28,7 +36,16 @@ const LONGEST_ANSWER: Duration = Duration::from_secs(2);
 const READ_AHEAD: usize = 8192;
 
 /// An answer.
-pub(crate) type Answer = Response<Full<Bytes>>;
+pub(crate) type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+/// Marks an answer without a time limit, as an extension.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Endless;
+
+/// An answer with a complete body.
+pub(crate) fn whole(body: impl Into<Bytes>) -> Answer {
+    Response::new(Full::new(body.into()).boxed_unsync())
+}
 
 /// Answers requests on the connections that `accept` gives until dropped; inside a tokio runtime with I/O and time.
 /// `what` names it in the log.
@@ -56,9 +73,15 @@ pub(crate) async fn serve<S, F>(
         };
         let answer = answer.clone();
         connections.spawn(async move {
+            let is_endless = Arc::new(AtomicBool::new(false));
+            let endless = Arc::clone(&is_endless);
             let service = service_fn(move |request| {
-                let answering = answer(request);
-                async move { Ok::<_, std::convert::Infallible>(answering.await) }
+                let (answering, endless) = (answer(request), Arc::clone(&endless));
+                async move {
+                    let answer = answering.await;
+                    endless.store(answer.extensions().get::<Endless>().is_some(), Ordering::Relaxed);
+                    Ok::<_, Infallible>(answer)
+                }
             });
             let answering = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -66,7 +89,13 @@ pub(crate) async fn serve<S, F>(
                 .keep_alive(false)
                 .max_buf_size(READ_AHEAD)
                 .serve_connection(TokioIo::new(stream), service);
-            if let Ok(Err(error)) = tokio::time::timeout(LONGEST_REQUEST, answering).await {
+            tokio::pin!(answering);
+            let ended = match tokio::time::timeout(LONGEST_REQUEST, &mut answering).await {
+                Ok(ended) => ended,
+                Err(_) if is_endless.load(Ordering::Relaxed) => answering.await,
+                Err(_) => Ok(()),
+            };
+            if let Err(error) = ended {
                 tracing::debug!("{what}: {error}");
             }
             drop(place);

@@ -11,15 +11,14 @@ use std::{
     sync::Arc,
 };
 
-use http_body_util::Full;
-use hyper::{Method, Request, Response, StatusCode, body::Incoming, header};
+use hyper::{Method, Request, StatusCode, body::Incoming, header};
 
 pub use text::exposition;
 
 use crate::{
     Error, Result,
     api::{Question, Source},
-    http::{self, Answer, ask},
+    http::{self, Answer, ask, whole},
 };
 
 /// The text format that is written.
@@ -74,7 +73,7 @@ async fn answer(request: &Request<Incoming>, source: &Source) -> Answer {
 }
 
 fn plain(code: StatusCode, body: String) -> Answer {
-    let mut response = Response::new(Full::from(body));
+    let mut response = whole(body);
     *response.status_mut() = code;
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static(FORMAT));
     response

@@ -12,9 +12,10 @@ pub mod check;
 mod classes;
 mod device;
 pub mod embedded;
+mod events;
 mod forge;
 mod machine;
-mod member;
+pub(crate) mod member;
 mod names;
 mod pipes;
 mod plane;
@@ -24,8 +25,9 @@ pub(crate) mod ways;
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, sync::Arc, time::Instant};
 
 use mpvpn_control::{
-    api::{self, Question},
+    api,
     config::{ClientConfig, ClientOptions, LaneRule, LinkChange, Origin, Reloaded},
+    events::{Event, EventSender, ShortText},
     metrics,
     status::{FlowList, Link, Role, Status},
     tls::{self, RefusalSlot},
@@ -40,7 +42,7 @@ use mpvpn_tunnel::{
 use mpvpn_types::{ClassId, Fec};
 
 use crate::{
-    EngineError,
+    EngineError, answers,
     asking::Asking,
     crew::Crew,
     exchange::{Inbox, exchange},
@@ -51,12 +53,13 @@ use crate::{
     slow::{Message, Offers, Slow},
     status,
     tcp_way::carriage::Stable,
-    turn::{MONITOR, SIGNAL, Told, Turn, Turns, report_reload},
+    turn::{MONITOR, SIGNAL, Told, Turn, Turns, end_event, reload_event},
 };
 use apps::Apps;
 use classes::Classes;
 use device::Devices;
 use embedded::Host;
+use events::ShardEvents;
 use forge::{Forge, Setups, lane_of};
 use machine::Machine;
 use member::{Joiner, Word};
@@ -137,6 +140,7 @@ struct Parts {
     meters: Meters,
     /// `None` where there is no thread for TCP.
     tcp: Option<Arc<Stable>>,
+    events: EventSender,
 }
 
 impl Parts {
@@ -146,8 +150,9 @@ impl Parts {
         let connections = self.forge.connections(&self.config, &classes, shard);
         let several = self.forge.shards > 1;
         let fleet = Fleet::new(Instant::now(), connections, classes.rules.clone(), shard, several);
-        let ways = Ways::new(shard, self.tcp.clone(), turns.wake.clone());
-        PlaneGear { shard, fleet, classes, forge: self.forge.clone(), ways }
+        let ways = Ways::new(shard, self.tcp.clone(), turns.wake.clone(), self.events.clone());
+        let events = ShardEvents::new(self.events.clone(), shard);
+        PlaneGear { shard, fleet, classes, forge: self.forge.clone(), ways, events }
     }
 
     fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
@@ -174,11 +179,11 @@ impl Parts {
 }
 
 /// The main thread.
-struct Running {
+pub(crate) struct Running {
     config: ClientConfig,
     origin: Origin<ClientOptions>,
     plane: Plane,
-    crew: Crew<Word>,
+    pub(crate) crew: Crew<Word>,
     inbox: Inbox<Word>,
     /// Members that carry packets, and the largest they can (bytes).
     carrying: BTreeMap<Member, usize>,
@@ -186,15 +191,18 @@ struct Running {
     proxy: Option<Proxy<RelayId, UdpId>>,
     host: Option<Host>,
     slow: Slow,
+    events: EventSender,
     quotas: Quotas,
     pipes: AutoPipes,
     /// `None` where the server is an address.
     names: Option<Names>,
     up: bool,
+    /// How often the session was resumed, as last reported.
+    resumed: u32,
     mtu: u32,
     /// Who asks for the status, and for the flows.
-    asking: Asking<Status, Status>,
-    listing: Asking<FlowList, FlowList>,
+    pub(crate) asking: Asking<Status, Status>,
+    pub(crate) listing: Asking<FlowList, FlowList>,
 }
 
 impl Running {
@@ -209,9 +217,12 @@ impl Running {
         let mut queues = queues.into_iter();
         let devices = queues.next();
         let meters = Meters::default();
+        let events = slow.events();
+        let ground = Ground { events: events.clone(), ..ground };
         let classes = Classes::of(&config, devices.is_some());
         let mut links = Links::new(&config.paths, classes.sockets(), &meters, ground.clone(), &turns.poller)?;
-        let quotas = Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone())?;
+        let quotas =
+            Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone(), events.clone())?;
         let policies = Policies::new(&config.links);
         let max_udp_payload = links.max_payload();
         let secret = random::<32>()?;
@@ -257,13 +268,14 @@ impl Running {
             meters,
             config,
             tcp,
+            events: events.clone(),
         };
         let gear = parts.gear(0, turns);
         let (crew, inbox) = parts.crew(turns, queues.collect())?;
         Ok(Self {
             plane: Plane::new(gear, links, policies, devices, turns)?,
             quotas,
-            pipes: AutoPipes::new(Instant::now()),
+            pipes: AutoPipes::new(Instant::now(), events.clone()),
             crew,
             inbox,
             carrying: BTreeMap::new(),
@@ -271,8 +283,10 @@ impl Running {
             proxy,
             host,
             slow,
+            events,
             names: parts.config.server.ip().is_none().then(Names::default),
             up: false,
+            resumed: 0,
             mtu: 1280,
             asking: Asking::default(),
             listing: Asking::default(),
@@ -290,12 +304,13 @@ impl Running {
             None => self.set_remotes(turns, now, Vec::new())?,
         }
         for (_, link) in self.plane.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
-            tracing::warn!(link = %link.name, reason = link.reason, "a link cannot be used yet, waiting for it");
+            let (link, reason) = (link.name.as_str().into(), link.reason.into());
+            self.events.report(Event::LinkUnusable { link, reason });
         }
         if let Some(note) = self.config.note() {
             tracing::warn!("{note}");
         }
-        tracing::info!(server = %self.config.server, "connecting");
+        self.events.report(Event::Connecting { server: self.config.server.to_string().into() });
         let mut turn = Turn::new();
         loop {
             let busy = self.transmit(turns, turn.now)?.then_some(turn.now);
@@ -320,7 +335,7 @@ impl Running {
             {
                 match told {
                     Told::End(signal) => {
-                        tracing::info!(?signal, "ending");
+                        self.events.report(end_event(signal));
                         return Ok(());
                     }
                     Told::Reload => drop(self.reload(turns, turn.now)),
@@ -397,7 +412,10 @@ impl Running {
                         Some(mtu) => self.carrying.insert(member, mtu),
                         None => self.carrying.remove(&member),
                     };
-                    tracing::info!(shard = member.number(), carries = mtu.is_some(), "another connection");
+                    if mtu.is_some() {
+                        let (shard, reason) = (member.shard(), "".into());
+                        self.events.report(Event::ShardChanged { shard, connected: true, reason });
+                    }
                     self.attach(turns)?;
                     self.configure()?;
                     self.share_links();
@@ -425,43 +443,26 @@ impl Running {
     fn messages(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Asked(Question::Status(reply)) => {
-                    // A tunnel that is told to be up has its addresses, routes and resolvers. Streams are filled soon.
-                    self.apply_events(turns, now)?;
-                    if let Some(round) = self.asking.ask(now, reply) {
-                        self.crew.tell(|| Word::Report(round));
-                        let own = self.status(now);
-                        self.asking.report(round, own);
-                    }
-                }
-                Message::Asked(Question::Flows(reply)) => {
-                    if let Some(round) = self.listing.ask(now, reply) {
-                        self.crew.tell(|| Word::List(round));
-                        self.listing.report(round, self.flows(now));
-                    }
-                }
-                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload(turns, now))),
-                Message::Asked(Question::Link { name, change, reply }) => {
-                    // Who asked may be gone.
-                    let _ = reply.send(self.change_link(now, &name, &change));
-                }
+                Message::Asked(question) => answers::of_client(self, turns, now, question)?,
                 Message::Named(address, name) => {
                     if let Some(name) = name {
                         self.pipes.named(now, address, &name);
                     }
                 }
                 Message::Resolved(found) => {
-                    let server = &self.config.server;
+                    let server = self.config.server.to_string().into();
                     let found = found.and_then(|all| match all.is_empty() {
                         true => Err("it has no address".to_owned()),
                         false => Ok(all),
                     });
                     if let Err(reason) = &found {
-                        tracing::warn!(%server, reason, "cannot resolve the server's name");
+                        let reason = reason.as_str().into();
+                        self.events.report(Event::ResolveFailed { server, reason });
                     }
                     let names = self.names.as_mut();
                     if let Some(addresses) = names.and_then(|names| names.resolved(now, found.ok())) {
-                        tracing::info!(%server, ?addresses, "the server's addresses");
+                        let server = self.config.server.to_string().into();
+                        self.events.report(Event::ServerResolved { server, addresses: addresses.clone() });
                         self.set_remotes(turns, now, addresses)?;
                     }
                 }
@@ -472,10 +473,10 @@ impl Running {
 
     /// Reads the configuration again: how links are used and the classes count at once, and what was said at run time no
     /// more.
-    fn reload(&mut self, turns: &Turns, now: Instant) -> Result<Reloaded, String> {
+    pub(crate) fn reload(&mut self, turns: &Turns, now: Instant) -> Result<Reloaded, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         let reloaded = new.map(|new| self.config.take_over(new));
-        report_reload(&reloaded);
+        self.events.report(reload_event(&reloaded));
         let mut policies = self.plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {
             self.set_policies(now, policies);
@@ -489,7 +490,12 @@ impl Running {
     }
 
     /// Has a link used in another way, until this process ends.
-    fn change_link(&mut self, now: Instant, name: &str, change: &LinkChange) -> Result<Link, String> {
+    pub(crate) fn change_link(
+        &mut self,
+        now: Instant,
+        name: &str,
+        change: &LinkChange,
+    ) -> Result<Link, String> {
         let known = || self.plane.links.uplinks().map(|(_, link)| link.name.as_str());
         if !known().any(|link| link == name) {
             let names = known().collect::<Vec<_>>();
@@ -499,7 +505,7 @@ impl Running {
         let mut policies = self.plane.policies.clone();
         let mut link = policies.of(name);
         link.change(change);
-        tracing::info!(link = name, ?change, "a link is used in another way");
+        self.events.report(Event::LinkSet { link: name.into(), change: ShortText::of(change) });
         policies.change(name, link);
         if change.quota_reset {
             self.quotas.reset(name);
@@ -543,7 +549,7 @@ impl Running {
     }
 
     /// What this shard alone knows.
-    fn status(&mut self, now: Instant) -> Status {
+    pub(crate) fn status(&mut self, now: Instant) -> Status {
         let mut status = self.plane.status(now, &self.config, Member::HOME);
         for link in &mut status.links {
             link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
@@ -555,7 +561,7 @@ impl Running {
     }
 
     /// The flows of this shard alone: those of the TUN or of the proxies.
-    fn flows(&self, now: Instant) -> FlowList {
+    pub(crate) fn flows(&self, now: Instant) -> FlowList {
         match &self.proxy {
             Some(proxy) => flows::of_connections(now, Role::Client, proxy.flows()),
             None => self.plane.flows(now, &self.config),
@@ -584,7 +590,7 @@ impl Running {
     }
 
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
-    fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
+    pub(crate) fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         let mut streams = false;
         while let Some((flow, payload)) = self.plane.fleet.home().poll_udp() {
             if let Some(proxy) = &mut self.proxy {
@@ -605,11 +611,11 @@ impl Running {
             match event {
                 ClientEvent::Mtu(mtu) => {
                     self.mtu = mtu as u32;
-                    tracing::info!(mtu, "tunnel MTU");
+                    self.events.report(Event::MtuChanged { mtu: mtu as u64 });
                     self.configure()?;
                 }
                 ClientEvent::Up(assignment) => {
-                    tracing::info!(addresses = ?assignment.addresses, "tunnel up");
+                    self.report_connected(&assignment);
                     self.up = true;
                     self.attach(turns)?;
                     self.assign(assignment);
@@ -619,7 +625,8 @@ impl Running {
                     }
                 }
                 ClientEvent::Changed(assignment) => {
-                    tracing::info!(addresses = ?assignment.addresses, "addresses or routes changed");
+                    let addresses = assignment.addresses.clone();
+                    self.events.report(Event::AddressesChanged { addresses });
                     self.assign(assignment);
                     self.configure()?;
                 }
@@ -630,7 +637,7 @@ impl Running {
                 }
                 ClientEvent::Members { secret, .. } => self.crew.tell(|| Word::Join(secret.clone())),
                 ClientEvent::Down(reason) => {
-                    tracing::warn!(reason, "connection lost, connecting again");
+                    self.events.report(Event::Disconnected { reason: reason.as_str().into() });
                     self.up = false;
                     self.attach(turns)?;
                     if let Some(host) = &mut self.host {
@@ -646,6 +653,16 @@ impl Running {
             }
         }
         Ok(streams)
+    }
+
+    fn report_connected(&mut self, assignment: &Assignment) {
+        let resumed = self.plane.fleet.home_ref().resumed();
+        let is_resumed = std::mem::replace(&mut self.resumed, resumed) != resumed;
+        self.events.report(Event::Connected {
+            server: self.config.server.to_string().into(),
+            addresses: assignment.addresses.clone(),
+            resumed: is_resumed,
+        });
     }
 
     fn assign(&mut self, assignment: Assignment) {
@@ -682,7 +699,6 @@ impl Running {
 }
 
 fn prepare(machine: &mut Option<Machine>, name: &str) {
-    tracing::info!(link = %name, "link up");
     if let Some(machine) = machine {
         machine.prepare_link(name);
     }

@@ -15,12 +15,14 @@
 // Clocks, sockets and files are what an engine is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
+mod answers;
 mod asking;
 pub mod client;
 mod crew;
 mod dial;
 mod egress;
 mod error;
+mod events;
 mod exchange;
 mod flows;
 mod front;

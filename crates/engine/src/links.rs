@@ -11,7 +11,10 @@ use std::{
     sync::Arc,
 };
 
-use mpvpn_control::config::is_match;
+use mpvpn_control::{
+    config::is_match,
+    events::{self, EventSender, ShortText},
+};
 use mpvpn_os::{
     OsError, UdpOptions, UdpSocket,
     netlink::Event,
@@ -82,6 +85,8 @@ pub(crate) struct Ground {
     pub(crate) protect: Option<Protect>,
     /// Where the app knows the links; else the kernel does.
     pub(crate) given: Option<Vec<GivenLink>>,
+    /// Reports links that cannot be used.
+    pub(crate) events: EventSender,
 }
 
 impl Ground {
@@ -370,7 +375,10 @@ impl Links {
             match bind(&footing, remote, dscp, poller, id) {
                 Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
                 Err(error) => {
-                    tracing::warn!(link = %link.name, %error, "cannot use a link");
+                    self.ground.events.report(events::Event::LinkUnusable {
+                        link: link.name.as_str().into(),
+                        reason: ShortText::of(&error),
+                    });
                     link.reason = match error {
                         EngineError::Unprotected => "the app does not let its socket be used",
                         _ => "its socket cannot be bound",

@@ -3,20 +3,22 @@
 //! Its shards are threads that share nothing on the way of a packet. The first is the main thread,
 //! which also has the signals, the local API and what is changed on the machine.
 
+mod events;
 mod machine;
-mod plane;
+pub(crate) mod plane;
 mod streams;
 
 use std::{path::Path, sync::Arc, time::Instant};
 
 use mpvpn_control::{
     access::Access,
-    api::{self, Question},
+    api,
     auth::Authenticator,
     config::{
         LimitRule, Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service, Tcp,
     },
     credentials::{Credentials, first_start_message, guess_address},
+    events::{Event, EventSender},
     metrics,
     status::{FlowList, Role, Status},
     tls,
@@ -26,7 +28,7 @@ use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig as TunnelConfig};
 
 use crate::{
-    EngineError,
+    EngineError, answers,
     asking::Asking,
     client::random,
     crew::Crew,
@@ -36,7 +38,7 @@ use crate::{
     links::{IPV4_UDP, LARGEST_PAYLOAD, largest_payload},
     slow::{Message, Offers, Slow},
     status,
-    turn::{SIGNAL, Told, Turn, Turns, report_reload},
+    turn::{SIGNAL, Told, Turn, Turns, end_event, reload_event},
     wire::{SOCKET_BUFFER, Wire},
 };
 use machine::Machine;
@@ -107,8 +109,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
             },
         );
         let egress = egress.map_err(EngineError::Addresses)?;
-        let plane =
+        let mut plane =
             Plane::new(shard, server, sockets, queues.clone(), egress, (inbox, outboxes.clone()), turns)?;
+        plane.events = slow.events();
         planes.push(plane);
     }
     let first = planes.remove(0);
@@ -214,21 +217,22 @@ fn tunnel_config(
 }
 
 /// The main thread.
-struct Running {
+pub(crate) struct Running {
     config: ServerConfig,
     origin: Origin<ServerOptions>,
-    plane: Plane,
-    crew: Crew<Word>,
+    pub(crate) plane: Plane,
+    pub(crate) crew: Crew<Word>,
     registry: Registry,
     /// `None` without a TUN.
     machine: Option<Machine>,
     slow: Slow,
+    events: EventSender,
     /// Who is behind connections that come from this process.
     fronted: Fronted,
     started: Instant,
     /// Who asks for the status, and for the flows.
-    asking: Asking<ShardReport, Status>,
-    listing: Asking<FlowList, FlowList>,
+    pub(crate) asking: Asking<ShardReport, Status>,
+    pub(crate) listing: Asking<FlowList, FlowList>,
 }
 
 impl Running {
@@ -241,8 +245,21 @@ impl Running {
         (slow, fronted): (Slow, Fronted),
     ) -> Self {
         let started = Instant::now();
-        let (asking, listing) = (Asking::default(), Asking::default());
-        Self { config, origin, plane, crew, registry, machine, slow, fronted, started, asking, listing }
+        let (asking, listing, events) = (Asking::default(), Asking::default(), slow.events());
+        Self {
+            config,
+            origin,
+            plane,
+            crew,
+            registry,
+            machine,
+            slow,
+            events,
+            fronted,
+            started,
+            asking,
+            listing,
+        }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -260,7 +277,7 @@ impl Running {
             {
                 match told {
                     Told::End(signal) => {
-                        tracing::info!(?signal, "ending");
+                        self.events.report(end_event(signal));
                         return Ok(());
                     }
                     Told::Reload => drop(self.reload()),
@@ -291,33 +308,17 @@ impl Running {
     }
 
     /// Reads the configuration again, and says what of it counts after a restart.
-    fn reload(&self) -> Result<Reloaded, String> {
+    pub(crate) fn reload(&self) -> Result<Reloaded, String> {
         let reloaded =
             self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
-        report_reload(&reloaded);
+        self.events.report(reload_event(&reloaded));
         reloaded
     }
 
     fn messages(&mut self, now: Instant) {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Asked(Question::Reload(reply)) => drop(reply.send(self.reload())),
-                Message::Asked(Question::Link { reply, .. }) => {
-                    // Who asked may be gone.
-                    let _ = reply.send(Err("this is a server: links are a client's".to_owned()));
-                }
-                Message::Asked(Question::Status(reply)) => {
-                    if let Some(round) = self.asking.ask(now, reply) {
-                        self.crew.tell(|| Word::Report(round));
-                        self.asking.report(round, self.plane.report(now));
-                    }
-                }
-                Message::Asked(Question::Flows(reply)) => {
-                    if let Some(round) = self.listing.ask(now, reply) {
-                        self.crew.tell(|| Word::List(round));
-                        self.listing.report(round, self.plane.flows(now));
-                    }
-                }
+                Message::Asked(question) => answers::of_server(self, now, question),
                 Message::Resolved(_) | Message::Named(..) => {}
             }
         }
@@ -356,7 +357,10 @@ impl Running {
 
     fn follow_mtu(&mut self) {
         if let (Some(mtu), Some(machine)) = (self.registry.mtu(), &mut self.machine) {
-            machine.set_mtu(mtu);
+            match machine.set_mtu(mtu) {
+                Ok(()) => self.events.report(Event::MtuChanged { mtu: mtu as u64 }),
+                Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
+            }
         }
     }
 

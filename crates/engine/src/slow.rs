@@ -1,4 +1,5 @@
-//! The thread for everything that may block: the local API, metrics, name resolution, and a server's TCP side.
+//! The thread for everything that may block: the local API with the log of events, metrics, name resolution, and a
+//! server's TCP side.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,7 +11,12 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_control::{api, config::ServerAddr, metrics};
+use mpvpn_control::{
+    api,
+    config::ServerAddr,
+    events::{EventReceiver, EventSender, SharedEventLog, event_channel},
+    metrics,
+};
 use mpvpn_os::poll::Wake;
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
@@ -58,6 +64,7 @@ pub(crate) struct Slow {
     names: Names,
     messages: Receiver<Message>,
     runtime: Option<Handle>,
+    events: EventSender,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -74,24 +81,27 @@ impl Slow {
             .build()
             .map_err(EngineError::io("start the runtime"))?;
         let handle = runtime.handle().clone();
+        let (events, recorder) = event_channel();
         let thread = std::thread::Builder::new()
             .name("slow".to_owned())
             .spawn(move || {
                 let ours = resolve.is_none();
-                runtime.block_on(serve(offers, resolve, requests, resolver, post, wake));
+                runtime.block_on(serve((offers, recorder), resolve, requests, resolver, post, wake));
                 // Nobody waits for name servers that do not answer; but no app is called when all is over.
                 if ours {
                     runtime.shutdown_background();
                 }
             })
             .map_err(EngineError::io("start a thread"))?;
-        Ok(Self { requests: Some(sender), names, messages, runtime: Some(handle), thread: Some(thread) })
+        let (requests, runtime, thread) = (Some(sender), Some(handle), Some(thread));
+        Ok(Self { requests, names, messages, runtime, events, thread })
     }
 
     /// No thread, where nobody needs one.
     pub(crate) fn idle() -> Self {
         let (_, messages) = sync_channel(1);
-        Self { requests: None, names: resolver().0, messages, runtime: None, thread: None }
+        let events = EventSender::to_log_lines();
+        Self { requests: None, names: resolver().0, messages, runtime: None, events, thread: None }
     }
 
     /// Asks for the addresses of a server; they come as a [`Message::Resolved`].
@@ -109,6 +119,11 @@ impl Slow {
             // The thread ends only with this value.
             let _ = requests.send(request);
         }
+    }
+
+    /// Reports events. Without the thread they become log lines only.
+    pub(crate) fn events(&self) -> EventSender {
+        self.events.clone()
     }
 
     /// Where what waits for the network can run, if there is a thread.
@@ -138,7 +153,7 @@ impl Drop for Slow {
 }
 
 async fn serve(
-    Offers { api, metrics, front }: Offers,
+    (Offers { api, metrics, front }, recorder): (Offers, EventReceiver),
     resolve: Option<Resolve>,
     mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
@@ -158,6 +173,8 @@ async fn serve(
     let watched = Arc::clone(&source);
     // Its end is that of this task: other threads may ask until then.
     tokio::spawn(resolver.serve());
+    let log = SharedEventLog::default();
+    tokio::spawn(recorder.fill(log.clone()));
     let last_words = front.as_ref().map(Front::last_words);
     let lookups = async move {
         while let Some(request) = requests.recv().await {
@@ -179,7 +196,7 @@ async fn serve(
     };
     let api = async move {
         if let Some(api) = api
-            && let Err(error) = api.serve(source).await
+            && let Err(error) = api.serve(source, log).await
         {
             tracing::warn!(%error, "the local API has ended");
         }

@@ -17,7 +17,7 @@ use mpvpn_tunnel::{
     ClientReport, ClientState, Counters, Departed, FecCounters, LaneCounters, Member, PathReport,
     SessionReport,
 };
-use mpvpn_types::{BitRate, ByteSize, ClassId, SessionId, Tier, Weight};
+use mpvpn_types::{BitRate, ByteSize, ClassId, LinkId, PathId, SessionId, Tier, Weight};
 
 use crate::{
     client::ways::Ways,
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// The class of those that have no others.
-const CLASS: &str = "default";
+pub(crate) const CLASS: &str = "default";
 
 /// Classes that a server tells apart in its own figures.
 const MOST_CLASSES: usize = 32;
@@ -397,15 +397,32 @@ fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Mem
 
 /// Each connection of a session counts its paths from 0.
 fn id_of(number: u32, class: &str, link: &str, member: Member) -> String {
-    let shard = if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) };
-    format!("{class}/{link}/{number}{shard}")
+    format!("{class}/{link}/{number}{}", shard_of(member))
+}
+
+/// The name of a path: with its number, or `tcp` for a path inside TCP. A server does not know the link.
+pub(crate) fn name_of(path: PathId, class: &str, name: &str, link: Option<LinkId>, member: Member) -> String {
+    match link.is_some_and(LinkId::is_tcp) {
+        true => tcp_id(class, name, member),
+        false => id_of(path.0, class, if name.is_empty() { NO_LINK } else { name }, member),
+    }
+}
+
+/// In place of an unknown link.
+const NO_LINK: &str = "path";
+
+fn tcp_id(class: &str, link: &str, member: Member) -> String {
+    format!("{class}/{link}/tcp{}", shard_of(member))
+}
+
+fn shard_of(member: Member) -> String {
+    if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) }
 }
 
 fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, member: Member) -> Path {
     let view = &report.view;
-    let name = if link.is_empty() { "path" } else { link };
     Path {
-        id: id_of(view.id.0, class, name, member),
+        id: name_of(view.id, class, link, report.link, member),
         class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,
@@ -441,8 +458,6 @@ fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, memb
 
 /// A path whose packets travel in a TCP connection.
 fn inside_tcp(path: &mut Path, connection: Option<&Stands>) {
-    let shard = path.id.split_once('@').map_or(String::new(), |(_, shard)| format!("@{shard}"));
-    path.id = format!("{}/{}/tcp{shard}", path.class, path.link);
     let is_multipath = connection.is_some_and(|stands| stands.multipath);
     path.transport = Some(if is_multipath { "mptcp" } else { "tcp" }.to_owned());
     if let Some(stands) = connection {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::config::Reloaded;
+use mpvpn_control::{config::Reloaded, events::Event as ControlEvent};
 use mpvpn_os::{
     memory,
     poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time},
@@ -54,22 +54,26 @@ pub(crate) enum Told {
     Reload,
 }
 
-/// Tells in the log what came of reading the configuration again.
-pub(crate) fn report_reload(reloaded: &Result<Reloaded, String>) {
+/// The event for a reload of the configuration.
+pub(crate) fn reload_event(reloaded: &Result<Reloaded, String>) -> ControlEvent {
     match reloaded {
-        Ok(Reloaded { links, classes, restart }) if restart.is_empty() => {
-            tracing::info!(links, classes, "configuration read again");
-        }
         Ok(Reloaded { links, classes, restart }) => {
-            tracing::warn!(
-                links,
-                classes,
-                counts_after_a_restart = restart.join(", "),
-                "configuration read again"
-            );
+            ControlEvent::ConfigurationRead { links: *links, classes: *classes, restart: restart.clone() }
         }
-        Err(reason) => tracing::warn!(reason, "the configuration cannot be read, all stays as it is"),
+        Err(reason) => ControlEvent::ConfigurationRefused { reason: reason.as_str().into() },
     }
+}
+
+/// The event for a signal that ends this process.
+pub(crate) fn end_event(signal: Signal) -> ControlEvent {
+    let signal = match signal {
+        Signal::Interrupt => "SIGINT",
+        Signal::Terminate => "SIGTERM",
+        Signal::Hangup => "SIGHUP",
+        // Other signals are not waited for.
+        _ => "a signal",
+    };
+    ControlEvent::Ending { signal: signal.into() }
 }
 
 /// What a turn starts with.

@@ -2,6 +2,9 @@ use std::{error::Error as StdError, process::ExitCode};
 
 use mpvpn_control::tls::Refusal;
 
+/// What to do about a failure that does not say it itself.
+pub(crate) const LOG: &str = "see the log above; --log-level debug tells more";
+
 /// Why the program ends with a code other than 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {

@@ -3,14 +3,17 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 use std::{
+    io::Read,
     path::Path,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     sync::Arc,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use mpvpn_control::{
     api::{Question, Server, Source},
     config::Reloaded,
+    events::{Event, PathName, SharedEventLog},
     status::{FlowList, Link, LinkState, Role, State, Status},
 };
 
@@ -32,6 +35,10 @@ fn stdout(output: &Output) -> String {
 
 /// A process with a local API, played by a thread of this one.
 fn with_api(path: &Path, ask: impl FnOnce()) {
+    with_events(path, SharedEventLog::default(), ask);
+}
+
+fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
     let server = Server::bind(path).unwrap();
     let source: Source = Arc::new(|question| match question {
         Question::Status(reply) => {
@@ -59,7 +66,7 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 tokio::select! {
-                    result = server.serve(source) => result.unwrap(),
+                    result = server.serve(source, events) => result.unwrap(),
                     _ = stopped => {}
                 }
             });
@@ -155,12 +162,53 @@ fn a_reload_says_what_counts_from_when_on() {
 }
 
 #[test]
+fn events_are_told_for_people_and_programs_and_followed_until_the_end() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let socket = path.to_str().unwrap();
+    let events = SharedEventLog::default();
+    let at = UNIX_EPOCH + Duration::from_millis(1_790_000_000_120);
+    let down = Event::LinkDown { link: "eth1".into(), reason: "no carrier".into() };
+    events.record(at, down.clone());
+    events.record(at + Duration::from_secs(1), Event::PathClosed { path: PathName::default() });
+    events.record(at + Duration::from_secs(2), down);
+    let mut follower = None;
+    with_events(&path, events, || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_mpvpn"));
+        command.args(["events", "--api-socket", socket, "--kind", "link"]).env("TZ", "UTC");
+        let output = command.output().unwrap();
+        assert_eq!(
+            stdout(&output),
+            "2026-09-21 14:13:22.120  link           eth1 is down: no carrier (2 times since 14:13:20.120)\n"
+        );
+        let elsewhere = command.env("TZ", "CET-1CEST,M3.5.0,M10.5.0/3").output().unwrap();
+        assert!(stdout(&elsewhere).starts_with("2026-09-21 16:13:22.120  link "), "{elsewhere:?}");
+        let json = mpvpn(&["events", "--json", "--until", "2026-09-21T14:13:21Z", "--api-socket", socket]);
+        let line: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+        assert_eq!((&line["count"], &line["last"]), (&2.into(), &"2026-09-21T14:13:22.120Z".into()));
+        let child = command.arg("--follow").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = follower.insert(child);
+        // What there was is read, so it is connected.
+        let mut first = [0; 4];
+        child.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+        assert_eq!(&first, b"2026");
+    });
+    let output = follower.unwrap().wait_with_output().unwrap();
+    assert_eq!(code(&output), 1);
+    assert!(stderr(&output).contains("has ended\n  next: "), "{}", stderr(&output));
+    let output = mpvpn(&["events", "--since", "noon", "--api-socket", socket]);
+    assert_eq!(code(&output), 2);
+    assert!(stderr(&output).contains("--since <TIME>: `noon` is no time: expected"), "{}", stderr(&output));
+}
+
+#[test]
 fn help_and_version_go_to_stdout_with_code_0() {
     for args in [
         &["--help"][..],
         &["server", "--help"],
         &["client", "--help"],
         &["status", "--help"],
+        &["events", "--help"],
         &["class", "--help"],
     ] {
         let output = mpvpn(args);

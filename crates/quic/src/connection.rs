@@ -260,6 +260,11 @@ impl Connection {
         tuple.local_ip().map(Local::from).or(self.home)
     }
 
+    /// The remote address of a path.
+    pub fn remote_of(&self, id: PathId) -> Option<SocketAddr> {
+        self.inner.network_path(noq_proto::PathId::from(id.0)).ok().map(|tuple| tuple.remote())
+    }
+
     /// The largest payload of a datagram that every path can carry (bytes); `None` before the
     /// handshake, or if the peer takes no datagrams.
     pub fn max_datagram(&mut self) -> Option<usize> {

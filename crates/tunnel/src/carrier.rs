@@ -9,6 +9,7 @@
 mod clocks;
 mod data_ack;
 mod delay_difference;
+mod events;
 mod flow_order;
 mod groups;
 mod heartbeats;
@@ -38,13 +39,16 @@ mod testing;
 mod traffic;
 mod usage;
 
+use std::net::SocketAddr;
+
 use mpvpn_path::{Change, Offer, Scheduler, Tiers};
 use mpvpn_quic::{Connection, Local, PathStatus};
 use mpvpn_types::{ClassId, Duration, Fec, Instant, LinkId, PathId};
 
-use crate::{ClassProfile, mtu::MtuFollower, shapers::Shapers};
+use crate::{ClassProfile, PathEvent, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
 use data_ack::DataAcks;
+use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
 use groups::PathGroups;
 use heartbeats::{Heartbeat, Heartbeats, Surroundings};
@@ -107,6 +111,7 @@ pub(crate) struct Carrier {
     mtu: MtuFollower,
     trimmer: MemoryTrimmer,
     traffic: Traffic,
+    events: PathEvents,
 }
 
 impl Carrier {
@@ -131,6 +136,7 @@ impl Carrier {
             mtu: MtuFollower::new(now),
             trimmer: MemoryTrimmer::default(),
             traffic: Traffic::new(now),
+            events: PathEvents::default(),
         }
     }
 
@@ -234,7 +240,19 @@ impl Carrier {
         let closed = self.paths.remove(now, id);
         self.policies.forget_path(id);
         self.timer.judge_soon();
-        closed.map(|path| path.link())
+        let closed = closed?;
+        self.events.on_closed(id, &closed);
+        Some(closed.link())
+    }
+
+    /// Reports that a path was validated, with this remote address.
+    pub(crate) fn report_opened(&mut self, id: PathId, remote: Option<SocketAddr>) {
+        self.events.on_opened(id, remote, &self.paths);
+    }
+
+    /// The events of paths since the last call, in order.
+    pub(crate) fn take_events(&mut self) -> Vec<PathEvent> {
+        self.events.take()
     }
 
     /// The kernel says whether a link can carry packets.
@@ -280,7 +298,7 @@ impl Carrier {
             if let Some(change) = verdict.change {
                 judged = true;
                 let state = if change == Change::Alive { "alive" } else { "dead" };
-                tracing::info!(class = self.class.as_deref(), path = id.0, link = path.link().0, state, reason = %path.liveness.reason(), "path changed");
+                tracing::debug!(class = self.class.as_deref(), path = id.0, link = path.link().0, state, reason = %path.liveness.reason(), "path changed");
             }
         }
         if judged {
@@ -341,7 +359,7 @@ impl Carrier {
         let others = self.paths.any_works();
         for (id, path) in self.paths.iter_mut() {
             if path.close.expires(now) && others && !path.works() {
-                tracing::info!(
+                tracing::debug!(
                     class = self.class.as_deref(),
                     path = id.0,
                     "a dead path is closed: streams wait for what it holds"

@@ -40,6 +40,7 @@ use crate::{
     ClassProfile, Counters, Rates, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Role},
+    events::{Changes, ClassChange, ClientChange},
     http::Http,
     relay::Relays,
     shapers::Shapers,
@@ -180,6 +181,7 @@ pub struct Client {
     udp_in: Inbox,
     seen: Seen,
     events: VecDeque<ClientEvent>,
+    changes: Changes<ClientChange>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
     before: Counters,
     drops_before: u64,
@@ -217,6 +219,7 @@ impl Client {
             seen: Seen::default(),
             config,
             events: VecDeque::new(),
+            changes: Changes::default(),
             probes: VecDeque::new(),
             before: Counters::default(),
             drops_before: 0,
@@ -341,7 +344,7 @@ impl Client {
                 }
                 QuicEvent::Lost(reason) => {
                     let attempt = self.attempts.remove(position);
-                    tracing::info!(class = self.class_name(), link = attempt.link.0, %reason, "could not connect");
+                    self.changes.push(ClientChange::ConnectFailed(attempt.link, reason.to_string()));
                     self.settle(id);
                     if let LostReason::Tls(reason) = reason
                         && !self.was_up
@@ -438,6 +441,7 @@ impl Client {
                 }
                 QuicEvent::PathOpened(path) => {
                     session.carrier.path_opened(now, connection, path);
+                    session.carrier.report_opened(path, connection.remote_of(path));
                     let up = connection.local_of(path).and_then(Local::as_link);
                     if let Some(link) = up.and_then(|link| self.links.get_mut(&link)) {
                         (link.opening, link.path) = (None, None);
@@ -509,6 +513,7 @@ impl Client {
     }
 
     fn close_session(&mut self, now: Instant, reason: &str) {
+        self.take_path_events();
         if let Some(session) = self.session.take() {
             self.before.tx_bytes += session.carrier.counters().tx_bytes;
             self.before.rx_bytes += session.carrier.counters().rx_bytes;
@@ -541,11 +546,8 @@ impl Client {
             // Whether going on makes sense is for the home to say.
             let reason = error.to_string();
             if self.down != reason {
-                tracing::warn!(
-                    class = self.class_name(),
-                    reason,
-                    "no connection of its own for a class, the default one carries it"
-                );
+                let refused = ClassChange::Refused(reason.clone());
+                self.changes.push(ClientChange::Class(self.part.class(), refused));
             }
             return self.lost(now, &LostReason::Transport(reason));
         }
@@ -587,6 +589,24 @@ impl Client {
     /// The next thing that the edge must act on.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
         self.events.pop_front()
+    }
+
+    /// The next change that needs no action.
+    pub fn poll_change(&mut self) -> Option<ClientChange> {
+        self.take_path_events();
+        self.changes.pop()
+    }
+
+    fn take_path_events(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        for event in session.carrier.take_events() {
+            self.changes.push(ClientChange::Path(event));
+        }
+    }
+
+    /// How often the session was taken up again.
+    pub fn resumed(&self) -> u32 {
+        self.resumed
     }
 
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the

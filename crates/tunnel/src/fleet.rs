@@ -18,8 +18,8 @@ use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
 use crate::{
-    Client, ClientConfig, ClientEvent, ClientReport, ClientState, FlowReport, LinkPolicy, Member,
-    shapers::Shapers,
+    Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, FlowReport, LinkPolicy,
+    Member, shapers::Shapers,
 };
 use one::{One, Taker};
 
@@ -379,6 +379,11 @@ impl Fleet {
             return mtu.map(ClientEvent::Mtu);
         }
         None
+    }
+
+    /// The next change that needs no action. Its link includes the class.
+    pub fn poll_change(&mut self) -> Option<ClientChange> {
+        self.all.iter_mut().find_map(One::poll_change)
     }
 
     /// The next UDP payload to send, see [`Client::poll_transmit`]. Its `local` is the token of a link, with its class.

@@ -24,6 +24,7 @@ mod attempt;
 mod carrier;
 mod class;
 mod client;
+mod events;
 mod fleet;
 mod forward;
 mod http;
@@ -40,6 +41,10 @@ pub use class::{ClassProfile, Limits};
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, LinkPolicy, UdpNews,
+};
+pub use events::{
+    ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
+    ServerChange,
 };
 pub use fleet::{ClassSetup, Fleet};
 pub use forward::{Answered, ForwardError, ForwardEvent, Forwarder};

@@ -37,6 +37,7 @@ use crate::{
     AddressSet, Addresses, Carries, ClassProfile, Limits, Member, Registry, RelayId, Seat, Secret, UdpId,
     carrier::{Carrier, Gateway},
     client::{clamp_received, is_link_local},
+    events::{Changes, ClientTag, ServerChange},
     http::Http,
     relay::Relays,
     udp::{Early, Inbox, UdpFlows},
@@ -172,6 +173,16 @@ impl Peer {
         self.tunnel.as_ref()?.class.as_ref()?.dscp
     }
 
+    /// The name of its client in events; `None` while nothing was granted.
+    fn tag(&self) -> Option<ClientTag> {
+        let (address, member, class) = (None, Member::HOME, String::new());
+        match (&self.tunnel, &self.bare) {
+            (Some(tunnel), _) => Some(tunnel.tag()),
+            (None, Some(bare)) => Some(ClientTag { user: bare.user.clone(), address, member, class }),
+            (None, None) => None,
+        }
+    }
+
     /// What watches and uses its paths; `None` while nothing was granted.
     fn carrier(&mut self) -> Option<&mut Carrier> {
         match &mut self.tunnel {
@@ -192,6 +203,10 @@ struct Tunnel {
     /// What its client says of its class, if it has classes.
     class: Option<Box<ClassProfile>>,
     serial: u64,
+    /// Whether it resumed a session.
+    resumed: bool,
+    /// A later connection of the same client has replaced it.
+    replaced: bool,
     addresses: Option<AddressSet>,
     since: Instant,
     capsules: CapsuleReader,
@@ -204,8 +219,14 @@ struct Tunnel {
 }
 
 impl Tunnel {
-    fn class_name(&self) -> Option<&str> {
-        self.class.as_ref().map(|class| class.name.as_str())
+    fn tag(&self) -> ClientTag {
+        let first = self.addresses.map(|all| all.first()).unwrap_or_default();
+        ClientTag {
+            user: self.user.clone(),
+            address: first.v4.map(IpAddr::V4).or(first.v6.map(IpAddr::V6)),
+            member: self.member,
+            class: self.class.as_ref().map_or(String::new(), |class| class.name.clone()),
+        }
     }
 }
 
@@ -231,6 +252,7 @@ pub struct Server {
     waiting: VecDeque<ConnectionId>,
     joiner: Joiner,
     events: VecDeque<ServerEvent>,
+    changes: Changes<ServerChange>,
     departed: VecDeque<Departed>,
     /// Payloads from clients.
     udp_in: Inbox,
@@ -278,6 +300,7 @@ impl Server {
             waiting: VecDeque::new(),
             joiner: Joiner::new(),
             events: VecDeque::new(),
+            changes: Changes::default(),
             departed: VecDeque::new(),
             udp_in: Inbox::default(),
             mtus: BTreeMap::new(),
@@ -391,6 +414,7 @@ impl Server {
                 QuicEvent::PathOpened(path) => {
                     if let Some(carrier) = peer.carrier() {
                         carrier.path_opened(now, connection, path);
+                        carrier.report_opened(path, connection.remote_of(path));
                     }
                 }
                 QuicEvent::PathClosed(path) => {
@@ -456,12 +480,8 @@ impl Server {
     }
 
     fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
-        if let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) {
-            tracing::info!(class = tunnel.class_name(), user = %tunnel.user, address = ?tunnel.addresses.and_then(|all| all.first().v4), %reason, "client gone");
-        } else {
-            tracing::debug!(%reason, "connection lost");
-        }
-        self.end_tunnel(now, id);
+        tracing::debug!(%reason, "connection lost");
+        self.end_tunnel(now, id, &reason.to_string());
         self.end_relays(id);
         self.end_udp(id);
         self.after(now, id);
@@ -475,7 +495,7 @@ impl Server {
         if self.peers.get_mut(id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
             self.endpoint.handshake_over();
         }
-        self.end_tunnel(now, id);
+        self.end_tunnel(now, id, reason);
         self.end_relays(id);
         self.end_udp(id);
         self.after(now, id);
@@ -492,16 +512,22 @@ impl Server {
 
     /// Closes the connection of a tunnel of this shard, if it is still there.
     pub fn close_replaced(&mut self, now: Instant, seat: Seat) {
-        let tunnel = self.peers.get(seat.connection).and_then(|peer| peer.tunnel.as_ref());
-        if tunnel.is_some_and(|tunnel| tunnel.serial == seat.serial) {
+        let tunnel = self.peers.get_mut(seat.connection).and_then(|peer| peer.tunnel.as_mut());
+        if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.serial == seat.serial) {
+            tunnel.replaced = true;
             self.close_peer(now, seat.connection, h3::code::NO_ERROR, "the client came back");
         }
     }
 
     /// Takes a tunnel out of use, and with the session's last one its addresses.
-    fn end_tunnel(&mut self, now: Instant, id: ConnectionId) {
+    fn end_tunnel(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+        self.take_path_events(id);
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.take()) else { return };
         self.departed.push_back(Departed::of(tunnel.class.as_deref(), &tunnel.carrier));
+        // A replaced connection is reported as resumed, and one without addresses was not reported as connected.
+        if tunnel.addresses.is_some() && !tunnel.replaced {
+            self.changes.push(ServerChange::Left { client: tunnel.tag(), reason: reason.to_owned() });
+        }
         let key = (tunnel.secret, tunnel.member);
         if self.by_member.get(&key) == Some(&id) {
             self.by_member.remove(&key);
@@ -538,7 +564,7 @@ impl Server {
     }
 
     fn forget(&mut self, now: Instant, id: ConnectionId) {
-        self.end_tunnel(now, id);
+        self.end_tunnel(now, id, "its connection has ended");
         self.end_relays(id);
         self.end_udp(id);
         let Some(peer) = self.peers.remove(id) else { return };
@@ -622,6 +648,23 @@ impl Server {
         self.events.pop_front()
     }
 
+    /// The next change that needs no action.
+    pub fn poll_change(&mut self) -> Option<ServerChange> {
+        self.changes.pop()
+    }
+
+    fn take_path_events(&mut self, id: ConnectionId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let events = peer.carrier().map(Carrier::take_events).unwrap_or_default();
+        if events.is_empty() {
+            return;
+        }
+        let Some(client) = peer.tag() else { return };
+        for event in events {
+            self.changes.push(ServerChange::Path { client: client.clone(), event });
+        }
+    }
+
     /// The next UDP payload to send, at the end of `buf`, which must be empty.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         if let Some((transmit, data)) = self.endpoint.poll_stateless() {
@@ -650,6 +693,7 @@ impl Server {
                 }
             }
             self.waiting.pop_front();
+            self.take_path_events(id);
             if self.endpoint.settle(id) {
                 self.arm(now, id);
             } else {

@@ -176,9 +176,9 @@ fn a_class_dies_and_returns_alone() {
     until_calls_pass(&stage, "over the default class");
     let pings = default.finish();
     assert!(is_unbroken(&pings), "the default class feels it: {pings:?}");
-    let log = client.log();
-    let dead = |line: &str| line.contains("path changed") && line.contains("class=\"critical\"");
-    assert!(log.lines().any(dead), "{log}");
+    let events = client.events();
+    let dead = |event: &Value| event["event"] == "path_failed" && event["class"] == "critical";
+    assert!(events.iter().any(dead), "{events:#?}");
 
     stage.run(Place::Server, &["nft", "delete table inet block"]);
     until_active(&client, "critical", 2);

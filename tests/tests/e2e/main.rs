@@ -16,6 +16,7 @@ mod credentials;
 mod cut;
 mod download;
 mod embed;
+mod events;
 mod first_contact;
 mod flows;
 mod front;

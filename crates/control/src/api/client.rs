@@ -1,80 +1,71 @@
 use std::{
     io::ErrorKind,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::{Method, Request, StatusCode, body::Bytes, client::conn::http1, header};
+use hyper::{
+    Method, Request, Response, StatusCode,
+    body::{Bytes, Incoming},
+    client::conn::http1,
+    header,
+};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
 use super::{SOCKET_DIR, connect_at_once};
-use crate::{
-    Error, Result,
-    config::{LinkChange, Reloaded},
-    places,
-    status::{FlowList, Link, Status},
-};
+use crate::{Error, Result, places};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Longest answer, in bytes: a server with thousands of clients.
 const LONGEST: usize = 64 << 20;
+/// Longest line of an event log (bytes): ten times the longest event. Without a limit a process that sends no line end
+/// would fill memory.
+const LONGEST_LINE: usize = 64 << 10;
 
-/// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
-/// asynchronous runtime.
-pub fn fetch_status(path: &Path) -> Result<Status> {
-    fetch(path, "/v1/status")
+/// The answer of a process.
+#[derive(Debug)]
+pub(super) struct ApiResponse {
+    path: PathBuf,
+    code: StatusCode,
+    body: Bytes,
 }
 
-/// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use inside an
-/// asynchronous runtime.
-pub fn fetch_flows(path: &Path) -> Result<FlowList> {
-    fetch(path, "/v1/flows")
-}
-
-fn fetch<T: DeserializeOwned>(path: &Path, uri: &str) -> Result<T> {
-    let bad = |why: String| Error::BadAnswer { path: path.into(), why };
-    let (code, body) = ask(path, Method::GET, uri, Bytes::new())?;
-    if !code.is_success() {
-        return Err(bad(format!("{code}: {}", excerpt(&body))));
-    }
-    serde_json::from_slice(&body).map_err(|error| bad(error.to_string()))
-}
-
-/// Has the client at the socket `path` use the link `name` in another way; how the link is then. Waits for
-/// up to 5 s. Not for use inside an asynchronous runtime.
-pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
-    let bad = |why: String| Error::BadAnswer { path: path.into(), why };
-    let body = serde_json::to_vec(change).map_err(|error| bad(error.to_string()))?;
-    let (code, body) = ask(path, Method::POST, &format!("/v1/links/{name}"), body.into())?;
-    if code.is_success() {
-        return serde_json::from_slice(&body).map_err(|error| bad(error.to_string()));
-    }
-    let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
-    match said.as_ref().and_then(|said| said["error"].as_str()) {
-        Some(why) if matches!(code, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST) => {
-            Err(Error::usage(why, "see `mpvpn link show`"))
+impl ApiResponse {
+    /// The body as JSON.
+    pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
+        if !self.code.is_success() {
+            return Err(self.failure());
         }
-        _ => Err(bad(format!("{code}: {}", excerpt(&body)))),
+        serde_json::from_slice(&self.body).map_err(|error| self.bad(error.to_string()))
     }
-}
 
-/// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
-/// asynchronous runtime.
-pub fn reload(path: &Path) -> Result<Reloaded> {
-    let bad = |why: String| Error::BadAnswer { path: path.into(), why };
-    let (code, body) = ask(path, Method::POST, "/v1/reload", Bytes::new())?;
-    if code.is_success() {
-        return serde_json::from_slice(&body).map_err(|error| bad(error.to_string()));
-    }
-    let said = serde_json::from_slice::<serde_json::Value>(&body).ok();
-    match said.as_ref().and_then(|said| said["error"].as_str()) {
-        Some(why) if code == StatusCode::BAD_REQUEST => {
-            Err(Error::usage(why, "correct the file and reload again; until then all stays as it is"))
+    /// The body as text.
+    pub(super) fn text(&self) -> Result<String> {
+        if !self.code.is_success() {
+            return Err(self.failure());
         }
-        _ => Err(bad(format!("{code}: {}", excerpt(&body)))),
+        Ok(String::from_utf8_lossy(&self.body).into_owned())
+    }
+
+    fn failure(&self) -> Error {
+        self.bad(format!("{}: {}", self.code, excerpt(&self.body)))
+    }
+
+    /// The body as JSON. The `refusals` are errors of usage with the reason in the body, and `next` as advice.
+    pub(super) fn read_unless<T: DeserializeOwned>(&self, refusals: &[StatusCode], next: &str) -> Result<T> {
+        let said = serde_json::from_slice::<serde_json::Value>(&self.body).ok();
+        match said.as_ref().and_then(|said| said["error"].as_str()) {
+            Some(why) if refusals.contains(&self.code) => Err(Error::usage(why, next)),
+            _ => self.read(),
+        }
+    }
+
+    fn bad(&self, why: String) -> Error {
+        Error::BadAnswer { path: self.path.clone(), why }
     }
 }
 
@@ -83,37 +74,74 @@ fn excerpt(body: &[u8]) -> String {
     said.escape_debug().to_string()
 }
 
-fn ask(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
-    let no_answer = |source| Error::NoAnswer { path: path.into(), source };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(no_answer)?;
-    runtime.block_on(async {
-        match tokio::time::timeout(PATIENCE, exchange(path, method, uri, body)).await {
-            Ok(answer) => answer,
-            Err(_) => Err(no_answer(ErrorKind::TimedOut.into())),
-        }
+/// Sends a request to the process at the socket `path` and waits for the answer.
+pub(super) fn ask(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<ApiResponse> {
+    run(path, async {
+        let response = within(path, send(path, method, uri, body)).await?;
+        within(path, whole(path, response)).await
     })
 }
 
-async fn exchange(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<(StatusCode, Bytes)> {
+/// Calls `take` for each line of an answer as it arrives. Returns when `take` breaks, or at the end of the answer.
+pub(super) fn follow(path: &Path, uri: &str, take: &mut dyn FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+    run(path, async {
+        let mut response = within(path, send(path, Method::GET, uri, Bytes::new())).await?;
+        if !response.status().is_success() {
+            let response = within(path, whole(path, response)).await?;
+            return Err(response.failure());
+        }
+        let mut begun = Vec::new();
+        // A killed process aborts the answer, which ends it as well.
+        while let Some(Ok(frame)) = response.frame().await {
+            begun.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+            while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = begun.drain(..=end).collect();
+                if take(String::from_utf8_lossy(&line).trim_end()).is_break() {
+                    return Ok(());
+                }
+            }
+            if begun.len() > LONGEST_LINE {
+                let why = format!("a line of more than {LONGEST_LINE} bytes");
+                return Err(Error::BadAnswer { path: path.into(), why });
+            }
+        }
+        Ok(())
+    })
+}
+
+fn run<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|source| Error::NoAnswer { path: path.into(), source })?.block_on(work)
+}
+
+async fn within<T>(path: &Path, work: impl Future<Output = Result<T>>) -> Result<T> {
+    let late = |_| Error::NoAnswer { path: path.into(), source: ErrorKind::TimedOut.into() };
+    tokio::time::timeout(PATIENCE, work).await.map_err(late)?
+}
+
+/// Sends a request and returns the head of the answer. The body arrives while the runtime runs.
+async fn send(path: &Path, method: Method, uri: &str, body: Bytes) -> Result<Response<Incoming>> {
     let bad = |why: String| Error::BadAnswer { path: path.into(), why };
     let stream = tokio::net::UnixStream::connect(path)
         .await
         .map_err(|source| Error::NoAnswer { path: path.into(), source })?;
     let (mut requests, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(|error| bad(error.to_string()))?;
-    let driver = tokio::spawn(connection);
+    tokio::spawn(connection);
     let request = Request::builder()
         .method(method)
         .uri(uri)
         .header(header::HOST, "localhost")
         .body(Full::new(body))
         .map_err(|error| bad(error.to_string()))?;
-    let response = requests.send_request(request).await.map_err(|error| bad(error.to_string()))?;
+    requests.send_request(request).await.map_err(|error| bad(error.to_string()))
+}
+
+async fn whole(path: &Path, response: Response<Incoming>) -> Result<ApiResponse> {
     let code = response.status();
-    let body = Limited::new(response.into_body(), LONGEST);
-    let body = body.collect().await.map_err(|error| bad(error.to_string()))?.to_bytes();
-    driver.abort();
-    Ok((code, body))
+    let body = Limited::new(response.into_body(), LONGEST).collect().await;
+    let body = body.map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
+    Ok(ApiResponse { path: path.into(), code, body: body.to_bytes() })
 }
 
 /// The sockets in [`SOCKET_DIR`] and in the folder of this user where a process listens, in the order of their names.

@@ -6,46 +6,30 @@ use std::{
         net::UnixListener,
     },
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll, ready},
 };
 
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::{
     Method, Request, Response, StatusCode,
-    body::{Bytes, Incoming},
+    body::{Body, Bytes, Frame, Incoming},
     header,
 };
-use serde::Serialize;
-use tokio::sync::oneshot;
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
-use super::connect_at_once;
+use super::{
+    Question, connect_at_once,
+    requests::{ANY, ROUTES},
+};
 use crate::{
     Error, Result,
-    config::{LinkChange, Reloaded},
+    events::{EventReader, SharedEventLog},
     files,
-    http::{self, Answer, ask},
-    status::{FlowList, Link, Status},
+    http::{self, Answer, Endless, ask, whole},
 };
-
-/// What the data plane is asked. Dropping a sender means that it cannot answer.
-#[derive(Debug)]
-pub enum Question {
-    /// How things are.
-    Status(oneshot::Sender<Status>),
-    /// Which flows there are.
-    Flows(oneshot::Sender<FlowList>),
-    /// To use a link in another way.
-    Link {
-        /// The interface.
-        name: String,
-        /// What is to change.
-        change: LinkChange,
-        /// How the link is now, or why nothing has changed.
-        reply: oneshot::Sender<std::result::Result<Link, String>>,
-    },
-    /// To read the configuration again: what came of it, or why nothing has changed.
-    Reload(oneshot::Sender<std::result::Result<Reloaded, String>>),
-}
 
 /// Asks the data plane.
 pub type Source = Arc<dyn Fn(Question) + Send + Sync>;
@@ -54,6 +38,17 @@ pub type Source = Arc<dyn Fn(Question) + Send + Sync>;
 const LONGEST_PATH: usize = 100;
 /// Longest body of a request, in bytes.
 const LONGEST_BODY: usize = 4096;
+/// Programs that may follow the event log at a time. Each holds one of the 32 connections without a time limit; the others
+/// remain for requests.
+const MOST_FOLLOWERS: usize = 8;
+
+/// The sources of answers.
+#[derive(Clone)]
+pub(super) struct Daemon {
+    source: Source,
+    events: SharedEventLog,
+    followers: Arc<Semaphore>,
+}
 
 /// A bound socket. Dropping it removes the socket's file.
 #[derive(Debug)]
@@ -98,77 +93,179 @@ impl Server {
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
-    pub async fn serve(self, source: Source) -> Result<()> {
+    pub async fn serve(self, source: Source, events: SharedEventLog) -> Result<()> {
         let Self { listener, file } = self;
+        let daemon = Daemon { source, events, followers: Arc::new(Semaphore::new(MOST_FOLLOWERS)) };
         let listener =
             tokio::net::UnixListener::from_std(listener).map_err(Error::file("listen at", &file.path))?;
-        let answer = move |request| {
-            let source = Arc::clone(&source);
-            async move { answer(request, &source).await }
-        };
+        let answer = move |request| answer(request, daemon.clone());
         http::serve("local API", async || Ok(listener.accept().await?.0), answer).await;
         Ok(())
     }
 }
 
-async fn answer(request: Request<Incoming>, source: &Source) -> Answer {
-    let path = request.uri().path().to_owned();
-    if path == "/v1/status" {
-        return match request.method() {
-            &Method::GET => look(source, Question::Status).await,
-            _ => not_allowed("GET"),
-        };
+/// A request of a program.
+pub(super) struct ApiRequest {
+    request: Request<Incoming>,
+    /// The word in place of [`ANY`]; empty for other routes.
+    name: String,
+    daemon: Daemon,
+}
+
+type Answering = Pin<Box<dyn Future<Output = Answer> + Send>>;
+
+/// A path with the method and the answer of its requests.
+pub(super) struct Route {
+    method: Method,
+    path: &'static str,
+    answer: fn(ApiRequest) -> Answering,
+}
+
+impl Route {
+    pub(super) const fn get(path: &'static str, answer: fn(ApiRequest) -> Answering) -> Self {
+        Self { method: Method::GET, path, answer }
     }
-    if path == "/v1/flows" {
-        return match request.method() {
-            &Method::GET => look(source, Question::Flows).await,
-            _ => not_allowed("GET"),
-        };
+
+    pub(super) const fn post(path: &'static str, answer: fn(ApiRequest) -> Answering) -> Self {
+        Self { method: Method::POST, path, answer }
     }
-    if path == "/v1/reload" {
-        return match request.method() {
-            &Method::POST => reload(source).await,
-            _ => not_allowed("POST"),
-        };
-    }
-    match path.strip_prefix("/v1/links/") {
-        Some(name) if request.method() == Method::POST => link(name, request, source).await,
-        Some(_) => not_allowed("POST"),
-        None => problem(
-            StatusCode::NOT_FOUND,
-            "there are only /v1/status, /v1/flows, /v1/links/NAME and /v1/reload here",
-        ),
+
+    /// If the route matches a path, the word in place of [`ANY`].
+    fn name_in<'a>(&self, path: &'a str) -> Option<&'a str> {
+        match self.path.strip_suffix(ANY) {
+            Some(before) => path.strip_prefix(before),
+            None => (path == self.path).then_some(""),
+        }
     }
 }
 
-async fn look<T: Serialize>(
-    source: &Source,
-    question: impl FnOnce(oneshot::Sender<T>) -> Question,
-) -> Answer {
-    ask(source, question).await.map_or_else(no_answer, |found| serialized(&found))
+impl ApiRequest {
+    /// Answers with the answer of the data plane.
+    pub(super) fn look<T: Serialize + Send + 'static>(
+        self,
+        question: fn(oneshot::Sender<T>) -> Question,
+    ) -> Answering {
+        Box::pin(async move {
+            ask(&self.daemon.source, question).await.map_or_else(no_answer, |found| serialized(&found))
+        })
+    }
+
+    /// Answers with the result of an action of the data plane, or with the status `refused` and the reason.
+    pub(super) fn order<T: Serialize + Send + 'static>(
+        self,
+        refused: StatusCode,
+        question: fn(oneshot::Sender<std::result::Result<T, String>>) -> Question,
+    ) -> Answering {
+        Box::pin(async move { outcome(ask(&self.daemon.source, question).await, refused) })
+    }
+
+    /// The same for an action with the name in the path and the body of the request as arguments.
+    pub(super) fn change<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
+        self,
+        refused: StatusCode,
+        question: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> Question,
+    ) -> Answering {
+        Box::pin(async move {
+            let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
+            let body = match Limited::new(self.request.into_body(), LONGEST_BODY).collect().await {
+                Ok(body) => body.to_bytes(),
+                Err(error) => return bad(error.to_string()),
+            };
+            let change = match serde_json::from_slice(&body) {
+                Ok(change) => change,
+                Err(error) => return bad(error.to_string()),
+            };
+            outcome(ask(&self.daemon.source, |reply| question(self.name, change, reply)).await, refused)
+        })
+    }
+
+    /// Answers with the event log in lines of JSON, and with `?follow` also with new events.
+    pub(super) fn events(self) -> Answering {
+        let follows = match self.request.uri().query() {
+            None => false,
+            Some("follow") => true,
+            Some(other) => {
+                let why = format!("`?{other}` is not understood: there is only `?follow` here");
+                return Box::pin(async move { problem(StatusCode::BAD_REQUEST, &why) });
+            }
+        };
+        let place = follows.then(|| Arc::clone(&self.daemon.followers).try_acquire_owned());
+        let Ok(place) = place.transpose() else {
+            let why = format!("{MOST_FOLLOWERS} programs follow the events already");
+            return Box::pin(async move { problem(StatusCode::SERVICE_UNAVAILABLE, &why) });
+        };
+        let reader = self.daemon.events.read(follows);
+        let mut response = Response::new(EventLines::new(reader, place).boxed_unsync());
+        if follows {
+            response.extensions_mut().insert(Endless);
+        }
+        Box::pin(async move { typed(response, "application/x-ndjson") })
+    }
 }
 
-async fn link(name: &str, request: Request<Incoming>, source: &Source) -> Answer {
-    let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);
-    let body = match Limited::new(request.into_body(), LONGEST_BODY).collect().await {
-        Ok(body) => body.to_bytes(),
-        Err(error) => return bad(error.to_string()),
+/// A body that reads the next lines of the event log when the connection has room: for a program that does not read,
+/// nothing is read.
+struct EventLines {
+    /// `None` at the end.
+    next: Option<NextLines>,
+    /// One of the [`MOST_FOLLOWERS`].
+    _place: Option<OwnedSemaphorePermit>,
+}
+
+type NextLines = Pin<Box<dyn Future<Output = Option<(Bytes, EventReader)>> + Send>>;
+
+impl EventLines {
+    fn new(reader: EventReader, place: Option<OwnedSemaphorePermit>) -> Self {
+        Self { next: Some(Box::pin(next_lines(reader))), _place: place }
+    }
+}
+
+async fn next_lines(mut reader: EventReader) -> Option<(Bytes, EventReader)> {
+    Some((reader.next().await?.into(), reader))
+}
+
+impl Body for EventLines {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Self::Error>>> {
+        let Some(next) = &mut self.next else { return Poll::Ready(None) };
+        let found = ready!(next.as_mut().poll(cx));
+        let Some((lines, reader)) = found else {
+            self.next = None;
+            return Poll::Ready(None);
+        };
+        self.next = Some(Box::pin(next_lines(reader)));
+        Poll::Ready(Some(Ok(Frame::data(lines))))
+    }
+}
+
+async fn answer(request: Request<Incoming>, daemon: Daemon) -> Answer {
+    let path = request.uri().path();
+    let found = ROUTES.iter().find_map(|route| Some((route, route.name_in(path)?)));
+    let Some((route, name)) = found else {
+        return problem(StatusCode::NOT_FOUND, &format!("there are only {} here", all_paths()));
     };
-    let change: LinkChange = match serde_json::from_slice(&body) {
-        Ok(change) => change,
-        Err(error) => return bad(error.to_string()),
-    };
-    match ask(source, |reply| Question::Link { name: name.to_owned(), change, reply }).await {
-        Some(Ok(link)) => serialized(&link),
-        Some(Err(why)) => problem(StatusCode::NOT_FOUND, &why),
-        None => no_answer(),
+    if request.method() != route.method {
+        return not_allowed(&route.method);
     }
+    let name = name.to_owned();
+    (route.answer)(ApiRequest { request, name, daemon }).await
 }
 
-async fn reload(source: &Source) -> Answer {
-    match ask(source, Question::Reload).await {
-        Some(Ok(reloaded)) => serialized(&reloaded),
-        Some(Err(why)) => problem(StatusCode::BAD_REQUEST, &why),
+fn all_paths() -> String {
+    let paths: Vec<_> = ROUTES.iter().map(|route| route.path).collect();
+    let (last, others) = paths.split_last().expect("there are routes");
+    format!("{} and {last}", others.join(", "))
+}
+
+fn outcome<T: Serialize>(found: Option<std::result::Result<T, String>>, refused: StatusCode) -> Answer {
+    match found {
+        Some(Ok(found)) => serialized(&found),
+        Some(Err(why)) => problem(refused, &why),
         None => no_answer(),
     }
 }
@@ -184,9 +281,11 @@ fn serialized(value: &impl Serialize) -> Answer {
     }
 }
 
-fn not_allowed(method: &'static str) -> Answer {
+fn not_allowed(method: &Method) -> Answer {
     let mut response = problem(StatusCode::METHOD_NOT_ALLOWED, &format!("only {method} works here"));
-    response.headers_mut().insert(header::ALLOW, header::HeaderValue::from_static(method));
+    if let Ok(method) = header::HeaderValue::from_str(method.as_str()) {
+        response.headers_mut().insert(header::ALLOW, method);
+    }
     response
 }
 
@@ -195,10 +294,14 @@ fn problem(code: StatusCode, why: &str) -> Answer {
 }
 
 fn json(code: StatusCode, body: Vec<u8>) -> Answer {
-    let mut response = Response::new(Full::new(Bytes::from(body)));
+    let mut response = whole(body);
     *response.status_mut() = code;
+    typed(response, "application/json")
+}
+
+fn typed(mut response: Answer, content: &'static str) -> Answer {
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
+    headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(content));
     headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
     response
 }

@@ -1,12 +1,13 @@
 use std::{
     io::{Read, Write},
+    ops::ControlFlow,
     os::unix::{
         fs::PermissionsExt,
         net::{UnixListener, UnixStream},
     },
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use tokio::sync::oneshot;
@@ -17,6 +18,7 @@ use super::*;
 use crate::{
     Error,
     config::{LinkChange, Reloaded},
+    events::{Event, MOST_OF_A_KIND, SharedEventLog},
     status::{FlowList, Link, State, Status},
 };
 
@@ -28,13 +30,17 @@ struct Running {
 
 impl Running {
     fn start(path: &Path, source: Source) -> Self {
+        Self::with_events(path, source, SharedEventLog::default())
+    }
+
+    fn with_events(path: &Path, source: Source, events: SharedEventLog) -> Self {
         let server = Server::bind(path).unwrap();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 tokio::select! {
-                    result = server.serve(source) => result.unwrap(),
+                    result = server.serve(source, events) => result.unwrap(),
                     _ = stopped => {}
                 }
             });
@@ -142,6 +148,80 @@ fn the_status_arrives_over_the_socket() {
     assert!(!path.exists(), "the socket's file outlives the server");
     let error = fetch_status(&path).unwrap_err();
     assert!(matches!(error, Error::NoAnswer { .. }), "{error}");
+}
+
+fn link(number: usize) -> Event {
+    Event::LinkDown { link: format!("eth{number}").into(), reason: "no carrier".into() }
+}
+
+#[test]
+fn events_are_read_over_the_socket_and_followed() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let events = SharedEventLog::default();
+    let running = Running::with_events(&path, up(), events.clone());
+    assert_eq!(fetch_events(&path).unwrap(), "");
+    (0..200).for_each(|number| events.record(SystemTime::now(), link(number)));
+    let kept = fetch_events(&path).unwrap();
+    assert_eq!(kept.lines().count(), 200);
+    assert!(kept.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()), "{kept}");
+    let mut followed = Vec::new();
+    follow_events(&path, |line| {
+        followed.push(line.to_owned());
+        match followed.len() {
+            ..200 => ControlFlow::Continue(()),
+            200 => {
+                events.record(SystemTime::now(), link(200));
+                ControlFlow::Continue(())
+            }
+            _ => ControlFlow::Break(()),
+        }
+    })
+    .unwrap();
+    assert!(followed[200].contains(r#""link":"eth200""#), "{}", followed[200]);
+    let get = raw(&path, b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(get.starts_with("HTTP/1.1 200 OK\r\n") && get.contains("application/x-ndjson"), "{get}");
+    let other = raw(&path, b"GET /v1/events?since=1 HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(other.starts_with("HTTP/1.1 400 ") && other.contains("only `?follow`"), "{other}");
+    // The end of the process is the end of the events.
+    let ender = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(200));
+        drop(running);
+    });
+    follow_events(&path, |_| ControlFlow::Continue(())).unwrap();
+    ender.join().unwrap();
+}
+
+#[test]
+fn who_follows_and_does_not_read_holds_up_nobody() {
+    let home = tempfile::tempdir().unwrap();
+    let path = home.path().join("client-a.sock");
+    let events = SharedEventLog::default();
+    let _running = Running::with_events(&path, up(), events.clone());
+    let follow = || {
+        let mut stream = UnixStream::connect(&path).unwrap();
+        stream.write_all(b"GET /v1/events?follow HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        stream
+    };
+    let mut sleepers: Vec<_> = (0..8).map(|_| follow()).collect();
+    for sleeper in &mut sleepers {
+        sleeper.read_exact(&mut [0; 12]).unwrap();
+    }
+    (0..50_000).for_each(|number| events.record(SystemTime::now(), link(number)));
+    // The ninth is told, and others are answered at once.
+    let refused = raw(&path, b"GET /v1/events?follow HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("8 programs follow"), "{refused}");
+    assert_eq!(fetch_status(&path).unwrap().state, State::Up);
+    assert_eq!(fetch_events(&path).unwrap().lines().count(), MOST_OF_A_KIND);
+    // One that wakes up learns that it has missed some, and goes on with what is kept.
+    let mut sleeper = sleepers.pop().unwrap();
+    sleeper.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let (mut seen, mut part) = (Vec::new(), [0; 65_536]);
+    while !String::from_utf8_lossy(&seen).contains("eth49999") {
+        let count = sleeper.read(&mut part).unwrap();
+        seen.extend_from_slice(&part[..count]);
+    }
+    assert!(String::from_utf8_lossy(&seen).contains(r#""event":"missed""#));
 }
 
 #[test]

@@ -146,6 +146,18 @@ pub struct LinkChange {
     pub quota_reset: bool,
 }
 
+impl fmt::Display for LinkChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // As the keys of the file and the options have it.
+        let written = serde_json::to_value(self).map_err(|_| fmt::Error)?;
+        for (at, (key, value)) in written.as_object().into_iter().flatten().enumerate() {
+            let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            write!(f, "{}{key} {value}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
 impl LinkChange {
     /// Whether it changes nothing.
     pub fn is_empty(&self) -> bool {

@@ -41,6 +41,11 @@ impl Classes {
         self.list.iter().map(setup).collect()
     }
 
+    /// The name of a class; empty if it was removed.
+    pub(super) fn name(&self, id: ClassId) -> &str {
+        self.list.iter().find(|class| class.id == id).map_or("", |class| class.name.as_str())
+    }
+
     /// Those that are not among the `new` ones.
     pub(super) fn gone_in(&self, new: &Self) -> Vec<ClassId> {
         let stays = |id: ClassId| new.list.iter().any(|class| class.id == id);

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{
     config::ClientConfig,
+    events::Event,
     status::{FlowList, Status},
 };
 use mpvpn_tunnel::{ClientEvent, Member};
@@ -19,7 +20,7 @@ use crate::{
 
 /// What the shards of a client say to each other.
 #[derive(Debug)]
-pub(super) enum Word {
+pub(crate) enum Word {
     /// From the first shard: the server is here.
     Remotes(Vec<SocketAddr>),
     /// From the first shard: join the session with this secret.
@@ -74,11 +75,8 @@ impl Joiner {
                     ClientEvent::Changed(assignment) => self.plane.assign(&assignment),
                     ClientEvent::Down(reason) => {
                         up = false;
-                        tracing::info!(
-                            shard = self.member.number(),
-                            reason,
-                            "connection lost, joining again"
-                        );
+                        let (shard, reason) = (self.member.shard(), reason.into());
+                        self.plane.events.report(Event::ShardChanged { shard, connected: false, reason });
                     }
                     ClientEvent::Fatal(error) => return Err(error.into()),
                     // It opens no streams.

@@ -10,7 +10,10 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::status::Link as LinkStatus;
+use mpvpn_control::{
+    events::{Event, EventSender},
+    status::Link as LinkStatus,
+};
 use mpvpn_path::{Carried, PipeHint, PipeJudge};
 use mpvpn_tunnel::PathReport;
 use mpvpn_types::{Duration, LinkId, Tier};
@@ -29,6 +32,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(3600);
 pub(super) struct AutoPipes {
     links: BTreeMap<String, Known>,
     next: Instant,
+    events: EventSender,
 }
 
 /// What is known of a link.
@@ -41,8 +45,8 @@ struct Known {
 }
 
 impl AutoPipes {
-    pub(super) fn new(now: Instant) -> Self {
-        Self { links: BTreeMap::new(), next: now }
+    pub(super) fn new(now: Instant, events: EventSender) -> Self {
+        Self { links: BTreeMap::new(), next: now, events }
     }
 
     /// When [`Self::look`] wants to be called.
@@ -81,7 +85,7 @@ impl AutoPipes {
             known.judge.look(now, carried, rtt, is_up && in_use && !others);
             news |= policies.find_pipes(&link.name, known.judge.count());
             if known.judge.settled() != before {
-                known.tell(&link.name);
+                known.tell(&link.name, &self.events);
             }
         }
         (news, wanted)
@@ -112,7 +116,7 @@ impl AutoPipes {
             let before = known.judge.settled();
             known.judge.set_hint(hint.clone());
             if known.judge.settled() != before {
-                known.tell(link);
+                known.tell(link, &self.events);
             }
         }
         // What is made of it is due now.
@@ -141,8 +145,9 @@ impl Known {
         true
     }
 
-    fn tell(&self, link: &str) {
-        tracing::info!(link, pipes = self.judge.settled(), reason = self.judge.why(), "pipes of a link");
+    fn tell(&self, link: &str, events: &EventSender) {
+        let (pipes, reason) = (self.judge.settled(), self.judge.why().into());
+        events.report(Event::PipesChanged { link: link.into(), pipes, reason });
     }
 }
 

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{
     config::ClientConfig,
+    events::Event,
     status::{FlowList, Status},
 };
 use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
@@ -15,6 +16,7 @@ use mpvpn_types::{Duration, LinkId, Tier};
 use super::{
     classes::Classes,
     device::Devices,
+    events::ShardEvents,
     forge::Forge,
     ways::{WayChange, Ways},
 };
@@ -41,6 +43,7 @@ pub(super) struct PlaneGear {
     pub(super) classes: Classes,
     pub(super) forge: Forge,
     pub(super) ways: Ways,
+    pub(super) events: ShardEvents,
 }
 
 /// One shard.
@@ -52,6 +55,7 @@ pub(super) struct Plane {
     pub(super) links: Links,
     pub(super) policies: Policies,
     ways: Ways,
+    pub(super) events: ShardEvents,
     devices: Option<Devices>,
     attached: bool,
     started: Instant,
@@ -64,7 +68,7 @@ pub(super) struct Plane {
 impl Plane {
     /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
-        PlaneGear { shard, fleet, classes, forge, ways }: PlaneGear,
+        PlaneGear { shard, fleet, classes, forge, ways, events }: PlaneGear,
         links: Links,
         policies: Policies,
         devices: Option<Devices>,
@@ -81,6 +85,7 @@ impl Plane {
             links,
             policies,
             ways,
+            events,
             attached: true,
             started: Instant::now(),
             batch: RecvBatch::new(BATCH),
@@ -293,6 +298,9 @@ impl Plane {
             }
         }
         self.write_packets(turns, now);
+        while let Some(change) = self.fleet.poll_change() {
+            self.events.report_change(now, change, &self.links, &self.classes);
+        }
     }
 
     /// The server's addresses have become known, or others.
@@ -317,8 +325,13 @@ impl Plane {
         for change in self.links.rescan(&turns.poller, &self.policies)? {
             match change {
                 LinkChange::Up(id, remote) => {
-                    let name = &self.links.links[&id].name;
+                    let link = &self.links.links[&id];
+                    let name = &link.name;
                     if id == id.uplink() {
+                        self.events.report_once(|| {
+                            let addresses = link.addresses.clone();
+                            Event::LinkUp { link: name.as_str().into(), addresses }
+                        });
                         prepare(name);
                         self.ways.network_changed(now, id);
                     }
@@ -328,7 +341,10 @@ impl Plane {
                 LinkChange::Down(id) => {
                     let link = &self.links.links[&id];
                     if id == id.uplink() {
-                        tracing::info!(link = %link.name, reason = link.reason, "link down");
+                        self.events.report_once(|| {
+                            let reason = link.reason.into();
+                            Event::LinkDown { link: link.name.as_str().into(), reason }
+                        });
                     }
                     self.fleet.link_down(now, id);
                 }

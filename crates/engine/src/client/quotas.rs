@@ -6,7 +6,10 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use mpvpn_control::usage::{self, Usage};
+use mpvpn_control::{
+    events::{Event, EventSender, ShortText},
+    usage::{self, Usage},
+};
 use mpvpn_path::Month;
 use mpvpn_types::Duration;
 
@@ -23,6 +26,7 @@ pub(super) struct Quotas {
     file: Option<PathBuf>,
     used: BTreeMap<String, Usage>,
     meters: Meters,
+    events: EventSender,
     /// What of each meter is in `used`.
     counted: BTreeMap<String, u64>,
     next: Instant,
@@ -38,12 +42,14 @@ impl Quotas {
         state_dir: Option<&Path>,
         name: &str,
         meters: Meters,
+        events: EventSender,
     ) -> Result<Self, mpvpn_control::Error> {
         let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
         Ok(Self {
             used: file.as_deref().map_or_else(|| Ok(BTreeMap::new()), usage::load)?,
             file,
             meters,
+            events,
             counted: BTreeMap::new(),
             next: now,
             saved: now,
@@ -98,12 +104,14 @@ impl Quotas {
         let spent = (used.bytes >= quota.bytes()).then_some((quota, month.next));
         let news = policies.set_spent(name, spent);
         if news {
-            match spent {
+            let link = name.into();
+            self.events.report(match spent {
                 Some((quota, until)) => {
-                    tracing::warn!(link = name, %quota, %until, "a quota is used up, the link rests");
+                    let (quota_bytes, until) = (quota.bytes(), ShortText::of(&until));
+                    Event::QuotaReached { link, quota_bytes, until }
                 }
-                None => tracing::info!(link = name, "the link may be used again"),
-            }
+                None => Event::QuotaRenewed { link },
+            });
         }
         news
     }
@@ -157,7 +165,7 @@ mod tests {
         let start = || {
             let meters = Meters::default();
             (
-                Quotas::load(now, Some(home.path()), "a", meters.clone()).unwrap(),
+                Quotas::load(now, Some(home.path()), "a", meters.clone(), EventSender::default()).unwrap(),
                 Policies::new(std::slice::from_ref(&link)),
                 meters,
             )
@@ -186,7 +194,9 @@ mod tests {
     fn without_a_quota_no_file_is_made() {
         let home = tempfile::tempdir().unwrap();
         let meters = Meters::default();
-        let mut quotas = Quotas::load(Instant::now(), Some(home.path()), "a", meters.clone()).unwrap();
+        let mut quotas =
+            Quotas::load(Instant::now(), Some(home.path()), "a", meters.clone(), EventSender::default())
+                .unwrap();
         meters.of("eth0").count(Way::Sent, 5000, 4, false);
         assert!(!quotas.count(NOVEMBER, &mut Policies::new(&[]), "eth0"));
         quotas.save();

@@ -14,6 +14,7 @@ use std::{
     time::Instant,
 };
 
+use mpvpn_control::events::{self, Event, EventSender};
 use mpvpn_os::poll::Wake;
 use mpvpn_path::{Order, Signs, TransportJudge, Way as Main};
 use mpvpn_tunnel::{Fleet, LinkPolicy};
@@ -38,6 +39,7 @@ pub(crate) struct Ways {
     news: Receiver<(LinkId, u64, News)>,
     wake: Wake,
     shard: u8,
+    events: EventSender,
     /// When they were looked at, and when they are to be.
     looked: Instant,
     next: Option<Instant>,
@@ -140,7 +142,7 @@ impl Way {
 }
 
 impl Ways {
-    pub(super) fn new(shard: u8, stable: Option<Arc<Stable>>, wake: Wake) -> Self {
+    pub(super) fn new(shard: u8, stable: Option<Arc<Stable>>, wake: Wake, events: EventSender) -> Self {
         let (tell, news) = channel();
         let now = Instant::now();
         Self {
@@ -150,6 +152,7 @@ impl Ways {
             news,
             wake,
             shard,
+            events,
             looked: now,
             next: Some(now),
             attempts: 0,
@@ -215,9 +218,16 @@ impl Ways {
             let told = (way.judge.main(), way.judge.allows_udp());
             if way.told != Some(told) {
                 if way.told.is_some_and(|(main, _)| main != told.0) || told.0 == Main::Tcp {
-                    let why = way.judge.why(now);
-                    let way = if told.0 == Main::Tcp { "inside TCP" } else { "over UDP" };
-                    tracing::info!(link = name, shard = self.shard, why, "packets travel {way}");
+                    self.events.report(Event::TransportChanged {
+                        link: name.as_str().into(),
+                        transport: if told.0 == Main::Tcp {
+                            events::Transport::Tcp
+                        } else {
+                            events::Transport::Quic
+                        },
+                        reason: way.judge.why(now).into(),
+                        shard: self.shard,
+                    });
                 }
                 way.told = Some(told);
                 changes.push(WayChange::Uses(id));
@@ -244,23 +254,26 @@ impl Ways {
             match news {
                 News::Stands(stands) if is_trying => {
                     let Stands { local, remote, multipath, .. } = stands;
-                    tracing::info!(link = name, shard = self.shard, %local, %remote, multipath, "a TCP connection stands");
+                    let (link, shard) = (name.into(), self.shard);
+                    self.events.report(Event::TcpConnected { link, local, remote, multipath, shard });
                     way.carriage = way.trying.take();
                     (way.stands, way.shown, way.failures) = (Some(stands), false, 0);
                     way.judge.dialled(now);
                 }
                 News::Failed(reason) if is_trying => {
-                    if way.failures == 0 {
-                        tracing::info!(link = name, shard = self.shard, reason, "no TCP connection");
-                    } else {
-                        tracing::debug!(link = name, shard = self.shard, reason, "no TCP connection");
-                    }
+                    self.events.report(Event::TcpFailed {
+                        link: name.into(),
+                        reason: reason.as_str().into(),
+                        failures: way.failures,
+                        shard: self.shard,
+                    });
                     way.trying = None;
                     way.failures += 1;
                     way.judge.failed(now, reason);
                 }
                 News::Ended(reason) if is_there => {
-                    tracing::info!(link = name, shard = self.shard, reason, "a TCP connection is over");
+                    let (link, shard) = (name.into(), self.shard);
+                    self.events.report(Event::TcpClosed { link, reason: reason.as_str().into(), shard });
                     (way.carriage, way.stands) = (None, None);
                     way.judge.ended(now, reason);
                 }

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use mpvpn_control::config::{Nat as NatOption, ServerConfig};
 use mpvpn_os::{
-    Tun, TunConfig, Undo,
+    OsError, Tun, TunConfig, Undo,
     tunnel_net::{Nat, ServerNet, ServerNetConfig},
     undo::Interface,
 };
@@ -59,11 +59,8 @@ impl Machine {
     }
 
     /// Lets the TUN take packets of `mtu` bytes.
-    pub(super) fn set_mtu(&mut self, mtu: usize) {
-        match self.net.set_mtu(mtu as u32) {
-            Ok(()) => tracing::info!(mtu, "tunnel MTU"),
-            Err(error) => tracing::warn!(mtu, %error, "cannot set the MTU of the TUN"),
-        }
+    pub(super) fn set_mtu(&mut self, mtu: usize) -> Result<(), OsError> {
+        self.net.set_mtu(mtu as u32)
     }
 
     /// Takes back what was changed.

@@ -6,13 +6,19 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::status::{Class, FlowList, Role};
+use mpvpn_control::{
+    events::EventSender,
+    status::{Class, FlowList, Role},
+};
 use mpvpn_os::{RecvBatch, Tun, poll::Interest, tun::READ_BUFFER};
 use mpvpn_packet::{Joined, VNET_HDR_LEN, ip};
 use mpvpn_quic::{Local, Shard, Transmit};
 use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
 
-use super::streams::{Asked, Streams};
+use super::{
+    events::event_of,
+    streams::{Asked, Streams},
+};
 use crate::{
     EngineError,
     egress::{EGRESS, Egress, Transport},
@@ -37,7 +43,7 @@ pub(super) struct Listening {
 
 /// What shards say to each other.
 #[derive(Debug)]
-pub(super) enum Word {
+pub(crate) enum Word {
     /// A tunnel of the receiver was replaced.
     Replaced(Seat),
     /// To the first shard: the MTU of the clients has changed.
@@ -58,7 +64,7 @@ pub(super) enum Word {
 
 /// What a shard tells about itself.
 #[derive(Debug, Default)]
-pub(super) struct ShardReport {
+pub(crate) struct ShardReport {
     /// Its connections.
     pub(super) sessions: Vec<SessionReport>,
     /// TCP connections that it has made for clients.
@@ -72,7 +78,7 @@ pub(super) struct ShardReport {
 }
 
 /// One shard.
-pub(super) struct Plane {
+pub(crate) struct Plane {
     shard: Shard,
     server: Server,
     pub(super) sockets: Vec<Listening>,
@@ -88,6 +94,7 @@ pub(super) struct Plane {
     lost: u64,
     /// What connections that are over have come to, by class.
     departed: Vec<Class>,
+    pub(super) events: EventSender,
     batch: RecvBatch,
     tun_buffer: Vec<u8>,
     out: Vec<u8>,
@@ -122,6 +129,7 @@ impl Plane {
             peers,
             lost: 0,
             departed: Vec::new(),
+            events: EventSender::default(),
             batch: RecvBatch::new(BATCH),
             tun_buffer: vec![0; READ_BUFFER],
             out: Vec::with_capacity(64 << 10),
@@ -339,6 +347,9 @@ impl Plane {
             self.send(turns, now);
         }
         self.write_tun();
+        while let Some(change) = self.server.poll_change() {
+            event_of(change).into_iter().for_each(|event| self.events.report(event));
+        }
         mtu
     }
 
@@ -359,7 +370,7 @@ impl Plane {
     }
 
     /// Figures for status output.
-    pub(super) fn report(&mut self, now: Instant) -> ShardReport {
+    pub(crate) fn report(&mut self, now: Instant) -> ShardReport {
         ShardReport {
             sessions: self.server.report(now),
             streams: self.egress.open(),
@@ -370,7 +381,7 @@ impl Plane {
     }
 
     /// The connections that this shard has made for clients.
-    pub(super) fn flows(&self, now: Instant) -> FlowList {
+    pub(crate) fn flows(&self, now: Instant) -> FlowList {
         flows::of_connections(now, Role::Server, self.egress.flows())
     }
 

@@ -1,9 +1,13 @@
-use clap::CommandFactory;
-use mpvpn_control::config::{AuthMode, ClientConfig, Rights, ServerConfig, Trust};
+use clap::{ArgMatches, FromArgMatches};
+use mpvpn_control::config::{
+    AuthMode, ClientConfig, ClientOptions, Rights, ServerConfig, ServerOptions, Trust,
+};
 
 use super::*;
+use crate::commands::{client::Client, server::Server};
 
-fn parse(line: &str) -> Result<Cli, Failure> {
+/// The name of the command in a line, and its options.
+fn parse(line: &str) -> Result<(String, ArgMatches), Failure> {
     // What is in quotes is one word.
     let parts = line.split('"').enumerate();
     let words = parts.flat_map(|(at, part)| match at % 2 {
@@ -11,21 +15,20 @@ fn parse(line: &str) -> Result<Cli, Failure> {
         _ => vec![part],
     });
     let words = unfold_mode(words.map(OsString::from).collect())?;
-    Cli::try_parse_from(words).map_err(|error| explain(&error))
+    let mut found = define().try_get_matches_from(words).map_err(|error| explain(&error))?;
+    found.remove_subcommand().ok_or_else(missing)
 }
 
 fn server(line: &str) -> ServerConfig {
-    match parse(line).unwrap().command {
-        Command::Server(args) => ServerConfig::resolve(args.options, Rights::ALL).unwrap(),
-        other => panic!("{other:?}"),
-    }
+    let (name, words) = parse(line).unwrap();
+    assert_eq!(name, "server");
+    ServerConfig::resolve(Server::from_arg_matches(&words).unwrap().options, Rights::ALL).unwrap()
 }
 
 fn client(line: &str) -> ClientConfig {
-    match parse(line).unwrap().command {
-        Command::Client(args) => ClientConfig::resolve(args.options).unwrap(),
-        other => panic!("{other:?}"),
-    }
+    let (name, words) = parse(line).unwrap();
+    assert_eq!(name, "client");
+    ClientConfig::resolve(Client::from_arg_matches(&words).unwrap().args.options).unwrap()
 }
 
 fn refused(line: &str) -> String {
@@ -34,7 +37,7 @@ fn refused(line: &str) -> String {
 
 #[test]
 fn the_definition_holds_together() {
-    Cli::command().debug_assert();
+    define().debug_assert();
 }
 
 #[test]
@@ -98,7 +101,9 @@ fn what_does_not_work_yet_says_so() {
         let text = refused(&format!("mpvpn {command}"));
         assert!(text.contains("is not available in this version yet"), "{text}");
         assert!(
-            text.contains("available are: server, client, proxy, status, check, link, class, config, lab"),
+            text.contains(
+                "available are: server, client, proxy, status, events, check, link, class, config, lab"
+            ),
             "{text}"
         );
     }
@@ -108,13 +113,13 @@ fn what_does_not_work_yet_says_so() {
 #[test]
 fn what_does_not_work_yet_is_absent_from_the_help() {
     for command in ["server", "client", "status"] {
-        let mut root = Cli::command();
+        let mut root = define();
         let help = root.find_subcommand_mut(command).unwrap().render_long_help().to_string();
         for absent in ["mtls", "reload"] {
             assert!(!help.contains(absent), "`mpvpn {command} --help` promises {absent}");
         }
     }
-    let help = Cli::command().render_long_help().to_string();
+    let help = define().render_long_help().to_string();
     for absent in LATER_COMMANDS {
         assert!(!help.contains(&format!("\n  {absent} ")), "`mpvpn --help` promises {absent}");
     }
@@ -148,7 +153,7 @@ fn every_option_is_a_key() {
         ("server", (|text: &str| toml::from_str::<ServerOptions>(text).map(drop)) as fn(&str) -> _),
         ("client", |text| toml::from_str::<ClientOptions>(text).map(drop)),
     ] {
-        let root = Cli::command();
+        let root = define();
         let command = root.find_subcommand(role).unwrap();
         let mut options: Vec<_> = command.get_arguments().filter_map(|arg| arg.get_long()).collect();
         options.retain(|option| *option != "config" && *option != "help");
@@ -165,8 +170,7 @@ fn every_option_is_a_key() {
 
 #[test]
 fn a_proxy_has_no_options_of_a_tun_and_a_client_none_of_a_proxy() {
-    let help =
-        |command: &str| Cli::command().find_subcommand_mut(command).unwrap().render_long_help().to_string();
+    let help = |command: &str| define().find_subcommand_mut(command).unwrap().render_long_help().to_string();
     for (command, present, absent) in [
         (
             "proxy",
@@ -188,15 +192,11 @@ fn a_proxy_has_no_options_of_a_tun_and_a_client_none_of_a_proxy() {
 #[test]
 fn the_examples_in_the_help_are_commands_that_work() {
     let pin = "ab".repeat(32);
-    for text in [
-        EXAMPLES,
-        SERVER_EXAMPLES,
-        CLIENT_EXAMPLES,
-        PROXY_EXAMPLES,
-        STATUS_EXAMPLES,
-        LINK_EXAMPLES,
-        CLASS_EXAMPLES,
-    ] {
+    let of_commands = commands::ALL.iter().map(|entry| (entry.define)());
+    for command in of_commands.chain([define()]) {
+        let name = command.get_name();
+        let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+        assert!(text.contains("  mpvpn ") || name == "lab", "`mpvpn {name} --help` has no examples");
         for line in text.lines().filter_map(|line| line.strip_prefix("  mpvpn ")) {
             let line = line.replace("SHA256", &pin).replace('\'', "");
             if line.starts_with("lab") {

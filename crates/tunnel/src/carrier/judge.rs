@@ -12,6 +12,7 @@ use super::{
     path::PathEntry,
     usage::{Evidence, Judgement},
 };
+use crate::Reinjected;
 
 impl Carrier {
     /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
@@ -32,6 +33,7 @@ impl Carrier {
         self.tell_scheduler(now, connection, due);
         if due {
             self.measure_for_numbers(now, connection, views);
+            self.events.on_measured(&self.paths);
         }
     }
 
@@ -82,7 +84,7 @@ impl Carrier {
         let reports = self.heartbeats.has_reports();
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
         let mut views = Vec::with_capacity(self.paths.len());
-        let mut dead = Vec::new();
+        let mut changes = Vec::new();
         for (id, path) in self.paths.iter_mut() {
             if due && let Some(view) = connection.view(now, id) {
                 path.liveness.on_measured(view.rtt, view.jitter, view.loss);
@@ -107,22 +109,26 @@ impl Carrier {
             }
             if let Some(from) = left {
                 tracing::debug!(class = self.class.as_deref(), path = id.0, from = from.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
-                if state == PathState::Down {
-                    dead.push(id);
-                }
+                changes.push((id, from));
             }
         }
-        dead.into_iter().for_each(|id| self.reinject_from(now, connection, id));
+        for (id, from) in changes {
+            let is_down = self.paths.get(id).is_some_and(|path| path.usage.state() == PathState::Down);
+            let reinjected =
+                if is_down { self.reinject_from(now, connection, id) } else { Reinjected::default() };
+            self.events.on_state(now, id, from, reinjected, &self.paths);
+        }
         views
     }
 
-    /// Takes all that is on its way on a path that is dead.
-    fn reinject_from(&mut self, now: Instant, connection: &mut Connection, id: PathId) {
+    /// Takes all that is on its way on a path that is dead, to be sent again.
+    fn reinject_from(&mut self, now: Instant, connection: &mut Connection, id: PathId) -> Reinjected {
         let reinjected = self.recovery.reinject_from(now, connection, id);
         self.traffic.count_reinjected(reinjected.bytes);
         if let Some(path) = self.paths.get_mut(id).filter(|_| connection.has_bulk()) {
             path.close.start(now, reinjected.stuck);
         }
+        Reinjected { packets: reinjected.packets, stream_bytes: reinjected.bytes }
     }
 
     /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself, so that flows

@@ -50,6 +50,11 @@ impl PeerView {
         self.unheard_since
     }
 
+    /// When the far end asked for no data there, if it does.
+    pub(super) fn refused_since(&self) -> Option<Instant> {
+        self.refused_since
+    }
+
     /// Whether the far end wants no data there.
     pub(super) fn refuses(&self) -> bool {
         self.refused_since.is_some()

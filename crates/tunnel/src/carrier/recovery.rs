@@ -29,6 +29,8 @@ pub(super) struct Recovery {
 /// What came of [`Recovery::reinject_from`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reinjected {
+    /// Datagrams that are sent again.
+    pub(super) packets: usize,
     /// Bytes of streams that are sent again.
     pub(super) bytes: u64,
     /// The library has bytes on the path that it sends again only when the path is closed.
@@ -96,13 +98,15 @@ impl Recovery {
         connection: &mut Connection,
         id: PathId,
     ) -> Reinjected {
+        let mut packets = 0;
         for datagram in connection.take_unacked(id).into_iter().filter(|datagram| !datagram.copied) {
+            packets += 1;
             self.keep(now, datagram);
         }
         let pieces = connection.take_unsettled(now, id);
         let stuck = connection.may_hold_repeated(id);
         let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram()) else {
-            return Reinjected { bytes: 0, stuck: stuck || !pieces.is_empty() };
+            return Reinjected { packets, bytes: 0, stuck: stuck || !pieces.is_empty() };
         };
         for piece in &pieces {
             reinjection.push(now, piece, max, None);
@@ -110,7 +114,8 @@ impl Recovery {
                 announce(connection, piece.stream);
             }
         }
-        Reinjected { bytes: pieces.iter().map(|piece| piece.bytes.len() as u64).sum(), stuck }
+        let bytes = pieces.iter().map(|piece| piece.bytes.len() as u64).sum();
+        Reinjected { packets, bytes, stuck }
     }
 
     /// When there is something to report about streams.

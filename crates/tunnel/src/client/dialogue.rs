@@ -26,6 +26,7 @@ use crate::{
     ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER,
     SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
+    events::ClientChange,
 };
 
 /// As many as a resolver asks (`MAXNS` of resolv.conf(5)).
@@ -100,9 +101,7 @@ impl Client {
                         tracing::warn!(stream, code, reason);
                     }
                 }
-                HttpEvent::GoAway { .. } => {
-                    tracing::info!(class = self.class_name(), "the server is about to stop")
-                }
+                HttpEvent::GoAway { .. } => self.changes.push(ClientChange::Stopping(self.part.class())),
                 _ => {}
             }
         }

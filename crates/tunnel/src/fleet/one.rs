@@ -12,7 +12,7 @@ use mpvpn_quic::{Local, Transmit};
 use mpvpn_types::{ClassId, Duration, Instant, target::CLASSES};
 use tracing::debug;
 
-use crate::{Client, ClientEvent};
+use crate::{ClassChange, Client, ClientChange, ClientEvent, PathEvent, events::Changes};
 
 /// A connection in which nothing has moved for this time is closed.
 const IDLE: Duration = Duration::from_secs(600);
@@ -83,13 +83,15 @@ pub(super) struct One {
     pub(super) mtu: Option<usize>,
     /// What begins TCP connections, as it came from the TUN.
     waiting: VecDeque<(VnetHdr, Vec<u8>)>,
+    changes: Changes<ClassChange>,
 }
 
 impl One {
     /// A class that connects at once if it is the default one or goes before others, and sleeps until it is used if not.
     pub(super) fn new(now: Instant, id: ClassId, first: bool, client: Client) -> Self {
         let waiting = VecDeque::new();
-        let mut one = Self { id, first, client, life: Life::Down, used: now, says: None, mtu: None, waiting };
+        let (life, changes) = (Life::Down, Changes::default());
+        let mut one = Self { id, first, client, life, used: now, says: None, mtu: None, waiting, changes };
         if !first && id != ClassId::DEFAULT {
             one.sleep(now);
         }
@@ -129,6 +131,9 @@ impl One {
     pub(super) fn note_use(&mut self, now: Instant, home: &Client, packet: &ip::IpPacket<'_>) {
         let due = self.life == Life::Asleep || now.saturating_duration_since(self.used) >= NOTE;
         if due && home.admits(packet) {
+            if self.life == Life::Asleep {
+                self.changes.push(ClassChange::Used);
+            }
             self.wake(now);
         }
     }
@@ -188,6 +193,9 @@ impl One {
 
     /// Takes what its client says. Of a connection that was closed for sleep nothing counts any more.
     pub(super) fn take_event(&mut self, now: Instant, event: &ClientEvent) {
+        if let (ClientEvent::Up(_), Life::Waking(_) | Life::Down) = (event, self.life) {
+            self.changes.push(ClassChange::Connected);
+        }
         match (event, self.life) {
             (_, Life::Asleep) => {}
             (ClientEvent::Up(_), Life::Waking(woken)) => {
@@ -204,6 +212,7 @@ impl One {
             }
             (ClientEvent::Down(reason), _) => {
                 self.enter(Life::Down, reason);
+                self.changes.push(ClassChange::Disconnected(reason.clone()));
             }
             _ => {}
         }
@@ -231,6 +240,7 @@ impl One {
     /// Sleeps if it is time to.
     pub(super) fn rest(&mut self, now: Instant) {
         if self.sleeps_at().is_some_and(|at| now >= at) {
+            self.changes.push(ClassChange::Idle);
             self.sleep(now);
         }
     }
@@ -251,6 +261,22 @@ impl One {
             Life::Asleep | Life::Down | Life::Awake(_) => None,
         };
         [self.client.poll_timeout(now), self.sleeps_at(), change].into_iter().flatten().min()
+    }
+
+    /// The next change of its connection or paths.
+    pub(super) fn poll_change(&mut self) -> Option<ClientChange> {
+        if let Some(change) = self.changes.pop() {
+            return Some(ClientChange::Class(self.id, change));
+        }
+        Some(match self.client.poll_change()? {
+            ClientChange::Path(event) => {
+                ClientChange::Path(PathEvent { link: event.link.with_class(self.id), ..event })
+            }
+            ClientChange::ConnectFailed(link, reason) => {
+                ClientChange::ConnectFailed(link.with_class(self.id), reason)
+            }
+            change => change,
+        })
     }
 
     pub(super) fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {

@@ -22,6 +22,7 @@ use crate::{
     FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
     ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
+    events::ServerChange,
     http::Http,
     registry::{Denial, Visitor},
 };
@@ -71,7 +72,7 @@ impl Server {
                     if let Some(connection) = self.endpoint.get(id) {
                         connection.reset(stream, h3::code::REQUEST_CANCELLED);
                     }
-                    self.end_tunnel(now, id);
+                    self.end_tunnel(now, id, "the client has broken its tunnel off");
                 }
                 HttpEvent::StreamError { stream, code, .. } => {
                     if let Some(connection) = self.endpoint.get(id) {
@@ -82,7 +83,7 @@ impl Server {
                         http.forget(stream);
                     }
                     if self.is_tunnel(id, stream) {
-                        self.end_tunnel(now, id);
+                        self.end_tunnel(now, id, "an error on the stream of its tunnel");
                     }
                 }
                 _ => {}
@@ -137,7 +138,7 @@ impl Server {
 
     fn answer_and_end(&mut self, id: ConnectionId, stream: StreamId, refusal: &Rejection, answer: &Headers) {
         let Some(connection) = self.endpoint.get(id) else { return };
-        tracing::info!(status = refusal.status, reason = %refusal.reason, "request refused");
+        self.changes.push(ServerChange::Refused(refusal.status, refusal.reason.to_string()));
         connection.write(stream, h3::encode_headers(answer));
         connection.finish(stream);
         connection.stop(stream, h3::code::NO_ERROR);
@@ -236,6 +237,8 @@ impl Server {
             member,
             class: class.map(Box::new),
             serial: entry.serial,
+            resumed: entry.addresses.is_some(),
+            replaced: false,
             addresses: None,
             since: now,
             capsules: CapsuleReader::new(),
@@ -310,12 +313,9 @@ impl Server {
     /// Gives a session its addresses and tells the client, answering the requests of `asked`.
     fn grant(&mut self, id: ConnectionId, addresses: AddressSet, asked: &[(u64, IpNet)]) {
         let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-        if tunnel.addresses.is_none() {
-            let (user, first) = (&tunnel.user, addresses.first());
-            let class = tunnel.class_name();
-            tracing::info!(class, %user, v4 = ?first.v4, v6 = ?first.v6, "client connected");
+        if tunnel.addresses.replace(addresses).is_none() {
+            self.changes.push(ServerChange::Joined { client: tunnel.tag(), resumed: tunnel.resumed });
         }
-        tunnel.addresses = Some(addresses);
         let (stream, secret) = (tunnel.stream, tunnel.secret);
         self.serve(&secret, addresses);
         let entries = answers(addresses, asked);
@@ -356,7 +356,7 @@ impl Server {
         if let Some(connection) = self.endpoint.get(id) {
             connection.finish(stream);
         }
-        self.end_tunnel(now, id);
+        self.end_tunnel(now, id, "the client has ended its tunnel");
     }
 
     fn malformed(&mut self, now: Instant, id: ConnectionId, error: &CapsuleError) {
@@ -367,7 +367,7 @@ impl Server {
             connection.reset(stream, error.code());
             connection.stop(stream, error.code());
         }
-        self.end_tunnel(now, id);
+        self.end_tunnel(now, id, "the client sent a malformed capsule");
     }
 
     pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {

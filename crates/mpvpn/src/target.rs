@@ -1,48 +1,36 @@
-//! `mpvpn status`: asks a running server or client how it is.
+//! The running process that a command asks.
 
-use std::{
-    io::{ErrorKind, IsTerminal, Write},
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::path::{Path, PathBuf};
 
-use mpvpn_control::{api, status};
+use clap::Args;
+use mpvpn_control::api;
 
-use crate::{cli::StatusArgs, failure::Failure};
+use crate::failure::Failure;
 
-const WHAT: &str = "cannot show the status";
-
-pub(crate) fn show(args: &StatusArgs) -> Result<ExitCode, Failure> {
-    let socket = socket(WHAT, args.api_socket.as_deref(), args.name.as_deref())?;
-    let failed = |error| Failure::control(WHAT, &error);
-    if args.flows {
-        let flows = api::fetch_flows(&socket).map_err(failed)?;
-        return print(&if args.json {
-            in_json(WHAT, serde_json::to_string(&flows))?
-        } else {
-            status::render_flows(&flows, width())
-        });
-    }
-    let status = api::fetch_status(&socket).map_err(failed)?;
-    print(&if args.json {
-        in_json(WHAT, serde_json::to_string(&status))?
-    } else {
-        status::render(&status, width())
-    })
+/// The process to ask.
+#[derive(Args, Debug)]
+pub(crate) struct Target {
+    /// Ask the client with this name [default: the only one that runs]
+    #[arg(long, value_name = "NAME", conflicts_with = "api_socket")]
+    pub(crate) name: Option<String>,
+    /// Ask at this unix socket
+    #[arg(long, value_name = "PATH")]
+    pub(crate) api_socket: Option<PathBuf>,
 }
 
-pub(crate) fn in_json(what: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
-    let json =
-        written.map_err(|error| Failure::world(what, error.to_string(), "report it as a fault of mpvpn"))?;
-    Ok(format!("{json}\n"))
+/// The help of `--name` for commands that ask servers and clients.
+pub(crate) fn either(name: clap::Arg) -> clap::Arg {
+    name.help("Ask the server or client with this name [default: the only one that runs]")
 }
 
-/// The socket of the process that is meant: the one given, or that of the one with this name, or of the
-/// only one.
-pub(crate) fn socket(what: &str, given: Option<&Path>, name: Option<&str>) -> Result<PathBuf, Failure> {
-    match given {
-        Some(path) => Ok(path.to_owned()),
-        None => choose(what, api::list_sockets(), name),
+impl Target {
+    /// The socket of the process: the given one, that of the given name, or that of the only process. `what` names the
+    /// failed action.
+    pub(crate) fn socket(&self, what: &str) -> Result<PathBuf, Failure> {
+        match &self.api_socket {
+            Some(path) => Ok(path.clone()),
+            None => choose(what, api::list_sockets(), self.name.as_deref()),
+        }
     }
 }
 
@@ -76,28 +64,11 @@ fn list(sockets: &[PathBuf]) -> String {
     lines.join("\n")
 }
 
-/// Columns of the terminal; no limit where the output goes elsewhere.
-pub(crate) fn width() -> usize {
-    if !std::io::stdout().is_terminal() {
-        return usize::MAX;
-    }
-    terminal_size::terminal_size().map_or(usize::MAX, |(width, _)| usize::from(width.0))
-}
-
-/// Writes to stdout; a reader that has seen enough is no failure.
-pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
-    let mut stdout = std::io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(Failure::world("cannot write to stdout", error.to_string(), "check where the output goes"))
-        }
-        _ => Ok(ExitCode::SUCCESS),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const WHAT: &str = "cannot show the status";
 
     fn sockets(names: &[&str]) -> Vec<PathBuf> {
         names.iter().map(|name| Path::new(api::SOCKET_DIR).join(name)).collect()

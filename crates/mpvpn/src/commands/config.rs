@@ -2,21 +2,43 @@
 
 use std::process::ExitCode;
 
+use clap::{Parser, Subcommand};
 use mpvpn_control::{api, config::Reloaded};
 
-use crate::{
-    cli::{ConfigCommand, Target},
-    failure::Failure,
-    status::{print, socket},
-};
+use super::Command;
+use crate::{failure::Failure, output::print, target::Target};
 
 const WHAT: &str = "cannot reload the configuration";
 
-pub(crate) fn perform(command: ConfigCommand) -> Result<ExitCode, Failure> {
-    let ConfigCommand::Reload(Target { name, api_socket }) = command;
-    let socket = socket(WHAT, api_socket.as_deref(), name.as_deref())?;
-    let reloaded = api::reload(&socket).map_err(|error| Failure::control(WHAT, &error))?;
-    print(&text_of(&reloaded))
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn config reload
+      how links are used and the classes count at once, other keys after a restart, and it says
+      which; what `mpvpn link set` said is forgotten
+
+SIGHUP does the same; a process that was started in a terminal ends by it.";
+
+/// Have a running server or client read its configuration again
+#[derive(Debug, Parser)]
+#[command(name = "config", after_help = EXAMPLES)]
+pub(crate) struct Config {
+    #[command(subcommand)]
+    command: ConfigCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ConfigCommand {
+    /// Read the file again; sessions go on
+    Reload(Target),
+}
+
+impl Command for Config {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let ConfigCommand::Reload(target) = self.command;
+        let socket = target.socket(WHAT)?;
+        let reloaded = api::reload(&socket).map_err(|error| Failure::control(WHAT, &error))?;
+        print(&text_of(&reloaded))
+    }
 }
 
 fn text_of(Reloaded { links, classes, restart }: &Reloaded) -> String {

@@ -1,0 +1,93 @@
+//! The requests of the local API. Each has a [`Question`] for the data plane, a route, and a function that sends it. The
+//! engine answers in its `answers.rs`.
+//!
+//! In: requests of programs. Out: answers in JSON. Always holds: a request with a malformed body does not reach the data
+//! plane.
+
+use std::{ops::ControlFlow, path::Path};
+
+use hyper::{Method, StatusCode, body::Bytes};
+use tokio::sync::oneshot;
+
+use super::{
+    client::{ask, follow},
+    server::Route,
+};
+use crate::{
+    Error, Result,
+    config::{LinkChange, Reloaded},
+    status::{FlowList, Link, Status},
+};
+
+/// What the data plane is asked. Dropping a sender means that it cannot answer.
+#[derive(Debug)]
+pub enum Question {
+    /// How things are.
+    Status(oneshot::Sender<Status>),
+    /// Which flows there are.
+    Flows(oneshot::Sender<FlowList>),
+    /// To use a link in another way.
+    Link {
+        /// The interface.
+        name: String,
+        /// What is to change.
+        change: LinkChange,
+        /// How the link is now, or why nothing has changed.
+        reply: oneshot::Sender<std::result::Result<Link, String>>,
+    },
+    /// To read the configuration again: what came of it, or why nothing has changed.
+    Reload(oneshot::Sender<std::result::Result<Reloaded, String>>),
+}
+
+/// The last word of a route that matches any word.
+pub(super) const ANY: &str = "NAME";
+
+pub(super) const ROUTES: &[Route] = &[
+    Route::get("/v1/status", |request| request.look(Question::Status)),
+    Route::get("/v1/flows", |request| request.look(Question::Flows)),
+    Route::get("/v1/events", |request| request.events()),
+    Route::post("/v1/links/NAME", |request| {
+        request.change(StatusCode::NOT_FOUND, |name, change, reply| Question::Link { name, change, reply })
+    }),
+    Route::post("/v1/reload", |request| request.order(StatusCode::BAD_REQUEST, Question::Reload)),
+];
+
+/// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn fetch_status(path: &Path) -> Result<Status> {
+    ask(path, Method::GET, "/v1/status", Bytes::new())?.read()
+}
+
+/// Asks the process at the socket `path` for its flows, and waits for its answer for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn fetch_flows(path: &Path) -> Result<FlowList> {
+    ask(path, Method::GET, "/v1/flows", Bytes::new())?.read()
+}
+
+/// Fetches the event log of the process at the socket `path`: lines of JSON, the latest at the end. Waits for up to 5 s.
+/// Not for use inside an asynchronous runtime.
+pub fn fetch_events(path: &Path) -> Result<String> {
+    ask(path, Method::GET, "/v1/events", Bytes::new())?.text()
+}
+
+/// Calls `take` for each line of the event log of the process at the socket `path`, and then for each new event. Returns
+/// when `take` breaks, or when the process ends. Not for use inside an asynchronous runtime.
+pub fn follow_events(path: &Path, mut take: impl FnMut(&str) -> ControlFlow<()>) -> Result<()> {
+    follow(path, "/v1/events?follow", &mut take)
+}
+
+/// Has the client at the socket `path` use the link `name` in another way; how the link is then. Waits for
+/// up to 5 s. Not for use inside an asynchronous runtime.
+pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link> {
+    let body = serde_json::to_vec(change)
+        .map_err(|error| Error::BadAnswer { path: path.into(), why: error.to_string() })?;
+    let answer = ask(path, Method::POST, &format!("/v1/links/{name}"), body.into())?;
+    answer.read_unless(&[StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST], "see `mpvpn link show`")
+}
+
+/// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
+/// asynchronous runtime.
+pub fn reload(path: &Path) -> Result<Reloaded> {
+    let next = "correct the file and reload again; until then all stays as it is";
+    ask(path, Method::POST, "/v1/reload", Bytes::new())?.read_unless(&[StatusCode::BAD_REQUEST], next)
+}

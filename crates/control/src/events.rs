@@ -1,0 +1,394 @@
+//! Events: what changed in a server or client, and why. One type is the line of the log, what `mpvpn events` prints, and
+//! what the local API answers.
+//!
+//! In: events of all threads, reported where they happen ([`EventSender`]). Out: a log line each, and the last 1,000 events
+//! of each kind ([`EventLog`]) as lines of JSON. Always holds: reporting never blocks; text that a peer chose is bounded
+//! and contains no control characters ([`ShortText`]); names of kinds, events and fields are added to, never renamed.
+
+mod log;
+mod share;
+mod short_text;
+mod text;
+
+use std::net::{IpAddr, SocketAddr};
+
+use ipnet::IpNet;
+use serde::Serialize;
+
+pub use log::{Entry, EventLog, MOST_OF_A_KIND};
+pub(crate) use share::EventReader;
+pub use share::{EventReceiver, EventSender, SharedEventLog, event_channel};
+pub use short_text::ShortText;
+
+/// The subject of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// A link of this machine.
+    Link,
+    /// A QUIC path.
+    Path,
+    /// Whether a link uses QUIC over UDP or TCP.
+    Transport,
+    /// The number of paths of a link.
+    Pipes,
+    /// A class of traffic.
+    Class,
+    /// The capacity of a link.
+    Capacity,
+    /// The session of a client, or the clients of a server.
+    Session,
+    /// The configuration and signals to this process.
+    Configuration,
+    /// The event log.
+    Log,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 9] = [
+        Self::Link,
+        Self::Path,
+        Self::Transport,
+        Self::Pipes,
+        Self::Class,
+        Self::Capacity,
+        Self::Session,
+        Self::Configuration,
+        Self::Log,
+    ];
+
+    /// The name in JSON and on the command line.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Link => "link",
+            Self::Path => "path",
+            Self::Transport => "transport",
+            Self::Pipes => "pipes",
+            Self::Class => "class",
+            Self::Capacity => "capacity",
+            Self::Session => "session",
+            Self::Configuration => "configuration",
+            Self::Log => "log",
+        }
+    }
+}
+
+/// The name of a client at a server.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ClientName {
+    /// The user.
+    pub user: ShortText,
+    /// The first tunnel address of its session, if it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+}
+
+/// The name of a QUIC path, as in the status.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PathName {
+    /// The client; only at a server.
+    #[serde(flatten)]
+    pub client: Option<ClientName>,
+    /// The class of traffic.
+    pub class: ShortText,
+    /// The link; left out at a server, which does not know it.
+    #[serde(skip_serializing_if = "ShortText::is_empty")]
+    pub link: ShortText,
+    /// `class/link/number`, or `class/link/tcp`.
+    pub path: ShortText,
+}
+
+/// Why a path failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum PathFailure {
+    /// Nothing arrived on the path.
+    Silent {
+        /// Time since the last arrival (ms).
+        silence_ms: u64,
+        /// Heartbeats missed in that time.
+        heartbeats: u32,
+    },
+    /// The kernel reports that the link cannot carry packets.
+    NoCarrier,
+    /// The far end reports that it receives nothing on the path.
+    Unheard {
+        /// Time since its first such report (ms).
+        silence_ms: u64,
+    },
+}
+
+/// Why the capacity of a link changed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(tag = "reason", rename_all = "snake_case")]
+pub enum CapacityReason {
+    /// It was configured.
+    Given,
+    /// First measurement: packets were queued and the delivery rate no longer grew.
+    Measured,
+    /// Probing: no queueing delay at this rate.
+    NoQueue,
+    /// Queueing delay on the way to the far end.
+    Queue {
+        /// The delay (ms).
+        queue_ms: f64,
+    },
+}
+
+/// The transport of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Transport {
+    /// QUIC over UDP.
+    Quic,
+    /// QUIC inside HTTP/2 over TCP.
+    Tcp,
+}
+
+/// A change, and why it happened. `link` is the name of an interface, `shard` the number of a thread from 0.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[allow(missing_docs, reason = "the variant describes its fields; types and names say the rest")]
+pub enum Event {
+    /// A link can carry packets, or its addresses changed.
+    LinkUp { link: ShortText, addresses: Vec<IpAddr> },
+    /// A link cannot carry packets any more.
+    LinkDown { link: ShortText, reason: ShortText },
+    /// A link cannot be used yet.
+    LinkUnusable { link: ShortText, reason: ShortText },
+    /// `mpvpn link set` changed a link.
+    LinkSet { link: ShortText, change: ShortText },
+    /// A link reached its monthly quota (bytes) and is not used until this day.
+    QuotaReached { link: ShortText, quota_bytes: u64, until: ShortText },
+    /// A link is below its quota again.
+    QuotaRenewed { link: ShortText },
+    /// A path was validated.
+    PathOpened {
+        #[serde(flatten)]
+        path: PathName,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        remote: Option<SocketAddr>,
+    },
+    /// A path failed. Its data in flight is reinjected on other paths: `reinjected_packets` packets and
+    /// `reinjected_stream_bytes` bytes of streams. `working_paths` is the number of other paths that work.
+    PathFailed {
+        #[serde(flatten)]
+        path: PathName,
+        #[serde(flatten)]
+        failure: PathFailure,
+        reinjected_packets: u64,
+        reinjected_stream_bytes: u64,
+        working_paths: u64,
+    },
+    /// A path works again, `failed_ms` ms after it failed.
+    PathRecovered {
+        #[serde(flatten)]
+        path: PathName,
+        failed_ms: u64,
+    },
+    /// A path left standby and carries data.
+    PathActive {
+        #[serde(flatten)]
+        path: PathName,
+    },
+    /// A path that works went to standby.
+    PathStandby {
+        #[serde(flatten)]
+        path: PathName,
+        reason: ShortText,
+    },
+    /// A path that worked was closed.
+    PathClosed {
+        #[serde(flatten)]
+        path: PathName,
+    },
+    /// A link uses another transport. The reason is empty where UDP works as it should.
+    TransportChanged { link: ShortText, transport: Transport, reason: ShortText, shard: u8 },
+    /// A TCP connection over a link was established.
+    TcpConnected { link: ShortText, local: SocketAddr, remote: SocketAddr, multipath: bool, shard: u8 },
+    /// A TCP connection over a link could not be established, after this number of earlier failures.
+    TcpFailed { link: ShortText, reason: ShortText, failures: u32, shard: u8 },
+    /// A TCP connection over a link was closed.
+    TcpClosed { link: ShortText, reason: ShortText, shard: u8 },
+    /// The number of paths of a link changed.
+    PipesChanged { link: ShortText, pipes: u8, reason: ShortText },
+    /// A packet belongs to a class without a connection, so one is made.
+    ClassUsed { class: ShortText },
+    /// The connection of a class is established; at a server, that of this client.
+    ClassConnected {
+        #[serde(flatten)]
+        client: Option<ClientName>,
+        class: ShortText,
+    },
+    /// A class was idle, so its connection was closed.
+    ClassIdle { class: ShortText },
+    /// The connection of a class was lost. The class `default` carries its traffic meanwhile.
+    ClassDisconnected {
+        #[serde(flatten)]
+        client: Option<ClientName>,
+        class: ShortText,
+        reason: ShortText,
+    },
+    /// The server refuses a connection for a class. The class `default` carries its traffic.
+    ClassRefused { class: ShortText, reason: ShortText },
+    /// The capacity of a link changed; at a server, of the link under this path of this client.
+    CapacityChanged {
+        #[serde(flatten)]
+        client: Option<ClientName>,
+        link: ShortText,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        before_bps: Option<u64>,
+        bps: u64,
+        #[serde(flatten)]
+        reason: CapacityReason,
+    },
+    /// A client starts to connect.
+    Connecting { server: ShortText },
+    /// A handshake over a link failed.
+    ConnectFailed { link: ShortText, class: ShortText, reason: ShortText },
+    /// The tunnel works, with these addresses. `resumed`: the server resumed the session.
+    Connected { server: ShortText, addresses: Vec<IpNet>, resumed: bool },
+    /// The server assigned other addresses or advertised other routes.
+    AddressesChanged { addresses: Vec<IpNet> },
+    /// The MTU of the tunnel (bytes) changed.
+    MtuChanged { mtu: u64 },
+    /// A client lost its connection; it connects again.
+    Disconnected { reason: ShortText },
+    /// The server sent GOAWAY on the connection of this class.
+    ServerStopping { class: ShortText },
+    /// The name of the server was resolved.
+    ServerResolved { server: ShortText, addresses: Vec<SocketAddr> },
+    /// The name of the server could not be resolved.
+    ResolveFailed { server: ShortText, reason: ShortText },
+    /// The connection of a further thread of a client was established or lost.
+    ShardChanged {
+        shard: u8,
+        connected: bool,
+        #[serde(skip_serializing_if = "ShortText::is_empty")]
+        reason: ShortText,
+    },
+    /// A client connected to this server. `resumed`: it resumed a session.
+    ClientConnected {
+        #[serde(flatten)]
+        client: ClientName,
+        resumed: bool,
+    },
+    /// A client disconnected from this server.
+    ClientDisconnected {
+        #[serde(flatten)]
+        client: ClientName,
+        reason: ShortText,
+    },
+    /// This server refused a request with this HTTP status.
+    RequestRefused { status: u16, reason: ShortText },
+    /// The configuration was read again. `restart` lists the keys that take effect after a restart.
+    ConfigurationRead { links: bool, classes: bool, restart: Vec<String> },
+    /// The configuration could not be read again; nothing changed.
+    ConfigurationRefused { reason: ShortText },
+    /// A signal ends this process.
+    Ending { signal: ShortText },
+    /// Events were dropped because too many waited for the log.
+    EventsDropped { count: u64 },
+}
+
+impl Event {
+    /// Its subject.
+    pub const fn kind(&self) -> Kind {
+        match self {
+            Self::LinkUp { .. }
+            | Self::LinkDown { .. }
+            | Self::LinkUnusable { .. }
+            | Self::LinkSet { .. }
+            | Self::QuotaReached { .. }
+            | Self::QuotaRenewed { .. } => Kind::Link,
+            Self::PathOpened { .. }
+            | Self::PathFailed { .. }
+            | Self::PathRecovered { .. }
+            | Self::PathActive { .. }
+            | Self::PathStandby { .. }
+            | Self::PathClosed { .. } => Kind::Path,
+            Self::TransportChanged { .. }
+            | Self::TcpConnected { .. }
+            | Self::TcpFailed { .. }
+            | Self::TcpClosed { .. } => Kind::Transport,
+            Self::PipesChanged { .. } => Kind::Pipes,
+            Self::ClassUsed { .. }
+            | Self::ClassConnected { .. }
+            | Self::ClassIdle { .. }
+            | Self::ClassDisconnected { .. }
+            | Self::ClassRefused { .. } => Kind::Class,
+            Self::CapacityChanged { .. } => Kind::Capacity,
+            Self::Connecting { .. }
+            | Self::ConnectFailed { .. }
+            | Self::Connected { .. }
+            | Self::AddressesChanged { .. }
+            | Self::MtuChanged { .. }
+            | Self::Disconnected { .. }
+            | Self::ServerStopping { .. }
+            | Self::ServerResolved { .. }
+            | Self::ResolveFailed { .. }
+            | Self::ShardChanged { .. }
+            | Self::ClientConnected { .. }
+            | Self::ClientDisconnected { .. }
+            | Self::RequestRefused { .. } => Kind::Session,
+            Self::ConfigurationRead { .. } | Self::ConfigurationRefused { .. } | Self::Ending { .. } => {
+                Kind::Configuration
+            }
+            Self::EventsDropped { .. } => Kind::Log,
+        }
+    }
+
+    /// The level of its log line: WARN if something was lost, DEBUG if it is frequent, else INFO.
+    pub(crate) fn level(&self) -> tracing::Level {
+        match self {
+            Self::LinkUnusable { .. }
+            | Self::QuotaReached { .. }
+            | Self::ClassRefused { .. }
+            | Self::Disconnected { .. }
+            | Self::ResolveFailed { .. }
+            | Self::ConfigurationRefused { .. }
+            | Self::EventsDropped { .. } => tracing::Level::WARN,
+            Self::ConfigurationRead { restart, .. } if !restart.is_empty() => tracing::Level::WARN,
+            Self::PathActive { .. }
+            | Self::PathStandby { .. }
+            | Self::ClassUsed { .. }
+            | Self::ClassIdle { .. }
+            | Self::ClassDisconnected { client: None, .. }
+            | Self::CapacityChanged { .. } => tracing::Level::DEBUG,
+            Self::TcpFailed { failures: 1.., .. } => tracing::Level::DEBUG,
+            _ => tracing::Level::INFO,
+        }
+    }
+
+    /// Whether it equals another event apart from measured figures.
+    pub(crate) fn repeats(&self, other: &Self) -> bool {
+        std::mem::discriminant(self) == std::mem::discriminant(other)
+            && self.clone().without_figures() == other.clone().without_figures()
+    }
+
+    fn without_figures(mut self) -> Self {
+        match &mut self {
+            Self::PathFailed { failure, reinjected_packets, reinjected_stream_bytes, .. } => {
+                (*reinjected_packets, *reinjected_stream_bytes) = (0, 0);
+                match failure {
+                    PathFailure::Silent { silence_ms, heartbeats } => (*silence_ms, *heartbeats) = (0, 0),
+                    PathFailure::Unheard { silence_ms } => *silence_ms = 0,
+                    PathFailure::NoCarrier => {}
+                }
+            }
+            Self::PathRecovered { failed_ms, .. } => *failed_ms = 0,
+            Self::TcpFailed { failures, .. } => *failures = 0,
+            Self::TcpConnected { local, .. } => local.set_port(0),
+            Self::CapacityChanged { before_bps, bps, reason, .. } => {
+                (*before_bps, *bps) = (before_bps.map(|_| 0), 0);
+                if let CapacityReason::Queue { queue_ms } = reason {
+                    *queue_ms = 0.0;
+                }
+            }
+            Self::EventsDropped { count } => *count = 0,
+            _ => {}
+        }
+        self
+    }
+}

@@ -1,0 +1,122 @@
+//! The last events of each kind, in memory. Time is an argument.
+//!
+//! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at most
+//! [`MOST_OF_A_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
+//! recent one of its kind is merged into its entry; a changed entry gets a new number, so that readers see it again.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Serialize, Serializer};
+use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
+
+use super::{Event, Kind};
+
+/// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
+pub const MOST_OF_A_KIND: usize = 1000;
+/// Entries of its kind with which a new event is compared. A flapping link makes about four events each time, so with
+/// fewer the events of several links would not be merged; with more, a rare event would be listed at its last time only.
+const COMPARED: usize = 16;
+/// An event is merged with one that happened at most this long before. A shorter time would list every retry of what is
+/// tried every 15 to 30 s; a longer one would hide when the second event happened.
+const MERGED_WITHIN: Duration = Duration::from_secs(60);
+
+/// RFC 3339 in UTC, with ms.
+const RFC_3339: &[BorrowedFormatItem<'_>] =
+    format_description!("[year]-[month]-[day]T[hour]:[minute]:[second].[subsecond digits:3]Z");
+
+/// An event, with its times and its count.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Entry {
+    /// Later entries have higher numbers.
+    pub number: u64,
+    /// Its kind.
+    pub kind: Kind,
+    /// When it happened first (RFC 3339, UTC, ms).
+    #[serde(serialize_with = "rfc_3339")]
+    pub first: SystemTime,
+    /// When it happened last.
+    #[serde(serialize_with = "rfc_3339")]
+    pub last: SystemTime,
+    /// How often it happened.
+    pub count: u64,
+    /// The event, with the figures of the last time.
+    #[serde(flatten)]
+    pub event: Event,
+    /// The event as a sentence.
+    pub text: String,
+}
+
+/// The last events of each kind.
+#[derive(Clone, Debug, Default)]
+pub struct EventLog {
+    /// By kind, each in the order of numbers.
+    rings: [VecDeque<Entry>; Kind::ALL.len()],
+    /// The highest number.
+    last: u64,
+    /// The highest number of an evicted entry.
+    evicted: u64,
+}
+
+impl EventLog {
+    /// Adds an event that happened at `at`.
+    pub fn record(&mut self, at: SystemTime, event: Event) {
+        self.last += 1;
+        let ring = &mut self.rings[event.kind() as usize];
+        let text = event.to_string();
+        let earlier = ring.len().saturating_sub(COMPARED)..ring.len();
+        let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGED_WITHIN;
+        let same = earlier.rev().find(|place| is_soon(&ring[*place]) && event.repeats(&ring[*place].event));
+        let before = same.and_then(|place| ring.remove(place));
+        if ring.len() >= MOST_OF_A_KIND
+            && let Some(oldest) = ring.pop_front()
+        {
+            self.evicted = self.evicted.max(oldest.number);
+        }
+        ring.push_back(Entry {
+            number: self.last,
+            kind: event.kind(),
+            first: before.as_ref().map_or(at, |before| before.first),
+            last: at,
+            count: before.map_or(1, |before| before.count + 1),
+            event,
+            text,
+        });
+    }
+
+    /// The highest number; 0 if the log is empty.
+    pub fn last_number(&self) -> u64 {
+        self.last
+    }
+
+    /// Up to `most` entries with numbers above `number`, in order.
+    pub fn after(&self, number: u64, most: usize) -> Vec<&Entry> {
+        let newer = |ring: &VecDeque<Entry>| ring.partition_point(|entry| entry.number <= number);
+        let mut found: Vec<&Entry> =
+            self.rings.iter().flat_map(|ring| ring.range(newer(ring)..).take(most)).collect();
+        found.sort_unstable_by_key(|entry| entry.number);
+        found.truncate(most);
+        found
+    }
+
+    /// The highest number of an evicted entry; 0 if none was evicted.
+    pub fn last_evicted(&self) -> u64 {
+        self.evicted
+    }
+}
+
+fn rfc_3339<S: Serializer>(at: &SystemTime, to: S) -> Result<S::Ok, S::Error> {
+    // A time before 1970 is written as 1970.
+    let known = at.duration_since(UNIX_EPOCH).ok().and_then(|since| i64::try_from(since.as_millis()).ok());
+    let nanos = i128::from(known.unwrap_or_default()) * 1_000_000;
+    let date = OffsetDateTime::from_unix_timestamp_nanos(nanos).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    match date.format(RFC_3339) {
+        Ok(text) => to.serialize_str(&text),
+        Err(error) => Err(serde::ser::Error::custom(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! Text in events: names, and reasons, which a peer may have chosen.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Longest text, in characters: twice the longest reason of our own. The reason in a peer's CONNECTION_CLOSE frame may be
+/// as long as a packet; a longer limit would let peers fill memory, a shorter one cuts our own reasons.
+const LONGEST: usize = 240;
+
+/// Text of at most 240 characters, without control characters.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(transparent)]
+pub struct ShortText(Box<str>);
+
+impl ShortText {
+    /// From anything that can be printed.
+    pub fn of(text: &impl fmt::Display) -> Self {
+        Self::from(text.to_string())
+    }
+
+    /// Whether it is empty.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&str> for ShortText {
+    fn from(text: &str) -> Self {
+        let shown = |c: char| if c.is_control() { '\u{fffd}' } else { c };
+        let mut kept: String = text.chars().take(LONGEST).map(shown).collect();
+        if text.chars().nth(LONGEST).is_some() {
+            kept.pop();
+            kept.push('…');
+        }
+        Self(kept.into_boxed_str())
+    }
+}
+
+impl From<String> for ShortText {
+    fn from(text: String) -> Self {
+        Self::from(text.as_str())
+    }
+}
+
+impl fmt::Display for ShortText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_text_of_a_peer_is_shortened_and_has_no_escapes() {
+        assert_eq!(ShortText::from("no answer").as_str(), "no answer");
+        assert_eq!(ShortText::from("\x1b[2Jgone\r\n").as_str(), "\u{fffd}[2Jgone\u{fffd}\u{fffd}");
+        let long = ShortText::from("é".repeat(5000));
+        assert_eq!((long.as_str().chars().count(), long.as_str().ends_with("é…")), (LONGEST, true));
+        assert_eq!(ShortText::from("x".repeat(LONGEST)).as_str(), "x".repeat(LONGEST));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_bounded(text in "\\PC*|.{0,600}") {
+            let kept = ShortText::from(text.as_str());
+            prop_assert!(kept.as_str().chars().count() <= LONGEST);
+            prop_assert!(!kept.as_str().chars().any(char::is_control));
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Events as sentences, for the log and for `mpvpn events`.
+
+use std::fmt::{self, Display, Formatter};
+
+use super::{CapacityReason, ClientName, Event, PathFailure, PathName, ShortText, Transport};
+
+impl Display for Event {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LinkUp { link, addresses } => write!(f, "{link} is up: {}", Listed(addresses)),
+            Self::LinkDown { link, reason } => write!(f, "{link} is down: {reason}"),
+            Self::LinkUnusable { link, reason } => {
+                write!(f, "{link} cannot be used yet: {reason}")
+            }
+            Self::LinkSet { link, change } => write!(f, "{link} was changed: {change}"),
+            Self::QuotaReached { link, quota_bytes, until } => {
+                write!(f, "{link} reached its quota of {}; not used until {until}", Bytes(*quota_bytes))
+            }
+            Self::QuotaRenewed { link } => write!(f, "{link} is below its quota again"),
+            Self::PathOpened { path, remote } => {
+                write!(f, "{path} opened")?;
+                remote.map_or(Ok(()), |remote| write!(f, " to {remote}"))
+            }
+            Self::PathFailed {
+                path,
+                failure,
+                reinjected_packets,
+                reinjected_stream_bytes,
+                working_paths,
+            } => {
+                write!(f, "{path} failed: {failure}; ")?;
+                match (reinjected_packets, reinjected_stream_bytes) {
+                    (0, 0) => {}
+                    (packets, 0) => write!(f, "{} reinjected; ", Count(*packets, "packet"))?,
+                    (0, bytes) => write!(f, "{} of streams reinjected; ", Bytes(*bytes))?,
+                    (packets, bytes) => {
+                        let packets = Count(*packets, "packet");
+                        write!(f, "{packets} and {} of streams reinjected; ", Bytes(*bytes))?;
+                    }
+                }
+                match working_paths {
+                    0 => f.write_str("no other path works"),
+                    1 => f.write_str("1 other path works"),
+                    paths => write!(f, "{paths} other paths work"),
+                }
+            }
+            Self::PathRecovered { path, failed_ms } => {
+                write!(f, "{path} recovered after {}", Time(*failed_ms))
+            }
+            Self::PathActive { path } => write!(f, "{path} carries data"),
+            Self::PathStandby { path, reason } => write!(f, "{path} on standby: {reason}"),
+            Self::PathClosed { path } => write!(f, "{path} closed"),
+            Self::TransportChanged { link, transport, reason, shard } => {
+                let transport = match transport {
+                    Transport::Quic => "QUIC over UDP",
+                    Transport::Tcp => "QUIC inside TCP",
+                };
+                write!(f, "{link}: transport {transport}{}{}", Because(reason), Shard(*shard))
+            }
+            Self::TcpConnected { link, local, remote, multipath, shard } => {
+                let kind = if *multipath { "Multipath TCP" } else { "TCP" };
+                write!(f, "{link}: {kind} connection established, {local} to {remote}{}", Shard(*shard))
+            }
+            Self::TcpFailed { link, reason, failures: _, shard } => {
+                write!(f, "{link}: no TCP connection: {reason}{}", Shard(*shard))
+            }
+            Self::TcpClosed { link, reason, shard } => {
+                write!(f, "{link}: TCP connection closed: {reason}{}", Shard(*shard))
+            }
+            Self::PipesChanged { link, pipes, reason } => {
+                write!(f, "{link} has {}: {reason}", Count(u64::from(*pipes), "pipe"))
+            }
+            Self::ClassUsed { class } => write!(f, "class {class} is used: connecting"),
+            Self::ClassConnected { client, class } => {
+                write!(f, "{}class {class} is connected", Of(client))
+            }
+            Self::ClassIdle { class } => write!(f, "class {class} is idle: connection closed"),
+            Self::ClassDisconnected { client, class, reason } => {
+                write!(f, "{}class {class} lost its connection: {reason}", Of(client))
+            }
+            Self::ClassRefused { class, reason } => {
+                write!(f, "class {class} gets no connection of its own, the default one carries it: {reason}")
+            }
+            Self::CapacityChanged { client, link, before_bps, bps, reason } => {
+                write!(f, "{}{link}: capacity {}", Of(client), Rate(*bps))?;
+                before_bps.map_or(Ok(()), |before| write!(f, ", before {}", Rate(before)))?;
+                write!(f, ": {reason}")
+            }
+            Self::Connecting { server } => write!(f, "connecting to {server}"),
+            Self::ConnectFailed { link, class, reason } => {
+                write!(f, "could not connect over {link} (class {class}): {reason}")
+            }
+            Self::Connected { server, addresses, resumed } => {
+                let session = if *resumed { ", session resumed" } else { "" };
+                write!(f, "connected to {server}: {}{session}", Listed(addresses))
+            }
+            Self::AddressesChanged { addresses } => {
+                write!(f, "addresses or routes changed: {}", Listed(addresses))
+            }
+            Self::MtuChanged { mtu } => write!(f, "tunnel MTU {mtu}"),
+            Self::Disconnected { reason } => write!(f, "connection lost: {reason}; connecting again"),
+            Self::ServerStopping { class } => {
+                write!(f, "the server is about to stop (class {class})")
+            }
+            Self::ServerResolved { server, addresses } => {
+                write!(f, "{server} has the addresses {}", Listed(addresses))
+            }
+            Self::ResolveFailed { server, reason } => write!(f, "cannot resolve {server}: {reason}"),
+            Self::ShardChanged { shard, connected: true, .. } => {
+                write!(f, "thread {shard} is connected")
+            }
+            Self::ShardChanged { shard, connected: false, reason } => {
+                write!(f, "thread {shard} lost its connection{}; connecting again", Because(reason))
+            }
+            Self::ClientConnected { client, resumed: false } => write!(f, "{client} connected"),
+            Self::ClientConnected { client, resumed: true } => {
+                write!(f, "{client} connected, session resumed")
+            }
+            Self::ClientDisconnected { client, reason } => write!(f, "{client} disconnected: {reason}"),
+            Self::RequestRefused { status, reason } => {
+                write!(f, "request refused with status {status}: {reason}")
+            }
+            Self::ConfigurationRead { links, classes, restart } => {
+                f.write_str(match (links, classes) {
+                    (true, true) => "configuration read again: links and classes changed",
+                    (true, false) => "configuration read again: links changed",
+                    (false, true) => "configuration read again: classes changed",
+                    (false, false) => "configuration read again: links and classes as before",
+                })?;
+                if restart.is_empty() {
+                    return Ok(());
+                }
+                write!(f, "; after a restart: {}", restart.join(", "))
+            }
+            Self::ConfigurationRefused { reason } => {
+                write!(f, "the configuration cannot be read, nothing changed: {reason}")
+            }
+            Self::Ending { signal } => write!(f, "ending on {signal}"),
+            Self::EventsDropped { count } => {
+                write!(f, "{} dropped: the queue of the event log was full", Count(*count, "event"))
+            }
+        }
+    }
+}
+
+impl Display for ClientName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.user.is_empty() { "a client" } else { self.user.as_str() })?;
+        self.address.map_or(Ok(()), |address| write!(f, " ({address})"))
+    }
+}
+
+impl Display for PathName {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.link.is_empty() {
+            true => write!(f, "{}path {}", Of(&self.client), self.path),
+            false => write!(f, "{}{} (path {})", Of(&self.client), self.link, self.path),
+        }
+    }
+}
+
+impl Display for PathFailure {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Silent { silence_ms, heartbeats } => {
+                write!(
+                    f,
+                    "nothing received for {silence_ms} ms, {} missed",
+                    Count(u64::from(*heartbeats), "heartbeat")
+                )
+            }
+            Self::NoCarrier => f.write_str("no carrier"),
+            Self::Unheard { silence_ms } => {
+                write!(f, "the far end receives nothing, reported {silence_ms} ms ago")
+            }
+        }
+    }
+}
+
+impl Display for CapacityReason {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Given => f.write_str("as configured"),
+            Self::Measured => f.write_str("first measurement"),
+            Self::NoQueue => f.write_str("no queueing delay"),
+            Self::Queue { queue_ms } => write!(f, "queueing delay of {queue_ms:.1} ms"),
+        }
+    }
+}
+
+/// A comma-separated list.
+struct Listed<'a, T>(&'a [T]);
+
+impl<T: Display> Display for Listed<'_, T> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no address");
+        }
+        for (at, item) in self.0.iter().enumerate() {
+            write!(f, "{}{item}", if at == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
+/// A colon and a reason, unless that is empty.
+struct Because<'a>(&'a ShortText);
+
+impl Display for Because<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
+    }
+}
+
+/// The client and a colon, at a server.
+struct Of<'a>(&'a Option<ClientName>);
+
+impl Display for Of<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        self.0.as_ref().map_or(Ok(()), |client| write!(f, "{client}: "))
+    }
+}
+
+/// A thread, unless it is the first.
+struct Shard(u8);
+
+impl Display for Shard {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 { Ok(()) } else { write!(f, " (thread {})", self.0) }
+    }
+}
+
+/// A number of things whose plural takes an s.
+struct Count(u64, &'static str);
+
+impl Display for Count {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}{}", self.0, self.1, if self.0 == 1 { "" } else { "s" })
+    }
+}
+
+/// A size (bytes).
+struct Bytes(u64);
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        scaled(f, self.0 as f64, "B")
+    }
+}
+
+/// A rate (bit/s).
+struct Rate(u64);
+
+impl Display for Rate {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        scaled(f, self.0 as f64, "bit/s")
+    }
+}
+
+/// With an SI prefix and at most one decimal.
+fn scaled(f: &mut Formatter<'_>, value: f64, unit: &str) -> fmt::Result {
+    match value {
+        ..1e3 => write!(f, "{value:.0} {unit}"),
+        ..1e6 => write!(f, "{:.1} k{unit}", value / 1e3),
+        ..1e9 => write!(f, "{:.1} M{unit}", value / 1e6),
+        _ => write!(f, "{:.1} G{unit}", value / 1e9),
+    }
+}
+
+/// A time (ms).
+struct Time(u64);
+
+impl Display for Time {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ms @ ..1000 => write!(f, "{ms} ms"),
+            ms @ ..120_000 => write!(f, "{:.1} s", ms as f64 / 1e3),
+            ms @ ..7_200_000 => write!(f, "{} min", ms / 60_000),
+            ms => write!(f, "{} h", ms / 3_600_000),
+        }
+    }
+}

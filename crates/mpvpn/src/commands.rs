@@ -1,0 +1,57 @@
+//! The commands of the program, one file each: name, options, help and action.
+//!
+//! In: a parsed command line. Out: an exit code, or a [`Failure`]. Always holds: a command is known only to its own file and
+//! to its two lines here.
+
+mod check;
+mod class;
+pub(crate) mod client;
+mod config;
+mod events;
+mod lab;
+mod link;
+mod proxy;
+pub(crate) mod server;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::{ArgMatches, Parser};
+
+use crate::{cli::explain, failure::Failure};
+
+/// The commands, in the order of `mpvpn --help`.
+pub(crate) const ALL: &[Entry] = &[
+    entry::<server::Server>(),
+    entry::<client::Client>(),
+    entry::<proxy::Proxy>(),
+    entry::<status::Status>(),
+    entry::<events::Events>(),
+    entry::<check::Check>(),
+    entry::<link::Link>(),
+    entry::<class::Class>(),
+    entry::<config::Config>(),
+    entry::<lab::Lab>(),
+];
+
+/// A command with its options.
+pub(crate) trait Command: Parser {
+    /// Runs the command.
+    fn run(self) -> Result<ExitCode, Failure>;
+}
+
+/// A command in the list of all.
+pub(crate) struct Entry {
+    /// Its name, options and help.
+    pub(crate) define: fn() -> clap::Command,
+    /// Runs it with these options.
+    pub(crate) run: fn(&mut ArgMatches) -> Result<ExitCode, Failure>,
+}
+
+const fn entry<C: Command>() -> Entry {
+    Entry { define: C::command, run: run::<C> }
+}
+
+fn run<C: Command>(words: &mut ArgMatches) -> Result<ExitCode, Failure> {
+    C::from_arg_matches_mut(words).map_err(|error| explain(&error))?.run()
+}

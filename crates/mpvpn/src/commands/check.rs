@@ -1,0 +1,77 @@
+//! `mpvpn check`: tries every link to a server, and says what works.
+
+use std::{
+    io::{IsTerminal, Write},
+    process::ExitCode,
+};
+
+use clap::Parser;
+use mpvpn_control::{check, config::ClientConfig, log};
+use mpvpn_engine::client::check::run;
+
+use super::{Command, client::ClientArgs};
+use crate::{
+    failure::Failure,
+    output::{in_json, print, width},
+};
+
+const WHAT: &str = "cannot check the links";
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn check
+      with the file that `mpvpn client` reads
+  mpvpn check --server 203.0.113.1 --pin SHA256 --token-file token --path eth0 --path wwan0
+  mpvpn check --json --config ~/mpvpn.toml
+
+What it is told, it is told as `mpvpn client`; the rest of the file means nothing to it.
+Exit code 0 if a client would have at least one link, else 1.";
+
+/// Try every link to a server: UDP, TCP, path MTU, NAT, and the token; needs no root and no running client
+#[derive(Debug, Parser)]
+#[command(name = "check", after_help = EXAMPLES, mut_args(hide))]
+pub(crate) struct Check {
+    /// Print what was found in JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) client: ClientArgs,
+}
+
+/// What says where the server is, who asks, and how links are used.
+const OF_A_CHECK: &[&str] =
+    &["json", "config", "server", "path", "ca", "pin", "insecure", "token", "token_file", "via", "transport"];
+
+fn hide(arg: clap::Arg) -> clap::Arg {
+    let is_hidden = !OF_A_CHECK.contains(&arg.get_id().as_str());
+    arg.hide(is_hidden)
+}
+
+impl Command for Check {
+    fn run(self) -> Result<ExitCode, Failure> {
+        check_links(self)
+    }
+}
+
+fn check_links(args: Check) -> Result<ExitCode, Failure> {
+    let config = ClientConfig::load(args.client.config.as_deref(), args.client.options)
+        .map_err(|error| Failure::control(WHAT, &error))?;
+    log::init(config.log_level);
+    // A program reads the end only.
+    let shows = std::io::stderr().is_terminal() || !args.json;
+    let tell = |line: &str| {
+        if shows {
+            // Who does not want to hear of it misses nothing.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        }
+    };
+    tell(&format!("checking the links to {}, for up to 20 s", config.server));
+    let next = "check --server, and that names are resolved here";
+    let found = run(&config, &tell).map_err(|error| Failure::run(WHAT, &error, next))?;
+    print(&if args.json {
+        in_json(WHAT, serde_json::to_string(&found))?
+    } else {
+        check::render(&found, width())
+    })?;
+    Ok(if found.works() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

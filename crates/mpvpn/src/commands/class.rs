@@ -1,0 +1,92 @@
+//! `mpvpn class`: shows the classes of traffic of a configuration, and which one a packet belongs to.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Parser, Subcommand};
+use mpvpn_control::config::{ClientConfig, Packet, render_classes};
+
+use super::Command;
+use crate::{
+    failure::Failure,
+    output::{in_json, print, width},
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn class list
+      the classes, and the rules in the order in which they are tried
+  mpvpn class test \"udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46\"
+      the class of such a packet, and the rule that says so
+  mpvpn class test --config new.toml \"tcp [fd00::5]:40000 -> [2001:db8::9]:443 domain zoom.us\"
+      the same with another file, and as if DNS had given the far end's address to that name
+  mpvpn class test \"icmp 10.0.0.5 -> 1.1.1.1 mark 0x10 vlan 20 ingress lan0\"
+      the same where the kernel steers by these into a class with a TUN of its own
+  mpvpn class test --json \"icmp 10.0.0.5 -> 1.1.1.1\"
+      in JSON
+
+A packet is: a protocol (tcp, udp, icmp or a number), the client's end, an arrow, the far end; both
+ends with ports if the protocol has them; then, if it matters, dscp, domain, mark, vlan and ingress. It
+stands in quotes, as > means something to the shell.
+The first rule that fits decides: those of the tables [[class]] of the file in order, then those that
+are built in. The file is read as it is now; a running client may have read it before.";
+
+/// Show the classes of traffic of a client, and which one a packet belongs to
+#[derive(Debug, Parser)]
+#[command(name = "class", after_help = EXAMPLES)]
+pub(crate) struct Class {
+    #[command(subcommand)]
+    command: ClassCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum ClassCommand {
+    /// Show the classes and the rules in order
+    List {
+        /// The client's configuration file [default: /etc/mpvpn/client.toml, if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+    },
+    /// Say which class a packet belongs to, and which rule says so
+    #[command(after_help = EXAMPLES)]
+    Test {
+        /// The client's configuration file [default: /etc/mpvpn/client.toml, if it is there]
+        #[arg(long, value_name = "FILE")]
+        config: Option<PathBuf>,
+        /// Print it in JSON
+        #[arg(long)]
+        json: bool,
+        /// The packet, in quotes, as in "udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46"
+        #[arg(value_name = "PACKET", required = true)]
+        packet: Vec<String>,
+    },
+}
+
+impl Command for Class {
+    fn run(self) -> Result<ExitCode, Failure> {
+        match self.command {
+            ClassCommand::List { config } => {
+                print(&render_classes(&load("cannot show the classes", config.as_deref())?, width()))
+            }
+            ClassCommand::Test { config, json, packet } => {
+                const WHAT: &str = "cannot test the packet";
+                let packet: Packet = packet
+                    .join(" ")
+                    .parse()
+                    .map_err(|why: String| Failure::usage(WHAT, why, "see `mpvpn class test --help`"))?;
+                let ruling = load(WHAT, config.as_deref())?.class_of(&packet);
+                print(&if json {
+                    in_json(WHAT, serde_json::to_string(&ruling))?
+                } else {
+                    format!("{ruling}\n")
+                })
+            }
+        }
+    }
+}
+
+fn load(what: &str, file: Option<&Path>) -> Result<ClientConfig, Failure> {
+    ClientConfig::load_without_server(file).map_err(|error| Failure::control(what, &error))
+}

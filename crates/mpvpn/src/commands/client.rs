@@ -1,0 +1,60 @@
+//! `mpvpn client`: sends this machine's traffic through a server.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Args, Parser};
+use mpvpn_control::{
+    config::{ClientOptions, Origin},
+    log,
+};
+use mpvpn_engine::client;
+
+use super::Command;
+use crate::failure::{Failure, LOG};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn client --server 203.0.113.1 --pin SHA256 --token-file /etc/mpvpn/token
+      everything through the tunnel, over every interface that has a default route
+  mpvpn client --server vpn.example:4433 --ca server.crt --path eth0 --path wwan0
+      over these two interfaces only
+  mpvpn client --server 203.0.113.1 --pin SHA256 --token-file t --routes advertised --share lan0
+      only what the server offers, and for the machines behind lan0 too
+
+Every option but --config is a key of the configuration file, as in
+  server = \"vpn.example:4433\"
+  path = [\"eth0\", \"wwan0\"]
+Options given here win over the file.";
+
+/// Send this machine's traffic through a server, over all links at once
+#[derive(Debug, Parser)]
+#[command(name = "client", after_help = EXAMPLES, mut_args(hide))]
+pub(crate) struct Client {
+    #[command(flatten)]
+    pub(crate) args: ClientArgs,
+}
+
+/// The options of what connects to a server.
+#[derive(Args, Debug)]
+pub(crate) struct ClientArgs {
+    /// Configuration file [default: /etc/mpvpn/client.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) options: ClientOptions,
+}
+
+fn hide(arg: clap::Arg) -> clap::Arg {
+    let is_hidden = matches!(arg.get_id().as_str(), "socks5" | "http");
+    arg.hide(is_hidden)
+}
+
+impl Command for Client {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let origin = Origin::<ClientOptions>::new(self.args.config, self.args.options);
+        let config = origin.load().map_err(|error| Failure::control("cannot start the client", &error))?;
+        log::init(config.log_level);
+        client::run(config, origin).map_err(|error| Failure::run("the client ended", &error, LOG))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

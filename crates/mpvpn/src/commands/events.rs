@@ -1,0 +1,260 @@
+//! `mpvpn events`: prints the event log of a running server or client.
+
+use std::{ops::ControlFlow, process::ExitCode};
+
+use clap::Parser;
+use mpvpn_control::{api, events::Kind};
+use serde_json::Value;
+use time::{
+    Date, Duration, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset,
+    format_description::{BorrowedFormatItem, well_known::Rfc3339},
+    macros::format_description,
+};
+
+use super::Command;
+use crate::{
+    failure::Failure,
+    output::print,
+    target::{Target, either},
+};
+
+const WHAT: &str = "cannot show the events";
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn events
+      the last 1,000 events of each kind, the latest at the end
+  mpvpn events --since 14:02 --until 14:03
+      what happened at 14:02
+  mpvpn events --kind path,transport --since 10m --follow
+      events of paths and transport since ten minutes ago, and new ones until Ctrl-C
+  mpvpn events --json
+      one JSON object a line, with times in UTC
+  curl -N --unix-socket /run/mpvpn/client-mpvpn0.sock 'http://localhost/v1/events?follow'
+
+An event that repeats another one within a minute is merged with it: `(5 times since 14:02:03.120)`.
+TIME is local: `14:02`, `14:02:30`, `2026-01-31`, or `2026-01-31 14:02`; as in RFC 3339; or a time
+ago: `90s`, `10m`, `2h`, `3d`. A time without a date is the latest such time before now.";
+
+/// Show what changed and why: links, paths, transport, classes, capacity, sessions
+#[derive(Debug, Parser)]
+#[command(name = "events", after_help = EXAMPLES, mut_arg("name", either))]
+pub(crate) struct Events {
+    /// Print JSON, one object a line
+    #[arg(long)]
+    json: bool,
+    /// Continue with new events, until Ctrl-C or the end of the process
+    #[arg(long)]
+    follow: bool,
+    /// Only events at this time or later
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    since: Option<OffsetDateTime>,
+    /// Only events before this time
+    #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "follow")]
+    until: Option<OffsetDateTime>,
+    /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, configuration, log
+    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    kind: Vec<Kind>,
+    #[command(flatten)]
+    target: Target,
+}
+
+impl Command for Events {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let socket = self.target.socket(WHAT)?;
+        let failed = |error| Failure::control(WHAT, &error);
+        if !self.follow {
+            let lines = api::fetch_events(&socket).map_err(failed)?;
+            let shown: String = lines.lines().filter_map(|line| self.show(line)).collect();
+            return print(&shown);
+        }
+        let mut outcome = Ok(ExitCode::SUCCESS);
+        let take = |line: &str| {
+            let Some(shown) = self.show(line) else { return ControlFlow::Continue(()) };
+            outcome = print(&shown);
+            if outcome.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        api::follow_events(&socket, take).map_err(failed)?;
+        outcome?;
+        let why = format!("the process at {} has ended", socket.display());
+        Err(Failure::world("no more events", why, "start it again, and ask again"))
+    }
+}
+
+impl Events {
+    /// The output for a line of the event log; `None` if it is filtered out.
+    fn show(&self, line: &str) -> Option<String> {
+        // A newer process may report events that are unknown here: only these fields are needed.
+        let entry: Value = serde_json::from_str(line).ok()?;
+        let text = |field: &str| entry[field].as_str();
+        let at = |field| text(field).and_then(|at| OffsetDateTime::parse(at, &Rfc3339).ok());
+        let (first, last) = (at("first"), at("last"));
+        let kind = text("kind")?;
+        let is_early = |since: OffsetDateTime| last.is_some_and(|last| last < since);
+        let is_late = |until: OffsetDateTime| first.is_some_and(|first| first >= until);
+        if self.since.is_some_and(is_early)
+            || self.until.is_some_and(is_late)
+            || !self.kind.is_empty() && self.kind.iter().all(|wanted| wanted.as_str() != kind)
+        {
+            return None;
+        }
+        if self.json {
+            return Some(format!("{line}\n"));
+        }
+        let count = entry["count"].as_u64().unwrap_or(1);
+        let repeated = match first {
+            Some(first) if count > 1 => format!(" ({count} times since {})", local(first, last)),
+            _ => String::new(),
+        };
+        let last = last.map_or_else(String::new, |last| local(last, None));
+        Some(format!("{last:23}  {kind:13}  {}{repeated}\n", text("text")?))
+    }
+}
+
+const DATE: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day]");
+const MINUTE: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]");
+const SECOND: &[BorrowedFormatItem<'_>] = format_description!("[hour]:[minute]:[second]");
+const MILLISECOND: &[BorrowedFormatItem<'_>] =
+    format_description!("[hour]:[minute]:[second].[subsecond digits:3]");
+
+/// A local time; without the date if that is the date of `beside`.
+fn local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
+    let (at, beside) = (in_zone(at), beside.map(in_zone));
+    let time = at.format(MILLISECOND).unwrap_or_default();
+    match beside.is_some_and(|beside| beside.date() == at.date()) {
+        true => time,
+        false => format!("{} {time}", at.format(DATE).unwrap_or_default()),
+    }
+}
+
+/// The same moment in the time zone of this machine, or in UTC if that is unknown.
+fn in_zone(at: OffsetDateTime) -> OffsetDateTime {
+    at.to_offset(UtcOffset::local_offset_at(at).unwrap_or(UtcOffset::UTC))
+}
+
+fn kind(name: &str) -> Result<Kind, String> {
+    let names = || Kind::ALL.map(Kind::as_str).join(", ");
+    Kind::ALL
+        .into_iter()
+        .find(|kind| kind.as_str() == name)
+        .ok_or_else(|| format!("`{name}` is none of: {}", names()))
+}
+
+fn moment(text: &str) -> Result<OffsetDateTime, String> {
+    moment_before(OffsetDateTime::now_utc(), text, in_zone)
+}
+
+/// Parses a time as given at `now`; `in_zone` converts a moment to local time.
+fn moment_before(
+    now: OffsetDateTime,
+    text: &str,
+    in_zone: impl Fn(OffsetDateTime) -> OffsetDateTime,
+) -> Result<OffsetDateTime, String> {
+    if let Ok(exact) = OffsetDateTime::parse(text, &Rfc3339) {
+        return Ok(exact);
+    }
+    if let Some(ago) = ago(text) {
+        return now.checked_sub(ago).ok_or_else(|| format!("`{text}` is too long ago"));
+    }
+    let clock = |text: &str| Time::parse(text, SECOND).or_else(|_| Time::parse(text, MINUTE)).ok();
+    // The offset of a local time is taken from a moment at most some hours away: it is wrong only while clocks change.
+    let here = |date: Date, time: Time| {
+        let guess = PrimitiveDateTime::new(date, time).assume_offset(in_zone(now).offset());
+        PrimitiveDateTime::new(date, time).assume_offset(in_zone(guess).offset())
+    };
+    if let Some(time) = clock(text) {
+        let today = in_zone(now).date();
+        let at = here(today, time);
+        let yesterday = today.previous_day().filter(|_| at > now);
+        return Ok(yesterday.map_or(at, |yesterday| here(yesterday, time)));
+    }
+    let (date, time) = text.split_once([' ', 'T']).unwrap_or((text, "00:00"));
+    match (Date::parse(date, DATE), clock(time)) {
+        (Ok(date), Some(time)) => Ok(here(date, time)),
+        _ => Err(format!("`{text}` is no time: expected one as in 14:02, \"2026-01-31 14:02:30\" or 10m")),
+    }
+}
+
+/// A time ago: `90s`, `10m`, `2h`, `3d`.
+fn ago(text: &str) -> Option<Duration> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let seconds = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return None,
+    };
+    let number: u32 = number.parse().ok()?;
+    Some(Duration::seconds(i64::from(number) * seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::{datetime, offset};
+
+    use super::*;
+
+    const LINE: &str = concat!(
+        r#"{"number":7,"kind":"path","first":"2026-09-21T14:02:03.120Z","last":"2026-09-21T14:02:09.007Z","#,
+        r#""count":5,"event":"path_failed","colour":"blue","text":"eth1 failed"}"#
+    );
+
+    fn events(words: &[&str]) -> Events {
+        Events::try_parse_from([&["events"], words].concat()).unwrap()
+    }
+
+    #[test]
+    fn times_are_parsed_as_people_write_them() {
+        let now = datetime!(2026-09-21 14:30:00 UTC);
+        let of = |text: &str| moment_before(now, text, |at| at.to_offset(offset!(+2)));
+        for (text, expected) in [
+            ("16:02", datetime!(2026-09-21 14:02 UTC)),
+            ("16:02:30", datetime!(2026-09-21 14:02:30 UTC)),
+            // Later than now: yesterday.
+            ("17:00", datetime!(2026-09-20 15:00 UTC)),
+            ("2026-09-01", datetime!(2026-08-31 22:00 UTC)),
+            ("2026-09-01 10:15", datetime!(2026-09-01 08:15 UTC)),
+            ("2026-09-01T10:15:01", datetime!(2026-09-01 08:15:01 UTC)),
+            ("2026-09-01T10:15:00Z", datetime!(2026-09-01 10:15 UTC)),
+            ("90s", datetime!(2026-09-21 14:28:30 UTC)),
+            ("10m", datetime!(2026-09-21 14:20 UTC)),
+            ("2h", datetime!(2026-09-21 12:30 UTC)),
+            ("3d", datetime!(2026-09-18 14:30 UTC)),
+        ] {
+            assert_eq!(of(text), Ok(expected), "{text}");
+        }
+        for text in ["", "m", "noon", "25:00", "2026-13-01", "-5m", "10m 2s", "é", "99999999999s"] {
+            assert!(of(text).unwrap_err().contains("is no time"), "{text}");
+        }
+    }
+
+    #[test]
+    fn events_are_filtered_by_time_and_kind() {
+        let shown = |words: &[&str]| events(words).show(LINE);
+        // The local time depends on the machine.
+        let line = shown(&[]).unwrap();
+        assert!(line.contains("  path           eth1 failed (5 times since "), "{line}");
+        assert_eq!(shown(&["--json"]), Some(format!("{LINE}\n")));
+        for (words, expected) in [
+            (&["--since", "2026-09-21T14:02:09Z"][..], true),
+            (&["--since", "2026-09-21T14:02:10Z"], false),
+            (&["--until", "2026-09-21T14:02:04Z"], true),
+            (&["--until", "2026-09-21T14:02:03.120Z"], false),
+            (&["--kind", "link,path"], true),
+            (&["--kind", "link", "--kind", "session"], false),
+        ] {
+            assert_eq!(shown(words).is_some(), expected, "{words:?}");
+        }
+        assert_eq!(events(&[]).show("no JSON"), None);
+        let missed = r#"{"kind":"log","event":"missed","text":"events are missing here"}"#;
+        let text = events(&["--since", "2h"]).show(missed).unwrap();
+        assert_eq!(text.trim(), "log            events are missing here");
+    }
+
+    #[test]
+    fn an_unknown_kind_is_answered_with_the_known_ones() {
+        let error = Events::try_parse_from(["events", "--kind", "colour"]).unwrap_err().to_string();
+        assert!(error.contains("`colour` is none of: link, path, transport, pipes, class"), "{error}");
+    }
+}

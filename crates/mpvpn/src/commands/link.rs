@@ -1,0 +1,84 @@
+//! `mpvpn link`: shows the links of a running client, and has one used in another way.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use mpvpn_control::{
+    api,
+    config::{LinkChange, is_link_name},
+    status::{Role, render_links},
+};
+
+use super::Command;
+use crate::{
+    failure::Failure,
+    output::{print, width},
+    target::Target,
+};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn link show
+  mpvpn link set wwan0 --tier backup --metered yes
+      only while no other link works, with few heartbeats
+  mpvpn link set wwan0 --up 20mbit --down 50mbit --quota 50GB
+      no faster than that, and no more than that a month
+  mpvpn link set wwan0 --down none --quota-reset
+      as fast as it goes, and counting from 0
+
+The tables [[link]] of the configuration file say the same for good.";
+
+/// Show the links of a running client, or use one in another way until it ends
+#[derive(Debug, Parser)]
+#[command(name = "link", after_help = EXAMPLES)]
+pub(crate) struct Link {
+    #[command(subcommand)]
+    command: LinkCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum LinkCommand {
+    /// Show the links and why they are in their states
+    Show(Target),
+    /// Use a link in another way, until the client ends
+    Set {
+        /// The interface
+        #[arg(value_name = "NAME", id = "link")]
+        link: String,
+        #[command(flatten)]
+        change: LinkChange,
+        #[command(flatten)]
+        target: Target,
+    },
+}
+
+impl Command for Link {
+    fn run(self) -> Result<ExitCode, Failure> {
+        match self.command {
+            LinkCommand::Show(target) => {
+                const WHAT: &str = "cannot show the links";
+                let socket = target.socket(WHAT)?;
+                let status = api::fetch_status(&socket).map_err(|error| Failure::control(WHAT, &error))?;
+                if status.role == Role::Server {
+                    let next = "ask a client: name its socket with --api-socket";
+                    return Err(Failure::usage(WHAT, "this is a server: links are a client's", next));
+                }
+                print(&render_links(&status.links, width()))
+            }
+            LinkCommand::Set { link, change, target } => {
+                const WHAT: &str = "cannot change the link";
+                let next = "see `mpvpn link set --help`";
+                if change.is_empty() {
+                    return Err(Failure::usage(WHAT, "nothing is to change about it", next));
+                }
+                if !is_link_name(&link) {
+                    return Err(Failure::usage(WHAT, format!("`{link}` is no interface's name"), next));
+                }
+                let socket = target.socket(WHAT)?;
+                let link = api::change_link(&socket, &link, &change)
+                    .map_err(|error| Failure::control(WHAT, &error))?;
+                print(&render_links(&[link], width()))
+            }
+        }
+    }
+}

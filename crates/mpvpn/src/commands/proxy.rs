@@ -1,0 +1,63 @@
+//! `mpvpn proxy`: offers apps a SOCKS5 or HTTP proxy that goes through a server.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use mpvpn_control::{config::Origin, log};
+use mpvpn_engine::client;
+
+use super::{Command, client::ClientArgs};
+use crate::failure::{Failure, LOG};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn proxy --socks5 127.0.0.1:1080 --server 203.0.113.1 --pin SHA256 --token-file ~/token
+      then, for example: curl --socks5-hostname 127.0.0.1:1080 https://example.com/
+  mpvpn proxy --socks5 127.0.0.1:1080 --http 127.0.0.1:8080 --config ~/mpvpn.toml
+      both kinds, and the rest from a file; then: export https_proxy=http://127.0.0.1:8080
+  mpvpn proxy --http 127.0.0.1:8080 --server vpn.example --ca server.crt --path eth0 --path wwan0
+      over these two interfaces only
+
+The server makes the TCP connections and resolves the names. No TUN device, no routes and no root are
+needed. Whoever reaches the addresses may use the proxy: 127.0.0.1 is for this machine only.
+The file has the keys of `mpvpn client`, and
+  socks5 = [\"127.0.0.1:1080\"]
+  http = [\"127.0.0.1:8080\"]
+Options given here win over the file.";
+
+/// Offer apps a SOCKS5 or HTTP proxy that goes through a server over all links; needs no root
+#[derive(Debug, Parser)]
+#[command(name = "proxy", after_help = EXAMPLES, mut_args(hide))]
+pub(crate) struct Proxy {
+    #[command(flatten)]
+    pub(crate) args: ClientArgs,
+}
+
+/// Options that are about a TUN.
+const OF_A_TUN: &[&str] = &["tun_name", "lane", "routes", "dns", "share", "shards"];
+
+fn hide(arg: clap::Arg) -> clap::Arg {
+    let arg = match arg.get_id().as_str() {
+        "config" => arg.help("Configuration file"),
+        "name" => arg.help("Name of this proxy among the mpvpn processes of this machine [default: proxy]"),
+        "api_socket" => arg.help(
+            "Unix socket for `mpvpn status` [default: client-NAME.sock in $XDG_RUNTIME_DIR/mpvpn, for root in /run/mpvpn]",
+        ),
+        "state_dir" => arg.help(
+            "Folder for what links have used of their quotas [default: $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
+        ),
+        _ => arg,
+    };
+    let is_hidden = OF_A_TUN.contains(&arg.get_id().as_str());
+    arg.hide(is_hidden)
+}
+
+impl Command for Proxy {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let origin = Origin::of_proxy(self.args.config, self.args.options);
+        let config = origin.load().map_err(|error| Failure::control("cannot start the proxy", &error))?;
+        log::init(config.log_level);
+        client::run(config, origin).map_err(|error| Failure::run("the proxy ended", &error, LOG))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

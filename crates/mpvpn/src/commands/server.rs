@@ -1,0 +1,53 @@
+//! `mpvpn server`: gives clients access to this machine and the network behind it.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use mpvpn_control::{
+    config::{Origin, ServerOptions},
+    log,
+};
+use mpvpn_engine::server;
+
+use super::Command;
+use crate::failure::{Failure, LOG};
+
+const EXAMPLES: &str = "\
+Examples:
+  mpvpn server
+      with a certificate and a token of its own, kept in /var/lib/mpvpn; prints the client's command
+  mpvpn server --listen 0.0.0.0:4433 --listen '[::]:4433' --cert server.crt --key server.key
+      with your certificate, on another port, over IPv4 and IPv6
+  mpvpn server --subnet 10.8.0.0/16 --subnet6 none --nat off
+      other addresses; the network behind routes 10.8.0.0/16 back to this machine
+  mpvpn server --routes 192.168.7.0/24 --routes fd00:7::/64
+      clients reach these two networks only; `--routes advertised` at a client sends nothing else here
+
+Not as root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
+$XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no file but the one of --config.
+
+Every option but --config is a key of the configuration file, as in
+  listen = [\"0.0.0.0:4433\", \"[::]:4433\"]
+  subnet = \"10.8.0.0/16\"
+Options given here win over the file.";
+
+/// Give clients access to this machine and the network behind it
+#[derive(Debug, Parser)]
+#[command(name = "server", after_help = EXAMPLES)]
+pub(crate) struct Server {
+    /// Configuration file [default: /etc/mpvpn/server.toml, if it is there]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) options: ServerOptions,
+}
+
+impl Command for Server {
+    fn run(self) -> Result<ExitCode, Failure> {
+        let origin = Origin::of_server(self.config, self.options, server::rights());
+        let config = origin.load().map_err(|error| Failure::control("cannot start the server", &error))?;
+        log::init(config.log_level);
+        server::run(config, origin).map_err(|error| Failure::run("the server ended", &error, LOG))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,34 @@
+//! Output of commands.
+
+use std::{
+    io::{ErrorKind, IsTerminal, Write},
+    process::ExitCode,
+};
+
+use crate::failure::Failure;
+
+/// A line of JSON; `what` names the failed action.
+pub(crate) fn in_json(what: &str, written: serde_json::Result<String>) -> Result<String, Failure> {
+    let json =
+        written.map_err(|error| Failure::world(what, error.to_string(), "report it as a fault of mpvpn"))?;
+    Ok(format!("{json}\n"))
+}
+
+/// Columns of the terminal; no limit where the output goes elsewhere.
+pub(crate) fn width() -> usize {
+    if !std::io::stdout().is_terminal() {
+        return usize::MAX;
+    }
+    terminal_size::terminal_size().map_or(usize::MAX, |(width, _)| usize::from(width.0))
+}
+
+/// Writes to stdout; a reader that has seen enough is no failure.
+pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
+    let mut stdout = std::io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Err(Failure::world("cannot write to stdout", error.to_string(), "check where the output goes"))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
