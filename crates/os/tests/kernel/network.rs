@@ -634,7 +634,7 @@ fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
         let folder = Folder::new();
         let before = state();
         let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "what_a_killed_process_left_is_cleaned_up_by_the_next", "--nocapture"])
+            .args(["--exact", "network::what_a_killed_process_left_is_cleaned_up_by_the_next", "--nocapture"])
             .env(VICTIM, &folder.0)
             .status()
             .unwrap();
