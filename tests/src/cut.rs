@@ -48,20 +48,38 @@ impl Death {
     }
 }
 
-/// Eight flows and a dense ping for 12 s; link 1 dies after 3 s and comes back 3 s after that was noticed.
-pub fn survive(stage: &Stage, client: &Peer, death: Death, way: Way) -> Outcome {
+/// When what happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Course {
+    /// From the start of the load until the link dies.
+    pub alive: Duration,
+    /// From when that was noticed until the link comes back.
+    pub dead: Duration,
+    /// How long the load lasts, in seconds.
+    pub load: u32,
+}
+
+impl Course {
+    /// Long enough for rates that have settled.
+    pub const LONG: Self = Self { alive: Duration::from_secs(3), dead: Duration::from_secs(3), load: 12 };
+    /// Just long enough to see the link die and come back under load.
+    pub const SHORT: Self = Self { alive: Duration::from_secs(2), dead: Duration::from_secs(2), load: 9 };
+}
+
+/// Eight flows and a dense ping; link 1 dies and comes back meanwhile.
+pub fn survive(stage: &Stage, client: &Peer, death: Death, way: Way, course: Course) -> Outcome {
     for link in ["eth1", "eth2"] {
         client.until_path(link, "active", Duration::from_secs(5));
     }
     let sink = Sink::start(stage, Place::Server, 5201);
-    let load = sink.tcp(stage, Place::Client, TUNNEL, 8, way, 12);
-    let dense = Ping::dense(stage, Place::Client, TUNNEL, 12);
-    thread::sleep(Duration::from_secs(3));
+    let load = sink.tcp(stage, Place::Client, TUNNEL, 8, way, course.load);
+    let dense = Ping::dense(stage, Place::Client, TUNNEL, course.load.into());
+    thread::sleep(course.alive);
 
     let cut = SystemTime::now();
     death.strike(stage);
     client.until_path("eth1", "down", Duration::from_secs(3));
-    thread::sleep(Duration::from_secs(3));
+    thread::sleep(course.dead);
     let restored = (SystemTime::now(), Instant::now());
     death.heal(stage);
     until_used(stage, way);

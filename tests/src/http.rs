@@ -152,10 +152,14 @@ pub struct Stream {
 
 impl Read for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        for byte in &mut *buffer {
-            let block = mix(self.position / 8).to_le_bytes();
-            *byte = block[(self.position % 8) as usize];
-            self.position += 1;
+        let mut rest = &mut *buffer;
+        while !rest.is_empty() {
+            let (block, skipped) = (mix(self.position / 8).to_le_bytes(), (self.position % 8) as usize);
+            let length = rest.len().min(block.len() - skipped);
+            let (now, later) = rest.split_at_mut(length);
+            now.copy_from_slice(&block[skipped..skipped + length]);
+            self.position += length as u64;
+            rest = later;
         }
         Ok(buffer.len())
     }

@@ -67,6 +67,7 @@ impl<'a> Target<'a> {
     /// Runs `traffic` for `seconds`, asked for by the client.
     pub fn run(&mut self, traffic: Traffic, way: Way, seconds: u32) -> Result<Arrived, String> {
         self.listen();
+        self.sink.as_ref().expect("made by the line above").renew(self.stage);
         let result = self.attempt(traffic, way, seconds);
         if result.is_err() {
             // It may still wait for the client of the failed run.

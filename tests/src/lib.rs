@@ -1,14 +1,15 @@
 //! What the end-to-end tests and the rigs of `bench` share: a stage (namespaces, emulated links, `mpvpn` processes whose
 //! logs are kept), real traffic over it (ping, iperf3, curl), and the reading of what came of it.
 //!
-//! In: the release binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: assertions that fail with the
-//! ends of the logs. What always holds: one stage at a time on a machine, every wait is bounded, and when a stage is
-//! dropped its processes, devices and namespaces are gone, also after a panic.
+//! In: the binary (`MPVPN_BIN`), root, and the tools that `./dev` installs. Out: assertions that fail with the ends of the
+//! logs. What always holds: stages share nothing but processors and memory, of which each says how much it needs; every wait is bounded; when a stage is dropped its processes, devices, namespaces
+//! and files are gone, also after a panic, and so they are when the program is interrupted.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
 pub mod call;
 pub mod cut;
 pub mod dns;
+mod failure_logs;
 pub mod files;
 pub mod foreign;
 pub mod gets;
@@ -16,7 +17,9 @@ pub mod home;
 pub mod http;
 pub mod https;
 pub mod iperf;
+pub mod machine_share;
 pub mod ping;
+mod private_folders;
 pub mod proxy;
 pub mod quic_bulk;
 pub mod quiet;

@@ -5,21 +5,25 @@ use std::{
     fs::{self, File},
     io::Read,
     net::UdpSocket,
-    os::fd::AsRawFd,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
+use mpvpn_control::api;
 pub use mpvpn_lab::Direction;
-use mpvpn_lab::{Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace};
+use mpvpn_lab::{
+    Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
+};
 use serde_json::Value;
 
 use crate::{
-    eventually,
+    eventually, failure_logs,
     home::{Home, USER},
+    machine_share::{MachineShare, Share},
+    private_folders::PrivateFolders,
     usage::resident_memory,
 };
 
@@ -31,6 +35,8 @@ pub const SERVER6: &str = "[2001:db8::1]:4433";
 pub const TUNNEL: &str = "10.0.0.1";
 /// A link that is neither fast nor slow: 100 Mbit/s, 12.5 ms each way, 60 ms of queue.
 pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
+/// A link that is slower, so that several stories with such links fill them at the same time: 40 Mbit/s.
+pub const SLOWER_LINK: &str = "40mbit,12.5ms,queue=60ms";
 /// How long a tunnel may take to come up before the test gives up.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -49,11 +55,13 @@ pub enum Place {
     Other,
 }
 
-/// A lab with a certificate in its directory.
+/// A lab with a certificate in its directory. Others may run beside it, unless its thread has the whole machine: nothing
+/// that its processes change is seen by those of another stage.
 pub struct Stage {
     lab: Lab,
+    folders: PrivateFolders,
     started: Cell<u32>,
-    _alone: Alone,
+    _machine: MachineShare,
 }
 
 impl Stage {
@@ -72,6 +80,11 @@ impl Stage {
         Self::new(&[LINK, LINK])
     }
 
+    /// Two links of 40 Mbit/s, for stories about what is done with the rate of links, whatever it is.
+    pub fn two_slower_links() -> Self {
+        Self::new(&[SLOWER_LINK, SLOWER_LINK])
+    }
+
     /// With a LAN behind the client.
     pub fn with_lan(links: &[&str]) -> Self {
         Self::raise(Lab::builder().links(specs(links)).lan(true))
@@ -88,9 +101,11 @@ impl Stage {
     }
 
     fn raise(builder: Builder) -> Self {
-        let alone = Alone::wait();
+        remove_labs_when_interrupted();
+        let machine = MachineShare::take(Share::LIGHT);
         let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));
-        let stage = Self { lab, started: Cell::new(0), _alone: alone };
+        let folders = PrivateFolders::new(lab.dir()).expect("folders in the lab's directory");
+        let stage = Self { lab, folders, started: Cell::new(0), _machine: machine };
         stage.make_certificate("server");
         stage
     }
@@ -144,7 +159,23 @@ impl Stage {
         self.lab.dir()
     }
 
-    /// A name in that directory that nothing else has.
+    /// Where a process of the stage that is told nothing else has its socket: [`mpvpn_control::api::SOCKET_DIR`], as
+    /// processes elsewhere reach it.
+    pub fn default_sockets(&self) -> &Path {
+        self.folders.sockets()
+    }
+
+    /// A new folder that every user may look into, which goes with the stage.
+    pub fn public_folder(&self, name: &str) -> PathBuf {
+        let public = self.lab.public_dir().unwrap_or_else(|error| panic!("{error}"));
+        let number = self.started.replace(self.started.get() + 1);
+        let folder = public.join(format!("{number}-{name}"));
+        fs::create_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).expect("its owner may");
+        folder
+    }
+
+    /// A name in the lab's directory that nothing else has.
     pub fn file(&self, kind: &str, place: Place) -> PathBuf {
         let number = self.started.replace(self.started.get() + 1);
         self.dir().join(format!("{number}-{place:?}.{kind}").to_lowercase())
@@ -174,6 +205,7 @@ impl Stage {
     /// A command to run there; it ends with the thread that starts it.
     pub fn command(&self, place: Place, program: &str) -> Command {
         let mut command = self.namespace(place).command(program);
+        self.folders.apply(&mut command);
         command.current_dir(self.dir()).stdin(Stdio::null());
         // A proxy of the machine on which the tests run is none of a stage's.
         for name in ["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"] {
@@ -319,12 +351,31 @@ impl Stage {
         self.attempt(place, Duration::from_secs(20), &all)
     }
 
+    /// Keeps what its processes have written beyond its end, and says where. A test that panics does so by itself.
+    pub fn keep_logs(&self) {
+        let thread = thread::current();
+        // A test that runs in the only thread has no name of its own.
+        let test = thread.name().filter(|name| *name != "main").unwrap_or(self.lab.prefix());
+        match failure_logs::keep(self.dir(), test) {
+            Ok(folder) => eprintln!("the whole logs: {}", folder.display()),
+            Err(error) => eprintln!("the logs cannot be kept: {error}"),
+        }
+    }
+
     /// Everything of a host's network that mpvpn may change, as text to compare.
     pub fn network_state(&self, place: Place) -> String {
         const LOOK: &str = "ip -o link | sed 's/^[0-9]*: //' | cut -d' ' -f1-5; ip -o addr | sed 's/^[0-9]*: //'; \
             ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; nft list ruleset; \
             grep -rs . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf | sort";
         self.run(place, &["sh", "-c", LOOK])
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.keep_logs();
+        }
     }
 }
 
@@ -376,18 +427,21 @@ impl Link<'_> {
     }
 }
 
-/// The binary under test.
+/// The binary under test: `MPVPN_BIN`, or the one that was built with the same profile as this program.
 pub fn binary() -> PathBuf {
     if let Some(path) = std::env::var_os("MPVPN_BIN") {
         return path.into();
     }
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target"),
-        PathBuf::from,
-    );
-    let path = target.join("release/mpvpn");
-    assert!(path.exists(), "no binary at {}: run ./dev build, or set MPVPN_BIN", path.display());
-    path
+    let own = std::env::current_exe().expect("its own path");
+    // Tests lie in a folder beside it, the rigs in the same one.
+    let found =
+        own.ancestors().skip(1).take(2).map(|folder| folder.join("mpvpn")).find(|path| path.is_file());
+    found.unwrap_or_else(|| {
+        panic!(
+            "no mpvpn beside {}: run cargo build -p mpvpn with the same profile, or set MPVPN_BIN",
+            own.display()
+        )
+    })
 }
 
 /// A running `mpvpn`, ended by its process id when dropped.
@@ -429,11 +483,13 @@ impl Peer {
 
     /// What `mpvpn status --json` prints about it.
     pub fn status(&self) -> Value {
-        self.try_status().unwrap_or_else(|error| panic!("no status: {error}\n{}", self.tail()))
+        self.ask(&[]).unwrap_or_else(|error| panic!("no status: {error}\n{}", self.tail()))
     }
 
+    /// The same, asked for without a process of its own: it is what `mpvpn status --json` prints.
     fn try_status(&self) -> Result<Value, String> {
-        self.ask(&[])
+        let status = api::fetch_status(&self.socket).map_err(|error| error.to_string())?;
+        serde_json::to_value(status).map_err(|error| error.to_string())
     }
 
     /// What `mpvpn status --flows --json` prints: the list of flows.
@@ -621,28 +677,4 @@ pub fn paths_of<'a>(status: &'a Value, class: &str) -> Vec<&'a Value> {
 /// The path of the default class over that link in a status.
 pub fn path_of<'a>(status: &'a Value, link: &str) -> Option<&'a Value> {
     paths_of(status, "default").into_iter().find(|path| path["link"] == link)
-}
-
-/// Only one stage at a time: within this process by a mutex, on the machine by a lock file.
-pub struct Alone {
-    _file: File,
-    _here: MutexGuard<'static, ()>,
-}
-
-impl Alone {
-    /// Waits for its turn.
-    pub fn wait() -> Self {
-        static HERE: Mutex<()> = Mutex::new(());
-        let here = HERE.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = std::env::temp_dir().join("mpvpn-tests.lock");
-        let file = File::create(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-        eventually(Duration::from_secs(600), "the machine to ourselves", || {
-            // SAFETY: plain system call on a descriptor that is open for as long as `file` lives.
-            match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-                0 => Ok(()),
-                _ => Err(format!("{} is held by another run", path.display())),
-            }
-        });
-        Self { _file: file, _here: here }
-    }
 }

@@ -1,13 +1,14 @@
 //! iperf3 through whatever lies between two hosts.
 
 use std::{
+    cell::RefCell,
     fs::{self, File},
     path::PathBuf,
     process::Child,
-    thread,
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::{
@@ -15,10 +16,17 @@ use crate::{
     stage::{Place, Stage},
 };
 
-/// A running iperf3 server.
+/// A place where an iperf3 server runs.
 pub struct Sink {
-    child: Child,
+    place: Place,
     port: u16,
+    server: RefCell<Server>,
+}
+
+/// A running iperf3 server. It serves one run: between two it would refuse, for a moment, who comes at once.
+struct Server {
+    child: Child,
+    is_used: bool,
 }
 
 /// A running iperf3 client.
@@ -51,17 +59,7 @@ pub enum Way {
 impl Sink {
     /// Listens on every address of that host, and is ready when this returns.
     pub fn start(stage: &Stage, place: Place, port: u16) -> Self {
-        let file = File::create(stage.file("iperf-server", place)).expect("a file in the stage's directory");
-        let mut command = stage.command(place, "iperf3");
-        command.args(["-s", "-p", &port.to_string()]);
-        command.stdout(file.try_clone().expect("a second handle")).stderr(file);
-        let sink = Self { child: command.spawn().expect("iperf3 runs"), port };
-        let filter = format!("sport = :{port}");
-        eventually(Duration::from_secs(5), "iperf3 listens", || {
-            let sockets = stage.run(place, &["ss", "-ltnH", &filter]);
-            if sockets.is_empty() { Err(format!("nobody on port {port}")) } else { Ok(()) }
-        });
-        sink
+        Self { place, port, server: RefCell::new(Server::start(stage, place, port)) }
     }
 
     /// Starts TCP flows to it at `to` for some seconds.
@@ -74,7 +72,18 @@ impl Sink {
         self.run(stage, from, to, way, seconds, &["-u", "-l", "1200", "-b", &format!("{megabits}M")])
     }
 
+    /// Makes sure that a server waits that has served nobody.
+    pub(crate) fn renew(&self, stage: &Stage) {
+        let mut server = self.server.borrow_mut();
+        if server.is_used {
+            server.end();
+            *server = Server::start(stage, self.place, self.port);
+        }
+        server.is_used = true;
+    }
+
     fn run(&self, stage: &Stage, from: Place, to: &str, way: Way, seconds: u32, more: &[&str]) -> Run {
+        self.renew(stage);
         let report = stage.file("iperf", from);
         let file = File::create(&report).expect("a file in the stage's directory");
         let (port, time, limit) = (self.port.to_string(), seconds.to_string(), (seconds + 20).to_string());
@@ -90,10 +99,30 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
-    fn drop(&mut self) {
+impl Server {
+    fn start(stage: &Stage, place: Place, port: u16) -> Self {
+        let file = File::create(stage.file("iperf-server", place)).expect("a file in the stage's directory");
+        let mut command = stage.command(place, "iperf3");
+        command.args(["-s", "-p", &port.to_string()]);
+        command.stdout(file.try_clone().expect("a second handle")).stderr(file);
+        let server = Self { child: command.spawn().expect("iperf3 runs"), is_used: false };
+        let filter = format!("sport = :{port}");
+        eventually(Duration::from_secs(5), "iperf3 listens", || {
+            let sockets = stage.run(place, &["ss", "-ltnH", &filter]);
+            if sockets.is_empty() { Err(format!("nobody on port {port}")) } else { Ok(()) }
+        });
+        server
+    }
+
+    fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -101,8 +130,6 @@ impl Run {
     /// Waits for its end, which must be a good one.
     pub fn finish(mut self) -> Report {
         let status = self.child.wait().expect("our own child");
-        // The server says farewell a moment after the client: the next run would find it busy.
-        thread::sleep(Duration::from_millis(100));
         let text = fs::read_to_string(&self.report).expect("its own file");
         let all: Value = serde_json::from_str(&text)
             .unwrap_or_else(|error| panic!("{} ({status}): {error}\n{text}", self.words));
@@ -123,7 +150,10 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // `timeout` hands this on to iperf3, which would go on after a kill.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        }
         let _ = self.child.wait();
     }
 }

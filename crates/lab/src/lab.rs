@@ -3,7 +3,7 @@
 use std::{
     fmt::Write,
     net::{Ipv4Addr, Ipv6Addr},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicUsize, Ordering},
 };
@@ -221,6 +221,12 @@ impl Lab {
     /// A directory that lives as long as the lab, with the output of its processes.
     pub fn dir(&self) -> &Path {
         self.claim.dir()
+    }
+
+    /// A directory outside of [`dir`](Self::dir) that every user may look into and that lives as long as the lab. It is
+    /// made at the first call.
+    pub fn public_dir(&self) -> Result<PathBuf, LabError> {
+        self.claim.public_dir()
     }
 
     /// What the names of the namespaces begin with.

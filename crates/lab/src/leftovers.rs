@@ -2,12 +2,12 @@
 //!
 //! A lab's things all begin with its prefix `mplab-<pid>-<n>`, and its owner holds a lock on
 //! `/run/mpvpn/lab/<prefix>.lock` as long as it lives: a lock that can be taken means that the owner is gone,
-//! even if its process id is in use again.
+//! even if its process id is in use again. Files that other users need are in `/tmp/<prefix>`.
 
 use std::{
     collections::BTreeSet,
     fs::{self, File},
-    os::unix::fs::DirBuilderExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
     process::Command,
     sync::atomic::{AtomicU32, Ordering},
@@ -60,6 +60,22 @@ impl Claim {
     /// A directory for the lab's files.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// A directory that every user may look into, made when it is first asked for.
+    pub(crate) fn public_dir(&self) -> Result<PathBuf, LabError> {
+        let path = public_dir(&self.prefix);
+        let failed = || LabError::io(format!("create {}", path.display()));
+        if let Err(error) = fs::create_dir(&path) {
+            // Ours from an earlier call, not what somebody else has put there.
+            let is_ours = fs::symlink_metadata(&path)
+                .is_ok_and(|found| found.is_dir() && found.uid() == rustix::process::geteuid().as_raw());
+            if !is_ours {
+                return Err(failed()(error));
+            }
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).map_err(failed())?;
+        Ok(path)
     }
 }
 
@@ -118,7 +134,13 @@ fn remove(prefix: &str) {
         let _ = run(Command::new("ip").args(["netns", "del", &name]));
     }
     let _ = fs::remove_dir_all(format!("{RUN_DIR}/{prefix}"));
+    let _ = fs::remove_dir_all(public_dir(prefix));
     let _ = fs::remove_file(format!("{RUN_DIR}/{prefix}.lock"));
+}
+
+/// Where files of a lab are that other users need, if it has any.
+fn public_dir(prefix: &str) -> PathBuf {
+    std::env::temp_dir().join(prefix)
 }
 
 fn names(dir: &str) -> Vec<String> {

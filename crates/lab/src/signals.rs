@@ -1,7 +1,10 @@
 //! Noticing that the user wants to stop, so that everything can be cleaned up first.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Once,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -46,15 +49,18 @@ pub(crate) fn sleep(time: Duration) -> Result<(), LabError> {
 }
 
 /// From now on SIGINT, SIGTERM and SIGHUP end the process only when its labs, with all programs in them, have been removed.
-/// For programs that run one lab after the other and wait in many places.
+/// For programs that run labs one after the other or side by side and wait in many places. Later calls change nothing.
 pub fn remove_labs_when_interrupted() {
-    catch();
-    thread::spawn(|| {
-        while check().is_ok() {
-            thread::sleep(LOOK);
-        }
-        eprintln!("interrupted: the labs are being removed");
-        leftovers::remove_own();
-        std::process::exit(INTERRUPTED);
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        catch();
+        thread::spawn(|| {
+            while check().is_ok() {
+                thread::sleep(LOOK);
+            }
+            eprintln!("interrupted: the labs are being removed");
+            leftovers::remove_own();
+            std::process::exit(INTERRUPTED);
+        });
     });
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
+    machine_share::{MachineShare, Share},
     ping::{ping, reaches},
     stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL},
     tcp::{Sink, Way},
@@ -33,19 +34,21 @@ fn two_clients_have_their_own_addresses_and_reach_each_other() {
 
 #[test]
 fn clients_exchange_traffic_both_ways() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::two_clients();
     let _server = stage.server(&[]);
     let (_first, second) = (stage.client(&[]), second_client(&stage, &[]));
     let sink = Sink::start(&stage, Place::Other, 5201);
     let to = second.address(Family::V4);
     for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, &to, 4, way, 3).finish();
+        let report = sink.tcp(&stage, Place::Client, &to, 4, way, 2).finish();
         assert!(report.megabits() > 60.0, "{way:?}: {:.0} Mbit/s from client to client", report.megabits());
     }
 }
 
 #[test]
 fn one_client_ending_badly_does_not_touch_the_other() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::two_clients();
     let _server = stage.server(&[]);
     let (_first, mut second) = (stage.client(&[]), second_client(&stage, &[]));

@@ -6,8 +6,9 @@ use std::{
 };
 
 use mpvpn_tests::{
-    cut::{Death, survive},
+    cut::{Course, Death, survive},
     eventually,
+    machine_share::{MachineShare, Share},
     ping::{Ping, ping},
     stage::{Direction, Family, Place, Stage, TUNNEL},
     tcp::{Sink, Way},
@@ -30,14 +31,16 @@ fn hardly_noticed(death: Death, way: Way, longest: Duration) {
 }
 
 fn complaint(death: Death, way: Way, longest: Duration) -> Option<String> {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
-    let outcome = survive(&stage, &client, death, way);
+    let outcome = survive(&stage, &client, death, way, Course::SHORT);
     println!("{death:?} {way:?}: {outcome:?}");
     let silent = outcome.load.seconds.iter().filter(|rate| **rate < 1e6).count();
     let is_fine = outcome.gap <= longest && outcome.back <= BACK && silent <= 1;
     (!is_fine).then(|| {
+        stage.keep_logs();
         format!(
             "{:?} without an answer, used again after {:?}, {silent} seconds without traffic: {:?}",
             outcome.gap, outcome.back, outcome.load.seconds
@@ -77,7 +80,8 @@ fn a_link_that_no_longer_receives_is_left() {
 
 #[test]
 fn a_link_that_is_unplugged_again_and_again_is_used_over_udp_each_time() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
     client.until_path("eth1", "active", Duration::from_secs(5));
@@ -102,7 +106,7 @@ fn a_link_that_is_unplugged_again_and_again_is_used_over_udp_each_time() {
         assert_eq!(all.iter().find(over_tcp), None, "round {round}");
     }
     let ended = SystemTime::now();
-    let longest = pings.finish().longest_gap(began, ended);
+    let longest = pings.stop().longest_gap(began, ended);
     assert!(longest <= CARRIER_GAP, "{longest:?} without an answer");
 }
 

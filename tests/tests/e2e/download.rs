@@ -4,19 +4,21 @@ use std::{thread, time::Duration};
 
 use mpvpn_tests::{
     http::{Download, MB, Site, upload},
+    machine_share::{MachineShare, Share},
     stage::{Family, Place, Stage, inet},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// 100 MB through NAT; link 1 is cut meanwhile and comes back.
+/// 50 MB through NAT; link 1 is cut meanwhile and comes back.
 fn whole(family: Family, cut: bool) {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
     let _client = stage.client(&[]);
     let site = Site::start(&stage, Place::Inet);
     let host = inet(family);
-    let download = Download::start(&stage, &site, &host, 100 * MB, LIMIT, &[]);
+    let download = Download::start(&stage, &site, &host, 50 * MB, LIMIT, &[]);
     if cut {
         thread::sleep(Duration::from_secs(1));
         stage.link(1).cut();
@@ -48,11 +50,12 @@ fn ipv6_brings_every_byte_across_a_cut() {
 
 #[test]
 fn uploads_bring_every_byte_in_both_families() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
     let _client = stage.client(&[]);
     let site = Site::start(&stage, Place::Inet);
     for family in [Family::V4, Family::V6] {
-        upload(&stage, &site, &inet(family), 30 * MB, LIMIT);
+        upload(&stage, &site, &inet(family), 15 * MB, LIMIT);
     }
 }

@@ -1,9 +1,8 @@
 //! mpvpn inside an app: an ordinary user's process whose packets come from a TCP/IP stack of its own.
 
 use std::{
-    fs::{self, File, Permissions},
+    fs::{self, File},
     net::Ipv4Addr,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus},
     thread,
@@ -14,6 +13,7 @@ use mpvpn_tests::{
     eventually,
     http::{self, MB},
     https::{NameServer, SecureSite},
+    machine_share::{MachineShare, Share},
     stage::{Place, SERVER, Stage, TUNNEL, inet4},
 };
 
@@ -26,12 +26,8 @@ const PAGE: &str = "page.example";
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new(configuration: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("mpvpn-embed-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&dir);
-        fs::create_dir(&dir).expect("a folder");
-        fs::set_permissions(&dir, Permissions::from_mode(0o755)).expect("its owner may");
-        let folder = Self(dir);
+    fn new(stage: &Stage, configuration: &str) -> Self {
+        let folder = Self(stage.public_folder("app"));
         folder.write("client.toml", &format!("server = '{SERVER}'\ninsecure = true\n{configuration}"));
         folder
     }
@@ -47,16 +43,15 @@ impl Folder {
         let own = std::env::current_exe().expect("its own path");
         let from = own.parent().and_then(Path::parent).expect("a test lies in deps").join(built);
         let to = self.0.join(from.file_name().expect("a file"));
-        fs::copy(&from, &to).unwrap_or_else(|error| {
-            panic!("{}: {error}; cargo build -p mpvpn-embed --lib --examples makes it", from.display())
-        });
+        // Not by this process: what another thread starts meanwhile would have the file open for writing for a moment,
+        // and nobody can run such a file (execve(2), ETXTBSY).
+        let copied = Command::new("cp").arg(&from).arg(&to).status().expect("cp runs");
+        assert!(
+            copied.success(),
+            "no {}: cargo build -p mpvpn-embed --lib --examples makes it",
+            from.display()
+        );
         to
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -131,12 +126,13 @@ impl Drop for App {
 fn fetches(way: &str, configuration: &str, streams: u64) {
     const SIZE: u64 = 40 * MB;
     const PAUSE: u64 = 5 * MB;
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     let host: Ipv4Addr = inet4().parse().expect("an address");
     let names = NameServer::start(&stage, Place::Inet, host, host);
     let site = SecureSite::start(&stage, Place::Inet, PAGE, PAUSE);
-    let folder = Folder::new(configuration);
+    let folder = Folder::new(&stage, configuration);
     let program = folder.take("examples/fetch");
     let file = |path: PathBuf| path.to_str().expect("an ASCII path").to_owned();
     let certificate = file(folder.write("page.pem", site.certificate()));
@@ -192,7 +188,7 @@ fn a_page_is_fetched_by_a_descriptor_as_packets_while_a_link_is_cut() {
 fn an_app_is_told_why_its_token_is_refused() {
     let stage = Stage::two_links();
     let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
-    let folder = Folder::new("token = '0123456789abcdef0123456789abcdef'\n");
+    let folder = Folder::new(&stage, "token = '0123456789abcdef0123456789abcdef'\n");
     let program = folder.take("examples/fetch");
     let configuration = folder.0.join("client.toml");
     let words =
@@ -206,7 +202,7 @@ fn an_app_is_told_why_its_token_is_refused() {
 fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let folder = Folder::new("");
+    let folder = Folder::new(&stage, "");
     folder.take("libmpvpn.so");
     let program = folder.0.join("echo");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");

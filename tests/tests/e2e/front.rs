@@ -8,6 +8,7 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
+    machine_share::{MachineShare, Share},
     ping::{Ping, ping},
     stage::{Peer, Place, Stage, TUNNEL},
 };
@@ -59,6 +60,7 @@ fn lines_about_tcp(server: &Peer) -> usize {
 
 #[test]
 fn ten_thousand_half_open_connections_leave_tunnels_alone() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::two_links();
     let server = stage.server(&[]);
     let _client = stage.client(&[]);

@@ -7,6 +7,7 @@ use std::{
 };
 
 use mpvpn_tests::{
+    machine_share::{MachineShare, Share},
     ping::ping,
     random::Random,
     rogue,
@@ -59,6 +60,7 @@ fn unimpressed(peer: &mut Peer, memory_before: u64) {
 
 #[test]
 fn garbage_at_the_server_is_ignored() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let mut random = Random::new(0x5eed_0001);
     let real = real_datagrams(&stage);
@@ -106,6 +108,7 @@ fn garbage_at_the_client_is_ignored() {
 
 #[test]
 fn clients_that_talk_nonsense_are_survived_by_the_server() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let mut server = stage.server(&[]);
     let client = stage.client(&[]);

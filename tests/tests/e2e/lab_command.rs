@@ -1,13 +1,14 @@
 //! `mpvpn lab` builds the same stages from the command line.
 
 use std::{
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
 use mpvpn_tests::{
     eventually,
-    stage::{Alone, binary},
+    machine_share::{MachineShare, Share},
+    stage::binary,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -22,30 +23,42 @@ fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-fn namespaces() -> Vec<String> {
+/// The namespaces of the labs whose names begin like this.
+fn namespaces(prefix: &str) -> Vec<String> {
     let output = Command::new("ip").args(["netns", "list"]).output().expect("ip runs");
     let listing = String::from_utf8_lossy(&output.stdout);
-    listing.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
+    let names = listing.lines().filter_map(|line| line.split_whitespace().next());
+    names.filter(|name| name.starts_with(prefix)).map(str::to_owned).collect()
 }
 
 #[test]
 fn a_command_runs_in_a_lab_with_a_tunnel_and_its_exit_code_is_kept() {
-    let _alone = Alone::wait();
-    let before = namespaces();
+    let _share = MachineShare::take(Share::LIGHT);
     let links = ["up", "--link", "100mbit,12ms", "--link", "50mbit,30ms,loss=1%", "--"];
-    let pinged =
-        lab(&[&links[..], &["sh", "-c", "ping -n -c 3 $MPVPN_SERVER && ping -n -c 3 $MPVPN_INET"]].concat());
+    let run = |command: &str| {
+        let command = format!("echo the lab is $MPVPN_LAB && ip netns list && {command}");
+        lab(&[&links[..], &["sh", "-c", &command]].concat())
+    };
+    let pinged = run("ping -n -c 3 $MPVPN_SERVER && ping -n -c 3 $MPVPN_INET");
     assert!(pinged.status.success(), "{}", text(&pinged));
     assert_eq!(text(&pinged).matches(" bytes from ").count(), 6, "{}", text(&pinged));
-    let failed = lab(&[&links[..], &["sh", "-c", "exit 7"]].concat());
+    let failed = run("exit 7");
     assert_eq!(failed.status.code(), Some(7), "{}", text(&failed));
-    assert_eq!(namespaces(), before, "namespaces left behind");
+    for output in [pinged, failed] {
+        let said = text(&output);
+        let prefix = said.lines().find_map(|line| line.strip_prefix("the lab is ")).expect("its name");
+        for role in ["client", "server", "inet"] {
+            assert!(said.contains(&format!("\n{prefix}-{role}")), "no namespace for the {role}: {said}");
+        }
+        assert_eq!(namespaces(&format!("{prefix}-")), [""; 0], "namespaces left behind");
+    }
 }
 
 #[test]
 fn links_change_while_the_lab_runs() {
-    let _alone = Alone::wait();
-    let words = ["lab", "up", "--name", "changing", "--link", "100mbit,12ms", "--link", "100mbit,12ms", "--"];
+    let _share = MachineShare::take(Share::LIGHT);
+    let name = format!("changing-{}", std::process::id());
+    let words = ["lab", "up", "--name", &name, "--link", "100mbit,12ms", "--link", "100mbit,12ms", "--"];
     let mut running = Command::new("timeout")
         .args(["-k", "2", "60"])
         .arg(binary())
@@ -59,7 +72,7 @@ fn links_change_while_the_lab_runs() {
         .spawn()
         .expect("timeout runs");
     eventually(Duration::from_secs(20), "the lab takes orders", || {
-        let output = lab(&["link", "2", "down", "--lab", "changing"]);
+        let output = lab(&["link", "2", "down", "--lab", &name]);
         if output.status.success() { Ok(()) } else { Err(text(&output)) }
     });
     let status = running.wait().expect("our own child");
@@ -75,7 +88,7 @@ fn a_link_that_makes_no_sense_is_refused() {
 
 #[test]
 fn classes_feel_nothing_of_the_losses_of_another() {
-    let _alone = Alone::wait();
+    let _share = MachineShare::take(Share::Percent(50));
     let dir = tempfile::tempdir().expect("a directory");
     let output = dir.path().to_str().expect("an ASCII path");
     let shown = lab(&["classes", "--seconds", "9", "--link", "30mbit,6.5ms,queue=60ms", "--output", output]);
@@ -102,21 +115,73 @@ fn classes_feel_nothing_of_the_losses_of_another() {
     assert!(text(&shown).contains("(30 % of the packets of bulk are lost)"), "{}", text(&shown));
 }
 
+/// A child that does not outlive the test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 #[test]
 fn a_rig_that_is_interrupted_removes_its_lab() {
-    let _alone = Alone::wait();
-    let before = namespaces();
+    const SOON: Duration = Duration::from_secs(20);
+    let _share = MachineShare::take(Share::LIGHT);
     let dir = tempfile::tempdir().expect("a directory");
-    let mut bench = Command::new("timeout");
-    bench.args(["-k", "2", "60", env!("CARGO_BIN_EXE_bench"), "latency"]).env("MPVPN_BIN", binary());
-    // It would wait for its turn on the machine, which is ours.
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_bench"));
+    bench.arg("latency").env("MPVPN_BIN", binary());
+    // It would wait until it has the machine exclusively.
     bench.env("TMPDIR", dir.path()).current_dir(dir.path()).stdout(Stdio::null()).stderr(Stdio::null());
-    let mut bench = bench.spawn().expect("timeout runs");
-    eventually(Duration::from_secs(20), "the rig has a lab", || {
-        if namespaces().len() > before.len() { Ok(()) } else { Err("no namespace".to_owned()) }
+    let mut bench = Running(bench.spawn().expect("the rigs are built"));
+    let prefix = format!("mplab-{}-", bench.0.id());
+    eventually(SOON, "the rig has a lab", || match namespaces(&prefix).len() {
+        0..3 => Err(format!("{:?}", namespaces(&prefix))),
+        _ => Ok(()),
     });
     std::thread::sleep(Duration::from_secs(1));
-    kill_process(Pid::from_child(&bench), Signal::INT).expect("it runs");
-    let code = bench.wait().expect("it ends").code();
-    assert_eq!((code, namespaces()), (Some(130), before));
+    kill_process(Pid::from_child(&bench.0), Signal::INT).expect("it runs");
+    let status = eventually(SOON, "its end", || match bench.0.try_wait().expect("our own child") {
+        Some(status) => Ok(status),
+        None => Err("it runs".to_owned()),
+    });
+    assert_eq!((status.code(), namespaces(&prefix)), (Some(130), Vec::new()));
+}
+
+#[test]
+fn what_a_killed_lab_leaves_goes_when_the_next_one_starts() {
+    const SOON: Duration = Duration::from_secs(20);
+    let _share = MachineShare::take(Share::LIGHT);
+    let mut command = Command::new(binary());
+    command.args(["lab", "up", "--link", "100mbit", "--", "sleep", "60"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut killed = Running(command.spawn().expect("mpvpn runs"));
+    let prefix = format!("mplab-{}-", killed.0.id());
+    let processes = || -> Vec<String> {
+        let inside = |namespace: &String| {
+            let output = Command::new("ip").args(["netns", "pids", namespace]).output().expect("ip runs");
+            String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
+        };
+        namespaces(&prefix).iter().flat_map(inside).collect()
+    };
+    let started = eventually(SOON, "a server, a client and a command in its lab", || match processes() {
+        all if all.len() >= 3 => Ok(all),
+        some => Err(format!("{some:?}")),
+    });
+    killed.0.kill().expect("it runs");
+    killed.0.wait().expect("our own child");
+    let next = lab(&["up", "--no-vpn", "--link", "100mbit", "--", "true"]);
+    assert!(next.status.success(), "{}", text(&next));
+    let is_left =
+        |process: &&String| std::fs::exists(format!("/proc/{process}")).expect("a proc file system");
+    eventually(SOON, "nothing is left", || {
+        let left: Vec<_> = started.iter().filter(is_left).collect();
+        let files = std::fs::read_dir("/run/mpvpn/lab").expect("the labs' folder").flatten();
+        let files = files.filter(|file| file.file_name().to_string_lossy().starts_with(&prefix)).count();
+        match left.is_empty() && namespaces(&prefix).is_empty() && files == 0 {
+            true => Ok(()),
+            false => Err(format!("processes {left:?}, {:?}, {files} files", namespaces(&prefix))),
+        }
+    });
 }

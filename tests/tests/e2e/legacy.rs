@@ -1,7 +1,5 @@
 //! The commands as they have always been spelled, word for word, with nothing added.
 
-use std::path::Path;
-
 use mpvpn_tests::{
     ping::reaches,
     stage::{Place, Stage, TUNNEL},
@@ -18,8 +16,8 @@ fn the_spelling_with_mode_works_word_for_word() {
         "--mode server --listen 0.0.0.0:4433 --cert server.crt --key server.key --subnet 10.0.0.0/24 --auth none",
     );
     let client = words("--mode client --server 192.0.2.1:4433 --insecure --path eth1 --path eth2");
-    // The default names, on this machine's /run, which namespaces share.
-    let at = |name: &str| Path::new("/run/mpvpn").join(name);
+    // The default names, in /run/mpvpn, which both hosts of the stage share.
+    let at = |name: &str| stage.default_sockets().join(name);
     let server = stage.start_as_is(Place::Server, &server, &at("server-mpvpn0.sock")).up();
     let client = stage.start_as_is(Place::Client, &client, &at("client-mpvpn0.sock")).up();
     reaches(&stage, Place::Client, TUNNEL);

@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use mpvpn_tests::{
     eventually,
     iperf::{Target, Traffic},
+    machine_share::{MachineShare, Share},
     ping::reaches,
     stage::{LINK, Peer, Place, Stage, TUNNEL, paths_of},
     tcp::Way,
@@ -127,6 +128,7 @@ fn the_file_counts_when_it_is_read_again() {
 
 #[test]
 fn a_link_carries_no_more_than_its_caps() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::new(&[LINK]);
     let _server = stage.server(&[]);
     let client = client(&stage, "[[link]]\nname = \"eth1\"\nup = \"8mbit\"\ndown = \"12mbit\"\n", &[]);
@@ -151,6 +153,7 @@ fn a_link_carries_no_more_than_its_caps() {
 
 #[test]
 fn shards_share_the_caps_of_a_link() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::new(&[LINK]);
     let _server = stage.server(&["--shards", "2"]);
     let client = client(&stage, "[[link]]\nname = \"eth1\"\ndown = \"12mbit\"\n", &["--shards", "2"]);
@@ -168,6 +171,7 @@ fn shards_share_the_caps_of_a_link() {
 
 #[test]
 fn a_used_up_quota_rests_the_link_until_it_is_reset() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
     let config = "[[link]]\nname = \"eth2\"\nquota = \"2MB\"\n";

@@ -1,8 +1,11 @@
-//! End to end: the release binary in network namespaces, real ping, iperf3 and curl. One file a story.
+//! End to end: the binary in network namespaces, real ping, iperf3 and curl. One file a story.
 //!
 //! Bounds are generous where a figure is not itself the promise: figures are the business of `./dev bench`.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: tests run processes, sockets and clocks.
 
+mod alone;
+mod auto_pipes;
+mod blocked_udp;
 mod bonding;
 mod by_flows;
 mod by_proxy;
@@ -41,5 +44,4 @@ mod sharing;
 mod status;
 mod streams;
 mod the_stage;
-mod through;
 mod without_root;

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
+    machine_share::{MachineShare, Share},
     stage::{Place, Stage, TUNNEL, paths_of},
     tcp::{Sink, Way},
 };
 
 #[test]
 fn sixteen_links_all_carry_traffic() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::new(&["10mbit,5ms"; 16]);
     let _server = stage.server(&[]);
     let client = stage.client(&[]);
@@ -16,7 +18,7 @@ fn sixteen_links_all_carry_traffic() {
         client.until_path(&format!("eth{link}"), "active", Duration::from_secs(15));
     }
     let sink = Sink::start(&stage, Place::Server, 5201);
-    let report = sink.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 6).finish();
+    let report = sink.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 4).finish();
     let status = client.status();
     let paths = paths_of(&status, "default");
     assert_eq!(paths.len(), 16);

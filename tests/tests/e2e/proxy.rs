@@ -12,6 +12,7 @@ use std::{
 use mpvpn_tests::{
     home::Home,
     http::{Download, MB, Site},
+    machine_share::{MachineShare, Share},
     stage::{Family, Peer, Place, SERVER, Stage, inet},
 };
 
@@ -40,9 +41,10 @@ fn code_of_curl(stage: &Stage, words: &[&str]) -> (Option<i32>, String) {
 
 #[test]
 fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let home = Home::new();
+    let home = Home::new(&stage);
     let mut proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
     let shown = stage.mpvpn(Place::Client, &["status", "--api-socket", &home.file(SOCKET).to_string_lossy()]);
@@ -55,11 +57,11 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
     let (url, tunnel) = (format!("http://{HTTP}"), "--proxytunnel");
     for words in [&socks[..], &["-x", &url], &["-x", &url, tunnel]] {
         for family in [Family::V4, Family::V6] {
-            Download::start(&stage, &site, &inet(family), 20 * MB, LIMIT, words).finish();
+            Download::start(&stage, &site, &inet(family), 10 * MB, LIMIT, words).finish();
         }
     }
     let before = stage.counters(Place::Client, "eth2").0;
-    Download::start(&stage, &site, &inet(Family::V4), 30 * MB, LIMIT, &socks).finish();
+    Download::start(&stage, &site, &inet(Family::V4), 20 * MB, LIMIT, &socks).finish();
     let carried = stage.counters(Place::Client, "eth2").0 - before;
     assert!(carried > 5 * MB, "the second link carried {carried} bytes");
     assert!(proxy.terminate().success());
@@ -68,14 +70,15 @@ fn apps_of_an_ordinary_user_fetch_every_byte_over_both_links() {
 
 #[test]
 fn a_cut_link_does_not_stop_a_download() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
-    let home = Home::new();
+    let home = Home::new(&stage);
     let proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
     let site = Site::start(&stage, Place::Inet);
     let words = ["--socks5-hostname", SOCKS5];
-    let download = Download::start(&stage, &site, &inet(Family::V4), 100 * MB, LIMIT, &words);
+    let download = Download::start(&stage, &site, &inet(Family::V4), 50 * MB, LIMIT, &words);
     thread::sleep(Duration::from_secs(1));
     stage.link(1).cut();
     let streams = proxy.status()["flows"]["stream"].as_u64();
@@ -126,7 +129,7 @@ fn ask_by_udp(to: SocketAddrV4) -> usize {
 fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
     let stage = Stage::two_links();
     let server = stage.server(&[]);
-    let home = Home::new();
+    let home = Home::new(&stage);
     let proxy = start(&stage, &home, &[]).up();
     proxy.until_path("eth2", "active", Duration::from_secs(10));
     let target = stage.inside(Place::Inet, || UdpSocket::bind("0.0.0.0:5353").expect("a socket"));
@@ -149,7 +152,7 @@ fn datagrams_of_an_app_reach_their_target_and_answers_come_back() {
 fn an_app_learns_at_once_why_it_gets_no_connection() {
     let stage = Stage::two_links();
     let _server = stage.server(&[]);
-    let home = Home::new();
+    let home = Home::new(&stage);
     let _proxy = start(&stage, &home, &[]).up();
     let start = Instant::now();
     let refused = format!("http://{}:9/", inet(Family::V4));
@@ -171,7 +174,7 @@ fn an_app_learns_at_once_why_it_gets_no_connection() {
 #[test]
 fn a_wrong_token_and_a_missing_address_end_it_with_the_reason() {
     let stage = Stage::two_links();
-    let home = Home::new();
+    let home = Home::new(&stage);
     let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
     let mut proxy = start(&stage, &home, &["--token", "0123456789abcdef0123456789abcdef"]);
     assert_eq!(proxy.wait(Duration::from_secs(15)).code(), Some(1));

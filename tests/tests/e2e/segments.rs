@@ -14,6 +14,7 @@ use mpvpn_packet::{checksum, protocol};
 use mpvpn_tests::{
     eventually,
     http::{Download, MB, Site, upload},
+    machine_share::{MachineShare, Share},
     stage::{Direction, Place, Stage, inet4},
 };
 
@@ -151,6 +152,7 @@ fn is_left_to_the_kernel(line: &str) -> bool {
 
 #[test]
 fn tshark_finds_no_fault_with_what_apps_get() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::new(&["60mbit,10ms,loss=1%", "40mbit,20ms,loss=1%"]);
     let _server = stage.server(&[]);
     let client = stage.client(&["--lane", "stream", "--tun-name", "mpvpn0"]);

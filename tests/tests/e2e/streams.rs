@@ -4,6 +4,7 @@ use std::{fs, thread, time::Duration};
 
 use mpvpn_tests::{
     http::{Download, MB, Site},
+    machine_share::{MachineShare, Share},
     ping::reaches,
     stage::{Direction, Place, Stage, TUNNEL, inet4},
     tcp::{Sink, Way},
@@ -31,19 +32,27 @@ fn curl(stage: &Stage, host: &str, port: u16, seconds: u32) -> (Option<i32>, Dur
 
 #[test]
 fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let server = stage.server(&[]);
     let client = stage.client(&[]);
     reaches(&stage, Place::Client, &inet4());
     for (place, host, wanted) in [(Place::Inet, inet4(), true), (Place::Server, TUNNEL.to_owned(), false)] {
         let sink = Sink::start(&stage, place, 5201);
         let load = sink.tcp(&stage, Place::Client, &host, 4, Way::Up, 4);
-        thread::sleep(Duration::from_secs(2));
+        thread::sleep(Duration::from_secs(1));
         // The connection that iperf3 talks over, and four for the data.
-        let counts = [streams(&client.status()), streams(&server.status())];
-        assert_eq!(counts, if wanted { [5, 5] } else { [0, 0] }, "{host}");
+        let expected = if wanted { 5 } else { 0 };
+        for peer in [&client, &server] {
+            peer.until(Duration::from_secs(2), &format!("{expected} streams to {host}"), |status| {
+                match streams(status) {
+                    count if count == expected => Ok(()),
+                    count => Err(format!("{count} streams")),
+                }
+            });
+        }
         let report = load.finish();
-        assert!(report.megabits() > 120.0, "{host}: {:.0} Mbit/s over 2 × 100", report.megabits());
+        assert!(report.megabits() > 48.0, "{host}: {:.0} Mbit/s over 2 × 40", report.megabits());
         client.until(Duration::from_secs(10), "no streams are left", |status| match streams(status) {
             0 => Ok(()),
             left => Err(format!("{left} streams")),
@@ -56,7 +65,8 @@ fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
 
 #[test]
 fn one_connection_fills_both_links_in_both_directions() {
-    let stage = Stage::new(&["60mbit,10ms", "40mbit,20ms"]);
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::new(&["30mbit,10ms", "20mbit,20ms"]);
     let _server = stage.server(&[]);
     let client = stage.client(&["--lane", "stream"]);
     for link in ["eth1", "eth2"] {
@@ -64,10 +74,10 @@ fn one_connection_fills_both_links_in_both_directions() {
     }
     let sink = Sink::start(&stage, Place::Server, 5201);
     for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 8).finish();
+        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 6).finish();
         let last = &report.seconds[2..];
         let rate = last.iter().sum::<f64>() / last.len() as f64 / 1e6;
-        assert!(rate > 88.0, "{way:?}: {rate:.1} of 100 Mbit/s");
+        assert!(rate > 44.0, "{way:?}: {rate:.1} of 50 Mbit/s");
     }
 }
 
@@ -87,7 +97,8 @@ fn an_app_learns_why_there_is_no_connection() {
 
 #[test]
 fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let file = stage.file("access", Place::Server);
     fs::write(&file, "[[access]]\nallow = false\nports = ['5201']\n").expect("a file to write");
     let server = stage.server(&["--config", file.to_str().expect("a path of text")]);
@@ -95,20 +106,21 @@ fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
     let sink = Sink::start(&stage, Place::Inet, 5201);
     // The first connection is tried as a stream, and again as packets a second later.
     let report = sink.tcp(&stage, Place::Client, &inet4(), 1, Way::Down, 4).finish();
-    assert!(report.megabits() > 50.0, "{:.0} Mbit/s", report.megabits());
+    assert!(report.megabits() > 20.0, "{:.0} Mbit/s", report.megabits());
     assert_eq!(streams(&server.status()), 0);
 }
 
 #[test]
 fn a_download_brings_every_byte_across_a_silent_cut() {
-    let stage = Stage::two_links();
+    let _share = MachineShare::take(Share::Percent(50));
+    let stage = Stage::two_slower_links();
     let _server = stage.server(&[]);
     let client = stage.client(&["--lane", "stream"]);
     for link in ["eth1", "eth2"] {
         client.until_path(link, "active", Duration::from_secs(5));
     }
     let site = Site::start(&stage, Place::Inet);
-    let download = Download::start(&stage, &site, &inet4(), 100 * MB, LIMIT, &[]);
+    let download = Download::start(&stage, &site, &inet4(), 50 * MB, LIMIT, &[]);
     thread::sleep(Duration::from_secs(2));
     stage.link(1).silence(Direction::Both);
     thread::sleep(Duration::from_secs(3));

@@ -10,6 +10,7 @@ use std::{
 use mpvpn_tests::{
     home::{Home, USER},
     http::{Download, MB, Site},
+    machine_share::{MachineShare, Share},
     stage::{Family, Peer, Place, SERVER, Stage, inet},
 };
 
@@ -41,7 +42,7 @@ fn proxy(stage: &Stage, printed: &[String]) -> Peer {
 }
 
 fn download(stage: &Stage, site: &Site, family: Family) {
-    Download::start(stage, site, &inet(family), 20 * MB, LIMIT, &["--socks5-hostname", SOCKS5]).finish();
+    Download::start(stage, site, &inet(family), 10 * MB, LIMIT, &["--socks5-hostname", SOCKS5]).finish();
 }
 
 fn is_private(path: &Path, mode: u32) {
@@ -51,8 +52,9 @@ fn is_private(path: &Path, mode: u32) {
 
 #[test]
 fn apps_of_another_machine_reach_the_internet_through_it() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
-    let home = Home::new();
+    let home = Home::new(&stage);
     let before = stage.network_state(Place::Server);
     let mut server = start(&stage, &home, &[]).up();
     assert!(server.log().contains("relays TCP and UDP only: run it as root"), "{}", server.log());
@@ -76,7 +78,7 @@ fn apps_of_another_machine_reach_the_internet_through_it() {
     });
     let [of_proxy] = &status["clients"].as_array().expect("a list")[..] else { panic!("{status:#}") };
     assert_eq!(of_proxy["user"], "default");
-    assert!(of_proxy["tx_bytes"].as_u64() > Some(40 * MB), "{status:#}");
+    assert!(of_proxy["tx_bytes"].as_u64() > Some(20 * MB), "{status:#}");
     let socket = home.file(SOCKET);
     let shown = stage.mpvpn(Place::Server, &["status", "--api-socket", &socket.to_string_lossy()]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
@@ -95,7 +97,7 @@ fn apps_of_another_machine_reach_the_internet_through_it() {
 #[test]
 fn what_needs_root_is_told_and_what_to_do() {
     let stage = Stage::two_links();
-    let home = Home::new();
+    let home = Home::new(&stage);
     let fails = |more: &[&str], code: i32, said: &[&str]| {
         let mut server = start(&stage, &home, more);
         assert_eq!(server.wait(SOON).code(), Some(code), "{}", server.log());

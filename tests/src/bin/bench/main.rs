@@ -24,7 +24,7 @@ use mpvpn_lab::{
     remove_labs_when_interrupted,
     scenario::{Lane, Scenario},
 };
-use mpvpn_tests::{quic_bulk, tun_copy, visits};
+use mpvpn_tests::{machine_share::MachineShare, quic_bulk, tun_copy, visits};
 
 use crate::{
     figure::{Figure, table},
@@ -94,6 +94,7 @@ fn main() -> ExitCode {
         }
     };
     remove_labs_when_interrupted();
+    MachineShare::always_whole();
     let mut outcomes = Vec::new();
     for (name, about, rig) in RIGS {
         if options.rigs.is_empty() || options.rigs.iter().any(|wanted| wanted == name) {

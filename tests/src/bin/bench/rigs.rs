@@ -6,7 +6,7 @@ use std::{
 };
 
 use mpvpn_tests::{
-    cut::{Death, survive},
+    cut::{Course, Death, survive},
     http::{Download, MB, Site},
     ping::{Ping, ping},
     stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet},
@@ -60,7 +60,7 @@ pub(crate) fn cut(_: &Options) -> Outcome {
     ] {
         let stage = Stage::two_links();
         let (_server, client) = pair(&stage);
-        let outcome = survive(&stage, &client, death, way);
+        let outcome = survive(&stage, &client, death, way, Course::LONG);
         let what = format!("{death:?}, 8 flows {way:?}");
         figures.push(figure("cut", format!("gap: {what}"), ms(outcome.gap), "ms", Bar::AtMost(longest)));
         figures.push(figure(

@@ -12,6 +12,7 @@ use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
     files::allow_files,
+    machine_share::MachineShare,
     ping::Ping,
     stage::{Peer, Place, Stage, TUNNEL},
     tcp::{Sink, Way},
@@ -74,6 +75,7 @@ impl Options {
 
 fn main() -> ExitCode {
     remove_labs_when_interrupted();
+    MachineShare::always_whole();
     let options = Options::parse(std::env::args().skip(1));
     let usage = "  next: crowd [--clients N] [--at-once N] [--idle S] [--load S]";
     let options = options.map_err(|complaint| format!("{complaint}\n{usage}"));

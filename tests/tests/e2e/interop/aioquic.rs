@@ -10,6 +10,7 @@ use std::{
 use mpvpn_tests::{
     eventually,
     foreign::{Foreign, Program},
+    machine_share::{MachineShare, Share},
     ping::Ping,
     stage::{Family, Place, Stage, TUNNEL, inet},
 };
@@ -90,6 +91,7 @@ fn a_connection_needs_a_token_where_tunnels_do() {
 
 #[test]
 fn sixty_four_mebibytes_come_back_right() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::unlimited();
     let server = stage.server(&[]);
     let memory = server.memory();

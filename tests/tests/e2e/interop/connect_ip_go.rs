@@ -5,6 +5,7 @@ use std::{fs, time::Duration};
 use mpvpn_tests::{
     foreign::{Foreign, Program},
     http::{Download, MB, Site, upload},
+    machine_share::{MachineShare, Share},
     ping::reaches,
     stage::{Family, Place, SERVER, Stage, TUNNEL, inet, inet4},
 };
@@ -46,6 +47,7 @@ fn go_server_again(stage: &Stage, more: &[&str]) -> Foreign {
 
 #[test]
 fn its_client_gets_addresses_of_both_families_and_reaches_what_is_behind_us() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let server = stage.server(&[]);
     let site = Site::start(&stage, Place::Inet);
@@ -85,6 +87,7 @@ fn its_client_needs_a_token_where_ours_does() {
 
 #[test]
 fn our_client_works_on_one_path_with_its_server() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let site = Site::start(&stage, Place::Inet);
     for unasked in ["-unasked=false", "-unasked=true"] {

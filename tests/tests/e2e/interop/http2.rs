@@ -11,6 +11,7 @@ use mpvpn_tests::{
     eventually,
     foreign::{Foreign, Program},
     http::{Download, MB, Site},
+    machine_share::{MachineShare, Share},
     stage::{Family, Peer, Place, Stage, TUNNEL, inet, inet4},
 };
 
@@ -46,6 +47,7 @@ fn server_with(stage: &Stage, more: &[&str]) -> (Peer, String) {
 
 #[test]
 fn curl_fetches_through_the_server_as_through_any_https_proxy() {
+    let _share = MachineShare::take(Share::Percent(50));
     let stage = Stage::two_links();
     let (_server, token) = server(&stage);
     let site = Site::start(&stage, Place::Inet);
@@ -118,6 +120,7 @@ fn a_refusal_says_why() {
 
 #[test]
 fn much_comes_back_right_and_takes_little_memory() {
+    let _share = MachineShare::take(Share::Percent(100));
     let stage = Stage::unlimited();
     let (server, token) = server(&stage);
     let memory = server.memory();

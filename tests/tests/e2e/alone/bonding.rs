@@ -1,0 +1,41 @@
+//! The rates of two links of 100 Mbit/s add up, and the tunnel is quick.
+
+use mpvpn_tests::{
+    machine_share::{MachineShare, Share},
+    ping::ping,
+    stage::{Place, Stage, TUNNEL},
+    tcp::Way,
+};
+
+use crate::bonding::{MORE_THAN_ONE_LINK, rate};
+
+/// The rate of one link.
+const LINK: f64 = 100.0;
+
+#[test]
+fn eight_uploads_use_both_links() {
+    let _share = MachineShare::take(Share::Whole);
+    let stage = Stage::two_links();
+    let rate = rate(&stage, Way::Up, &[]);
+    assert!(rate > MORE_THAN_ONE_LINK * LINK, "{rate:.0} Mbit/s");
+}
+
+#[test]
+fn eight_downloads_use_both_links() {
+    let _share = MachineShare::take(Share::Whole);
+    let stage = Stage::two_links();
+    let rate = rate(&stage, Way::Down, &[]);
+    assert!(rate > MORE_THAN_ONE_LINK * LINK, "{rate:.0} Mbit/s");
+}
+
+#[test]
+fn the_tunnel_adds_little_to_an_idle_links_round_trip() {
+    let _share = MachineShare::take(Share::Whole);
+    let stage = Stage::two_links();
+    let _server = stage.server(&[]);
+    let _client = stage.client(&[]);
+    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    assert!(pings.answers.len() >= 19, "{} of {} pings answered", pings.answers.len(), pings.sent);
+    let rtt = pings.median_rtt_ms();
+    assert!((25.0..40.0).contains(&rtt), "{rtt} ms over links of 25 ms");
+}
