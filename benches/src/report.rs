@@ -25,7 +25,7 @@ pub fn line(name: &str, instructions: u64) -> String {
 /// Reads a report.
 ///
 /// # Errors
-/// If a line is not as [`line`] writes it.
+/// If a line is not as [`line()`] writes it.
 pub fn read(report: &str) -> Result<Counts, Unreadable> {
     let lines = report.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines.map(|(at, line)| entry(line).map_err(|problem| Unreadable { line: at + 1, problem })).collect()

@@ -1,7 +1,7 @@
 //! How much of the machine tests and rigs take, so that those that run side by side do not make each other fail.
 //!
 //! In: how much of a processor a test needs. Out: a guard. What always holds: the shares that are held on a machine, by all
-//! threads and processes together, do not exceed [`PERCENT`] of its processors; who holds [`Share::Whole`] runs alone; threads
+//! threads and processes together, do not exceed `PERCENT` of its processors; who holds [`Share::Whole`] runs alone; threads
 //! of a process are served in turn, so a large share is not overtaken by small ones for ever; every wait is bounded; what a
 //! killed process held is free (flock(2)).
 

@@ -164,8 +164,11 @@ impl Carrier {
 
     /// Data is on its way, in either direction.
     pub(super) fn note_traffic(&mut self, now: Instant) {
+        if !self.traffic.moves(now) {
+            // Most packets of a turn.
+            return;
+        }
         self.heartbeats.wake_up(now, &self.paths);
-        self.traffic.moves(now);
         for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
             path.liveness.on_traffic(now);
         }

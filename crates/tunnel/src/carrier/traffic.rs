@@ -66,9 +66,9 @@ impl Traffic {
         self.too_big += 1;
     }
 
-    /// Data is on its way, in either direction.
-    pub(super) fn moves(&mut self, now: Instant) {
-        self.last_moved = Some(now);
+    /// Data is on its way, in either direction. Returns whether that was not known at this instant.
+    pub(super) fn moves(&mut self, now: Instant) -> bool {
+        self.last_moved.replace(now) != Some(now)
     }
 
     /// Takes note of the time; to be called often while something moves.
