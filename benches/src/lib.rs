@@ -5,8 +5,8 @@
 //! writes a report; and `micro-table`, which reads reports ([`report`]) and compares two of them, or one with the
 //! numbers in the tree ([`baseline`]).
 //!
-//! gungraun has a runner of its own. It is not used, because of its size: it has 150 dependencies that nothing else here
-//! needs and would be most of the time that `./dev test micro` takes on a machine that never built it.
+//! gungraun has a runner of its own. It is not used, because of its size: 93 of its dependencies are needed by nothing else
+//! here, and to compile it would be most of the time that `./dev test micro` takes on a machine that never did.
 
 pub mod baseline;
 pub mod callgrind;

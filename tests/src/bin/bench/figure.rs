@@ -4,25 +4,75 @@
 #[derive(Clone, Debug)]
 pub(crate) struct Figure {
     pub(crate) rig: &'static str,
+    /// The same in every run: by it runs are compared.
     pub(crate) name: String,
+    /// What else this run says about it, in words.
+    pub(crate) note: String,
     pub(crate) value: f64,
     pub(crate) unit: &'static str,
     pub(crate) bar: Bar,
 }
 
+/// What is asked of a value, and so which of two values is better.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bar {
     AtLeast(f64),
     AtMost(f64),
+    /// Nothing is asked; a higher value is better.
+    Higher,
+    /// Nothing is asked; a lower value is better.
+    Lower,
     /// Of interest, not judged.
     None,
 }
 
-/// A figure, told to who waits for it.
+/// Which of two values is better.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Better {
+    Higher,
+    Lower,
+}
+
+/// A figure, printed at once.
 pub(crate) fn figure(rig: &'static str, name: String, value: f64, unit: &'static str, bar: Bar) -> Figure {
-    let figure = Figure { rig, name, value, unit, bar };
-    eprintln!("  {}: {:.2} {}", figure.name, figure.value, figure.unit);
+    noted(rig, name, "", value, unit, bar)
+}
+
+/// The same, with words that differ from run to run.
+pub(crate) fn noted(
+    rig: &'static str,
+    name: String,
+    note: &str,
+    value: f64,
+    unit: &'static str,
+    bar: Bar,
+) -> Figure {
+    let figure = Figure { rig, name, note: note.to_owned(), value, unit, bar };
+    eprintln!("  {}: {:.2} {}", figure.title(), figure.value, figure.unit);
     figure
+}
+
+impl Bar {
+    /// Which direction is better, if one is.
+    pub(crate) fn better(self) -> Option<Better> {
+        match self {
+            Self::AtLeast(_) | Self::Higher => Some(Better::Higher),
+            Self::AtMost(_) | Self::Lower => Some(Better::Lower),
+            Self::None => None,
+        }
+    }
+}
+
+impl Better {
+    pub(crate) const ALL: [Self; 2] = [Self::Higher, Self::Lower];
+
+    /// As reports write it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Higher => "higher",
+            Self::Lower => "lower",
+        }
+    }
 }
 
 impl Figure {
@@ -30,21 +80,26 @@ impl Figure {
         match self.bar {
             Bar::AtLeast(bar) => self.value >= bar,
             Bar::AtMost(bar) => self.value <= bar,
-            Bar::None => true,
+            Bar::Higher | Bar::Lower | Bar::None => true,
         }
+    }
+
+    /// The name with the note.
+    pub(crate) fn title(&self) -> String {
+        if self.note.is_empty() { self.name.clone() } else { format!("{} ({})", self.name, self.note) }
     }
 
     pub(crate) fn bar(&self) -> String {
         match self.bar {
             Bar::AtLeast(bar) => format!("≥ {bar}"),
             Bar::AtMost(bar) => format!("≤ {bar}"),
-            Bar::None => String::new(),
+            Bar::Higher | Bar::Lower | Bar::None => String::new(),
         }
     }
 
     fn verdict(&self) -> &'static str {
         match (self.bar, self.is_good()) {
-            (Bar::None, _) => "",
+            (Bar::Higher | Bar::Lower | Bar::None, _) => "",
             (_, true) => "ok",
             (_, false) => "missed",
         }
@@ -55,10 +110,10 @@ impl Figure {
 pub(crate) fn table(figures: &[&Figure]) -> String {
     let mut text = String::from("| rig | figure | measured | unit | bar | |\n|---|---|---:|---|---|---|\n");
     for figure in figures {
-        let (bar, verdict) = (figure.bar(), figure.verdict());
+        let (title, bar, verdict) = (figure.title(), figure.bar(), figure.verdict());
         text += &format!(
-            "| {} | {} | {:.2} | {} | {bar} | {verdict} |\n",
-            figure.rig, figure.name, figure.value, figure.unit
+            "| {} | {title} | {:.2} | {} | {bar} | {verdict} |\n",
+            figure.rig, figure.value, figure.unit
         );
     }
     text
@@ -68,16 +123,33 @@ pub(crate) fn table(figures: &[&Figure]) -> String {
 mod tests {
     use super::*;
 
+    fn figure(value: f64, bar: Bar) -> Figure {
+        Figure { rig: "r", name: "n".to_owned(), note: String::new(), value, unit: "u", bar }
+    }
+
     #[test]
     fn a_figure_is_judged_by_its_bar() {
-        let figure = |value, bar| Figure { rig: "r", name: "n".to_owned(), value, unit: "u", bar };
         assert!(figure(2.0, Bar::AtLeast(2.0)).is_good() && !figure(1.9, Bar::AtLeast(2.0)).is_good());
         assert!(figure(2.0, Bar::AtMost(2.0)).is_good() && !figure(2.1, Bar::AtMost(2.0)).is_good());
-        assert!(figure(0.0, Bar::None).is_good());
+        assert!([Bar::None, Bar::Higher, Bar::Lower].iter().all(|bar| figure(0.0, *bar).is_good()));
         // What could not be measured has met nothing.
         assert!(
             !figure(f64::NAN, Bar::AtLeast(0.0)).is_good() && !figure(f64::NAN, Bar::AtMost(9.0)).is_good()
         );
         assert!(table(&[&figure(1.0, Bar::AtLeast(2.0))]).contains("| r | n | 1.00 | u | ≥ 2 | missed |"));
+    }
+
+    #[test]
+    fn the_bar_says_which_direction_is_better() {
+        let better =
+            [Bar::AtLeast(1.0), Bar::Higher, Bar::AtMost(1.0), Bar::Lower, Bar::None].map(Bar::better);
+        let (higher, lower) = (Some(Better::Higher), Some(Better::Lower));
+        assert_eq!(better, [higher, higher, lower, lower, None]);
+    }
+
+    #[test]
+    fn a_note_is_shown_behind_the_name() {
+        let noted = Figure { note: "of 5".to_owned(), ..figure(1.0, Bar::None) };
+        assert!(table(&[&noted]).contains("| r | n (of 5) | 1.00 |"));
     }
 }

@@ -1,9 +1,11 @@
 //! The rigs: figures of the release build in emulated networks, each beside the bar it must meet.
 //!
 //! `bench [RIG]... [OPTION]...` runs all rigs, or those named; `bench --list` names them and the options. The table goes
-//! to stdout; report, raw figures and plots go to `target/bench/`. Exit code 1: a bar was missed.
+//! to stdout; report, raw figures and plots go to `target/bench/`. Exit code 1: a bar was missed, or with `--against` a
+//! figure is worse.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: rigs run processes and read clocks.
 
+mod against;
 mod classes;
 mod figure;
 mod mptcp;
@@ -81,7 +83,9 @@ fn main() -> ExitCode {
     }
     let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
-            RIGS.iter().for_each(|(name, about, _)| println!("{name:<9} {about}"));
+            for (name, about, _) in RIGS {
+                println!("{name:<9} {about}\n{:<9} --against: {}", "", against::about(name));
+            }
             println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
             println!("of them in `stream`: {}", paths::names(Lane::Stream).join(" "));
             print!("{}", options::HELP);
@@ -93,8 +97,21 @@ fn main() -> ExitCode {
             return end_of(Err(complaint), 2);
         }
     };
+    if let Some(before) = &options.against {
+        return match against::run(&options, before) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(complaint) => end_of(Err(complaint), 2),
+        };
+    }
     remove_labs_when_interrupted();
     MachineShare::always_whole();
+    if let Some(directory) = &options.report_to {
+        report::write_to(directory);
+        if let Err(complaint) = against::end_with_parent() {
+            return end_of(Err(complaint), 2);
+        }
+    }
     let mut outcomes = Vec::new();
     for (name, about, rig) in RIGS {
         if options.rigs.is_empty() || options.rigs.iter().any(|wanted| wanted == name) {

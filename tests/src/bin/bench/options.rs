@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mpvpn_lab::scenario::Scenario;
 use mpvpn_tests::system::System;
@@ -26,6 +26,10 @@ SCENARIO...       of `paths` and `stream`: only these (--list names them)
                   `classes`: only these: isolation, competition, loss, failover, striping, nine (all); of `mptcp`: only
                   these: lab, stripped, mixed, tcp (all)
 --load N          of `memory`: seconds of load (60)
+--against COMMIT  of every rig: with the binary of COMMIT and with this one in turn; whether each figure is better, worse
+                  or not known (target/bench/against/). Exit code 1: one is worse
+--pairs N         with --against: pairs of runs of each rig (as the list says), which are doubled where a figure seems worse
+--threshold P     with --against: a difference of less than so many percent does not matter (5)
 ";
 
 /// What was asked for.
@@ -63,6 +67,16 @@ pub(crate) struct Options {
     pub(crate) systems: Vec<System>,
     /// Settings of the peers rig.
     pub(crate) settings: Vec<Setting>,
+    /// The binary to compare with.
+    pub(crate) against: Option<PathBuf>,
+    /// Pairs of runs of each rig, where not as usual.
+    pub(crate) pairs: Option<u32>,
+    /// A relevant difference, percent.
+    pub(crate) threshold: f64,
+    /// Where the report goes, of a run that belongs to a comparison.
+    pub(crate) report_to: Option<PathBuf>,
+    /// What the runs of a comparison are told besides rigs and scenarios.
+    pub(crate) passed_on: Vec<String>,
 }
 
 impl Options {
@@ -84,9 +98,15 @@ impl Options {
             tries: 3,
             systems: System::ALL.into_iter().filter(|system| system.is_usual()).collect(),
             settings: Setting::ALL.to_vec(),
+            against: None,
+            pairs: None,
+            threshold: 5.0,
+            report_to: None,
+            passed_on: Vec::new(),
         };
         let mut words = words.iter();
         while let Some(word) = words.next() {
+            let rest = words.as_slice();
             let mut number = || {
                 let number =
                     words.next().and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0);
@@ -105,9 +125,21 @@ impl Options {
                 "--inner" => options.inner = one(words.next(), &InnerCc::ALL, InnerCc::name)?,
                 "--parts" => options.choose_parts(words.next())?,
                 "--cuts" => options.cuts = Some(number()?),
+                "--pairs" => options.pairs = Some(number()?),
+                "--threshold" => options.threshold = f64::from(number()?),
+                "--against" => options.against = Some(words.next().ok_or("--against takes a binary")?.into()),
+                "--report-to" => {
+                    options.report_to = Some(words.next().ok_or("--report-to takes a folder")?.into())
+                }
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
                 name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
                 _ => return Err(format!("there is no rig and no option {word}")),
+            }
+            let is_of_the_comparison =
+                ["--against", "--pairs", "--threshold", "--report-to"].contains(&&**word);
+            if word.starts_with('-') && !is_of_the_comparison {
+                let values = &rest[..rest.len() - words.len()];
+                options.passed_on.extend([word].into_iter().chain(values).cloned());
             }
         }
         if options.rigs.is_empty() && !options.scenarios.is_empty() {
@@ -185,6 +217,16 @@ mod tests {
             (options.scenarios, options.quick, options.cuts),
             (vec!["lossy".to_owned(), "equal".to_owned()], true, Some(3))
         );
+    }
+
+    #[test]
+    fn runs_of_a_comparison_get_all_options_but_its_own() {
+        let options =
+            parse("--against /b --rounds 1 speed lossy --quick --pairs 7 --threshold 3").expect("fine");
+        assert_eq!((options.pairs, options.threshold), (Some(7), 3.0));
+        assert_eq!(options.against, Some("/b".into()));
+        assert_eq!(options.passed_on, ["--rounds", "1", "--quick"]);
+        assert_eq!((options.rigs.len(), options.scenarios.len()), (1, 1));
     }
 
     #[test]

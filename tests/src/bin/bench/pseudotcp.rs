@@ -63,7 +63,7 @@ impl Link {
         match (self, size) {
             (Self::Gigabit, 10_000_000 | 100_000_000) => Bar::AtMost(1.15),
             (Self::Near, 10_000 | 100_000) => Bar::AtMost(1.2),
-            _ => Bar::None,
+            _ => Bar::Lower,
         }
     }
 }

@@ -1,11 +1,30 @@
 //! What is kept of a run: a report to read, all raw figures, and plots.
 
-use std::{fs, io, path::Path, process::Command, thread};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+    thread,
+};
 
 use mpvpn_tests::target_dir;
 use serde_json::{Value, json};
 
 use crate::figure::{Figure, table};
+
+/// Where reports of this process go, if not to `target/bench/`.
+static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Where reports go.
+pub(crate) fn directory() -> PathBuf {
+    DIRECTORY.get().cloned().unwrap_or_else(|| target_dir().join("bench"))
+}
+
+/// From now on they go there.
+pub(crate) fn write_to(directory: &Path) {
+    let _ = DIRECTORY.set(directory.to_owned());
+}
 
 /// What a rig found.
 #[derive(Default)]
@@ -25,9 +44,9 @@ impl From<Vec<Figure>> for Outcome {
     }
 }
 
-/// Writes everything to `target/bench/`.
+/// Writes everything to [`directory`].
 pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Result<()> {
-    let directory = target_dir().join("bench");
+    let directory = directory();
     fs::create_dir_all(&directory)?;
     let (machine, date) = (machine(), date());
     let command = format!("bench {}", words.join(" "));
@@ -45,7 +64,8 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
     let list: Vec<Value> = figures
         .iter()
         .map(|figure| {
-            json!({ "rig": figure.rig, "name": figure.name, "value": figure.value, "unit": figure.unit,
+            json!({ "rig": figure.rig, "name": figure.name, "note": figure.note, "value": figure.value,
+                    "unit": figure.unit, "better": figure.bar.better().map(|better| better.name()),
                     "bar": figure.bar(), "ok": figure.is_good() })
         })
         .collect();
@@ -61,7 +81,7 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
 
 /// What was found so far outlives a run that is ended early.
 pub(crate) fn keep(rig: &str, name: &str, record: &Value) {
-    let folder = target_dir().join("bench").join(rig);
+    let folder = directory().join(rig);
     let path = folder.join(format!("{name}.json"));
     let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
     if let Err(error) = kept {
@@ -77,7 +97,7 @@ fn put(path: &Path, text: &str) -> io::Result<()> {
 }
 
 /// Processor, cores and kernel, as the kernel tells them.
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let processors = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =
         processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or(": unknown processor");
@@ -86,7 +106,8 @@ fn machine() -> String {
     format!("{}, {cores} cores, Linux {}", model.trim_start_matches(['\t', ' ', ':']), kernel.trim())
 }
 
-fn date() -> String {
+/// Now.
+pub(crate) fn date() -> String {
     let output = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M UTC"]).output();
     output.map_or_else(
         |_| "no date".to_owned(),

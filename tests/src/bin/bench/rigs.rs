@@ -42,7 +42,7 @@ pub(crate) fn bonding(_: &Options) -> Outcome {
             format!("1 TCP flow {way:?}"),
             report.megabits(),
             "Mbit/s",
-            Bar::None,
+            Bar::Higher,
         ));
     }
     figures.into()
@@ -109,8 +109,8 @@ pub(crate) fn speed(_: &Options) -> Outcome {
             "Gbit/s",
             Bar::AtLeast(2.0),
         ));
-        figures.push(figure("speed", format!("client {way:?}"), at_client, "CPU-s/GB", Bar::None));
-        figures.push(figure("speed", format!("server {way:?}"), at_server, "CPU-s/GB", Bar::None));
+        figures.push(figure("speed", format!("client {way:?}"), at_client, "CPU-s/GB", Bar::Lower));
+        figures.push(figure("speed", format!("server {way:?}"), at_server, "CPU-s/GB", Bar::Lower));
     }
     figures.into()
 }
@@ -134,7 +134,7 @@ pub(crate) fn download(_: &Options) -> Outcome {
             }
             download.finish();
             let name = format!("100 MB over {family:?}{}", if across { ", link 1 gone for 3 s" } else { "" });
-            figures.push(figure("download", name, began.elapsed().as_secs_f64(), "s", Bar::None));
+            figures.push(figure("download", name, began.elapsed().as_secs_f64(), "s", Bar::Lower));
         }
     }
     figures.into()

@@ -216,7 +216,7 @@ fn tell(case: &Case, way: Direction, found: &Found, outcome: &mut Outcome) {
         ask(&format!("call beside {with}, 99 % over idle"), more, "ms", Bar::AtMost(5.0));
     }
     ask("bulk uses of the link", 100.0 * found.used[0], "%", Bar::AtLeast(95.0));
-    ask("both use of the link", 100.0 * found.used[1], "%", Bar::None);
+    ask("both use of the link", 100.0 * found.used[1], "%", Bar::Higher);
     let off = 100.0 * (found.share() / case.share - 1.0).abs();
     ask("default's share, off by", off, "%", Bar::AtMost(5.0));
     let line = format!(

@@ -16,7 +16,7 @@ use super::{
     scene::{CRITICAL, DEFAULT, Line, Scene},
 };
 use crate::{
-    figure::{Bar, figure},
+    figure::{Bar, noted},
     options::Options,
     report::Outcome,
 };
@@ -85,10 +85,10 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     for case in &CASES {
         let found = measure(case, seconds)?;
         let mut ask = |which: &str, lost, most| {
-            let what = format!("{}: {which}", case.title);
-            outcome.figures.push(figure(RIG, what, lost as f64, "", Bar::AtMost(most)));
+            let (what, of) = (format!("{}: {which}", case.title), format!("of {}", found.sent));
+            outcome.figures.push(noted(RIG, what, &of, lost as f64, "", Bar::AtMost(most)));
         };
-        ask(&format!("lost of {}, primary silent", found.sent), found.meanwhile, case.lost);
+        ask("lost, primary silent", found.meanwhile, case.lost);
         ask("lost when it is back", found.after, 0.0);
         outcome.chapter +=
             &format!("| {} | {} | {} | {} |\n", case.title, found.sent, found.meanwhile, found.after);

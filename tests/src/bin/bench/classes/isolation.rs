@@ -161,7 +161,7 @@ fn figures(calm: &Found, found: &Found, percent: u32) -> Vec<Figure> {
         ask("lost", lost as f64, "", Bar::AtMost(0.0));
     }
     let what = format!("bulk, {percent} % loss in it, {}: throughput kept", name(found.way));
-    all.push(figure(RIG, what, 100.0 * found.loads[2].0 / calm.loads[2].0, "%", Bar::None));
+    all.push(figure(RIG, what, 100.0 * found.loads[2].0 / calm.loads[2].0, "%", Bar::Higher));
     all
 }
 

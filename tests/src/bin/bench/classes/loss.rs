@@ -96,7 +96,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 fn tell(row: &Row, way: Direction, mbit: [f64; 3], outcome: &mut Outcome) -> String {
     let mut line = format!("| {} | {} |", row.title, name(way));
     for (at, loss) in LOSSES.iter().enumerate() {
-        let bar = row.bars.map_or(Bar::None, |bars| Bar::AtLeast(bars[at]));
+        let bar = row.bars.map_or(Bar::Higher, |bars| Bar::AtLeast(bars[at]));
         let what = format!("{}, {loss} % loss, {}", row.title, name(way));
         outcome.figures.push(figure(RIG, what, mbit[at], "Mbit/s", bar));
         let theirs = row.theirs.map_or(String::new(), |theirs| format!(" ({})", theirs[at]));

@@ -22,7 +22,7 @@ use super::{
     scene::{BULK, CRITICAL, DEFAULT, Line, Scene, THREE},
 };
 use crate::{
-    figure::{Bar, figure},
+    figure::{Bar, noted},
     options::Options,
     paths::play::median,
     report::Outcome,
@@ -73,26 +73,27 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let rates = loads.finish();
 
     let mut outcome = Outcome::default();
-    let mut ask = |which: String, value, unit, bar| {
-        outcome.figures.push(figure(RIG, format!("nine tunnels: {which}"), value, unit, bar));
+    let mut note = |which: String, note: &str, value, unit, bar| {
+        outcome.figures.push(noted(RIG, format!("nine tunnels: {which}"), note, value, unit, bar));
     };
     for (at, line) in CALLING.iter().enumerate() {
         let gaps = [&alone, &loaded].map(|found| found.gaps_ms(at));
         for (when, gaps) in ["alone", "under load"].iter().zip(&gaps) {
-            let what = format!("{}, gap by a link that goes, {when}, median of {}", line.class, gaps.len());
-            ask(what, median(gaps.clone()), "ms", Bar::None);
+            let what = format!("{}, gap by a link that goes, {when}, median", line.class);
+            note(what, &format!("of {}", gaps.len()), median(gaps.clone()), "ms", Bar::Lower);
         }
+        let mut ask = |which, value, bar| note(which, "", value, "ms", bar);
         let worst = |found: &Found| found.longest_ms(at);
-        ask(format!("{}, longest gap alone", line.class), worst(&alone), "ms", Bar::None);
+        ask(format!("{}, longest gap alone", line.class), worst(&alone), Bar::Lower);
         let what = format!("{}, longest gap in {seconds} s under load", line.class);
-        ask(what, worst(&loaded), "ms", Bar::AtMost(LONGEST_GAP));
+        ask(what, worst(&loaded), Bar::AtMost(LONGEST_GAP));
     }
     for (what, rate) in ["default down", "bulk up", "bulk down"].iter().zip(&rates.mbit) {
-        ask(format!("{what}, mean"), *rate, "Mbit/s", Bar::None);
+        note(format!("{what}, mean"), "", *rate, "Mbit/s", Bar::Higher);
     }
     for (end, peer) in [("client", &scene.client), ("server", &scene.server)] {
         let most = peak_memory(peer.id()).map_or(f64::NAN, |bytes| bytes as f64 / 1e6);
-        ask(format!("memory of the {end} at most"), most, "MB", Bar::AtMost(MOST_MEMORY));
+        note(format!("memory of the {end} at most"), "", most, "MB", Bar::AtMost(MOST_MEMORY));
     }
     let gaps = |found: &Found| json!([found.gaps_ms(0), found.gaps_ms(1)]);
     outcome.raw = json!({ "gaps_alone_ms": gaps(&alone), "gaps_ms": gaps(&loaded), "mbit": rates.mbit,

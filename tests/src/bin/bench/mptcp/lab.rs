@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{DEVICES, Pair, RIG, mean};
 use crate::{
-    figure::{Bar, Figure, figure},
+    figure::{Bar, Figure, noted},
     options::Options,
     parts::{missing, name, ways},
     paths::{
@@ -197,20 +197,20 @@ fn worst(found: &[Found], of: impl Fn(&Found) -> f64) -> f64 {
 /// The kernel's are told and not judged.
 fn figures(who: Who, way: Direction, found: &[Found]) -> Vec<Figure> {
     let mut all = Vec::new();
-    let mut ask = |which: &str, value, unit, bar| {
+    let mut ask = |which: &str, note: &str, value, unit, bar| {
         let bar = if who == Who::Kernel { Bar::None } else { bar };
-        all.push(figure(RIG, format!("{}, {}: {which}", who.name(), name(way)), value, unit, bar));
+        all.push(noted(RIG, format!("{}, {}: {which}", who.name(), name(way)), note, value, unit, bar));
     };
-    ask("over both links", middle(found, |run| run.both), "Mbit/s", Bar::AtLeast(18.0));
-    ask("over one after the cut", middle(found, |run| run.one), "Mbit/s", Bar::AtLeast(9.0));
+    ask("over both links", "", middle(found, |run| run.both), "Mbit/s", Bar::AtLeast(18.0));
+    ask("over one after the cut", "", middle(found, |run| run.one), "Mbit/s", Bar::AtLeast(9.0));
     let lost = found.iter().filter_map(|run| run.lost.as_deref()).collect::<Vec<_>>();
-    let why = lost.first().map_or(String::new(), |why| format!(" ({why})"));
-    ask(&format!("connections lost of {}{why}", found.len()), lost.len() as f64, "", Bar::AtMost(0.0));
+    let note = format!("of {}{}", found.len(), lost.first().map_or(String::new(), |why| format!(": {why}")));
+    ask("connections lost", &note, lost.len() as f64, "", Bar::AtMost(0.0));
     let back = worst(found, |run| run.back);
-    ask("links carry 80 % again after, at most", back, "s", Bar::AtMost(1.0));
+    ask("links carry 80 % again after, at most", "", back, "s", Bar::AtMost(1.0));
     let share = middle(found, |run| 100.0 * run.again / run.both);
-    ask("goodput from 1 s after the return, of that before", share, "%", Bar::AtLeast(80.0));
-    ask("nothing arrived for, at most", worst(found, |run| run.stall), "s", Bar::None);
+    ask("goodput from 1 s after the return, of that before", "", share, "%", Bar::AtLeast(80.0));
+    ask("nothing arrived for, at most", "", worst(found, |run| run.stall), "s", Bar::Lower);
     all
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{DEVICES, Pair, RIG, mean};
 use crate::{
-    figure::{Bar, Figure, figure},
+    figure::{Bar, Figure, figure, noted},
     options::Options,
     parts::{missing, name, ways},
     paths::{
@@ -101,20 +101,22 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
 
 impl Found {
     fn figures(&self, what: &str) -> Vec<Figure> {
-        let why = self.lost.first().map_or(String::new(), |why| format!(" ({why})"));
-        [
-            (&*format!("connections lost{why}"), self.lost.len() as f64, "", Bar::AtMost(0.0)),
+        let why = self.lost.first().map_or("", String::as_str);
+        let lost = format!("{what}: connections lost");
+        let lost = noted(RIG, lost, why, self.lost.len() as f64, "", Bar::AtMost(0.0));
+        let others = [
             ("no ping answered for", self.silence[0], "s", Bar::AtMost(2.0)),
             ("nothing arrived for", self.stall, "s", Bar::AtMost(2.0)),
             ("unblocked, by QUIC again after", self.quic, "s", Bar::AtMost(30.0)),
-            ("unblocked, no ping answered for", self.silence[1], "s", Bar::None),
-            ("over QUIC", self.before, "Mbit/s", Bar::None),
-            ("inside TCP", self.meanwhile, "Mbit/s", Bar::None),
-            ("over QUIC again", self.after, "Mbit/s", Bar::None),
-        ]
-        .into_iter()
-        .map(|(which, value, unit, bar)| figure(RIG, format!("{what}: {which}"), value, unit, bar))
-        .collect()
+            ("unblocked, no ping answered for", self.silence[1], "s", Bar::Lower),
+            ("over QUIC", self.before, "Mbit/s", Bar::Higher),
+            ("inside TCP", self.meanwhile, "Mbit/s", Bar::Higher),
+            ("over QUIC again", self.after, "Mbit/s", Bar::Higher),
+        ];
+        let others = others
+            .into_iter()
+            .map(|(which, value, unit, bar)| figure(RIG, format!("{what}: {which}"), value, unit, bar));
+        [lost].into_iter().chain(others).collect()
     }
 
     fn cells(&self) -> String {

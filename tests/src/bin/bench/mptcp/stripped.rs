@@ -75,7 +75,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             ask("links with options that are said to use it", found.called_mptcp(&whole), whole_bar());
         }
         let what = format!("{}: 1 TCP flow down", case.title);
-        outcome.figures.push(figure(RIG, what, found.mbit, "Mbit/s", Bar::None));
+        outcome.figures.push(figure(RIG, what, found.mbit, "Mbit/s", Bar::Higher));
         outcome.chapter += &found.line(case);
         raw.push(json!({ "case": case.title, "segments": found.segments, "transports": found.transports,
                          "reasons": found.reasons, "mbit": found.mbit }));
@@ -152,7 +152,7 @@ impl Found {
 
 /// Where the kernel has Multipath TCP it is used, and said.
 fn whole_bar() -> Bar {
-    if has_mptcp() { Bar::AtLeast(1.0) } else { Bar::None }
+    if has_mptcp() { Bar::AtLeast(1.0) } else { Bar::Higher }
 }
 
 /// Whether the kernel has it. Namespaces begin with the kernel's own setting, which is on.

@@ -13,7 +13,7 @@ use super::{
     rig,
     watch::Resent,
 };
-use crate::figure::{Bar, Figure, figure};
+use crate::figure::{Bar, Figure, figure, noted};
 
 /// What the table begins with.
 pub(crate) const HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
@@ -28,8 +28,8 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     let bars = &scenario.bars;
     let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.way);
     let mut all = Vec::new();
-    let mut ask = |name: &str, value: f64, unit, bar| {
-        all.push(figure(rig(scenario.lane), format!("{what}: {name}"), value, unit, bar));
+    let mut ask = |name: &str, note: &str, value: f64, unit, bar| {
+        all.push(noted(rig(scenario.lane), format!("{what}: {name}"), note, value, unit, bar));
     };
     let mbit = row.mbit().unwrap_or(f64::NAN);
     if let Some(least) = row.index.and_then(|index| bars.min_share.get(index)) {
@@ -39,60 +39,67 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
             ShareOf::Ceiling => "share of the ceiling",
             ShareOf::Left => "share of (1 − loss) × ceiling",
         };
-        ask(of, 100.0 * mbit / whole, "%", Bar::AtLeast(100.0 * least));
+        ask(of, "", 100.0 * mbit / whole, "%", Bar::AtLeast(100.0 * least));
     }
     if let Some(least) = bars.min_mbit.filter(|_| row.index.is_some()) {
-        ask("goodput", row.unharmed(scenario), "Mbit/s", Bar::AtLeast(least));
+        ask("goodput", "", row.unharmed(scenario), "Mbit/s", Bar::AtLeast(least));
     }
     let single = row.best_single().map_or(f64::NAN, |single| single.1);
     if bars.not_below_best_single && scenario.links.len() > 1 {
-        ask("part of the best link alone", 100.0 * mbit / single, "%", Bar::AtLeast(100.0));
+        ask("part of the best link alone", "", 100.0 * mbit / single, "%", Bar::AtLeast(100.0));
     }
     if let Some(least) = bars.min_single_mbit {
-        ask("best link alone", single, "Mbit/s", Bar::AtLeast(least));
+        ask("best link alone", "", single, "Mbit/s", Bar::AtLeast(least));
     }
     if let Some(most) = bars.max_repair {
         let loss = scenario.loss(row.way);
         let more = row.sent_per_payload() / row.clean_sent_per_payload() - 1.0;
-        ask("sent more, of what the loss takes", more * (1.0 - loss) / loss, "×", Bar::AtMost(most));
+        ask("sent more, of what the loss takes", "", more * (1.0 - loss) / loss, "×", Bar::AtMost(most));
         let idle = row.clean.as_ref().and_then(|run| run.resent).map_or(f64::NAN, Resent::percent);
-        ask("sent again without loss", idle, "%", Bar::AtMost(IDLE_REPAIR));
+        ask("sent again without loss", "", idle, "%", Bar::AtMost(IDLE_REPAIR));
     }
     harm_figures(bars, row, &mut ask);
     if all.is_empty() {
-        all.push(figure(rig(scenario.lane), format!("{what}: goodput"), mbit, "Mbit/s", Bar::None));
+        all.push(figure(rig(scenario.lane), format!("{what}: goodput"), mbit, "Mbit/s", Bar::Higher));
     }
     all
 }
 
-fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, f64, &'static str, Bar)) {
+fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f64, &'static str, Bar)) {
     let harms: Vec<&Harm> = row.runs.iter().flat_map(|run| &run.harms).collect();
     let gaps: Vec<f64> = harms.iter().map(|harm| harm.gap.as_secs_f64() * 1e3).collect();
+    let of = format!("of {}", gaps.len());
     if let Some(most) = bars.max_gap_ms {
-        ask(&format!("gap, median of {}", gaps.len()), median(gaps.clone()), "ms", Bar::AtMost(most));
+        ask("gap, median", &of, median(gaps.clone()), "ms", Bar::AtMost(most));
     }
     if !gaps.is_empty() {
         let worst = gaps.iter().copied().fold(0.0, f64::max);
-        let bar = bars.max_worst_gap_ms.map_or(Bar::None, Bar::AtMost);
-        ask(&format!("gap, worst of {}", gaps.len()), worst, "ms", bar);
+        let bar = bars.max_worst_gap_ms.map_or(Bar::Lower, Bar::AtMost);
+        ask("gap, worst", &of, worst, "ms", bar);
     }
     if let Some(most) = bars.max_lost_packets {
         let lost: Option<u64> = row.runs.iter().map(|run| run.lost_pings).sum();
-        ask("lost pings", lost.map_or(f64::NAN, |lost| lost as f64), "", Bar::AtMost(most as f64));
+        ask("lost pings", "", lost.map_or(f64::NAN, |lost| lost as f64), "", Bar::AtMost(most as f64));
         if matches!(row.load, Load::Udp(_)) {
             let lost: Option<u64> = row.runs.iter().map(|run| run.arrived.as_ref().ok()?.lost).sum();
-            ask("lost datagrams", lost.map_or(f64::NAN, |lost| lost as f64), "", Bar::AtMost(most as f64));
+            ask(
+                "lost datagrams",
+                "",
+                lost.map_or(f64::NAN, |lost| lost as f64),
+                "",
+                Bar::AtMost(most as f64),
+            );
         }
     }
     if let Some(most) = bars.max_back_s {
         let back = |harm: &&Harm| harm.back.map_or(f64::INFINITY, |back| back.as_secs_f64());
         let worst = harms.iter().map(back).reduce(f64::max).unwrap_or(f64::NAN);
-        ask("back at 80 %", worst, "s", Bar::AtMost(most));
+        ask("back at 80 %", "", worst, "s", Bar::AtMost(most));
     }
     if row.runs.iter().any(|run| run.talk.is_some()) {
         let broken = row.runs.iter().filter(|run| run.arrived.is_err()).count();
         let lost = row.runs.iter().filter(|run| run.talk.as_ref().is_some_and(Result::is_err)).count();
-        ask("runs and quiet connections lost", (broken + lost) as f64, "", Bar::AtMost(0.0));
+        ask("runs and quiet connections lost", "", (broken + lost) as f64, "", Bar::AtMost(0.0));
     }
 }
 

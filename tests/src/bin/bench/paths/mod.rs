@@ -123,7 +123,8 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 
-fn about(time: Duration) -> String {
+/// A duration for people who wait.
+pub(crate) fn about(time: Duration) -> String {
     match time.as_secs() {
         seconds if seconds < 100 => format!("{seconds} s"),
         seconds => format!("{} min", (seconds + 30) / 60),

@@ -226,17 +226,17 @@ fn judged(
     notes: &Notebook,
 ) -> Option<Figure> {
     let (rig, rival) = (contest.rig, contest.rival);
-    let mark = if notes.is_disturbed(setting, ours, measure.key) { " *" } else { "" };
+    let note = if notes.is_disturbed(setting, ours, measure.key) { "*" } else { "" };
     let who = if contest.ours.len() > 1 { format!("{}, ", ours.name()) } else { String::new() };
-    let name = format!("{who}{}, {}{mark}", setting.name(), measure.title);
+    let name = format!("{who}{}, {}", setting.name(), measure.title);
     let absolute = |bar| {
         let value = notes.median(setting, ours, measure.key).unwrap_or(f64::NAN);
-        Some(Figure { rig, name: name.clone(), value, unit: measure.unit, bar })
+        Some(Figure { rig, name: name.clone(), note: note.to_owned(), value, unit: measure.unit, bar })
     };
     match asked {
         Asked::AtLeast(bar) => absolute(Bar::AtLeast(bar)),
         Asked::AtMost(bar) => absolute(Bar::AtMost(bar)),
-        Asked::Told => absolute(Bar::None),
+        Asked::Told => absolute(measure.direction()),
         Asked::TimesRival(bar) => {
             let value = notes.ratio(setting, ours, rival, measure.key);
             // Without figures of the rival there is nothing to judge; missing figures of ours beside them are a miss.
@@ -245,9 +245,10 @@ fn judged(
             if !judged && value.is_none() {
                 return None;
             }
-            let bar = if judged { Bar::AtLeast(bar) } else { Bar::None };
+            let bar = if judged { Bar::AtLeast(bar) } else { Bar::Higher };
             let name = format!("{name}, ÷ {}", rival.name());
-            Some(Figure { rig, name, value: value.unwrap_or(f64::NAN), unit: "×", bar })
+            let value = value.unwrap_or(f64::NAN);
+            Some(Figure { rig, name, note: note.to_owned(), value, unit: "×", bar })
         }
     }
 }

@@ -6,6 +6,7 @@ use mpvpn_tests::{quiet::Disturbance, system::System};
 use serde_json::{Value, json};
 
 use super::Setting;
+use crate::figure::Bar;
 
 /// Something that can be measured of a system in a setting.
 #[derive(Debug, PartialEq)]
@@ -17,6 +18,17 @@ pub(crate) struct Measure {
 
 const fn measure(key: &'static str, title: &'static str, unit: &'static str) -> Measure {
     Measure { key, title, unit }
+}
+
+impl Measure {
+    /// Which direction is better, where nothing is asked: its unit says it.
+    pub(crate) fn direction(&self) -> Bar {
+        match self.unit {
+            "Mbit/s" | "kpps" => Bar::Higher,
+            "CPU-s/GB" | "MB" | "ms" | "%" => Bar::Lower,
+            _ => Bar::None,
+        }
+    }
 }
 
 /// All of them, in the order of the tables.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{RIG, STREAM, peaks::Peaks};
 use crate::{
-    figure::{Bar, figure},
+    figure::{Bar, Figure, figure, noted},
     options::Options,
     report::Outcome,
 };
@@ -34,13 +34,13 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let held = host.hold(&stage, TUNNEL, HELD)?;
     let most = peaks.finish();
     let name = format!("{HELD} connections at once");
-    let mut figures = vec![figure(RIG, failures(&name, &held.why), held.failed as f64, "", Bar::AtMost(0.0))];
+    let mut figures = vec![failures(&name, &held.why, held.failed as f64)];
     for (what, time) in [("made in", held.opening), ("all answered in", held.asking)] {
-        figures.push(figure(RIG, format!("{name}, {what}"), time.as_secs_f64(), "s", Bar::None));
+        figures.push(figure(RIG, format!("{name}, {what}"), time.as_secs_f64(), "s", Bar::Lower));
     }
     for (end, (idle, most)) in ["client", "server"].iter().zip(idle.into_iter().zip(most)) {
         let each = most.saturating_sub(idle) as f64 / 1e3 / f64::from(HELD);
-        figures.push(figure(RIG, format!("{name}, memory of the {end} for each"), each, "kB", Bar::None));
+        figures.push(figure(RIG, format!("{name}, memory of the {end} for each"), each, "kB", Bar::Lower));
     }
     thread::sleep(REST);
     // What the machine and the loader can do, for comparison.
@@ -50,7 +50,7 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let past = format!("{name} past the tunnel");
     figures.push(figure(RIG, past, a_second(&direct), "/s", Bar::None));
     figures.push(figure(RIG, name.to_owned(), a_second(&through), "/s", Bar::AtLeast(2000.0)));
-    figures.push(figure(RIG, failures(name, &through.why), through.failed as f64, "", Bar::AtMost(0.0)));
+    figures.push(failures(name, &through.why, through.failed as f64));
     let raw = json!({ "direct": told(&direct), "through": told(&through),
                       "held": { "failed": held.failed, "why": held.why, "opening_s": held.opening.as_secs_f64(),
                                 "asking_s": held.asking.as_secs_f64(), "idle_bytes": idle, "most_bytes": most } });
@@ -61,9 +61,8 @@ fn a_second(found: &Repeated) -> f64 {
     found.done as f64 / found.time.as_secs_f64()
 }
 
-fn failures(what: &str, why: &str) -> String {
-    let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
-    format!("{what}, failed{why}")
+fn failures(what: &str, why: &str, count: f64) -> Figure {
+    noted(RIG, format!("{what}, failed"), why, count, "", Bar::AtMost(0.0))
 }
 
 fn told(found: &Repeated) -> Value {
