@@ -9,8 +9,8 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::LogLevel;
 
-/// Sends the log to stderr: what `level` says, unless `RUST_LOG` says otherwise. Colours only on a
-/// terminal. A second call changes nothing.
+/// Sends the log to stderr: what `level` says, unless `RUST_LOG` says otherwise, which also shows the targets
+/// that can be written there. Colours only on a terminal. A second call changes nothing.
 pub fn init(level: LogLevel) {
     let asked = std::env::var("RUST_LOG").ok().filter(|text| !text.is_empty());
     let parsed = asked.as_ref().map(EnvFilter::try_new);
@@ -24,7 +24,7 @@ pub fn init(level: LogLevel) {
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(colours)
-        .with_target(matches!(level, LogLevel::Debug | LogLevel::Trace))
+        .with_target(asked.is_some() || matches!(level, LogLevel::Debug | LogLevel::Trace))
         .try_init();
     if let (Ok(()), Some(error)) = (set, mistake) {
         tracing::warn!("RUST_LOG is not understood, `{level}` is used: {error}");

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use mpvpn_types::Instant;
+use mpvpn_types::{Instant, target::REORDER};
 use rustc_hash::FxHashMap;
 
 use crate::label::{Label, MODULUS};
@@ -77,7 +77,17 @@ impl Reorder {
             return out(packet);
         }
         if ahead < 0 {
-            if sequence.take_given_up(label.number) {
+            let late = sequence.take_given_up(label.number);
+            let Label { bucket, number, .. } = label;
+            tracing::trace!(
+                target: REORDER,
+                bucket,
+                number,
+                next = sequence.next,
+                late,
+                "a number that was passed: late, or a duplicate"
+            );
+            if late {
                 self.stats.late += 1;
                 out(packet);
             } else {
@@ -87,6 +97,14 @@ impl Reorder {
         }
         let ahead = ahead as u32;
         if ahead >= MOST_AHEAD {
+            let Label { bucket, number, .. } = label;
+            tracing::debug!(
+                target: REORDER,
+                bucket,
+                number,
+                ahead,
+                "too far ahead: all that is missing is given up"
+            );
             self.give_up_all(label.bucket, &mut out);
             if let Some(sequence) = self.sequences.get_mut(&label.bucket) {
                 sequence.next = (label.number + 1) % MODULUS;
@@ -111,6 +129,15 @@ impl Reorder {
             let copy = Bytes::copy_from_slice(&packet);
             self.bytes += copy.len();
             self.stats.held += 1;
+            let Label { bucket, number, patience, .. } = label;
+            tracing::trace!(
+                target: REORDER,
+                bucket,
+                number,
+                next = sequence.next,
+                timeout = ?patience,
+                "held for missing packets"
+            );
             sequence.places[at] = Place::Held(copy);
         }
         if at == 0 {
@@ -123,6 +150,12 @@ impl Reorder {
             self.waiting.retain(|bucket| *bucket != label.bucket);
         }
         if self.bytes > MOST_HELD {
+            tracing::debug!(
+                target: REORDER,
+                bucket = label.bucket,
+                bytes = self.bytes,
+                "too much is held: what is missing is given up"
+            );
             self.give_up_all(label.bucket, &mut out);
         }
     }
@@ -136,7 +169,15 @@ impl Reorder {
         waiting.retain(|bucket| {
             let Some(sequence) = self.sequences.get_mut(bucket) else { return false };
             while sequence.deadline().is_some_and(|deadline| deadline <= now) {
-                self.stats.given_up += u64::from(sequence.give_up_first());
+                let count = sequence.give_up_first();
+                tracing::trace!(
+                    target: REORDER,
+                    bucket,
+                    next = sequence.next,
+                    count,
+                    "timeout: missing packets are given up"
+                );
+                self.stats.given_up += u64::from(count);
                 self.bytes -= sequence.release(&mut out);
             }
             !sequence.places.is_empty()

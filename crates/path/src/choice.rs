@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId, target::SCHEDULER};
 
 use crate::scheduler::{Policy, Scheduler};
 
@@ -131,7 +131,27 @@ impl Choice {
         let policy = scheduler.policy();
         let pick = policy.pick(&mut self.work, offers, backlog)?;
         let company = if policy.uses_all_paths() { 1 } else { self.copies };
-        (company == 0 || self.has_company(now, offers, pick.at, company.into())).then_some(pick)
+        if company > 0 && !self.has_company(now, offers, pick.at, company.into()) {
+            tracing::trace!(
+                target: SCHEDULER,
+                path = offers[pick.at].id.0,
+                company,
+                "no room for copies: wait"
+            );
+            return None;
+        }
+        tracing::trace!(
+            target: SCHEDULER,
+            path = offers[pick.at].id.0,
+            best = pick.best,
+            arrival = ?offers[pick.at].arrival(0),
+            room = offers[pick.at].room,
+            ahead = offers[pick.at].ahead,
+            rate = offers[pick.at].rate,
+            backlog,
+            "this path is next"
+        );
+        Some(pick)
     }
 
     /// When [`Self::pick`] decides otherwise, whatever happens to the paths.

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use mpvpn_class::{FqCodel, QueueConfig, Queued};
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
 use crate::{PathState, Scheduler, flows::FlowTable};
 
@@ -125,6 +125,7 @@ impl Dispatcher {
     pub fn set_numbered(&mut self, now: Instant, numbered: bool) {
         if self.numbered != numbered {
             self.numbered = numbered;
+            tracing::debug!(target: SCHEDULER, numbered, "whether a flow may take several paths has changed");
             let pinned = self.pinned.keys().copied().collect();
             self.move_packets_of(now, pinned);
         }
@@ -146,6 +147,9 @@ impl Dispatcher {
         } else {
             self.eligible.sort_by_key(|path| (path.rtt, path.id));
         }
+        if !self.order().eq(before.iter().copied()) {
+            self.report_eligible(&before);
+        }
         if self.eligible.iter().any(|path| !before.contains(&path.id)) {
             // Flows that were placed while this path was missing would leave it empty.
             self.flows.clear();
@@ -154,6 +158,29 @@ impl Dispatcher {
         if self.scheduler.policy().moves_flows_off_full_paths() {
             self.relieve();
         }
+    }
+
+    /// Says which paths are filled from now on.
+    fn report_eligible(&self, before: &[PathId]) {
+        let state = self.eligible.first().map(|path| path.state.as_str());
+        let paths = || self.eligible.iter().map(|path| (path.id.0, path.rtt, path.rate)).collect::<Vec<_>>();
+        if self.eligible.len() == before.len() && before.iter().all(|id| self.is_eligible(*id)) {
+            tracing::trace!(
+                target: SCHEDULER,
+                scheduler = %self.scheduler,
+                paths = ?paths(),
+                "the order of the paths has changed"
+            );
+            return;
+        }
+        tracing::debug!(
+            target: SCHEDULER,
+            scheduler = %self.scheduler,
+            before = ?before.iter().map(|id| id.0).collect::<Vec<_>>(),
+            state,
+            paths = ?paths(),
+            "other paths are filled (number, round-trip time, bytes/s)"
+        );
     }
 
     /// Moves a flow from a path that is full to one that has room to spare.
@@ -165,6 +192,13 @@ impl Dispatcher {
         let Some(from) = crowded.filter(|from| self.flows.on(*from) > 1) else { return };
         if let Some(flow) = self.flows.any_on(from) {
             self.flows.put(flow, to);
+            tracing::debug!(
+                target: SCHEDULER,
+                flow,
+                from = from.0,
+                to = to.0,
+                "a flow moves from a full path to one with room"
+            );
         }
     }
 
@@ -180,6 +214,12 @@ impl Dispatcher {
         for id in paths {
             let Some(mut lane) = self.pinned.remove(&id) else { continue };
             self.pinned_drops += lane.queue.drops();
+            tracing::debug!(
+                target: SCHEDULER,
+                path = id.0,
+                bytes = lane.queue.bytes(),
+                "what waits for this path alone is moved"
+            );
             while let Some(packet) = lane.queue.pop(now) {
                 self.push(now, packet);
             }
@@ -222,6 +262,14 @@ impl Dispatcher {
             load(a).total_cmp(&load(b))
         })?;
         let path = best.id;
+        tracing::trace!(
+            target: SCHEDULER,
+            flow,
+            path = path.0,
+            flows = self.flows.on(path),
+            rate = best.rate,
+            "a flow gets its path"
+        );
         self.flows.put(flow, path);
         Some(path)
     }

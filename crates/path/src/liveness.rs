@@ -7,7 +7,7 @@
 
 use std::fmt;
 
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::LIVENESS};
 
 /// The times that liveness works with.
 #[derive(Clone, Debug)]
@@ -238,7 +238,15 @@ impl Liveness {
             } else {
                 return;
             }
+            let arrivals = *arrivals;
             self.reason = Reason::Trying;
+            tracing::debug!(
+                target: LIVENESS,
+                arrivals,
+                needed = self.good(now),
+                silence = ?apart,
+                "heard on a dead path"
+            );
         }
         self.heard = self.heard.max(now);
     }
@@ -252,9 +260,19 @@ impl Liveness {
         if up {
             self.beat = None;
             self.reason = Reason::Trying;
+            tracing::debug!(
+                target: LIVENESS,
+                needed = self.good(now),
+                "the link has a carrier again: the path is tried"
+            );
         } else {
             self.reason = Reason::NoCarrier;
             self.note_death(now);
+            tracing::debug!(
+                target: LIVENESS,
+                silence = ?now.saturating_duration_since(self.heard),
+                "the link lost its carrier: the path is dead"
+            );
         }
         self.state = State::Dead { since: now, arrivals: 0 };
     }
@@ -386,11 +404,29 @@ impl Liveness {
                 if self.deadline(now).is_some_and(|deadline| now >= deadline) {
                     self.reason = Reason::Silent { missed: self.misses() };
                     self.note_death(now);
+                    tracing::debug!(
+                        target: LIVENESS,
+                        silence = ?now.saturating_duration_since(self.heard),
+                        limit = ?self.run().max(self.config.patience),
+                        interval = ?self.dense(),
+                        misses = self.misses(),
+                        rtt = ?self.rtt,
+                        rtt_var = ?self.rtt_var,
+                        loss = self.loss,
+                        "silent for too long: the path is dead"
+                    );
                     self.state = State::Dead { since: now, arrivals: 0 };
                     verdict.change = Some(Change::Dead);
                 }
             }
-            State::Dead { arrivals, .. } if self.carrier && arrivals >= self.good(now) => {
+            State::Dead { arrivals, since } if self.carrier && arrivals >= self.good(now) => {
+                tracing::debug!(
+                    target: LIVENESS,
+                    arrivals,
+                    needed = self.good(now),
+                    dead_for = ?now.saturating_duration_since(since),
+                    "enough arrived: the path works"
+                );
                 self.reason = Reason::Good;
                 self.state = State::Alive { since: now };
                 verdict.change = Some(Change::Alive);
@@ -400,6 +436,7 @@ impl Liveness {
         if self.carrier && self.beat.is_none_or(|beat| now >= beat + self.interval(now)) {
             self.beat = Some(now);
             verdict.heartbeat = true;
+            tracing::trace!(target: LIVENESS, interval = ?self.interval(now), "a heartbeat is due");
         }
         verdict
     }

@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier, target::SCHEDULER};
 
 use crate::{Load, Scheduler};
 
@@ -152,9 +152,21 @@ impl Tiers {
             let early = self.given_back.is_some_and(|at| now.saturating_duration_since(at) < TOO_EARLY);
             self.spare_for = if early { (2 * self.spare_for).min(SPARE_MAX) } else { SPARE_FOR };
             self.overflowing = true;
+            tracing::debug!(
+                target: SCHEDULER,
+                ?full_for,
+                given_back = ?self.given_back.map(|at| now.saturating_duration_since(at)),
+                kept_for = ?self.spare_for,
+                "primary links are full: overflow links come into use"
+            );
         } else if self.overflowing && self.spare >= self.spare_for {
             self.overflowing = false;
             self.given_back = Some(now);
+            tracing::debug!(
+                target: SCHEDULER,
+                spare = ?self.spare,
+                "primary links have room: overflow links are not needed any more"
+            );
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What both ends do alike with an established tunnel: packets become datagrams, wait for a path
 //! and leave; paths are watched and judged.
 //!
-//! In: packets and payloads to send, datagrams of the far end, what happens to paths, the time. Out: UDP payloads, packets in
-//! order, and when to call again. [`Carrier`] joins the parts, each of which owns its state: packets take the way
-//! [`Packetizer`], [`PacketScheduler`], [`Pass`](pass::Pass), and [`Recovery`] knows what was lost of them; [`PathTable`] has
-//! the paths, which [`Heartbeats`], [`Tiers`] and the judgement in `judge.rs` are about.
+//! In: packets and payloads to send, datagrams of the far end, what happens to paths, the time. Out: UDP
+//! payloads, packets in order, and when to call again. [`Carrier`] joins the parts, each of which owns its
+//! state: packets take the way [`Packetizer`], [`PacketScheduler`], [`Pass`](pass::Pass), and [`Recovery`]
+//! knows what was lost of them; [`PathTable`] has the paths, which [`Heartbeats`], [`Tiers`] and the
+//! judgement in `judge.rs` are about.
 
 mod clocks;
 mod data_ack;
@@ -15,6 +16,7 @@ mod groups;
 mod heartbeats;
 mod judge;
 mod load;
+mod log_context;
 mod measurement_timer;
 mod memory_trimmer;
 mod numbering;
@@ -41,9 +43,12 @@ mod usage;
 
 use std::net::SocketAddr;
 
-use mpvpn_path::{Change, Offer, Scheduler, Tiers};
+use mpvpn_path::{Offer, Scheduler, Tiers};
 use mpvpn_quic::{Connection, Local, PathStatus};
-use mpvpn_types::{ClassId, Duration, Fec, Instant, LinkId, PathId};
+use mpvpn_types::{
+    ClassId, Duration, Fec, Instant, LinkId, PathId, SessionId,
+    target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
+};
 
 use crate::{ClassProfile, PathEvent, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
@@ -52,6 +57,7 @@ use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
 use groups::PathGroups;
 use heartbeats::{Heartbeat, Heartbeats, Surroundings};
+use log_context::{LogContext, enter_connection, enter_path};
 use measurement_timer::MeasurementTimer;
 use memory_trimmer::MemoryTrimmer;
 use packetizer::Packetizer;
@@ -72,8 +78,8 @@ use sequence::Sequencer;
 use traffic::Traffic;
 pub use traffic::{Counters, Rates};
 
-/// A path that takes no data for this long is one that the library gave up to validate: it tries that for three probe
-/// timeouts. Shorter, and slow paths are given up; longer, and nothing arrives meanwhile.
+/// A path that takes no data for this long is one that the library gave up to validate: it tries that for
+/// three probe timeouts. Shorter, and slow paths are given up; longer, and nothing arrives meanwhile.
 const MUTE: Duration = Duration::from_millis(1500);
 
 /// Which end of the tunnel this is.
@@ -89,8 +95,7 @@ pub enum Role {
 #[derive(Debug)]
 pub(crate) struct Carrier {
     role: Role,
-    /// What its class is called, where there are several.
-    class: Option<Box<str>>,
+    log: LogContext,
     /// The request stream whose packets it carries; `None` if it carries streams and payloads of UDP only.
     stream: Option<u64>,
     packetizer: Packetizer,
@@ -119,7 +124,7 @@ impl Carrier {
     pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {
             role,
-            class: None,
+            log: LogContext::new(role),
             stream,
             packetizer: Packetizer::new(stream.unwrap_or_default()),
             scheduler: PacketScheduler::new(scheduler),
@@ -142,7 +147,12 @@ impl Carrier {
 
     /// It is one of several, each for a class with a name.
     pub(crate) fn set_class(&mut self, class: Option<&ClassProfile>) {
-        self.class = class.map(|class| class.name.as_str().into());
+        self.log.set_class(class.map(|class| class.name.as_str()));
+    }
+
+    /// At a server: it is one of this session.
+    pub(crate) fn set_session(&mut self, session: SessionId) {
+        self.log.set_session(session);
     }
 
     /// The peer knows numbered packets, in this context of the request stream.
@@ -156,8 +166,8 @@ impl Carrier {
         self.scheduler.set_copies(if self.recovery.sequencer.is_some() { copies } else { 1 });
     }
 
-    /// Both ends know groups with repair, in this context of the request stream; `fec` is what this one sends. Packets must be
-    /// numbered.
+    /// Both ends know groups with repair, in this context of the request stream; `fec` is what this one
+    /// sends. Packets must be numbered.
     pub(crate) fn protect_packets(&mut self, stream: u64, context: u64, fec: Fec) {
         if let Some(sequencer) = &mut self.recovery.sequencer {
             sequencer.protect(Protection::new(stream, context, fec));
@@ -170,8 +180,8 @@ impl Carrier {
         self.recovery.reinjection = Some(Box::new(Reinjection::new(stream, context)));
     }
 
-    /// The peer reports and takes how far streams have come, in this context of the request stream; it knows reinjected
-    /// bytes, too.
+    /// The peer reports and takes how far streams have come, in this context of the request stream; it knows
+    /// reinjected bytes, too.
     pub(crate) fn tell_progress(&mut self, stream: u64, context: u64) {
         if self.recovery.reinjection.is_some() {
             let acks = DataAcks::new(self.paths.empty_since(), stream, context);
@@ -184,13 +194,14 @@ impl Carrier {
         self.heartbeats.set_reports(stream, context);
     }
 
-    /// The peer tells what its clock says, in this context of the request stream; `far` is the same for connections of a
-    /// session where it is the same clock.
+    /// The peer tells what its clock says, in this context of the request stream; `far` is the same for
+    /// connections of a session where it is the same clock.
     pub(crate) fn tell_clocks(&mut self, stream: u64, context: u64, far: u8) {
         self.clocks = Some(ClockReports::new(stream, context, far));
     }
 
-    /// The links are shared with other connections of the session from now on, this one being that of `class`.
+    /// The links are shared with other connections of the session from now on, this one being that of
+    /// `class`.
     pub(crate) fn share_links(&mut self, shapers: Shapers, class: ClassId) {
         self.shared = Some(SharedLinks::new(shapers, class));
         self.paths.values_mut().for_each(|path| path.policy.reapply());
@@ -200,8 +211,16 @@ impl Carrier {
     /// At a client: how the link is to be used, whatever paths it has or will have.
     pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: PathPolicy) {
         self.policies.set_link(link, policy);
-        for path in self.paths.over_mut(link) {
+        let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER]);
+        for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.link() == link) {
             if path.set_policy(now, policy) {
+                tracing::debug!(
+                    target: SCHEDULER,
+                    path = id.0,
+                    link = link.0,
+                    ?policy,
+                    "the policy of a link has changed"
+                );
                 self.timer.judge_soon();
             }
         }
@@ -211,6 +230,13 @@ impl Carrier {
     pub(crate) fn set_path(&mut self, now: Instant, id: PathId, policy: PathPolicy) {
         self.policies.set_path(id, policy);
         if self.paths.get_mut(id).is_some_and(|path| path.set_policy(now, policy)) {
+            let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER]);
+            tracing::debug!(
+                target: SCHEDULER,
+                path = id.0,
+                ?policy,
+                "the client has another policy for a path"
+            );
             self.timer.judge_soon();
         }
     }
@@ -225,9 +251,12 @@ impl Carrier {
         if inside_tcp {
             connection.set_inside_tcp(id);
         }
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         let policy = PolicyInForce::new(self.policies.of(id, link), self.shared.is_some());
         let mut path = PathEntry::new(now, link, inside_tcp, policy);
         // The far end may see data move here that this one noted before there was this path.
+        let _path = enter_path!(LIVENESS, self.log, id, path);
+        tracing::debug!(target: LIVENESS, inside_tcp, policy = ?path.policy.get(), "a path is opened");
         if let Some(at) = self.traffic.last_moved() {
             path.liveness.on_traffic(at);
         }
@@ -238,6 +267,8 @@ impl Carrier {
     /// A path is gone; returns the link that it ran over.
     pub(crate) fn path_closed(&mut self, now: Instant, id: PathId) -> Option<LinkId> {
         let closed = self.paths.remove(now, id);
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
+        tracing::debug!(target: LIVENESS, path = id.0, left = self.paths.len(), "a path is closed");
         self.policies.forget_path(id);
         self.timer.judge_soon();
         let closed = closed?;
@@ -257,7 +288,9 @@ impl Carrier {
 
     /// The kernel says whether a link can carry packets.
     pub(crate) fn link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
-        for path in self.paths.over_mut(link) {
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
+        for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.link() == link) {
+            let _path = enter_path!(LIVENESS, self.log, id, path);
             path.liveness.on_carrier(now, up);
             self.timer.judge_soon();
         }
@@ -269,6 +302,13 @@ impl Carrier {
             return;
         }
         let Some(path) = self.paths.get_mut(id) else { return };
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
+        tracing::debug!(
+            target: LIVENESS,
+            path = id.0,
+            ?status,
+            "the peer, which sends no reports, sets the status of a path"
+        );
         if path.peer.on_status(now, status) {
             // Whether the far end hears this one must not stay open until the next heartbeat.
             path.liveness.beat_now();
@@ -283,23 +323,26 @@ impl Carrier {
 
     /// This end did not run for a while.
     pub(crate) fn forgive(&mut self, now: Instant) {
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
+        tracing::debug!(
+            target: LIVENESS,
+            "this end did not run for a while: silence until now proves nothing"
+        );
         self.paths.values_mut().for_each(|path| path.liveness.forgive(now));
     }
 
     /// Sends heartbeats and judges paths.
     pub(crate) fn handle_timeout(&mut self, now: Instant, connection: &mut Connection) {
+        let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS, REORDER, TRANSPORT]);
         let mut due = Vec::new();
         let mut judged = false;
         for (id, path) in self.paths.iter_mut() {
+            let _path = enter_path!(LIVENESS, self.log, id, path);
             let verdict = path.liveness.poll(now);
             if verdict.heartbeat {
                 due.push(id);
             }
-            if let Some(change) = verdict.change {
-                judged = true;
-                let state = if change == Change::Alive { "alive" } else { "dead" };
-                tracing::debug!(class = self.class.as_deref(), path = id.0, link = path.link().0, state, reason = %path.liveness.reason(), "path changed");
-            }
+            judged |= verdict.change.is_some();
         }
         if judged {
             self.timer.judge_soon();
@@ -318,7 +361,8 @@ impl Carrier {
         self.mtu.tick(now);
     }
 
-    /// Sends the heartbeats that the liveness of the paths `due` asks for, and what else both ends must know now.
+    /// Sends the heartbeats that the liveness of the paths `due` asks for, and what else both ends must know
+    /// now.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
         let datagrams = connection.max_datagram().is_some();
         let around = Surroundings { datagrams, data_moved: self.traffic.last_moved() };
@@ -345,7 +389,8 @@ impl Carrier {
             let mute = connection.mute_since(id);
             if mute.is_some_and(|since| now.saturating_duration_since(since) >= MUTE) {
                 tracing::info!(
-                    class = self.class.as_deref(),
+                    target: LIVENESS,
+                    class = self.log.class(),
                     path = id.0,
                     "a path takes no data since the client's address changed"
                 );
@@ -360,7 +405,8 @@ impl Carrier {
         for (id, path) in self.paths.iter_mut() {
             if path.close.expires(now) && others && !path.works() {
                 tracing::debug!(
-                    class = self.class.as_deref(),
+                    target: REORDER,
+                    class = self.log.class(),
                     path = id.0,
                     "a dead path is closed: streams wait for what it holds"
                 );

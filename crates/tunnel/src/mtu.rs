@@ -1,4 +1,4 @@
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::TRANSPORT};
 
 /// What a path certainly carries before it was probed; IPv6 asks for it (RFC 8200 §5).
 const FLOOR: usize = 1280;
@@ -46,7 +46,16 @@ impl MtuFollower {
         };
         if promise {
             // A device with less loses its IPv6 addresses; what does not fit is cut or answered.
-            self.announced = Some(limit.max(FLOOR));
+            let mtu = limit.max(FLOOR);
+            tracing::debug!(
+                target: TRANSPORT,
+                mtu,
+                before = self.announced,
+                limit,
+                ?steady,
+                "another MTU is promised"
+            );
+            self.announced = Some(mtu);
         }
     }
 

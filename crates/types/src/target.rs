@@ -1,7 +1,7 @@
 //! Targets of the `tracing` events that report decisions: what was decided, from which inputs, and why.
 //!
-//! Always holds: a target keeps its name and its subject, because people write it into `RUST_LOG`. A change of state is
-//! reported at the level DEBUG, a decision about one packet or one turn at TRACE.
+//! Always holds: a target keeps its name and its subject, because people write it into `RUST_LOG`. A change
+//! of state is reported at the level DEBUG, a decision about one packet or one turn at TRACE.
 
 /// Which path carries the next packets, which paths may carry any, and when overflow links come into use.
 pub const SCHEDULER: &str = "mpvpn::scheduler";

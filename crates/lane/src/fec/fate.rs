@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::FEC};
 use rustc_hash::FxHashMap;
 
 use super::guard::Closed;
@@ -104,6 +104,15 @@ impl<T> Fates<T> {
     pub fn handle_timeout(&mut self, now: Instant, mut out: impl FnMut(T)) {
         while let Some((_, group)) = self.held.pop_front_if(|(until, _)| *until <= now) {
             if let Some(fate) = self.groups.get_mut(&group) {
+                let (arrived, lost) = (fate.arrived, fate.lost);
+                tracing::trace!(
+                    target: FEC,
+                    group,
+                    arrived,
+                    lost,
+                    packets = fate.held.len(),
+                    "fate unknown for too long: sent again"
+                );
                 fate.given_up = true;
                 fate.held.drain(..).for_each(&mut out);
             }
@@ -124,9 +133,27 @@ impl<T> Fates<T> {
         let Some(fate) = self.groups.get_mut(&group) else { return };
         if let Some(Closed { data, repair, .. }) = fate.closed {
             if fate.arrived >= data.into() {
+                if !fate.held.is_empty() {
+                    tracing::trace!(
+                        target: FEC,
+                        group,
+                        packets = fate.held.len(),
+                        "the far end restores what was lost"
+                    );
+                }
                 self.made_good += fate.held.len() as u64;
                 fate.held.clear();
             } else if fate.lost > repair.into() {
+                if !fate.given_up {
+                    tracing::trace!(
+                        target: FEC,
+                        group,
+                        data,
+                        repair,
+                        lost = fate.lost,
+                        "more is lost than repair makes good: sent again"
+                    );
+                }
                 fate.given_up = true;
             }
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{BufMut, Bytes};
 use mpvpn_packet::Arena;
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId, target::FEC};
 
 use super::{Load, Place, Plan, Shard, code::Encoder};
 
@@ -198,6 +198,16 @@ impl Guard {
         }
         packets.clear();
         guarded.spare.push(packets);
+        tracing::trace!(
+            target: FEC,
+            path = path.0,
+            group,
+            data,
+            repair,
+            affordable,
+            ?load,
+            "a group is closed"
+        );
         Some(Closed { group, data, repair })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use bytes::Bytes;
-use mpvpn_types::{Duration, Fec, Instant};
+use mpvpn_types::{Duration, Fec, Instant, target::FEC};
 use rustc_hash::FxHashMap;
 
 use super::{Place, Shard, code::Decoder};
@@ -134,6 +134,14 @@ impl Restorer {
                 *bytes -= if *index < data { 0 } else { packet.len() };
                 *index < data
             });
+            tracing::trace!(
+                target: FEC,
+                group = number,
+                data,
+                ?missing,
+                repairs = group.repairs.len(),
+                "lost packets are restored"
+            );
             self.decoder.decode(&missing, &group.packets, &group.repairs[..count], |_, packet| {
                 self.stats.recovered += 1;
                 out(Bytes::copy_from_slice(packet));
@@ -152,7 +160,16 @@ impl Restorer {
             }
             self.order.pop_front();
             let Some(mut group) = self.groups.remove(&number) else { continue };
-            self.stats.unrecoverable += u64::from(!group.done && group.shape.is_some());
+            if !group.done && group.shape.is_some() {
+                tracing::trace!(
+                    target: FEC,
+                    group = number,
+                    packets = group.packets.len(),
+                    repairs = group.repairs.len(),
+                    "a group lost more than can be restored"
+                );
+                self.stats.unrecoverable += 1;
+            }
             self.bytes = self.bytes.saturating_sub(group.clear(&mut self.spare));
         }
     }

@@ -1,8 +1,8 @@
-//! What the clocks of both ends say, told with the data of links that classes share: so each end knows on which way of a
-//! link packets wait, and need not take a queue on the way back for its own.
+//! What the clocks of both ends say, told with the data of links that classes share: so each end knows on
+//! which way of a link packets wait, and need not take a queue on the way back for its own.
 //!
-//! In: bytes that paths have carried, reports of the far end. Out: reports to send. Always holds: nothing is told while no data
-//! moves, and what is told is a small share of what does.
+//! In: bytes that paths have carried, reports of the far end. Out: reports to send. Always holds: nothing is
+//! told while no data moves, and what is told is a small share of what does.
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_class::Seat;
@@ -36,8 +36,8 @@ pub(super) struct ClockReports {
 }
 
 impl ClockReports {
-    /// For the context with this ID of a request stream; `far` is the same for connections of a session where it is the same
-    /// clock.
+    /// For the context with this ID of a request stream; `far` is the same for connections of a session where
+    /// it is the same clock.
     pub(super) fn new(stream: u64, context: u64, far: u8) -> Self {
         Self { prefix: datagram::prefix(stream, context), far, looked: None }
     }
@@ -54,7 +54,8 @@ impl ClockReports {
         path.clock.note_late(seat.shaper().told(now, self.far, report.clock, report.found));
     }
 
-    /// Whether it is time to look which paths have something to tell, with data that moved last at `data_moved`.
+    /// Whether it is time to look which paths have something to tell, with data that moved last at
+    /// `data_moved`.
     pub(super) fn is_due(&mut self, now: Instant, data_moved: Option<Instant>) -> bool {
         let within =
             |at: Option<Instant>, time| at.is_some_and(|at| now.saturating_duration_since(at) < time);
@@ -65,7 +66,8 @@ impl ClockReports {
         true
     }
 
-    /// The report of a path that shares its link, if it is time, with the bytes that `carried` says it has carried.
+    /// The report of a path that shares its link, if it is time, with the bytes that `carried` says it has
+    /// carried.
     pub(super) fn report(
         &self,
         now: Instant,

@@ -1,10 +1,10 @@
-//! Acknowledgements of data (as DATA_ACK of MPTCP, RFC 8684 §3.3.2): the end that reads a stream reports how far it has come,
-//! and the end that writes reinjects what is waited for and should have come long ago. The path that it was sent on may have
-//! stalled, or lost it more than once.
+//! Acknowledgements of data (as DATA_ACK of MPTCP, RFC 8684 §3.3.2): the end that reads a stream reports how
+//! far it has come, and the end that writes reinjects what is waited for and should have come long ago. The
+//! path that it was sent on may have stalled, or lost it more than once.
 //!
-//! In: reports of the far end, the progress of the streams here, round-trip times. Out: reports, and how long the far end may
-//! be without what was sent on a path. Always holds: what is reinjected for this reason is a small share of what is sent at
-//! all.
+//! In: reports of the far end, the progress of the streams here, round-trip times. Out: reports, and how long
+//! the far end may be without what was sent on a path. Always holds: what is reinjected for this reason is a
+//! small share of what is sent at all.
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{
@@ -12,14 +12,15 @@ use mpvpn_masque::{
     varint,
 };
 use mpvpn_quic::{Progress, StreamId};
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// Progress is reported, and what is overdue looked for, this often: a fraction of the round trips that are waited anyway.
+/// Progress is reported, and what is overdue looked for, this often: a fraction of the round trips that are
+/// waited anyway.
 const PERIOD: Duration = Duration::from_millis(20);
 /// Reports come as late as that, and processors are busy. Less, and what is only late is sent twice.
 const SLACK: Duration = Duration::from_millis(50);
-/// The typical round-trip time of a path grows by no more than this part each period: it doubles in 5 s. Faster, and a queue
-/// that builds up hides a stall.
+/// The typical round-trip time of a path grows by no more than this part each period: it doubles in 5 s.
+/// Faster, and a queue that builds up hides a stall.
 const GROWTH: u32 = 360;
 /// Bytes of one report, and streams in it, at most: some gaps of a stream always fit.
 const REPORT: usize = 1000;
@@ -109,11 +110,12 @@ impl DataAcks {
                 encode(&progress, &mut out);
             }
         }
+        tracing::trace!(target: REORDER, bytes = out.len(), "a report of how far streams have come is due");
         self.waiting = Some(out.freeze());
     }
 
-    /// When there is something to do again: what is `urgent` at once, unless a report waits for room, which nothing here
-    /// can hasten.
+    /// When there is something to do again: what is `urgent` at once, unless a report waits for room, which
+    /// nothing here can hasten.
     pub(super) fn due(&self, urgent: bool) -> Instant {
         self.began + if urgent && self.waiting.is_none() { Duration::ZERO } else { PERIOD }
     }
@@ -127,8 +129,8 @@ impl DataAcks {
         })
     }
 
-    /// A period is over, in which as many bytes of streams were sent as `sent` (since the start) has grown by; returns the
-    /// bytes that may be reinjected now.
+    /// A period is over, in which as many bytes of streams were sent as `sent` (since the start) has grown
+    /// by; returns the bytes that may be reinjected now.
     pub(super) fn earn(&mut self, passed: Duration, sent: u64) -> u64 {
         self.budget.earn(passed, sent);
         self.budget.bytes
@@ -172,8 +174,8 @@ impl TypicalRtt {
         self.0
     }
 
-    /// How long after bytes were sent on this path they are overdue, with the slowest path that works taking `slowest`: what was
-    /// lost is sent again by the library, and may be on its way on that one.
+    /// How long after bytes were sent on this path they are overdue, with the slowest path that works taking
+    /// `slowest`: what was lost is sent again by the library, and may be on its way on that one.
     pub(super) fn overdue_after(&self, slowest: Duration) -> Duration {
         self.0 * 2 + slowest / 2 + SLACK
     }
@@ -184,8 +186,8 @@ impl TypicalRtt {
 pub(super) struct Stall(Option<Instant>);
 
 impl Stall {
-    /// A path that stalls is expected to take so much longer, for so long. Less, and it is given new data before it works
-    /// again; more, and a path that was harmed once carries little for longer.
+    /// A path that stalls is expected to take so much longer, for so long. Less, and it is given new data
+    /// before it works again; more, and a path that was harmed once carries little for longer.
     const LASTS: Duration = Duration::from_millis(500);
 
     pub(super) fn note(&mut self, now: Instant) {

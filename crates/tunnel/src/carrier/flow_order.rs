@@ -1,16 +1,18 @@
-//! Which flows have to arrive in order: TCP for its speed, QUIC for its own detection of loss, downloads over UDP.
+//! Which flows have to arrive in order: TCP for its speed, QUIC for its own detection of loss, downloads over
+//! UDP.
 //!
-//! In: packets of flows and the time. Out: whether overtaking hurts the flow. Always holds: what is remembered is bounded
-//! by the number of sequences, and a flow that falls silent is forgotten.
+//! In: packets of flows and the time. Out: whether overtaking hurts the flow. Always holds: what is
+//! remembered is bounded by the number of sequences, and a flow that falls silent is forgotten.
 
 use mpvpn_packet::{ip, protocol};
 use mpvpn_types::{Duration, Instant};
 
-/// Bytes in about 200 ms (halved every 100 ms) from which on a flow of UDP gets order: about 8 Mbit/s. Those are downloads,
-/// not calls: a lower limit holds packets of calls back, a higher one lets downloads collapse.
+/// Bytes in about 200 ms (halved every 100 ms) from which on a flow of UDP gets order: about 8 Mbit/s. Those
+/// are downloads, not calls: a lower limit holds packets of calls back, a higher one lets downloads collapse.
 const BULK: u32 = 200_000;
 const METER_STEP: Duration = Duration::from_millis(100);
-/// Steps of silence after which a flow of QUIC is forgotten: a minute, twice the usual idle timeout of its connections.
+/// Steps of silence after which a flow of QUIC is forgotten: a minute, twice the usual idle timeout of its
+/// connections.
 const QUIC_STEPS: u32 = 600;
 /// Versions of QUIC (RFC 9000, RFC 9369).
 const QUIC_VERSIONS: [u32; 2] = [1, 0x6b33_43cf];

@@ -1,9 +1,9 @@
-//! Several paths over one link: to the scheduler they are one, under the number of the first that works (the head of their
-//! group).
+//! Several paths over one link: to the scheduler they are one, under the number of the first that works (the
+//! head of their group).
 //!
-//! In: for each path the link that it runs over and its state. Out: groups of paths that share a link and a state. Always
-//! holds: a path is in at most one group, a group is not empty, and paths in a worse state than the best one of their link
-//! are in none.
+//! In: for each path the link that it runs over and its state. Out: groups of paths that share a link and a
+//! state. Always holds: a path is in at most one group, a group is not empty, and paths in a worse state than
+//! the best one of their link are in none.
 
 use mpvpn_path::PathState;
 use mpvpn_types::PathId;

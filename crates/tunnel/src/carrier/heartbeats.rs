@@ -6,26 +6,27 @@
 //! reports of all paths, sent on every path that this end trusts with data. One path that works both ways
 //! is enough for both ends to know the truth about all of them, within a heartbeat and half a round trip.
 //!
-//! In: the paths whose own heartbeats are due, reports of the far end, the time. Out: PINGs and reports to send, and since when
-//! nothing is known of the far end. Always holds: a report makes this end's heartbeats dense while data moves at the far end,
-//! and never counts as data itself, so that two ends cannot keep each other awake.
+//! In: the paths whose own heartbeats are due, reports of the far end, the time. Out: PINGs and reports to
+//! send, and since when nothing is known of the far end. Always holds: a report makes this end's heartbeats
+//! dense while data moves at the far end, and never counts as data itself, so that two ends cannot keep each
+//! other awake.
 
 mod report;
 
 use bytes::Bytes;
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_path::PathState;
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId, target::LIVENESS};
 
 use super::{Role, path::PathEntry, path_table::PathTable};
 use report::HeartbeatReport;
 pub(super) use report::{Reception, ReportedPath};
 
-/// The sender counts as active if data moved there within this time. Less than heartbeats stay dense for (2 s): the last ones
-/// say that it is over.
+/// The sender counts as active if data moved there within this time. Less than the two seconds that
+/// heartbeats stay dense for: the last ones say that it is over.
 const ACTIVE: Duration = Duration::from_millis(1500);
-/// What one report of activity is worth: six dense heartbeats of the slowest kind. Less, and lost reports make heartbeats rare
-/// in between; more, and they stay dense for longer than needed.
+/// What one report of activity is worth: six dense heartbeats of the slowest kind. Less, and lost reports
+/// make heartbeats rare in between; more, and they stay dense for longer than needed.
 const ACTIVITY_LASTS: Duration = Duration::from_millis(600);
 /// No report for this long and a round trip, while data moves: nothing is known of the far end.
 const OVERDUE: Duration = Duration::from_millis(400);
@@ -125,16 +126,19 @@ impl Heartbeats {
     }
 
     /// Whether a received datagram is a report.
+    #[inline]
     pub(super) fn is_report(&self, datagram: &[u8]) -> bool {
         self.reports.as_ref().is_some_and(|reports| datagram.starts_with(reports.prefix.as_ref()))
     }
 
     /// Whether what the far end says about a path counts, rather than its path status frames.
+    #[inline]
     pub(super) fn has_reports(&self) -> bool {
         self.reports.as_ref().is_some_and(|reports| reports.newest.is_some())
     }
 
-    /// Takes a report; one that is malformed or overtaken says nothing. Returns whether paths have to be judged again.
+    /// Takes a report; one that is malformed or overtaken says nothing. Returns whether paths have to be
+    /// judged again.
     pub(super) fn take_report(&mut self, now: Instant, datagram: &[u8], paths: &mut PathTable) -> bool {
         let Some(reports) = &mut self.reports else { return false };
         let Some(report) = HeartbeatReport::decode(&datagram[reports.prefix.as_ref().len()..]) else {
@@ -144,13 +148,35 @@ impl Heartbeats {
         if !reports.newest.is_none_or(newer) {
             return false;
         }
+        if reports.newest.is_none() {
+            tracing::debug!(
+                target: LIVENESS,
+                number = report.number,
+                "the first report of the far end: it decides which paths it hears"
+            );
+        }
+        tracing::trace!(target: LIVENESS, ?report, "a report of the far end");
         reports.newest = Some((report.number, now));
         reports.announce |= report.ask;
         let active_until = report.active.then(|| now + ACTIVITY_LASTS);
+        if report.active && !is_dense(now, paths) {
+            tracing::debug!(target: LIVENESS, "data moves at the far end: heartbeats become dense");
+        }
         let mut changed = false;
         for (id, path) in paths.iter_mut() {
             let said = report.paths.iter().find(|entry| entry.id == id);
-            changed |= path.peer.on_report(now, said, report.ask);
+            if path.peer.on_report(now, said, report.ask) {
+                let heard = said.map(|entry| entry.reception == Reception::Heard);
+                let later = said.is_some_and(|entry| entry.later);
+                tracing::debug!(
+                    target: LIVENESS,
+                    path = id.0,
+                    heard,
+                    later,
+                    "the far end reports otherwise about a path"
+                );
+                changed = true;
+            }
             if !path.may_rest() {
                 path.liveness.on_far_traffic(now, active_until);
             }
@@ -158,14 +184,16 @@ impl Heartbeats {
         changed
     }
 
-    /// Data is about to move. If it did not before, reports that did not come meanwhile say nothing, whether or not
-    /// anybody looked while heartbeats were rare.
-    pub(super) fn wake_up(&mut self, now: Instant, paths: &PathTable) {
-        if let Some(reports) = &mut self.reports
-            && !is_dense(now, paths)
-        {
-            reports.dense_since = None;
+    /// Data is about to move. If it did not before, reports that did not come meanwhile say nothing, whether
+    /// or not anybody looked while heartbeats were rare. Returns whether this is so.
+    #[inline]
+    pub(super) fn wake_up(&mut self, now: Instant, paths: &PathTable) -> bool {
+        let Some(reports) = &mut self.reports else { return false };
+        if is_dense(now, paths) {
+            return false;
         }
+        reports.dense_since = None;
+        true
     }
 
     /// When silence about this end's packets becomes meaningful, while data moves.
@@ -178,8 +206,8 @@ impl Heartbeats {
         Some(since + timeout.clamp(OVERDUE, OVERDUE_MAX))
     }
 
-    /// Since when this end hears nothing from the far end about its own packets, although data moves: it cannot know which of
-    /// them arrive.
+    /// Since when this end hears nothing from the far end about its own packets, although data moves: it
+    /// cannot know which of them arrive.
     pub(super) fn unanswered_since(&self, now: Instant, paths: &PathTable) -> Option<Instant> {
         self.overdue_at(now, paths).filter(|at| now >= *at)
     }
@@ -191,10 +219,10 @@ impl Heartbeats {
         }
     }
 
-    /// To be called when something arrived: acknowledgements leave with the first datagram, and without one on the
-    /// first path, whichever path they are for. While that one is suspiciously silent they get a datagram of their
-    /// own, on a path where something was just heard: without them the far end could not use that one either. Returns that
-    /// path and a report to send there, if `fits` says that it can be sent.
+    /// To be called when something arrived: acknowledgements leave with the first datagram, and without one
+    /// on the first path, whichever path they are for. While that one is suspiciously silent they get a
+    /// datagram of their own, on a path where something was just heard: without them the far end could not
+    /// use that one either. Returns that path and a report to send there, if `fits` says that it can be sent.
     pub(super) fn steer_acks(
         &mut self,
         now: Instant,
@@ -215,6 +243,11 @@ impl Heartbeats {
         if let Some(reports) = &mut self.reports {
             reports.steered = Some(now);
         }
+        tracing::trace!(
+            target: LIVENESS,
+            path = id.0,
+            "the first path is silent: acknowledgements leave on another one"
+        );
         Some((id, report))
     }
 
@@ -316,6 +349,14 @@ impl Heartbeats {
         if now < trial.next {
             return;
         }
+        let over_path = over.map(|(id, _)| id.0);
+        tracing::debug!(
+            target: LIVENESS,
+            over = over_path,
+            trying,
+            costs,
+            "paths that do not work are tried while no data moves"
+        );
         let pause = match now.saturating_duration_since(trial.since) {
             _ if trying => TRIAL_STEP,
             _ if costs => RETRY_METERED,
@@ -344,16 +385,21 @@ impl Heartbeats {
 }
 
 impl Reports {
-    /// Whether reports leave on all paths now, because the far end is silent about this end's packets; and whether paths have to
-    /// be judged again.
+    /// Whether reports leave on all paths now, because the far end is silent about this end's packets; and
+    /// whether paths have to be judged again.
     fn calls(&mut self, now: Instant, unanswered: bool) -> (bool, bool) {
         match self.called {
             None if unanswered => {
                 // First all paths must be trusted, which is done before the next packet leaves.
+                tracing::debug!(
+                    target: LIVENESS,
+                    "no report while data moves: all paths are trusted until the far end is heard"
+                );
                 self.called = now.checked_sub(CALL_INTERVAL);
                 (false, true)
             }
             Some(_) if !unanswered => {
+                tracing::debug!(target: LIVENESS, "the far end reports again");
                 self.called = None;
                 (false, true)
             }
@@ -530,7 +576,7 @@ mod tests {
         busy(&mut paths, start);
         heartbeats.poll(start, &mut paths, around(start), &[]);
         let later = start + 60_000 * MS;
-        heartbeats.wake_up(later, &paths);
+        assert!(heartbeats.wake_up(later, &paths));
         busy(&mut paths, later);
         assert_eq!(heartbeats.unanswered_since(later, &paths), None);
     }

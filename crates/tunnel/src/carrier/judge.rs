@@ -1,13 +1,17 @@
-//! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and the scheduler told
-//! what changed.
+//! Which paths are used, and how: measurements are taken over, paths judged, and the peer, the connection and
+//! the scheduler told what changed.
 
 use mpvpn_path::{Candidate, PathInfo, PathState};
 use mpvpn_quic::{Connection, PathView};
-use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+use mpvpn_types::{
+    Duration, Instant, LinkId, PathId, Tier,
+    target::{FEC, REORDER, SCHEDULER, TRANSPORT},
+};
 
 use super::{
     Carrier, Role,
     groups::Member,
+    log_context::{enter_connection, enter_path},
     measurement_timer::Task,
     path::PathEntry,
     usage::{Evidence, Judgement},
@@ -18,6 +22,7 @@ impl Carrier {
     /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
     pub(super) fn refresh(&mut self, now: Instant, connection: &mut Connection) {
         let Some(task) = self.timer.poll(now) else { return };
+        let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER, REORDER, FEC, TRANSPORT]);
         let due = task == Task::Measure;
         if due {
             self.traffic.measure(now);
@@ -48,6 +53,13 @@ impl Carrier {
             };
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared.as_ref(), link, inside_tcp) {
+                tracing::debug!(
+                    target: SCHEDULER,
+                    path = id.0,
+                    shared = settings.shaper.is_some(),
+                    cap = ?settings.cap,
+                    "what limits a path has changed"
+                );
                 connection.set_share(now, id, settings.shaper);
                 connection.set_rate_cap(now, id, settings.cap);
                 connection.set_dscp(id, settings.dscp);
@@ -70,7 +82,18 @@ impl Carrier {
         }
         let links = usize::from(self.scheduler.copies());
         let places = self.tiers.places(now, self.scheduler.kind(), &candidates, links, due);
-        for (path, place) in self.paths.values_mut().zip(places) {
+        for ((id, path), place) in self.paths.iter_mut().zip(places) {
+            if path.usage.place() != place {
+                let tier = path.policy.get().tier;
+                tracing::debug!(
+                    target: SCHEDULER,
+                    path = id.0,
+                    %tier,
+                    from = ?path.usage.place(),
+                    to = ?place,
+                    "a path has another place among the tiers"
+                );
+            }
             path.usage.set_place(place);
             if path.may_rest() {
                 path.liveness.rest();
@@ -78,8 +101,8 @@ impl Carrier {
         }
     }
 
-    /// Finds the state of every path, and takes what was on its way on those that died; returns what was measured, if that was
-    /// `due`.
+    /// Finds the state of every path, and takes what was on its way on those that died; returns what was
+    /// measured, if that was `due`.
     fn judge_paths(&mut self, now: Instant, connection: &mut Connection, due: bool) -> Vec<PathView> {
         let reports = self.heartbeats.has_reports();
         let unanswered = self.heartbeats.unanswered_since(now, &self.paths).is_some();
@@ -104,12 +127,32 @@ impl Carrier {
             if let Some(ignore) = path.loss_grace.update(now, state == PathState::Down) {
                 connection.freeze(id, ignore);
             }
-            if let Some(status) = tell {
-                connection.set_status(id, status);
-            }
             if let Some(from) = left {
-                tracing::debug!(class = self.class.as_deref(), path = id.0, from = from.as_str(), to = state.as_str(), reason = %path.liveness.reason(), "path");
+                tracing::debug!(
+                    target: SCHEDULER,
+                    path = id.0,
+                    from = from.as_str(),
+                    to = state.as_str(),
+                    alive = evidence.alive,
+                    unheard = evidence.unheard,
+                    refused = evidence.refused,
+                    place = ?path.usage.place(),
+                    reason = %path.liveness.reason(),
+                    "the state of a path has changed"
+                );
                 changes.push((id, from));
+            }
+            if let Some(status) = tell {
+                let anyway = evidence.trusted_anyway;
+                tracing::debug!(
+                    target: SCHEDULER,
+                    path = id.0,
+                    ?status,
+                    state = state.as_str(),
+                    anyway,
+                    "the peer is told how a path is used"
+                );
+                connection.set_status(id, status);
             }
         }
         for (id, from) in changes {
@@ -126,13 +169,14 @@ impl Carrier {
         let reinjected = self.recovery.reinject_from(now, connection, id);
         self.traffic.count_reinjected(reinjected.bytes);
         if let Some(path) = self.paths.get_mut(id).filter(|_| connection.has_bulk()) {
+            let _path = enter_path!(REORDER, self.log, id, path);
             path.close.start(now, reinjected.stuck);
         }
         Reinjected { packets: reinjected.packets, stream_bytes: reinjected.bytes }
     }
 
-    /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself, so that flows
-    /// can stay on theirs.
+    /// Groups the paths that carry as one. Where the far end does not restore order each is one for itself,
+    /// so that flows can stay on theirs.
     fn form_groups(&mut self, connection: &mut Connection) {
         let (role, ordered) = (self.role, self.recovery.sequencer.is_some());
         self.groups.set(self.paths.iter().map(|(id, path)| Member {

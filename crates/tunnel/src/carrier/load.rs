@@ -1,12 +1,12 @@
 //! How busy a path is, judged by whether packets waited for it.
 //!
-//! In: at every measurement, whether more waited for the path than it could take. Out: whether it is full, has room to
-//! spare, or neither clearly. Always holds: one measurement alone decides nothing.
+//! In: at every measurement, whether more waited for the path than it could take. Out: whether it is full,
+//! has room to spare, or neither clearly. Always holds: one measurement alone decides nothing.
 
 use mpvpn_path::Load;
 
-/// Measurements in a row (20 ms each) that make a path count as full, or as spare. Fewer take a burst for a full path, which
-/// brings overflow links into use for nothing; more leave a full one alone for longer.
+/// Measurements in a row (20 ms each) that make a path count as full, or as spare. Fewer take a burst for a
+/// full path, which brings overflow links into use for nothing; more leave a full one alone for longer.
 const CONSECUTIVE_MEASUREMENTS: i32 = 8;
 
 /// The load of one path.
@@ -27,7 +27,8 @@ impl PathLoad {
         self.now
     }
 
-    /// Takes a measurement if one is due; without one nothing is known. `limited`: more waited than the path could take.
+    /// Takes a measurement if one is due; without one nothing is known. `limited`: more waited than the path
+    /// could take.
     pub(super) fn measure(&mut self, due: bool, limited: bool) -> Load {
         self.now = if due { self.step(limited) } else { Load::Some };
         self.now

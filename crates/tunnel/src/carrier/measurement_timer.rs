@@ -2,10 +2,11 @@
 
 use mpvpn_types::{Duration, Instant};
 
-/// Measurements of paths are taken over into scheduling at this interval. Shorter costs processor time for each connection;
-/// longer, and a path that becomes slow is noticed later.
+/// Measurements of paths are taken over into scheduling at this interval. Shorter costs processor time for
+/// each connection; longer, and a path that becomes slow is noticed later.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// While overflow links are in use it is asked this often whether they are still needed, also when nothing else happens.
+/// While overflow links are in use it is asked this often whether they are still needed, also when nothing
+/// else happens.
 const OVERFLOW_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What [`MeasurementTimer::poll`] asks for.

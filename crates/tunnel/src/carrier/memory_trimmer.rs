@@ -2,8 +2,8 @@
 
 use mpvpn_types::{Duration, Instant};
 
-/// A tunnel that had nothing to send for this time gives its memory for packets back. Sooner, and pauses of a page load cost
-/// allocations; later, and thousands of idle clients keep megabytes.
+/// A tunnel that had nothing to send for this time gives its memory for packets back. Sooner, and pauses of a
+/// page load cost allocations; later, and thousands of idle clients keep megabytes.
 const IDLE_BEFORE_TRIM: Duration = Duration::from_secs(1);
 
 /// When memory for packets was last in use, until it has been given back.
@@ -12,6 +12,7 @@ pub(super) struct MemoryTrimmer(Option<Instant>);
 
 impl MemoryTrimmer {
     /// Packets were taken in.
+    #[inline]
     pub(super) fn note_use(&mut self, now: Instant) {
         self.0 = Some(now);
     }

@@ -1,7 +1,8 @@
 //! Numbers the packets that leave, so that a flow may take several paths and what is lost can be sent again.
 //!
-//! In: packets that leave, and what is measured about the paths in use. Out: whether packets are numbered now, their labels
-//! and datagrams. Always holds: the far end is never asked to hold packets for longer than [`MOST_TIMEOUT`].
+//! In: packets that leave, and what is measured about the paths in use. Out: whether packets are numbered
+//! now, their labels and datagrams. Always holds: the far end is never asked to hold packets for longer than
+//! [`MOST_TIMEOUT`].
 
 use bytes::Bytes;
 use mpvpn_class::Queued;
@@ -9,19 +10,20 @@ use mpvpn_lane::{Label, Numbers, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
 use mpvpn_quic::{PathView, Tracked};
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::REORDER};
 
 use super::{flow_order::FlowOrder, resequencer::split_label, retransmissions::MOST_TRIES};
 
-/// Packets are numbered for this long after a path lost some, also if only one path is left: loss comes in bursts, and
-/// without numbers the next burst costs TCP a round trip.
+/// Packets are numbered for this long after a path lost some, also if only one path is left: loss comes in
+/// bursts, and without numbers the next burst costs TCP a round trip.
 const LOSSY_FOR: Duration = Duration::from_secs(30);
-/// The share of packets (0 to 1) whose loss is worth numbers: 0.3 %. Less hurts TCP little (Mathis et al., CCR 1997), and six
-/// bytes a packet cost as much.
+/// The share of packets (0 to 1) whose loss is worth numbers: 0.3 %. Less hurts TCP little (Mathis et al.,
+/// CCR 1997), and six bytes a packet cost as much.
 const LOSSY: f64 = 0.003;
 /// A packet whose retransmissions all fail is one in so many: ln(1e-4).
 const LN_UNREPAIRED: f64 = -9.2;
-/// What a retransmission takes beyond a round trip: acknowledgements are held back for 5 ms, and processors busy.
+/// What a retransmission takes beyond a round trip: acknowledgements are held back for 5 ms, and processors
+/// busy.
 const RETRANSMISSION_TIME: Duration = Duration::from_millis(8);
 /// By how much packets of one path differ without loss: what a scheduler of an operating system takes.
 const SLACK: Duration = Duration::from_millis(4);
@@ -61,6 +63,7 @@ impl Numbering {
     }
 
     /// Whether packets are numbered now.
+    #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.on
     }
@@ -71,26 +74,47 @@ impl Numbering {
     }
 
     /// Bytes in front of the label of a datagram.
+    #[inline]
     pub(super) fn prefix_len(&self) -> usize {
         self.prefix.as_ref().len()
     }
 
     /// Whether a datagram has a numbered packet.
+    #[inline]
     pub(super) fn is_own(&self, datagram: &[u8]) -> bool {
         datagram.starts_with(self.prefix.as_ref())
     }
 
-    /// Decides whether packets are numbered, by what was measured about the paths in use: where `several` may carry one flow,
-    /// where some lose packets, and where packets are `protected`, as repair needs numbers.
+    /// Decides whether packets are numbered, by what was measured about the paths in use: where `several` may
+    /// carry one flow, where some lose packets, and where packets are `protected`, as repair needs numbers.
     pub(super) fn measure(&mut self, now: Instant, several: bool, protected: bool, views: &[PathView]) {
         let loss = views.iter().map(|view| view.loss).fold(0.0, f64::max);
         if loss >= LOSSY {
             self.lossy_at = Some(now);
         }
         let lossy = self.lossy_at.is_some_and(|at| now.saturating_duration_since(at) < LOSSY_FOR);
-        self.on = several || lossy || protected;
-        if self.on {
+        let on = several || lossy || protected;
+        if on != self.on {
+            tracing::debug!(
+                target: REORDER,
+                on,
+                several,
+                lossy,
+                protected,
+                loss,
+                "whether packets are numbered has changed"
+            );
+        }
+        self.on = on;
+        if on {
             self.reorder_timeout = reorder_timeout(loss, views);
+            tracing::trace!(
+                target: REORDER,
+                timeout = ?self.reorder_timeout,
+                loss,
+                paths = views.len(),
+                "how long the far end waits for missing packets"
+            );
         }
     }
 
@@ -126,7 +150,8 @@ impl Numbering {
         Tracked { data: self.arena.take(), ..bare }
     }
 
-    /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part itself.
+    /// A numbered datagram as several of at most `max` bytes; none if it cannot be cut, as it is a part
+    /// itself.
     #[cold]
     pub(super) fn in_parts(&mut self, datagram: &Bytes, max: usize) -> Vec<Bytes> {
         let labelled = datagram.slice(self.prefix.as_ref().len()..);
@@ -151,8 +176,9 @@ impl Numbering {
     }
 }
 
-/// How long the far end has to wait for a packet that others overtook: the difference between the slowest and the quickest
-/// path, and as many rounds of retransmission as leave one packet in 10,000 missing at this `loss` (0 to 1).
+/// How long the far end has to wait for a packet that others overtook: the difference between the slowest and
+/// the quickest path, and as many rounds of retransmission as leave one packet in 10,000 missing at this
+/// `loss` (0 to 1).
 fn reorder_timeout(loss: f64, views: &[PathView]) -> Duration {
     let slowest = views.iter().map(|view| view.rtt + view.jitter * 2).max().unwrap_or_default();
     let quickest = views.iter().filter_map(|view| view.min_rtt).min().unwrap_or_default();

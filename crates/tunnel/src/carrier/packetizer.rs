@@ -1,7 +1,7 @@
 //! From packets of the TUN and payloads of UDP to the payloads of datagrams.
 //!
-//! In: a packet of up to 64 KiB with its virtio header, and what fits a datagram. Out: IP packets that fit, each behind the
-//! prefix of the tunnel. Always holds: a packet that fits in no way is refused as a whole.
+//! In: a packet of up to 64 KiB with its virtio header, and what fits a datagram. Out: IP packets that fit,
+//! each behind the prefix of the tunnel. Always holds: a packet that fits in no way is refused as a whole.
 
 use std::ops::Range;
 
@@ -31,7 +31,20 @@ pub(super) struct Packetizer {
     arena: Arena,
     /// Where the pieces of the packet that was split last are; kept for its memory.
     ranges: Vec<Range<usize>>,
-    pieces: Bytes,
+}
+
+/// The packets that a packet was cut into, each behind the prefix of the tunnel.
+#[derive(Debug)]
+pub(super) struct Pieces<'a> {
+    bytes: Bytes,
+    ranges: &'a [Range<usize>],
+}
+
+impl Pieces<'_> {
+    #[inline]
+    pub(super) fn iter(&self) -> impl Iterator<Item = Bytes> + '_ {
+        self.ranges.iter().map(|range| self.bytes.slice(range.clone()))
+    }
 }
 
 impl Packetizer {
@@ -41,17 +54,17 @@ impl Packetizer {
             prefix: datagram::prefix(stream, datagram::CONTEXT_PAYLOAD),
             arena: Arena::new(),
             ranges: Vec::new(),
-            pieces: Bytes::new(),
         }
     }
 
     /// In front of each packet of the tunnel.
+    #[inline]
     pub(super) fn prefix(&self) -> &DatagramPrefix {
         &self.prefix
     }
 
-    /// Cuts a packet of the TUN, of this protocol, into ones that fit, which [`Self::drain`] hands out. Handshakes of TCP are
-    /// told what was promised.
+    /// Cuts a packet of the TUN, of this protocol, into ones that fit. Handshakes of TCP are told what was
+    /// promised.
     ///
     /// # Errors
     /// If it is malformed, or fits in no way.
@@ -61,35 +74,35 @@ impl Packetizer {
         packet: &mut [u8],
         protocol: u8,
         limits: PacketLimits,
-    ) -> Result<(), SplitError> {
+    ) -> Result<Pieces<'_>, SplitError> {
         let PacketLimits { mtu, promised } = limits;
         let is_tcp = protocol == protocol::TCP;
         if is_tcp {
             let partial = if hdr.needs_csum() { Checksum::Partial } else { Checksum::Full };
             mss::clamp(packet, promised, partial);
         }
-        match self.split_as(hdr, packet, mtu) {
+        match self.append(hdr, packet, mtu) {
             // The limit is lower than what was promised while a path is still being probed.
             Err(SplitError::TooBig { len, .. }) if is_tcp && len <= promised => {
-                self.split_as(as_super_packet(packet), packet, mtu)
+                self.append(as_super_packet(packet), packet, mtu)?;
             }
-            result => result,
+            result => result?,
         }
+        Ok(self.take_pieces())
     }
 
-    fn split_as(&mut self, hdr: VnetHdr, packet: &[u8], mtu: usize) -> Result<(), SplitError> {
+    /// Appends the pieces of a packet to the arena; nothing on an error.
+    #[inline]
+    fn append(&mut self, hdr: VnetHdr, packet: &[u8], mtu: usize) -> Result<(), SplitError> {
         let prefix = self.prefix.as_ref();
         self.ranges.clear();
         let room = self.arena.room(split::bound(hdr, packet.len(), mtu, prefix.len()));
-        split::split(hdr, packet, mtu, prefix, room, &mut self.ranges)?;
-        self.pieces = self.arena.take();
-        Ok(())
+        split::split(hdr, packet, mtu, prefix, room, &mut self.ranges)
     }
 
-    /// The packets that [`Self::split`] has made, each behind the prefix.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Bytes> + '_ {
-        let pieces = std::mem::take(&mut self.pieces);
-        self.ranges.drain(..).map(move |range| pieces.slice(range))
+    #[inline]
+    fn take_pieces(&mut self) -> Pieces<'_> {
+        Pieces { bytes: self.arena.take(), ranges: &self.ranges }
     }
 
     /// A payload of UDP behind a prefix.
@@ -101,6 +114,7 @@ impl Packetizer {
     }
 
     /// What is behind the prefix of a packet.
+    #[inline]
     pub(super) fn behind_prefix<'a>(&self, packet: &'a Queued) -> &'a [u8] {
         packet.data.get(self.prefix.as_ref().len()..).unwrap_or_default()
     }
@@ -110,8 +124,8 @@ impl Packetizer {
         ip::parse(self.behind_prefix(packet)).is_ok_and(|view| view.protocol() == protocol::TCP)
     }
 
-    /// A packet that waited while the limit fell to `max` bytes of a datagram, as every new path makes it fall for a moment: as
-    /// smaller packets of TCP, or fragments.
+    /// A packet that waited while the limit fell to `max` bytes of a datagram, as every new path makes it
+    /// fall for a moment: as smaller packets of TCP, or fragments.
     ///
     /// # Errors
     /// If it may not be cut.
@@ -119,8 +133,8 @@ impl Packetizer {
     pub(super) fn cut(&mut self, packet: &Queued, max: usize) -> Result<Vec<Queued>, SplitError> {
         let whole = self.behind_prefix(packet);
         let hdr = if self.is_tcp(packet) { as_super_packet(whole) } else { VnetHdr::NONE };
-        self.split_as(hdr, whole, max.saturating_sub(self.prefix.as_ref().len()))?;
-        Ok(self.drain().map(|data| Queued { data, ..*packet }).collect())
+        self.append(hdr, whole, max.saturating_sub(self.prefix.as_ref().len()))?;
+        Ok(self.take_pieces().iter().map(|data| Queued { data, ..*packet }).collect())
     }
 
     /// Gives back memory that is not in use.
@@ -152,13 +166,11 @@ mod tests {
     fn sizes(hdr: VnetHdr, mut packet: Vec<u8>, limits: PacketLimits) -> Result<Vec<usize>, SplitError> {
         let mut packetizer = Packetizer::new(0);
         let protocol = ip::parse(&packet)?.protocol();
-        packetizer.split(hdr, &mut packet, protocol, limits)?;
-        let pieces: Vec<Bytes> = packetizer.drain().collect();
+        let pieces: Vec<Bytes> = packetizer.split(hdr, &mut packet, protocol, limits)?.iter().collect();
         for piece in &pieces {
             assert!(piece.starts_with(packetizer.prefix().as_ref()));
             assert!(checks_out(&piece[PREFIX..]), "{piece:?}");
         }
-        assert_eq!(packetizer.drain().count(), 0, "each comes out once");
         Ok(pieces.iter().map(|piece| piece.len() - PREFIX).collect())
     }
 
@@ -185,8 +197,8 @@ mod tests {
         let tcp = Tcp { flags: tcp_flags::SYN, options: MSS.to_vec(), ..Tcp::default() };
         let mut packet = Packet::v4().tcp_with(&tcp, &[]);
         let mut packetizer = Packetizer::new(0);
-        packetizer.split(VnetHdr::NONE, &mut packet, protocol::TCP, LIMITS).expect("it fits");
-        let piece = packetizer.drain().next().expect("a packet");
+        let pieces = packetizer.split(VnetHdr::NONE, &mut packet, protocol::TCP, LIMITS);
+        let piece = pieces.expect("it fits").iter().next().expect("a packet");
         let mss = u16::from_be_bytes([piece[PREFIX + 42], piece[PREFIX + 43]]);
         assert_eq!(mss, 1360);
     }
@@ -197,8 +209,8 @@ mod tests {
         let mut queued = |mut packet: Vec<u8>| {
             let protocol = ip::parse(&packet).expect("a packet").protocol();
             let limits = PacketLimits { mtu: 1400, promised: 1400 };
-            packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits).expect("it fits");
-            let data = packetizer.drain().next().expect("a packet");
+            let pieces = packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits);
+            let data = pieces.expect("it fits").iter().next().expect("a packet");
             let queued = Queued { data, flow: 9, ordered: true, plain: false };
             (packetizer.is_tcp(&queued), packetizer.cut(&queued, 1000))
         };

@@ -1,7 +1,9 @@
-//! One pass over the paths: what waits is handed to those that have room, until none has any or nothing waits.
+//! One pass over the paths: what waits is handed to those that have room, until none has any or nothing
+//! waits.
 //!
-//! In: queues, what was lost, and what each path can take. Out: datagrams queued at the connection for their paths. Always holds:
-//! repair leaves before what was lost, that before new data, and links of later tiers get what is left.
+//! In: queues, what was lost, and what each path can take. Out: datagrams queued at the connection for their
+//! paths. Always holds: repair leaves before what was lost, that before new data, and links of later tiers
+//! get what is left.
 
 use bytes::Bytes;
 use mpvpn_class::Queued;
@@ -11,8 +13,8 @@ use mpvpn_quic::{Connection, Tracked};
 use mpvpn_types::{Duration, Instant, PathId, Tier, Weight};
 
 use super::{
-    groups::PathGroups, packetizer::Packetizer, path_table::PathTable, recovery::Recovery,
-    scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
+    groups::PathGroups, log_context::LogContext, packetizer::Packetizer, path_table::PathTable,
+    recovery::Recovery, scheduling::PacketScheduler, sequence::Sequencer, traffic::Traffic,
 };
 
 /// Bytes that one pass hands to a path, so that paths take turns on a fast machine.
@@ -28,7 +30,7 @@ pub(super) struct Pass<'a> {
     pub(super) connection: &'a mut Connection,
     /// Bytes that a datagram may have.
     pub(super) max: usize,
-    pub(super) class: Option<&'a str>,
+    pub(super) log: &'a LogContext,
     pub(super) scheduler: &'a mut PacketScheduler,
     pub(super) packetizer: &'a mut Packetizer,
     pub(super) recovery: &'a mut Recovery,
@@ -179,14 +181,18 @@ impl Pass<'_> {
         match self.packetizer.cut(packet, max) {
             Ok(parts) => parts.into_iter().map(|part| self.carry(part, id, offers)).sum(),
             Err(error) => {
-                tracing::debug!(class = self.class, %error, "a packet outgrew its paths and was dropped");
+                tracing::debug!(
+                    class = self.log.class(),
+                    %error,
+                    "a packet outgrew its paths and was dropped"
+                );
                 0
             }
         }
     }
 
-    /// Queues a numbered packet for a path, and its copies for others, each as `make` makes it for the path that it leaves
-    /// on; returns the bytes that it takes on the first one.
+    /// Queues a numbered packet for a path, and its copies for others, each as `make` makes it for the path
+    /// that it leaves on; returns the bytes that it takes on the first one.
     fn launch(
         &mut self,
         id: PathId,
@@ -240,8 +246,8 @@ impl Pass<'_> {
         moved
     }
 
-    /// Sends repair of FEC groups on the paths that carry as `head`, no more than `room` bytes or what one datagram exceeds that
-    /// by; returns the bytes that it takes.
+    /// Sends repair of FEC groups on the paths that carry as `head`, no more than `room` bytes or what one
+    /// datagram exceeds that by; returns the bytes that it takes.
     fn send_protection(&mut self, head: PathId, room: u64) -> u64 {
         let sequencer = self.recovery.sequencer.as_mut();
         let protection = sequencer.and_then(|sequencer| sequencer.protection());

@@ -33,8 +33,8 @@ pub(super) struct PathEntry {
 }
 
 impl PathEntry {
-    /// A path that was just opened over a link; at a server, where links have no numbers of their own, over one with the
-    /// number of the path.
+    /// A path that was just opened over a link; at a server, where links have no numbers of their own, over
+    /// one with the number of the path.
     pub(super) fn new(now: Instant, link: LinkId, inside_tcp: bool, policy: PolicyInForce) -> Self {
         Self {
             link,
@@ -52,6 +52,7 @@ impl PathEntry {
         }
     }
 
+    #[inline]
     pub(super) fn link(&self) -> LinkId {
         self.link
     }
@@ -61,11 +62,13 @@ impl PathEntry {
     }
 
     /// Every packet costs.
+    #[inline]
     pub(super) fn is_metered(&self) -> bool {
         self.policy.get().metered
     }
 
-    /// What all paths over one link have in common, and no other path has. One inside TCP has a controller of its own.
+    /// What all paths over one link have in common, and no other path has. One inside TCP has a controller of
+    /// its own.
     pub(super) fn link_key(&self, role: Role, id: PathId) -> u32 {
         match role {
             Role::Client if self.link.is_tcp() => self.link.0.into(),
@@ -75,6 +78,7 @@ impl PathEntry {
     }
 
     /// As far as is known, what either end sends there arrives.
+    #[inline]
     pub(super) fn works(&self) -> bool {
         self.liveness.is_alive() && self.peer.unheard_since().is_none()
     }
@@ -85,6 +89,7 @@ impl PathEntry {
     }
 
     /// The peer was told that data may be sent there.
+    #[inline]
     pub(super) fn is_trusted(&self) -> bool {
         self.usage.status() == PathStatus::Available
     }
@@ -97,6 +102,7 @@ impl PathEntry {
     }
 
     /// Nobody needs to know quickly whether it still works, and finding out costs.
+    #[inline]
     pub(super) fn may_rest(&self) -> bool {
         let PathPolicy { metered, tier, .. } = *self.policy.get();
         metered && tier == Tier::Backup && self.usage.place() != mpvpn_path::Place::Active

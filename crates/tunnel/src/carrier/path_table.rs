@@ -1,7 +1,7 @@
 //! The paths of a connection, by their numbers.
 //!
-//! In: paths that are opened and closed. Out: which of them work. Always holds: numbers are never used again, and iteration is
-//! in their order.
+//! In: paths that are opened and closed. Out: which of them work. Always holds: numbers are never used again,
+//! and iteration is in their order.
 
 use std::collections::BTreeMap;
 
@@ -44,32 +44,38 @@ impl PathTable {
         self.paths.contains_key(&id)
     }
 
+    #[inline]
     pub(super) fn get(&self, id: PathId) -> Option<&PathEntry> {
-        self.paths.get(&id).map(Box::as_ref)
+        self.paths.get(&id).map(|path| &**path)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut PathEntry> {
-        self.paths.get_mut(&id).map(Box::as_mut)
+        self.paths.get_mut(&id).map(|path| &mut **path)
     }
 
     pub(super) fn ids(&self) -> impl Iterator<Item = PathId> + '_ {
         self.paths.keys().copied()
     }
 
+    #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = (PathId, &PathEntry)> {
         self.paths.iter().map(|(id, path)| (*id, &**path))
     }
 
+    #[inline]
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (PathId, &mut PathEntry)> {
         self.paths.iter_mut().map(|(id, path)| (*id, &mut **path))
     }
 
+    #[inline]
     pub(super) fn values(&self) -> impl Iterator<Item = &PathEntry> {
-        self.paths.values().map(Box::as_ref)
+        self.paths.values().map(|path| &**path)
     }
 
+    #[inline]
     pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut PathEntry> {
-        self.paths.values_mut().map(Box::as_mut)
+        self.paths.values_mut().map(|path| &mut **path)
     }
 
     /// Those over a link.

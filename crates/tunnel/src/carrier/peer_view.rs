@@ -1,7 +1,7 @@
 //! What the far end says about a path: whether it hears this end there, and whether it wants data there.
 //!
-//! In: heartbeat reports, path status frames of peers that send no reports. Out: whether packets sent there arrive, as far as
-//! is known. Always holds: a later report replaces an earlier one.
+//! In: heartbeat reports, path status frames of peers that send no reports. Out: whether packets sent there
+//! arrive, as far as is known. Always holds: a later report replaces an earlier one.
 
 use mpvpn_quic::PathStatus;
 use mpvpn_types::Instant;
@@ -31,8 +31,8 @@ impl PeerView {
         self.refused_since == Some(now)
     }
 
-    /// Takes what a report says about the path, if it says anything; `ask`: the far end wants signs of life where it hears
-    /// nothing. Returns whether anything is different.
+    /// Takes what a report says about the path, if it says anything; `ask`: the far end wants signs of life
+    /// where it hears nothing. Returns whether anything is different.
     pub(super) fn on_report(&mut self, now: Instant, said: Option<&ReportedPath>, ask: bool) -> bool {
         let reception = said.map(|entry| entry.reception);
         let silent = reception == Some(Reception::Silent);
@@ -70,8 +70,9 @@ impl PeerView {
         std::mem::take(&mut self.owes_heartbeat)
     }
 
-    /// The far end does not hear this one there. Where it does not say so in reports, its wish for no data means that, until a
-    /// packet sent since was acknowledged; `acked_sent`: when the newest one that was had been sent.
+    /// The far end does not hear this one there. Where it does not say so in reports, its wish for no data
+    /// means that, until a packet sent since was acknowledged; `acked_sent`: when the newest one that was had
+    /// been sent.
     pub(super) fn is_unheard(&self, reports: bool, acked_sent: impl FnOnce() -> Option<Instant>) -> bool {
         if reports {
             return self.reception == Some(Reception::Silent);

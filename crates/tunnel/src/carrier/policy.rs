@@ -1,7 +1,8 @@
 //! How the paths of a tunnel are meant to be used: the tiers, limits and costs of their links.
 //!
-//! In: policies of links (at a client) and of paths (at a server), which may come before the paths. Out: the policy of each
-//! path, and what the connection has to be told about it. Always holds: what is kept about paths that may never come is bounded.
+//! In: policies of links (at a client) and of paths (at a server), which may come before the paths. Out: the
+//! policy of each path, and what the connection has to be told about it. Always holds: what is kept about
+//! paths that may never come is bounded.
 
 use std::collections::BTreeMap;
 
@@ -132,6 +133,7 @@ impl PolicyInForce {
         Self { policy, applied: is_plain && !shared, shaper: None }
     }
 
+    #[inline]
     pub(super) fn get(&self) -> &PathPolicy {
         &self.policy
     }
@@ -152,7 +154,8 @@ impl PolicyInForce {
         self.shaper.as_ref()
     }
 
-    /// What the connection has to be told, if it does not know it yet. `link`: the client's number of the link, if it is known.
+    /// What the connection has to be told, if it does not know it yet. `link`: the client's number of the
+    /// link, if it is known.
     pub(super) fn apply(
         &mut self,
         now: Instant,

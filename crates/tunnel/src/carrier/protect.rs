@@ -1,5 +1,5 @@
-//! Packets of paths that lose some are put into groups with packets of repair, and what was lost of the far end's groups is
-//! restored.
+//! Packets of paths that lose some are put into groups with packets of repair, and what was lost of the far
+//! end's groups is restored.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -11,20 +11,21 @@ use mpvpn_lane::{
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
 use mpvpn_quic::{PathView, Tracked};
-use mpvpn_types::{Duration, Fec, Instant, PathId};
+use mpvpn_types::{Duration, Fec, Instant, PathId, target::FEC};
 
 /// In the mark of a datagram, beside the number of its group: it is repair.
 const REPAIR: u32 = 1 << 16;
-/// Packets from this size on (bytes) are made as long as repair for them is. Path MTU discovery takes it for a smaller MTU
-/// when several packets are lost after one that was a little longer arrived, which is so all the time where much is lost;
-/// it leaves out packets up to 1200 bytes.
+/// Packets from this size on (bytes) are made as long as repair for them is. Path MTU discovery takes it for
+/// a smaller MTU when several packets are lost after one that was a little longer arrived, which is so all
+/// the time where much is lost; it leaves out packets up to 1200 bytes.
 const LONG: usize = 1100;
-/// A group waits to become full for this part of a round trip: less than it takes to send what was lost again.
+/// A group waits to become full for this part of a round trip: less than it takes to send what was lost
+/// again.
 const WAIT_PART: u32 = 4;
 /// At least and at most so long.
 const WAIT: (Duration, Duration) = (Duration::from_millis(4), Duration::from_millis(20));
-/// What becomes of a group is known within this after the first loss, and the time that groups wait: acknowledgements of
-/// its packets and its repair come one after the other.
+/// What becomes of a group is known within this after the first loss, and the time that groups wait:
+/// acknowledgements of its packets and its repair come one after the other.
 const HOLD: Duration = Duration::from_millis(15);
 
 /// What was sent for repair, and what came of that of the far end.
@@ -84,8 +85,8 @@ impl Protection {
         }
     }
 
-    /// Bytes that stand in front of the label of a protected packet, and what repair is longer by; the same whether
-    /// packets are protected just now or not, so that the MTU stays.
+    /// Bytes that stand in front of the label of a protected packet, and what repair is longer by; the same
+    /// whether packets are protected just now or not, so that the MTU stays.
     pub(super) fn around(&self) -> Option<usize> {
         (self.fec != Fec::Off).then(|| self.prefix.as_ref().len() + Place::LEN + Place::REPAIR_EXTRA)
     }
@@ -106,7 +107,15 @@ impl Protection {
         for view in views {
             if let Some(plan) = self.watches.entry(view.id).or_default().measured(self.fec, loss_of(view)) {
                 let percent = plan.map(Plan::percent);
-                tracing::debug!(path = view.id.0, loss = view.loss, ?percent, "repair");
+                tracing::debug!(
+                    target: FEC,
+                    path = view.id.0,
+                    percent,
+                    loss = view.loss,
+                    random_loss = view.random_loss,
+                    policy = %self.fec,
+                    "a path gets another share of repair"
+                );
                 self.guard.set(view.id, plan);
             }
             self.guard.set_wait(view.id, (view.rtt / WAIT_PART).clamp(WAIT.0, WAIT.1));
@@ -115,7 +124,8 @@ impl Protection {
         self.hold = HOLD + (slowest / WAIT_PART).min(WAIT.1) * FULL_WAIT;
     }
 
-    /// The datagram of a packet that leaves on a path, and its mark, if that path is protected; `load` is what it met.
+    /// The datagram of a packet that leaves on a path, and its mark, if that path is protected; `load` is
+    /// what it met.
     pub(super) fn frame(
         &mut self,
         now: Instant,
@@ -208,8 +218,8 @@ impl Protection {
         self.behind_prefix(datagram).is_some()
     }
 
-    /// Label and packet of a datagram that arrived; `None` if it is repair, or malformed. What it restores comes out of
-    /// [`Self::next_restored`].
+    /// Label and packet of a datagram that arrived; `None` if it is repair, or malformed. What it restores
+    /// comes out of [`Self::next_restored`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
         datagram.advance(self.behind_prefix(&datagram)?);
         let (place, len) = Place::decode(&datagram).ok()?;
@@ -246,8 +256,100 @@ impl Protection {
     }
 }
 
-/// The share of packets that repair is made for: what is lost because too many are sent becomes more by repair, and is left
-/// to the congestion controller where that can tell.
+/// The share of packets that repair is made for: what is lost because too many are sent becomes more by
+/// repair, and is left to the congestion controller where that can tell.
 fn loss_of(view: &PathView) -> f64 {
     view.random_loss.map_or(view.loss, |random| view.loss.min(random))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::testing::view, *};
+
+    const MS: Duration = Duration::from_millis(1);
+    const PATH: PathId = PathId(0);
+
+    /// The sender of groups of 4 packets and 2 of repair, on one path.
+    fn sender() -> Protection {
+        let mut sender = Protection::new(0, 10, Fec::Fixed { data: 4, repair: 2 });
+        sender.measure(&[view(PATH.0, 20 * MS, 0.0)]);
+        sender
+    }
+
+    fn label(number: u32) -> Label {
+        Label { bucket: 1, ordered: true, patience: Duration::ZERO, number, part: None }
+    }
+
+    /// A group of 4 packets, and its repair.
+    fn group(sender: &mut Protection, now: Instant) -> (Vec<Tracked>, Vec<Tracked>) {
+        let mut data = Vec::new();
+        for number in 0..4 {
+            let framed = sender.frame(now, PATH, &label(number), &[number as u8; 100], Load::Light);
+            let (bytes, mark) = framed.expect("the path is protected");
+            let mark = Some(mark);
+            data.push(Tracked { data: bytes, born: now, tries: 0, copied: false, mark });
+        }
+        let repair = std::iter::from_fn(|| sender.next_repair(now, PATH)).collect();
+        (data, repair)
+    }
+
+    fn arrive(sender: &mut Protection, receiver: &mut Protection, now: Instant, datagram: &Tracked) {
+        assert!(receiver.is_own(&datagram.data));
+        receiver.take(now, datagram.data.clone());
+        sender.arrived(datagram.mark.expect("it is in a group"));
+    }
+
+    #[test]
+    fn what_is_lost_is_restored_at_the_far_end_and_not_sent_again() {
+        let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
+        let (data, repair) = group(&mut sender, now);
+        assert_eq!(repair.len(), 2);
+        sender.lost(now, data[1].clone());
+        for datagram in [&data[0], &data[2], &data[3], &repair[0]] {
+            arrive(&mut sender, &mut receiver, now, datagram);
+        }
+        let restored = receiver.next_restored().expect("one is restored");
+        let (label, payload) = super::super::resequencer::split_label(restored).expect("with its label");
+        assert_eq!((label.number, &payload[..]), (1, &[1; 100][..]));
+        sender.handle_timeout(now + 1000 * MS);
+        assert_eq!((receiver.next_restored(), sender.next_lost()), (None, None));
+        assert_eq!((sender.counters().made_good, receiver.counters().recovered), (1, 1));
+    }
+
+    #[test]
+    fn more_than_repair_makes_good_is_sent_again_outside_of_groups() {
+        let (mut sender, mut receiver, now) = (sender(), Protection::new(0, 10, Fec::Off), Instant::now());
+        let (data, repair) = group(&mut sender, now);
+        arrive(&mut sender, &mut receiver, now, &data[0]);
+        data[1..].iter().chain(&repair[1..]).for_each(|datagram| sender.lost(now, datagram.clone()));
+        let lost: Vec<Tracked> = std::iter::from_fn(|| sender.next_lost()).collect();
+        assert_eq!(lost.len(), 3, "repair is not repeated");
+        assert!(lost.iter().all(|lost| lost.mark.is_none() && lost.data.len() == Label::LEN + 100));
+        assert_eq!(receiver.next_restored(), None);
+    }
+
+    #[test]
+    fn a_loss_in_a_group_of_which_nothing_more_is_learned_is_sent_again_after_some_time() {
+        let (mut sender, now) = (sender(), Instant::now());
+        let (data, _) = group(&mut sender, now);
+        sender.lost(now, data[2].clone());
+        assert!(sender.next_lost().is_none());
+        let due = sender.poll_timeout().expect("its fate is followed");
+        assert!((HOLD..HOLD + WAIT.1 * FULL_WAIT).contains(&(due - now)), "{:?}", due - now);
+        sender.handle_timeout(due);
+        assert!(sender.next_lost().is_some());
+    }
+
+    #[test]
+    fn large_packets_are_as_long_as_their_repair() {
+        let (mut sender, now) = (sender(), Instant::now());
+        let around = sender.around().expect("repair is sent") + Label::LEN;
+        let mut len = |bytes: usize| {
+            let framed = sender.frame(now, PATH, &label(0), &vec![0; bytes], Load::Light);
+            framed.expect("the path is protected").0.len()
+        };
+        assert_eq!(len(LONG), around + LONG);
+        assert_eq!(len(LONG - 1), around + LONG - 1 - Place::REPAIR_EXTRA);
+        assert_eq!(Protection::new(0, 10, Fec::Off).around(), None);
+    }
 }

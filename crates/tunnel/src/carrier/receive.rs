@@ -4,9 +4,12 @@ use bytes::Bytes;
 use mpvpn_lane::Label;
 use mpvpn_masque::datagram::{self, DatagramError};
 use mpvpn_quic::Connection;
-use mpvpn_types::Instant;
+use mpvpn_types::{Instant, target::LIVENESS};
 
-use super::Carrier;
+use super::{
+    Carrier,
+    log_context::{enter_connection, enter_path},
+};
 
 /// What a received QUIC DATAGRAM frame holds.
 #[derive(Debug)]
@@ -41,12 +44,17 @@ pub(crate) fn open_payload(datagram: &Bytes) -> Result<Opened, DatagramError> {
 impl Carrier {
     /// Notes on which paths something arrived.
     pub(crate) fn note_received(&mut self, now: Instant, connection: &mut Connection) {
-        let paths = &mut self.paths;
+        let (paths, log) = (&mut self.paths, &self.log);
         connection.drain_received(now, |id| {
-            if let Some(path) = paths.get_mut(id) {
-                path.liveness.on_received(now);
-            }
+            let Some(path) = paths.get_mut(id) else { return };
+            // On others it decides nothing.
+            let _spans = (!path.liveness.is_alive()).then(|| {
+                let connection = enter_connection!(log, DEBUG, [LIVENESS]);
+                (connection, enter_path!(LIVENESS, log, id, path))
+            });
+            path.liveness.on_received(now);
         });
+        let _spans = enter_connection!(&self.log, TRACE, [LIVENESS]);
         let moved = self.traffic.last_moved();
         let fits = || connection.max_datagram().is_some();
         if let Some((id, report)) = self.heartbeats.steer_acks(now, &self.paths, moved, fits) {
@@ -75,6 +83,7 @@ impl Carrier {
             return Ok(Opened::Nothing);
         }
         if self.heartbeats.is_report(&datagram) {
+            let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
             if self.heartbeats.take_report(now, &datagram, &mut self.paths) {
                 self.timer.judge_soon();
             }

@@ -1,13 +1,14 @@
-//! What is sent again, and when: packets that were lost, bytes of streams from a path that is dead, and bytes that the far end
-//! waits for in vain.
+//! What is sent again, and when: packets that were lost, bytes of streams from a path that is dead, and bytes
+//! that the far end waits for in vain.
 //!
-//! In: what became of datagrams, paths that died, reports of the far end. Out: datagrams that wait for a path, in
-//! [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: what both ends have not agreed on is not sent.
+//! In: what became of datagrams, paths that died, reports of the far end. Out: datagrams that wait for a
+//! path, in [`Sequencer`], [`Reinjection`] and [`DataAcks`]. Always holds: what both ends have not agreed on
+//! is not sent.
 
 use bytes::Bytes;
 use mpvpn_masque::h3;
 use mpvpn_quic::{Connection, Fate, Overdue, StreamId, Tracked};
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
 use super::{
     Role, data_ack::DataAcks, groups::PathGroups, path_table::PathTable, reinjection::Reinjection,
@@ -63,6 +64,7 @@ impl Recovery {
     }
 
     /// Whether anything waits to be sent again, or repair or a report to be sent.
+    #[inline]
     pub(super) fn has_waiting(&self) -> bool {
         self.sequencer.as_ref().is_some_and(|sequencer| sequencer.has_repairs())
             || self.reinjection.as_ref().is_some_and(|reinjection| reinjection.has_waiting())
@@ -105,6 +107,14 @@ impl Recovery {
         }
         let pieces = connection.take_unsettled(now, id);
         let stuck = connection.may_hold_repeated(id);
+        tracing::debug!(
+            target: REORDER,
+            path = id.0,
+            packets,
+            pieces = pieces.len(),
+            stuck,
+            "what is on its way on a dead path is sent again on others"
+        );
         let (Some(reinjection), Some(max)) = (&mut self.reinjection, connection.max_datagram()) else {
             return Reinjected { packets, bytes: 0, stuck: stuck || !pieces.is_empty() };
         };
@@ -124,7 +134,14 @@ impl Recovery {
         (connection.progresses() > 0).then(|| acks.due(connection.progress_is_urgent()))
     }
 
-    /// Reports how far streams have come, and reinjects what the far end waits for in vain; returns the bytes of that.
+    /// Whether [`Self::acknowledge_data`] has something to do.
+    #[inline]
+    pub(super) fn owes_data_ack(&self, now: Instant, connection: &Connection) -> bool {
+        self.data_acks.as_ref().is_some_and(|acks| now >= acks.due(connection.progress_is_urgent()))
+    }
+
+    /// Reports how far streams have come, and reinjects what the far end waits for in vain; returns the bytes
+    /// of that.
     pub(super) fn acknowledge_data(
         &mut self,
         now: Instant,
@@ -133,9 +150,6 @@ impl Recovery {
         groups: &PathGroups,
     ) -> u64 {
         let Some(acks) = &mut self.data_acks else { return 0 };
-        if now < acks.due(connection.progress_is_urgent()) {
-            return 0;
-        }
         connection.tell_progress();
         acks.take_lost().into_iter().for_each(|stream| connection.retell(stream));
         let count = connection.progresses();
@@ -177,6 +191,16 @@ impl Recovery {
             if piece.at == 0 && self.role == Role::Client {
                 unknown.push(piece.stream);
             }
+            tracing::debug!(
+                target: REORDER,
+                stream = piece.stream,
+                at = piece.at,
+                bytes = piece.bytes.len(),
+                path = path.0,
+                stalls,
+                ?overdue_after,
+                "the far end waits for bytes of a stream: reinjected on another path"
+            );
             reinjection.push(now, &piece, max, groups.head_of(path));
             if let Some(path) = paths.get_mut(path).filter(|_| stalls) {
                 path.stall.note(now);

@@ -1,11 +1,12 @@
-//! Reinjection: bytes of streams that were on their way on a path that is dead, sent again at once as datagrams over another
-//! one (as MPTCP does, RFC 8684 §3.3.6).
+//! Reinjection: bytes of streams that were on their way on a path that is dead, sent again at once as
+//! datagrams over another one (as MPTCP does, RFC 8684 §3.3.6).
 //!
-//! The library sends them again, too, but only when the path is closed, and three probe timeouts later; until then all
-//! that follows them in their streams would wait.
+//! The library sends them again, too, but only when the path is closed, and three probe timeouts later; until
+//! then all that follows them in their streams would wait.
 //!
-//! In: pieces of streams, and datagrams of the far end. Out: datagrams, each with the path that it leaves on, and pieces for
-//! the streams here. Always holds: what is reinjected waits until a path takes it, since its stream waits for it.
+//! In: pieces of streams, and datagrams of the far end. Out: datagrams, each with the path that it leaves on,
+//! and pieces for the streams here. Always holds: what is reinjected waits until a path takes it, since its
+//! stream waits for it.
 
 use std::collections::VecDeque;
 
@@ -16,10 +17,10 @@ use mpvpn_masque::{
 };
 use mpvpn_path::{Offer, first_of};
 use mpvpn_quic::{Piece, Tracked};
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{Duration, Instant, PathId, target::REORDER};
 
-/// A path that is dead for this long is closed if streams wait for what only its end lets the library send again. Earlier, and
-/// a short silence costs the path; later, and the streams wait longer.
+/// A path that is dead for this long is closed if streams wait for what only its end lets the library send
+/// again. Earlier, and a short silence costs the path; later, and the streams wait longer.
 const CLOSE: Duration = Duration::from_millis(50);
 /// The same if that is not known.
 const CLOSE_ANYWAY: Duration = Duration::from_millis(400);
@@ -64,7 +65,8 @@ impl Reinjection {
         !self.waiting.is_empty()
     }
 
-    /// Reinjects bytes, as datagrams of at most `max` bytes, on any path but `avoid`, if there is another one.
+    /// Reinjects bytes, as datagrams of at most `max` bytes, on any path but `avoid`, if there is another
+    /// one.
     pub(super) fn push(&mut self, now: Instant, piece: &Piece, max: usize, avoid: Option<PathId>) {
         let most = max.saturating_sub(self.prefix.as_ref().len() + AROUND).max(1);
         let mut at = 0;
@@ -90,8 +92,8 @@ impl Reinjection {
         self.waiting.push_back((None, lost));
     }
 
-    /// The next datagram, of at most `max` bytes, and the index of the offer on which it arrives first; `None` if nothing
-    /// waits, or no path has room.
+    /// The next datagram, of at most `max` bytes, and the index of the offer on which it arrives first;
+    /// `None` if nothing waits, or no path has room.
     pub(super) fn next(&mut self, now: Instant, max: usize, offers: &[Offer]) -> Option<(usize, Tracked)> {
         loop {
             let (avoid, _) = *self.waiting.front()?;
@@ -126,9 +128,17 @@ impl Reinjection {
 pub(super) struct CloseTimer(Option<Instant>);
 
 impl CloseTimer {
-    /// The path is dead, and streams are open; `stuck`: only its end lets the library send some of their bytes again.
+    /// The path is dead, and streams are open; `stuck`: only its end lets the library send some of their
+    /// bytes again.
     pub(super) fn start(&mut self, now: Instant, stuck: bool) {
-        self.0 = Some(now + if stuck { CLOSE } else { CLOSE_ANYWAY });
+        let after = if stuck { CLOSE } else { CLOSE_ANYWAY };
+        tracing::debug!(
+            target: REORDER,
+            stuck,
+            ?after,
+            "a dead path with open streams is closed unless it works again"
+        );
+        self.0 = Some(now + after);
     }
 
     /// Whether its time has come, which ends it.

@@ -110,7 +110,8 @@ impl Carrier {
         self.traffic.last_moved()
     }
 
-    /// How long after a packet came here one that takes another connection over the same links may still overtake it.
+    /// How long after a packet came here one that takes another connection over the same links may still
+    /// overtake it.
     pub(crate) fn spread(&self, connection: &Connection) -> Duration {
         let rtts = || {
             let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);

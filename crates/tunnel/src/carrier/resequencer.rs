@@ -1,7 +1,8 @@
 //! Puts numbered packets that arrived back in order.
 //!
-//! In: labelled packets, whole or in parts, and the time. Out: whole packets, in the order of their flow, none held for longer
-//! than its sender asked for. Always holds: memory is bounded, whatever the far end sends.
+//! In: labelled packets, whole or in parts, and the time. Out: whole packets, in the order of their flow,
+//! none held for longer than its sender asked for. Always holds: memory is bounded, whatever the far end
+//! sends.
 
 use bytes::{Buf, Bytes};
 use mpvpn_lane::{Join, Label, Reorder, ReorderStats};
@@ -19,8 +20,8 @@ impl Resequencer {
         Self { join: Join::new(), reorder: Reorder::new() }
     }
 
-    /// The label and the packet of what stood behind the prefix of a numbered datagram; `None` if that is malformed, or a
-    /// part of a packet of which others are missing.
+    /// The label and the packet of what stood behind the prefix of a numbered datagram; `None` if that is
+    /// malformed, or a part of a packet of which others are missing.
     pub(super) fn open(&mut self, labelled: Bytes) -> Option<(Label, Bytes)> {
         let (label, payload) = split_label(labelled)?;
         self.join.push(label, payload).map(|packet| (label, packet))

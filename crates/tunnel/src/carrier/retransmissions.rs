@@ -1,17 +1,18 @@
 //! Numbered packets that were lost and wait to be sent again, on whichever path they arrive first.
 //!
-//! In: datagrams whose loss was detected. Out: the same, oldest first. Always holds: what waits is bounded, no packet is
-//! sent again more than [`MOST_TRIES`] times, and none that nobody needs any more.
+//! In: datagrams whose loss was detected. Out: the same, oldest first. Always holds: what waits is bounded,
+//! no packet is sent again more than [`MOST_TRIES`] times, and none that nobody needs any more.
 
 use std::collections::VecDeque;
 
 use mpvpn_quic::Tracked;
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{Duration, Instant, target::REORDER};
 
-/// A packet is sent again this often at most: at 60 % loss one in 60 is given up (0.6^8). More tries keep the far end waiting
-/// for less and less.
+/// A packet is sent again this often at most: at 60 % loss one in 60 is given up (0.6^8). More tries keep the
+/// far end waiting for less and less.
 pub(super) const MOST_TRIES: u8 = 8;
-/// A packet that is older than this is of no use: TCP has sent it again itself by then, and a call has gone on.
+/// A packet that is older than this is of no use: TCP has sent it again itself by then, and a call has gone
+/// on.
 const MOST_AGE: Duration = Duration::from_millis(600);
 /// Bytes that wait to be sent again, at most: the window of a path of 1 Gbit/s and 64 ms that dies.
 const MOST_BYTES: usize = 8 << 20;
@@ -28,10 +29,13 @@ pub(super) struct Retransmissions {
 impl Retransmissions {
     /// Takes a numbered datagram that was lost, if it is worth sending again.
     pub(super) fn push(&mut self, now: Instant, lost: Tracked) {
-        let old = now.saturating_duration_since(lost.born) > MOST_AGE;
-        if old || lost.tries >= MOST_TRIES || self.bytes > MOST_BYTES {
+        let age = now.saturating_duration_since(lost.born);
+        let (tries, waiting) = (lost.tries, self.bytes);
+        if age > MOST_AGE || tries >= MOST_TRIES || waiting > MOST_BYTES {
+            tracing::trace!(target: REORDER, ?age, tries, waiting, "a lost packet is given up");
             return;
         }
+        tracing::trace!(target: REORDER, ?age, tries, waiting, "a lost packet is sent again");
         self.bytes += lost.data.len();
         self.queue.push_back(Tracked { tries: lost.tries + 1, copied: false, ..lost });
     }

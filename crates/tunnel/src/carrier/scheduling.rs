@@ -1,7 +1,7 @@
 //! The queues in front of the paths, and the choice which path carries the next packets.
 //!
-//! In: packets, what is known of the paths in use, what each can take. Out: for a path, the packets that it carries next. Always
-//! holds: what waits is bounded by what the paths carry in a short time.
+//! In: packets, what is known of the paths in use, what each can take. Out: for a path, the packets that it
+//! carries next. Always holds: what waits is bounded by what the paths carry in a short time.
 
 use mpvpn_class::{MOST_COPIES, QueueConfig, Queued};
 use mpvpn_path::{Choice, Dispatcher, Offer, PathInfo, Pick, Scheduler, Want};
@@ -9,8 +9,8 @@ use mpvpn_types::{Duration, Instant, PathId};
 
 /// A flow keeps the others waiting for no longer than this at a time.
 const FLOW_TURN: Duration = Duration::from_micros(300);
-/// No packet should wait for longer than this: two round trips of most paths. Shorter, and a window that still grows is
-/// answered with losses; longer, and the news that it is too large comes late.
+/// No packet should wait for longer than this: two round trips of most paths. Shorter, and a window that
+/// still grows is answered with losses; longer, and the news that it is too large comes late.
 const QUEUE_TIME: Duration = Duration::from_millis(150);
 /// Bytes that a path is given before it is asked again which path is best.
 const TURN_BYTES: u64 = 12 * 1024;
@@ -27,6 +27,7 @@ impl PacketScheduler {
         Self { dispatcher: Dispatcher::new(scheduler, queue()), choice: Choice::new() }
     }
 
+    #[inline]
     pub(super) fn kind(&self) -> Scheduler {
         self.dispatcher.scheduler()
     }
@@ -50,24 +51,27 @@ impl PacketScheduler {
     }
 
     /// Takes a packet in.
+    #[inline]
     pub(super) fn push(&mut self, now: Instant, packet: Queued) {
         self.dispatcher.push(now, packet);
     }
 
     /// The packet that a path carries next, of those that `want` leaves to it.
+    #[inline]
     pub(super) fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<Queued> {
         self.dispatcher.pop(now, path, want)
     }
 
-    /// The path that carries the next packets, with so many bytes of streams waiting beside them; `None` if it is better to
-    /// wait.
+    /// The path that carries the next packets, with so many bytes of streams waiting beside them; `None` if
+    /// it is better to wait.
     pub(super) fn pick(&mut self, now: Instant, offers: &[Offer], stream_backlog: u64) -> Option<Pick> {
         let backlog = self.dispatcher.bytes() as u64 + stream_backlog;
         self.choice.pick(now, self.dispatcher.scheduler(), offers, backlog)
     }
 
-    /// Bytes that a path with so much room is given at a time: all it can take where the order of the paths is fixed, few where
-    /// every turn goes to the path that is best then.
+    /// Bytes that a path with so much room is given at a time: all it can take where the order of the paths
+    /// is fixed, few where every turn goes to the path that is best then.
+    #[inline]
     pub(super) fn turn(&self, room: u64) -> u64 {
         if self.kind().fills_paths_in_order() { room } else { room.min(TURN_BYTES) }
     }
@@ -98,16 +102,19 @@ impl PacketScheduler {
     }
 
     /// Bytes that wait.
+    #[inline]
     pub(super) fn backlog(&self) -> usize {
         self.dispatcher.bytes()
     }
 
     /// Whether nothing waits.
+    #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.dispatcher.is_empty()
     }
 
     /// Whether a packet waits that this path could carry.
+    #[inline]
     pub(super) fn has_for(&self, path: PathId) -> bool {
         self.dispatcher.has_for(path)
     }
@@ -153,8 +160,8 @@ fn queue_limit(rate: u64) -> usize {
     if rate == 0 { 1 << 20 } else { bytes.clamp(384 << 10, 8 << 20) }
 }
 
-/// Bytes that a flow may send before the next one has its turn: packets of one flow that follow each other cost the far
-/// end less, which writes them to its TUN as one.
+/// Bytes that a flow may send before the next one has its turn: packets of one flow that follow each other
+/// cost the far end less, which writes them to its TUN as one.
 fn turn_of_a_flow(rate: u64) -> usize {
     let bytes = (u128::from(rate) * FLOW_TURN.as_nanos() / 1_000_000_000) as usize;
     bytes.clamp(QueueConfig::default().quantum, 64 << 10)

@@ -6,9 +6,14 @@ use mpvpn_class::Queued;
 use mpvpn_masque::datagram::DatagramPrefix;
 use mpvpn_packet::{FlowKey, SplitError, VnetHdr, icmp, ip, protocol};
 use mpvpn_quic::{Connection, Transmit};
-use mpvpn_types::Instant;
+use mpvpn_types::{
+    Instant,
+    target::{FEC, LIVENESS, REORDER, SCHEDULER},
+};
 
-use super::{Carrier, flow_order::needs_order, packetizer::PacketLimits, pass::Pass};
+use super::{
+    Carrier, flow_order::needs_order, log_context::enter_connection, packetizer::PacketLimits, pass::Pass,
+};
 use crate::client::Seen;
 
 /// The addresses that ICMP errors come from.
@@ -26,8 +31,8 @@ impl Gateway {
 }
 
 impl Carrier {
-    /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP error to
-    /// give back, if the packet cannot be carried.
+    /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP
+    /// error to give back, if the packet cannot be carried.
     pub(crate) fn send(
         &mut self,
         now: Instant,
@@ -44,8 +49,10 @@ impl Carrier {
             mtu = mtu.max(promised);
         }
         let ordered = needs_order(&view);
-        match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, promised }) {
-            Ok(()) => {}
+        let len = packet.len();
+        let prefix = self.packetizer.prefix().as_ref().len();
+        let pieces = match self.packetizer.split(hdr, packet, flow.protocol, PacketLimits { mtu, promised }) {
+            Ok(pieces) => pieces,
             Err(SplitError::TooBig { mtu, .. }) => {
                 let from = gateway.for_source(flow.src)?;
                 return icmp::packet_too_big(packet, mtu as u32, from);
@@ -54,13 +61,12 @@ impl Carrier {
                 tracing::debug!(%error, "a packet from the TUN was dropped");
                 return None;
             }
-        }
+        };
         let hash = flow.hash32();
         if let Some(seen) = seen {
-            seen.sent(now, &flow, hash, packet.len());
+            seen.sent(now, &flow, hash, len);
         }
-        let prefix = self.packetizer.prefix().as_ref().len();
-        for data in self.packetizer.drain() {
+        for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);
             self.scheduler.push(now, Queued { data, flow: hash, ordered, plain: false });
         }
@@ -103,8 +109,11 @@ impl Carrier {
         buf: &mut Vec<u8>,
     ) -> Option<Transmit> {
         self.refresh(now, connection);
-        let reinjected = self.recovery.acknowledge_data(now, connection, &mut self.paths, &self.groups);
-        self.traffic.count_reinjected(reinjected);
+        if self.recovery.owes_data_ack(now, connection) {
+            let _spans = enter_connection!(&self.log, DEBUG, [REORDER]);
+            let reinjected = self.recovery.acknowledge_data(now, connection, &mut self.paths, &self.groups);
+            self.traffic.count_reinjected(reinjected);
+        }
         if connection.is_between_passes() {
             self.send_clocks(now, connection);
         }
@@ -135,6 +144,7 @@ impl Carrier {
 
     /// Moves what waits to paths that have room. Returns whether any moved.
     fn assign(&mut self, now: Instant, connection: &mut Connection) -> bool {
+        let _spans = enter_connection!(&self.log, TRACE, [SCHEDULER, REORDER, FEC]);
         self.recovery.collect(now, connection);
         if self.scheduler.is_empty() && !self.recovery.has_waiting() && connection.stream_backlog() == 0 {
             self.paths.ids().for_each(|id| connection.set_limited(id, false));
@@ -145,7 +155,7 @@ impl Carrier {
             // A peer that takes no datagrams has sent no request that needs them.
             max: connection.max_datagram().unwrap_or(0),
             connection,
-            class: self.class.as_deref(),
+            log: &self.log,
             scheduler: &mut self.scheduler,
             packetizer: &mut self.packetizer,
             recovery: &mut self.recovery,
@@ -164,11 +174,16 @@ impl Carrier {
 
     /// Data is on its way, in either direction.
     pub(super) fn note_traffic(&mut self, now: Instant) {
+        let before = self.traffic.last_moved();
         if !self.traffic.moves(now) {
             // Most packets of a turn.
             return;
         }
-        self.heartbeats.wake_up(now, &self.paths);
+        if self.heartbeats.wake_up(now, &self.paths) {
+            let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
+            let still = before.map(|at| now.saturating_duration_since(at));
+            tracing::debug!(target: LIVENESS, ?still, "data moves: heartbeats become dense");
+        }
         for path in self.paths.values_mut().filter(|path| !path.may_rest()) {
             path.liveness.on_traffic(now);
         }

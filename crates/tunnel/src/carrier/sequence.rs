@@ -1,8 +1,9 @@
-//! What lets a flow take several paths: its packets are numbered, what is lost is sent again over another path or restored
-//! from repair, and the far end puts them in order.
+//! What lets a flow take several paths: its packets are numbered, what is lost is sent again over another
+//! path or restored from repair, and the far end puts them in order.
 //!
-//! In: packets that leave and datagrams that arrive. Out: datagrams and packets. The parts own the state: [`Numbering`],
-//! [`Retransmissions`] and [`Resequencer`], and [`Protection`] where both ends know FEC groups.
+//! In: packets that leave and datagrams that arrive. Out: datagrams and packets. The parts own the state:
+//! [`Numbering`], [`Retransmissions`] and [`Resequencer`], and [`Protection`] where both ends know FEC
+//! groups.
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::Queued;
@@ -78,6 +79,7 @@ impl Sequencer {
     }
 
     /// Whether packets are numbered now.
+    #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.numbering.is_on()
     }
@@ -93,6 +95,7 @@ impl Sequencer {
     }
 
     /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
+    #[inline]
     pub(super) fn label(&mut self, now: Instant, packet: &Queued, payload: &[u8]) -> Label {
         self.numbering.label(now, packet, payload)
     }
@@ -113,7 +116,8 @@ impl Sequencer {
         }
     }
 
-    /// A packet that no path takes whole, as several datagrams of at most `max` bytes; none if it cannot be cut.
+    /// A packet that no path takes whole, as several datagrams of at most `max` bytes; none if it cannot be
+    /// cut.
     #[cold]
     pub(super) fn in_parts(&mut self, label: Label, payload: &[u8], max: usize) -> Vec<Bytes> {
         let whole = self.numbering.datagram(label, payload);
@@ -177,7 +181,8 @@ impl Sequencer {
             || self.protection.as_ref().is_some_and(|protection| protection.is_own(datagram))
     }
 
-    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are missing, or repair.
+    /// The label and the packet of a numbered datagram; `None` if it is a part of a packet and others are
+    /// missing, or repair.
     pub(super) fn open(&mut self, now: Instant, mut datagram: Bytes) -> Option<(Label, Bytes)> {
         match &mut self.protection {
             Some(protection) if protection.is_own(&datagram) => datagram = protection.take(now, datagram)?,

@@ -5,7 +5,8 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use super::{PathPolicy, path::PathEntry, policy::PolicyInForce};
 
-/// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and nothing else of note.
+/// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and
+/// nothing else of note.
 pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
     PathView {
         id: PathId(id),

@@ -1,7 +1,7 @@
 //! How much data moves through a tunnel, and when the last of it did.
 //!
-//! In: bytes of inner IP and of streams, as they are sent and received. Out: counters, rates, and the time of the last one.
-//! Always holds: counters only grow.
+//! In: bytes of inner IP and of streams, as they are sent and received. Out: counters, rates, and the time of
+//! the last one. Always holds: counters only grow.
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
@@ -16,7 +16,8 @@ pub struct Counters {
     pub repeated: u64,
 }
 
-/// Rates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows changes late.
+/// Rates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows
+/// changes late.
 const RATE_PERIOD: Duration = Duration::from_secs(1);
 
 /// How much moves through a tunnel now (of inner IP), measured over about a second.
@@ -48,10 +49,12 @@ impl Traffic {
         (self.counters, self.rates) = (before.counters, before.rates);
     }
 
+    #[inline]
     pub(super) fn count_sent(&mut self, bytes: u64) {
         self.counters.tx_bytes += bytes;
     }
 
+    #[inline]
     pub(super) fn count_received(&mut self, bytes: u64) {
         self.counters.rx_bytes += bytes;
     }
@@ -67,6 +70,7 @@ impl Traffic {
     }
 
     /// Data is on its way, in either direction. Returns whether that was not known at this instant.
+    #[inline]
     pub(super) fn moves(&mut self, now: Instant) -> bool {
         self.last_moved.replace(now) != Some(now)
     }
@@ -90,6 +94,7 @@ impl Traffic {
     }
 
     /// When data was last on its way, in either direction.
+    #[inline]
     pub(super) fn last_moved(&self) -> Option<Instant> {
         self.last_moved
     }

@@ -1,14 +1,15 @@
 //! Whether a path carries data.
 //!
-//! In: what liveness, the far end and the tiers say about the path. Out: its state, and the status to tell the peer. Always
-//! holds: a path that does not work is down, whatever its tier.
+//! In: what liveness, the far end and the tiers say about the path. Out: its state, and the status to tell
+//! the peer. Always holds: a path that does not work is down, whatever its tier.
 
 use mpvpn_path::{PathState, Place};
 use mpvpn_quic::PathStatus;
 use mpvpn_types::{Duration, Instant};
 
-/// Losses that belong to the death of a path may be found this long after it is back: the library declares packets lost up to
-/// three probe timeouts after they were sent. Shorter, and they slow the path down; longer, and congestion goes unnoticed.
+/// Losses that belong to the death of a path may be found this long after it is back: the library declares
+/// packets lost up to three probe timeouts after they were sent. Shorter, and they slow the path down;
+/// longer, and congestion goes unnoticed.
 const LOSS_GRACE: Duration = Duration::from_millis(300);
 
 /// The use of one path.
@@ -48,6 +49,7 @@ impl PathUsage {
         Self { place: Place::Active, state: PathState::Active, status: PathStatus::Available }
     }
 
+    #[inline]
     pub(super) fn place(&self) -> Place {
         self.place
     }
@@ -56,11 +58,13 @@ impl PathUsage {
         self.place = place;
     }
 
+    #[inline]
     pub(super) fn state(&self) -> PathState {
         self.state
     }
 
     /// What the peer was told last.
+    #[inline]
     pub(super) fn status(&self) -> PathStatus {
         self.status
     }

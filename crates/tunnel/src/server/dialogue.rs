@@ -196,6 +196,7 @@ impl Server {
         let mut answer = connect_ip::accept(Some(&entry.secret));
         let class = headers.single(CLASS_HEADER).and_then(ClassProfile::parse);
         carrier.set_class(class.as_ref());
+        carrier.set_session(entry.session);
         if let Some(class) = &class {
             let shapers = &self.groups.entry(entry.secret).or_default().shapers;
             shapers.set_share(now, member.class(), limits.bound(class.share));

@@ -9,6 +9,7 @@
 mod by_flows;
 mod chaos;
 mod classes;
+mod decisions;
 mod fec;
 mod fleet;
 mod forward;

@@ -1,0 +1,149 @@
+//! Decisions can be seen: what happened on a link is told by the log alone.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+};
+
+use crate::world::{MS, TOKEN, World};
+use mpvpn_path::Scheduler;
+use mpvpn_types::{Duration, Fec, LinkId};
+use tracing_subscriber::EnvFilter;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A log in memory.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("nobody panics while logging").extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    /// What is logged while `work` runs, with this filter, a line each.
+    fn of(filter: &str, work: impl FnOnce()) -> Vec<String> {
+        let log = Self::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(filter))
+            .with_writer(move || writer.clone())
+            .with_ansi(false)
+            .without_time()
+            .finish();
+        tracing::subscriber::with_default(subscriber, work);
+        let bytes = log.0.lock().expect("nobody panics while logging");
+        String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()
+    }
+}
+
+/// Asserts that lines which contain all words of each entry come in this order, others in between or not.
+fn assert_told(lines: &[String], story: &[&[&str]]) {
+    let mut rest = lines.iter();
+    for words in story {
+        let found = rest.any(|line| words.iter().all(|word| line.contains(word)));
+        assert!(found, "nothing says {words:?} where it should:\n{}", lines.join("\n"));
+    }
+}
+
+fn two_links() -> (World, usize) {
+    let mut world = World::new();
+    let client = world.add(TOKEN, Scheduler::Auto, &[(50, 12 * MS); 2]);
+    world.up(client);
+    world.chat(client, 2 * SECOND);
+    (world, client)
+}
+
+fn lose(world: &mut World, client: usize, link: u16, loss: f64) {
+    let link = world.machines[client].links.get_mut(&LinkId(link)).expect("a link");
+    (link.up.loss, link.down.loss) = (loss, loss);
+}
+
+#[test]
+fn a_cut_is_told_by_the_log_alone() {
+    let (mut world, client) = two_links();
+    let lines = Log::of("mpvpn::liveness=debug,mpvpn::scheduler=debug", || {
+        lose(&mut world, client, 1, 1.0);
+        world.chat(client, SECOND);
+        lose(&mut world, client, 1, 0.0);
+        world.chat(client, SECOND);
+    });
+    // The handshake over the second link was the first to succeed.
+    let (path, other) = ("path=0", "paths=[(1, ");
+    for (end, span) in [
+        ("connection{end=\"client\"", "path{id=0 link=1}"),
+        ("session{id=1}:connection{end=\"server\"", "path{id=0}"),
+    ] {
+        assert_told(
+            &lines,
+            &[
+                &[end, span, "silent for too long", "silence=", "limit=", "misses=3", "rtt="],
+                &[end, "the state of a path has changed", path, "active", "down", "3 heartbeats lost"],
+                &[end, "the peer is told how a path is used", path, "Backup"],
+                &[end, "other paths are filled", "before=[0, 1]", other],
+                &[end, span, "heard on a dead path", "arrivals=1", "needed=2"],
+                &[end, span, "enough arrived: the path works", "dead_for="],
+                &[end, "the state of a path has changed", path, "down", "active"],
+                &[end, "other paths are filled", "before=[1]", "(0, "],
+            ],
+        );
+    }
+    assert!(lines.len() < 50, "{} lines about one cut:\n{}", lines.len(), lines.join("\n"));
+}
+
+#[test]
+fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
+    let (mut world, client) = two_links();
+    let lines = Log::of("mpvpn::liveness=debug", || {
+        let now = world.now;
+        world.machines[client].link_down(now, LinkId(0));
+        world.chat(client, SECOND);
+        let now = world.now;
+        world.machines[client].link_up(now, LinkId(0));
+        world.chat(client, SECOND);
+    });
+    assert_told(
+        &lines,
+        &[
+            &["client", "path{id=1 link=0}", "the link lost its carrier"],
+            &["server", "the far end reports otherwise about a path", "path=1", "heard=false"],
+            &["client", "path{id=1 link=0}", "the link has a carrier again"],
+            &["client", "path{id=1 link=0}", "enough arrived: the path works"],
+        ],
+    );
+}
+
+#[test]
+fn repair_and_numbers_are_told_with_the_loss_that_they_are_for() {
+    let mut world = World::new();
+    world.fec = Fec::Auto;
+    let client = world.add(TOKEN, Scheduler::Auto, &[(20, 15 * MS)]);
+    world.up(client);
+    world.chat(client, SECOND);
+    let lines = Log::of("mpvpn::fec=debug,mpvpn::reorder=debug", || {
+        lose(&mut world, client, 0, 0.06);
+        world.chat(client, 4 * SECOND);
+    });
+    assert_told(
+        &lines,
+        &[&["whether packets are numbered has changed", "on=true", "lossy=true", "loss=0.0"]],
+    );
+    assert_told(&lines, &[&["a path gets another share of repair", "path=0", "percent=", "policy=auto"]]);
+}
+
+#[test]
+fn decisions_are_not_told_above_debug() {
+    let (mut world, client) = two_links();
+    let lines = Log::of("warn,mpvpn=info", || {
+        lose(&mut world, client, 1, 1.0);
+        world.chat(client, SECOND);
+    });
+    assert_eq!(lines, Vec::<String>::new());
+}
