@@ -2,15 +2,22 @@
 
 use std::{
     io::Write,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_path::Scheduler;
 use mpvpn_types::{Duration, Fec, LinkId};
+use tracing::{Dispatch, subscriber::NoSubscriber};
 use tracing_subscriber::EnvFilter;
 
 const SECOND: Duration = Duration::from_secs(1);
+
+/// A second subscriber, which wants nothing and never ends.
+///
+/// Where there is only one, `tracing` takes it for the subscriber of all threads: when a test on another thread is the
+/// first to reach an event, that thread is asked, has no subscriber, and the event is off for everybody.
+static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// A log in memory.
 #[derive(Clone, Default)]
@@ -30,6 +37,7 @@ impl Write for Log {
 impl Log {
     /// What is logged while `work` runs, with this filter, a line each.
     fn of(filter: &str, work: impl FnOnce()) -> Vec<String> {
+        LazyLock::force(&SECOND_SUBSCRIBER);
         let log = Self::default();
         let writer = log.clone();
         let subscriber = tracing_subscriber::fmt()
