@@ -35,9 +35,9 @@ pub struct LivenessConfig {
 impl Default for LivenessConfig {
     fn default() -> Self {
         Self {
-            dense_for: Duration::from_secs(2),
+            dense_for: Self::DENSE_FOR,
             dense_min: Duration::from_millis(25),
-            dense_max: Duration::from_millis(100),
+            dense_max: Self::DENSE_MAX,
             idle: Duration::from_secs(15),
             probe: Duration::from_millis(100),
             probe_idle: Duration::from_secs(2),
@@ -49,6 +49,12 @@ impl Default for LivenessConfig {
 }
 
 impl LivenessConfig {
+    /// Heartbeats stay dense this long after data last moved, on every link.
+    pub const DENSE_FOR: Duration = Duration::from_secs(2);
+    /// The greatest interval of dense heartbeats on a link whose packets cost nothing. What goes by the interval of
+    /// heartbeats is a multiple of it.
+    pub const DENSE_MAX: Duration = Duration::from_millis(100);
+
     /// For a link on which every packet costs: half as many heartbeats while data moves, and otherwise
     /// as few as the NAT bindings that are found in practice allow (RFC 4787 REQ-5 asks for two minutes,
     /// many devices keep 30 s).

@@ -15,24 +15,29 @@ mod report;
 
 use bytes::Bytes;
 use mpvpn_masque::datagram::{self, DatagramPrefix};
-use mpvpn_path::PathState;
+use mpvpn_path::{LivenessConfig, PathState};
 use mpvpn_types::{Duration, Instant, PathId, target::LIVENESS};
 
 use super::{Role, path::PathEntry, path_table::PathTable};
 use report::HeartbeatReport;
 pub(super) use report::{Reception, ReportedPath};
 
-/// The sender counts as active if data moved there within this time. Less than the two seconds that
-/// heartbeats stay dense for: the last ones say that it is over.
-const ACTIVE: Duration = Duration::from_millis(1500);
-/// What one report of activity is worth: six dense heartbeats of the slowest kind. Less, and lost reports
-/// make heartbeats rare in between; more, and they stay dense for longer than needed.
-const ACTIVITY_LASTS: Duration = Duration::from_millis(600);
+/// This many of the longest intervals between dense heartbeats.
+const fn heartbeats(count: u32) -> Duration {
+    LivenessConfig::DENSE_MAX.saturating_mul(count)
+}
+
+/// The sender counts as active if data moved there within this time. Five heartbeats less than they stay dense for: the last
+/// ones say that it is over.
+const ACTIVE: Duration = LivenessConfig::DENSE_FOR.saturating_sub(heartbeats(5));
+/// What one report of activity is worth. Less, and lost reports make heartbeats rare in between; more, and they stay dense
+/// for longer than needed.
+const ACTIVITY_LASTS: Duration = heartbeats(6);
 /// No report for this long and a round trip, while data moves: nothing is known of the far end.
-const OVERDUE: Duration = Duration::from_millis(400);
-const OVERDUE_MAX: Duration = Duration::from_millis(1000);
+const OVERDUE: Duration = heartbeats(4);
+const OVERDUE_MAX: Duration = heartbeats(10);
 /// Reports leave on all paths this often while nothing is known of the far end.
-const CALL_INTERVAL: Duration = Duration::from_millis(100);
+const CALL_INTERVAL: Duration = heartbeats(1);
 /// While no data moves, a path that does not work is tried anew after this time …
 const RETRY: Duration = Duration::from_secs(1);
 /// … later after this …
