@@ -34,7 +34,7 @@ use mpvpn_control::{
 };
 use mpvpn_lane::rules::{Rule, Rules};
 use mpvpn_os::privilege;
-use mpvpn_quic::{Cc, ClientSetup, MAX_SHARDS, TransportOptions};
+use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{
     Assignment, Carries, ClientConfig as TunnelConfig, ClientError, ClientEvent, Fleet, Member, RelayId,
     UdpId, UdpNews,
@@ -235,7 +235,7 @@ impl Running {
             };
             ClientSetup::new(tls.clone(), &options, &secret)
         };
-        let setups = Setups { bbr: setup(Cc::Bbr)?, cubic: setup(Cc::Cubic)? };
+        let setups = Setups::try_new(setup)?;
         let [spread] = random::<1>()?;
         let tcp =
             slow.runtime().map(|runtime| Stable::new(&config, runtime.clone()).map(Arc::new)).transpose()?;
@@ -244,7 +244,7 @@ impl Running {
             forge: Forge {
                 tunnel: TunnelConfig {
                     carries: if devices.is_some() { Carries::Packets } else { Carries::Streams },
-                    setup: setups.bbr.clone(),
+                    setup: setups.of(config.cc).clone(),
                     server_name: config.server.host.clone(),
                     authority: config.server.to_string(),
                     path: PATH.to_owned(),

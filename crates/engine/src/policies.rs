@@ -111,16 +111,9 @@ impl Policies {
 
     /// What one connection is to do with a link.
     pub(crate) fn policy(&self, name: &str) -> LinkPolicy {
-        let link = self.of(name);
+        let link = self.of(name).policy();
         let share = |rate: BitRate| BitRate::from_bps(rate.bps() / self.shares);
-        LinkPolicy {
-            tier: self.tier(name),
-            metered: link.metered,
-            up: link.up.map(share),
-            down: link.down.map(share),
-            weight: link.weight,
-            dscp: link.dscp,
-        }
+        LinkPolicy { tier: self.tier(name), up: link.up.map(share), down: link.down.map(share), ..link }
     }
 }
 

@@ -12,12 +12,11 @@ use mpvpn_control::{
     status::{Class, Client, Lane, Link, LinkState, Path, PathState, Repair, Role, Session, State, Status},
 };
 use mpvpn_path::PathState as Judged;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{
     ClientReport, ClientState, Counters, Departed, FecCounters, LaneCounters, Member, PathReport,
     SessionReport,
 };
-use mpvpn_types::{BitRate, ByteSize, ClassId, LinkId, PathId, SessionId, Tier, Weight};
+use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
 use crate::{
     client::ways::Ways,
@@ -345,7 +344,7 @@ pub(crate) fn of_server(
     }
     status.clients = clients.into_values().collect();
     let without_connection = classes.iter_mut().filter(|class| class.cc.is_empty());
-    without_connection.for_each(|class| class.cc = Cc::default().to_string());
+    without_connection.for_each(|class| class.cc = CongestionControl::default().to_string());
     status.classes = classes;
     status
 }

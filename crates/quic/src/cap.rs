@@ -156,14 +156,12 @@ impl Cap {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Cc,
-        gate::{GateFactory, shared_of},
-    };
+    use crate::gate::{GateFactory, shared_of};
+    use mpvpn_types::CongestionControl;
     use noq_proto::congestion::ControllerFactory;
 
     fn gate(now: Instant) -> Arc<Shared> {
-        let controller = Arc::new(GateFactory(Cc::Bbr)).build(now, 1200);
+        let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
         shared_of(controller.as_ref()).expect("a gate")
     }
 

@@ -1,7 +1,7 @@
-use std::{fmt, net::SocketAddr, str::FromStr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use aws_lc_rs::hmac;
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_types::{CongestionControl, Duration, LinkId};
 use noq_proto::{
     AckFrequencyConfig, EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
@@ -54,43 +54,9 @@ const RECEIVE_WINDOW: u32 = 96 << 20;
 /// Bytes of streams that are sent and not acknowledged.
 const SEND_WINDOW: u64 = 16 << 20;
 
-/// The congestion controller inside the gate.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cc {
-    /// A model of the path in the shape of BBR: keeps it busy and its queue short.
-    #[default]
-    Bbr,
-    /// CUBIC (RFC 9438): fills queues until they overflow.
-    Cubic,
-}
-
-impl fmt::Display for Cc {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Bbr => "bbr",
-            Self::Cubic => "cubic",
-        })
-    }
-}
-
-impl FromStr for Cc {
-    type Err = SetupError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "bbr" => Ok(Self::Bbr),
-            "cubic" => Ok(Self::Cubic),
-            _ => Err(SetupError::Cc(text.to_owned())),
-        }
-    }
-}
-
 /// Why an endpoint could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// No such congestion controller.
-    #[error("`{0}` is no congestion controller: expected bbr or cubic")]
-    Cc(String),
     /// The TLS provider lacks what QUIC needs for its first packets.
     #[error("the TLS configuration lacks TLS13_AES_128_GCM_SHA256, which QUIC needs (RFC 9001 §5.2)")]
     Tls,
@@ -115,7 +81,7 @@ impl Default for Windows {
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// The congestion controller of every path.
-    pub cc: Cc,
+    pub cc: CongestionControl,
     /// The largest UDP payload to probe for (bytes).
     pub max_udp_payload: u16,
     /// The same for connections that begin inside TCP, which cuts what is too large for a segment. The larger of both is
@@ -132,7 +98,7 @@ pub struct TransportOptions {
 impl Default for TransportOptions {
     fn default() -> Self {
         Self {
-            cc: Cc::default(),
+            cc: CongestionControl::default(),
             max_udp_payload: 1472,
             max_inside_tcp: 1472,
             idle_timeout: Duration::from_secs(180),
@@ -204,7 +170,7 @@ fn set_cids(config: &mut EndpointConfig, shard: Shard, key: u64) {
 /// TLS and transport of a client.
 #[derive(Clone)]
 pub struct ClientSetup {
-    cc: Cc,
+    cc: CongestionControl,
     over_udp: noq_proto::ClientConfig,
     inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
@@ -239,7 +205,7 @@ impl ClientSetup {
 
     /// The kind of congestion controller that its connections have.
     #[must_use]
-    pub fn cc(&self) -> Cc {
+    pub fn cc(&self) -> CongestionControl {
         self.cc
     }
 

@@ -16,7 +16,7 @@ mod upkeep;
 use std::{collections::VecDeque, net::SocketAddr, num::NonZeroU32, sync::atomic::Ordering::Relaxed};
 
 use bytes::Bytes;
-use mpvpn_types::{Duration, Instant, PathId};
+use mpvpn_types::{CongestionControl, Duration, Instant, PathId};
 use noq_proto::{
     FourTuple, PathError, PathStatus, VarInt,
     coding::{Decodable, Encodable},
@@ -34,7 +34,7 @@ use self::{
     streams::Streams,
 };
 use crate::{
-    Cc, ConnectionId, Local, PathView,
+    ConnectionId, Local, PathView,
     gate::{PathLabel, Shared, shared_of},
     ledger::{Fate, Tracked},
 };
@@ -49,7 +49,7 @@ struct GateDefaults {
     /// Always open: during the handshake.
     open: bool,
     /// The kind of controller that was asked for.
-    cc: Option<Cc>,
+    cc: Option<CongestionControl>,
 }
 
 impl GateDefaults {
@@ -135,7 +135,7 @@ impl Connection {
     }
 
     /// Lets controllers of this kind decide about all paths from now on, also those that come.
-    pub fn set_cc(&mut self, cc: Cc) {
+    pub fn set_cc(&mut self, cc: CongestionControl) {
         self.gates.cc = Some(cc);
         self.paths.iter().for_each(|path| path.gate.set_kind(cc));
     }

@@ -16,14 +16,14 @@ use std::{
 
 use group::Group;
 use model::{Inner, Model};
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{CongestionControl, Duration, Instant};
 use noq_proto::{
     RttEstimator,
     congestion::{Controller, ControllerFactory, ControllerMetrics},
 };
 
 pub(crate) use self::report::PathLabel;
-use crate::{Cc, delivery::Acked, ledger::Ledger, random_loss::RandomLoss};
+use crate::{delivery::Acked, ledger::Ledger, random_loss::RandomLoss};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
@@ -36,8 +36,6 @@ const INITIAL_WINDOW: u64 = 32 * 1200;
 const MOST_SPARED: f64 = 32.0;
 /// What 1 is in [`Shared::random_loss`] and [`Shared::spared`].
 const SHARE: f64 = 4_294_967_296.0;
-/// The kinds of controllers.
-const KINDS: [Cc; 2] = [Cc::Bbr, Cc::Cubic];
 const UNKNOWN: u64 = u64::MAX;
 
 /// What a gate and the loop know of each other.
@@ -73,10 +71,10 @@ pub(crate) struct Shared {
     acked: (AtomicU64, AtomicU64),
     /// Bytes/s that the path is to be taken for at least, from the next acknowledgement on; 0 for nothing.
     pub(crate) at_least: AtomicU64,
-    /// The kind of controller that is wanted instead of the one that there is, as its place in [`KINDS`]; all ones for
+    /// The kind of controller that is wanted instead of the one that there is, as a number; all ones for
     /// none.
     kind: AtomicU8,
-    /// The kind of the controller that decides now, as its place in [`KINDS`].
+    /// The kind of the controller that decides now, as a number.
     kind_in_use: AtomicU8,
     /// The share of packets that is lost however little is sent, in 2^-32; all ones if that is not known.
     random_loss: AtomicU64,
@@ -288,7 +286,7 @@ impl Shared {
 
     /// Tells a gate that the library has just made which path it is, and what holds for all of its connection: whether it
     /// is open, and the kind of its controller, if that was asked for.
-    pub(crate) fn begin(&self, label: PathLabel, open: bool, cc: Option<Cc>) {
+    pub(crate) fn begin(&self, label: PathLabel, open: bool, cc: Option<CongestionControl>) {
         self.label.get_or_init(|| label);
         self.open.store(open, Relaxed);
         if let Some(cc) = cc {
@@ -297,13 +295,13 @@ impl Shared {
     }
 
     /// Lets a controller of this kind begin anew, if there is another one, with the next acknowledgement.
-    pub(crate) fn set_kind(&self, cc: Cc) {
-        self.kind.store(place_of(cc), Relaxed);
+    pub(crate) fn set_kind(&self, cc: CongestionControl) {
+        self.kind.store(cc as u8, Relaxed);
     }
 
     /// The kind of the controller that decides now.
-    pub(crate) fn kind_in_use(&self) -> Cc {
-        KINDS.get(usize::from(self.kind_in_use.load(Relaxed))).copied().unwrap_or_default()
+    pub(crate) fn kind_in_use(&self) -> CongestionControl {
+        CongestionControl::ALL.get(usize::from(self.kind_in_use.load(Relaxed))).copied().unwrap_or_default()
     }
 
     /// What the path is to be taken for at least (bytes/s), if that was said since this was asked last. Asked with every
@@ -346,11 +344,6 @@ impl Shared {
 fn count((bytes, packets): &(AtomicU64, AtomicU64), more: u64) {
     bytes.store(bytes.load(Relaxed) + more, Relaxed);
     packets.store(packets.load(Relaxed) + 1, Relaxed);
-}
-
-/// The place of a kind in [`KINDS`].
-fn place_of(cc: Cc) -> u8 {
-    KINDS.iter().position(|kind| *kind == cc).map_or(u8::MAX, |at| at as u8)
 }
 
 fn nanos(time: Duration) -> u64 {
@@ -402,7 +395,7 @@ impl Gate {
     /// Begins anew with a controller of the kind that was asked for.
     fn change_kind(&mut self, now: Instant) {
         let at = self.shared.kind.load(Relaxed);
-        let Some(kind) = KINDS.get(usize::from(at)).copied() else { return };
+        let Some(kind) = CongestionControl::ALL.get(usize::from(at)).copied() else { return };
         self.shared.kind.store(u8::MAX, Relaxed);
         let mtu = self.mtu;
         self.decide(|model, _, shared| {
@@ -650,7 +643,7 @@ impl Controller for Gate {
 }
 
 /// Builds gates around controllers of one kind.
-pub(crate) struct GateFactory(pub(crate) Cc);
+pub(crate) struct GateFactory(pub(crate) CongestionControl);
 
 impl ControllerFactory for GateFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
@@ -678,7 +671,7 @@ mod tests {
     use super::*;
 
     fn gate() -> (Box<dyn Controller>, Arc<Shared>) {
-        let controller = Arc::new(GateFactory(Cc::Cubic)).build(Instant::now(), 1200);
+        let controller = Arc::new(GateFactory(CongestionControl::Cubic)).build(Instant::now(), 1200);
         let shared = shared_of(controller.as_ref()).expect("a gate");
         shared.open.store(false, Relaxed);
         (controller, shared)

@@ -5,7 +5,7 @@
 //! events, received datagrams and stream bytes, and what is measured about every path.
 //!
 //! The library sends on the lowest path that has room and knows no per-path queue. So every path's
-//! congestion controller stands behind a gate ([`Cc`], `gate.rs`): its window looks endless while
+//! congestion controller stands behind a gate ([`CongestionControl`], `gate.rs`): its window looks endless while
 //! the gate holds credit and empty otherwise, while the real controller inside keeps counting.
 //! [`Connection::poll_transmit`] hands credit to one path after the other, with exactly the
 //! datagrams that belong there, and ends with a control pass that gives every path a little for
@@ -35,7 +35,7 @@ mod streams;
 mod view;
 
 pub use cid::{MAX_SHARDS, Shard, shard_of};
-pub use config::{Cc, ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions, Windows};
+pub use config::{ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, TransportOptions, Windows};
 pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
 pub use ledger::{Fate, Tracked};

@@ -1,8 +1,8 @@
 use std::net::SocketAddr;
 
-use mpvpn_types::{Duration, PathId};
+use mpvpn_types::{CongestionControl, Duration, PathId};
 
-use crate::{Cc, Local};
+use crate::Local;
 
 /// What is measured about a path. Rates in bytes/s, sizes in bytes of UDP payload.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub struct PathView {
     /// Share of the packets that are lost however little is sent (0 to 1), once that could be told.
     pub random_loss: Option<f64>,
     /// The kind of its congestion controller at this end.
-    pub cc: Cc,
+    pub cc: CongestionControl,
     /// Congestion window of the inner controller.
     pub window: u64,
     /// Sent and neither acknowledged nor lost.

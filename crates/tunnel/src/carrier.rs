@@ -43,6 +43,7 @@ mod usage;
 
 use std::net::SocketAddr;
 
+use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::{Offer, Scheduler, Tiers};
 use mpvpn_quic::{Connection, Local, PathStatus};
 use mpvpn_types::{
@@ -63,8 +64,7 @@ use memory_trimmer::MemoryTrimmer;
 use packetizer::Packetizer;
 use path::PathEntry;
 use path_table::PathTable;
-pub(crate) use policy::PathPolicy;
-use policy::{LinkPolicies, PolicyInForce, SharedLinks};
+use policy::{LinkPolicies, PathPolicy, PolicyInForce, SharedLinks};
 pub use protect::FecCounters;
 use protect::Protection;
 pub(crate) use receive::{Opened, open_payload};
@@ -209,7 +209,8 @@ impl Carrier {
     }
 
     /// At a client: how the link is to be used, whatever paths it has or will have.
-    pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: PathPolicy) {
+    pub(crate) fn set_link(&mut self, now: Instant, link: LinkId, policy: LinkPolicy) {
+        let policy = PathPolicy::from(policy);
         self.policies.set_link(link, policy);
         let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER]);
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.link() == link) {
@@ -227,7 +228,8 @@ impl Carrier {
     }
 
     /// At a server: how a path is to be used, which may still have to be opened.
-    pub(crate) fn set_path(&mut self, now: Instant, id: PathId, policy: PathPolicy) {
+    pub(crate) fn set_path(&mut self, now: Instant, notice: LinkNotice) {
+        let (id, policy) = (notice.path, PathPolicy::from(notice));
         self.policies.set_path(id, policy);
         if self.paths.get_mut(id).is_some_and(|path| path.set_policy(now, policy)) {
             let _spans = enter_connection!(&self.log, DEBUG, [SCHEDULER]);

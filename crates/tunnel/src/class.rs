@@ -2,8 +2,7 @@
 
 use mpvpn_class::Share;
 use mpvpn_masque::structured;
-use mpvpn_quic::Cc;
-use mpvpn_types::{BitRate, ClassId, ClassName, Portion, Weight};
+use mpvpn_types::{BitRate, ClassId, ClassName, CongestionControl, Portion, Weight};
 
 /// A class of traffic, as both ends of its connection know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,7 +14,7 @@ pub struct ClassProfile {
     /// The mark of its packets outside of the tunnel (RFC 2474), 0 to 63; `None` leaves them that of the link.
     pub dscp: Option<u8>,
     /// Its congestion controller, if it has one of its own.
-    pub cc: Option<Cc>,
+    pub cc: Option<CongestionControl>,
 }
 
 /// What the classes of a client may not exceed, however it describes them.
@@ -112,7 +111,12 @@ mod tests {
             min: Some(Portion::Rate(BitRate::from_bps(10_000_000))),
             max: Some(Portion::Percent(50)),
         };
-        let profile = ClassProfile { name: "critical".into(), share, dscp: Some(46), cc: Some(Cc::Cubic) };
+        let profile = ClassProfile {
+            name: "critical".into(),
+            share,
+            dscp: Some(46),
+            cc: Some(CongestionControl::Cubic),
+        };
         let text = profile.header();
         assert_eq!(text, r#""critical";first;weight=4;min-kbps=10000;max-percent=50;dscp=46;cc=cubic"#);
         assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));

@@ -23,7 +23,7 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::{
-    capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice},
+    capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice, LinkPolicy},
     connect_udp,
     h3::{self, H3Error, Side},
     template::Template,
@@ -31,10 +31,9 @@ use mpvpn_masque::{
 use mpvpn_packet::Joiner;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    Cc, ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId,
-    Transmit,
+    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
 };
-use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
+use mpvpn_types::{CongestionControl, Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
     ClassProfile, Counters, Rates, RelayId,
@@ -48,7 +47,6 @@ use crate::{
 };
 pub use flows::{Carried, FlowReport};
 use lane::Lane;
-pub use links::LinkPolicy;
 use member::Part;
 pub(crate) use packets::{clamp_received, is_link_local};
 use reach::REVIVE;
@@ -139,7 +137,7 @@ struct Session {
     /// Resolvers that the server suggests.
     dns: Vec<IpAddr>,
     /// The congestion controller that the server says it uses on this connection's paths.
-    peer_cc: Option<Cc>,
+    peer_cc: Option<CongestionControl>,
     /// It makes TCP connections wherever it would translate packets.
     streams: bool,
     /// It carries UDP payloads there, too.

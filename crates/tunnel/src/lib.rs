@@ -40,7 +40,7 @@ pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
 pub use class::{ClassProfile, Limits};
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
-    FlowReport, LinkPolicy, UdpNews,
+    FlowReport, UdpNews,
 };
 pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
@@ -48,6 +48,7 @@ pub use events::{
 };
 pub use fleet::{ClassSetup, Fleet};
 pub use forward::{Answered, ForwardError, ForwardEvent, Forwarder};
+pub use mpvpn_masque::capsule::LinkPolicy;
 pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};

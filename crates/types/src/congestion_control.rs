@@ -4,7 +4,7 @@ crate::word_enum! {
         /// A model of the path, in the shape of BBR: keeps the path busy and its queue short.
         #[default]
         Bbr = "bbr",
-        /// CUBIC (RFC 9438).
+        /// CUBIC (RFC 9438): fills queues until they overflow.
         Cubic = "cubic",
     }
 }

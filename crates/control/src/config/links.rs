@@ -3,6 +3,7 @@
 use std::fmt;
 
 use clap::Args;
+use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport, Weight};
 use serde::{
     Deserialize, Serialize, Serializer,
@@ -78,6 +79,12 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
+    /// What both ends go by.
+    pub fn policy(&self) -> LinkPolicy {
+        let Self { tier, metered, up, down, weight, dscp, .. } = *self;
+        LinkPolicy { tier, metered, up, down, weight, dscp }
+    }
+
     /// Changes it as told. `quota_reset` is for who counts.
     pub fn change(&mut self, change: &LinkChange) {
         self.tier = change.tier.unwrap_or(self.tier);

@@ -1,25 +1,27 @@
 //! What the connections of a client are made of: TLS and transport, and what the configuration says of each class.
 
-use mpvpn_control::config::{ClientConfig, CongestionControl};
+use mpvpn_control::config::ClientConfig;
 use mpvpn_lane::rules::{FlowMode, Rules};
-use mpvpn_quic::{Cc, ClientSetup};
+use mpvpn_quic::ClientSetup;
 use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};
+use mpvpn_types::CongestionControl;
 
 use super::classes::Classes;
 
 /// TLS and transport, with each congestion controller.
 #[derive(Clone)]
-pub(super) struct Setups {
-    pub(super) bbr: ClientSetup,
-    pub(super) cubic: ClientSetup,
-}
+pub(super) struct Setups(Vec<ClientSetup>);
 
 impl Setups {
-    fn of(&self, cc: Cc) -> &ClientSetup {
-        match cc {
-            Cc::Bbr => &self.bbr,
-            Cc::Cubic => &self.cubic,
-        }
+    /// One of each, made by `make`.
+    pub(super) fn try_new<E>(
+        make: impl FnMut(CongestionControl) -> Result<ClientSetup, E>,
+    ) -> Result<Self, E> {
+        CongestionControl::ALL.iter().copied().map(make).collect::<Result<_, _>>().map(Self)
+    }
+
+    pub(super) fn of(&self, cc: CongestionControl) -> &ClientSetup {
+        &self.0[cc as usize]
     }
 }
 
@@ -40,7 +42,7 @@ impl Forge {
     /// over all links and when they are made anew.
     pub(super) fn connections(&self, config: &ClientConfig, classes: &Classes, shard: u8) -> Vec<ClassSetup> {
         classes.setups(|class| {
-            let setup = self.setups.of(cc_of(class.cc.unwrap_or(config.cc)));
+            let setup = self.setups.of(class.cc.unwrap_or(config.cc));
             let lane = lane_of(class.lane.unwrap_or(config.lane), self.shards);
             TunnelConfig {
                 setup: setup.clone().steered(self.steer + shard),
@@ -58,11 +60,4 @@ impl Forge {
 /// not have its end. A file that is read again may count on fewer threads than there are.
 pub(super) fn lane_of(option: FlowMode, shards: u8) -> FlowMode {
     if shards > 1 { FlowMode::Datagram } else { option }
-}
-
-pub(super) fn cc_of(option: CongestionControl) -> Cc {
-    match option {
-        CongestionControl::Bbr => Cc::Bbr,
-        CongestionControl::Cubic => Cc::Cubic,
-    }
 }

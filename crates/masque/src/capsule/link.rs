@@ -14,49 +14,74 @@ const MAX_DSCP: u64 = 63;
 /// The highest limit that can be told, 1 Tbit/s, in kbit/s.
 const MAX_KBPS: u64 = 1_000_000_000;
 
+/// How an end is to use a link.
+///
+/// What the configuration of a client says of a link is one of these, from the file to the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkPolicy {
+    /// When data is sent there.
+    pub tier: Tier,
+    /// Every packet costs: heartbeats are to be fewer.
+    pub metered: bool,
+    /// What the end may send there: IP packets, on the wire in whole kbit/s.
+    pub up: Option<BitRate>,
+    /// What the far end is to keep to there. It is told by a policy of its own, see [`Self::of_far_end`].
+    pub down: Option<BitRate>,
+    /// How much is sent there compared with other links, under the scheduler `weighted`.
+    pub weight: Weight,
+    /// The mark (DSCP, RFC 2474) of the packets that are sent there, 0 to 63.
+    pub dscp: u8,
+}
+
+impl LinkPolicy {
+    /// What the far end is told: how it is to use the link.
+    #[must_use]
+    pub fn of_far_end(self) -> Self {
+        Self { up: self.down, down: None, ..self }
+    }
+}
+
 /// What a client wants of the link under a path. It replaces what was said of that path before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkNotice {
     /// The path (draft-ietf-quic-multipath-21).
     pub path: PathId,
-    /// When the receiver is to use the path for what it sends: at any time, as overflow or as backup.
-    pub tier: Tier,
-    /// Every packet costs: heartbeats are to be fewer.
-    pub metered: bool,
-    /// The receiver is to send no more than this, in whole kbit/s of IP packets.
-    pub cap: Option<BitRate>,
-    /// How much the receiver is to send there compared with other paths, where it goes by that.
-    pub weight: Weight,
+    /// How the receiver is to use it. The tier `never` is not said; and `down` is not, it is the sender's own business.
+    pub policy: LinkPolicy,
     /// The first of several paths that run over the same link; `None` for a path that has its link for itself.
     pub with: Option<PathId>,
     /// The client's number of the link, by which paths of several connections over the same link are known; `None` where
     /// no other connection is to know.
     pub link: Option<u16>,
-    /// The mark (DSCP, RFC 2474) of the receiver's packets on the path, 0 to 63; 0 also where nothing is said.
-    pub dscp: u8,
 }
 
 impl LinkNotice {
+    /// Of a path about which nothing was said.
+    pub fn unsaid(path: PathId) -> Self {
+        Self { path, policy: LinkPolicy::default(), with: None, link: None }
+    }
+
     pub(super) fn encode(&self, out: &mut BytesMut) {
+        let LinkPolicy { tier, metered, up, weight, dscp, .. } = self.policy;
         let path = u64::from(self.path.0);
-        let kbps = self.cap.map_or(0, |cap| (cap.bps() / 1000).clamp(1, MAX_KBPS));
-        let tier = match self.tier {
+        let kbps = up.map_or(0, |cap| (cap.bps() / 1000).clamp(1, MAX_KBPS));
+        let tier = match tier {
             Tier::Primary => 0,
             Tier::Overflow => 1,
             Tier::Backup | Tier::Never => 2,
         };
-        let weight = u64::from(self.weight.get());
+        let weight = u64::from(weight.get());
         let with = self.with.map_or(0, |first| u64::from(first.0) + 1);
         let link = self.link.map_or(0, |link| u64::from(link) + 1);
         // Fields at the end that say nothing are left out.
-        let optional = [with, link, u64::from(self.dscp)];
+        let optional = [with, link, u64::from(dscp)];
         let said = optional.iter().rposition(|value| *value > 0).map_or(0, |last| last + 1);
         let optional = &optional[..said];
         let optional_len: usize = optional.iter().map(|value| varint::len(*value)).sum();
         let length = varint::len(path) + 1 + varint::len(kbps) + varint::len(weight) + optional_len;
         let out = put_header(LINK, length, out);
         varint::encode(path, out);
-        out.put_u8(tier << TIER_SHIFT | if self.metered { METERED } else { 0 });
+        out.put_u8(tier << TIER_SHIFT | if metered { METERED } else { 0 });
         varint::encode(kbps, out);
         varint::encode(weight, out);
         optional.iter().for_each(|value| varint::encode(*value, out));
@@ -89,15 +114,19 @@ impl LinkNotice {
         let number = number.map_err(|_| CapsuleError::LinkField { field: "link", value: link })?;
         let first = u32::try_from(with.saturating_sub(1));
         let first = first.map_err(|_| CapsuleError::LinkField { field: "first path", value: with })?;
-        Ok(Self {
-            path: PathId(path),
+        let policy = LinkPolicy {
             tier,
             metered: flags & METERED != 0,
-            cap: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
+            up: (kbps > 0).then(|| BitRate::from_bps(kbps * 1000)),
+            down: None,
             weight: Weight::new(weight).ok_or(CapsuleError::LinkField { field: "weight", value: weight })?,
+            dscp: dscp as u8,
+        };
+        Ok(Self {
+            path: PathId(path),
+            policy,
             with: (with > 0).then_some(PathId(first)),
             link: (link > 0).then_some(number),
-            dscp: dscp as u8,
         })
     }
 }
@@ -122,24 +151,23 @@ mod tests {
 
     #[test]
     fn the_bytes_are_the_documented_ones() {
-        let notice = LinkNotice {
-            path: PathId(5),
+        let policy = LinkPolicy {
             tier: Tier::Backup,
             metered: true,
-            cap: Some(BitRate::from_bps(50_000_000)),
+            up: Some(BitRate::from_bps(50_000_000)),
             weight: Weight::new(3).unwrap(),
-            with: None,
-            link: None,
-            dscp: 0,
+            ..LinkPolicy::default()
         };
+        let notice = LinkNotice { policy, ..LinkNotice::unsaid(PathId(5)) };
         let bytes = Capsule::Link(notice).to_bytes();
         assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
         let bytes = Capsule::Link(LinkNotice { link: Some(6), ..notice }).to_bytes();
         assert_eq!(bytes[4..], [9, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 7]);
-        let bytes = Capsule::Link(LinkNotice { dscp: 46, ..notice }).to_bytes();
+        let bytes =
+            Capsule::Link(LinkNotice { policy: LinkPolicy { dscp: 46, ..policy }, ..notice }).to_bytes();
         assert_eq!(bytes[4..], [10, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3, 0, 0, 46]);
-        let notice =
-            LinkNotice { tier: Tier::Primary, metered: false, cap: None, with: Some(PathId(2)), ..notice };
+        let policy = LinkPolicy { weight: policy.weight, ..LinkPolicy::default() };
+        let notice = LinkNotice { policy, with: Some(PathId(2)), ..notice };
         assert_eq!(Capsule::Link(notice).to_bytes()[..], [0xad, 0x70, 0x76, 0x6c, 5, 5, 0, 0, 3, 3]);
     }
 
@@ -163,16 +191,7 @@ mod tests {
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
         let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
         let read = read_value(&[5, 0xf8, 0, 1, 0, 0, 0, 3]);
-        let expected = LinkNotice {
-            path: PathId(5),
-            tier: Tier::Primary,
-            metered: false,
-            cap: None,
-            weight: Weight::default(),
-            with: None,
-            link: None,
-            dscp: 0,
-        };
+        let expected = LinkNotice::unsaid(PathId(5));
         assert_eq!(read, Some(Capsule::Link(expected)));
         assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
     }
@@ -186,9 +205,10 @@ mod tests {
             weight in 1..=1000u64, with in proptest::option::of(any::<u32>()), link in proptest::option::of(any::<u16>()),
             dscp in 0..=63u8,
         ) {
-            let cap = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
-            let (path, tier, with) = (PathId(path), Tier::ALL[tier], with.map(PathId));
-            let notice = LinkNotice { path, tier, metered, cap, weight: Weight::new(weight).unwrap(), with, link, dscp };
+            let up = kbps.map(|kbps| BitRate::from_bps(kbps * 1000));
+            let (tier, weight) = (Tier::ALL[tier], Weight::new(weight).unwrap());
+            let policy = LinkPolicy { tier, metered, up, down: None, weight, dscp };
+            let notice = LinkNotice { path: PathId(path), policy, with: with.map(PathId), link };
             prop_assert_eq!(read(&Capsule::Link(notice).to_bytes()), Ok(Some(Capsule::Link(notice))));
         }
 

@@ -10,7 +10,7 @@ mod range;
 mod reader;
 mod sieve;
 
-pub use link::LinkNotice;
+pub use link::{LinkNotice, LinkPolicy};
 pub use range::{IpRange, RangeError, routes_sorted};
 pub use reader::CapsuleReader;
 pub use sieve::{CapsuleSieve, Sifted};

@@ -222,10 +222,8 @@ mod tests {
     use noq_proto::congestion::ControllerFactory;
 
     use super::*;
-    use crate::{
-        Cc,
-        gate::{GateFactory, shared_of},
-    };
+    use crate::gate::{GateFactory, shared_of};
+    use mpvpn_types::CongestionControl;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -233,7 +231,7 @@ mod tests {
         let mut paths = Paths::new();
         // In another order than their numbers'.
         for id in (0..count).rev() {
-            let controller = Arc::new(GateFactory(Cc::Bbr)).build(now, 1200);
+            let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
             let gate = shared_of(controller.as_ref()).expect("a gate");
             paths.insert(Path::new(now, PathId(id), gate));
         }
@@ -250,7 +248,7 @@ mod tests {
         let mut paths = Paths::new();
         let mut allowed = Vec::new();
         for id in 0..40 {
-            let controller = Arc::new(GateFactory(Cc::Bbr)).build(now, 1200);
+            let controller = Arc::new(GateFactory(CongestionControl::Bbr)).build(now, 1200);
             let gate = shared_of(controller.as_ref()).expect("a gate");
             allowed.extend(paths.insert(Path::new(now, PathId(id), gate)));
         }

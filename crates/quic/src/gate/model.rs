@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use mpvpn_types::{Duration, Instant};
+use mpvpn_types::{CongestionControl, Duration, Instant};
 use noq_proto::congestion::{Controller, ControllerFactory, CubicConfig};
 
-use super::{INITIAL_WINDOW, SHARE, Shared, UNKNOWN, nanos, place_of};
-use crate::{Cc, bbr::Bbr, delivery::Delivery, random_loss::RandomLoss};
+use super::{INITIAL_WINDOW, SHARE, Shared, UNKNOWN, nanos};
+use crate::{bbr::Bbr, delivery::Delivery, random_loss::RandomLoss};
 
 /// A congestion controller.
 pub(super) enum Inner {
@@ -32,10 +32,10 @@ impl Clone for Model {
 
 impl Model {
     /// One of this kind for a path that has carried nothing; `mtu`: bytes of a UDP payload.
-    pub(super) fn new(kind: Cc, now: Instant, mtu: u16) -> Self {
+    pub(super) fn new(kind: CongestionControl, now: Instant, mtu: u16) -> Self {
         let inner = match kind {
-            Cc::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, mtu))),
-            Cc::Cubic => {
+            CongestionControl::Bbr => Inner::Bbr(Box::new(Bbr::new(INITIAL_WINDOW, mtu))),
+            CongestionControl::Cubic => {
                 let mut config = CubicConfig::default();
                 config.initial_window(INITIAL_WINDOW);
                 Inner::Library(Arc::new(config).build(now, mtu))
@@ -45,10 +45,10 @@ impl Model {
     }
 
     /// The kind of its controller.
-    pub(super) fn kind(&self) -> Cc {
+    pub(super) fn kind(&self) -> CongestionControl {
         match &self.inner {
-            Inner::Bbr(_) => Cc::Bbr,
-            Inner::Library(_) => Cc::Cubic,
+            Inner::Bbr(_) => CongestionControl::Bbr,
+            Inner::Library(_) => CongestionControl::Cubic,
         }
     }
 
@@ -69,7 +69,7 @@ impl Model {
             }
             Inner::Library(inner) => (inner.window(), inner.metrics().pacing_rate),
         };
-        let kind = place_of(self.kind());
+        let kind = self.kind() as u8;
         shared.for_all(|path| {
             path.kind_in_use.store(kind, Relaxed);
             path.base_rtt.store(nanos(base), Relaxed);

@@ -2,7 +2,7 @@
 //!
 //! Always holds: nothing is computed for an event that nobody wants.
 
-use mpvpn_types::{PathId, target::CONGESTION};
+use mpvpn_types::{CongestionControl, PathId, target::CONGESTION};
 use tracing::{Level, debug, enabled, trace};
 
 use super::{Inner, Model, Shared};
@@ -149,7 +149,7 @@ pub(super) fn losses(shared: &Shared, lost: u64, from: u64, persistent: bool, ec
 }
 
 /// Another kind of controller begins.
-pub(super) fn kind(shared: &Shared, from: crate::Cc, to: crate::Cc) {
+pub(super) fn kind(shared: &Shared, from: CongestionControl, to: CongestionControl) {
     let PathLabel { connection, path } = shared.label();
     debug!(
         target: CONGESTION, connection = connection.0, path = path.0, %from, %to,

@@ -10,10 +10,8 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{Seat, Shaper, Share};
 use mpvpn_lab::{ByteCount, Params, emulation::Channel};
-use mpvpn_quic::{
-    Cc, ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions,
-};
-use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, PathId, Portion, Weight};
+use mpvpn_quic::{ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions};
+use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, PathId, Portion, Weight};
 
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
@@ -84,10 +82,10 @@ const FIRST: fn() -> Share = || Share { first: true, ..Share::default() };
 
 impl World {
     fn new(params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
-        Self::with(Cc::Bbr, params, capacity, shares)
+        Self::with(CongestionControl::Bbr, params, capacity, shares)
     }
 
-    fn with(cc: Cc, params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
+    fn with(cc: CongestionControl, params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
         let now = Instant::now();
         let options = TransportOptions { cc, rng_seed: Some([3; 32]), ..TransportOptions::default() };
         let (server, setup) = crate::tls::pair(&options, &options);
@@ -536,7 +534,8 @@ fn a_path_without_its_seat_keeps_to_its_own_cap() {
 
 #[test]
 fn cubic_shares_a_link_as_well() {
-    let mut world = World::with(Cc::Cubic, &link(20, 10 * MS), None, &[weight(3), FIRST(), weight(1)]);
+    let mut world =
+        World::with(CongestionControl::Cubic, &link(20, 10 * MS), None, &[weight(3), FIRST(), weight(1)]);
     world.demand(CALLS, Demand::Calls, 1);
     world.demand(BULK, Demand::Greedy, 1);
     world.demand(OTHER, Demand::Greedy, 1);

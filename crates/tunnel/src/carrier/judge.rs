@@ -49,7 +49,7 @@ impl Carrier {
         for (id, path) in self.paths.iter_mut() {
             let link = match role {
                 Role::Client => Some(path.link().uplink().0),
-                Role::Server => path.policy.get().link,
+                Role::Server => path.policy.place().1,
             };
             let inside_tcp = path.is_inside_tcp();
             if let Some(settings) = path.policy.apply(now, self.shared.as_ref(), link, inside_tcp) {

@@ -39,7 +39,7 @@ impl PathEntry {
         Self {
             link,
             inside_tcp,
-            liveness: Liveness::new(policy.get().liveness(inside_tcp), now),
+            liveness: Liveness::new(policy.liveness(inside_tcp), now),
             peer: PeerView::default(),
             usage: PathUsage::new(),
             loss_grace: LossGrace::default(),
@@ -73,7 +73,7 @@ impl PathEntry {
         match role {
             Role::Client if self.link.is_tcp() => self.link.0.into(),
             Role::Client => self.link.uplink().0.into(),
-            Role::Server => self.policy.get().with.unwrap_or(id).0,
+            Role::Server => self.policy.place().0.unwrap_or(id).0,
         }
     }
 
@@ -104,19 +104,19 @@ impl PathEntry {
     /// Nobody needs to know quickly whether it still works, and finding out costs.
     #[inline]
     pub(super) fn may_rest(&self) -> bool {
-        let PathPolicy { metered, tier, .. } = *self.policy.get();
-        metered && tier == Tier::Backup && self.usage.place() != mpvpn_path::Place::Active
+        let policy = self.policy.get();
+        policy.metered && policy.tier == Tier::Backup && self.usage.place() != mpvpn_path::Place::Active
     }
 
     /// Uses it in another way from now on; returns whether that is another one.
     pub(super) fn set_policy(&mut self, now: Instant, policy: PathPolicy) -> bool {
-        if *self.policy.get() == policy {
+        let metered = self.policy.get().metered;
+        if !self.policy.set(policy) {
             return false;
         }
-        if self.policy.get().metered != policy.metered {
-            self.liveness.set_config(now, policy.liveness(self.inside_tcp));
+        if self.policy.get().metered != metered {
+            self.liveness.set_config(now, self.policy.liveness(self.inside_tcp));
         }
-        self.policy.set(policy);
         true
     }
 }

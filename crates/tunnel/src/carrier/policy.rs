@@ -7,9 +7,9 @@
 use std::collections::BTreeMap;
 
 use mpvpn_class::Seat;
-use mpvpn_masque::capsule::LinkNotice;
+use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::LivenessConfig;
-use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId, Tier, Weight};
+use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId};
 
 use super::Role;
 use crate::shapers::Shapers;
@@ -20,33 +20,24 @@ const MAX_EARLY: usize = 64;
 /// How this end is to use a path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PathPolicy {
-    /// When data is sent there.
-    pub(crate) tier: Tier,
-    /// Every packet costs.
-    pub(crate) metered: bool,
-    /// What this end may send there.
-    pub(crate) cap: Option<BitRate>,
-    /// How much this end sends there compared with other paths, under the scheduler `weighted`.
-    pub(crate) weight: Weight,
+    /// What was said of its link; the far end's share of it says nothing here.
+    pub(crate) policy: LinkPolicy,
     /// At a server: the first of several paths over the same link.
     pub(crate) with: Option<PathId>,
     /// At a server: the client's number of the link, if it has told.
     pub(crate) link: Option<u16>,
-    /// At a server: the mark (DSCP, RFC 2474) of what it sends there, 0 to 63.
-    pub(crate) dscp: u8,
 }
 
-impl PathPolicy {
-    pub(super) fn liveness(&self, inside_tcp: bool) -> LivenessConfig {
-        let config = if self.metered { LivenessConfig::metered() } else { LivenessConfig::default() };
-        if inside_tcp { config.inside_tcp() } else { config }
+impl From<LinkPolicy> for PathPolicy {
+    fn from(policy: LinkPolicy) -> Self {
+        Self { policy, with: None, link: None }
     }
 }
 
 impl From<LinkNotice> for PathPolicy {
     fn from(notice: LinkNotice) -> Self {
-        let LinkNotice { tier, metered, cap, weight, with, link, dscp, .. } = notice;
-        Self { tier, metered, cap, weight, with, link, dscp }
+        let LinkNotice { policy, with, link, .. } = notice;
+        Self { policy, with, link }
     }
 }
 
@@ -129,19 +120,31 @@ pub(super) struct PathSettings {
 impl PolicyInForce {
     /// For a path that is new; `shared`: other connections have paths over the same links.
     pub(super) fn new(policy: PathPolicy, shared: bool) -> Self {
-        let is_plain = policy.cap.is_none() && policy.dscp == 0;
+        let is_plain = policy.policy.up.is_none() && policy.policy.dscp == 0;
         Self { policy, applied: is_plain && !shared, shaper: None }
     }
 
     #[inline]
-    pub(super) fn get(&self) -> &PathPolicy {
-        &self.policy
+    pub(super) fn get(&self) -> &LinkPolicy {
+        &self.policy.policy
     }
 
-    pub(super) fn set(&mut self, policy: PathPolicy) {
-        let settings = |policy: &PathPolicy| (policy.cap, policy.link, policy.dscp);
+    /// At a server: the first of several paths over the same link, and the client's number of the link.
+    pub(super) fn place(&self) -> (Option<PathId>, Option<u16>) {
+        (self.policy.with, self.policy.link)
+    }
+
+    /// The heartbeats that it asks for.
+    pub(super) fn liveness(&self, inside_tcp: bool) -> LivenessConfig {
+        let config = if self.get().metered { LivenessConfig::metered() } else { LivenessConfig::default() };
+        if inside_tcp { config.inside_tcp() } else { config }
+    }
+
+    /// Takes another one; returns whether that is news.
+    pub(super) fn set(&mut self, policy: PathPolicy) -> bool {
+        let settings = |policy: &PathPolicy| (policy.policy.up, policy.link, policy.policy.dscp);
         self.applied &= settings(&self.policy) == settings(&policy);
-        self.policy = policy;
+        std::mem::replace(&mut self.policy, policy) != policy
     }
 
     /// The connection has to be told again.
@@ -166,13 +169,13 @@ impl PolicyInForce {
         if std::mem::replace(&mut self.applied, true) {
             return None;
         }
-        let cap = self.policy.cap;
+        let LinkPolicy { up: cap, dscp, .. } = self.policy.policy;
         // What a queue does to round trips cannot be seen through the one of a TCP connection.
         let measured = !inside_tcp || cap.is_some();
         let seat = shared.zip(link.filter(|_| measured));
         let seat = seat.map(|(shared, link)| shared.shapers.seat(now, link, shared.class, cap));
         self.shaper.clone_from(&seat);
-        Some(PathSettings { shaper: seat, cap, dscp: self.policy.dscp })
+        Some(PathSettings { shaper: seat, cap, dscp })
     }
 }
 
@@ -181,7 +184,8 @@ mod tests {
     use super::*;
 
     fn capped(mbit: u64) -> PathPolicy {
-        PathPolicy { cap: Some(BitRate::from_bps(mbit * 1_000_000)), ..PathPolicy::default() }
+        let up = Some(BitRate::from_bps(mbit * 1_000_000));
+        LinkPolicy { up, ..LinkPolicy::default() }.into()
     }
 
     #[test]
@@ -218,12 +222,12 @@ mod tests {
         let mut policy = PolicyInForce::new(PathPolicy::default(), false);
         assert_eq!(told(&mut policy), None, "it has no cap anyway");
         policy.set(capped(5));
-        assert_eq!((told(&mut policy), told(&mut policy)), (Some(capped(5).cap), None));
-        policy.set(PathPolicy { metered: true, ..capped(5) });
+        assert_eq!((told(&mut policy), told(&mut policy)), (Some(capped(5).policy.up), None));
+        policy.set(LinkPolicy { metered: true, ..capped(5).policy }.into());
         assert_eq!(told(&mut policy), None, "nothing to the connection");
         policy.reapply();
-        assert_eq!(told(&mut policy), Some(capped(5).cap));
-        policy.set(PathPolicy { dscp: 46, ..capped(5) });
+        assert_eq!(told(&mut policy), Some(capped(5).policy.up));
+        policy.set(LinkPolicy { dscp: 46, ..capped(5).policy }.into());
         assert_eq!(policy.apply(now, None, None, false).map(|settings| settings.dscp), Some(46));
     }
 

@@ -1,9 +1,12 @@
 //! What tests of several parts need.
 
-use mpvpn_quic::{Cc, PathView};
-use mpvpn_types::{Duration, Instant, LinkId, PathId};
+use mpvpn_quic::PathView;
+use mpvpn_types::{CongestionControl, Duration, Instant, LinkId, PathId};
 
-use super::{PathPolicy, path::PathEntry, policy::PolicyInForce};
+use super::{
+    path::PathEntry,
+    policy::{PathPolicy, PolicyInForce},
+};
 
 /// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and
 /// nothing else of note.
@@ -20,7 +23,7 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
         loss,
         recent: 1000,
         random_loss: None,
-        cc: Cc::Bbr,
+        cc: CongestionControl::Bbr,
         window: 1 << 20,
         in_flight: 0,
         rate: 1_000_000,

@@ -19,7 +19,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Fec, Instant};
 
-use super::{Assignment, Carries, Client, ClientError, ClientEvent};
+use super::{Assignment, Carries, Client, ClientError, ClientEvent, links::at_this_end};
 use crate::{
     CC_HEADER, CLASS_HEADER, CLOCKS_CONTEXT, CLOCKS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT,
     FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER,
@@ -147,7 +147,7 @@ impl Client {
         carrier.set_class(self.config.class.as_ref());
         for (link, policy) in &self.policies {
             // Until the server agrees its heartbeats are those of any link.
-            carrier.set_link(now, *link, policy.ours(false));
+            carrier.set_link(now, *link, at_this_end(policy, false));
         }
         for path in connection.paths().collect::<Vec<_>>() {
             carrier.path_opened(now, connection, path);
@@ -190,7 +190,7 @@ impl Client {
         if headers.text(LINKS_HEADER) == Some(TRUE) {
             session.told = Some(BTreeMap::new());
             for (link, policy) in &self.policies {
-                session.carrier.set_link(now, *link, policy.ours(true));
+                session.carrier.set_link(now, *link, at_this_end(policy, true));
             }
         }
     }
@@ -203,7 +203,7 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.accepted = true;
         for (link, policy) in &self.policies {
-            session.carrier.set_link(now, *link, policy.ours(false));
+            session.carrier.set_link(now, *link, at_this_end(policy, false));
         }
         if asks && let Ok(stream) = connection.open_bi() {
             let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);

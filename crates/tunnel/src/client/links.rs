@@ -2,48 +2,19 @@
 
 use bytes::BytesMut;
 use mpvpn_masque::{
-    capsule::{Capsule, LinkNotice},
+    capsule::{Capsule, LinkNotice, LinkPolicy},
     h3,
 };
 use mpvpn_path::Heard;
 use mpvpn_quic::LostReason;
-use mpvpn_types::{BitRate, Instant, LinkId, Tier, Weight};
+use mpvpn_types::{Instant, LinkId, Tier};
 
 use super::{Client, Session};
-use crate::carrier::PathPolicy;
 
-/// How a link is to be used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkPolicy {
-    /// When it carries data.
-    pub tier: Tier,
-    /// Every packet costs.
-    pub metered: bool,
-    /// What this end may send there.
-    pub up: Option<BitRate>,
-    /// What the server is asked to keep to there.
-    pub down: Option<BitRate>,
-    /// How much both ends send there compared with other links, under the scheduler `weighted`.
-    pub weight: Weight,
-    /// The mark (DSCP, RFC 2474) that the server is asked to put on its packets there, 0 to 63. This end's own packets get
-    /// theirs from the socket.
-    pub dscp: u8,
-}
-
-impl LinkPolicy {
-    /// What it means at this end; `agreed`: the far end sends heartbeats accordingly.
-    pub(super) fn ours(&self, agreed: bool) -> PathPolicy {
-        let metered = self.metered && agreed;
-        PathPolicy {
-            tier: self.tier,
-            metered,
-            cap: self.up,
-            weight: self.weight,
-            with: None,
-            link: None,
-            dscp: 0,
-        }
-    }
+/// What a policy means at this end, whose packets get their mark from the socket; `agreed`: the far end sends heartbeats
+/// accordingly.
+pub(super) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
+    LinkPolicy { metered: policy.metered && agreed, dscp: 0, ..*policy }
 }
 
 impl Client {
@@ -57,7 +28,7 @@ impl Client {
             return;
         }
         if let Some(session) = &mut self.session {
-            session.carrier.set_link(now, id, policy.ours(session.told.is_some()));
+            session.carrier.set_link(now, id, at_this_end(&policy, session.told.is_some()));
         }
         match (before.tier, policy.tier) {
             (Tier::Never, Tier::Never) => {}
@@ -153,21 +124,10 @@ impl Client {
             let with =
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = self.policies.get(&link).copied().unwrap_or_default();
-            let LinkPolicy { tier, metered, down: cap, weight, dscp, .. } = policy;
-            let shared = self.config.class.is_some().then_some(link.uplink().0);
-            let notice = LinkNotice { path, tier, metered, cap, weight, with, link: shared, dscp };
-            let default = LinkPolicy::default();
-            let default = LinkNotice {
-                path,
-                tier: default.tier,
-                metered: default.metered,
-                cap: default.down,
-                weight: default.weight,
-                with: None,
-                link: None,
-                dscp: default.dscp,
-            };
-            if tier == Tier::Never || *told.get(&path).unwrap_or(&default) == notice {
+            let number = self.config.class.is_some().then_some(link.uplink().0);
+            let notice = LinkNotice { path, policy: policy.of_far_end(), with, link: number };
+            let known = told.get(&path).copied().unwrap_or(LinkNotice::unsaid(path));
+            if policy.tier == Tier::Never || known == notice {
                 continue;
             }
             told.insert(path, notice);

@@ -4,8 +4,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::Failure};
-use mpvpn_quic::Cc;
-use mpvpn_types::Duration;
+use mpvpn_types::{CongestionControl, Duration};
 
 use super::UdpNews;
 use crate::{Counters, LaneCounters, PathReport, Rates, RelayId, UdpId};
@@ -121,7 +120,7 @@ pub struct ClientReport {
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
     pub lane: Option<LaneCounters>,
     /// The congestion controller that the server says it uses on the connection's paths; `None` where it says nothing.
-    pub peer_cc: Option<Cc>,
+    pub peer_cc: Option<CongestionControl>,
     /// The server carries no packets, and each flow travels by itself.
     pub by_flows: bool,
     /// TCP connections that travel as streams.

@@ -69,7 +69,7 @@ impl Bare {
                     match capsules.next() {
                         Ok(None) => return,
                         Ok(Some(Capsule::Link(notice))) => {
-                            self.carrier.set_path(now, notice.path, notice.into());
+                            self.carrier.set_path(now, notice);
                         }
                         Ok(Some(_)) => {}
                         Err(error) => {

@@ -13,8 +13,8 @@ use mpvpn_masque::{
     structured,
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, Connection, ConnectionId, StreamId};
-use mpvpn_types::{Fec, Instant, PathId};
+use mpvpn_quic::{Connection, ConnectionId, StreamId};
+use mpvpn_types::{CongestionControl, Fec, Instant, PathId};
 
 use super::{Departed, Server, ServerEvent, Tunnel};
 use crate::{
@@ -339,7 +339,7 @@ impl Server {
                         requests.iter().map(|request| (request.request_id, request.net)).collect();
                     self.address(now, id, &asked);
                 }
-                Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice.path, notice.into()),
+                Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice),
                 // Routes behind a client are not supported (see docs/protocol.md, ROUTE_ADVERTISEMENT).
                 Ok(Some(_)) => {}
                 Err(error) => return self.malformed(now, id, &error),
@@ -503,7 +503,7 @@ pub(super) fn agree_cc(
 }
 
 /// The congestion controller that a request asks for, if it is known here.
-fn cc_of(headers: &Headers) -> Option<Cc> {
+fn cc_of(headers: &Headers) -> Option<CongestionControl> {
     headers.single(CC_HEADER).and_then(structured::token)?.parse().ok()
 }
 

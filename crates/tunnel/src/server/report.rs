@@ -1,7 +1,7 @@
 //! What a server tells about its connections, those that are over included.
 
-use mpvpn_quic::{Cc, Connection};
-use mpvpn_types::{Duration, Instant, SessionId};
+use mpvpn_quic::Connection;
+use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
 use super::Server;
 use crate::{AddressSet, ClassProfile, Counters, LaneCounters, Member, PathReport, Rates, carrier::Carrier};
@@ -17,7 +17,7 @@ pub struct SessionReport {
     /// The name of its class; empty where the client has none.
     pub class: String,
     /// The congestion controller that this end uses on its paths; `None` where there is no path.
-    pub cc: Option<Cc>,
+    pub cc: Option<CongestionControl>,
     /// Whose it is.
     pub user: String,
     /// Its addresses.

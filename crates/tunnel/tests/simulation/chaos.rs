@@ -9,9 +9,8 @@ use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::build;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::ClientState;
-use mpvpn_types::{BitRate, Duration, Instant, LinkId};
+use mpvpn_types::{BitRate, CongestionControl, Duration, Instant, LinkId};
 
 const LINKS: usize = 3;
 const SECOND: Duration = Duration::from_secs(1);
@@ -79,7 +78,7 @@ impl Chaos {
             LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
         };
         let specs: Vec<LinkSpec> = (0..LINKS).map(spec).collect();
-        let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, &specs);
+        let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &specs);
         world.up(client);
         world.run(SECOND);
         let now = world.now;

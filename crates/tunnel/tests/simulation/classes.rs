@@ -8,9 +8,8 @@ use mpvpn_lab::LinkSpec;
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, LinkPolicy, Member};
-use mpvpn_types::{BitRate, ClassId, Duration, Instant, LinkId, Portion, Weight};
+use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, Portion, Weight};
 
 const CRITICAL: ClassId = ClassId(1);
 const BULK: ClassId = ClassId(2);
@@ -66,7 +65,7 @@ impl Site {
     }
 
     /// The same, and the server's controller of the class `bulk`.
-    fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<Cc>) -> Self {
+    fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<CongestionControl>) -> Self {
         let mut world = World::new();
         world.lane = Rules { mode: lane, rules: Vec::new() };
         let weight = |number| Weight::new(number).unwrap();
@@ -83,7 +82,7 @@ impl Site {
             ClassRules::new(vec![rule(CALL, CALL + 1, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
         let specs: Vec<LinkSpec> = links.iter().map(|text| text.parse().unwrap()).collect();
         let member: Option<(usize, Member)> = None;
-        let client = world.add_over(member, TOKEN, Scheduler::Auto, Cc::Bbr, &specs);
+        let client = world.add_over(member, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &specs);
         if let Some(mbit) = given {
             let rate = Some(BitRate::from_bps(mbit * 1_000_000));
             let policy = LinkPolicy { up: rate, down: rate, ..LinkPolicy::default() };
@@ -405,7 +404,7 @@ fn a_class_says_which_controller_the_server_uses_for_it() {
         mbit(site.moved(BACKUP)[1] - before, 4500 * MS)
     };
     // CUBIC takes every loss for congestion.
-    let (bbr, cubic) = (rate(None), rate(Some(Cc::Cubic)));
+    let (bbr, cubic) = (rate(None), rate(Some(CongestionControl::Cubic)));
     assert!(bbr > 40.0 && cubic < 10.0, "{bbr:.1} and {cubic:.1} Mbit/s");
-    assert!(rate(Some(Cc::Bbr)) > 40.0);
+    assert!(rate(Some(CongestionControl::Bbr)) > 40.0);
 }

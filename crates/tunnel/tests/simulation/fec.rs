@@ -10,9 +10,8 @@ use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{FecCounters, LaneCounters, LinkPolicy};
-use mpvpn_types::{BitRate, Duration, Fec, Instant, LinkId, Tier};
+use mpvpn_types::{BitRate, CongestionControl, Duration, Fec, Instant, LinkId, Tier};
 
 /// Bytes of payload of the packets.
 const PAYLOAD: usize = 600;
@@ -239,7 +238,13 @@ fn a_full_path_gets_less_repair_and_keeps_its_mtu() {
     let mut world = World::new();
     (world.fec, world.pipes, world.ecn) = (Fec::Auto, 4, 2);
     let link: LinkSpec = "110mbit,10ms,queue=60ms,session_rate=30mbit,loss=12%".parse().unwrap();
-    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, &[link.clone(), link.clone(), link]);
+    let client = world.add_over(
+        None,
+        TOKEN,
+        Scheduler::Auto,
+        CongestionControl::Bbr,
+        &[link.clone(), link.clone(), link],
+    );
     world.up(client);
     world.run(Duration::from_secs(3));
     let mtu = world.machines[client].mtu;
@@ -273,7 +278,7 @@ fn cubic_is_spared_the_losses_that_are_made_good() {
         let rate = Some(BitRate::from_bps(50_000_000));
         let params = Params { rate, delay: 20 * MS, mtu: Some(1500), loss: 0.05, ..Params::default() };
         let link = LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() };
-        let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Cubic, &[link]);
+        let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Cubic, &[link]);
         world.up(client);
         let mut before = 0;
         for n in 0..12_000 {

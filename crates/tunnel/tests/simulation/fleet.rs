@@ -6,9 +6,8 @@ use crate::world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
 use mpvpn_packet::{build::Packet, ip};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
-use mpvpn_types::{ClassId, Duration, Instant, LinkId};
+use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -133,7 +132,7 @@ impl Stage {
     }
 
     fn setup(&self, id: ClassId, name: &str, scheduler: Scheduler) -> ClassSetup {
-        let config = self.world.client_config(TOKEN, scheduler, Cc::Bbr);
+        let config = self.world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
         ClassSetup { id, first: false, config: ClientConfig { class: Some(profile(name)), ..config } }
     }
 

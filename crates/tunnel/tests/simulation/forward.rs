@@ -14,9 +14,8 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::{VNET_HDR_LEN, build};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead, ServerEvent, UdpId};
-use mpvpn_types::Duration;
+use mpvpn_types::{CongestionControl, Duration};
 
 const HERE: &str = "127.0.0.1:40000";
 
@@ -32,7 +31,7 @@ struct Inside {
 impl Inside {
     fn begun() -> Self {
         let world = World::new();
-        let setup = world.client_config(TOKEN, Scheduler::Auto, Cc::Bbr).setup;
+        let setup = world.client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr).setup;
         let remote = SERVER.parse().unwrap();
         let forwarder = Forwarder::connect(world.now, &setup, remote, "mpvpn").unwrap();
         Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() }

@@ -3,9 +3,8 @@
 use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_class::Share;
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{Carries, ClassProfile, ClientState, LinkPolicy};
-use mpvpn_types::{BitRate, Duration, LinkId, Tier, Weight};
+use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId, Tier, Weight};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -329,7 +328,7 @@ fn failover_goes_through_the_tiers() {
 }
 
 /// The congestion controllers of the server's paths to its clients, one entry for each path.
-fn controllers_of_the_server(world: &mut World) -> Vec<Cc> {
+fn controllers_of_the_server(world: &mut World) -> Vec<CongestionControl> {
     let now = world.now;
     let reports = world.servers[0].report(now);
     let controllers = reports.iter().flat_map(|report| report.paths.iter().map(|path| path.view.cc));
@@ -342,10 +341,10 @@ fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
     // A class without priority sleeps until it is used.
     let critical = || ClassProfile { share: Share { first: true, ..Share::default() }, ..class("critical") };
     for (cc, carries, classes) in [
-        (Cc::Cubic, Carries::Packets, vec![]),
-        (Cc::Bbr, Carries::Packets, vec![]),
-        (Cc::Cubic, Carries::Packets, vec![class("default"), critical()]),
-        (Cc::Cubic, Carries::Streams, vec![]),
+        (CongestionControl::Cubic, Carries::Packets, vec![]),
+        (CongestionControl::Bbr, Carries::Packets, vec![]),
+        (CongestionControl::Cubic, Carries::Packets, vec![class("default"), critical()]),
+        (CongestionControl::Cubic, Carries::Streams, vec![]),
     ] {
         let mut world = World::new();
         let connections = classes.len().max(1);

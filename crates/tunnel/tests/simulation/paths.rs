@@ -11,8 +11,7 @@ use mpvpn_lab::{
     scenario::{Change, Scenario},
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_types::{CongestionControl, Duration, LinkId};
 
 /// What TCP needs to find its rate is not counted.
 const START_UP: Duration = Duration::from_secs(2);
@@ -35,11 +34,9 @@ fn play(scenario: &Scenario, flows: u32, way: Direction, time: Duration) -> Foun
     world.pipes = scenario.client.pipes.map_or(1, |pipes| pipes as u8);
     let scheduler =
         scenario.client.scheduler.as_deref().map_or(Scheduler::Auto, |name| name.parse().unwrap());
-    let cc = scenario
-        .client
-        .cc
-        .as_deref()
-        .map_or(Cc::Bbr, |name| if name == "cubic" { Cc::Cubic } else { Cc::Bbr });
+    let cc = scenario.client.cc.as_deref().map_or(CongestionControl::Bbr, |name| {
+        if name == "cubic" { CongestionControl::Cubic } else { CongestionControl::Bbr }
+    });
     let client = world.add_over(None, TOKEN, scheduler, cc, &scenario.links);
     world.up(client);
     world.run(Duration::from_secs(1));

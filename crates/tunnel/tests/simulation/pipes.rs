@@ -5,14 +5,13 @@ use std::net::SocketAddr;
 use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{Direction, LinkSpec};
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::LinkPolicy;
-use mpvpn_types::{BitRate, Duration, Instant, LinkId, Tier};
+use mpvpn_types::{BitRate, CongestionControl, Duration, Instant, LinkId, Tier};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A client whose links have so many pipes, and a second for all of them to open.
-fn start(pipes: u8, scheduler: Scheduler, cc: Cc, links: &[&str]) -> (World, usize) {
+fn start(pipes: u8, scheduler: Scheduler, cc: CongestionControl, links: &[&str]) -> (World, usize) {
     let mut world = World::new();
     world.pipes = pipes;
     let links: Vec<LinkSpec> = links.iter().map(|link| link.parse().unwrap()).collect();
@@ -92,10 +91,10 @@ fn carry(world: &mut World, client: usize, flows: u16, way: Direction, time: Dur
 #[test]
 fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
     for (cc, flows, way) in [
-        (Cc::Bbr, 1, Direction::Down),
-        (Cc::Bbr, 8, Direction::Down),
-        (Cc::Bbr, 8, Direction::Up),
-        (Cc::Cubic, 8, Direction::Up),
+        (CongestionControl::Bbr, 1, Direction::Down),
+        (CongestionControl::Bbr, 8, Direction::Down),
+        (CongestionControl::Bbr, 8, Direction::Up),
+        (CongestionControl::Cubic, 8, Direction::Up),
     ] {
         let [one, four] = [1, 4].map(|pipes| {
             let (mut world, client) = start(pipes, Scheduler::Auto, cc, &["100mbit,10ms,queue=60ms"]);
@@ -107,7 +106,8 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
         );
         // CUBIC fills a queue until it overflows, and hears of that later where packets are spread over paths: more
         // is lost then and its delay grows, but never beyond the link's queue.
-        let (least, most) = if cc == Cc::Bbr { (0.97, one.ping + 4 * MS) } else { (0.94, 70 * MS) };
+        let (least, most) =
+            if cc == CongestionControl::Bbr { (0.97, one.ping + 4 * MS) } else { (0.94, 70 * MS) };
         assert!(
             four.mbit >= least * one.mbit,
             "{cc}, {flows}, {way:?}: {} of {} Mbit/s",
@@ -122,7 +122,7 @@ fn four_pipes_are_like_one_where_nobody_shapes_sessions() {
 fn four_pipes_get_what_a_shaper_of_sessions_holds_back_from_one() {
     let rate = |pipes, way| {
         let link = ["50mbit,10ms,queue=60ms,session_rate=13mbit"];
-        let (mut world, client) = start(pipes, Scheduler::Auto, Cc::Bbr, &link);
+        let (mut world, client) = start(pipes, Scheduler::Auto, CongestionControl::Bbr, &link);
         carry(&mut world, client, 8, way, 3 * SECOND).mbit
     };
     for way in [Direction::Down, Direction::Up] {
@@ -135,7 +135,7 @@ fn four_pipes_get_what_a_shaper_of_sessions_holds_back_from_one() {
 
 #[test]
 fn a_pipe_that_falls_silent_is_hardly_missed() {
-    let (mut world, client) = start(4, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    let (mut world, client) = start(4, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms"]);
     world.chat(client, SECOND);
     for silent in [0, 2] {
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
@@ -156,7 +156,7 @@ fn a_pipe_that_falls_silent_is_hardly_missed() {
 #[test]
 fn schedulers_take_all_pipes_of_a_link_for_one_path() {
     let links = ["20mbit,10ms,queue=60ms", "20mbit,10ms,queue=60ms"];
-    let (mut world, client) = start(2, Scheduler::Failover, Cc::Bbr, &links);
+    let (mut world, client) = start(2, Scheduler::Failover, CongestionControl::Bbr, &links);
     let found = carry(&mut world, client, 4, Direction::Down, SECOND);
     assert!((15.0..20.0).contains(&found.mbit), "{} Mbit/s over one link at a time", found.mbit);
     let now = world.now;
@@ -165,14 +165,15 @@ fn schedulers_take_all_pipes_of_a_link_for_one_path() {
     let active: Vec<LinkId> = active.filter_map(|path| path.link).collect();
     assert_eq!(active, [LinkId(0), LinkId(0).with_pipe(1)]);
 
-    let (mut world, client) = start(4, Scheduler::Redundant, Cc::Bbr, &links[..1]);
+    let (mut world, client) = start(4, Scheduler::Redundant, CongestionControl::Bbr, &links[..1]);
     let found = carry(&mut world, client, 4, Direction::Down, SECOND);
     assert!(found.mbit > 15.0, "{} Mbit/s: copies over the same link help nobody", found.mbit);
 }
 
 #[test]
 fn pipes_share_the_caps_of_their_link_and_go_with_it() {
-    let (mut world, client) = start(4, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms", "5mbit,10ms"]);
+    let (mut world, client) =
+        start(4, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms", "5mbit,10ms"]);
     let cap = Some(BitRate::from_bps(10_000_000));
     let now = world.now;
     let say = |world: &mut World, link, policy| {
@@ -197,7 +198,7 @@ fn pipes_share_the_caps_of_their_link_and_go_with_it() {
 
 #[test]
 fn each_pipe_learns_where_the_server_sees_it() {
-    let (mut world, client) = start(3, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    let (mut world, client) = start(3, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms"]);
     let now = world.now;
     let paths = world.machines[client].client.report(now).paths;
     let seen: Vec<_> = paths.iter().map(|path| path.view.observed.expect("the server tells")).collect();
@@ -210,7 +211,7 @@ fn each_pipe_learns_where_the_server_sees_it() {
 
 #[test]
 fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
-    let (mut world, client) = start(2, Scheduler::Auto, Cc::Bbr, &["50mbit,10ms,queue=60ms"]);
+    let (mut world, client) = start(2, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms"]);
     let second = LinkId(0).with_pipe(1);
     let mut sent = 0u32;
     for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Never] {
@@ -255,7 +256,7 @@ fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
 fn a_second_pipe_shows_what_it_brings_within_seconds() {
     let link = ["50mbit,20ms,queue=60ms,session_rate=13mbit"];
     for way in [Direction::Down, Direction::Up] {
-        let (mut world, client) = start(2, Scheduler::Auto, Cc::Bbr, &link);
+        let (mut world, client) = start(2, Scheduler::Auto, CongestionControl::Bbr, &link);
         let mut rates = Vec::new();
         for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Primary] {
             let (now, policy) = (world.now, LinkPolicy { tier, ..LinkPolicy::default() });

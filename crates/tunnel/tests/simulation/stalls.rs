@@ -6,8 +6,7 @@ use crate::world::{
 };
 use mpvpn_lab::{LinkSpec, Params, scenario::Scenario};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
-use mpvpn_types::{BitRate, Duration, LinkId};
+use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId};
 
 const S: Duration = Duration::from_secs(1);
 
@@ -97,7 +96,7 @@ fn a_path_that_stalls_costs_transfers_little() {
 /// Bytes that were sent again in vain over links as they are described, as a share of 30 MB.
 fn repeated(links: &[LinkSpec]) -> f64 {
     let mut world = World::new();
-    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, links);
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, links);
     world.up(client);
     world.run(S);
     let mut talks = [Talk::new(15, 15_000_000)];

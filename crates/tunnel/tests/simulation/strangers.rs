@@ -15,9 +15,9 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::{VNET_HDR_LEN, build::Packet, ip};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, Connection, Endpoint, Event, Local, Read, StreamId};
+use mpvpn_quic::{Connection, Endpoint, Event, Local, Read, StreamId};
 use mpvpn_tunnel::Server;
-use mpvpn_types::{Duration, Instant, LinkId};
+use mpvpn_types::{CongestionControl, Duration, Instant, LinkId};
 
 /// The answer to one request, with its content, over a connection of its own.
 fn answer(request: &Headers) -> (Headers, Vec<u8>) {
@@ -42,7 +42,7 @@ fn converse(
     request: &Headers,
     mut turn: impl FnMut(&mut Connection, StreamId, Option<HttpEvent>) -> bool,
 ) {
-    let setup = World::new().client_config(TOKEN, Scheduler::Auto, Cc::Bbr).setup;
+    let setup = World::new().client_config(TOKEN, Scheduler::Auto, CongestionControl::Bbr).setup;
     let mut client = Endpoint::client(&setup);
     let (local, remote) = (Local::link(LinkId(0)), "192.0.2.1:443".parse().unwrap());
     let mut now = Instant::now();

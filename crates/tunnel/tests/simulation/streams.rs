@@ -10,9 +10,8 @@ use mpvpn_lane::{
 };
 use mpvpn_masque::connect::Failure;
 use mpvpn_path::{Heard, Scheduler};
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::Carried;
-use mpvpn_types::{Duration, LinkId};
+use mpvpn_types::{CongestionControl, Duration, LinkId};
 
 fn world(links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
@@ -244,7 +243,7 @@ const TIME: Duration = Duration::from_secs(8);
 fn share(name: &str, count: u16, way: Direction) -> f64 {
     let scenario = Scenario::all().unwrap().into_iter().find(|scenario| scenario.name == name).expect(name);
     let mut world = World::new();
-    let client = world.add_over(None, TOKEN, Scheduler::Auto, Cc::Bbr, &scenario.links);
+    let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &scenario.links);
     world.up(client);
     world.run(Duration::from_secs(1));
     let (down, up) = if way == Direction::Down { (60_000, 0) } else { (1, 60_000_000_000) };

@@ -20,9 +20,8 @@ use mpvpn_lab::LinkSpec;
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_packet::build::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{LinkPolicy, Member};
-use mpvpn_types::{Duration, Fec, LinkId};
+use mpvpn_types::{CongestionControl, Duration, Fec, LinkId};
 
 use crate::world::{MS, TOKEN, World, app::App, record::Record, tcp::Flow};
 
@@ -89,7 +88,7 @@ fn a_world_repeats_to_the_microsecond_and_the_byte() {
 
 fn short_bonding(world: &mut World) {
     world.fec = Fec::Auto;
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     lose(world, client, &[(0, 0.02, 0.02)]);
     let mut all = flows(world, client, 40_000, 1, 1);
     tcp(world, client, &mut all, SECOND / 2);
@@ -101,13 +100,13 @@ fn short_streams(world: &mut World) {
 }
 
 fn short_restart(world: &mut World) {
-    let client = start(world, Scheduler::Redundant, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Redundant, CongestionControl::Bbr, &UNEQUAL);
     world.restart_server();
     world.chat(client, 3 * SECOND);
 }
 
 /// A client over links, which is up for a second.
-fn start(world: &mut World, scheduler: Scheduler, cc: Cc, links: &[&str]) -> usize {
+fn start(world: &mut World, scheduler: Scheduler, cc: CongestionControl, links: &[&str]) -> usize {
     let links: Vec<LinkSpec> = links.iter().map(|link| link.parse().unwrap()).collect();
     let member: Option<(usize, Member)> = None;
     let client = world.add_over(member, TOKEN, scheduler, cc, &links);
@@ -118,7 +117,7 @@ fn start(world: &mut World, scheduler: Scheduler, cc: Cc, links: &[&str]) -> usi
 
 fn start_with_streams(world: &mut World, links: &[&str]) -> usize {
     world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
-    start(world, Scheduler::Auto, Cc::Bbr, links)
+    start(world, Scheduler::Auto, CongestionControl::Bbr, links)
 }
 
 /// Sets what is lost (0 to 1) up and down on links.

@@ -12,9 +12,8 @@ use mpvpn_packet::{
     tcp_flags,
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::Cc;
 use mpvpn_tunnel::{Carries, ClassProfile, ClassSetup, ClientConfig, LinkPolicy};
-use mpvpn_types::{BitRate, ClassId, Duration, Fec, LinkId, Portion, Tier, Weight};
+use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, LinkId, Portion, Tier, Weight};
 
 use super::{SECOND, UNEQUAL, apps, datagrams, flows, lose, set, start, start_with_streams, tcp};
 use crate::world::{
@@ -24,7 +23,7 @@ use crate::world::{
 };
 
 fn scheduled(world: &mut World, scheduler: Scheduler) {
-    let client = start(world, scheduler, Cc::Bbr, &UNEQUAL);
+    let client = start(world, scheduler, CongestionControl::Bbr, &UNEQUAL);
     for (link, weight) in [(0, 1), (1, 2)] {
         set(
             world,
@@ -70,14 +69,19 @@ pub fn failover(world: &mut World) {
 }
 
 pub fn cubic(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Cubic, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Cubic, &UNEQUAL);
     let mut all = flows(world, client, 40_000, 2, 2);
     tcp(world, client, &mut all, 3 * SECOND);
 }
 
 pub fn fec_auto(world: &mut World) {
     world.fec = Fec::Auto;
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &["20mbit,30ms,mtu=1500", "20mbit,20ms,mtu=1500"]);
+    let client = start(
+        world,
+        Scheduler::Auto,
+        CongestionControl::Bbr,
+        &["20mbit,30ms,mtu=1500", "20mbit,20ms,mtu=1500"],
+    );
     lose(world, client, &[(0, 0.12, 0.12), (1, 0.05, 0.0)]);
     datagrams(world, client, [3, 3], 600, 3 * SECOND);
     let mut all = flows(world, client, 40_000, 1, 2);
@@ -88,7 +92,7 @@ pub fn fec_auto(world: &mut World) {
 
 pub fn fec_fixed(world: &mut World) {
     (world.fec, world.pipes) = (Fec::Fixed { data: 8, repair: 2 }, 2);
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     lose(world, client, &[(0, 0.03, 0.03)]);
     datagrams(world, client, [5, 10], 700, 2 * SECOND);
     let mut all = flows(world, client, 40_000, 1, 1);
@@ -97,7 +101,8 @@ pub fn fec_fixed(world: &mut World) {
 
 pub fn copies(world: &mut World) {
     world.copies = 2;
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &["20mbit,15ms", "20mbit,20ms", "10mbit,40ms"]);
+    let client =
+        start(world, Scheduler::Auto, CongestionControl::Bbr, &["20mbit,15ms", "20mbit,20ms", "10mbit,40ms"]);
     lose(world, client, &[(0, 0.1, 0.1), (1, 0.05, 0.05)]);
     datagrams(world, client, [3, 3], 600, 3 * SECOND);
     let mut all = flows(world, client, 40_000, 1, 1);
@@ -107,14 +112,14 @@ pub fn copies(world: &mut World) {
 pub fn jitter_and_ecn(world: &mut World) {
     world.ecn = 2;
     let links = ["20mbit,20ms,jitter=10ms,loss=1%,mtu=1500", "30mbit,15ms,jitter=5ms,queue=200ms,mtu=1500"];
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &links);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &links);
     datagrams(world, client, [10, 20], 1200, 2 * SECOND);
     let mut all = flows(world, client, 40_000, 2, 2);
     tcp(world, client, &mut all, 3 * SECOND);
 }
 
 pub fn cut_with_carrier_loss(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     let mut all = flows(world, client, 40_000, 1, 1);
     tcp(world, client, &mut all, SECOND);
     let now = world.now;
@@ -128,7 +133,7 @@ pub fn cut_with_carrier_loss(world: &mut World) {
 }
 
 pub fn cut_without_a_word(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     let mut all = flows(world, client, 40_000, 1, 1);
     tcp(world, client, &mut all, SECOND);
     lose(world, client, &[(0, 1.0, 1.0)]);
@@ -142,7 +147,7 @@ pub fn cut_without_a_word(world: &mut World) {
 }
 
 pub fn one_direction_silent(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for (up, down) in [(1.0, 0.0), (0.0, 1.0)] {
         world.chat(client, SECOND);
         lose(world, client, &[(0, up, down)]);
@@ -154,7 +159,7 @@ pub fn one_direction_silent(world: &mut World) {
 }
 
 pub fn address_change(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for change in 0..2 {
         datagrams(world, client, [2, 10], 1000, SECOND);
         let link = world.machines[client].links.get_mut(&LinkId(0)).expect("a link");
@@ -225,7 +230,7 @@ fn udp(world: &mut World, client: usize) {
 
 pub fn udp_flows(world: &mut World) {
     world.carries = Carries::Streams;
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     udp(world, client);
 }
 
@@ -233,7 +238,7 @@ pub fn udp_flows(world: &mut World) {
 pub fn connect_udp_for_packets(world: &mut World) {
     world.server_carries = Carries::Streams;
     world.restart_server();
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     datagrams(world, client, [5, 0], 800, 2 * SECOND);
     lose(world, client, &[(0, 0.05, 0.05)]);
     datagrams(world, client, [5, 0], 300, SECOND);
@@ -254,14 +259,14 @@ fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
     world.classes = vec![
         class("default", Share { weight: weight(4), ..Share::default() }, None),
         class("critical", Share { first: true, max: half, ..Share::default() }, Some(46)),
-        ClassProfile { cc: Some(Cc::Cubic), ..class("bulk", Share::default(), Some(8)) },
+        ClassProfile { cc: Some(CongestionControl::Cubic), ..class("bulk", Share::default(), Some(8)) },
     ];
     let rule = |from_ports, class| Rule { from_ports, class, ..Rule::default() };
     world.class_rules = ClassRules::new(vec![
         rule(vec![4000..=4001], ClassId(1)),
         rule(vec![40_001..=40_002, 40_101..=40_102], ClassId(2)),
     ]);
-    let client = start(world, Scheduler::Auto, Cc::Bbr, links);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, links);
     // The class `bulk` is asked for when it is used first.
     let own = SocketAddr::new(world.address(client, true), 40_001);
     world.client_sends(client, Packet::between(own, ([203, 0, 113, 9], 9).into()).udp(b"wake"));
@@ -300,7 +305,7 @@ pub fn classes_of_streams(world: &mut World) {
 pub fn pipes(world: &mut World) {
     world.pipes = 4;
     let links = ["60mbit,10ms,session_rate=12mbit,mtu=1500", "20mbit,20ms,mtu=1500"];
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &links);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &links);
     let mut all = flows(world, client, 40_000, 0, 4);
     tcp(world, client, &mut all, 4 * SECOND);
     let mut all = flows(world, client, 40_100, 2, 0);
@@ -360,7 +365,7 @@ pub fn many_clients(world: &mut World) {
 
 /// UDP is blocked, and let through again later.
 pub fn inside_tcp(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     let ways = [0, 1].map(|link| LinkId(link).with_pipe(LinkId::TCP));
     for link in world.machines[client].links.values_mut() {
         (link.up.blocks_udp, link.down.blocks_udp) = (true, true);
@@ -383,7 +388,7 @@ pub fn inside_tcp(world: &mut World) {
 }
 
 pub fn mtu_change(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for (from, mtu) in [(40_000, 1400), (40_100, 1360), (40_200, 9000)] {
         let now = world.now;
         for link in world.machines[client].links.values_mut() {
@@ -397,7 +402,7 @@ pub fn mtu_change(world: &mut World) {
 }
 
 pub fn idle(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     world.chat(client, SECOND);
     world.run(400 * SECOND);
     lose(world, client, &[(0, 1.0, 1.0)]);
@@ -407,7 +412,7 @@ pub fn idle(world: &mut World) {
 }
 
 pub fn idle_metered(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     set(world, client, 0, LinkPolicy { metered: true, ..LinkPolicy::default() });
     let backup = LinkPolicy { metered: true, tier: Tier::Backup, ..LinkPolicy::default() };
     set(world, client, 1, backup);
@@ -419,7 +424,7 @@ pub fn idle_metered(world: &mut World) {
 pub fn server_restart(world: &mut World) {
     let client = start_with_streams(world, &UNEQUAL);
     world.more_addresses = 2;
-    let other = start(world, Scheduler::Flow, Cc::Bbr, &UNEQUAL[..1]);
+    let other = start(world, Scheduler::Flow, CongestionControl::Bbr, &UNEQUAL[..1]);
     apps(world, client, &[(20, 1000)], SECOND);
     for _ in 0..2 {
         world.restart_server();
@@ -451,7 +456,7 @@ pub fn refused_token(world: &mut World) {
 
 pub fn overflow_and_backup(world: &mut World) {
     let links = ["10mbit,10ms,mtu=1500", "20mbit,15ms,mtu=1500", "20mbit,15ms,mtu=1500"];
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &links);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &links);
     let tier = |tier| LinkPolicy { tier, ..LinkPolicy::default() };
     for (link, tier) in (0..).zip([Tier::Primary, Tier::Overflow, Tier::Backup].map(tier)) {
         set(world, client, link, tier);
@@ -470,7 +475,7 @@ pub fn overflow_and_backup(world: &mut World) {
 }
 
 pub fn rate_caps(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     let rate = |mbit: u64| Some(BitRate::from_bps(mbit * 1_000_000));
     set(world, client, 0, LinkPolicy { up: rate(4), down: rate(6), dscp: 10, ..LinkPolicy::default() });
     datagrams(world, client, [10, 20], 1000, 2 * SECOND);
@@ -495,7 +500,7 @@ impl Dice {
 fn harmed(world: &mut World, seed: u64, scheduler: Scheduler) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let links = ["20mbit,10ms,mtu=1500", "10mbit,25ms,mtu=1500", "30mbit,5ms,mtu=1500"];
-    let client = start(world, scheduler, Cc::Bbr, &links);
+    let client = start(world, scheduler, CongestionControl::Bbr, &links);
     for step in 0..60 {
         let (id, now) = (LinkId(dice.below(3) as u16), world.now);
         let machine = &mut world.machines[client];
@@ -541,7 +546,7 @@ pub fn harmed_at_random_by_flows(world: &mut World) {
 
 /// Packets that are too large, super-packets, echoes and IPv6, in both directions.
 pub fn packets_of_all_kinds(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for v4 in [true, false] {
         let near = SocketAddr::new(world.address(client, v4), 4000);
         let far: SocketAddr = if v4 { "203.0.113.9:53" } else { "[2001:db8::9]:53" }.parse().unwrap();
@@ -594,7 +599,7 @@ pub fn packets_of_all_kinds(world: &mut World) {
 pub fn classes_come_and_go(world: &mut World) {
     let client = with_classes(world, FlowMode::Datagram, &UNEQUAL);
     let setup = |world: &World, id, name: &str, scheduler| {
-        let config = world.client_config(TOKEN, scheduler, Cc::Bbr);
+        let config = world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
         let class = Some(ClassProfile { name: name.to_owned(), ..ClassProfile::default() });
         ClassSetup { id: ClassId(id), first: false, config: ClientConfig { class, ..config } }
     };
@@ -623,11 +628,11 @@ pub fn classes_come_and_go(world: &mut World) {
 
 /// A client takes another configuration while it is up, and is closed at the end.
 pub fn reconfigured(world: &mut World) {
-    let client = start(world, Scheduler::Auto, Cc::Bbr, &UNEQUAL);
+    let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     for (scheduler, fec, cc) in [
-        (Scheduler::Balanced, Fec::Off, Cc::Cubic),
-        (Scheduler::Auto, Fec::Fixed { data: 10, repair: 3 }, Cc::Bbr),
-        (Scheduler::Failover, Fec::Auto, Cc::Bbr),
+        (Scheduler::Balanced, Fec::Off, CongestionControl::Cubic),
+        (Scheduler::Auto, Fec::Fixed { data: 10, repair: 3 }, CongestionControl::Bbr),
+        (Scheduler::Failover, Fec::Auto, CongestionControl::Bbr),
     ] {
         datagrams(world, client, [5, 5], 900, SECOND);
         world.fec = fec;

@@ -24,12 +24,12 @@ use mpvpn_lane::rules::Rules;
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Cc, ClientSetup, Local, TransportOptions, shard_of};
+use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
 use mpvpn_tunnel::{
     Assignment, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError, ClientEvent,
     ClientState, Fleet, Limits, Member, Server, ServerEvent, Taken, UdpId,
 };
-use mpvpn_types::{BitRate, ClassId, Duration, Fec, Instant, LinkId};
+use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
 pub use self::wire::{Link, pipe_of};
 use self::{
@@ -223,11 +223,17 @@ impl World {
             let params = Params { rate, delay: *delay, mtu: Some(1500), ..Params::default() };
             LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
         };
-        self.add_over(member, token, scheduler, Cc::Bbr, &links.iter().map(spec).collect::<Vec<_>>())
+        self.add_over(
+            member,
+            token,
+            scheduler,
+            CongestionControl::Bbr,
+            &links.iter().map(spec).collect::<Vec<_>>(),
+        )
     }
 
     /// What the client that is added next is told.
-    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: Cc) -> ClientConfig {
+    pub fn client_config(&self, token: &str, scheduler: Scheduler, cc: CongestionControl) -> ClientConfig {
         let mut tls = rustls::ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
@@ -266,7 +272,7 @@ impl World {
         member: Option<(usize, Member)>,
         token: &str,
         scheduler: Scheduler,
-        cc: Cc,
+        cc: CongestionControl,
         links: &[LinkSpec],
     ) -> usize {
         let number = self.machines.len() as u8;

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
-use mpvpn_quic::{Cc, ServerSetup, Shard, TransportOptions};
+use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig};
+use mpvpn_types::CongestionControl;
 
 use super::{DNS, TOKEN};
 
@@ -85,7 +86,11 @@ pub(super) fn provider() -> Arc<rustls::crypto::CryptoProvider> {
 }
 
 pub(super) fn options(seed: u8, shards: u8) -> TransportOptions {
-    TransportOptions { cc: Cc::Bbr, rng_seed: Some([seed; 32]), ..TransportOptions::of_shards(shards) }
+    TransportOptions {
+        cc: CongestionControl::Bbr,
+        rng_seed: Some([seed; 32]),
+        ..TransportOptions::of_shards(shards)
+    }
 }
 
 /// Where packets of clients may go unless a test says otherwise.
