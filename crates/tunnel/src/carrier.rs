@@ -155,6 +155,11 @@ impl Carrier {
         self.log.set_session(session);
     }
 
+    /// Spreads packets over paths in another way; none may wait yet.
+    pub(crate) fn set_scheduler(&mut self, scheduler: Scheduler) {
+        self.scheduler = PacketScheduler::new(scheduler);
+    }
+
     /// The peer knows numbered packets, in this context of the request stream.
     pub(crate) fn number_packets(&mut self, stream: u64, context: u64) {
         self.recovery.sequencer = Some(Box::new(Sequencer::new(stream, context)));
@@ -167,12 +172,12 @@ impl Carrier {
     }
 
     /// Both ends know groups with repair, in this context of the request stream; `fec` is what this one
-    /// sends. Packets must be numbered.
-    pub(crate) fn protect_packets(&mut self, stream: u64, context: u64, fec: Fec) {
-        if let Some(sequencer) = &mut self.recovery.sequencer {
-            sequencer.protect(Protection::new(stream, context, fec));
-            self.timer.measure_soon();
-        }
+    /// sends. Returns whether packets are numbered, as they must be.
+    pub(crate) fn protect_packets(&mut self, stream: u64, context: u64, fec: Fec) -> bool {
+        let Some(sequencer) = &mut self.recovery.sequencer else { return false };
+        sequencer.protect(Protection::new(stream, context, fec));
+        self.timer.measure_soon();
+        true
     }
 
     /// The peer knows reinjected bytes, in this context of the request stream.
@@ -180,13 +185,15 @@ impl Carrier {
         self.recovery.reinjection = Some(Box::new(Reinjection::new(stream, context)));
     }
 
-    /// The peer reports and takes how far streams have come, in this context of the request stream; it knows
-    /// reinjected bytes, too.
-    pub(crate) fn tell_progress(&mut self, stream: u64, context: u64) {
-        if self.recovery.reinjection.is_some() {
-            let acks = DataAcks::new(self.paths.empty_since(), stream, context);
-            self.recovery.data_acks = Some(Box::new(acks));
+    /// The peer reports and takes how far streams have come, in this context of the request stream. Returns
+    /// whether it knows reinjected bytes, too, as it must.
+    pub(crate) fn tell_progress(&mut self, stream: u64, context: u64) -> bool {
+        if self.recovery.reinjection.is_none() {
+            return false;
         }
+        let acks = DataAcks::new(self.paths.empty_since(), stream, context);
+        self.recovery.data_acks = Some(Box::new(acks));
+        true
     }
 
     /// The peer knows reports of what is heard, in this context of the request stream.

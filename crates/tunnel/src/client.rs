@@ -16,11 +16,10 @@ mod udp_lane;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
 };
 
 use bytes::BytesMut;
-use ipnet::IpNet;
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::{
     capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice, LinkPolicy},
@@ -33,13 +32,14 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{
     ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
 };
-use mpvpn_types::{CongestionControl, Duration, Fec, Instant, LinkId, PathId};
+use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
     ClassProfile, Counters, Rates, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
     carrier::{Carrier, Role},
     events::{Changes, ClassChange, ClientChange},
+    extensions::Agreed,
     http::Http,
     relay::Relays,
     shapers::Shapers,
@@ -47,6 +47,7 @@ use crate::{
 };
 pub use flows::{Carried, FlowReport};
 use lane::Lane;
+pub(crate) use links::at_this_end;
 use member::Part;
 pub(crate) use packets::{clamp_received, is_link_local};
 use reach::REVIVE;
@@ -132,20 +133,12 @@ struct Session {
     capsules: CapsuleReader,
     addresses: Vec<AssignedAddress>,
     routes: Vec<IpRange>,
-    /// The server's networks, if it told.
-    networks: Vec<IpNet>,
-    /// Resolvers that the server suggests.
-    dns: Vec<IpAddr>,
-    /// The congestion controller that the server says it uses on this connection's paths.
-    peer_cc: Option<CongestionControl>,
-    /// It makes TCP connections wherever it would translate packets.
-    streams: bool,
-    /// It carries UDP payloads there, too.
-    udp_like_packets: bool,
+    /// What the server has said it knows.
+    agreed: Agreed,
     /// It carries no packets: the addresses are made up, and each flow travels by itself.
     by_flows: bool,
-    /// What the server was told about the links under the paths; `None` if it does not want to know.
-    told: Option<BTreeMap<PathId, LinkNotice>>,
+    /// What the server was told about the links under the paths.
+    told: BTreeMap<PathId, LinkNotice>,
     carrier: Carrier,
 }
 
@@ -406,13 +399,9 @@ impl Client {
             capsules: CapsuleReader::lenient(),
             addresses: Vec::new(),
             routes: Vec::new(),
-            networks: Vec::new(),
-            dns: Vec::new(),
-            peer_cc: None,
-            streams: false,
-            udp_like_packets: false,
+            agreed: Agreed::default(),
             by_flows: false,
-            told: None,
+            told: BTreeMap::new(),
             carrier,
         });
         for link in self.links.values_mut() {
@@ -778,7 +767,7 @@ impl Client {
         report.drops += session.carrier.drops();
         report.sojourn = session.carrier.sojourn();
         report.lane = session.carrier.lane();
-        report.peer_cc = session.peer_cc;
+        report.peer_cc = session.agreed.cc;
         report.paths = session.carrier.report(now, connection);
         report.mtu = session.carrier.mtu();
         report

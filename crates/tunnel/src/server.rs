@@ -2,6 +2,7 @@
 
 mod arrivals;
 mod bare;
+mod capsules;
 mod dialogue;
 mod groups;
 mod peers;
@@ -18,7 +19,6 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{
-    capsule::CapsuleReader,
     connect::Authority,
     connect_ip, connect_udp,
     h3::{self, Side},
@@ -27,8 +27,7 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::{Joined, Joiner, VnetHdr, icmp, ip};
 use mpvpn_quic::{
-    ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup, Shard, StreamId,
-    Transmit,
+    ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, ServerSetup, Shard, Transmit,
 };
 use mpvpn_types::{Duration, Instant, SessionId};
 use rustc_hash::FxHashMap;
@@ -44,6 +43,7 @@ use crate::{
 };
 
 use bare::Bare;
+use capsules::RequestStream;
 use groups::Group;
 use peers::Peers;
 pub use report::{Departed, SessionReport};
@@ -183,6 +183,14 @@ impl Peer {
         }
     }
 
+    /// The stream of its request, while that is granted.
+    fn request_mut(&mut self) -> Option<&mut RequestStream> {
+        match &mut self.tunnel {
+            Some(tunnel) => Some(&mut tunnel.request),
+            None => self.bare.as_mut()?.request.as_mut(),
+        }
+    }
+
     /// What watches and uses its paths; `None` while nothing was granted.
     fn carrier(&mut self) -> Option<&mut Carrier> {
         match &mut self.tunnel {
@@ -195,7 +203,7 @@ impl Peer {
 /// A session that was granted.
 #[derive(Debug)]
 struct Tunnel {
-    stream: StreamId,
+    request: RequestStream,
     user: String,
     session: SessionId,
     secret: Secret,
@@ -209,7 +217,6 @@ struct Tunnel {
     replaced: bool,
     addresses: Option<AddressSet>,
     since: Instant,
-    capsules: CapsuleReader,
     carrier: Carrier,
     /// Whether packets for the client may go down here. A connection that joined a session must have
     /// brought some up first: then its thread at the client is ready.

@@ -18,6 +18,7 @@ pub use sieve::{CapsuleSieve, Sifted};
 use crate::{h3::code, varint};
 use bytes::{BufMut, Bytes, BytesMut};
 use ipnet::IpNet;
+use reader::{Fields, HostBits};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Longest value, in bytes, of the capsules that list addresses or routes.
@@ -250,6 +251,28 @@ impl Capsule {
         }
     }
 
+    /// Longest value in bytes of the types this crate knows.
+    fn size_limit(kind: u64) -> Option<usize> {
+        match kind {
+            DATAGRAM => Some(MAX_DATAGRAM),
+            ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE),
+            LINK => Some(MAX_LINK),
+            _ => None,
+        }
+    }
+
+    /// Reads the value of a capsule of type `kind`.
+    fn parse(kind: u64, value: Bytes, host_bits: HostBits) -> Result<Self, CapsuleError> {
+        match kind {
+            DATAGRAM => Ok(Self::Datagram(value)),
+            ADDRESS_ASSIGN => parse_assign(&value, host_bits),
+            ADDRESS_REQUEST => parse_request(&value),
+            ROUTE_ADVERTISEMENT => parse_routes(&value),
+            LINK => LinkNotice::parse(&value).map(Self::Link),
+            kind => Ok(Self::Unknown { kind }),
+        }
+    }
+
     /// Appends the capsule as it goes on the wire. The contents are the caller's to keep legal: routes
     /// come from [`routes_sorted`], request IDs are not zero, host bits are cut off here.
     ///
@@ -313,6 +336,54 @@ fn encode_routes(list: &[IpRange], out: &mut BytesMut) {
         put_addr(range.end(), out);
         out.put_u8(range.protocol());
     }
+}
+
+fn parse_assign(value: &[u8], host_bits: HostBits) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ADDRESS_ASSIGN, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let (request_id, net) = (fields.varint()?, fields.net(host_bits)?);
+        list.push(AssignedAddress { request_id, net });
+    }
+    Ok(Capsule::AddressAssign(list))
+}
+
+fn parse_request(value: &[u8]) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ADDRESS_REQUEST, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let (request_id, net) = (fields.varint()?, fields.net(HostBits::Refuse)?);
+        if request_id == 0 {
+            return Err(CapsuleError::ZeroRequestId);
+        }
+        list.push(RequestedAddress { request_id, net });
+    }
+    if list.is_empty() {
+        return Err(CapsuleError::EmptyRequest);
+    }
+    let mut ids: Vec<u64> = list.iter().map(|request| request.request_id).collect();
+    ids.sort_unstable();
+    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(CapsuleError::RepeatedRequestId { id: pair[0] }),
+        None => Ok(Capsule::AddressRequest(list)),
+    }
+}
+
+fn parse_routes(value: &[u8]) -> Result<Capsule, CapsuleError> {
+    let mut fields = Fields { kind: ROUTE_ADVERTISEMENT, left: value };
+    let mut list = Vec::new();
+    while !fields.left.is_empty() {
+        let version = fields.version()?;
+        let (start, end) = (fields.addr(version)?, fields.addr(version)?);
+        list.push(IpRange::new(start, end, fields.byte()?)?);
+    }
+    if let Some((before, after)) = range::order_violation(&list) {
+        return Err(CapsuleError::RouteOrder { before, after });
+    }
+    if let Some((all, one)) = range::protocol_overlap(&list) {
+        return Err(CapsuleError::ProtocolOverlap { all, one });
+    }
+    Ok(Capsule::RouteAdvertisement(list))
 }
 
 fn addr_len(addr: IpAddr) -> usize {

@@ -1,11 +1,8 @@
 //! Takes capsules out of a stream of bytes.
 
-use super::{
-    ADDRESS_ASSIGN, ADDRESS_REQUEST, AssignedAddress, Capsule, CapsuleError, DATAGRAM, IpRange, LINK,
-    MAX_CAPSULE, MAX_DATAGRAM, MAX_LINK, ROUTE_ADVERTISEMENT, RequestedAddress, link::LinkNotice, range,
-};
+use super::{Capsule, CapsuleError, DATAGRAM};
 use crate::varint;
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::{Buf, BytesMut};
 use ipnet::IpNet;
 use std::net::IpAddr;
 
@@ -27,7 +24,7 @@ pub struct CapsuleReader {
 
 /// What to do with bits after the prefix in an assignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum HostBits {
+pub(super) enum HostBits {
     #[default]
     Refuse,
     Mask,
@@ -104,7 +101,7 @@ impl CapsuleReader {
         let Some((kind, at)) = varint::decode(&self.bytes) else { return Ok(None) };
         let Some((len, len_len)) = varint::decode(&self.bytes[at..]) else { return Ok(None) };
         let header = at + len_len;
-        let limit = size_limit(kind).filter(|_| self.datagrams.is_none() || kind == DATAGRAM);
+        let limit = Capsule::size_limit(kind).filter(|_| self.datagrams.is_none() || kind == DATAGRAM);
         if let Some(max) = limit.filter(|max| len > *max as u64) {
             return Err(CapsuleError::TooLarge { kind, len, max });
         }
@@ -117,7 +114,7 @@ impl CapsuleReader {
         }
         self.bytes.advance(header);
         let value = self.bytes.split_to(len as usize).freeze();
-        self.parse(kind, value).map(Some)
+        Capsule::parse(kind, value, self.host_bits).map(Some)
     }
 
     fn skip_value(&mut self, header: usize, len: u64) {
@@ -126,79 +123,10 @@ impl CapsuleReader {
         self.bytes.advance(here as usize);
         self.skip = len - here;
     }
-
-    fn parse(&self, kind: u64, value: Bytes) -> Result<Capsule, CapsuleError> {
-        match kind {
-            DATAGRAM => Ok(Capsule::Datagram(value)),
-            ADDRESS_ASSIGN => parse_assign(&value, self.host_bits),
-            ADDRESS_REQUEST => parse_request(&value),
-            ROUTE_ADVERTISEMENT => parse_routes(&value),
-            LINK => LinkNotice::parse(&value).map(Capsule::Link),
-            kind => Ok(Capsule::Unknown { kind }),
-        }
-    }
-}
-
-/// Longest value in bytes of the types this crate knows.
-fn size_limit(kind: u64) -> Option<usize> {
-    match kind {
-        DATAGRAM => Some(MAX_DATAGRAM),
-        ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE),
-        LINK => Some(MAX_LINK),
-        _ => None,
-    }
-}
-
-fn parse_assign(value: &[u8], host_bits: HostBits) -> Result<Capsule, CapsuleError> {
-    let mut fields = Fields { kind: ADDRESS_ASSIGN, left: value };
-    let mut list = Vec::new();
-    while !fields.left.is_empty() {
-        let (request_id, net) = (fields.varint()?, fields.net(host_bits)?);
-        list.push(AssignedAddress { request_id, net });
-    }
-    Ok(Capsule::AddressAssign(list))
-}
-
-fn parse_request(value: &[u8]) -> Result<Capsule, CapsuleError> {
-    let mut fields = Fields { kind: ADDRESS_REQUEST, left: value };
-    let mut list = Vec::new();
-    while !fields.left.is_empty() {
-        let (request_id, net) = (fields.varint()?, fields.net(HostBits::Refuse)?);
-        if request_id == 0 {
-            return Err(CapsuleError::ZeroRequestId);
-        }
-        list.push(RequestedAddress { request_id, net });
-    }
-    if list.is_empty() {
-        return Err(CapsuleError::EmptyRequest);
-    }
-    let mut ids: Vec<u64> = list.iter().map(|request| request.request_id).collect();
-    ids.sort_unstable();
-    match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(CapsuleError::RepeatedRequestId { id: pair[0] }),
-        None => Ok(Capsule::AddressRequest(list)),
-    }
-}
-
-fn parse_routes(value: &[u8]) -> Result<Capsule, CapsuleError> {
-    let mut fields = Fields { kind: ROUTE_ADVERTISEMENT, left: value };
-    let mut list = Vec::new();
-    while !fields.left.is_empty() {
-        let version = fields.version()?;
-        let (start, end) = (fields.addr(version)?, fields.addr(version)?);
-        list.push(IpRange::new(start, end, fields.byte()?)?);
-    }
-    if let Some((before, after)) = range::order_violation(&list) {
-        return Err(CapsuleError::RouteOrder { before, after });
-    }
-    if let Some((all, one)) = range::protocol_overlap(&list) {
-        return Err(CapsuleError::ProtocolOverlap { all, one });
-    }
-    Ok(Capsule::RouteAdvertisement(list))
 }
 
 #[derive(Clone, Copy)]
-enum Version {
+pub(super) enum Version {
     V4,
     V6,
 }
@@ -221,7 +149,7 @@ impl Fields<'_> {
         Ok(byte)
     }
 
-    fn version(&mut self) -> Result<Version, CapsuleError> {
+    pub(super) fn version(&mut self) -> Result<Version, CapsuleError> {
         match self.byte()? {
             4 => Ok(Version::V4),
             6 => Ok(Version::V6),
@@ -229,14 +157,14 @@ impl Fields<'_> {
         }
     }
 
-    fn addr(&mut self, version: Version) -> Result<IpAddr, CapsuleError> {
+    pub(super) fn addr(&mut self, version: Version) -> Result<IpAddr, CapsuleError> {
         Ok(match version {
             Version::V4 => IpAddr::from(self.array::<4>()?),
             Version::V6 => IpAddr::from(self.array::<16>()?),
         })
     }
 
-    fn net(&mut self, host_bits: HostBits) -> Result<IpNet, CapsuleError> {
+    pub(super) fn net(&mut self, host_bits: HostBits) -> Result<IpNet, CapsuleError> {
         let version = self.version()?;
         let (addr, len) = (self.addr(version)?, self.byte()?);
         let net =

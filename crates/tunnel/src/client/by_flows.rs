@@ -18,7 +18,7 @@ use mpvpn_packet::{
 use mpvpn_types::Instant;
 
 use super::{Carries, Client, Session};
-use crate::{STREAMS_HEADER, TRUE};
+use crate::extensions;
 
 /// Of a block for hosts whose addresses never leave them (RFC 7335 §4).
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
@@ -30,9 +30,10 @@ impl Client {
     /// Whether a server that offers no CONNECT-IP will do: where streams were asked for, or if the server says that it
     /// makes them.
     pub(super) fn may_go_by_flows(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
-        let offers = |headers: &Headers| headers.text(STREAMS_HEADER) == Some(TRUE);
         let will_do = match (error, self.config.lane.mode) {
-            (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => offers(headers),
+            (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => {
+                extensions::announces_flows(headers)
+            }
             (Some((ResponseError::NotOffered { .. }, _)) | None, FlowMode::Stream) => true,
             _ => false,
         };

@@ -1,10 +1,7 @@
 //! What client and server say to each other on the request stream: settings, the request and its
 //! answer, addresses and routes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::BTreeSet;
 
 use bytes::BytesMut;
 use ipnet::IpNet;
@@ -14,23 +11,17 @@ use mpvpn_masque::{
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
-    paths, structured,
+    paths,
 };
 use mpvpn_quic::LostReason;
-use mpvpn_types::{Fec, Instant};
+use mpvpn_types::Instant;
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent, links::at_this_end};
 use crate::{
-    CC_HEADER, CLASS_HEADER, CLOCKS_CONTEXT, CLOCKS_HEADER, COPIES_HEADER, DNS_HEADER, FEC_CONTEXT,
-    FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_CONTEXT, HEARTBEATS_HEADER, LINKS_HEADER, NETWORKS_HEADER,
-    ORDER_CONTEXT, ORDER_HEADER, PROGRESS_CONTEXT, PROGRESS_HEADER, RESCUE_CONTEXT, RESCUE_HEADER,
-    SCHEDULER_HEADER, STREAMS_HEADER, TRUE, UDP_HEADER,
     carrier::{Carrier, Role},
     events::ClientChange,
+    extensions::{self, Agreed, AtClient, Ends},
 };
-
-/// As many as a resolver asks (`MAXNS` of resolv.conf(5)).
-const MAX_RESOLVERS: usize = 3;
 
 impl Client {
     pub(super) fn drive_http(&mut self, now: Instant) {
@@ -109,7 +100,8 @@ impl Client {
     }
 
     fn request(&mut self, now: Instant) {
-        let (wishes, offers) = (self.wishes(), self.offers());
+        let wishes = self.wishes();
+        let offers = extensions::offers(Carries::Packets, &self.config, self.part.member());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -120,21 +112,6 @@ impl Client {
         request.authorization.clone_from(&self.authorization);
         request.session = self.secret.clone();
         request.extra = offers;
-        request.extra.push((ORDER_HEADER.to_owned(), ORDER_CONTEXT.to_string()));
-        if self.config.fec != Fec::Off {
-            request.extra.push((FEC_HEADER.to_owned(), FEC_CONTEXT.to_string()));
-            request.extra.push((FEC_POLICY_HEADER.to_owned(), self.config.fec.to_string()));
-        }
-        if self.config.copies > 1 {
-            request.extra.push((COPIES_HEADER.to_owned(), self.config.copies.to_string()));
-        }
-        request.extra.extend(self.part.header());
-        request
-            .extra
-            .extend(self.config.class.as_ref().map(|class| (CLASS_HEADER.to_owned(), class.header())));
-        if self.config.class.is_some() {
-            request.extra.push((CLOCKS_HEADER.to_owned(), CLOCKS_CONTEXT.to_string()));
-        }
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
         let mut capsule = BytesMut::new();
@@ -155,50 +132,25 @@ impl Client {
         session.carrier = carrier;
     }
 
-    /// What is offered for any connection.
-    fn offers(&self) -> Vec<(String, String)> {
-        let offers = [
-            (SCHEDULER_HEADER, self.config.scheduler.to_string()),
-            (CC_HEADER, self.config.setup.cc().to_string()),
-            (HEARTBEATS_HEADER, HEARTBEATS_CONTEXT.to_string()),
-            (RESCUE_HEADER, RESCUE_CONTEXT.to_string()),
-            (PROGRESS_HEADER, PROGRESS_CONTEXT.to_string()),
-            (LINKS_HEADER, TRUE.to_owned()),
-        ];
-        offers.map(|(name, value)| (name.to_owned(), value)).into()
-    }
-
     /// Switches on what was offered and the server takes.
-    fn agree(&mut self, now: Instant, headers: &Headers) {
+    fn agree(&mut self, now: Instant, of: Carries, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
         let Some(stream) = session.request else { return };
-        let context = |field| headers.single(field).and_then(structured::integer);
-        if context(HEARTBEATS_HEADER) == Some(HEARTBEATS_CONTEXT) {
-            session.carrier.report_paths(stream, HEARTBEATS_CONTEXT);
-        }
-        if context(RESCUE_HEADER) == Some(RESCUE_CONTEXT) {
-            session.carrier.rescue_streams(stream, RESCUE_CONTEXT);
-        }
-        if context(PROGRESS_HEADER) == Some(PROGRESS_CONTEXT) {
-            session.carrier.tell_progress(stream, PROGRESS_CONTEXT);
-        }
-        let cc = headers.single(CC_HEADER).and_then(structured::token);
-        session.peer_cc = cc.and_then(|cc| cc.parse().ok());
-        session.streams = headers.text(STREAMS_HEADER) == Some(TRUE);
-        session.udp_like_packets = headers.text(UDP_HEADER) == Some(TRUE);
-        session.dns = suggested(headers.text(DNS_HEADER).unwrap_or_default());
-        if headers.text(LINKS_HEADER) == Some(TRUE) {
-            session.told = Some(BTreeMap::new());
-            for (link, policy) in &self.policies {
-                session.carrier.set_link(now, *link, at_this_end(policy, true));
-            }
-        }
+        let client = AtClient {
+            now,
+            config: &self.config,
+            policies: &self.policies,
+            shapers: &self.shapers,
+            class: self.part.class(),
+            ends: Ends::at_client(&self.config, &mut session.carrier, stream),
+            agreed: Agreed::default(),
+        };
+        session.agreed = client.agree(of, headers);
     }
 
     /// The server speaks HTTP/3: that is all that streams need. `asks`: the server may know more than that, and is
     /// asked; it sees the credentials then, rather than with the first stream.
     pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
-        let offers = self.offers();
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.accepted = true;
@@ -206,6 +158,7 @@ impl Client {
             session.carrier.set_link(now, *link, at_this_end(policy, false));
         }
         if asks && let Ok(stream) = connection.open_bi() {
+            let offers = extensions::offers(Carries::Streams, &self.config, self.part.member());
             let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));
             session.asked = Some(stream);
@@ -219,7 +172,7 @@ impl Client {
         match connect_ip::check_response(headers) {
             Ok(_) => {
                 session.request = Some(stream);
-                self.agree(now, headers);
+                self.agree(now, Carries::Streams, headers);
                 self.reassign();
             }
             Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
@@ -255,32 +208,11 @@ impl Client {
     fn response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
             Ok(accepted) => {
+                self.agree(now, Carries::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
-                let networks = headers.text(NETWORKS_HEADER).unwrap_or_default().split(',');
-                let context = |field| headers.single(field).and_then(structured::integer);
-                if context(ORDER_HEADER) == Some(ORDER_CONTEXT)
-                    && let Some(stream) = session.request
-                {
-                    session.carrier.number_packets(stream, ORDER_CONTEXT);
-                    session.carrier.set_copies(self.config.copies);
-                    if context(FEC_HEADER) == Some(FEC_CONTEXT) {
-                        session.carrier.protect_packets(stream, FEC_CONTEXT, self.config.fec);
-                    }
-                }
-                if headers.text(CLASS_HEADER) == Some(TRUE) && self.config.class.is_some() {
-                    self.part.note_classes();
-                    session.carrier.share_links(self.shapers.clone(), self.part.class());
-                    if context(CLOCKS_HEADER) == Some(CLOCKS_CONTEXT)
-                        && let Some(stream) = session.request
-                    {
-                        // All classes are at the same thread of the server.
-                        session.carrier.tell_clocks(stream, CLOCKS_CONTEXT, 0);
-                    }
-                }
-                session.networks = networks.filter_map(|net| net.trim().parse().ok()).take(8).collect();
-                self.agree(now, headers);
-                if !self.part.agreed(headers, accepted.session.as_deref(), self.secret.as_deref()) {
+                let (got, asked) = (accepted.session.as_deref(), self.secret.as_deref());
+                if !self.part.agreed(&session.agreed, got, asked) {
                     let reason = "the server takes no second connection of a session".to_owned();
                     return self.lost(now, &LostReason::Transport(reason));
                 }
@@ -371,7 +303,7 @@ impl Client {
         // A host address with the length of the network that it is in: the kernel then knows the
         // neighbours.
         let in_network = |net: IpNet| {
-            let network = session.networks.iter().find(|network| network.contains(&net.addr()));
+            let network = session.agreed.networks.iter().find(|network| network.contains(&net.addr()));
             network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
         };
         let mut addresses = Vec::new();
@@ -382,7 +314,7 @@ impl Client {
                 None => addresses.push(in_network(net)),
             }
         }
-        Some(Assignment { addresses, more, routes: session.routes.clone(), dns: session.dns.clone() })
+        Some(Assignment { addresses, more, routes: session.routes.clone(), dns: session.agreed.dns.clone() })
     }
 
     pub(super) fn check_up(&mut self, _now: Instant) {
@@ -440,21 +372,10 @@ fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
     assigned.iter().map(place).collect()
 }
 
-/// The resolvers of a list that may be somewhere behind a server: none that is this machine, or on one of its links.
-fn suggested(list: &str) -> Vec<IpAddr> {
-    let may_be = |ip: &IpAddr| {
-        let is_on_link = match ip {
-            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_on_link)
-    };
-    let all = list.split(',').filter_map(|ip| Some(ip.trim().parse::<IpAddr>().ok()?.to_canonical()));
-    all.filter(may_be).take(MAX_RESOLVERS).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]
@@ -475,14 +396,5 @@ mod tests {
         assert_eq!(placed(2, &[(0, "10.0.0.2"), (1, "10.0.0.3"), (9, "10.0.0.4")]), [1, 0, 2]);
         assert_eq!(placed(0, &[(1, "10.0.0.2"), (0, "10.0.0.3"), (7, "fd00::3")]), [0, 0, 0]);
         assert_eq!(placed(1, &[(0, "fd00::1"), (0, "10.0.0.2"), (0, "fd00::2")]), [0, 0, 1]);
-    }
-
-    #[test]
-    fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {
-        let list = "10.0.0.1, fd00::1,127.0.0.53,::1, ::ffff:127.0.0.1,0.0.0.0,224.0.0.1,fe80::1,169.254.1.1,x,9.9.9.9";
-        let expected: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "9.9.9.9"].map(|ip| ip.parse().unwrap()).into();
-        assert_eq!(suggested(list), expected);
-        assert_eq!(suggested(""), Vec::<IpAddr>::new());
-        assert_eq!(suggested(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
     }
 }

@@ -42,7 +42,7 @@ impl Client {
     /// now, as is what the rules say.
     pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
         let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
-        let reach = Reach { translated: session.streams, networks: &session.networks };
+        let reach = Reach { translated: session.agreed.streams, networks: &session.agreed.networks };
         let streams = self.lane.summaries().map(|flow| FlowReport {
             key: flow.key,
             carried: Carried::Stream(flow.state),

@@ -13,7 +13,7 @@ use super::{Client, Session};
 
 /// What a policy means at this end, whose packets get their mark from the socket; `agreed`: the far end sends heartbeats
 /// accordingly.
-pub(super) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
+pub(crate) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
     LinkPolicy { metered: policy.metered && agreed, dscp: 0, ..*policy }
 }
 
@@ -28,7 +28,7 @@ impl Client {
             return;
         }
         if let Some(session) = &mut self.session {
-            session.carrier.set_link(now, id, at_this_end(&policy, session.told.is_some()));
+            session.carrier.set_link(now, id, at_this_end(&policy, session.agreed.links));
         }
         match (before.tier, policy.tier) {
             (Tier::Never, Tier::Never) => {}
@@ -116,7 +116,10 @@ impl Client {
     pub(super) fn tell_links(&mut self) {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
-        let (Some(told), Some(stream)) = (&mut session.told, session.request) else { return };
+        let (told, Some(stream)) = (&mut session.told, session.request) else { return };
+        if !session.agreed.links {
+            return;
+        }
         told.retain(|path, _| session.carrier.has_path(*path));
         for (path, link) in session.carrier.links() {
             let is_same = |other: LinkId| other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp();

@@ -1,11 +1,10 @@
 //! Several connections of one session, each driven by a [`Client`] of its own: the home makes the
 //! session, the members join it.
 
-use mpvpn_masque::headers::Headers;
 use mpvpn_types::{ClassId, Instant};
 
 use super::{Client, ClientConfig};
-use crate::{MEMBER_HEADER, Member, shapers::Shapers};
+use crate::{Member, extensions::Agreed, shapers::Shapers};
 
 /// What a client is in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +30,6 @@ impl Part {
         matches!(self, Self::Home { agreed: true, classes: true })
     }
 
-    /// The server knows classes.
-    pub(super) fn note_classes(&mut self) {
-        if let Self::Home { classes, .. } = self {
-            *classes = true;
-        }
-    }
-
     /// The class that its connection carries.
     pub(super) fn class(self) -> ClassId {
         match self {
@@ -46,26 +38,25 @@ impl Part {
         }
     }
 
-    /// What the request says about it.
-    pub(super) fn header(self) -> Option<(String, String)> {
-        let member = match self {
-            Self::Only => return None,
-            Self::Home { .. } => Member::HOME,
-            Self::Member(member) => member,
-        };
-        Some((MEMBER_HEADER.to_owned(), member.number().to_string()))
+    /// Which of the session's connections it says that it has; it says nothing of the only one.
+    pub(super) fn member(self) -> Option<Member> {
+        match self {
+            Self::Only => None,
+            Self::Home { .. } => Some(Member::HOME),
+            Self::Member(member) => Some(member),
+        }
     }
 
     /// Takes the response. A member must have got what it asked for; a home does without.
-    pub(super) fn agreed(&mut self, headers: &Headers, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
-        let echo = headers.text(MEMBER_HEADER).and_then(|text| text.trim().parse().ok());
+    pub(super) fn agreed(&mut self, server: &Agreed, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
         match self {
             Self::Only => true,
-            Self::Home { agreed, .. } => {
-                *agreed = echo == Some(Member::HOME.number());
+            Self::Home { agreed, classes } => {
+                *agreed = server.member == Some(Member::HOME.number());
+                *classes |= server.classes;
                 true
             }
-            Self::Member(member) => echo == Some(member.number()) && got.is_some() && got == asked,
+            Self::Member(member) => server.member == Some(member.number()) && got.is_some() && got == asked,
         }
     }
 }

@@ -96,7 +96,7 @@ impl Client {
         if session.by_flows {
             return self.take_flow(now, hdr, &view);
         }
-        let reach = Reach { translated: session.streams, networks: &session.networks };
+        let reach = Reach { translated: session.agreed.streams, networks: &session.agreed.networks };
         if self.lane.takes(now, &view, reach) {
             return;
         }

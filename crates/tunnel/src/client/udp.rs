@@ -72,7 +72,7 @@ impl Client {
 
     /// Whether the server carries UDP payloads to every address to which it would translate packets.
     pub fn udp_like_packets(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.udp_like_packets)
+        self.session.as_ref().is_some_and(|session| session.agreed.udp)
     }
 
     /// Asks the server to carry UDP payloads to `target` and back. `None` while the server is not reached or allows no
@@ -111,7 +111,7 @@ impl Client {
             // An empty one takes memory, too.
             let Some(rest) = left.checked_sub(payload.len().max(64)) else { return };
             *left = rest;
-            if !session.udp_like_packets {
+            if !session.agreed.udp {
                 return waiting.push(Bytes::copy_from_slice(payload));
             }
         }

@@ -1,25 +1,16 @@
 //! Connections without packets: their paths are watched as soon as something was granted, and what both ends know beyond
 //! that is agreed on by a request of its own ([`mpvpn_masque::paths`]).
 
-use mpvpn_masque::{
-    capsule::{Capsule, CapsuleReader},
-    connect_ip,
-    h3::{self, Event as HttpEvent},
-    headers::Headers,
-    paths,
-    request::Rejection,
-};
+use mpvpn_masque::{connect_ip, h3, headers::Headers, paths, request::Rejection};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::{Instant, PathId};
 
-use super::{
-    Peer, Server,
-    dialogue::{agree_cc, scheduler_of, stream_of},
-};
+use super::{Peer, Server, capsules::RequestStream};
 use crate::{
+    Member,
     carrier::{Carrier, Role},
-    http::Http,
+    extensions::{AtServer, Ends},
 };
 
 /// What watches and uses the paths of a connection without packets.
@@ -28,70 +19,23 @@ pub(super) struct Bare {
     /// Whose connection it is.
     pub(super) user: String,
     pub(super) carrier: Carrier,
-    /// The stream on which the two ends agreed on more than the RFCs say, and what comes there.
-    agreed: Option<(StreamId, CapsuleReader)>,
+    /// The stream on which the two ends agreed on more than the RFCs say.
+    pub(super) request: Option<RequestStream>,
 }
 
 impl Bare {
-    fn new(
-        now: Instant,
-        connection: &Connection,
-        user: String,
-        stream: Option<StreamId>,
-        scheduler: Scheduler,
-    ) -> Self {
-        let mut carrier = Carrier::new(now, Role::Server, stream, scheduler);
+    fn new(now: Instant, connection: &Connection, user: String, stream: Option<StreamId>) -> Self {
+        let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
         for path in connection.paths().collect::<Vec<PathId>>() {
             carrier.path_opened(now, connection, path);
         }
-        Self { user, carrier, agreed: None }
+        Self { user, carrier, request: stream.map(RequestStream::new) }
     }
 
-    /// Whether an event is one of the stream on which was agreed.
-    pub(super) fn concerns(&self, event: &HttpEvent) -> bool {
-        self.agreed.as_ref().is_some_and(|(own, _)| stream_of(event) == Some(*own))
-    }
-
-    /// Takes what the client says on that stream. With its end everything that was agreed on there ends.
-    pub(super) fn handle(
-        &mut self,
-        now: Instant,
-        connection: &mut Connection,
-        http: &mut Http,
-        event: HttpEvent,
-    ) {
-        let Some((stream, capsules)) = &mut self.agreed else { return };
-        let stream = *stream;
-        match event {
-            HttpEvent::Data { data, .. } => {
-                capsules.push(&data);
-                loop {
-                    match capsules.next() {
-                        Ok(None) => return,
-                        Ok(Some(Capsule::Link(notice))) => {
-                            self.carrier.set_path(now, notice);
-                        }
-                        Ok(Some(_)) => {}
-                        Err(error) => {
-                            tracing::info!(%error, "a client sent a malformed capsule");
-                            connection.reset(stream, h3::code::MESSAGE_ERROR);
-                            connection.stop(stream, h3::code::MESSAGE_ERROR);
-                            break;
-                        }
-                    }
-                }
-            }
-            HttpEvent::Finished { .. } => connection.finish(stream),
-            HttpEvent::Reset { .. } => connection.reset(stream, h3::code::REQUEST_CANCELLED),
-            HttpEvent::StreamError { code, .. } => {
-                connection.reset(stream, code);
-                connection.stop(stream, code);
-            }
-            _ => return,
-        }
-        http.forget(stream);
+    /// Forgets what was agreed on.
+    pub(super) fn restart(&mut self, now: Instant, connection: &Connection) {
         let user = std::mem::take(&mut self.user);
-        let before = std::mem::replace(self, Self::new(now, connection, user, None, Scheduler::default()));
+        let before = std::mem::replace(self, Self::new(now, connection, user, None));
         self.carrier.count_on(&before.carrier);
     }
 }
@@ -121,19 +65,17 @@ impl Server {
         let user = self.user_of(id, credentials.as_deref())?;
         self.takes_datagrams(id)?;
         let Some(peer) = self.peers.get(id) else { return Ok(()) };
-        let agreed = peer.bare.as_ref().is_some_and(|bare| bare.agreed.is_some());
+        let agreed = peer.bare.as_ref().is_some_and(|bare| bare.request.is_some());
         if agreed || peer.tunnel.is_some() {
             return Err(Rejection::new(409, "how paths are used was agreed on already"));
         }
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
-        let mut bare = Bare::new(now, connection, user, Some(stream), scheduler_of(headers));
-        bare.agreed = Some((stream, CapsuleReader::new()));
+        let mut bare = Bare::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(None);
-        self.agree(headers, stream, None, &mut bare.carrier, &mut answer);
-        if let Some(connection) = self.endpoint.get(id) {
-            agree_cc(headers, None, connection, &mut answer);
-            connection.write(stream, h3::encode_headers(&answer));
-        }
+        let ends = Ends::at_server(&mut bare.carrier, stream, Member::HOME);
+        AtServer { now, config: &self.config, connection, admitted: None, ends, class: None }
+            .agree(headers, &mut answer);
+        connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.bare {
                 bare.carrier.count_on(&before.carrier);
@@ -152,8 +94,7 @@ impl Server {
     ) -> Option<(&mut Peer, &mut Connection)> {
         let (peer, connection) = (self.peers.get_mut(id)?, self.endpoint.get(id)?);
         if peer.carrier().is_none() {
-            peer.bare =
-                Some(Box::new(Bare::new(now, connection, user.to_owned(), None, Scheduler::default())));
+            peer.bare = Some(Box::new(Bare::new(now, connection, user.to_owned(), None)));
         }
         Some((peer, connection))
     }

@@ -5,24 +5,22 @@ use std::net::IpAddr;
 use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleError, CapsuleReader},
+    capsule::{AssignedAddress, Capsule},
     connect, connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
     request::{self, Kind, Rejection},
-    structured,
 };
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, ConnectionId, StreamId};
-use mpvpn_types::{CongestionControl, Fec, Instant, PathId};
+use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_types::{Instant, PathId};
 
-use super::{Departed, Server, ServerEvent, Tunnel};
+use super::{Departed, Server, ServerEvent, Tunnel, capsules::RequestStream};
 use crate::{
-    AddressSet, CC_HEADER, CLASS_HEADER, CLOCKS_HEADER, COPIES_HEADER, Carries, ClassProfile, DNS_HEADER,
-    FEC_HEADER, FEC_POLICY_HEADER, HEARTBEATS_HEADER, LINKS_HEADER, MEMBER_HEADER, Member, NETWORKS_HEADER,
-    ORDER_HEADER, PROGRESS_HEADER, RESCUE_HEADER, SCHEDULER_HEADER, STREAMS_HEADER, Secret, TRUE, UDP_HEADER,
+    AddressSet, Carries, Member, Secret,
     carrier::{Carrier, Role},
     events::ServerChange,
+    extensions::{self, Admitted, AtServer, Ends},
     http::Http,
     registry::{Denial, Visitor},
 };
@@ -37,9 +35,9 @@ impl Server {
                 Ok(None) => return,
                 Err(error) => return self.close_peer(now, id, error.code, &error.reason),
             };
-            let on_tunnel = |stream| peer.tunnel.as_ref().is_some_and(|tunnel| tunnel.stream == stream);
+            let request = peer.request_mut().map(|request| request.id);
             match event {
-                HttpEvent::Headers { stream, headers } if !on_tunnel(stream) => {
+                HttpEvent::Headers { stream, headers } if Some(stream) != request => {
                     if self.is_stranger(id, &headers) {
                         self.show_site(id, stream, &headers);
                         continue;
@@ -63,29 +61,10 @@ impl Server {
                 event if stream_of(&event).is_some_and(|stream| peer.relays.has(stream)) => {
                     peer.relays.handle(event);
                 }
-                HttpEvent::Data { stream, data } if on_tunnel(stream) => self.capsules(now, id, &data),
-                event if let Some(bare) = peer.bare.as_mut().filter(|bare| bare.concerns(&event)) => {
-                    bare.handle(now, connection, http, event);
+                event if request.is_some() && stream_of(&event) == request => {
+                    self.request_said(now, id, event);
                 }
-                HttpEvent::Finished { stream } if on_tunnel(stream) => self.finished(now, id),
-                HttpEvent::Reset { stream, .. } if on_tunnel(stream) => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, h3::code::REQUEST_CANCELLED);
-                    }
-                    self.end_tunnel(now, id, "the client has broken its tunnel off");
-                }
-                HttpEvent::StreamError { stream, code, .. } => {
-                    if let Some(connection) = self.endpoint.get(id) {
-                        connection.reset(stream, code);
-                        connection.stop(stream, code);
-                    }
-                    if let Some(http) = self.peers.get_mut(id).and_then(|peer| peer.http.as_mut()) {
-                        http.forget(stream);
-                    }
-                    if self.is_tunnel(id, stream) {
-                        self.end_tunnel(now, id, "an error on the stream of its tunnel");
-                    }
-                }
+                HttpEvent::StreamError { stream, code, .. } => self.break_off(id, stream, code),
                 _ => {}
             }
         }
@@ -167,7 +146,7 @@ impl Server {
         if self.tunnel_of(id).is_some() {
             return Err(reject(409, "this connection has a tunnel already"));
         }
-        let Some(member) = member_of(headers) else {
+        let Some(member) = extensions::member_of(headers) else {
             return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
         let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
@@ -189,49 +168,27 @@ impl Server {
             self.registry.leave(now, &entry.secret, member, entry.serial);
             return Err(reject(500, "the connection is gone"));
         };
-        let mut carrier = Carrier::new(now, Role::Server, Some(stream), scheduler_of(headers));
+        let mut carrier = Carrier::new(now, Role::Server, Some(stream), Scheduler::default());
         for path in connection.paths().collect::<Vec<PathId>>() {
             carrier.path_opened(now, connection, path);
         }
         let mut answer = connect_ip::accept(Some(&entry.secret));
-        let class = headers.single(CLASS_HEADER).and_then(ClassProfile::parse);
-        carrier.set_class(class.as_ref());
         carrier.set_session(entry.session);
-        if let Some(class) = &class {
-            let shapers = &self.groups.entry(entry.secret).or_default().shapers;
-            shapers.set_share(now, member.class(), limits.bound(class.share));
-            carrier.share_links(shapers.clone(), member.class());
-            answer.push(CLASS_HEADER, TRUE);
-            if let Some(context) = own_context(headers, CLOCKS_HEADER) {
-                carrier.tell_clocks(stream, context, member.shard());
-                answer.push(CLOCKS_HEADER, context.to_string());
-            }
-        }
-        agree_cc(headers, class.as_ref(), connection, &mut answer);
-        let (v4, v6) = self.networks;
-        let nets: Vec<String> =
-            std::iter::once(IpNet::V4(v4)).chain(v6.map(IpNet::V6)).map(|net| net.to_string()).collect();
-        answer.push(NETWORKS_HEADER, nets.join(", "));
-        if headers.value(MEMBER_HEADER).is_some() {
-            answer.push(MEMBER_HEADER, member.number().to_string());
-        }
-        let order = own_context(headers, ORDER_HEADER);
-        self.agree(headers, stream, order, &mut carrier, &mut answer);
-        if let Some(context) = order {
-            carrier.number_packets(stream, context);
-            answer.push(ORDER_HEADER, context.to_string());
-            carrier.set_copies(copies_of(headers));
-            if let Some(fec) = own_context(headers, FEC_HEADER).filter(|fec| *fec != context) {
-                carrier.protect_packets(stream, fec, fec_of(headers));
-                answer.push(FEC_HEADER, fec.to_string());
-            }
-        }
-        let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
+        let shapers = self.groups.entry(entry.secret).or_default().shapers.clone();
+        let server = AtServer {
+            now,
+            config: &self.config,
+            connection,
+            admitted: Some(Admitted { member, limits, shapers, networks: self.networks }),
+            ends: Ends::at_server(&mut carrier, stream, member),
+            class: None,
+        };
+        let class = server.agree(headers, &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         connection.write(stream, h3::encode_data(&routes));
         self.by_member.insert((entry.secret, member), id);
         let tunnel = Tunnel {
-            stream,
+            request: RequestStream::new(stream),
             user,
             session: entry.session,
             secret: entry.secret,
@@ -242,7 +199,6 @@ impl Server {
             replaced: false,
             addresses: None,
             since: now,
-            capsules: CapsuleReader::new(),
             carrier,
             serves: member == Member::HOME,
             counted_mtu: None,
@@ -255,42 +211,6 @@ impl Server {
             self.grant(id, addresses, &[]);
         }
         Ok(())
-    }
-
-    /// Switches on what a client offers for any connection, and puts it into the answer; `order` is the context of
-    /// numbered packets.
-    pub(super) fn agree(
-        &self,
-        headers: &Headers,
-        stream: StreamId,
-        order: Option<u64>,
-        carrier: &mut Carrier,
-        answer: &mut Headers,
-    ) {
-        if self.config.streams {
-            answer.push(STREAMS_HEADER, TRUE);
-            answer.push(UDP_HEADER, TRUE);
-        }
-        if !self.config.dns.is_empty() {
-            let dns: Vec<String> = self.config.dns.iter().map(IpAddr::to_string).collect();
-            answer.push(DNS_HEADER, dns.join(", "));
-        }
-        if headers.text(LINKS_HEADER) == Some(TRUE) {
-            answer.push(LINKS_HEADER, TRUE);
-        }
-        let offered = |field| own_context(headers, field).filter(|context| order != Some(*context));
-        if let Some(context) = offered(HEARTBEATS_HEADER) {
-            carrier.report_paths(stream, context);
-            answer.push(HEARTBEATS_HEADER, context.to_string());
-        }
-        if let Some(context) = offered(RESCUE_HEADER) {
-            carrier.rescue_streams(stream, context);
-            answer.push(RESCUE_HEADER, context.to_string());
-            if let Some(context) = offered(PROGRESS_HEADER).filter(|progress| *progress != context) {
-                carrier.tell_progress(stream, context);
-                answer.push(PROGRESS_HEADER, context.to_string());
-            }
-        }
     }
 
     /// Whose credentials these are. A client sends the same with every request.
@@ -317,7 +237,7 @@ impl Server {
         if tunnel.addresses.replace(addresses).is_none() {
             self.changes.push(ServerChange::Joined { client: tunnel.tag(), resumed: tunnel.resumed });
         }
-        let (stream, secret) = (tunnel.stream, tunnel.secret);
+        let (stream, secret) = (tunnel.request.id, tunnel.secret);
         self.serve(&secret, addresses);
         let entries = answers(addresses, asked);
         let mut capsule = BytesMut::new();
@@ -325,50 +245,6 @@ impl Server {
         if let Some(connection) = self.endpoint.get(id) {
             connection.write(stream, h3::encode_data(&capsule));
         }
-    }
-
-    fn capsules(&mut self, now: Instant, id: ConnectionId, data: &[u8]) {
-        let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-        tunnel.capsules.push(data);
-        loop {
-            let Some(tunnel) = self.peers.get_mut(id).and_then(|peer| peer.tunnel.as_mut()) else { return };
-            match tunnel.capsules.next() {
-                Ok(None) => return,
-                Ok(Some(Capsule::AddressRequest(requests))) => {
-                    let asked: Vec<_> =
-                        requests.iter().map(|request| (request.request_id, request.net)).collect();
-                    self.address(now, id, &asked);
-                }
-                Ok(Some(Capsule::Link(notice))) => tunnel.carrier.set_path(now, notice),
-                // Routes behind a client are not supported (see docs/protocol.md, ROUTE_ADVERTISEMENT).
-                Ok(Some(_)) => {}
-                Err(error) => return self.malformed(now, id, &error),
-            }
-        }
-    }
-
-    /// The client has ended its tunnel.
-    fn finished(&mut self, now: Instant, id: ConnectionId) {
-        let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) else { return };
-        if let Err(error) = tunnel.capsules.finish() {
-            return self.malformed(now, id, &error);
-        }
-        let stream = tunnel.stream;
-        if let Some(connection) = self.endpoint.get(id) {
-            connection.finish(stream);
-        }
-        self.end_tunnel(now, id, "the client has ended its tunnel");
-    }
-
-    fn malformed(&mut self, now: Instant, id: ConnectionId, error: &CapsuleError) {
-        tracing::info!(%error, "a client sent a malformed capsule");
-        let Some(tunnel) = self.peers.get(id).and_then(|peer| peer.tunnel.as_ref()) else { return };
-        let stream = tunnel.stream;
-        if let Some(connection) = self.endpoint.get(id) {
-            connection.reset(stream, error.code());
-            connection.stop(stream, error.code());
-        }
-        self.end_tunnel(now, id, "the client sent a malformed capsule");
     }
 
     pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {
@@ -403,7 +279,7 @@ impl Server {
     }
 
     fn tunnel_of(&self, id: ConnectionId) -> Option<StreamId> {
-        Some(self.peers.get(id)?.tunnel.as_ref()?.stream)
+        Some(self.peers.get(id)?.tunnel.as_ref()?.request.id)
     }
 
     /// Whether a stream is that of the tunnel.
@@ -456,8 +332,7 @@ fn no_packets(streams: bool) -> (Rejection, Headers) {
     let refusal = Rejection::new(501, "this server carries no IP packets, only TCP and UDP by CONNECT");
     let mut answer = refusal.headers();
     if streams {
-        answer.push(STREAMS_HEADER, TRUE);
-        answer.push(UDP_HEADER, TRUE);
+        extensions::announce_flows(&mut answer);
     }
     (refusal, answer)
 }
@@ -471,57 +346,6 @@ pub(super) fn stream_of(event: &HttpEvent) -> Option<StreamId> {
         | HttpEvent::StreamError { stream, .. } => Some(*stream),
         _ => None,
     }
-}
-
-/// Which member of its session a connection is; `None` if it cannot be understood. Here a field that
-/// does not parse must not count as absent: the connection would take the place of the home.
-fn member_of(headers: &Headers) -> Option<Member> {
-    if headers.value(MEMBER_HEADER).is_none() {
-        return Some(Member::HOME);
-    }
-    let number = structured::integer(headers.single(MEMBER_HEADER)?)?;
-    Member::new(u8::try_from(number).ok()?)
-}
-
-/// How the client wants what is sent to it to be spread over paths.
-pub(super) fn scheduler_of(headers: &Headers) -> Scheduler {
-    headers.text(SCHEDULER_HEADER).and_then(|name| name.parse().ok()).unwrap_or_default()
-}
-
-/// Uses the congestion controller that the client asks for, and names it in the answer. The class comes first: it is all that
-/// older clients send. A controller that is not known here changes nothing.
-pub(super) fn agree_cc(
-    headers: &Headers,
-    class: Option<&ClassProfile>,
-    connection: &mut Connection,
-    answer: &mut Headers,
-) {
-    if let Some(cc) = class.and_then(|class| class.cc).or_else(|| cc_of(headers)) {
-        connection.set_cc(cc);
-        answer.push(CC_HEADER, cc.to_string());
-    }
-}
-
-/// The congestion controller that a request asks for, if it is known here.
-fn cc_of(headers: &Headers) -> Option<CongestionControl> {
-    headers.single(CC_HEADER).and_then(structured::token)?.parse().ok()
-}
-
-/// How much repair the client asks for; none if that cannot be understood.
-fn fec_of(headers: &Headers) -> Fec {
-    headers.text(FEC_POLICY_HEADER).and_then(|policy| policy.parse().ok()).unwrap_or_default()
-}
-
-/// How often the client wants packets that are sent to it.
-fn copies_of(headers: &Headers) -> u8 {
-    let copies = headers.single(COPIES_HEADER).and_then(structured::integer);
-    copies.and_then(|copies| u8::try_from(copies).ok()).unwrap_or(1)
-}
-
-/// A context that the client offers in a header field: one of its own, and not that of plain packets.
-fn own_context(headers: &Headers, field: &str) -> Option<u64> {
-    let context = structured::integer(headers.single(field)?)?;
-    (context > 0 && context.is_multiple_of(2)).then_some(context)
 }
 
 #[cfg(test)]

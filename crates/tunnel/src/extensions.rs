@@ -1,0 +1,551 @@
+//! The extensions beyond the RFCs (docs/protocol.md, "Extensions"): [`EXTENSIONS`] says of each one what a client offers,
+//! what a server answers, and what either end switches on.
+//!
+//! In: the configurations of both ends, the header sections of a request and of its response. Out: the fields to send;
+//! what both ends know is switched on at the [`Carrier`], or noted in [`Agreed`]. Always holds: a field that is repeated
+//! or does not parse counts as absent; a context ID stands for one extension of a connection at most.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use mpvpn_masque::{capsule::LinkPolicy, headers::Headers, structured};
+use mpvpn_quic::{Connection, StreamId};
+use mpvpn_types::{ClassId, CongestionControl, Fec, Instant, LinkId};
+
+use crate::{
+    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, carrier::Carrier, client::at_this_end,
+    shapers::Shapers,
+};
+
+/// A Boolean of RFC 9651 that is true.
+const TRUE: &str = "?1";
+const MEMBER: &str = "mpvpn-member";
+const STREAMS: &str = "mpvpn-streams";
+const UDP: &str = "mpvpn-udp";
+/// As many resolvers as a resolver asks (`MAXNS` of resolv.conf(5)).
+const MAX_RESOLVERS: usize = 3;
+/// As many networks of a server as its client keeps. It has two.
+const MAX_NETWORKS: usize = 8;
+
+/// One extension.
+struct Extension {
+    /// The header field, in requests and responses.
+    field: &'static str,
+    /// What the request must be for: with [`Carries::Streams`] the extension is for connections without packets, too.
+    of: Carries,
+    kind: Kind,
+}
+
+/// How both ends agree on an extension.
+enum Kind {
+    /// By the context ID of its datagrams (an Integer of RFC 9651). The server repeats the field if it takes them.
+    Context {
+        /// The one that the client offers. Clients allocate even ones (RFC 9484 §6), and 0 is taken.
+        id: u64,
+        /// Whether the client offers it.
+        wanted: fn(&ClientConfig) -> bool,
+        /// Switches it on at either end, unless something that it needs is off.
+        start: fn(&mut Ends<'_>, u64) -> bool,
+    },
+    /// By values of its own.
+    Value {
+        /// What the client offers.
+        offer: fn(&ClientConfig, Option<Member>) -> Option<String>,
+        /// Takes what the client offers, if it does, and says what the server answers.
+        answer: fn(&mut AtServer<'_>, Option<&[u8]>) -> Option<String>,
+        /// Takes the answer.
+        agree: fn(&mut AtClient<'_>, &[u8]),
+    },
+}
+
+/// All extensions, each after those that it needs.
+const EXTENSIONS: &[Extension] = &[
+    // The class of traffic that the connection carries.
+    Extension {
+        field: "mpvpn-class",
+        of: Carries::Packets,
+        kind: Kind::Value {
+            offer: |config, _| config.class.as_ref().map(ClassProfile::header),
+            answer: |server, offer| {
+                let class = offer.and_then(ClassProfile::parse)?;
+                let admitted = server.admitted.as_ref()?;
+                let (shapers, id) = (&admitted.shapers, admitted.member.class());
+                shapers.set_share(server.now, id, admitted.limits.bound(class.share));
+                server.ends.carrier.set_class(Some(&class));
+                server.ends.carrier.share_links(shapers.clone(), id);
+                server.ends.classes = true;
+                server.class = Some(class);
+                Some(TRUE.to_owned())
+            },
+            agree: |client, answer| {
+                if is_true(answer) && client.config.class.is_some() {
+                    client.ends.carrier.share_links(client.shapers.clone(), client.class);
+                    client.ends.classes = true;
+                    client.agreed.classes = true;
+                }
+            },
+        },
+    },
+    // What the clocks of both ends say, as their classes share links.
+    Extension {
+        field: "mpvpn-clocks",
+        of: Carries::Packets,
+        kind: Kind::Context {
+            id: 12,
+            wanted: |config| config.class.is_some(),
+            start: |ends, context| {
+                if ends.classes {
+                    ends.carrier.tell_clocks(ends.stream, context, ends.far_clock);
+                }
+                ends.classes
+            },
+        },
+    },
+    // The congestion controller that the server is to use on this connection's paths (a Token).
+    Extension {
+        field: "mpvpn-cc",
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |config, _| Some(config.setup.cc().to_string()),
+            answer: |server, offer| {
+                // The class comes first: it is all that older clients send.
+                let of_class = server.class.as_ref().and_then(|class| class.cc);
+                let cc = of_class.or_else(|| offer.and_then(cc_of))?;
+                server.connection.set_cc(cc);
+                Some(cc.to_string())
+            },
+            agree: |client, answer| client.agreed.cc = cc_of(answer),
+        },
+    },
+    // How the client spreads packets over paths, and the server is to.
+    Extension {
+        field: "mpvpn-scheduler",
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |config, _| Some(config.scheduler.to_string()),
+            answer: |server, offer| {
+                let scheduler = offer.and_then(text).and_then(|name| name.parse().ok());
+                server.ends.carrier.set_scheduler(scheduler.unwrap_or_default());
+                None
+            },
+            agree: |_, _| {},
+        },
+    },
+    // How often each packet is sent, each time over another link (an Integer).
+    Extension {
+        field: "mpvpn-copies",
+        of: Carries::Packets,
+        kind: Kind::Value {
+            offer: |config, _| (config.copies > 1).then(|| config.copies.to_string()),
+            answer: |server, offer| {
+                let copies = offer.and_then(structured::integer).and_then(|copies| copies.try_into().ok());
+                server.ends.copies = copies.unwrap_or(1);
+                None
+            },
+            agree: |_, _| {},
+        },
+    },
+    // Numbered packets.
+    Extension {
+        field: "mpvpn-order",
+        of: Carries::Packets,
+        kind: Kind::Context {
+            id: 2,
+            wanted: |_| true,
+            start: |ends, context| {
+                ends.carrier.number_packets(ends.stream, context);
+                ends.carrier.set_copies(ends.copies);
+                true
+            },
+        },
+    },
+    // How much repair either end sends: `auto`, or packets and packets of repair as in `10+2`.
+    Extension {
+        field: "mpvpn-fec-policy",
+        of: Carries::Packets,
+        kind: Kind::Value {
+            offer: |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
+            answer: |server, offer| {
+                let fec = offer.and_then(text).and_then(|policy| policy.parse().ok());
+                server.ends.fec = fec.unwrap_or_default();
+                None
+            },
+            agree: |_, _| {},
+        },
+    },
+    // Groups of numbered packets with repair.
+    Extension {
+        field: "mpvpn-fec",
+        of: Carries::Packets,
+        kind: Kind::Context {
+            id: 10,
+            wanted: |config| config.fec != Fec::Off,
+            start: |ends, context| ends.carrier.protect_packets(ends.stream, context, ends.fec),
+        },
+    },
+    // Heartbeats that report what is heard.
+    Extension {
+        field: "mpvpn-heartbeats",
+        of: Carries::Streams,
+        kind: Kind::Context {
+            id: 4,
+            wanted: |_| true,
+            start: |ends, context| {
+                ends.carrier.report_paths(ends.stream, context);
+                true
+            },
+        },
+    },
+    // Bytes of streams that were on their way on a path that died come as datagrams.
+    Extension {
+        field: "mpvpn-rescue",
+        of: Carries::Streams,
+        kind: Kind::Context {
+            id: 6,
+            wanted: |_| true,
+            start: |ends, context| {
+                ends.carrier.rescue_streams(ends.stream, context);
+                true
+            },
+        },
+    },
+    // How far streams have come; needs `mpvpn-rescue`.
+    Extension {
+        field: "mpvpn-progress",
+        of: Carries::Streams,
+        kind: Kind::Context {
+            id: 8,
+            wanted: |_| true,
+            start: |ends, context| ends.carrier.tell_progress(ends.stream, context),
+        },
+    },
+    // LINK capsules, in which the client tells about its links (a Boolean).
+    Extension {
+        field: "mpvpn-links",
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |_, _| Some(TRUE.to_owned()),
+            answer: |_, offer| offer.filter(|offer| is_true(offer)).map(|_| TRUE.to_owned()),
+            agree: |client, answer| {
+                client.agreed.links = is_true(answer);
+                for (link, policy) in client.policies.iter().filter(|_| is_true(answer)) {
+                    client.ends.carrier.set_link(client.now, *link, at_this_end(policy, true));
+                }
+            },
+        },
+    },
+    // Which of several connections of a session this is (an Integer). What a server does not understand it refuses:
+    // see [`member_of`].
+    Extension {
+        field: MEMBER,
+        of: Carries::Packets,
+        kind: Kind::Value {
+            offer: |_, member| member.map(|member| member.number().to_string()),
+            answer: |server, offer| {
+                offer.and(server.admitted.as_ref()).map(|all| all.member.number().to_string())
+            },
+            agree: |client, answer| {
+                client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
+            },
+        },
+    },
+    // The server's networks, by which clients know who their neighbours are: prefixes as in `10.0.0.0/24, fd00::/64`.
+    Extension {
+        field: "mpvpn-networks",
+        of: Carries::Packets,
+        kind: Kind::Value {
+            offer: |_, _| None,
+            answer: |server, _| {
+                let (v4, v6) = server.admitted.as_ref()?.networks;
+                Some(listed([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
+            },
+            agree: |client, answer| {
+                let nets = text(answer).unwrap_or_default().split(',');
+                client.agreed.networks =
+                    nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect();
+            },
+        },
+    },
+    // The server makes TCP connections by CONNECT wherever it would translate packets' addresses, which is everywhere
+    // but in its networks (a Boolean). With a 501 it means that there are no packets, but such connections.
+    Extension {
+        field: STREAMS,
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |_, _| None,
+            answer: |server, _| server.config.streams.then(|| TRUE.to_owned()),
+            agree: |client, answer| client.agreed.streams = is_true(answer),
+        },
+    },
+    // The same of UDP payloads, by CONNECT-UDP.
+    Extension {
+        field: UDP,
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |_, _| None,
+            answer: |server, _| server.config.streams.then(|| TRUE.to_owned()),
+            agree: |client, answer| client.agreed.udp = is_true(answer),
+        },
+    },
+    // Resolvers that the server suggests: addresses, the best first, as in `10.0.0.1, fd00::1`.
+    Extension {
+        field: "mpvpn-dns",
+        of: Carries::Streams,
+        kind: Kind::Value {
+            offer: |_, _| None,
+            answer: |server, _| Some(listed(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
+            agree: |client, answer| client.agreed.dns = suggested(text(answer).unwrap_or_default()),
+        },
+    },
+];
+
+/// What either end switches extensions on with.
+pub(crate) struct Ends<'a> {
+    carrier: &'a mut Carrier,
+    /// The request stream, which the contexts are those of.
+    stream: StreamId,
+    /// How often this end sends each numbered packet.
+    copies: u8,
+    /// The repair that this end sends.
+    fec: Fec,
+    /// Both ends know classes.
+    classes: bool,
+    /// The number of the far end's clock; it is the same for connections of a session where the clock is.
+    far_clock: u8,
+}
+
+impl<'a> Ends<'a> {
+    pub(crate) fn at_client(config: &ClientConfig, carrier: &'a mut Carrier, stream: StreamId) -> Self {
+        // All classes are at the same thread of the server.
+        Self { carrier, stream, copies: config.copies, fec: config.fec, classes: false, far_clock: 0 }
+    }
+
+    pub(crate) fn at_server(carrier: &'a mut Carrier, stream: StreamId, member: Member) -> Self {
+        let far_clock = member.shard();
+        Self { carrier, stream, copies: 1, fec: Fec::Off, classes: false, far_clock }
+    }
+}
+
+/// A client that has got an answer.
+pub(crate) struct AtClient<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a ClientConfig,
+    pub(crate) policies: &'a BTreeMap<LinkId, LinkPolicy>,
+    pub(crate) shapers: &'a Shapers,
+    /// The class that the connection carries.
+    pub(crate) class: ClassId,
+    pub(crate) ends: Ends<'a>,
+    pub(crate) agreed: Agreed,
+}
+
+/// What a client knows of its server by the answer.
+#[derive(Debug, Default)]
+pub(crate) struct Agreed {
+    /// It knows classes.
+    pub(crate) classes: bool,
+    /// Which of a session's connections the server says that this is.
+    pub(crate) member: Option<u8>,
+    /// It wants to know about the links under the paths.
+    pub(crate) links: bool,
+    /// The congestion controller that it says it uses on this connection's paths.
+    pub(crate) cc: Option<CongestionControl>,
+    /// Its networks, if it told.
+    pub(crate) networks: Vec<IpNet>,
+    /// Resolvers that it suggests.
+    pub(crate) dns: Vec<IpAddr>,
+    /// It makes TCP connections wherever it would translate packets.
+    pub(crate) streams: bool,
+    /// It carries UDP payloads there, too.
+    pub(crate) udp: bool,
+}
+
+/// A server that answers a request.
+pub(crate) struct AtServer<'a> {
+    pub(crate) now: Instant,
+    pub(crate) config: &'a ServerConfig,
+    pub(crate) connection: &'a mut Connection,
+    /// What a client is that sends packets.
+    pub(crate) admitted: Option<Admitted>,
+    pub(crate) ends: Ends<'a>,
+    /// The class of the connection, if the client says.
+    pub(crate) class: Option<ClassProfile>,
+}
+
+/// What a server knows of a client whose packets it takes.
+pub(crate) struct Admitted {
+    pub(crate) member: Member,
+    pub(crate) limits: Limits,
+    /// Those of the client's links.
+    pub(crate) shapers: Shapers,
+    /// The server's.
+    pub(crate) networks: (Ipv4Net, Option<Ipv6Net>),
+}
+
+/// The extensions of requests for packets, or without them.
+fn all(of: Carries) -> impl Iterator<Item = &'static Extension> {
+    EXTENSIONS.iter().filter(move |extension| of == Carries::Packets || extension.of == Carries::Streams)
+}
+
+/// What a client offers with a request for packets, or without them: fields and values.
+pub(crate) fn offers(of: Carries, config: &ClientConfig, member: Option<Member>) -> Vec<(String, String)> {
+    let offered = all(of).filter_map(|extension| {
+        let value = match &extension.kind {
+            Kind::Context { id, wanted, .. } => wanted(config).then(|| id.to_string()),
+            Kind::Value { offer, .. } => offer(config, member),
+        };
+        Some((extension.field.to_owned(), value?))
+    });
+    offered.collect()
+}
+
+impl<'a> AtClient<'a> {
+    /// Switches on what was offered and the server takes; `of` is what the request was for.
+    pub(crate) fn agree(mut self, of: Carries, headers: &Headers) -> Agreed {
+        for extension in all(of) {
+            let Some(answer) = headers.single(extension.field) else { continue };
+            match &extension.kind {
+                Kind::Context { id, wanted, start } => {
+                    if wanted(self.config) && structured::integer(answer) == Some(*id) {
+                        start(&mut self.ends, *id);
+                    }
+                }
+                Kind::Value { agree, .. } => agree(&mut self, answer),
+            }
+        }
+        self.agreed
+    }
+}
+
+impl AtServer<'_> {
+    /// Switches on what a client offers, and puts it into the answer. Returns its class, if it has classes.
+    pub(crate) fn agree(mut self, headers: &Headers, answer: &mut Headers) -> Option<ClassProfile> {
+        let of = if self.admitted.is_some() { Carries::Packets } else { Carries::Streams };
+        let mut contexts = Vec::new();
+        for extension in all(of) {
+            let offer = headers.single(extension.field);
+            let value = match &extension.kind {
+                Kind::Context { start, .. } => {
+                    let context = offer.and_then(own_context).filter(|context| !contexts.contains(context));
+                    let started = context.filter(|context| start(&mut self.ends, *context));
+                    contexts.extend(started);
+                    started.map(|context| context.to_string())
+                }
+                Kind::Value { answer, .. } => answer(&mut self, offer),
+            };
+            if let Some(value) = value {
+                answer.push(extension.field, value);
+            }
+        }
+        self.class
+    }
+}
+
+/// Which member of its session a connection is; `None` if it cannot be understood. Here a field that
+/// does not parse must not count as absent: the connection would take the place of the home.
+pub(crate) fn member_of(headers: &Headers) -> Option<Member> {
+    if headers.value(MEMBER).is_none() {
+        return Some(Member::HOME);
+    }
+    let number = structured::integer(headers.single(MEMBER)?)?;
+    Member::new(u8::try_from(number).ok()?)
+}
+
+/// Says in an answer without packets that there are TCP connections and UDP payloads instead.
+pub(crate) fn announce_flows(answer: &mut Headers) {
+    answer.push(STREAMS, TRUE);
+    answer.push(UDP, TRUE);
+}
+
+/// Whether an answer without packets says so.
+pub(crate) fn announces_flows(headers: &Headers) -> bool {
+    headers.single(STREAMS).is_some_and(is_true)
+}
+
+/// A context that a client may offer: one of its own, and not that of plain packets.
+fn own_context(value: &[u8]) -> Option<u64> {
+    structured::integer(value).filter(|context| *context > 0 && context.is_multiple_of(2))
+}
+
+fn cc_of(value: &[u8]) -> Option<CongestionControl> {
+    structured::token(value)?.parse().ok()
+}
+
+fn text(value: &[u8]) -> Option<&str> {
+    std::str::from_utf8(value).ok()
+}
+
+fn is_true(value: &[u8]) -> bool {
+    value == TRUE.as_bytes()
+}
+
+fn listed(values: impl Iterator<Item = impl ToString>) -> String {
+    values.map(|value| value.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// The resolvers of a list that may be somewhere behind a server: none that is this machine, or on one of its links.
+fn suggested(list: &str) -> Vec<IpAddr> {
+    let may_be = |ip: &IpAddr| {
+        let is_on_link = match ip {
+            IpAddr::V4(ip) => ip.is_link_local() || ip.is_broadcast(),
+            IpAddr::V6(ip) => ip.is_unicast_link_local(),
+        };
+        !(ip.is_unspecified() || ip.is_loopback() || ip.is_multicast() || is_on_link)
+    };
+    let all = list.split(',').filter_map(|ip| Some(ip.trim().parse::<IpAddr>().ok()?.to_canonical()));
+    all.filter(may_be).take(MAX_RESOLVERS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_extension_has_a_field_and_a_context_of_its_own() {
+        let mut fields: Vec<_> = EXTENSIONS.iter().map(|extension| extension.field).collect();
+        fields.sort_unstable();
+        fields.dedup();
+        assert_eq!(fields.len(), EXTENSIONS.len());
+        assert!(fields.iter().all(|field| field.starts_with("mpvpn-")), "{fields:?}");
+        let mut contexts: Vec<_> = EXTENSIONS
+            .iter()
+            .filter_map(|extension| match extension.kind {
+                Kind::Context { id, .. } => Some(id),
+                Kind::Value { .. } => None,
+            })
+            .collect();
+        contexts.sort_unstable();
+        assert_eq!(contexts, [2, 4, 6, 8, 10, 12], "clients allocate even ones, and 0 is taken");
+    }
+
+    #[test]
+    fn a_server_takes_only_contexts_that_clients_allocate() {
+        for (value, context) in
+            [("2", Some(2)), ("6;a", Some(6)), ("0", None), ("3", None), ("-2", None), ("x", None)]
+        {
+            assert_eq!(own_context(value.as_bytes()), context, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_number_of_a_connection_that_is_not_understood_does_not_count_as_absent() {
+        let member = |values: &[&str]| {
+            let mut headers = Headers::new();
+            values.iter().for_each(|value| headers.push(MEMBER, (*value).to_owned()));
+            member_of(&headers)
+        };
+        assert_eq!(member(&[]), Some(Member::HOME));
+        assert_eq!(member(&["17"]).map(Member::number), Some(17));
+        for values in [&["x"][..], &["128"], &["-1"], &["1", "1"]] {
+            assert_eq!(member(values), None, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn a_resolver_that_cannot_be_behind_the_server_is_not_believed() {
+        let list = "10.0.0.1, fd00::1,127.0.0.53,::1, ::ffff:127.0.0.1,0.0.0.0,224.0.0.1,fe80::1,169.254.1.1,x,9.9.9.9";
+        let expected: Vec<IpAddr> = ["10.0.0.1", "fd00::1", "9.9.9.9"].map(|ip| ip.parse().unwrap()).into();
+        assert_eq!(suggested(list), expected);
+        assert_eq!(suggested(""), Vec::<IpAddr>::new());
+        assert_eq!(suggested(&"9.9.9.9,".repeat(1000)).len(), MAX_RESOLVERS);
+    }
+}
