@@ -7,12 +7,7 @@ use std::time::Instant;
 
 use mpvpn_control::api::Question;
 
-use crate::{
-    EngineError,
-    client::{Running as Client, member::Word as ClientWord},
-    server::{Running as Server, plane::Word as ServerWord},
-    turn::Turns,
-};
+use crate::{EngineError, client::Running as Client, server::Running as Server, turn::Turns};
 
 /// Answers as a client.
 pub(crate) fn of_client(
@@ -25,16 +20,14 @@ pub(crate) fn of_client(
         Question::Status(reply) => {
             // When the status says `up`, addresses, routes and resolvers are set. Streams are filled soon.
             client.apply_events(turns, now)?;
-            if let Some(round) = client.asking.ask(now, reply) {
-                client.crew.tell(|| ClientWord::Report(round));
+            if let Some(round) = client.shards.ask_status(now, reply) {
                 let own = client.status(now);
-                client.asking.report(round, own);
+                client.shards.report_status(round, own);
             }
         }
         Question::Flows(reply) => {
-            if let Some(round) = client.listing.ask(now, reply) {
-                client.crew.tell(|| ClientWord::List(round));
-                client.listing.report(round, client.flows(now));
+            if let Some(round) = client.shards.ask_flows(now, reply) {
+                client.shards.report_flows(round, client.flows(now));
             }
         }
         Question::Reload(reply) => drop(reply.send(client.reload(turns, now))),
@@ -47,15 +40,13 @@ pub(crate) fn of_client(
 pub(crate) fn of_server(server: &mut Server, now: Instant, question: Question) {
     match question {
         Question::Status(reply) => {
-            if let Some(round) = server.asking.ask(now, reply) {
-                server.crew.tell(|| ServerWord::Report(round));
-                server.asking.report(round, server.plane.report(now));
+            if let Some(round) = server.shards.ask_status(now, reply) {
+                server.shards.report_status(round, server.plane.report(now));
             }
         }
         Question::Flows(reply) => {
-            if let Some(round) = server.listing.ask(now, reply) {
-                server.crew.tell(|| ServerWord::List(round));
-                server.listing.report(round, server.plane.flows(now));
+            if let Some(round) = server.shards.ask_flows(now, reply) {
+                server.shards.report_flows(round, server.plane.flows(now));
             }
         }
         Question::Reload(reply) => drop(reply.send(server.reload())),

@@ -16,14 +16,11 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod answers;
-mod asking;
 pub mod client;
-mod crew;
 mod dial;
 mod egress;
 mod error;
 mod events;
-mod exchange;
 mod flows;
 mod front;
 mod h2_stream;
@@ -34,6 +31,7 @@ mod policies;
 mod proxy;
 mod resolver;
 pub mod server;
+mod shards;
 mod slow;
 mod status;
 mod tcp_way;

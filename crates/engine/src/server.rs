@@ -4,9 +4,12 @@
 //! which also has the signals, the local API and what is changed on the machine.
 
 mod events;
+mod handover;
 mod machine;
-pub(crate) mod plane;
+mod plane;
+mod sockets;
 mod streams;
+mod tun_queues;
 
 use std::{path::Path, sync::Arc, time::Instant};
 
@@ -20,7 +23,7 @@ use mpvpn_control::{
     credentials::{Credentials, first_start_message, guess_address},
     events::{Event, EventSender},
     metrics,
-    status::{FlowList, Role, Status},
+    status::Role,
     tls,
 };
 use mpvpn_os::{UdpOptions, Undo, netlink::Netlink, privilege, udp::bind_group, undo};
@@ -29,20 +32,21 @@ use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig
 
 use crate::{
     EngineError, answers,
-    asking::Asking,
     client::random,
-    crew::Crew,
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
-    exchange::exchange,
     front::{Front, Site, fronted::Fronted},
     links::{IPV4_UDP, LARGEST_PAYLOAD, largest_payload},
+    shards::News,
     slow::{Message, Offers, Slow},
     status,
-    turn::{SIGNAL, Told, Turn, Turns, end_event, reload_event},
+    turn::{Told, Turn, Turns, end_event, reload_event},
     wire::{SOCKET_BUFFER, Wire},
 };
+use handover::handovers;
 use machine::Machine;
-use plane::{Listening, Plane, ShardReport, Word};
+use plane::{FirstShard, Plane, ServerMessage};
+use sockets::{Listening, Sockets};
+use tun_queues::TunQueues;
 
 /// What this process may do.
 pub fn rights() -> Rights {
@@ -80,8 +84,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     for _ in 1..shards {
         all_turns.push(Turns::without_signals()?);
     }
-    let wakes = std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone());
-    let (outboxes, inboxes): (Vec<_>, Vec<_>) = wakes.map(exchange).unzip();
+    let mut all = FirstShard::new(Role::Server, turns.wake.clone());
+    let others: Vec<_> = all_turns.iter().map(|turns| all.add(turns.wake.clone())).collect();
+    let handovers = handovers(std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone()));
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
     let access = Access::new(config.access.clone(), tunnel);
@@ -90,7 +95,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
     let names = Budget::for_names();
     let mut planes = Vec::new();
-    for ((shard, sockets), inbox) in Shard::all(shards).zip(sockets).zip(inboxes) {
+    for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
         let users = credentials.authenticator.clone();
         let tunnel = tunnel_config(&config, setup.clone(), users, site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
@@ -109,25 +114,29 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
             },
         );
         let egress = egress.map_err(EngineError::Addresses)?;
-        let mut plane =
-            Plane::new(shard, server, sockets, queues.clone(), egress, (inbox, outboxes.clone()), turns)?;
-        plane.events = slow.events();
-        planes.push(plane);
+        planes.push(Plane {
+            server,
+            sockets: Sockets::new(sockets, &turns.poller)?,
+            tun: TunQueues::new(queues.clone(), shard.index(), &turns.poller)?,
+            egress,
+            handover,
+            shards: all.outboxes(),
+            departed: Vec::new(),
+            events: slow.events(),
+        });
     }
     let first = planes.remove(0);
-    for socket in &first.sockets {
-        tracing::info!(address = %socket.bound, shards, tcp = %config.tcp, "listening");
+    for address in first.sockets.addresses() {
+        tracing::info!(%address, shards, tcp = %config.tcp, "listening");
     }
     if let (Service::Unprivileged, Some(note)) = (config.service, config.service.note()) {
         tracing::warn!("this server {note}");
     }
-    let mut crew = Crew::new(outboxes[0].clone(), || Word::Ended);
-    let others = planes.into_iter().zip(all_turns).zip(outboxes.iter().skip(1));
-    for ((plane, mut turns), outbox) in others {
-        crew.start(format!("shard {}", plane.number()), outbox.clone(), move || plane.run(&mut turns))?;
+    for (((shard, plane), mut turns), other) in (1..).zip(planes).zip(all_turns).zip(others) {
+        all.start(shard, move || plane.run(&other, &mut turns))?;
     }
     println!("{message}");
-    let mut running = Running::new((config, origin), first, crew, registry, machine, (slow, fronted));
+    let mut running = Running::new((config, origin), (first, all), registry, machine, (slow, fronted));
     let result = running.run(&mut turns);
     let end = running.end();
     result.and(end)
@@ -221,7 +230,7 @@ pub(crate) struct Running {
     config: ServerConfig,
     origin: Origin<ServerOptions>,
     pub(crate) plane: Plane,
-    pub(crate) crew: Crew<Word>,
+    pub(crate) shards: FirstShard,
     registry: Registry,
     /// `None` without a TUN.
     machine: Option<Machine>,
@@ -230,36 +239,18 @@ pub(crate) struct Running {
     /// Who is behind connections that come from this process.
     fronted: Fronted,
     started: Instant,
-    /// Who asks for the status, and for the flows.
-    pub(crate) asking: Asking<ShardReport, Status>,
-    pub(crate) listing: Asking<FlowList, FlowList>,
 }
 
 impl Running {
     fn new(
         (config, origin): (ServerConfig, Origin<ServerOptions>),
-        plane: Plane,
-        crew: Crew<Word>,
+        (plane, shards): (Plane, FirstShard),
         registry: Registry,
         machine: Option<Machine>,
         (slow, fronted): (Slow, Fronted),
     ) -> Self {
-        let started = Instant::now();
-        let (asking, listing, events) = (Asking::default(), Asking::default(), slow.events());
-        Self {
-            config,
-            origin,
-            plane,
-            crew,
-            registry,
-            machine,
-            slow,
-            events,
-            fronted,
-            started,
-            asking,
-            listing,
-        }
+        let (started, events) = (Instant::now(), slow.events());
+        Self { config, origin, plane, shards, registry, machine, slow, events, fronted, started }
     }
 
     fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
@@ -268,22 +259,18 @@ impl Running {
             if self.plane.transmit(turns, turn.now).is_some() {
                 self.follow_mtu();
             }
-            let deadline =
-                [self.plane.poll_timeout(), self.asking.poll_timeout(), self.listing.poll_timeout()];
+            let deadline = [self.plane.poll_timeout(), self.shards.poll_timeout()];
             turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
             self.plane.take(turns, &turn);
-            if turn.ready.iter().any(|event| event.token == SIGNAL)
-                && let Some(told) = turns.told()
-            {
-                match told {
-                    Told::End(signal) => {
-                        self.events.report(end_event(signal));
-                        return Ok(());
-                    }
-                    Told::Reload => drop(self.reload()),
+            match turns.told(&turn) {
+                Some(Told::End(signal)) => {
+                    self.events.report(end_event(signal));
+                    return Ok(());
                 }
+                Some(Told::Reload) => drop(self.reload()),
+                None => {}
             }
-            if self.words(turn.now) {
+            if self.hear_shards(turn.now) {
                 // The reason comes out when the threads are joined.
                 return Ok(());
             }
@@ -292,16 +279,14 @@ impl Running {
         }
     }
 
-    /// What the other shards say; whether one of them has ended.
-    fn words(&mut self, now: Instant) -> bool {
+    /// Acts on what the other shards say; whether one of them has ended.
+    fn hear_shards(&mut self, now: Instant) -> bool {
         let mut ended = false;
-        while let Some(word) = self.plane.word(now) {
-            match word {
-                Word::Mtu => self.follow_mtu(),
-                Word::Reported(round, report) => self.asking.report(round, report),
-                Word::Listed(round, list) => self.listing.report(round, list),
-                Word::Ended => ended = true,
-                Word::Replaced(_) | Word::Report(_) | Word::List(_) | Word::End => {}
+        while let Some(news) = self.shards.next() {
+            match news {
+                News::Specific(ServerMessage::MtuChanged) => self.follow_mtu(),
+                News::Specific(ServerMessage::Replaced(seat)) => self.plane.close_replaced(now, seat),
+                News::Ended => ended = true,
             }
         }
         ended
@@ -326,11 +311,10 @@ impl Running {
 
     /// Answers who asked, once every shard has reported.
     fn answer(&mut self, now: Instant) {
-        let all = self.crew.len() + 1;
         let (config, plane, started, fronted) = (&self.config, &self.plane, self.started, &self.fronted);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
-        self.asking.answer(now, all, |reports| {
-            let listen: Vec<_> = plane.sockets.iter().map(|socket| socket.bound).collect();
+        self.shards.answer(now, |reports| {
+            let listen: Vec<_> = plane.sockets.addresses().collect();
             let lost = reports.iter().map(|report| report.lost).sum();
             let streams: usize = reports.iter().map(|report| report.streams).sum();
             let udp: usize = reports.iter().map(|report| report.udp).sum();
@@ -346,13 +330,6 @@ impl Running {
             (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status
         });
-        self.listing.answer(now, all, |lists| {
-            let mut all = FlowList::new(Role::Server);
-            for list in lists {
-                all.add(list);
-            }
-            all
-        });
     }
 
     fn follow_mtu(&mut self) {
@@ -367,7 +344,7 @@ impl Running {
     /// Says good-bye to the clients and takes back what was changed.
     fn end(mut self) -> Result<(), EngineError> {
         self.plane.end();
-        let crew = self.crew.end(|| Word::End);
-        self.machine.map_or(Ok(()), Machine::end).and(crew)
+        let shards = self.shards.end();
+        self.machine.map_or(Ok(()), Machine::end).and(shards)
     }
 }

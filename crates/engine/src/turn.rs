@@ -20,7 +20,7 @@ pub(crate) const TUN: u64 = 0;
 /// Another thread has a message.
 pub(crate) const WAKE: u64 = 1;
 /// A signal arrived.
-pub(crate) const SIGNAL: u64 = 2;
+const SIGNAL: u64 = 2;
 /// News about links.
 pub(crate) const MONITOR: u64 = 3;
 /// The TUN devices of classes have tokens from here on, as many as there are classes.
@@ -141,8 +141,11 @@ impl Turns {
         Ok(())
     }
 
-    /// What a signal that arrived asks for.
-    pub(crate) fn told(&self) -> Option<Told> {
+    /// What a signal that has arrived in this turn asks for.
+    pub(crate) fn told(&self, turn: &Turn) -> Option<Told> {
+        if turn.ready.iter().all(|event| event.token != SIGNAL) {
+            return None;
+        }
         match self.signals.as_ref()?.next().ok().flatten()? {
             // Of a terminal that is closed it is the end of all that runs in it.
             Signal::Hangup if !self.in_terminal => Some(Told::Reload),

@@ -18,6 +18,11 @@ use mpvpn_quic::Transmit;
 
 use crate::EngineError;
 
+/// Receive calls a socket a turn: more keep other sockets waiting, fewer cost a turn each.
+const SOCKET_READS: usize = 4;
+/// Messages a receive call.
+const BATCH: usize = 16;
+
 /// Sends that wait for a busy socket, at most: the congestion window bounds them long before.
 const MAX_WAITING: usize = 256;
 
@@ -142,6 +147,57 @@ pub(crate) fn datagrams(batch: &mut RecvBatch, mut each: impl FnMut(Datagram)) {
     }
 }
 
+/// Memory for datagrams on their way between sockets and a tunnel, used again in each turn.
+pub(crate) struct DatagramBuffers {
+    batch: RecvBatch,
+    out: Vec<u8>,
+}
+
+impl DatagramBuffers {
+    pub(crate) fn new() -> Self {
+        Self { batch: RecvBatch::new(BATCH), out: Vec::with_capacity(64 << 10) }
+    }
+
+    /// Receives what waits in a socket, within bounds. `tunnel` takes each datagram, those that the kernel joined (GRO) one
+    /// by one, by `each`, and is told by `after` where a batch ends.
+    ///
+    /// # Errors
+    /// If the kernel reports one; what came before it was handed out.
+    pub(crate) fn receive<T>(
+        &mut self,
+        socket: &UdpSocket,
+        tunnel: &mut T,
+        mut each: impl FnMut(&mut T, Datagram),
+        mut after: impl FnMut(&mut T),
+    ) -> io::Result<()> {
+        for _ in 0..SOCKET_READS {
+            let count = socket.recv_batch(&mut self.batch)?;
+            if count == 0 {
+                return Ok(());
+            }
+            datagrams(&mut self.batch, |datagram| each(tunnel, datagram));
+            after(tunnel);
+            if count < BATCH {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends all that `poll`, which appends the bytes to the given buffer, has to send.
+    pub(crate) fn transmit(
+        &mut self,
+        mut poll: impl FnMut(&mut Vec<u8>) -> Option<Transmit>,
+        mut send: impl FnMut(&Transmit, &[u8]),
+    ) {
+        loop {
+            self.out.clear();
+            let Some(transmit) = poll(&mut self.out) else { return };
+            send(&transmit, &self.out);
+        }
+    }
+}
+
 /// Takes back what was changed on the machine.
 pub(crate) fn take_back(undo: &mut Undo) -> Result<(), EngineError> {
     let mut errors = undo.undo_all();
@@ -178,11 +234,40 @@ pub(crate) fn write_tun(tun: &Tun, joined: &Joined) {
     }
 }
 
-/// Whether a socket bound to `bound` serves packets from `local` to `remote`.
-pub(crate) fn serves(bound: SocketAddr, local: Option<IpAddr>, remote: SocketAddr) -> bool {
-    if bound.ip().is_unspecified() {
-        // A wildcard IPv6 socket is dual-stack unless there is one for IPv4.
-        return bound.is_ipv6() || remote.is_ipv4();
+#[cfg(test)]
+mod tests {
+    use mpvpn_os::UdpOptions;
+
+    use super::*;
+
+    fn socket() -> (UdpSocket, SocketAddr) {
+        let socket = UdpSocket::bind(&UdpOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)))).unwrap();
+        let address = socket.local_addr().unwrap();
+        (socket, address)
     }
-    bound.is_ipv4() == remote.is_ipv4() && local.is_none_or(|ip| ip == bound.ip())
+
+    #[test]
+    fn what_is_sent_is_received_in_order_and_batches_are_bounded() {
+        let ((from, source), (to, target)) = (socket(), socket());
+        let mut buffers = DatagramBuffers::new();
+        let mut numbers = 0..(SOCKET_READS * BATCH + 10) as u8;
+        let poll = |out: &mut Vec<u8>| {
+            out.push(numbers.next()?);
+            let transmit =
+                Transmit { local: None, remote: target, ecn: None, dscp: 0, size: 1, segment_size: None };
+            Some(transmit)
+        };
+        buffers.transmit(poll, |transmit, data| from.send(&outgoing(transmit, data, None)).unwrap());
+        let mut got = (Vec::new(), 0);
+        let each = |got: &mut (Vec<u8>, usize), datagram: Datagram| {
+            assert_eq!(datagram.remote, source);
+            got.0.extend_from_slice(&datagram.data);
+        };
+        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        assert_eq!(got, ((0..(SOCKET_READS * BATCH) as u8).collect(), SOCKET_READS));
+        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        assert_eq!((got.0.len(), got.1), (SOCKET_READS * BATCH + 10, SOCKET_READS + 1));
+        buffers.receive(&to, &mut got, each, |got| got.1 += 1).unwrap();
+        assert_eq!(got.1, SOCKET_READS + 1, "nothing waited");
+    }
 }

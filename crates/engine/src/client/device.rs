@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use mpvpn_os::{
     PacketFd, Tun,
     poll::{Interest, Poller, Wake},
+    tun::READ_BUFFER,
 };
 use mpvpn_packet::{
     Joined, VNET_HDR_LEN, VnetHdr,
@@ -33,13 +34,15 @@ pub type Out = Box<dyn FnMut(&[u8]) + Send>;
 
 /// What a shard has.
 pub(super) struct Devices {
-    pub(super) main: Device,
+    main: Device,
     pub(super) classes: Vec<ClassQueue>,
+    is_attached: bool,
+    buffer: Vec<u8>,
 }
 
 impl From<Device> for Devices {
     fn from(main: Device) -> Self {
-        Self { main, classes: Vec::new() }
+        Self { main, classes: Vec::new(), is_attached: true, buffer: vec![0; READ_BUFFER] }
     }
 }
 
@@ -65,13 +68,45 @@ impl Devices {
         self.classes.iter().zip(CLASS_TUNS..).try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
     }
 
-    /// Lets the kernel put packets into these queues, or into those of other shards only.
-    pub(super) fn set_attached(&self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
+    /// Lets the kernel put packets into these queues, which it does at first, or into those of other shards only.
+    pub(super) fn set_attached(&mut self, poller: &Poller, attached: bool) -> Result<(), EngineError> {
+        if self.is_attached == attached {
+            return Ok(());
+        }
         if let Device::Tun(tun) = &self.main {
             set_attached(poller, tun, TUN, attached)?;
         }
         let mut queues = self.classes.iter().zip(CLASS_TUNS..);
-        queues.try_for_each(|(queue, token)| set_attached(poller, &queue.tun, token, attached))
+        queues.try_for_each(|(queue, token)| set_attached(poller, &queue.tun, token, attached))?;
+        self.is_attached = attached;
+        Ok(())
+    }
+
+    /// The packets of the app have another descriptor from now on.
+    pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
+        self.main.set_descriptor(poller, fd)
+    }
+
+    /// Whether packets come with the wake-up call of the thread.
+    pub(super) fn comes_by_call(&self) -> bool {
+        self.main.comes_by_call()
+    }
+
+    /// There is room for packets that wait.
+    pub(super) fn flush(&mut self, poller: &Poller) {
+        self.main.flush(poller);
+    }
+
+    /// Reads what waits where most packets come from, within bounds: what is left makes itself heard again.
+    ///
+    /// # Errors
+    /// If nothing can come any more.
+    pub(super) fn read(
+        &mut self,
+        wake: &Wake,
+        each: impl FnMut(VnetHdr, &mut [u8]),
+    ) -> Result<(), EngineError> {
+        self.main.read(&mut self.buffer, wake, each)
     }
 
     /// The server gave these addresses to the classes with a TUN, in their order.
@@ -82,15 +117,10 @@ impl Devices {
     }
 
     /// Reads what waits in the TUN of a class, which has this token, within bounds.
-    pub(super) fn read_class(
-        &self,
-        token: u64,
-        buffer: &mut [u8],
-        mut each: impl FnMut(ClassId, VnetHdr, &mut [u8]),
-    ) {
+    pub(super) fn read_class(&mut self, token: u64, mut each: impl FnMut(ClassId, VnetHdr, &mut [u8])) {
         let queue = self.classes.iter().zip(CLASS_TUNS..).find(|(_, other)| *other == token);
         if let Some((queue, _)) = queue {
-            read_tun(&queue.tun, buffer, |hdr, packet| each(queue.class, hdr, packet));
+            read_tun(&queue.tun, &mut self.buffer, |hdr, packet| each(queue.class, hdr, packet));
         }
     }
 
@@ -162,7 +192,7 @@ impl Device {
     }
 
     /// Whether packets come with the wake-up call of the thread.
-    pub(super) fn comes_by_call(&self) -> bool {
+    fn comes_by_call(&self) -> bool {
         matches!(self, Self::App(app) if matches!(app.way, Way::Calls { .. }))
     }
 
@@ -170,7 +200,7 @@ impl Device {
     ///
     /// # Errors
     /// If nothing can come any more.
-    pub(super) fn read(
+    fn read(
         &self,
         buffer: &mut [u8],
         wake: &Wake,
@@ -204,7 +234,7 @@ impl Device {
     }
 
     /// The packets of the app have another descriptor from now on.
-    pub(super) fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
+    fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
         let Self::App(app) = self else { return Ok(()) };
         if let Way::Descriptor { fd, .. } = &app.way {
             // What is left in it may have ended.
@@ -223,7 +253,7 @@ impl Device {
     }
 
     /// There is room again.
-    pub(super) fn flush(&mut self, poller: &Poller) {
+    fn flush(&mut self, poller: &Poller) {
         let Self::App(app) = self else { return };
         let Way::Descriptor { fd, waiting, waiting_bytes } = &mut app.way else { return };
         while let Some(packet) = waiting.front() {

@@ -33,7 +33,7 @@ use mpvpn_types::{Duration, Transport, panic_text};
 
 pub use super::device::Out;
 use super::{
-    Gear, Running,
+    ClientKind, ClientParts, Running,
     device::{AppDevice, Device},
     refusal,
 };
@@ -133,6 +133,11 @@ impl Host {
         }
     }
 
+    /// The function that takes what happens; the app is told nothing by this value any more.
+    fn take_events(&mut self) -> Box<dyn FnMut(Event) + Send> {
+        std::mem::replace(&mut self.events, Box::new(drop))
+    }
+
     /// Tells that the connection is lost.
     pub(super) fn down(&mut self, reason: String) {
         (self.told, self.assignment) = (None, None);
@@ -201,7 +206,10 @@ fn live(
     };
     let _ = ready.send(Ok(turns.wake.clone()));
     let result = catch_unwind(AssertUnwindSafe(|| running.run(&mut turns)));
-    let events = running.host.take().map(|host| host.events);
+    let events = match &mut running.kind {
+        ClientKind::Embedded(host) => Some(host.take_events()),
+        ClientKind::Machine(_) | ClientKind::Proxy(_) => None,
+    };
     let ended = catch_unwind(AssertUnwindSafe(|| running.end()));
     let ran = match (result, ended) {
         (Ok(ran), Ok(ended)) => ran.map_err(|error| refusal(error, &slot)).and(ended),
@@ -234,14 +242,13 @@ fn set_up(
     let slow = slow(&config, app.options.api_socket.as_ref(), app.resolve, &turns)?;
     let ground = Ground { protect: app.protect, given: app.links, ..Ground::default() };
     let host = Host { orders, events: app.events, assignment: None, told: None };
-    let gear = Gear {
+    let parts = ClientParts {
+        kind: ClientKind::Embedded(host),
         queues: vec![Device::App(device).into()],
         ground,
         state_dir: app.options.state_dir,
-        host: Some(host),
-        ..Gear::default()
     };
-    let running = Running::new((config, origin), &turns, Arc::new(tls), gear, slow)?;
+    let running = Running::new((config, origin), &turns, Arc::new(tls), parts, slow)?;
     Ok((running, turns))
 }
 
@@ -267,14 +274,14 @@ impl Running {
     /// Does what the app wants; whether it is to end.
     pub(super) fn obey(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         loop {
-            let Some(host) = &self.host else { return Ok(false) };
+            let ClientKind::Embedded(host) = &self.kind else { return Ok(false) };
             match host.orders.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(false),
                 // Nobody could stop it any more.
                 Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Ok(true),
                 Ok(Order::Look) => self.plane.rescan(turns, now, &mut |_| {})?,
                 Ok(Order::Links(given)) => {
-                    self.plane.links.give(&turns.poller, given)?;
+                    self.plane.sockets.links.give(&turns.poller, given)?;
                     self.plane.rescan(turns, now, &mut |_| {})?;
                 }
                 Ok(Order::Descriptor(fd)) => self.plane.set_descriptor(turns, fd)?,

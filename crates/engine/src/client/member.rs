@@ -3,24 +3,21 @@
 
 use std::{net::SocketAddr, time::Instant};
 
-use mpvpn_control::{
-    config::ClientConfig,
-    events::Event,
-    status::{FlowList, Status},
-};
+use mpvpn_control::{config::ClientConfig, events::Event, status::Status};
 use mpvpn_tunnel::{ClientEvent, Member};
 
 use super::plane::Plane;
 use crate::{
     EngineError,
-    exchange::{Inbox, Outbox},
     policies::Policies,
+    shards,
+    shards::{OtherShard, ShardMessage},
     turn::{Turn, Turns},
 };
 
-/// What the shards of a client say to each other.
+/// What only shards of a client say to each other.
 #[derive(Debug)]
-pub(crate) enum Word {
+pub(crate) enum ClientMessage {
     /// From the first shard: the server is here.
     Remotes(Vec<SocketAddr>),
     /// From the first shard: join the session with this secret.
@@ -29,29 +26,19 @@ pub(crate) enum Word {
     Policies(Box<Policies>),
     /// From the first shard: the classes are those of this configuration.
     Classes(Box<ClientConfig>),
-    /// From the first shard: report, and name this round.
-    Report(u64),
-    /// From the first shard: tell which flows there are, and name this round.
-    List(u64),
-    /// From the first shard: say good-bye to the server and end.
-    End,
     /// To the first shard: this member carries packets up to this size (bytes), or none.
     Carries(Member, Option<usize>),
-    /// To the first shard: the report.
-    Reported(u64, Box<Status>),
-    /// To the first shard: the flows.
-    Listed(u64, FlowList),
-    /// To the first shard: this thread has ended.
-    Ended,
 }
+
+/// The first shard of a client, as the others know it.
+pub(crate) type FirstShard = shards::FirstShard<ClientMessage, Status, Status>;
 
 /// A shard beside the first.
 pub(super) struct Joiner {
     pub(super) member: Member,
     pub(super) config: ClientConfig,
     pub(super) plane: Plane,
-    pub(super) inbox: Inbox<Word>,
-    pub(super) first: Outbox<Word>,
+    pub(super) first: OtherShard<ClientMessage, Status>,
 }
 
 impl Joiner {
@@ -86,37 +73,42 @@ impl Joiner {
             let carries = up.then_some(mtu).flatten();
             if carries != before {
                 self.plane.attach(turns, carries.is_some())?;
-                self.first.tell(Word::Carries(self.member, carries));
+                self.first.tell(ClientMessage::Carries(self.member, carries));
             }
             turns.next(self.plane.poll_timeout(turn.now), &mut turn)?;
             self.plane.take(turns, &turn, &mut |_| {})?;
-            while let Some(word) = self.inbox.word() {
-                if self.obey(turns, turn.now, word)?.is_none() {
-                    self.plane.end();
-                    return Ok(());
+            while let Some(message) = self.first.next() {
+                match message {
+                    ShardMessage::Specific(message) => self.obey(turns, turn.now, message)?,
+                    ShardMessage::ReportStatus(round) => {
+                        let status = self.plane.status(turn.now, &self.config, self.member);
+                        self.first.report_status(round, status);
+                    }
+                    ShardMessage::ReportFlows(round) => {
+                        self.first.report_flows(round, self.plane.flows(turn.now, &self.config));
+                    }
+                    ShardMessage::End => {
+                        self.plane.end();
+                        return Ok(());
+                    }
+                    ShardMessage::Status(..) | ShardMessage::Flows(..) | ShardMessage::Ended => {}
                 }
             }
         }
     }
 
-    /// `None` if it is time to end.
-    fn obey(&mut self, turns: &Turns, now: Instant, word: Word) -> Result<Option<()>, EngineError> {
-        match word {
-            Word::Remotes(remotes) => self.plane.set_remotes(turns, now, remotes, &mut |_| {})?,
-            Word::Policies(policies) => self.plane.set_policies(now, *policies),
-            Word::Classes(config) => {
+    fn obey(&mut self, turns: &Turns, now: Instant, message: ClientMessage) -> Result<(), EngineError> {
+        match message {
+            ClientMessage::Remotes(remotes) => self.plane.set_remotes(turns, now, remotes, &mut |_| {})?,
+            ClientMessage::Policies(policies) => self.plane.set_policies(now, *policies),
+            ClientMessage::Classes(config) => {
                 self.plane.set_classes(turns, now, &config);
                 self.config = *config;
             }
-            Word::Join(secret) => self.plane.fleet.join(now, &secret),
-            Word::Report(round) => {
-                let status = self.plane.status(now, &self.config, self.member);
-                self.first.tell(Word::Reported(round, Box::new(status)));
-            }
-            Word::List(round) => self.first.tell(Word::Listed(round, self.plane.flows(now, &self.config))),
-            Word::End => return Ok(None),
-            Word::Carries(..) | Word::Reported(..) | Word::Listed(..) | Word::Ended => {}
+            ClientMessage::Join(secret) => self.plane.fleet.join(now, &secret),
+            // Only the first shard is told so.
+            ClientMessage::Carries(..) => {}
         }
-        Ok(Some(()))
+        Ok(())
     }
 }

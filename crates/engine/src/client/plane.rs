@@ -1,5 +1,5 @@
-//! The data plane of one shard of a client: its links with their sockets, its device for packets if there is one, its
-//! connection.
+//! The data plane of one shard of a client: it moves packets and events between the sockets of the links, the device for
+//! packets if there is one, and the connections.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -8,33 +8,25 @@ use mpvpn_control::{
     events::Event,
     status::{FlowList, Status},
 };
-use mpvpn_os::{PacketFd, RecvBatch, tun::READ_BUFFER};
-use mpvpn_quic::Local;
+use mpvpn_os::PacketFd;
 use mpvpn_tunnel::{Assignment, Fleet, LinkPolicy, Member};
-use mpvpn_types::{Duration, LinkId, Tier};
+use mpvpn_types::{LinkId, Tier};
 
 use super::{
     classes::Classes,
     device::Devices,
     events::ShardEvents,
     forge::Forge,
+    sockets::LinkSockets,
     ways::{WayChange, Ways},
 };
 use crate::{
     EngineError, flows,
     links::{LinkChange, Links},
-    policies::{Policies, Way},
+    policies::Policies,
     status,
-    turn::{CLASS_TUNS, MONITOR, SIGNAL, SOCKETS, TUN, Turn, Turns, WAKE},
-    wire::{Sent, datagrams},
+    turn::{CLASS_TUNS, MONITOR, SOCKETS, TUN, Turn, Turns, WAKE},
 };
-
-/// Receive calls a socket a turn.
-const SOCKET_READS: usize = 4;
-/// Messages a receive call.
-const BATCH: usize = 16;
-/// The links are looked at anew this long after news that may not be complete.
-const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// The connections of a shard, and how they are made.
 pub(super) struct PlaneGear {
@@ -52,17 +44,12 @@ pub(super) struct Plane {
     pub(super) fleet: Fleet,
     classes: Classes,
     forge: Forge,
-    pub(super) links: Links,
+    pub(super) sockets: LinkSockets,
     pub(super) policies: Policies,
     ways: Ways,
     pub(super) events: ShardEvents,
     devices: Option<Devices>,
-    attached: bool,
     started: Instant,
-    batch: RecvBatch,
-    device_buffer: Vec<u8>,
-    out: Vec<u8>,
-    look_at: Option<Instant>,
 }
 
 impl Plane {
@@ -82,33 +69,23 @@ impl Plane {
             fleet,
             classes,
             forge,
-            links,
+            sockets: LinkSockets::new(links),
             policies,
             ways,
             events,
-            attached: true,
             started: Instant::now(),
-            batch: RecvBatch::new(BATCH),
-            device_buffer: if devices.is_some() { vec![0; READ_BUFFER] } else { Vec::new() },
             devices,
-            out: Vec::with_capacity(64 << 10),
-            look_at: None,
         })
     }
 
     /// The packets of an app have another descriptor from now on.
     pub(super) fn set_descriptor(&mut self, turns: &Turns, fd: PacketFd) -> Result<(), EngineError> {
-        self.devices.as_mut().map_or(Ok(()), |devices| devices.main.set_descriptor(&turns.poller, fd))
+        self.devices.as_mut().map_or(Ok(()), |devices| devices.set_descriptor(&turns.poller, fd))
     }
 
     /// Lets the kernel put packets into this shard's queue, or into those of the others only.
     pub(super) fn attach(&mut self, turns: &Turns, attached: bool) -> Result<(), EngineError> {
-        let Some(devices) = self.devices.as_ref().filter(|_| self.attached != attached) else {
-            return Ok(());
-        };
-        devices.set_attached(&turns.poller, attached)?;
-        self.attached = attached;
-        Ok(())
+        self.devices.as_mut().map_or(Ok(()), |devices| devices.set_attached(&turns.poller, attached))
     }
 
     /// The server gave these addresses.
@@ -120,8 +97,8 @@ impl Plane {
 
     /// When [`Self::take`] wants to be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let ways = self.ways.poll_timeout();
-        self.fleet.poll_timeout(now).into_iter().chain(self.look_at).chain(ways).min()
+        let all = [self.fleet.poll_timeout(now), self.sockets.poll_timeout(), self.ways.poll_timeout()];
+        all.into_iter().flatten().min()
     }
 
     /// Handles what has become ready, and time that has passed. `prepare` is called with the name of
@@ -142,27 +119,24 @@ impl Plane {
                 TUN => {
                     packets_ready |= event.readable;
                     if let Some(devices) = self.devices.as_mut().filter(|_| event.writable) {
-                        devices.main.flush(&turns.poller);
+                        devices.flush(&turns.poller);
                     }
                 }
                 WAKE => {
                     turns.wake.drain();
-                    packets_ready |=
-                        self.devices.as_ref().is_some_and(|devices| devices.main.comes_by_call());
+                    packets_ready |= self.devices.as_ref().is_some_and(Devices::comes_by_call);
                 }
-                SIGNAL => {}
-                MONITOR => {
-                    if self.links.news() {
-                        self.rescan(turns, now, prepare)?;
-                        self.look_at = Some(now + LOOK_AGAIN);
-                    }
+                MONITOR => self.read_news(turns, now, prepare)?,
+                SOCKETS.. => {
+                    let (fleet, devices) = (&mut self.fleet, &mut self.devices);
+                    let after = |fleet: &mut Fleet| write_packets(turns, now, fleet, devices);
+                    self.sockets.ready(&turns.poller, *event, fleet, now, after);
                 }
-                CLASS_TUNS..SOCKETS => {}
-                token => self.socket(turns, now, token, event.readable, event.writable),
+                _ => {}
             }
         }
         self.fleet.handle_batches(now);
-        self.write_packets(turns, now);
+        write_packets(turns, now, &mut self.fleet, &mut self.devices);
         if packets_ready {
             self.read_packets(turns, now)?;
         }
@@ -172,8 +146,7 @@ impl Plane {
         if self.fleet.poll_timeout(now).is_some_and(|at| at <= now) {
             self.fleet.handle_timeout(now);
         }
-        if self.look_at.is_some_and(|at| at <= now) {
-            self.look_at = None;
+        if self.sockets.is_rescan_due(now) {
             self.rescan(turns, now, prepare)?;
         }
         self.look_at_ways(turns, now);
@@ -182,7 +155,7 @@ impl Plane {
 
     /// Has packets travel over UDP or inside TCP, link by link.
     fn look_at_ways(&mut self, turns: &Turns, now: Instant) {
-        for change in self.ways.look(turns, now, &mut self.links, &self.policies, &self.fleet) {
+        for change in self.ways.look(turns, now, &mut self.sockets.links, &self.policies, &self.fleet) {
             match change {
                 WayChange::Uses(uplink) => self.use_links(now, |id| id.uplink() == uplink),
                 WayChange::Up(id, entry) => {
@@ -197,7 +170,8 @@ impl Plane {
 
     /// Says how pipes are to be used.
     fn use_links(&mut self, now: Instant, which: impl Fn(LinkId) -> bool) {
-        for (id, link) in self.links.links.iter().filter(|(id, _)| which(**id) && self.links.has(**id)) {
+        let links = &self.sockets.links;
+        for (id, link) in links.links.iter().filter(|(id, _)| which(**id) && links.has(**id)) {
             self.fleet.set_link(now, *id, self.policy(*id, &link.name));
         }
     }
@@ -214,92 +188,39 @@ impl Plane {
         self.fleet.link_down(now, id);
     }
 
-    fn socket(&mut self, turns: &Turns, now: Instant, token: u64, readable: bool, writable: bool) {
-        let Ok(number) = u16::try_from(token.wrapping_sub(SOCKETS)) else { return };
-        let id = LinkId(number);
-        let Some(link) = self.links.links.get_mut(&id) else { return };
-        let (meter, Some(wire)) = (&link.meter, link.wire.as_mut()) else { return };
-        if writable {
-            wire.flush(&turns.poller, token, |_| None);
+    /// Reads what the kernel tells of links and addresses, and looks at the links if that matters.
+    fn read_news(
+        &mut self,
+        turns: &Turns,
+        now: Instant,
+        prepare: &mut dyn FnMut(&str),
+    ) -> Result<(), EngineError> {
+        if self.sockets.links.news() {
+            self.rescan(turns, now, prepare)?;
+            self.sockets.rescan_again(now);
         }
-        if !readable {
-            return;
-        }
-        for _ in 0..SOCKET_READS {
-            let count = match wire.socket.recv_batch(&mut self.batch) {
-                Ok(0) => return,
-                Ok(count) => count,
-                Err(error) => {
-                    tracing::debug!(%error, link = number, "cannot receive");
-                    return;
-                }
-            };
-            let fleet = &mut self.fleet;
-            datagrams(&mut self.batch, |got| {
-                meter.count(Way::Received, got.data.len(), 1, got.remote.is_ipv4());
-                fleet.handle_datagram(now, id, got.remote, got.ecn, got.data);
-            });
-            self.fleet.handle_batch(now, id.class());
-            while let Some(joined) = self.fleet.poll_tun(now) {
-                if let Some(devices) = &mut self.devices {
-                    devices.write(&turns.poller, &joined);
-                }
-                self.fleet.recycle(joined);
-            }
-            if count < BATCH {
-                return;
-            }
-        }
-    }
-
-    fn write_packets(&mut self, turns: &Turns, now: Instant) {
-        while let Some(joined) = self.fleet.poll_tun(now) {
-            if let Some(devices) = &mut self.devices {
-                devices.write(&turns.poller, &joined);
-            }
-            self.fleet.recycle(joined);
-        }
+        Ok(())
     }
 
     fn read_packets(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
         let fleet = &mut self.fleet;
-        let Some(devices) = &self.devices else { return Ok(()) };
-        let handle = |hdr, packet: &mut [u8]| fleet.handle_tun(now, None, hdr, packet);
-        devices.main.read(&mut self.device_buffer, &turns.wake, handle)
+        let Some(devices) = &mut self.devices else { return Ok(()) };
+        devices.read(&turns.wake, |hdr, packet| fleet.handle_tun(now, None, hdr, packet))
     }
 
     fn read_class(&mut self, now: Instant, token: u64) {
         let fleet = &mut self.fleet;
-        if let Some(devices) = &self.devices {
-            let handle = |class, hdr, packet: &mut [u8]| fleet.handle_tun(now, Some(class), hdr, packet);
-            devices.read_class(token, &mut self.device_buffer, handle);
+        if let Some(devices) = &mut self.devices {
+            devices.read_class(token, |class, hdr, packet| fleet.handle_tun(now, Some(class), hdr, packet));
         }
     }
 
     /// Sends what is to be sent.
     pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.fleet.poll_transmit(now, &mut self.out) else { break };
-            let Some(id) = transmit.local.and_then(Local::as_link) else { continue };
-            let Some(link) = self.links.links.get_mut(&id) else { continue };
-            // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
-            // back hold everything for up to a second, until it asks again.
-            if link.remote.is_none() {
-                continue;
-            }
-            let Some(wire) = &mut link.wire else { continue };
-            let token = SOCKETS + u64::from(id.0);
-            let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));
-            link.meter.count(Way::Sent, transmit.size, datagrams, transmit.remote.is_ipv4());
-            if wire.send(&turns.poller, token, &transmit, &self.out, None) == Sent::LinkDown {
-                // The news will say why; if there is none, look.
-                self.look_at.get_or_insert(now + LOOK_AGAIN);
-            }
-        }
-        self.write_packets(turns, now);
+        self.sockets.transmit(&turns.poller, now, &mut self.fleet);
+        write_packets(turns, now, &mut self.fleet, &mut self.devices);
         while let Some(change) = self.fleet.poll_change() {
-            self.events.report_change(now, change, &self.links, &self.classes);
+            self.events.report_change(now, change, &self.sockets.links, &self.classes);
         }
     }
 
@@ -311,7 +232,7 @@ impl Plane {
         remotes: Vec<SocketAddr>,
         prepare: &mut dyn FnMut(&str),
     ) -> Result<(), EngineError> {
-        self.links.set_remotes(remotes);
+        self.sockets.links.set_remotes(remotes);
         self.rescan(turns, now, prepare)
     }
 
@@ -322,10 +243,10 @@ impl Plane {
         now: Instant,
         prepare: &mut dyn FnMut(&str),
     ) -> Result<(), EngineError> {
-        for change in self.links.rescan(&turns.poller, &self.policies)? {
+        for change in self.sockets.links.rescan(&turns.poller, &self.policies)? {
             match change {
                 LinkChange::Up(id, remote) => {
-                    let link = &self.links.links[&id];
+                    let link = &self.sockets.links.links[&id];
                     let name = &link.name;
                     if id == id.uplink() {
                         self.events.report_once(|| {
@@ -339,7 +260,7 @@ impl Plane {
                     self.fleet.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
-                    let link = &self.links.links[&id];
+                    let link = &self.sockets.links.links[&id];
                     if id == id.uplink() {
                         self.events.report_once(|| {
                             let reason = link.reason.into();
@@ -359,7 +280,7 @@ impl Plane {
         self.policies = policies;
         self.use_links(now, |_| true);
         // They may have other numbers of pipes now.
-        self.look_at = Some(now);
+        self.sockets.rescan_at(now);
     }
 
     /// Tells packets apart as this configuration says, and has classes travel so. The connections of those that stay as
@@ -377,7 +298,7 @@ impl Plane {
         self.fleet.set_rules(classes.rules.clone());
         // Good-byes leave through sockets that may be gone then.
         self.transmit(turns, now);
-        self.links.set_classes(classes.sockets());
+        self.sockets.links.set_classes(classes.sockets());
         self.ways.classes_changed(now);
         self.classes = classes;
         self.set_policies(now, self.policies.clone());
@@ -387,7 +308,7 @@ impl Plane {
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
         let reports = self.fleet.reports(now);
         let uptime = now.saturating_duration_since(self.started);
-        status::of_client(config, &self.links, &self.policies, &self.ways, &reports, uptime, member)
+        status::of_client(config, &self.sockets.links, &self.policies, &self.ways, &reports, uptime, member)
     }
 
     /// The flows of this shard.
@@ -399,14 +320,16 @@ impl Plane {
     pub(super) fn end(&mut self) {
         let now = Instant::now();
         self.fleet.close(now, "the client ends");
-        loop {
-            self.out.clear();
-            let Some(transmit) = self.fleet.poll_transmit(now, &mut self.out) else { break };
-            let link = transmit.local.and_then(Local::as_link).and_then(|id| self.links.links.get_mut(&id));
-            if let Some(wire) = link.and_then(|link| link.wire.as_mut()) {
-                wire.send_last(&transmit, &self.out, None);
-            }
-        }
+        self.sockets.transmit_last(now, &mut self.fleet);
         self.ways.end();
+    }
+}
+
+fn write_packets(turns: &Turns, now: Instant, fleet: &mut Fleet, devices: &mut Option<Devices>) {
+    while let Some(joined) = fleet.poll_tun(now) {
+        if let Some(devices) = devices {
+            devices.write(&turns.poller, &joined);
+        }
+        fleet.recycle(joined);
     }
 }

@@ -1,4 +1,4 @@
-//! Questions that every shard answers for itself, and those who wait for the answer of all.
+//! Questions that every shard answers for itself, and who waits for the answer of all.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A question to which shards answer `R` and who asked is told `A`. Who asks while it is being answered is told the same.
-pub(crate) struct Asking<R, A> {
+pub(super) struct ReportRounds<R, A> {
     rounds: u64,
     round: Option<Round<R, A>>,
 }
@@ -20,15 +20,15 @@ struct Round<R, A> {
     until: Instant,
 }
 
-impl<R, A> Default for Asking<R, A> {
+impl<R, A> Default for ReportRounds<R, A> {
     fn default() -> Self {
         Self { rounds: 0, round: None }
     }
 }
 
-impl<R, A: Clone> Asking<R, A> {
+impl<R, A: Clone> ReportRounds<R, A> {
     /// Somebody asks; if the shards are to be asked, the number of this round.
-    pub(crate) fn ask(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
+    pub(super) fn ask(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
         if let Some(round) = &mut self.round {
             round.replies.push(reply);
             return None;
@@ -39,19 +39,19 @@ impl<R, A: Clone> Asking<R, A> {
     }
 
     /// What a shard reports in this round; that of another one is late.
-    pub(crate) fn report(&mut self, number: u64, report: R) {
+    pub(super) fn report(&mut self, number: u64, report: R) {
         if let Some(round) = self.round.as_mut().filter(|_| number == self.rounds) {
             round.reports.push(report);
         }
     }
 
     /// When nobody waits longer for reports.
-    pub(crate) fn poll_timeout(&self) -> Option<Instant> {
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
         self.round.as_ref().map(|round| round.until)
     }
 
     /// Answers with what `answer` makes of the reports, once there are `all`, or time is up.
-    pub(crate) fn answer(&mut self, now: Instant, all: usize, answer: impl FnOnce(Vec<R>) -> A) {
+    pub(super) fn answer(&mut self, now: Instant, all: usize, answer: impl FnOnce(Vec<R>) -> A) {
         let is_over = |round: &mut Round<R, A>| round.reports.len() >= all || now >= round.until;
         let Some(round) = self.round.take_if(is_over) else { return };
         let answer = answer(round.reports);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn all_who_ask_are_told_once_every_shard_has_reported_or_time_is_up() {
-        let (now, mut asking) = (Instant::now(), Asking::default());
+        let (now, mut asking) = (Instant::now(), ReportRounds::default());
         let (first, mut of_first) = oneshot::channel();
         let (second, mut of_second) = oneshot::channel();
         assert_eq!((asking.ask(now, first), asking.ask(now, second)), (Some(1), None));

@@ -1,0 +1,104 @@
+//! What the first shard of a client knows of the session and of the connections that carry it.
+
+use std::collections::BTreeMap;
+
+use mpvpn_tunnel::Member;
+
+/// Bytes of the largest packet before anything is known: what IPv6 needs (RFC 8200 §5).
+const FIRST_MTU: u32 = 1280;
+
+/// The state of the session.
+#[derive(Debug)]
+pub(super) struct SessionState {
+    is_up: bool,
+    /// How often the session was resumed, as last reported.
+    resumed: u32,
+    mtu: u32,
+    /// Other shards' connections that carry packets, and the largest they can (bytes).
+    carrying: BTreeMap<Member, usize>,
+}
+
+impl Default for SessionState {
+    fn default() -> Self {
+        Self { is_up: false, resumed: 0, mtu: FIRST_MTU, carrying: BTreeMap::new() }
+    }
+}
+
+impl SessionState {
+    /// This shard's connection stands, or not any more.
+    pub(super) fn set_up(&mut self, is_up: bool) {
+        self.is_up = is_up;
+    }
+
+    /// The largest packet (bytes) that this shard's connection carries.
+    pub(super) fn set_mtu(&mut self, mtu: u32) {
+        self.mtu = mtu;
+    }
+
+    /// Another shard's connection carries packets up to this size (bytes), or none.
+    pub(super) fn set_carried(&mut self, member: Member, mtu: Option<usize>) {
+        match mtu {
+            Some(mtu) => self.carrying.insert(member, mtu),
+            None => self.carrying.remove(&member),
+        };
+    }
+
+    /// The largest packet (bytes) of the tunnel: any packet may meet any shard.
+    pub(super) fn mtu(&self) -> u32 {
+        self.carrying.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32))
+    }
+
+    /// Whether this shard is to have packets: while it has no connection and another has, all flows go there.
+    pub(super) fn takes_packets(&self) -> bool {
+        self.is_up || self.carrying.is_empty()
+    }
+
+    /// Connections that share the links.
+    pub(super) fn connections(&self) -> usize {
+        1 + self.carrying.len()
+    }
+
+    /// Whether the session was resumed since the last call, by how often it was in all.
+    pub(super) fn is_resumed(&mut self, resumed: u32) -> bool {
+        std::mem::replace(&mut self.resumed, resumed) != resumed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_types::ClassId;
+
+    use super::*;
+
+    fn member(shard: u8) -> Member {
+        Member::of(shard, ClassId::DEFAULT).unwrap()
+    }
+
+    #[test]
+    fn the_smallest_mtu_of_all_shards_counts() {
+        let mut session = SessionState::default();
+        assert_eq!(session.mtu(), 1280);
+        session.set_mtu(1420);
+        session.set_carried(member(1), Some(1400));
+        session.set_carried(member(2), Some(1390));
+        assert_eq!((session.mtu(), session.connections()), (1390, 3));
+        session.set_carried(member(2), None);
+        assert_eq!((session.mtu(), session.connections()), (1400, 2));
+    }
+
+    #[test]
+    fn packets_go_to_other_shards_only_while_this_one_has_no_connection_and_another_has() {
+        let mut session = SessionState::default();
+        assert!(session.takes_packets(), "no other has one either");
+        session.set_carried(member(1), Some(1400));
+        assert!(!session.takes_packets());
+        session.set_up(true);
+        assert!(session.takes_packets());
+    }
+
+    #[test]
+    fn a_session_is_resumed_once_for_each_time() {
+        let mut session = SessionState::default();
+        assert!(!session.is_resumed(0) && session.is_resumed(1) && !session.is_resumed(1));
+    }
+}

@@ -1,0 +1,117 @@
+//! Packets that one shard of a server reads from the TUN, for a client whose connection another shard has.
+//!
+//! Always holds: no shard waits for another. Packets go into a bounded ring, and what does not fit is lost and counted, as
+//! in any queue.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use mpvpn_os::poll::Wake;
+use mpvpn_packet::VnetHdr;
+
+/// Packets (of up to 64 KiB) that may wait for a shard, from all others together. Fewer lose bursts while that shard waits
+/// for a processor; more keep old packets (and up to 16 MiB) for one that does not run.
+const PACKETS: usize = 256;
+
+/// A packet read from the TUN by one shard, for another.
+#[derive(Debug)]
+pub(super) struct HandedPacket {
+    pub(super) hdr: VnetHdr,
+    pub(super) packet: Vec<u8>,
+}
+
+/// A shard's own ring, and its way into those of all.
+#[derive(Debug)]
+pub(super) struct Handover {
+    ring: Receiver<HandedPacket>,
+    /// In the order of the shards.
+    peers: Vec<Peer>,
+    lost: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Peer {
+    ring: SyncSender<HandedPacket>,
+    wake: Wake,
+    /// It was handed packets since it was woken.
+    is_handed: bool,
+}
+
+/// One for each shard, in order; each waits for one of `wakes`.
+pub(super) fn handovers(wakes: impl Iterator<Item = Wake>) -> Vec<Handover> {
+    let end = |wake| {
+        let (ring, receiver) = sync_channel(PACKETS);
+        (Peer { ring, wake, is_handed: false }, receiver)
+    };
+    let (peers, rings): (Vec<_>, Vec<_>) = wakes.map(end).unzip();
+    rings.into_iter().map(|ring| Handover { ring, peers: peers.clone(), lost: 0 }).collect()
+}
+
+impl Handover {
+    /// Hands a packet to a shard. [`Self::wake_peers`] is due after a batch.
+    pub(super) fn hand(&mut self, shard: u8, hdr: VnetHdr, packet: &[u8]) {
+        let handed = HandedPacket { hdr, packet: packet.to_vec() };
+        match self.peers.get_mut(usize::from(shard)) {
+            Some(peer) if peer.ring.try_send(handed).is_ok() => peer.is_handed = true,
+            _ => self.lost += 1,
+        }
+    }
+
+    /// Wakes the shards that were handed packets.
+    pub(super) fn wake_peers(&mut self) {
+        for peer in &mut self.peers {
+            if std::mem::take(&mut peer.is_handed) {
+                peer.wake.wake();
+            }
+        }
+    }
+
+    /// The next packet that another shard has read for this one.
+    pub(super) fn next(&self) -> Option<HandedPacket> {
+        self.ring.try_recv().ok()
+    }
+
+    /// A packet from another shard had no client here either.
+    pub(super) fn count_lost(&mut self) {
+        self.lost += 1;
+    }
+
+    /// Packets that were lost between shards.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_come_in_order_and_what_does_not_fit_is_counted() {
+        let wakes = [Wake::new().unwrap(), Wake::new().unwrap()];
+        let mut all = handovers(wakes.iter().cloned());
+        let (mut other, mut own) = (all.pop().unwrap(), all.pop().unwrap());
+        for n in 0..1000_u32 {
+            own.hand(1, VnetHdr::NONE, &[n as u8]);
+        }
+        assert_eq!(own.lost(), 1000 - PACKETS as u64);
+        assert!(!wakes[1].drain(), "woken before the batch was over");
+        own.wake_peers();
+        assert!(wakes[1].drain() && !wakes[0].drain());
+        let got: Vec<u8> = std::iter::from_fn(|| other.next()).map(|handed| handed.packet[0]).collect();
+        assert_eq!(got, (0..PACKETS).map(|n| n as u8).collect::<Vec<_>>());
+        own.hand(1, VnetHdr::NONE, &[1]);
+        assert!(other.next().is_some(), "there is room again");
+        own.hand(7, VnetHdr::NONE, &[1]);
+        assert_eq!(own.lost(), 1001 - PACKETS as u64, "there is no such shard");
+        other.count_lost();
+        assert_eq!(other.lost(), 1);
+    }
+
+    #[test]
+    fn a_shard_without_news_is_not_woken() {
+        let wake = Wake::new().unwrap();
+        let mut all = handovers([wake.clone()].into_iter());
+        all[0].wake_peers();
+        assert!(!wake.drain());
+    }
+}

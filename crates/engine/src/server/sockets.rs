@@ -1,0 +1,129 @@
+//! The sockets of one shard of a server, one an address that it listens on.
+//!
+//! Always holds: an answer leaves by a socket that serves the address that was asked, and with that address.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Instant,
+};
+
+use mpvpn_os::poll::{Event, Interest, Poller};
+use mpvpn_quic::{Local, Transmit};
+use mpvpn_tunnel::Server;
+
+use crate::{
+    EngineError,
+    turn::SOCKETS,
+    wire::{Datagram, DatagramBuffers, Wire},
+};
+
+/// A socket, and the address that it serves.
+pub(super) struct Listening {
+    pub(super) bound: SocketAddr,
+    pub(super) wire: Wire,
+}
+
+/// All of a shard.
+pub(super) struct Sockets {
+    all: Vec<Listening>,
+    buffers: DatagramBuffers,
+}
+
+impl Sockets {
+    /// Starts to watch them.
+    pub(super) fn new(all: Vec<Listening>, poller: &Poller) -> Result<Self, EngineError> {
+        for (token, listening) in (SOCKETS..).zip(&all) {
+            let socket = &listening.wire.socket;
+            poller.add(socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
+        }
+        Ok(Self { all, buffers: DatagramBuffers::new() })
+    }
+
+    /// The addresses that they serve.
+    pub(super) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.all.iter().map(|socket| socket.bound)
+    }
+
+    /// Sends what waited for a socket that has room again, and receives what has come. `after` is called where a batch
+    /// ends.
+    pub(super) fn ready(
+        &mut self,
+        poller: &Poller,
+        event: Event,
+        server: &mut Server,
+        now: Instant,
+        after: impl FnMut(&mut Server),
+    ) {
+        let number = usize::try_from(event.token.wrapping_sub(SOCKETS));
+        let Some(listening) = number.ok().and_then(|number| self.all.get_mut(number)) else { return };
+        if event.writable {
+            listening.wire.flush(poller, event.token, source_of);
+        }
+        if !event.readable {
+            return;
+        }
+        let each = |server: &mut Server, got: Datagram| {
+            server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
+        };
+        if let Err(error) = self.buffers.receive(&listening.wire.socket, server, each, after) {
+            tracing::debug!(%error, "cannot receive");
+        }
+    }
+
+    /// Sends all that there is to send.
+    pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, server: &mut Server) {
+        let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
+        self.buffers.transmit(poll, |transmit, data| {
+            let Some(number) = self.all.iter().position(|socket| serves(socket.bound, transmit)) else {
+                return;
+            };
+            let wire = &mut self.all[number].wire;
+            wire.send(poller, SOCKETS + number as u64, transmit, data, source_of(transmit));
+        });
+    }
+
+    /// Sends it without keeping anything for later: this process is about to end.
+    pub(super) fn transmit_last(&mut self, now: Instant, server: &mut Server) {
+        let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
+        self.buffers.transmit(poll, |transmit, data| {
+            if let Some(socket) = self.all.iter().find(|socket| serves(socket.bound, transmit)) {
+                socket.wire.send_last(transmit, data, source_of(transmit));
+            }
+        });
+    }
+}
+
+/// The address that an answer must come from: the one that was asked.
+fn source_of(transmit: &Transmit) -> Option<IpAddr> {
+    transmit.local.map(Local::ip)
+}
+
+/// Whether a socket bound to `bound` serves this packet.
+fn serves(bound: SocketAddr, transmit: &Transmit) -> bool {
+    let remote = transmit.remote;
+    if bound.ip().is_unspecified() {
+        // A wildcard IPv6 socket is dual-stack unless there is one for IPv4.
+        return bound.is_ipv6() || remote.is_ipv4();
+    }
+    bound.is_ipv4() == remote.is_ipv4() && source_of(transmit).is_none_or(|ip| ip == bound.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_leaves_by_the_socket_of_the_address_that_was_asked() {
+        let is_served = |bound: &str, local: Option<&str>, remote: &str| {
+            let local = local.map(|ip| Local::from(ip.parse::<IpAddr>().unwrap()));
+            let remote = remote.parse().unwrap();
+            let transmit = Transmit { local, remote, ecn: None, dscp: 0, size: 0, segment_size: None };
+            serves(bound.parse().unwrap(), &transmit)
+        };
+        assert!(is_served("192.0.2.1:443", Some("192.0.2.1"), "198.51.100.1:1"));
+        assert!(!is_served("192.0.2.1:443", Some("192.0.2.2"), "198.51.100.1:1"));
+        assert!(!is_served("192.0.2.1:443", None, "[2001:db8::1]:1"));
+        assert!(is_served("[::]:443", None, "198.51.100.1:1"), "dual-stack");
+        assert!(!is_served("0.0.0.0:443", None, "[2001:db8::1]:1"));
+    }
+}

@@ -1,0 +1,108 @@
+//! The queues of a server's TUN, of which each shard reads its own.
+//!
+//! In: what the kernel routes to clients. Out: what clients send. Always holds: the packets of a flow are written to one
+//! queue, because the kernel gives the answers to the queue that a flow came by.
+
+use std::{net::IpAddr, sync::Arc};
+
+use mpvpn_os::{
+    Tun,
+    poll::{Interest, Poller},
+    tun::READ_BUFFER,
+};
+use mpvpn_packet::{Joined, VnetHdr, ip};
+
+use crate::{
+    EngineError,
+    turn::TUN,
+    wire::{read_tun, write_tun},
+};
+
+/// The queues, as one shard uses them.
+pub(super) struct TunQueues {
+    /// One a shard, in order; none if there is no TUN.
+    queues: Vec<Arc<Tun>>,
+    own: usize,
+    buffer: Vec<u8>,
+}
+
+impl TunQueues {
+    /// Those of the shard of this number, whose own queue is watched from now on.
+    pub(super) fn new(queues: Vec<Arc<Tun>>, shard: u8, poller: &Poller) -> Result<Self, EngineError> {
+        let own = usize::from(shard);
+        if let Some(queue) = queues.get(own) {
+            poller.add(queue, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        }
+        Ok(Self { queues, own, buffer: vec![0; READ_BUFFER] })
+    }
+
+    /// Reads what waits in this shard's queue, within bounds.
+    pub(super) fn read(&mut self, each: impl FnMut(VnetHdr, &mut [u8])) {
+        if let Some(tun) = self.queues.get(self.own) {
+            read_tun(tun, &mut self.buffer, each);
+        }
+    }
+
+    /// Writes a packet. `are_clients` says of two addresses whether both are clients'.
+    pub(super) fn write(&self, joined: &Joined, are_clients: impl Fn(IpAddr, IpAddr) -> bool) {
+        let number = queue_for(joined.beginning(), self.own, self.queues.len(), are_clients);
+        if let Some(queue) = self.queues.get(number) {
+            write_tun(queue, joined);
+        }
+    }
+}
+
+/// The queue, of so many, through which a packet goes to the kernel: this shard's `own`, where its answers are wanted. A
+/// packet from client to client comes back itself, and the kernel reads the answers of the other client, which may be
+/// another shard's, as a wish about the same flow. So both ends write through one queue; else the flow's packets would
+/// come back through two, out of order.
+fn queue_for(
+    packet: &[u8],
+    own: usize,
+    queues: usize,
+    are_clients: impl Fn(IpAddr, IpAddr) -> bool,
+) -> usize {
+    if queues < 2 {
+        return own;
+    }
+    match (ip::src_of(packet), ip::dst_of(packet)) {
+        (Some(src), Some(dst)) if are_clients(src, dst) => (last_byte(src) + last_byte(dst)) % queues,
+        _ => own,
+    }
+}
+
+fn last_byte(ip: IpAddr) -> usize {
+    match ip {
+        IpAddr::V4(ip) => usize::from(ip.octets()[3]),
+        IpAddr::V6(ip) => usize::from(ip.octets()[15]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use mpvpn_packet::build::Packet;
+
+    use super::*;
+
+    fn packet(from: u8, to: u8) -> Vec<u8> {
+        let address = |last| SocketAddr::from(([10, 0, 0, last], 7));
+        Packet::between(address(from), address(to)).udp(b"x")
+    }
+
+    #[test]
+    fn both_directions_between_two_clients_go_through_one_queue() {
+        for (a, b) in [(2, 3), (2, 9), (200, 7)] {
+            let of = |own, from, to| queue_for(&packet(from, to), own, 4, |_, _| true);
+            assert_eq!(of(0, a, b), of(3, b, a));
+        }
+    }
+
+    #[test]
+    fn all_else_goes_through_the_shards_own_queue() {
+        assert_eq!(queue_for(&packet(2, 3), 3, 4, |_, _| false), 3);
+        assert_eq!(queue_for(&packet(2, 3), 0, 1, |_, _| true), 0);
+        assert_eq!(queue_for(b"no packet", 2, 4, |_, _| true), 2);
+    }
+}

@@ -1,0 +1,67 @@
+//! Messages for another thread, which wake it.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use mpvpn_os::poll::Wake;
+
+/// A thread's own end.
+#[derive(Debug)]
+pub(crate) struct Inbox<T>(Receiver<T>);
+
+/// The end of all others.
+#[derive(Debug)]
+pub(crate) struct Outbox<T> {
+    messages: Sender<T>,
+    wake: Wake,
+}
+
+/// Both ends; `wake` is what the owner of the inbox waits for.
+pub(super) fn mailbox<T>(wake: Wake) -> (Outbox<T>, Inbox<T>) {
+    let (messages, inbox) = channel();
+    (Outbox { messages, wake }, Inbox(inbox))
+}
+
+impl<T> Inbox<T> {
+    /// The next message.
+    pub(super) fn next(&self) -> Option<T> {
+        self.0.try_recv().ok()
+    }
+}
+
+impl<T> Outbox<T> {
+    /// Sends a message, and wakes the other thread.
+    pub(crate) fn tell(&self, message: T) {
+        // A thread that has ended needs no messages.
+        let _ = self.messages.send(message);
+        self.wake.wake();
+    }
+}
+
+impl<T> Clone for Outbox<T> {
+    fn clone(&self) -> Self {
+        Self { messages: self.messages.clone(), wake: self.wake.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_wakes_the_thread_that_it_is_for() {
+        let wake = Wake::new().unwrap();
+        let (outbox, inbox) = mailbox(wake.clone());
+        assert!(!wake.drain() && inbox.next().is_none());
+        outbox.clone().tell("a message");
+        outbox.tell("another");
+        assert!(wake.drain());
+        assert_eq!([inbox.next(), inbox.next(), inbox.next()], [Some("a message"), Some("another"), None]);
+    }
+
+    #[test]
+    fn a_thread_that_has_ended_is_no_error() {
+        let (outbox, inbox) = mailbox(Wake::new().unwrap());
+        drop(inbox);
+        outbox.tell("to nobody");
+    }
+}
