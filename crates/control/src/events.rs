@@ -13,6 +13,7 @@ mod text;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use mpvpn_types::word_enum;
 use serde::Serialize;
 
 pub use log::{Entry, EventLog, MOST_OF_A_KIND};
@@ -20,57 +21,29 @@ pub(crate) use share::EventReader;
 pub use share::{EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use short_text::ShortText;
 
-/// The subject of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// A link of this machine.
-    Link,
-    /// A QUIC path.
-    Path,
-    /// Whether a link uses QUIC over UDP or TCP.
-    Transport,
-    /// The number of paths of a link.
-    Pipes,
-    /// A class of traffic.
-    Class,
-    /// The capacity of a link.
-    Capacity,
-    /// The session of a client, or the clients of a server.
-    Session,
-    /// The configuration and signals to this process.
-    Configuration,
-    /// The event log.
-    Log,
-}
-
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 9] = [
-        Self::Link,
-        Self::Path,
-        Self::Transport,
-        Self::Pipes,
-        Self::Class,
-        Self::Capacity,
-        Self::Session,
-        Self::Configuration,
-        Self::Log,
-    ];
-
-    /// The name in JSON and on the command line.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Link => "link",
-            Self::Path => "path",
-            Self::Transport => "transport",
-            Self::Pipes => "pipes",
-            Self::Class => "class",
-            Self::Capacity => "capacity",
-            Self::Session => "session",
-            Self::Configuration => "configuration",
-            Self::Log => "log",
-        }
+word_enum! {
+    /// The subject of an event.
+    #[derive(PartialOrd, Ord)]
+    pub enum Kind {
+        /// A link of this machine.
+        #[default]
+        Link = "link",
+        /// A QUIC path.
+        Path = "path",
+        /// Whether a link uses QUIC over UDP or TCP.
+        Transport = "transport",
+        /// The number of paths of a link.
+        Pipes = "pipes",
+        /// A class of traffic.
+        Class = "class",
+        /// The capacity of a link.
+        Capacity = "capacity",
+        /// The session of a client, or the clients of a server.
+        Session = "session",
+        /// The configuration and signals to this process.
+        Configuration = "configuration",
+        /// The event log.
+        Log = "log",
     }
 }
 

@@ -4,6 +4,7 @@
 //! anything; there are as many series as there are classes, links and paths of this machine, however many clients a
 //! server has.
 
+mod table;
 mod text;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 
 use hyper::{Method, Request, StatusCode, body::Incoming, header};
 
+pub(crate) use table::{Kind, Metric, Sample, metrics};
 pub use text::exposition;
 
 use crate::{

@@ -9,14 +9,17 @@ mod render;
 use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
+use mpvpn_types::word_enum;
 use serde::{Deserialize, Serialize, Serializer};
+
+use crate::metrics::{Metric, metrics};
 
 pub use flows::{Flow, FlowLane, FlowList, FlowState};
 pub(crate) use render::{Table, fit, section};
 pub use render::{render, render_flows, render_links};
 
 /// Everything about one process.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// Server or client.
     pub role: Role,
@@ -60,72 +63,37 @@ pub struct Status {
 impl Status {
     /// The status of a process that has just started.
     pub fn new(role: Role) -> Self {
-        Self {
-            role,
-            version: env!("CARGO_PKG_VERSION").into(),
-            state: State::Starting,
-            uptime_s: 0.0,
-            notes: Vec::new(),
-            addresses: Vec::new(),
-            session: None,
-            classes: Vec::new(),
-            links: Vec::new(),
-            paths: Vec::new(),
-            flows: Flows::default(),
-            lane: None,
-            clients: Vec::new(),
-        }
+        Self { role, version: env!("CARGO_PKG_VERSION").into(), ..Self::default() }
     }
 }
 
-/// Which end it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Gives access.
-    Server,
-    /// Uses it.
-    Client,
-}
-
-impl std::fmt::Display for Role {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Server => "server",
-            Self::Client => "client",
-        })
+word_enum! {
+    /// Which end it is.
+    pub enum Role {
+        /// Gives access.
+        #[default]
+        Server = "server",
+        /// Uses it.
+        Client = "client",
     }
 }
 
-/// How a process stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// Not ready yet.
-    Starting,
-    /// A client that has no session yet.
-    Connecting,
-    /// Working.
-    Up,
-    /// A client that lost its session and tries to get it back.
-    Reconnecting,
-    /// A class that nobody uses, so it has no connection.
-    Asleep,
-    /// Undoing what it did to the system.
-    Stopping,
-}
-
-impl State {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Starting => "starting",
-            Self::Connecting => "connecting",
-            Self::Up => "up",
-            Self::Reconnecting => "reconnecting",
-            Self::Asleep => "asleep",
-            Self::Stopping => "stopping",
-        }
+word_enum! {
+    /// How a process stands.
+    pub enum State {
+        /// Not ready yet.
+        #[default]
+        Starting = "starting",
+        /// A client that has no session yet.
+        Connecting = "connecting",
+        /// Working.
+        Up = "up",
+        /// A client that lost its session and tries to get it back.
+        Reconnecting = "reconnecting",
+        /// A class that nobody uses, so it has no connection.
+        Asleep = "asleep",
+        /// Undoing what it did to the system.
+        Stopping = "stopping",
     }
 }
 
@@ -141,7 +109,7 @@ pub struct Session {
 }
 
 /// One traffic class; at a server, all connections of that class.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Class {
     /// `default`, or the user's name for it.
     pub name: String,
@@ -195,28 +163,58 @@ pub struct Class {
 }
 
 impl Class {
+    /// The metrics of each class.
+    pub(crate) const METRICS: &[Metric<Self>] = metrics! { class: Class;
+        "class_up" Gauge class.connected(), "Whether the connection of a class works; none while nobody uses it.";
+        "class_transmit_bytes_total" Counter class.tx_bytes, "Bytes that the tunnel has sent.";
+        "class_receive_bytes_total" Counter class.rx_bytes, "Bytes that the tunnel has received.";
+        "class_transmit_bytes_per_second" Gauge class.tx_bps.map(bytes),
+            "What is sent now, measured over about a second.";
+        "class_receive_bytes_per_second" Gauge class.rx_bps.map(bytes),
+            "What is received now, measured over about a second.";
+        "class_rtt_seconds" Gauge class.rtt_ms.map(seconds), "Round trip of the quickest path that carries data.";
+        "class_loss_ratio" Gauge class.loss_pct.map(ratio), "Lost of what was sent in the last 10 s.";
+        "class_queue_seconds" Gauge seconds(class.queue_ms), "How long packets wait for room.";
+        "class_dropped_packets_total" Counter class.drops, "Packets dropped because there was no room.";
+        "class_numbered_packets_total" Counter class.order.map(|o| o.numbered), "Packets sent with a number.";
+        "class_resent_packets_total" Counter class.order.map(|o| o.resent),
+            "Packets sent again because they were lost.";
+        "class_copied_packets_total" Counter class.order.map(|o| o.copies), "Copies sent beside the first ones.";
+        "class_restored_packets_total" Counter class.order.map(|o| o.restored),
+            "Packets received ahead of others and put back in order.";
+        "class_late_packets_total" Counter class.order.map(|o| o.late),
+            "Packets received after they had been given up.";
+        "class_duplicate_packets_total" Counter class.order.map(|o| o.duplicates),
+            "Packets received a second time, and dropped.";
+        "class_given_up_packets_total" Counter class.order.map(|o| o.given_up), "Packets waited for in vain.";
+        "class_fec_ratio" Gauge class.fec().map(|fec| ratio(fec.percent.into())),
+            "Repair that is sent now, for each packet, on the path with the most.";
+        "class_fec_protected_packets_total" Counter class.fec().map(|fec| fec.protected),
+            "Packets sent in groups that get repair.";
+        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "Packets of repair sent.";
+        "class_fec_repair_bytes_total" Counter class.fec().map(|fec| fec.sent_bytes), "Bytes of repair sent.";
+        "class_fec_made_good_packets_total" Counter class.fec().map(|fec| fec.made_good),
+            "Packets lost on the way that the far end restored.";
+        "class_fec_recovered_packets_total" Counter class.fec().map(|fec| fec.recovered),
+            "Packets lost on the way here, and restored.";
+        "class_fec_wasted_packets_total" Counter class.fec().map(|fec| fec.wasted),
+            "Packets of repair that came and were not needed.";
+        "class_fec_unrecoverable_groups_total" Counter class.fec().map(|fec| fec.unrecoverable),
+            "Groups that lost more than could be restored.";
+    };
+
+    fn connected(&self) -> Option<bool> {
+        self.state.filter(|state| *state != State::Asleep).map(|state| state == State::Up)
+    }
+
+    fn fec(&self) -> Option<Repair> {
+        self.order.map(|order| order.fec)
+    }
+
     /// A class that has carried nothing.
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            lane: "auto".into(),
-            cc: "bbr".into(),
-            peer_cc: None,
-            scheduler: "auto".into(),
-            tx_bytes: 0,
-            rx_bytes: 0,
-            queue_ms: 0.0,
-            drops: 0,
-            tx_bps: None,
-            rx_bps: None,
-            state: None,
-            reason: String::new(),
-            rtt_ms: None,
-            loss_pct: None,
-            order: None,
-            tun: None,
-            addresses: Vec::new(),
-        }
+        let auto = || "auto".to_owned();
+        Self { name: name.into(), lane: auto(), cc: "bbr".into(), scheduler: auto(), ..Self::default() }
     }
 
     /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss; it sleeps
@@ -256,7 +254,7 @@ impl Class {
 }
 
 /// One uplink.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// The interface.
     pub name: String,
@@ -299,51 +297,34 @@ pub struct Link {
 }
 
 impl Link {
+    /// The metrics of each link.
+    pub(crate) const METRICS: &[Metric<Self>] = metrics! { link: Link;
+        "link_up" Gauge matches!(link.state, LinkState::Up | LinkState::Standby),
+            "Whether a link works, in use or waiting until it is needed.";
+        "link_transmit_bytes_total" Counter link.tx_bytes, "Bytes of UDP payload sent.";
+        "link_receive_bytes_total" Counter link.rx_bytes, "Bytes of UDP payload received.";
+        "link_quota_bytes" Gauge link.quota_bytes, "What a link may carry in a month, in IP packets.";
+        "link_quota_used_bytes" Gauge link.quota_used_bytes, "What it has carried of that.";
+    };
+
     /// A link of which nothing is known.
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            state: LinkState::Down,
-            tier: "primary".into(),
-            reason: String::new(),
-            addresses: Vec::new(),
-            tx_bytes: 0,
-            rx_bytes: 0,
-            metered: false,
-            up_cap_bps: None,
-            down_cap_bps: None,
-            weight: None,
-            quota_bytes: None,
-            pipes: None,
-            pipes_reason: None,
-            quota_used_bytes: None,
-        }
+        Self { name: name.into(), tier: "primary".into(), ..Self::default() }
     }
 }
 
-/// Whether a link can be used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LinkState {
-    /// It can be used.
-    Up,
-    /// It works, and waits until it is needed.
-    Standby,
-    /// It cannot be used, or nothing arrives on it.
-    Down,
-    /// It is not to be used.
-    Never,
-}
-
-impl LinkState {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Standby => "standby",
-            Self::Down => "down",
-            Self::Never => "never",
-        }
+word_enum! {
+    /// Whether a link can be used.
+    pub enum LinkState {
+        /// It can be used.
+        Up = "up",
+        /// It works, and waits until it is needed.
+        Standby = "standby",
+        /// It cannot be used, or nothing arrives on it.
+        #[default]
+        Down = "down",
+        /// It is not to be used.
+        Never = "never",
     }
 }
 
@@ -412,29 +393,41 @@ pub struct Path {
     pub mtu: u16,
 }
 
-/// Whether a path carries data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PathState {
-    /// It does.
-    Active,
-    /// It could, and waits.
-    Standby,
-    /// Being tried.
-    Probing,
-    /// It cannot.
-    Down,
+impl Path {
+    /// The metrics of each path.
+    pub(crate) const METRICS: &[Metric<Self>] = metrics! { path: Path;
+        "path_active" Gauge path.state == PathState::Active, "Whether a path carries data.";
+        "path_rtt_seconds" Gauge seconds(path.rtt_ms), "Smoothed round-trip time.";
+        "path_min_rtt_seconds" Gauge seconds(path.min_rtt_ms), "Lowest round-trip time seen.";
+        "path_jitter_seconds" Gauge seconds(path.jitter_ms), "Variation of the round-trip time.";
+        "path_loss_ratio" Gauge ratio(path.loss_pct), "Lost of what was sent in the last 10 s.";
+        "path_congestion_window_bytes" Gauge path.cwnd_bytes, "Congestion window.";
+        "path_in_flight_bytes" Gauge path.in_flight_bytes, "Sent and not acknowledged.";
+        "path_delivery_bytes_per_second" Gauge bytes(path.rate_bps),
+            "Estimated rate at which what is sent arrives.";
+        "path_link_bytes_per_second" Gauge path.link_rate_bps.map(bytes),
+            "What all classes together may send over its link.";
+        "path_mtu_bytes" Gauge u64::from(path.mtu), "Largest UDP payload that gets through.";
+        "path_transmit_bytes_total" Counter path.tx_bytes, "Bytes of UDP payload sent.";
+        "path_receive_bytes_total" Counter path.rx_bytes, "Bytes of UDP payload received.";
+        "path_transmit_packets_total" Counter path.tx_packets, "UDP datagrams sent.";
+        "path_receive_packets_total" Counter path.rx_packets, "UDP datagrams received.";
+        "path_lost_packets_total" Counter path.lost_packets, "QUIC packets declared lost.";
+    };
 }
 
-impl PathState {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Active => "active",
-            Self::Standby => "standby",
-            Self::Probing => "probing",
-            Self::Down => "down",
-        }
+word_enum! {
+    /// Whether a path carries data.
+    pub enum PathState {
+        /// It does.
+        Active = "active",
+        /// It could, and waits.
+        Standby = "standby",
+        /// Being tried.
+        Probing = "probing",
+        /// It cannot.
+        #[default]
+        Down = "down",
     }
 }
 
@@ -555,6 +548,19 @@ pub struct Client {
     pub lane: Option<Lane>,
     /// Its paths, as the server sees them.
     pub paths: Vec<Path>,
+}
+
+/// Bytes per second.
+fn bytes(bits_per_second: u64) -> f64 {
+    bits_per_second as f64 / 8.0
+}
+
+fn seconds(millis: f64) -> f64 {
+    millis / 1000.0
+}
+
+fn ratio(percent: f64) -> f64 {
+    percent / 100.0
 }
 
 /// JSON has no NaN and no infinity: they become 0, or the reader would meet `null`.

@@ -18,6 +18,8 @@ mod varint;
 mod weight;
 mod word_enum;
 
+#[doc(hidden)]
+pub use ::serde;
 pub use class_name::{ClassName, ParseClassNameError};
 pub use congestion_control::CongestionControl;
 pub use fec::{Fec, ParseFecError};

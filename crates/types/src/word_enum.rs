@@ -1,7 +1,7 @@
 /// Defines an enum whose values are words: the same word in configuration, on the command line, in status and on the wire.
 ///
-/// It gets `ALL`, `as_str`, `expected`, [`Display`](std::fmt::Display), and [`FromStr`](std::str::FromStr) whose error names
-/// the words that there are.
+/// It gets `ALL`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) whose error names
+/// the words that there are, and serialization as the word.
 #[macro_export]
 macro_rules! word_enum {
     (
@@ -46,6 +46,19 @@ macro_rules! word_enum {
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 let found = Self::ALL.iter().copied().find(|value| value.as_str() == text);
                 found.ok_or_else(|| $crate::UnknownWord::new(text, &[$($word),+]))
+            }
+        }
+
+        impl $crate::serde::Serialize for $name {
+            fn serialize<S: $crate::serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+                to.serialize_str(self.as_str())
+            }
+        }
+
+        impl<'de> $crate::serde::Deserialize<'de> for $name {
+            fn deserialize<D: $crate::serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+                let text = <String as $crate::serde::Deserialize>::deserialize(from)?;
+                text.parse().map_err($crate::serde::de::Error::custom)
             }
         }
     };

@@ -333,38 +333,44 @@ impl Content for ClientOptions {
     }
 }
 
+/// An option that may be missing.
+pub(super) trait Over {
+    /// This option; where it is missing, `below`.
+    fn over(self, below: Self) -> Self;
+}
+
+impl<T> Over for Option<T> {
+    fn over(self, below: Self) -> Self {
+        self.or(below)
+    }
+}
+
+impl<T> Over for Vec<T> {
+    fn over(self, below: Self) -> Self {
+        if self.is_empty() { below } else { self }
+    }
+}
+
+impl Over for bool {
+    fn over(self, below: Self) -> Self {
+        self || below
+    }
+}
+
+/// Each of these fields of `above`; where one is missing, that of `below`.
+macro_rules! over {
+    ($above:expr, $below:expr; $($field:ident)+) => {
+        Self { $($field: $above.$field.over($below.$field)),+ }
+    };
+}
+
 impl ServerOptions {
     /// These options; where one is missing, the one of `below`.
     pub(super) fn over(self, below: Self) -> Self {
-        Self {
-            listen: list_over(self.listen, below.listen),
-            tcp: self.tcp.or(below.tcp),
-            old_clients: self.old_clients || below.old_clients,
-            relay_only: self.relay_only || below.relay_only,
-            cert: self.cert.or(below.cert),
-            key: self.key.or(below.key),
-            certificate: list_over(self.certificate, below.certificate),
-            proxy_protocol_from: list_over(self.proxy_protocol_from, below.proxy_protocol_from),
-            site: self.site.or(below.site),
-            subnet: self.subnet.or(below.subnet),
-            subnet6: self.subnet6.or(below.subnet6),
-            tun_name: self.tun_name.or(below.tun_name),
-            auth: self.auth.or(below.auth),
-            users: self.users.or(below.users),
-            state_dir: self.state_dir.or(below.state_dir),
-            nat: self.nat.or(below.nat),
-            routes: list_over(self.routes, below.routes),
-            dns: list_over(self.dns, below.dns),
-            max_clients: self.max_clients.or(below.max_clients),
-            access: list_over(self.access, below.access),
-            limit: list_over(self.limit, below.limit),
-            max_relays: self.max_relays.or(below.max_relays),
-            max_user_relays: self.max_user_relays.or(below.max_user_relays),
-            shards: self.shards.or(below.shards),
-            name: self.name.or(below.name),
-            api_socket: self.api_socket.or(below.api_socket),
-            metrics: self.metrics.or(below.metrics),
-            log_level: self.log_level.or(below.log_level),
+        over! { self, below;
+            listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
+            auth users state_dir nat routes dns max_clients access limit max_relays max_user_relays
+            shards name api_socket metrics log_level
         }
     }
 }
@@ -379,41 +385,11 @@ impl ClientOptions {
         if self.token.is_some() || self.token_file.is_some() {
             (below.token, below.token_file) = (None, None);
         }
-        Self {
-            server: self.server.or(below.server),
-            path: list_over(self.path, below.path),
-            link: list_over(self.link, below.link),
-            class: self.class.over(below.class),
-            pipes: self.pipes.or(below.pipes),
-            transport: self.transport.or(below.transport),
-            ca: self.ca.or(below.ca),
-            pin: self.pin.or(below.pin),
-            insecure: self.insecure || below.insecure,
-            token: self.token.or(below.token),
-            token_file: self.token_file.or(below.token_file),
-            tun_name: self.tun_name.or(below.tun_name),
-            scheduler: self.scheduler.or(below.scheduler),
-            cc: self.cc.or(below.cc),
-            via: self.via.or(below.via),
-            lane: self.lane.or(below.lane),
-            lane_rule: list_over(self.lane_rule, below.lane_rule),
-            routes: self.routes.or(below.routes),
-            dns: list_over(self.dns, below.dns),
-            share: list_over(self.share, below.share),
-            socks5: list_over(self.socks5, below.socks5),
-            http: list_over(self.http, below.http),
-            state_dir: self.state_dir.or(below.state_dir),
-            shards: self.shards.or(below.shards),
-            name: self.name.or(below.name),
-            api_socket: self.api_socket.or(below.api_socket),
-            metrics: self.metrics.or(below.metrics),
-            log_level: self.log_level.or(below.log_level),
+        over! { self, below;
+            server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
+            lane lane_rule routes dns share socks5 http state_dir shards name api_socket metrics log_level
         }
     }
-}
-
-fn list_over<T>(above: Vec<T>, below: Vec<T>) -> Vec<T> {
-    if above.is_empty() { below } else { above }
 }
 
 fn instance(name: &str) -> Result<String, String> {

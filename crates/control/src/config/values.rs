@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use serde::de::{Deserializer, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Unexpected, Visitor};
 
 use mpvpn_path::Scheduler;
 use mpvpn_types::{CongestionControl, FlowMode, Tier, Transport, UnknownWord, word_enum};
@@ -32,29 +32,28 @@ pub(crate) fn text<T: Text>(text: &str) -> Result<T, String> {
 
 /// For serde: one text.
 pub(crate) fn one<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
-    from.deserialize_str(TextVisitor(PhantomData)).map(Some)
+    ValueVisitor::<T, false>(PhantomData).deserialize(from).map(Some)
 }
 
 /// For serde: a word in quotes, or a plain number.
 pub(crate) fn one_or_number<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Option<T>, D::Error> {
-    from.deserialize_any(NumberVisitor(PhantomData)).map(Some)
+    ValueVisitor::<T, true>(PhantomData).deserialize(from).map(Some)
 }
 
 /// For serde: one text, or a list of them.
 pub(crate) fn many<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    from.deserialize_any(ListVisitor(PhantomData))
+    from.deserialize_any(ListVisitor::<T, false>(PhantomData))
 }
 
 /// For serde: a word in quotes or a plain number, or a list of them.
 pub(crate) fn many_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    from.deserialize_any(MixedVisitor(PhantomData))
+    from.deserialize_any(ListVisitor::<T, true>(PhantomData))
 }
 
-struct TextVisitor<T>(PhantomData<T>);
+/// Reads a value from its text; from a plain number, too, if `NUMBERS`.
+struct ValueVisitor<T, const NUMBERS: bool>(PhantomData<T>);
 
-struct NumberVisitor<T>(PhantomData<T>);
-
-impl<T: Text> Visitor<'_> for NumberVisitor<T> {
+impl<T: Text, const NUMBERS: bool> Visitor<'_> for ValueVisitor<T, NUMBERS> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -66,39 +65,32 @@ impl<T: Text> Visitor<'_> for NumberVisitor<T> {
     }
 
     fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
+        match NUMBERS {
+            true => self.visit_str(&number.to_string()),
+            false => Err(E::invalid_type(Unexpected::Signed(number), &self)),
+        }
     }
 
     fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<T, E> {
-        self.visit_str(&number.to_string())
+        match NUMBERS {
+            true => self.visit_str(&number.to_string()),
+            false => Err(E::invalid_type(Unexpected::Unsigned(number), &self)),
+        }
     }
 }
 
-impl<T: Text> Visitor<'_> for TextVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(T::EXPECTED)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<T, E> {
-        T::read(text).map_err(E::custom)
-    }
-}
-
-struct TextSeed<T>(PhantomData<T>);
-
-impl<'de, T: Text> serde::de::DeserializeSeed<'de> for TextSeed<T> {
+impl<'de, T: Text, const NUMBERS: bool> DeserializeSeed<'de> for ValueVisitor<T, NUMBERS> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
-        from.deserialize_str(TextVisitor(PhantomData))
+        from.deserialize_any(self)
     }
 }
 
-struct ListVisitor<T>(PhantomData<T>);
+/// Reads a list of values, or a single one.
+struct ListVisitor<T, const NUMBERS: bool>(PhantomData<T>);
 
-impl<'de, T: Text> Visitor<'de> for ListVisitor<T> {
+impl<'de, T: Text, const NUMBERS: bool> Visitor<'de> for ListVisitor<T, NUMBERS> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -109,48 +101,16 @@ impl<'de, T: Text> Visitor<'de> for ListVisitor<T> {
         T::read(text).map(|value| vec![value]).map_err(E::custom)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
-        let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(TextSeed(PhantomData))? {
-            values.push(value);
-        }
-        Ok(values)
-    }
-}
-
-struct NumberSeed<T>(PhantomData<T>);
-
-impl<'de, T: Text> serde::de::DeserializeSeed<'de> for NumberSeed<T> {
-    type Value = T;
-
-    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<T, D::Error> {
-        from.deserialize_any(NumberVisitor(PhantomData))
-    }
-}
-
-struct MixedVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Text> Visitor<'de> for MixedVisitor<T> {
-    type Value = Vec<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, or a list of such", T::EXPECTED)
-    }
-
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Vec<T>, E> {
-        NumberVisitor(PhantomData).visit_str(text).map(|value| vec![value])
-    }
-
     fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Vec<T>, E> {
-        NumberVisitor(PhantomData).visit_i64(number).map(|value| vec![value])
+        match NUMBERS {
+            true => self.visit_str(&number.to_string()),
+            false => Err(E::invalid_type(Unexpected::Signed(number), &self)),
+        }
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Vec<T>, A::Error> {
-        let mut values = Vec::new();
-        while let Some(value) = items.next_element_seed(NumberSeed(PhantomData))? {
-            values.push(value);
-        }
-        Ok(values)
+        let next = || items.next_element_seed(ValueVisitor::<T, NUMBERS>(PhantomData)).transpose();
+        std::iter::from_fn(next).collect()
     }
 }
 

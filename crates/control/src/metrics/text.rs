@@ -2,177 +2,11 @@
 
 use std::{collections::BTreeMap, fmt::Write};
 
-use crate::status::{Class, Lane, Link, LinkState, Path, PathState, Repair, Role, State, Status};
-
-/// What a number is.
-#[derive(Clone, Copy)]
-enum Kind {
-    /// It only grows, until it begins anew.
-    Counter,
-    Gauge,
-}
-
-use Kind::{Counter, Gauge};
-
-/// A metric of each of several things: its name without the prefix, what it is, the help, and the value; a thing without
-/// one has none.
-type Metric<T> = (&'static str, Kind, &'static str, fn(&T) -> Option<f64>);
-
-/// What is said of each class.
-const OF_CLASSES: &[Metric<Class>] = &[
-    ("class_up", Gauge, "Whether the connection of a class works; none while nobody uses it.", |class| {
-        class.state.filter(|state| *state != State::Asleep).map(|state| truth(state == State::Up))
-    }),
-    ("class_transmit_bytes_total", Counter, "Bytes that the tunnel has sent.", |class| {
-        Some(class.tx_bytes as f64)
-    }),
-    ("class_receive_bytes_total", Counter, "Bytes that the tunnel has received.", |class| {
-        Some(class.rx_bytes as f64)
-    }),
-    ("class_transmit_bytes_per_second", Gauge, "What is sent now, measured over about a second.", |class| {
-        class.tx_bps.map(|rate| rate as f64 / 8.0)
-    }),
-    (
-        "class_receive_bytes_per_second",
-        Gauge,
-        "What is received now, measured over about a second.",
-        |class| class.rx_bps.map(|rate| rate as f64 / 8.0),
-    ),
-    ("class_rtt_seconds", Gauge, "Round trip of the quickest path that carries data.", |class| {
-        class.rtt_ms.map(seconds)
-    }),
-    ("class_loss_ratio", Gauge, "Lost of what was sent in the last 10 s.", |class| class.loss_pct.map(ratio)),
-    ("class_queue_seconds", Gauge, "How long packets wait for room.", |class| Some(seconds(class.queue_ms))),
-    ("class_dropped_packets_total", Counter, "Packets dropped because there was no room.", |class| {
-        Some(class.drops as f64)
-    }),
-    ("class_numbered_packets_total", Counter, "Packets sent with a number.", |class| {
-        order(class, |o| o.numbered)
-    }),
-    ("class_resent_packets_total", Counter, "Packets sent again because they were lost.", |class| {
-        order(class, |o| o.resent)
-    }),
-    ("class_copied_packets_total", Counter, "Copies sent beside the first ones.", |class| {
-        order(class, |o| o.copies)
-    }),
-    (
-        "class_restored_packets_total",
-        Counter,
-        "Packets received ahead of others and put back in order.",
-        |class| order(class, |o| o.restored),
-    ),
-    ("class_late_packets_total", Counter, "Packets received after they had been given up.", |class| {
-        order(class, |o| o.late)
-    }),
-    ("class_duplicate_packets_total", Counter, "Packets received a second time, and dropped.", |class| {
-        order(class, |o| o.duplicates)
-    }),
-    ("class_given_up_packets_total", Counter, "Packets waited for in vain.", |class| {
-        order(class, |o| o.given_up)
-    }),
-    (
-        "class_fec_ratio",
-        Gauge,
-        "Repair that is sent now, for each packet, on the path with the most.",
-        |class| class.order.map(|order| ratio(order.fec.percent.into())),
-    ),
-    ("class_fec_protected_packets_total", Counter, "Packets sent in groups that get repair.", |class| {
-        fec(class, |fec| fec.protected)
-    }),
-    ("class_fec_repair_packets_total", Counter, "Packets of repair sent.", |class| {
-        fec(class, |fec| fec.sent)
-    }),
-    ("class_fec_repair_bytes_total", Counter, "Bytes of repair sent.", |class| {
-        fec(class, |fec| fec.sent_bytes)
-    }),
-    (
-        "class_fec_made_good_packets_total",
-        Counter,
-        "Packets lost on the way that the far end restored.",
-        |class| fec(class, |fec| fec.made_good),
-    ),
-    ("class_fec_recovered_packets_total", Counter, "Packets lost on the way here, and restored.", |class| {
-        fec(class, |fec| fec.recovered)
-    }),
-    (
-        "class_fec_wasted_packets_total",
-        Counter,
-        "Packets of repair that came and were not needed.",
-        |class| fec(class, |fec| fec.wasted),
-    ),
-    (
-        "class_fec_unrecoverable_groups_total",
-        Counter,
-        "Groups that lost more than could be restored.",
-        |class| fec(class, |fec| fec.unrecoverable),
-    ),
-];
-
-/// What is said of each link.
-const OF_LINKS: &[Metric<Link>] = &[
-    ("link_up", Gauge, "Whether a link works, in use or waiting until it is needed.", |link| {
-        Some(truth(matches!(link.state, LinkState::Up | LinkState::Standby)))
-    }),
-    ("link_transmit_bytes_total", Counter, "Bytes of UDP payload sent.", |link| Some(link.tx_bytes as f64)),
-    ("link_receive_bytes_total", Counter, "Bytes of UDP payload received.", |link| {
-        Some(link.rx_bytes as f64)
-    }),
-    ("link_quota_bytes", Gauge, "What a link may carry in a month, in IP packets.", |link| {
-        link.quota_bytes.map(|bytes| bytes as f64)
-    }),
-    ("link_quota_used_bytes", Gauge, "What it has carried of that.", |link| {
-        link.quota_used_bytes.map(|bytes| bytes as f64)
-    }),
-];
-
-/// What is said of each path.
-const OF_PATHS: &[Metric<Path>] = &[
-    ("path_active", Gauge, "Whether a path carries data.", |path| {
-        Some(truth(path.state == PathState::Active))
-    }),
-    ("path_rtt_seconds", Gauge, "Smoothed round-trip time.", |path| Some(seconds(path.rtt_ms))),
-    ("path_min_rtt_seconds", Gauge, "Lowest round-trip time seen.", |path| Some(seconds(path.min_rtt_ms))),
-    ("path_jitter_seconds", Gauge, "Variation of the round-trip time.", |path| Some(seconds(path.jitter_ms))),
-    ("path_loss_ratio", Gauge, "Lost of what was sent in the last 10 s.", |path| Some(ratio(path.loss_pct))),
-    ("path_congestion_window_bytes", Gauge, "Congestion window.", |path| Some(path.cwnd_bytes as f64)),
-    ("path_in_flight_bytes", Gauge, "Sent and not acknowledged.", |path| Some(path.in_flight_bytes as f64)),
-    ("path_delivery_bytes_per_second", Gauge, "Estimated rate at which what is sent arrives.", |path| {
-        Some(path.rate_bps as f64 / 8.0)
-    }),
-    ("path_link_bytes_per_second", Gauge, "What all classes together may send over its link.", |path| {
-        path.link_rate_bps.map(|rate| rate as f64 / 8.0)
-    }),
-    ("path_mtu_bytes", Gauge, "Largest UDP payload that gets through.", |path| Some(path.mtu.into())),
-    ("path_transmit_bytes_total", Counter, "Bytes of UDP payload sent.", |path| Some(path.tx_bytes as f64)),
-    ("path_receive_bytes_total", Counter, "Bytes of UDP payload received.", |path| {
-        Some(path.rx_bytes as f64)
-    }),
-    ("path_transmit_packets_total", Counter, "UDP datagrams sent.", |path| Some(path.tx_packets as f64)),
-    ("path_receive_packets_total", Counter, "UDP datagrams received.", |path| Some(path.rx_packets as f64)),
-    ("path_lost_packets_total", Counter, "QUIC packets declared lost.", |path| {
-        Some(path.lost_packets as f64)
-    }),
-];
-
-fn order(class: &Class, of: fn(&Lane) -> u64) -> Option<f64> {
-    class.order.map(|order| of(&order) as f64)
-}
-
-fn fec(class: &Class, of: fn(&Repair) -> u64) -> Option<f64> {
-    class.order.map(|order| of(&order.fec) as f64)
-}
-
-fn truth(is: bool) -> f64 {
-    f64::from(u8::from(is))
-}
-
-fn seconds(millis: f64) -> f64 {
-    millis / 1000.0
-}
-
-fn ratio(percent: f64) -> f64 {
-    percent / 100.0
-}
+use super::{
+    Kind::{self, Counter, Gauge},
+    Metric,
+};
+use crate::status::{Class, Link, Path, PathState, Role, State, Status};
 
 /// A status as metrics. Paths are named by class, link and their number among those of the link, so that a path that is
 /// made anew goes on where the one before ended.
@@ -181,7 +15,7 @@ pub fn exposition(status: &Status) -> String {
     let (version, role) = (status.version.as_str(), status.role.to_string());
     let info = [("version", version), ("role", role.as_str())];
     out.single("build_info", "Which mpvpn this is.", &info, 1.0);
-    out.single("up", "Whether the tunnel works.", &[], truth(status.state == State::Up));
+    out.single("up", "Whether the tunnel works.", &[], f64::from(status.state == State::Up));
     out.single("uptime_seconds", "Since the start.", &[], status.uptime_s);
     if let Some(session) = &status.session {
         out.head("session_resumed_total", Counter, "How often the session was taken up again.");
@@ -194,12 +28,12 @@ pub fn exposition(status: &Status) -> String {
     }
     let classes: BTreeMap<_, _> =
         status.classes.iter().map(|class| (vec![("class", class.name.clone())], class)).collect();
-    out.all(OF_CLASSES, &classes);
+    out.all(Class::METRICS, &classes);
     let links: BTreeMap<_, _> =
         status.links.iter().map(|link| (vec![("link", link.name.clone())], link)).collect();
-    out.all(OF_LINKS, &links);
+    out.all(Link::METRICS, &links);
     match status.role {
-        Role::Client => out.all(OF_PATHS, &named(&status.paths)),
+        Role::Client => out.all(Path::METRICS, &named(&status.paths)),
         Role::Server => of_clients(&mut out, status),
     }
     out.0
@@ -274,7 +108,7 @@ impl Text {
     }
 
     fn all<T>(&mut self, metrics: &[Metric<T>], things: &BTreeMap<Labels, &T>) {
-        for (name, kind, help, value) in metrics {
+        for Metric { name, kind, help, value } in metrics {
             let samples: Vec<_> =
                 things.iter().filter_map(|(labels, thing)| Some((labels, value(thing)?))).collect();
             if samples.is_empty() {
@@ -294,7 +128,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::status::{Client, Session, tests::EXAMPLE};
+    use crate::status::{Client, Lane, LinkState, Repair, Session, tests::EXAMPLE};
 
     /// Every sample, by its name and labels; what is no exposition panics.
     fn parse(text: &str) -> BTreeMap<String, f64> {

@@ -1,3 +1,4 @@
+use mpvpn_types::word_enum;
 use serde::{Deserialize, Serialize};
 
 use super::{Role, finite};
@@ -68,55 +69,33 @@ pub struct Flow {
     pub idle_s: f64,
 }
 
-/// How a flow is carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FlowLane {
-    /// As the bytes of a stream.
-    Stream,
-    /// As IP packets.
-    Datagram,
-    /// As UDP payloads.
-    Udp,
-}
-
-impl FlowLane {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Stream => "stream",
-            Self::Datagram => "datagram",
-            Self::Udp => "udp",
-        }
+word_enum! {
+    /// How a flow is carried.
+    pub enum FlowLane {
+        /// As the bytes of a stream.
+        #[default]
+        Stream = "stream",
+        /// As IP packets.
+        Datagram = "datagram",
+        /// As UDP payloads.
+        Udp = "udp",
     }
 }
 
-/// How far a connection is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FlowState {
-    /// Asked for.
-    Opening,
-    /// Bytes may move both ways.
-    Open,
-    /// The app sends nothing more.
-    UpEnded,
-    /// The other side sends nothing more.
-    DownEnded,
-    /// Neither does.
-    Closing,
-}
-
-impl FlowState {
-    /// The word for it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Opening => "opening",
-            Self::Open => "open",
-            Self::UpEnded => "up-ended",
-            Self::DownEnded => "down-ended",
-            Self::Closing => "closing",
-        }
+word_enum! {
+    /// How far a connection is.
+    pub enum FlowState {
+        /// Asked for.
+        #[default]
+        Opening = "opening",
+        /// Bytes may move both ways.
+        Open = "open",
+        /// The app sends nothing more.
+        UpEnded = "up-ended",
+        /// The other side sends nothing more.
+        DownEnded = "down-ended",
+        /// Neither does.
+        Closing = "closing",
     }
 }
 

@@ -53,7 +53,7 @@ pub(crate) struct Events {
     #[arg(long, value_name = "TIME", value_parser = moment, conflicts_with = "follow")]
     until: Option<OffsetDateTime>,
     /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, configuration, log
-    #[arg(long, value_name = "KIND", value_delimiter = ',', value_parser = kind)]
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
     kind: Vec<Kind>,
     #[command(flatten)]
     target: Target,
@@ -130,14 +130,6 @@ fn local(at: OffsetDateTime, beside: Option<OffsetDateTime>) -> String {
 /// The same moment in the time zone of this machine, or in UTC if that is unknown.
 fn in_zone(at: OffsetDateTime) -> OffsetDateTime {
     at.to_offset(UtcOffset::local_offset_at(at).unwrap_or(UtcOffset::UTC))
-}
-
-fn kind(name: &str) -> Result<Kind, String> {
-    let names = || Kind::ALL.map(Kind::as_str).join(", ");
-    Kind::ALL
-        .into_iter()
-        .find(|kind| kind.as_str() == name)
-        .ok_or_else(|| format!("`{name}` is none of: {}", names()))
 }
 
 fn moment(text: &str) -> Result<OffsetDateTime, String> {

@@ -1,0 +1,66 @@
+//! How the metrics of classes, links and paths are defined: a table beside each of these types in [`crate::status`].
+
+/// What a number is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// It only grows, until it begins anew.
+    Counter,
+    /// Any other.
+    Gauge,
+}
+
+/// A metric of each of several things.
+#[derive(Debug)]
+pub(crate) struct Metric<T> {
+    /// Its name without the prefix.
+    pub(crate) name: &'static str,
+    /// What its number is.
+    pub(crate) kind: Kind,
+    /// What it tells, in a sentence.
+    pub(crate) help: &'static str,
+    /// The number; a thing without one has none.
+    pub(crate) value: fn(&T) -> Option<f64>,
+}
+
+/// A number of a metric, or none.
+pub(crate) trait Sample {
+    /// The number.
+    fn sample(self) -> Option<f64>;
+}
+
+impl Sample for f64 {
+    fn sample(self) -> Option<f64> {
+        Some(self)
+    }
+}
+
+impl Sample for u64 {
+    fn sample(self) -> Option<f64> {
+        Some(self as f64)
+    }
+}
+
+impl Sample for bool {
+    fn sample(self) -> Option<f64> {
+        Some(f64::from(self))
+    }
+}
+
+impl<T: Sample> Sample for Option<T> {
+    fn sample(self) -> Option<f64> {
+        self.and_then(T::sample)
+    }
+}
+
+/// A table of metrics: a name, what its number is, the number of a thing, and what it tells.
+macro_rules! metrics {
+    ($thing:ident: $type:ty; $($name:literal $kind:ident $value:expr, $help:literal;)+) => {
+        &[$($crate::metrics::Metric::<$type> {
+            name: $name,
+            kind: $crate::metrics::Kind::$kind,
+            help: $help,
+            value: |$thing| $crate::metrics::Sample::sample($value),
+        }),+]
+    };
+}
+pub(crate) use metrics;
