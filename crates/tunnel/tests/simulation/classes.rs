@@ -237,6 +237,7 @@ fn assert_shared(link: &str, given: Option<u64>, way: Way) {
 }
 
 #[test]
+#[ignore = "long: ./dev soak plays it"]
 fn classes_share_a_link_by_their_weights() {
     for given in [Some(50), None] {
         for way in [Way::Up, Way::Down, Way::Both] {
@@ -246,6 +247,7 @@ fn classes_share_a_link_by_their_weights() {
 }
 
 #[test]
+#[ignore = "long: ./dev soak plays it"]
 fn a_link_that_is_full_both_ways_is_used_whatever_its_delay() {
     for link in ["50mbit,3ms,queue=60ms", "50mbit,6.63ms,queue=60ms", "50mbit,11ms,queue=60ms"] {
         assert_shared(link, None, Way::Both);
@@ -383,6 +385,7 @@ fn no_class_feels_that_another_wants_more_than_there_is() {
 }
 
 #[test]
+#[ignore = "long: ./dev soak plays it"]
 fn a_class_on_a_lossy_link_is_as_quick_after_a_pause() {
     for (before, loss) in [(10, 10), (10, 30), (0, 30)] {
         let pause = Phase { time: Duration::from_secs(4), loss: before, offered: 0, others: 0 };
