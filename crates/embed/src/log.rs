@@ -1,12 +1,16 @@
 //! The log of a tunnel, line by line, for apps that have no subscriber of `tracing`.
 
-use std::fmt::{self, Write};
+use std::{
+    fmt::{self, Write},
+    sync::LazyLock,
+};
 
 use tracing::{
     Dispatch, Event, Metadata, Subscriber,
     field::{Field, Visit},
     level_filters::LevelFilter,
     span::{Attributes, Id, Record},
+    subscriber::NoSubscriber,
 };
 
 pub use tracing::Level;
@@ -19,8 +23,15 @@ struct Lines {
     sink: Sink,
 }
 
+/// A second subscriber, which wants nothing and never ends.
+///
+/// Where there is only one, `tracing` takes it for the subscriber of all threads: when a thread of the app is the first to
+/// reach an event, that thread is asked, has no subscriber, and the event is off for the threads of tunnels, too.
+static SECOND_SUBSCRIBER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
+
 /// Hands lines up to the level `most` to `sink`.
 pub(crate) fn lines(most: Level, sink: Sink) -> Dispatch {
+    LazyLock::force(&SECOND_SUBSCRIBER);
     Dispatch::new(Lines { most, sink })
 }
 
@@ -71,6 +82,21 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use super::*;
+
+    #[test]
+    fn an_event_that_a_thread_of_the_app_reaches_first_is_logged() {
+        fn event() {
+            tracing::info!("link up");
+        }
+        let got = Arc::new(Mutex::new(0));
+        let count = got.clone();
+        let log = lines(Level::INFO, Box::new(move |_, _, _| *count.lock().unwrap() += 1));
+        std::thread::scope(|scope| {
+            scope.spawn(event);
+        });
+        tracing::dispatcher::with_default(&log, event);
+        assert_eq!(*got.lock().unwrap(), 1);
+    }
 
     #[test]
     fn lines_have_their_fields_and_those_below_the_level_are_left_out() {
