@@ -8,7 +8,7 @@ use noq_proto::{
 };
 
 use crate::{
-    Shard,
+    QlogSink, Shard,
     cid::{ShardCids, first_cid},
     endpoint::Local,
     gate::GateFactory,
@@ -91,6 +91,8 @@ pub struct TransportOptions {
     pub idle_timeout: Duration,
     /// Bytes that may come on a stream, and on all of them, while nobody reads.
     pub windows: Windows,
+    /// Where events of connections are recorded, if anywhere.
+    pub qlog: Option<Arc<dyn QlogSink>>,
     /// A fixed seed for the endpoint's random numbers, for tests that must repeat.
     pub rng_seed: Option<[u8; 32]>,
 }
@@ -103,6 +105,7 @@ impl Default for TransportOptions {
             max_inside_tcp: 1472,
             idle_timeout: Duration::from_secs(180),
             windows: Windows::default(),
+            qlog: None,
             rng_seed: None,
         }
     }
@@ -174,6 +177,7 @@ pub struct ClientSetup {
     over_udp: noq_proto::ClientConfig,
     inside_tcp: noq_proto::ClientConfig,
     pub(crate) endpoint: Arc<EndpointConfig>,
+    pub(crate) qlog: Option<Arc<dyn QlogSink>>,
 }
 
 impl ClientSetup {
@@ -200,6 +204,7 @@ impl ClientSetup {
             over_udp: config(options.max_udp_payload),
             inside_tcp: config(options.max_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
+            qlog: options.qlog.clone(),
         })
     }
 
@@ -232,6 +237,7 @@ pub struct ServerSetup {
     inside_tcp: Arc<noq_proto::ServerConfig>,
     pub(crate) endpoint: Arc<EndpointConfig>,
     pub(crate) shard: Shard,
+    pub(crate) qlog: Option<Arc<dyn QlogSink>>,
     cid_key: u64,
 }
 
@@ -258,6 +264,7 @@ impl ServerSetup {
             inside_tcp: config(options.max_inside_tcp),
             endpoint: Arc::new(options.endpoint(secret)),
             shard: Shard::ONLY,
+            qlog: options.qlog.clone(),
             cid_key: cid_key(secret),
         })
     }

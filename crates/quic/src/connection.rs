@@ -5,6 +5,7 @@ mod fault;
 mod grants;
 mod passes;
 mod path;
+mod qlog;
 mod readers;
 mod receive;
 mod reinjection;
@@ -13,7 +14,12 @@ mod send;
 mod streams;
 mod upkeep;
 
-use std::{collections::VecDeque, net::SocketAddr, num::NonZeroU32, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::VecDeque,
+    net::SocketAddr,
+    num::NonZeroU32,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use bytes::Bytes;
 use mpvpn_types::{CongestionControl, Duration, Instant, PathId};
@@ -34,9 +40,10 @@ use self::{
     streams::Streams,
 };
 use crate::{
-    ConnectionId, Local, PathView,
+    ConnectionId, Local, PathView, QlogSink,
     gate::{PathLabel, Shared, shared_of},
     ledger::{Fate, Tracked},
+    qlog::ConnectionQlog,
 };
 
 /// Datagrams that are taken from the library at a time.
@@ -50,6 +57,8 @@ struct GateDefaults {
     open: bool,
     /// The kind of controller that was asked for.
     cc: Option<CongestionControl>,
+    /// Where events are recorded, if they are: not before the handshake is complete.
+    qlog: Option<ConnectionQlog>,
 }
 
 impl GateDefaults {
@@ -61,6 +70,7 @@ impl GateDefaults {
     /// Tells a gate that the library has just made, for this path of the connection.
     fn apply(&self, gate: &Shared, path: PathId) {
         gate.begin(PathLabel { connection: self.connection, path }, self.open, self.cc);
+        self.apply_qlog(gate);
     }
 
     /// Tells a gate whether it is always open.
@@ -87,6 +97,8 @@ pub struct Connection {
     handshake_unsent: bool,
     /// What the library tells of its buffer of datagrams while that is empty (bytes).
     buffer: usize,
+    /// Where events are to be recorded once the handshake is complete, if anywhere.
+    qlog: Option<Arc<dyn QlogSink>>,
 }
 
 impl Connection {
@@ -95,6 +107,7 @@ impl Connection {
         id: ConnectionId,
         mut inner: noq_proto::Connection,
         home: Option<Local>,
+        qlog: Option<Arc<dyn QlogSink>>,
     ) -> Self {
         let mut connection = Self {
             buffer: inner.datagrams().send_buffer_space(),
@@ -104,11 +117,12 @@ impl Connection {
             home,
             origin: now,
             paths: Paths::new(),
-            gates: GateDefaults { connection: id, open: true, cc: None },
+            gates: GateDefaults { connection: id, open: true, cc: None, qlog: None },
             passes: Passes::new(),
             streams: Streams::default(),
             events: VecDeque::new(),
             handshake_unsent: false,
+            qlog,
         };
         connection.adopt(now, PathId(0));
         connection
@@ -164,6 +178,7 @@ impl Connection {
             return;
         };
         self.gates.apply(&gate, id);
+        self.gates.record_path(now, id, &self.inner);
         let allowed = self.paths.insert(Path::new(now, id, gate));
         if let Some(count) = allowed.and_then(NonZeroU32::new) {
             // Refused without multipath, where there are no more paths.
@@ -313,6 +328,7 @@ impl Connection {
     /// Closes the connection with an application error code.
     pub fn close(&mut self, now: Instant, code: u64, reason: &str) {
         let code = VarInt::from_u64(code).unwrap_or(VarInt::from_u32(0));
+        self.record_close(now, reason);
         self.inner.close(now, code, Bytes::copy_from_slice(reason.as_bytes()));
     }
 

@@ -10,7 +10,7 @@ use noq_proto::{
     ConnectionHandle, DatagramEvent, EcnCodepoint, EndpointConfig, EndpointEvent, FourTuple, Incoming,
 };
 
-use crate::{ClientSetup, Connection, ServerSetup, Transmit};
+use crate::{ClientSetup, Connection, QlogSink, ServerSetup, Transmit};
 
 /// Handshakes under way, in all shards together, above which a client must prove its address first
 /// (RFC 9000 §8.1.2).
@@ -121,7 +121,7 @@ impl Endpoint {
         name: &str,
     ) -> Result<ConnectionId, noq_proto::ConnectError> {
         let (handle, inner) = self.inner.connect(now, setup.config(local).clone(), remote, name)?;
-        Ok(self.insert(now, handle, inner, Some(local)))
+        Ok(self.insert(now, handle, inner, Some(local), setup.qlog.clone()))
     }
 
     fn insert(
@@ -130,12 +130,13 @@ impl Endpoint {
         handle: ConnectionHandle,
         inner: noq_proto::Connection,
         home: Option<Local>,
+        qlog: Option<Arc<dyn QlogSink>>,
     ) -> ConnectionId {
         if self.connections.len() <= handle.0 {
             self.connections.resize_with(handle.0 + 1, || None);
         }
         let id = ConnectionId(handle.0);
-        self.connections[handle.0] = Some(Box::new(Connection::new(now, id, inner, home)));
+        self.connections[handle.0] = Some(Box::new(Connection::new(now, id, inner, home, qlog)));
         id
     }
 
@@ -179,7 +180,8 @@ impl Endpoint {
         match self.inner.accept(incoming, now, &mut self.scratch, config) {
             Ok((handle, inner)) => {
                 self.handshaking += 1;
-                Handled::New(self.insert(now, handle, inner, local))
+                let qlog = self.server.as_ref().and_then(|setup| setup.qlog.clone());
+                Handled::New(self.insert(now, handle, inner, local, qlog))
             }
             Err(error) => {
                 tracing::debug!(cause = %error.cause, "a connection attempt was refused");

@@ -3,6 +3,7 @@
 
 mod group;
 mod model;
+mod qlog;
 mod report;
 
 use std::{
@@ -23,7 +24,7 @@ use noq_proto::{
 };
 
 pub(crate) use self::report::PathLabel;
-use crate::{delivery::Acked, ledger::Ledger, random_loss::RandomLoss};
+use crate::{QlogEvent, delivery::Acked, ledger::Ledger, qlog::ConnectionQlog, random_loss::RandomLoss};
 
 /// A window that never binds. Above 2^32, where the library gives up its own pacing.
 const ENDLESS: u64 = u64::MAX / 4;
@@ -87,6 +88,8 @@ pub(crate) struct Shared {
     group: OnceLock<Arc<Group>>,
     /// Which path it is.
     label: OnceLock<PathLabel>,
+    /// Where events are recorded, if they are.
+    qlog: OnceLock<ConnectionQlog>,
     /// The delivery rate (bytes/s) that was reported last as a change.
     reported_rate: AtomicU64,
 }
@@ -133,6 +136,7 @@ impl Shared {
             ledger: Mutex::new(Ledger::default()),
             group: OnceLock::new(),
             label: OnceLock::new(),
+            qlog: OnceLock::new(),
             reported_rate: AtomicU64::new(0),
         }
     }
@@ -360,6 +364,7 @@ pub(crate) struct Gate {
     sparable: f64,
     /// One was not, since the controller was told of congestion.
     unspared: bool,
+    acks: qlog::Acks,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -426,6 +431,7 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_sent(pn, bytes.into());
         }
+        self.shared.record(now, |path| QlogEvent::PacketSent { path, number: pn, size: bytes });
         self.decide(|model, random, _| match &mut model.inner {
             Inner::Bbr(bbr) => random.on_sent(pn, bbr.is_below() || model.delivery.has_fallen()),
             Inner::Library(inner) => inner.on_packet_sent(now, bytes, pn),
@@ -457,6 +463,7 @@ impl Controller for Gate {
         self.shared.measured(now, sent, rtt);
         let app_limited = !self.shared.limited.load(Relaxed);
         let sample = now.saturating_duration_since(sent);
+        self.acks.add(&self.shared, pn, sample);
         self.decide(|model, random, shared| {
             let before = report::is_followed().then(|| report::Before::of(model));
             let Model { inner, delivery } = model;
@@ -522,6 +529,7 @@ impl Controller for Gate {
             }
             model.publish(random, shared);
         });
+        self.acks.record(&self.shared, now);
     }
 
     fn on_congestion_event(
@@ -562,6 +570,7 @@ impl Controller for Gate {
             };
             report(shared, outcome);
         });
+        self.acks.record(&self.shared, now);
     }
 
     fn on_packet_lost(&mut self, lost_bytes: u16, pn: u64, now: Instant) {
@@ -569,6 +578,7 @@ impl Controller for Gate {
         if let Some(mut ledger) = self.shared.fates() {
             ledger.on_lost(pn);
         }
+        self.shared.record(now, |path| QlogEvent::PacketLost { path, number: pn, size: lost_bytes });
         if self.shared.frozen.load(Relaxed) {
             return;
         }
@@ -628,6 +638,7 @@ impl Controller for Gate {
         Box::new(Self {
             own: self.own.clone(),
             random: self.random.clone(),
+            acks: qlog::Acks::default(),
             shared: self.shared.clone(),
             ..*self
         })
@@ -653,6 +664,7 @@ impl ControllerFactory for GateFactory {
             random: RandomLoss::default(),
             sparable: 0.0,
             unspared: false,
+            acks: qlog::Acks::default(),
             shared: Arc::new(Shared::new(now)),
         };
         gate.publish();

@@ -29,6 +29,7 @@ mod delivery;
 mod endpoint;
 mod gate;
 mod ledger;
+mod qlog;
 mod random_loss;
 mod settle;
 mod streams;
@@ -39,6 +40,7 @@ pub use config::{ClientSetup, DATAGRAM_OVERHEAD, ServerSetup, SetupError, Transp
 pub use connection::{Connection, Event, LostReason, Overdue, Piece, Progress, ReadEnd};
 pub use endpoint::{ConnectionId, Endpoint, Handled, Local};
 pub use ledger::{Fate, Tracked};
+pub use qlog::{QlogEvent, QlogMetrics, QlogSink};
 pub use streams::{Read, StreamError, StreamId};
 pub use view::PathView;
 

@@ -102,9 +102,14 @@ impl Connection {
                 self.gates.shut();
                 self.paths.iter().for_each(|path| self.gates.apply_open(&path.gate));
                 self.handshake_unsent = true;
+                self.start_qlog(now);
                 self.events.push_back(Event::Connected);
             }
-            Noq::ConnectionLost { reason } => self.events.push_back(Event::Lost(reason.into())),
+            Noq::ConnectionLost { reason } => {
+                let reason = LostReason::from(reason);
+                self.record_lost(now, &reason);
+                self.events.push_back(Event::Lost(reason));
+            }
             Noq::DatagramReceived => self.events.push_back(Event::Datagrams),
             Noq::Path(event) => self.translate_path(now, event),
             Noq::Stream(event) => self.translate_stream(event),

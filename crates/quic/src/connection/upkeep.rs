@@ -71,8 +71,12 @@ impl Connection {
             path.settle_streams();
             each(path.id);
             let remote = self.inner.network_path(noq).ok().map(|tuple| tuple.remote());
+            let is_known = path.activity.remote().is_some();
             if !path.activity.update_remote(remote) {
                 continue;
+            }
+            if is_known {
+                self.gates.record_path(now, path.id, &self.inner);
             }
             // A peer at another IP address gets a controller of its own from the library, behind a gate that
             // nobody holds yet.

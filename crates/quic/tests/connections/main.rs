@@ -4,4 +4,5 @@
 
 mod classes;
 mod mtu;
+mod qlog;
 mod tls;
