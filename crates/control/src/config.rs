@@ -137,6 +137,8 @@ pub struct ServerConfig {
     pub api_socket: PathBuf,
     /// TCP address where metrics are offered.
     pub metrics: Option<SocketAddr>,
+    /// Folder for qlog files, if they are wanted.
+    pub qlog: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -203,6 +205,8 @@ pub struct ClientConfig {
     pub api_socket: PathBuf,
     /// TCP address where metrics are offered.
     pub metrics: Option<SocketAddr>,
+    /// Folder for qlog files, if they are wanted.
+    pub qlog: Option<PathBuf>,
     /// How much is logged.
     pub log_level: LogLevel,
 }
@@ -247,6 +251,7 @@ impl Default for ServerConfig {
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Server, TUN_NAME),
             metrics: None,
+            qlog: None,
             log_level: LogLevel::Info,
         }
     }
@@ -308,6 +313,7 @@ impl ServerConfig {
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
+            qlog: options.qlog,
             log_level: options.log_level.unwrap_or(default.log_level),
         })
     }
@@ -342,6 +348,7 @@ impl ClientConfig {
             name: TUN_NAME.into(),
             api_socket: api::default_socket(Role::Client, TUN_NAME),
             metrics: None,
+            qlog: None,
             log_level: LogLevel::Info,
         }
     }
@@ -432,6 +439,7 @@ impl ClientConfig {
             tun_name,
             name,
             metrics: options.metrics,
+            qlog: options.qlog,
             log_level: options.log_level.unwrap_or(default.log_level),
             ..default
         })

@@ -7,7 +7,7 @@
 //! Always holds:
 //! - A thread that moves packets owns everything on their way; nothing there blocks, locks or
 //!   allocates by the packet. There is one of them a shard. One more thread does what is slow: the
-//!   local API, name resolution, HTTP over TCP.
+//!   local API, name resolution, HTTP over TCP; and one writes qlog files, where they are wanted.
 //! - The clock is read once a turn of the loop.
 //! - What was changed on the machine is taken back however the loop ends; what a killed process
 //!   left behind is taken back by the next start.
@@ -29,6 +29,7 @@ mod moderation;
 mod pipe;
 mod policies;
 mod proxy;
+mod qlog;
 mod resolver;
 pub mod server;
 mod shards;

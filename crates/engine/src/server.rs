@@ -36,6 +36,7 @@ use crate::{
     egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
     front::{Front, Site, fronted::Fronted},
     links::{IPV4_UDP, LARGEST_PAYLOAD, largest_payload},
+    qlog::Qlog,
     shards::News,
     slow::{Message, Offers, Slow},
     status,
@@ -74,7 +75,9 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     let guess = guess_address(&config.listen);
     let message = first_start_message(&config, &credentials, guess);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
-    let setup = setup(&credentials)?;
+    // Dropped after all that records, so that the ends of connections are written.
+    let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
+    let setup = setup(&credentials, qlog.as_ref())?;
     let machine = undo.map(|undo| Machine::up(&config, undo, shards)).transpose()?;
     let (machine, queues) = machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
     // Checked once here, so that a broken generator is an error at the start.
@@ -170,7 +173,7 @@ fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, Engi
     Ok(all)
 }
 
-fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
+fn setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
     let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
     // A server does not know its clients' links: each client says what it can take. That may be what it takes inside TCP.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
@@ -180,6 +183,7 @@ fn setup(credentials: &Credentials) -> Result<ServerSetup, EngineError> {
             .max()
             .unwrap_or(LARGEST_PAYLOAD),
         max_inside_tcp: LARGEST_PAYLOAD,
+        qlog: qlog.map(Qlog::sink),
         ..TransportOptions::default()
     };
     let secret: [u8; 32] = credentials.identity.derive_secret("quic connections");

@@ -35,6 +35,7 @@ mod name_servers;
 mod packet_sizes;
 mod pipes;
 mod proxy;
+mod qlog;
 mod reload;
 mod restart;
 mod routes;

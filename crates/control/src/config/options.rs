@@ -164,6 +164,12 @@ pub struct ServerOptions {
     #[serde(deserialize_with = "one")]
     pub metrics: Option<SocketAddr>,
 
+    /// Write files in the format qlog to this folder, 1 GiB at most: packets, losses and congestion control of each
+    /// connection
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "one")]
+    pub qlog: Option<PathBuf>,
+
     /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
     #[serde(deserialize_with = "one")]
@@ -319,6 +325,12 @@ pub struct ClientOptions {
     #[serde(deserialize_with = "one")]
     pub metrics: Option<SocketAddr>,
 
+    /// Write files in the format qlog to this folder, 1 GiB at most: packets, losses and congestion control of each
+    /// connection
+    #[arg(long, value_name = "DIR")]
+    #[serde(deserialize_with = "one")]
+    pub qlog: Option<PathBuf>,
+
     /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
     #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
     #[serde(deserialize_with = "one")]
@@ -370,7 +382,7 @@ impl ServerOptions {
         over! { self, below;
             listen tcp old_clients relay_only cert key certificate proxy_protocol_from site subnet subnet6 tun_name
             auth users state_dir nat routes dns max_clients access limit max_relays max_user_relays
-            shards name api_socket metrics log_level
+            shards name api_socket metrics qlog log_level
         }
     }
 }
@@ -387,7 +399,7 @@ impl ClientOptions {
         }
         over! { self, below;
             server path link class pipes transport ca pin insecure token token_file tun_name scheduler cc via
-            lane lane_rule routes dns share socks5 http state_dir shards name api_socket metrics log_level
+            lane lane_rule routes dns share socks5 http state_dir shards name api_socket metrics qlog log_level
         }
     }
 }

@@ -96,7 +96,7 @@ impl ClientConfig {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
-            lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            lane: "lane", lane_rules: "lane-rule", routes: "routes", dns: "dns", share: "share", proxies: "socks5 or http", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             log_level: "log-level"
         );
         let renewal = self.renew_classes(new.classes, new.class_rules, new.class_steering);
@@ -127,7 +127,7 @@ impl ServerConfig {
             proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
             tun_name: "tun-name", auth: "auth", users: "users", state_dir: "state-dir", nat: "nat", routes: "routes", dns: "dns",
             max_clients: "max-clients", access: "access", limits: "limit", max_relays: "max-relays",
-            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics",
+            max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             log_level: "log-level"
         );
         Reloaded { restart, ..Reloaded::default() }

@@ -39,6 +39,7 @@ fn every_key_of_a_server_arrives() {
         name = "edge"
         api-socket = "/tmp/edge.sock"
         metrics = "0.0.0.0:9464"
+        qlog = "/var/log/mpvpn"
         log-level = "debug"
         max-relays = 1000
         max-user-relays = 10
@@ -128,6 +129,7 @@ fn every_key_of_a_server_arrives() {
             name: "edge".into(),
             api_socket: "/tmp/edge.sock".into(),
             metrics: Some("0.0.0.0:9464".parse().unwrap()),
+            qlog: Some("/var/log/mpvpn".into()),
             log_level: LogLevel::Debug,
         }
     );
@@ -175,6 +177,7 @@ fn every_key_of_a_client_arrives() {
         name = "home"
         api-socket = "/tmp/home.sock"
         metrics = "[::1]:9465"
+        qlog = "qlog"
         log-level = "warn"
 
         [[link]]
@@ -251,6 +254,7 @@ fn every_key_of_a_client_arrives() {
             name: "home".into(),
             api_socket: "/tmp/home.sock".into(),
             metrics: Some("[::1]:9465".parse().unwrap()),
+            qlog: Some("qlog".into()),
             log_level: LogLevel::Warn,
         }
     );
@@ -381,7 +385,7 @@ fn mistakes_in_a_file_are_shown_where_they_are() {
             "server.toml, line 1, column 1: unknown key `colour`; known are: \
              listen, tcp, old-clients, relay-only, cert, key, certificate, proxy-protocol-from, site, subnet, subnet6, tun-name, auth, users, \
              state-dir, nat, routes, dns, \
-             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, log-level\n 1 | \
+             max-clients, access, limit, max-relays, max-user-relays, shards, name, api-socket, metrics, qlog, log-level\n 1 | \
              colour = 1\n   | ^^^^^^",
         ),
         (

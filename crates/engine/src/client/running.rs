@@ -26,6 +26,7 @@ use crate::{
     EngineError, answers, flows,
     policies::Policies,
     proxy::{PROXY, Proxy},
+    qlog::Qlog,
     shards::News,
     slow::{Message, Slow},
     status,
@@ -48,6 +49,8 @@ pub(crate) struct Running {
     /// `None` where the server is an address.
     pub(super) names: Option<Names>,
     pub(super) session: SessionState,
+    /// Dropped last, so that the ends of connections are written.
+    pub(super) _qlog: Option<Qlog>,
 }
 
 impl Running {

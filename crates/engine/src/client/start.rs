@@ -33,6 +33,7 @@ use crate::{
     EngineError,
     links::{Ground, Links},
     policies::{Meters, Policies},
+    qlog::Qlog,
     slow::Slow,
     tcp_way::carriage::Stable,
     turn::Turns,
@@ -121,11 +122,13 @@ impl Running {
         let policies = Policies::new(&config.links);
         let max_udp_payload = links.max_payload();
         let secret = random::<32>()?;
+        let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Client, &config.name)?;
         let setup = |cc| {
             let options = TransportOptions {
                 cc,
                 max_udp_payload,
                 max_inside_tcp: INSIDE_TCP.max(max_udp_payload),
+                qlog: qlog.as_ref().map(Qlog::sink),
                 ..TransportOptions::of_shards(shards)
             };
             ClientSetup::new(tls.clone(), &options, &secret)
@@ -177,6 +180,7 @@ impl Running {
             events,
             names: parts.config.server.ip().is_none().then(Names::default),
             session: SessionState::default(),
+            _qlog: qlog,
             config: parts.config,
             origin,
         })

@@ -1,0 +1,105 @@
+//! Files in the format qlog.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use mpvpn_tests::{
+    eventually,
+    stage::{Place, Stage, TUNNEL, path_of},
+    tcp::{Sink, Way},
+};
+use serde_json::Value;
+
+const SOON: Duration = Duration::from_secs(10);
+
+/// The records of a file: each begins with a record separator and ends with a line feed (RFC 7464). What is being written
+/// may end in the middle of a record.
+fn records(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).expect("a qlog file");
+    let mut records = text.split('\u{1e}');
+    assert_eq!(records.next(), Some(""), "{} begins otherwise", file.display());
+    let complete = records.filter_map(|record| record.strip_suffix('\n'));
+    complete
+        .map(|json| serde_json::from_str(json).unwrap_or_else(|error| panic!("{error}: {json}")))
+        .collect()
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path()).collect()
+}
+
+/// The file of a folder with the most records about congestion control of these paths.
+fn busiest(folder: &Path) -> Vec<Value> {
+    let all = files(folder).into_iter().map(|file| records(&file));
+    all.max_by_key(Vec::len).expect("a file")
+}
+
+/// What the field `name` was in the records of this kind and path.
+fn values(records: &[Value], kind: &str, path: u64, name: &str) -> Vec<u64> {
+    let of_path = records.iter().filter(|record| record["name"] == kind && record["data"]["path_id"] == path);
+    of_path.filter_map(|record| record["data"][name].as_u64()).collect()
+}
+
+#[test]
+fn both_ends_record_each_path_with_the_window_that_the_status_shows() {
+    let stage = Stage::new(&["20mbit,10ms", "10mbit,30ms"]);
+    let [client_folder, server_folder] = ["client-qlog", "server-qlog"].map(|name| stage.dir().join(name));
+    let qlog = |folder: &Path| folder.to_str().expect("an ASCII path").to_owned();
+    let mut server = stage.server(&["--qlog", &qlog(&server_folder)]);
+    let mut client = stage.client(&["--qlog", &qlog(&client_folder)]);
+    for link in ["eth1", "eth2"] {
+        client.until_path(link, "active", SOON);
+    }
+    let sink = Sink::start(&stage, Place::Server, 5201);
+    sink.tcp(&stage, Place::Client, TUNNEL, 4, Way::Up, 3).finish();
+
+    // What the status shows is recorded within a second, unless the window has changed once more.
+    let windows = eventually(SOON, "the windows of the status in the file", || {
+        let status = client.status();
+        std::thread::sleep(Duration::from_millis(1500));
+        let records = busiest(&client_folder);
+        let window = |link: &str| {
+            let path = path_of(&status, link).ok_or("no path")?;
+            let id = path["id"].as_str().and_then(|id| id.rsplit('/').next()).and_then(|id| id.parse().ok());
+            let shown = path["cwnd_bytes"].as_u64().unwrap_or_default();
+            let windows =
+                values(&records, "recovery:metrics_updated", id.ok_or("no number")?, "congestion_window");
+            match windows.contains(&shown) {
+                true => Ok(shown),
+                false => Err(format!("{link} {shown}, recorded last {:?}", windows.last())),
+            }
+        };
+        Ok([window("eth1")?, window("eth2")?])
+    });
+    assert_ne!(windows[0], windows[1]);
+    assert!(client.interrupt().success() && server.interrupt().success());
+
+    let (sender, receiver) = (busiest(&client_folder), busiest(&server_folder));
+    for path in [0, 1] {
+        let windows = values(&sender, "recovery:metrics_updated", path, "congestion_window");
+        assert!(windows.len() > 100, "path {path}: {} records", windows.len());
+        // The gate shows the library 2^62 bytes or none at all.
+        assert!(windows.iter().all(|window| (1000..100_000_000).contains(window)), "{windows:?}");
+        let rates = values(&sender, "recovery:metrics_updated", path, "pacing_rate");
+        assert!(rates.iter().all(|rate| (10_000..100_000_000_000).contains(rate)), "{rates:?}");
+    }
+    let groups = |records: &[Value]| {
+        let mut groups: Vec<String> =
+            records.iter().filter_map(|record| record["group_id"].as_str().map(str::to_owned)).collect();
+        groups.sort();
+        groups.dedup();
+        groups
+    };
+    assert_eq!(groups(&sender).len(), 3, "{:?}", groups(&sender));
+    assert_eq!(groups(&sender)[1..], groups(&receiver)[1..], "both ends name connection and paths alike");
+    assert_eq!(sender.last().expect("records")["name"], "connectivity:connection_closed");
+    for file in files(&client_folder).iter().chain(&files(&server_folder)) {
+        let mode = fs::metadata(file).expect("a file").permissions().mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", file.display());
+        assert_eq!(records(file)[0]["qlog_format"], "JSON-SEQ");
+    }
+}
