@@ -5,7 +5,7 @@
 //! events, received datagrams and stream bytes, and what is measured about every path.
 //!
 //! The library sends on the lowest path that has room and knows no per-path queue. So every path's
-//! congestion controller stands behind a gate ([`CongestionControl`], `gate.rs`): its window looks endless while
+//! congestion controller stands behind a gate ([`mpvpn_types::CongestionControl`], `gate.rs`): its window looks endless while
 //! the gate holds credit and empty otherwise, while the real controller inside keeps counting.
 //! [`Connection::poll_transmit`] hands credit to one path after the other, with exactly the
 //! datagrams that belong there, and ends with a control pass that gives every path a little for
