@@ -11,6 +11,7 @@ mod clocks;
 mod data_ack;
 mod delay_difference;
 mod events;
+pub(crate) mod extensions;
 mod flow_order;
 mod groups;
 mod heartbeats;
@@ -47,13 +48,12 @@ use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::{Offer, Scheduler, Tiers};
 use mpvpn_quic::{Connection, Local, PathStatus};
 use mpvpn_types::{
-    ClassId, Duration, Fec, Instant, LinkId, PathId, SessionId,
+    ClassId, Duration, Instant, LinkId, PathId, SessionId,
     target::{LIVENESS, REORDER, SCHEDULER, TRANSPORT},
 };
 
 use crate::{ClassProfile, PathEvent, mtu::MtuFollower, shapers::Shapers};
 use clocks::ClockReports;
-use data_ack::DataAcks;
 use events::PathEvents;
 pub(crate) use flow_order::FlowMeter;
 use groups::PathGroups;
@@ -66,15 +66,12 @@ use path::PathEntry;
 use path_table::PathTable;
 use policy::{LinkPolicies, PathPolicy, PolicyInForce, SharedLinks};
 pub use protect::FecCounters;
-use protect::Protection;
 pub(crate) use receive::{Opened, open_payload};
 use recovery::Recovery;
-use reinjection::Reinjection;
 pub use report::PathReport;
 use scheduling::PacketScheduler;
 pub(crate) use send::Gateway;
 pub use sequence::LaneCounters;
-use sequence::Sequencer;
 use traffic::Traffic;
 pub use traffic::{Counters, Rates};
 
@@ -153,58 +150,6 @@ impl Carrier {
     /// At a server: it is one of this session.
     pub(crate) fn set_session(&mut self, session: SessionId) {
         self.log.set_session(session);
-    }
-
-    /// Spreads packets over paths in another way; none may wait yet.
-    pub(crate) fn set_scheduler(&mut self, scheduler: Scheduler) {
-        self.scheduler = PacketScheduler::new(scheduler);
-    }
-
-    /// The peer knows numbered packets, in this context of the request stream.
-    pub(crate) fn number_packets(&mut self, stream: u64, context: u64) {
-        self.recovery.sequencer = Some(Box::new(Sequencer::new(stream, context)));
-        self.timer.measure_soon();
-    }
-
-    /// Sends each numbered packet so often, each time on another link.
-    pub(crate) fn set_copies(&mut self, copies: u8) {
-        self.scheduler.set_copies(if self.recovery.sequencer.is_some() { copies } else { 1 });
-    }
-
-    /// Both ends know groups with repair, in this context of the request stream; `fec` is what this one
-    /// sends. Returns whether packets are numbered, as they must be.
-    pub(crate) fn protect_packets(&mut self, stream: u64, context: u64, fec: Fec) -> bool {
-        let Some(sequencer) = &mut self.recovery.sequencer else { return false };
-        sequencer.protect(Protection::new(stream, context, fec));
-        self.timer.measure_soon();
-        true
-    }
-
-    /// The peer knows reinjected bytes, in this context of the request stream.
-    pub(crate) fn rescue_streams(&mut self, stream: u64, context: u64) {
-        self.recovery.reinjection = Some(Box::new(Reinjection::new(stream, context)));
-    }
-
-    /// The peer reports and takes how far streams have come, in this context of the request stream. Returns
-    /// whether it knows reinjected bytes, too, as it must.
-    pub(crate) fn tell_progress(&mut self, stream: u64, context: u64) -> bool {
-        if self.recovery.reinjection.is_none() {
-            return false;
-        }
-        let acks = DataAcks::new(self.paths.empty_since(), stream, context);
-        self.recovery.data_acks = Some(Box::new(acks));
-        true
-    }
-
-    /// The peer knows reports of what is heard, in this context of the request stream.
-    pub(crate) fn report_paths(&mut self, stream: u64, context: u64) {
-        self.heartbeats.set_reports(stream, context);
-    }
-
-    /// The peer tells what its clock says, in this context of the request stream; `far` is the same for
-    /// connections of a session where it is the same clock.
-    pub(crate) fn tell_clocks(&mut self, stream: u64, context: u64, far: u8) {
-        self.clocks = Some(ClockReports::new(stream, context, far));
     }
 
     /// The links are shared with other connections of the session from now on, this one being that of

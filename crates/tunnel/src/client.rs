@@ -37,9 +37,8 @@ use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 use crate::{
     ClassProfile, Counters, Rates, RelayId,
     attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
-    carrier::{Carrier, Role},
+    carrier::{Carrier, Role, extensions::Agreed},
     events::{Changes, ClassChange, ClientChange},
-    extensions::Agreed,
     http::Http,
     relay::Relays,
     shapers::Shapers,

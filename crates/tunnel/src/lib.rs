@@ -25,7 +25,6 @@ mod carrier;
 mod class;
 mod client;
 mod events;
-mod extensions;
 mod fleet;
 mod forward;
 mod http;

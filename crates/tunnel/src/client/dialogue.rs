@@ -18,9 +18,11 @@ use mpvpn_types::Instant;
 
 use super::{Assignment, Carries, Client, ClientError, ClientEvent, links::at_this_end};
 use crate::{
-    carrier::{Carrier, Role},
+    carrier::{
+        Carrier, Role,
+        extensions::{self, Agreed, AtClient, Ends},
+    },
     events::ClientChange,
-    extensions::{self, Agreed, AtClient, Ends},
 };
 
 impl Client {

@@ -9,8 +9,10 @@ use mpvpn_types::{Instant, PathId};
 use super::{Peer, Server, capsules::RequestStream};
 use crate::{
     Member,
-    carrier::{Carrier, Role},
-    extensions::{AtServer, Ends},
+    carrier::{
+        Carrier, Role,
+        extensions::{AtServer, Ends},
+    },
 };
 
 /// What watches and uses the paths of a connection without packets.

@@ -18,9 +18,11 @@ use mpvpn_types::{Instant, PathId};
 use super::{Departed, Server, ServerEvent, Tunnel, capsules::RequestStream};
 use crate::{
     AddressSet, Carries, Member, Secret,
-    carrier::{Carrier, Role},
+    carrier::{
+        Carrier, Role,
+        extensions::{self, Admitted, AtServer, Ends},
+    },
     events::ServerChange,
-    extensions::{self, Admitted, AtServer, Ends},
     http::Http,
     registry::{Denial, Visitor},
 };

@@ -12,9 +12,12 @@ use mpvpn_masque::{capsule::LinkPolicy, headers::Headers, structured};
 use mpvpn_quic::{Connection, StreamId};
 use mpvpn_types::{ClassId, CongestionControl, Fec, Instant, LinkId};
 
+use super::{
+    Carrier, clocks::ClockReports, data_ack::DataAcks, protect::Protection, reinjection::Reinjection,
+    scheduling::PacketScheduler, sequence::Sequencer,
+};
 use crate::{
-    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, carrier::Carrier, client::at_this_end,
-    shapers::Shapers,
+    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::at_this_end, shapers::Shapers,
 };
 
 /// A Boolean of RFC 9651 that is true.
@@ -94,9 +97,8 @@ const EXTENSIONS: &[Extension] = &[
             id: 12,
             wanted: |config| config.class.is_some(),
             start: |ends, context| {
-                if ends.classes {
-                    ends.carrier.tell_clocks(ends.stream, context, ends.far_clock);
-                }
+                let clocks = ends.classes.then(|| ClockReports::new(ends.stream, context, ends.far_clock));
+                ends.carrier.clocks = clocks;
                 ends.classes
             },
         },
@@ -125,7 +127,7 @@ const EXTENSIONS: &[Extension] = &[
             offer: |config, _| Some(config.scheduler.to_string()),
             answer: |server, offer| {
                 let scheduler = offer.and_then(text).and_then(|name| name.parse().ok());
-                server.ends.carrier.set_scheduler(scheduler.unwrap_or_default());
+                server.ends.carrier.scheduler = PacketScheduler::new(scheduler.unwrap_or_default());
                 None
             },
             agree: |_, _| {},
@@ -153,8 +155,9 @@ const EXTENSIONS: &[Extension] = &[
             id: 2,
             wanted: |_| true,
             start: |ends, context| {
-                ends.carrier.number_packets(ends.stream, context);
-                ends.carrier.set_copies(ends.copies);
+                ends.carrier.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
+                ends.carrier.scheduler.set_copies(ends.copies);
+                ends.carrier.timer.measure_soon();
                 true
             },
         },
@@ -180,7 +183,11 @@ const EXTENSIONS: &[Extension] = &[
         kind: Kind::Context {
             id: 10,
             wanted: |config| config.fec != Fec::Off,
-            start: |ends, context| ends.carrier.protect_packets(ends.stream, context, ends.fec),
+            start: |ends, context| {
+                let Some(sequencer) = &mut ends.carrier.recovery.sequencer else { return false };
+                sequencer.protect(Protection::new(ends.stream, context, ends.fec));
+                true
+            },
         },
     },
     // Heartbeats that report what is heard.
@@ -191,7 +198,7 @@ const EXTENSIONS: &[Extension] = &[
             id: 4,
             wanted: |_| true,
             start: |ends, context| {
-                ends.carrier.report_paths(ends.stream, context);
+                ends.carrier.heartbeats.set_reports(ends.stream, context);
                 true
             },
         },
@@ -204,7 +211,7 @@ const EXTENSIONS: &[Extension] = &[
             id: 6,
             wanted: |_| true,
             start: |ends, context| {
-                ends.carrier.rescue_streams(ends.stream, context);
+                ends.carrier.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
                 true
             },
         },
@@ -216,7 +223,14 @@ const EXTENSIONS: &[Extension] = &[
         kind: Kind::Context {
             id: 8,
             wanted: |_| true,
-            start: |ends, context| ends.carrier.tell_progress(ends.stream, context),
+            start: |ends, context| {
+                let Carrier { recovery, paths, .. } = &mut *ends.carrier;
+                if recovery.reinjection.is_some() {
+                    let acks = DataAcks::new(paths.empty_since(), ends.stream, context);
+                    recovery.data_acks = Some(Box::new(acks));
+                }
+                recovery.data_acks.is_some()
+            },
         },
     },
     // LINK capsules, in which the client tells about its links (a Boolean).
