@@ -100,10 +100,11 @@ impl Server {
 
     fn end_request(&mut self, now: Instant, id: ConnectionId, reason: &str) {
         self.end_tunnel(now, id, reason);
-        if let Some(bare) = self.peers.get_mut(id).and_then(|peer| peer.bare.as_mut())
+        // Relays of a client without packets go on.
+        if let Some(granted) = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut())
             && let Some(connection) = self.endpoint.get(id)
         {
-            bare.restart(now, connection);
+            granted.restart(now, connection);
         }
     }
 }

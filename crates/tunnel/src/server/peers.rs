@@ -1,35 +1,68 @@
-//! The connections of a server, found by their numbers in one step, however many there are.
+//! The connections of a server, found by their numbers in one step, however many there are, and which of them
+//! is looked at next.
 //!
-//! Numbers are small and used again (see [`ConnectionId`]), so a list with gaps does; it is as long as there
-//! were ever connections at a time.
+//! In: connections, what happened to them, when each has something to do. Out: the next one that received
+//! something, that may have something to send, or whose time has come. Numbers are small and used again (see
+//! [`ConnectionId`]), so a list with gaps does; it is as long as there were ever connections at a time. Always
+//! holds: a connection waits once in each queue; those that send take turns.
+
+use std::collections::{BTreeSet, VecDeque};
 
 use mpvpn_quic::ConnectionId;
+use mpvpn_types::Instant;
 
-use super::Peer;
-
-#[derive(Debug, Default)]
-pub(super) struct Peers {
-    slots: Vec<Option<Peer>>,
+#[derive(Debug)]
+struct Slot<P> {
+    peer: P,
+    received: bool,
+    sends: bool,
+    /// Its place in the queue of timers.
+    armed: Option<Instant>,
 }
 
-impl Peers {
-    pub(super) fn get(&self, id: ConnectionId) -> Option<&Peer> {
-        self.slots.get(id.0)?.as_ref()
-    }
+#[derive(Debug)]
+pub(super) struct Peers<P> {
+    slots: Vec<Option<Slot<P>>>,
+    received: VecDeque<ConnectionId>,
+    sending: VecDeque<ConnectionId>,
+    timers: BTreeSet<(Instant, ConnectionId)>,
+}
 
-    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut Peer> {
+impl<P> Default for Peers<P> {
+    fn default() -> Self {
+        let (received, sending) = (VecDeque::new(), VecDeque::new());
+        Self { slots: Vec::new(), received, sending, timers: BTreeSet::new() }
+    }
+}
+
+impl<P> Peers<P> {
+    fn slot(&mut self, id: ConnectionId) -> Option<&mut Slot<P>> {
         self.slots.get_mut(id.0)?.as_mut()
     }
 
-    pub(super) fn insert(&mut self, id: ConnectionId, peer: Peer) {
+    #[inline]
+    pub(super) fn get(&self, id: ConnectionId) -> Option<&P> {
+        self.slots.get(id.0)?.as_ref().map(|slot| &slot.peer)
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut P> {
+        self.slot(id).map(|slot| &mut slot.peer)
+    }
+
+    pub(super) fn insert(&mut self, id: ConnectionId, peer: P) {
         if self.slots.len() <= id.0 {
             self.slots.resize_with(id.0 + 1, || None);
         }
-        self.slots[id.0] = Some(peer);
+        self.slots[id.0] = Some(Slot { peer, received: false, sends: false, armed: None });
     }
 
-    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<Peer> {
-        self.slots.get_mut(id.0)?.take()
+    pub(super) fn remove(&mut self, id: ConnectionId) -> Option<P> {
+        let slot = self.slots.get_mut(id.0)?.take()?;
+        if let Some(at) = slot.armed {
+            self.timers.remove(&(at, id));
+        }
+        Some(slot.peer)
     }
 
     /// All, in the order of their numbers.
@@ -39,8 +72,134 @@ impl Peers {
     }
 
     /// All, in the order of their numbers.
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut Peer)> {
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut P)> {
         let slots = self.slots.iter_mut().enumerate();
-        slots.filter_map(|(number, slot)| Some((ConnectionId(number), slot.as_mut()?)))
+        slots.filter_map(|(number, slot)| Some((ConnectionId(number), &mut slot.as_mut()?.peer)))
+    }
+
+    /// A connection received something.
+    pub(super) fn mark_received(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.slot(id)
+            && !std::mem::replace(&mut slot.received, true)
+        {
+            self.received.push_back(id);
+        }
+    }
+
+    /// The next one that did.
+    pub(super) fn next_received(&mut self) -> Option<ConnectionId> {
+        while let Some(id) = self.received.pop_front() {
+            if let Some(slot) = self.slot(id) {
+                slot.received = false;
+                return Some(id);
+            }
+        }
+        None
+    }
+
+    /// A connection may have something to send.
+    pub(super) fn mark_sends(&mut self, id: ConnectionId) {
+        if let Some(slot) = self.slot(id)
+            && !std::mem::replace(&mut slot.sends, true)
+        {
+            self.sending.push_back(id);
+        }
+    }
+
+    /// The one whose turn it is to send.
+    pub(super) fn sender(&self) -> Option<ConnectionId> {
+        self.sending.front().copied()
+    }
+
+    /// It has sent something: the next one is another client's turn.
+    pub(super) fn pass_turn(&mut self) {
+        self.sending.rotate_left(1);
+    }
+
+    /// It has nothing more to send.
+    pub(super) fn end_turn(&mut self) {
+        if let Some(id) = self.sending.pop_front()
+            && let Some(slot) = self.slot(id)
+        {
+            slot.sends = false;
+        }
+    }
+
+    /// Notes when a connection has something to do.
+    pub(super) fn arm(&mut self, id: ConnectionId, next: Option<Instant>) {
+        let Some(slot) = self.slot(id) else { return };
+        if slot.armed == next {
+            return;
+        }
+        if let Some(at) = std::mem::replace(&mut slot.armed, next) {
+            self.timers.remove(&(at, id));
+        }
+        self.timers.extend(next.map(|at| (at, id)));
+    }
+
+    /// When the first one has.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    /// The next one whose time has come; it has no other time then.
+    pub(super) fn next_due(&mut self, now: Instant) -> Option<ConnectionId> {
+        let (_, id) = self.timers.first().copied().filter(|(at, _)| *at <= now)?;
+        self.timers.pop_first();
+        self.slot(id)?.armed = None;
+        Some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mpvpn_types::Duration;
+
+    use super::*;
+
+    fn peers(count: usize) -> Peers<usize> {
+        let mut peers = Peers::default();
+        (0..count).for_each(|number| peers.insert(ConnectionId(number), number));
+        peers
+    }
+
+    #[test]
+    fn connections_that_send_take_turns_until_they_have_nothing_more() {
+        let mut peers = peers(2);
+        [1, 0, 1].into_iter().for_each(|number| peers.mark_sends(ConnectionId(number)));
+        let mut turns = Vec::new();
+        for left in [true, true, false, false] {
+            turns.extend(peers.sender().map(|id| id.0));
+            if left { peers.pass_turn() } else { peers.end_turn() }
+        }
+        assert_eq!((turns, peers.sender()), (vec![1, 0, 1, 0], None));
+        peers.mark_sends(ConnectionId(1));
+        assert_eq!(peers.sender(), Some(ConnectionId(1)), "it may come again");
+    }
+
+    #[test]
+    fn what_a_connection_received_is_looked_at_once_and_not_when_it_is_gone() {
+        let mut peers = peers(3);
+        [2, 1, 2, 0].into_iter().for_each(|number| peers.mark_received(ConnectionId(number)));
+        assert_eq!(peers.remove(ConnectionId(1)), Some(1));
+        let next: Vec<_> = std::iter::from_fn(|| peers.next_received()).map(|id| id.0).collect();
+        assert_eq!(next, [2, 0]);
+        peers.mark_received(ConnectionId(7));
+        assert_eq!(peers.next_received(), None, "it is not known");
+    }
+
+    #[test]
+    fn a_connection_has_one_time_and_none_when_it_is_gone() {
+        let (mut peers, start) = (peers(3), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        for (number, ms) in [(0, 30), (1, 10), (2, 20), (1, 40)] {
+            peers.arm(ConnectionId(number), Some(at(ms)));
+        }
+        peers.remove(ConnectionId(0));
+        assert_eq!(peers.poll_timeout(), Some(at(20)));
+        assert_eq!(peers.next_due(at(19)), None);
+        assert_eq!(peers.next_due(at(40)), Some(ConnectionId(2)));
+        peers.arm(ConnectionId(1), None);
+        assert_eq!((peers.next_due(at(40)), peers.poll_timeout()), (None, None));
     }
 }

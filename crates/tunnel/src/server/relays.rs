@@ -48,7 +48,7 @@ impl Server {
     ) -> Option<T> {
         let (peer, connection) = self.relay(relay)?;
         let done = work(peer, connection);
-        self.mark_waiting(relay.connection);
+        self.peers.mark_sends(relay.connection);
         Some(done)
     }
 

@@ -4,7 +4,7 @@ use mpvpn_quic::Connection;
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
 use super::Server;
-use crate::{AddressSet, ClassProfile, Counters, LaneCounters, Member, PathReport, Rates, carrier::Carrier};
+use crate::{AddressSet, Counters, LaneCounters, Member, PathReport, Rates};
 
 /// Figures of one connection of a client for status output.
 #[derive(Clone, Debug)]
@@ -51,31 +51,20 @@ pub struct Departed {
     pub lane: Option<LaneCounters>,
 }
 
-impl Departed {
-    pub(super) fn of(class: Option<&ClassProfile>, carrier: &Carrier) -> Self {
-        let (counters, drops, lane) = (carrier.counters(), carrier.drops(), carrier.lane());
-        Self { class: name_of(class), counters, drops, lane }
-    }
-}
-
 impl Server {
     /// Figures for status output.
     pub fn report(&mut self, now: Instant) -> Vec<SessionReport> {
         let mut reports = Vec::new();
         for (id, peer) in self.peers.iter_mut() {
-            let tunnel = peer.tunnel.as_deref();
-            let (user, carrier) = match (tunnel, &peer.bare) {
-                (Some(tunnel), _) => (&tunnel.user, &tunnel.carrier),
-                (None, Some(bare)) => (&bare.user, &bare.carrier),
-                (None, None) => continue,
-            };
+            let Some(granted) = &peer.granted else { continue };
+            let (tunnel, carrier) = (granted.tunnel.as_ref(), &granted.carrier);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
             let paths = carrier.report(now, connection);
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
-                class: name_of(tunnel.and_then(|tunnel| tunnel.class.as_deref())),
-                user: user.clone(),
+                class: granted.class_name(),
+                user: granted.user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
                 since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
                 counters: carrier.counters(),
@@ -95,8 +84,4 @@ impl Server {
     pub fn poll_departed(&mut self) -> Option<Departed> {
         self.departed.pop_front()
     }
-}
-
-fn name_of(class: Option<&ClassProfile>) -> String {
-    class.map_or(String::new(), |class| class.name.clone())
 }

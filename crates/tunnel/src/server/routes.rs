@@ -9,30 +9,64 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::capsule::{Capsule, IpRange, routes_sorted};
 
-/// The advertised ranges of addresses, for all protocols, in order and without overlaps.
+use crate::{Addresses, carrier::Gateway};
+
+/// The networks on the server's side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Routes(Vec<IpRange>);
+pub(super) struct Routes {
+    /// The server's own addresses, and the networks that clients' addresses are from.
+    own: Addresses,
+    networks: (Ipv4Net, Option<Ipv6Net>),
+    /// The advertised ranges of addresses, for all protocols, in order and without overlaps.
+    ranges: Vec<IpRange>,
+}
 
 impl Routes {
     /// `networks` are those that clients' addresses are from; a family that they lack is left out.
-    pub(super) fn new(given: &[IpNet], networks: (Ipv4Net, Option<Ipv6Net>)) -> Self {
+    pub(super) fn new(given: &[IpNet], own: Addresses, networks: (Ipv4Net, Option<Ipv6Net>)) -> Self {
         let (v4, v6) = networks;
-        let own = [IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6));
+        let tunnel = [IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6));
         let has_family = |net: &IpNet| matches!(net, IpNet::V4(_)) || v6.is_some();
-        let all = given.iter().copied().filter(has_family).chain(own);
-        Self(routes_sorted(all.map(|net| IpRange::from_net(net, 0)).collect()))
+        let all = given.iter().copied().filter(has_family).chain(tunnel);
+        let ranges = routes_sorted(all.map(|net| IpRange::from_net(net, 0)).collect());
+        Self { own, networks, ranges }
+    }
+
+    /// The server's own addresses.
+    pub(super) fn own(&self) -> Addresses {
+        self.own
+    }
+
+    /// The networks that clients' addresses are from.
+    pub(super) fn networks(&self) -> (Ipv4Net, Option<Ipv6Net>) {
+        self.networks
+    }
+
+    /// Whether an address is for clients.
+    pub(super) fn is_client(&self, ip: IpAddr) -> bool {
+        let (v4, v6) = self.networks;
+        match ip {
+            _ if self.own.contains(ip) => false,
+            IpAddr::V4(ip) => v4.contains(&ip),
+            IpAddr::V6(ip) => v6.is_some_and(|net| net.contains(&ip)),
+        }
+    }
+
+    /// The addresses that errors of the tunnel come from.
+    pub(super) fn gateway(&self) -> Gateway {
+        Gateway { v4: self.own.v4.map(IpAddr::V4), v6: self.own.v6.map(IpAddr::V6) }
     }
 
     /// What clients are told.
     pub(super) fn capsule(&self) -> Capsule {
-        Capsule::RouteAdvertisement(self.0.clone())
+        Capsule::RouteAdvertisement(self.ranges.clone())
     }
 
     /// Whether the server carries packets there.
     pub(super) fn lead_to(&self, ip: IpAddr) -> bool {
         // `IpAddr` orders IPv4 before IPv6, as the ranges are.
-        let at = self.0.partition_point(|range| range.end() < ip);
-        self.0.get(at).is_some_and(|range| range.contains(ip))
+        let at = self.ranges.partition_point(|range| range.end() < ip);
+        self.ranges.get(at).is_some_and(|range| range.contains(ip))
     }
 }
 
@@ -42,11 +76,13 @@ mod tests {
 
     fn routes(given: &[&str], subnet6: Option<&str>) -> Routes {
         let given: Vec<IpNet> = given.iter().map(|net| net.parse().unwrap()).collect();
-        Routes::new(&given, ("10.0.0.0/24".parse().unwrap(), subnet6.map(|net| net.parse().unwrap())))
+        let networks = ("10.0.0.0/24".parse().unwrap(), subnet6.map(|net| net.parse().unwrap()));
+        let own = Addresses { v4: Some([10, 0, 0, 1].into()), v6: None };
+        Routes::new(&given, own, networks)
     }
 
     fn shown(routes: &Routes) -> Vec<String> {
-        routes.0.iter().map(ToString::to_string).collect()
+        routes.ranges.iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -62,6 +98,20 @@ mod tests {
             ]
         );
         assert_eq!(shown(&routes(&["0.0.0.0/0", "::/0"], None)), ["0.0.0.0-255.255.255.255"]);
+    }
+
+    #[test]
+    fn clients_have_all_addresses_of_the_tunnel_but_the_servers_own() {
+        let routes = routes(&["192.168.8.0/24"], Some("fd00::/64"));
+        for (ip, is_client) in [
+            ("10.0.0.1", false),
+            ("10.0.0.2", true),
+            ("192.168.8.1", false),
+            ("fd00::2", true),
+            ("fd01::2", false),
+        ] {
+            assert_eq!(routes.is_client(ip.parse().unwrap()), is_client, "{ip}");
+        }
     }
 
     #[test]

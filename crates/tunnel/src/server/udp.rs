@@ -98,7 +98,7 @@ impl Server {
     fn on_udp<T>(&mut self, udp: UdpId, work: impl FnOnce(&mut Peer, &mut Connection) -> T) -> Option<T> {
         let peer = self.peers.get_mut(udp.connection).filter(|peer| peer.udp.has(udp.stream))?;
         let done = work(peer, self.endpoint.get(udp.connection)?);
-        self.mark_waiting(udp.connection);
+        self.peers.mark_sends(udp.connection);
         Some(done)
     }
 
@@ -120,13 +120,8 @@ impl Server {
     /// Sends a payload to the client. What is larger than its paths take is dropped and counted.
     pub fn udp_send(&mut self, now: Instant, udp: UdpId, payload: &[u8]) {
         self.on_udp(udp, |peer, connection| {
-            let Peer { tunnel, bare, udp: flows, .. } = peer;
-            let carrier = tunnel
-                .as_mut()
-                .map(|tunnel| &mut tunnel.carrier)
-                .or(bare.as_mut().map(|bare| &mut bare.carrier));
-            if let Some(carrier) = carrier {
-                flows.send(now, connection, carrier, udp.stream, payload);
+            if let Some(granted) = &mut peer.granted {
+                peer.udp.send(now, connection, &mut granted.carrier, udp.stream, payload);
             }
         });
     }

@@ -1,11 +1,12 @@
-//! What comes from clients in datagrams: packets of their tunnels, and UDP payloads.
+//! The packets of a TUN: what goes to clients, and what comes from them in datagrams, UDP payloads included.
 
+use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{VnetHdr, icmp, ip};
+use mpvpn_packet::{Joined, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionId;
 use mpvpn_types::Instant;
 
-use super::{Peer, Server};
+use super::{Peer, Server, Taken, peer::Granted};
 use crate::{
     UdpId,
     carrier::{Gateway, Opened, open_payload},
@@ -20,19 +21,19 @@ fn refusal(packet: &[u8], gateway: Gateway) -> Option<Vec<u8>> {
 
 impl Server {
     pub(super) fn receive(&mut self, now: Instant, id: ConnectionId) {
-        let gateway = self.gateway();
+        let gateway = self.routes.gateway();
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
-        let Peer { tunnel, bare, udp, early, .. } = peer;
+        let Peer { granted, udp, early, .. } = peer;
         let (mut bytes, mut payload_bytes) = (0, 0);
         let mut malformed = None;
         let (joiner, inbox, routes) = (&mut self.joiner, &mut self.udp_in, &self.routes);
-        let mut group = tunnel.as_ref().and_then(|tunnel| self.groups.get_mut(&tunnel.secret));
+        let tunnel = granted.as_ref().and_then(|granted| granted.tunnel.as_ref());
+        let mut group = tunnel.map(|tunnel| self.sessions.group(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
-            let opened = match (&mut *tunnel, &mut *bare) {
-                (Some(tunnel), _) => tunnel.carrier.open_datagram(now, datagram),
-                (None, Some(bare)) => bare.carrier.open_datagram(now, datagram),
-                (None, None) => open_payload(&datagram),
+            let opened = match granted {
+                Some(granted) => granted.carrier.open_datagram(now, datagram),
+                None => open_payload(&datagram),
             };
             let mut next = match opened {
                 Ok(Opened::Packet(arrived)) => Some(arrived),
@@ -44,8 +45,8 @@ impl Server {
                 Ok(Opened::Nothing) => None,
                 Err(error) => return malformed = Some(error),
             };
-            let Some(tunnel) = tunnel else { return };
-            let (carrier, addresses) = (&mut tunnel.carrier, tunnel.addresses);
+            let Some(Granted { carrier, tunnel: Some(tunnel), .. }) = granted.as_deref_mut() else { return };
+            let addresses = tunnel.addresses;
             while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
                 let Ok(view) = ip::parse(&arrived.packet) else { continue };
                 if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
@@ -68,7 +69,7 @@ impl Server {
             }
         });
         let mut starts_to_serve = None;
-        if let Some(tunnel) = tunnel
+        if let Some(tunnel) = peer.tunnel_mut()
             && bytes > 0
             && !std::mem::replace(&mut tunnel.serves, true)
         {
@@ -90,5 +91,67 @@ impl Server {
             Some(error) => self.close_peer(now, id, error.code(), &error.to_string()),
             None => {}
         }
+    }
+
+    /// Takes what was read from the TUN. Answers for it come out of [`Self::poll_tun`].
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> Taken {
+        let Ok(view) = ip::parse(packet) else { return Taken::Here };
+        let (src, dst) = (view.src(), view.dst());
+        if self.deliver(now, hdr, packet) || is_link_local(dst) || is_link_local(src) {
+            return Taken::Here;
+        }
+        if self.shard.count() > 1
+            && let Some(shard) = self.registry.shard_of(dst)
+        {
+            // Just leaving this one: nobody can reach it now.
+            return if shard == self.shard.index() { Taken::Here } else { Taken::By(shard) };
+        }
+        let from = self.routes.gateway().for_source(src);
+        let error =
+            from.and_then(|from| icmp::unreachable(packet, icmp::Unreachable::AddressUnreachable, from));
+        self.answer(error);
+        Taken::Here
+    }
+
+    /// Takes a packet that another shard read and could not carry. Returns whether this one can.
+    pub fn handle_handed(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
+        self.deliver(now, hdr, packet)
+    }
+
+    /// Queues a packet for the client that it is for, if one of this shard is.
+    fn deliver(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
+        let Ok(view) = ip::parse(packet) else { return false };
+        let works = |id| {
+            let granted = self.peers.get(id).and_then(|peer| peer.granted.as_ref());
+            granted.is_some_and(|granted| granted.carrier.any_alive())
+        };
+        let group = self.sessions.group_at(view.dst());
+        let Some(id) = group.and_then(|group| group.down(now, &view, works)) else { return false };
+        let gateway = self.routes.gateway();
+        let Some(carrier) = self.peers.get_mut(id).and_then(Peer::carrier) else { return false };
+        let answer = carrier.send(now, hdr, packet, gateway, None);
+        self.answer(answer);
+        self.peers.mark_sends(id);
+        true
+    }
+
+    fn answer(&mut self, packet: Option<Vec<u8>>) {
+        if let Some(packet) = packet {
+            self.joiner.push(Bytes::from(packet));
+        }
+    }
+
+    /// The next packet for the TUN.
+    pub fn poll_tun(&mut self) -> Option<Joined> {
+        if let Some(joined) = self.joiner.pop() {
+            return Some(joined);
+        }
+        self.joiner.flush();
+        self.joiner.pop()
+    }
+
+    /// Gives the memory of a written packet back.
+    pub fn recycle(&mut self, joined: Joined) {
+        self.joiner.recycle(joined);
     }
 }

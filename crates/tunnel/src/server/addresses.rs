@@ -1,0 +1,152 @@
+//! The addresses of sessions: which a client asks for, which it gets, and what it is told of them.
+
+use std::net::IpAddr;
+
+use bytes::BytesMut;
+use ipnet::IpNet;
+use mpvpn_masque::{
+    capsule::{AssignedAddress, Capsule},
+    h3,
+};
+use mpvpn_quic::ConnectionId;
+use mpvpn_types::Instant;
+
+use super::{Server, ServerEvent};
+use crate::{AddressSet, Secret, events::ServerChange};
+
+impl Server {
+    /// Gives a session its addresses and tells the client, answering the requests of `asked`.
+    pub(super) fn grant(&mut self, id: ConnectionId, addresses: AddressSet, asked: &[(u64, IpNet)]) {
+        let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
+        let Some(granted) = granted else { return };
+        let (Some(tunnel), Some(request)) = (&mut granted.tunnel, &granted.request) else { return };
+        let (stream, secret, resumed) = (request.id, tunnel.secret, tunnel.resumed);
+        if tunnel.addresses.replace(addresses).is_none() {
+            self.changes.push(ServerChange::Joined { client: granted.tag(), resumed });
+        }
+        self.serve(&secret, addresses);
+        let entries = answers(addresses, asked);
+        let mut capsule = BytesMut::new();
+        Capsule::AddressAssign(entries).encode(&mut capsule);
+        if let Some(connection) = self.endpoint.get(id) {
+            connection.write(stream, h3::encode_data(&capsule));
+        }
+    }
+
+    /// Gives a client the addresses that it asks for, or those that its session has.
+    pub(super) fn address(&mut self, now: Instant, id: ConnectionId, asked: &[(u64, IpNet)]) {
+        let Some(granted) = self.peers.get(id).and_then(|peer| peer.granted.as_ref()) else { return };
+        let Some(tunnel) = &granted.tunnel else { return };
+        let (known, wishes) = (tunnel.addresses, wishes(asked));
+        if let Some(addresses) = known.filter(|known| known.count() >= wishes.len()) {
+            return self.grant(id, addresses, asked);
+        }
+        let secret = tunnel.secret;
+        let addresses = match self.registry.assign(secret, &granted.user, &wishes) {
+            Ok(addresses) => addresses,
+            Err(error) => {
+                tracing::warn!(%error, "a client got no address");
+                return self.close_peer(now, id, h3::code::INTERNAL_ERROR, "no address is free");
+            }
+        };
+        self.grant(id, addresses, asked);
+        if known.is_some_and(|known| known != addresses) {
+            self.tell_members(id, &secret, addresses);
+        }
+    }
+
+    /// The session of this connection has more addresses than its others know.
+    fn tell_members(&mut self, id: ConnectionId, secret: &Secret, addresses: AddressSet) {
+        let here: Vec<_> =
+            self.sessions.members(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
+        here.into_iter().for_each(|other| self.grant(other, addresses, &[]));
+        let own = self.shard.index();
+        // Those of other shards learn it when they come back.
+        let elsewhere = self.registry.seats(secret).into_iter().filter(|seat| seat.shard != own);
+        self.events.extend(elsewhere.map(ServerEvent::Replaced));
+    }
+}
+
+/// The addresses that a client would like: those of each family in the order in which it asks for them, as many as a
+/// session may have.
+fn wishes(asked: &[(u64, IpNet)]) -> Vec<Vec<IpAddr>> {
+    let mut wishes: Vec<Vec<IpAddr>> = Vec::new();
+    for v4 in [true, false] {
+        let family = asked.iter().map(|(_, net)| net.addr()).filter(|ip| ip.is_ipv4() == v4);
+        for (at, ip) in family.take(AddressSet::MAX).enumerate() {
+            match wishes.get_mut(at) {
+                Some(wish) => wish.push(ip),
+                None => wishes.push(vec![ip]),
+            }
+        }
+    }
+    wishes
+}
+
+/// All addresses of a session. Each answers the request for just that one, or else the next one of its family; a request
+/// for which none is left is refused (RFC 9484 §4.7.2).
+fn answers(addresses: AddressSet, asked: &[(u64, IpNet)]) -> Vec<AssignedAddress> {
+    let (mut known, mut open): (Vec<_>, Vec<_>) =
+        asked.iter().copied().partition(|(_, net)| addresses.contains(net.addr()));
+    let mut entries = Vec::new();
+    for ip in addresses.iter() {
+        let exact = known.iter().position(|(_, net)| net.addr() == ip).map(|at| known.remove(at));
+        let next = || open.iter().position(|(_, net)| net.addr().is_ipv4() == ip.is_ipv4());
+        let request = match exact {
+            Some(request) => Some(request),
+            None => next().map(|at| open.remove(at)),
+        };
+        let request_id = request.map_or(0, |(request_id, _)| request_id);
+        entries.push(AssignedAddress { request_id, net: IpNet::from(ip) });
+    }
+    for (request_id, net) in known.into_iter().chain(open) {
+        let none: IpAddr = if net.addr().is_ipv4() { [0; 4].into() } else { [0u16; 8].into() };
+        entries.push(AssignedAddress { request_id, net: IpNet::from(none) });
+    }
+    entries
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_request_for_an_address_gets_one_answer() {
+        let mut pool = crate::Pool::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
+        pool.assign([1; 16], "a", &[]).unwrap();
+        assert!(pool.add(&[1; 16], &[]));
+        let addresses = pool.addresses(&[1; 16]).unwrap();
+        let net = |text: &str| text.parse::<IpAddr>().map(IpNet::from).unwrap();
+        let answered = |asked: &[(u64, &str)]| {
+            let asked: Vec<_> = asked.iter().map(|(id, ip)| (*id, net(ip))).collect();
+            let of = |entry: AssignedAddress| (entry.request_id, entry.net.addr().to_string());
+            answers(addresses, &asked).into_iter().map(of).collect::<Vec<_>>()
+        };
+        let line = |expected: &[(u64, &str)]| {
+            expected.iter().map(|(id, ip)| (*id, (*ip).to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(answered(&[]), line(&[(0, "10.0.0.2"), (0, "fd00::2"), (0, "10.0.0.3"), (0, "fd00::3")]));
+        assert_eq!(
+            answered(&[
+                (1, "0.0.0.0"),
+                (2, "::"),
+                (3, "10.0.0.2"),
+                (4, "::"),
+                (5, "0.0.0.0"),
+                (6, "10.0.0.2")
+            ]),
+            line(&[
+                (3, "10.0.0.2"),
+                (2, "fd00::2"),
+                (1, "10.0.0.3"),
+                (4, "fd00::3"),
+                (6, "0.0.0.0"),
+                (5, "0.0.0.0"),
+            ])
+        );
+        let many: Vec<_> = (1..100).map(|id| (id, net("0.0.0.0"))).chain([(100, net("fd00::7"))]).collect();
+        assert_eq!(wishes(&many).len(), AddressSet::MAX);
+        assert_eq!(wishes(&many)[0], ["0.0.0.0", "fd00::7"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+        assert_eq!(wishes(&[]), Vec::<Vec<IpAddr>>::new());
+    }
+}
