@@ -1,6 +1,8 @@
 //! The client of a tunnel.
 
+mod addresses;
 mod by_flows;
+mod connector;
 mod dialogue;
 mod flows;
 mod lane;
@@ -9,53 +11,51 @@ mod member;
 mod packets;
 mod reach;
 mod relays;
+mod reports;
 mod seen;
+mod session;
 mod told;
 mod udp;
 mod udp_lane;
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    net::SocketAddr,
-};
+use std::net::SocketAddr;
 
 use bytes::BytesMut;
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::{
-    capsule::{AssignedAddress, CapsuleReader, IpRange, LinkNotice, LinkPolicy},
     connect_udp,
-    h3::{self, H3Error, Side},
+    h3::{H3Error, Side},
     template::Template,
 };
-use mpvpn_packet::Joiner;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, StreamId, Transmit,
+    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, Transmit,
 };
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
 use crate::{
-    ClassProfile, Counters, Rates, RelayId,
-    attempt::{ATTEMPT, Attempt, Backoff, Probe, is_answer},
-    carrier::{Carrier, Role, extensions::Agreed},
-    events::{Changes, ClassChange, ClientChange},
+    ClassProfile, RelayId,
+    attempt::is_answer,
+    carrier::{Carrier, Role},
+    events::{ClassChange, ClientChange},
     http::Http,
-    relay::Relays,
-    shapers::Shapers,
     udp::Inbox,
 };
+use connector::{Connector, Wanted};
 pub use flows::{Carried, FlowReport};
 use lane::Lane;
+use links::Links;
 pub(crate) use links::at_this_end;
-use member::Part;
+use member::{Membership, Part};
+use packets::Apps;
 pub(crate) use packets::{clamp_received, is_link_local};
 use reach::REVIVE;
 use relays::Own;
+use reports::Reports;
 pub(crate) use seen::Seen;
+use session::Session;
 pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
-use udp::Udp;
 pub use udp::UdpNews;
-use udp_lane::UdpLane;
 
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
@@ -103,162 +103,45 @@ pub struct ClientConfig {
     pub lane_secret: [u64; 2],
 }
 
-#[derive(Debug)]
-struct Link {
-    remote: SocketAddr,
-    up: bool,
-    probe: Probe,
-    /// When a path may be opened again, and the one that is being opened.
-    opening: Option<Instant>,
-    path: Option<PathId>,
-}
-
-/// The connection in use.
-#[derive(Debug)]
-struct Session {
-    connection: ConnectionId,
-    http: Http,
-    /// The tunnel's request, or without packets the one on which was agreed what both ends know.
-    request: Option<StreamId>,
-    /// Without packets: where the server was asked whether it knows more than the RFCs, until it answers.
-    asked: Option<StreamId>,
-    /// Streams that carry the bytes of connections.
-    relays: Relays,
-    /// Flows of UDP payloads.
-    udp: Udp,
-    since: Instant,
-    accepted: bool,
-    up: bool,
-    capsules: CapsuleReader,
-    addresses: Vec<AssignedAddress>,
-    routes: Vec<IpRange>,
-    /// What the server has said it knows.
-    agreed: Agreed,
-    /// It carries no packets: the addresses are made up, and each flow travels by itself.
-    by_flows: bool,
-    /// What the server was told about the links under the paths.
-    told: BTreeMap<PathId, LinkNotice>,
-    carrier: Carrier,
-}
-
 /// A client: takes packets from a TUN, keeps a connection over all links, survives its loss.
 pub struct Client {
     config: ClientConfig,
     /// The credentials, as header fields have them.
     authorization: Option<String>,
     endpoint: Endpoint,
-    links: BTreeMap<LinkId, Link>,
-    policies: BTreeMap<LinkId, LinkPolicy>,
-    attempts: Vec<Attempt>,
-    backoff: Backoff,
+    connector: Connector,
+    links: Links,
+    /// The connection in use.
     session: Option<Session>,
-    /// Connections that are closing; they still have packets to send.
-    closing: Vec<ConnectionId>,
-    part: Part,
-    /// It wants no connection until it is woken.
-    asleep: bool,
-    shapers: Shapers,
-    secret: Option<Vec<u8>>,
-    assignment: Option<Assignment>,
-    resumed: u32,
-    was_up: bool,
-    joiner: Joiner,
-    lane: Lane,
+    membership: Membership,
+    apps: Apps,
     own: Own,
-    udp_lane: UdpLane,
     udp_template: Template,
     /// Payloads from targets.
     udp_in: Inbox,
-    seen: Seen,
-    events: VecDeque<ClientEvent>,
-    changes: Changes<ClientChange>,
-    probes: VecDeque<(LinkId, Vec<u8>)>,
-    before: Counters,
-    drops_before: u64,
-    /// Why there was no connection last.
-    down: String,
-    ended: bool,
+    reports: Reports,
+    was_up: bool,
 }
 
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let lane = lane_of(&config);
+        let lane = Lane::new(now, lane_of(&config), config.lane_secret);
         Self {
-            endpoint: Endpoint::client(&config.setup),
-            links: BTreeMap::new(),
-            policies: BTreeMap::new(),
-            attempts: Vec::new(),
-            backoff: Backoff::new(now),
-            session: None,
-            closing: Vec::new(),
-            part: Part::Only,
-            asleep: false,
-            shapers: Shapers::default(),
-            secret: None,
-            assignment: None,
-            resumed: 0,
-            was_up: false,
-            joiner: Joiner::new(),
-            lane: Lane::new(now, lane, config.lane_secret),
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
+            endpoint: Endpoint::client(&config.setup),
+            config,
+            connector: Connector::new(now),
+            links: Links::default(),
+            session: None,
+            membership: Membership::new(Part::Only),
+            apps: Apps::new(lane),
             own: Own::default(),
-            udp_lane: UdpLane::default(),
             udp_template: connect_udp::default_template(),
             udp_in: Inbox::default(),
-            seen: Seen::default(),
-            config,
-            events: VecDeque::new(),
-            changes: Changes::default(),
-            probes: VecDeque::new(),
-            before: Counters::default(),
-            drops_before: 0,
-            down: String::new(),
-            ended: false,
+            reports: Reports::default(),
+            was_up: false,
         }
-    }
-
-    /// A link can carry packets to the server at `remote`. Also to be called when its address or
-    /// the server's has changed.
-    pub fn link_up(&mut self, now: Instant, id: LinkId, remote: SocketAddr) {
-        let link = self.links.entry(id).or_insert_with(|| Link {
-            remote,
-            up: false,
-            probe: Probe::new(now),
-            opening: None,
-            path: None,
-        });
-        let moved = std::mem::replace(&mut link.remote, remote) != remote;
-        link.up = true;
-        link.probe.restart(now);
-        if id.is_tcp() {
-            // The server has taken the connection.
-            link.probe.answer();
-        }
-        if moved {
-            self.drop_attempts(now, id, "the server has another address");
-        }
-        if let Some(session) = &mut self.session {
-            session.carrier.link_carrier(now, id, true);
-        }
-        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
-            self.try_link(now, id);
-        }
-        if id.is_tcp() {
-            self.open_paths(now);
-        }
-    }
-
-    /// A link cannot carry packets: no carrier, no address, or gone.
-    pub fn link_down(&mut self, now: Instant, id: LinkId) {
-        let Some(link) = self.links.get_mut(&id) else { return };
-        link.up = false;
-        link.opening = None;
-        if let Some(session) = &mut self.session {
-            session.carrier.link_carrier(now, id, false);
-        }
-        self.drop_attempts(now, id, "the link is down");
-        self.attempts_over(now);
     }
 
     /// This end did not run for a while: silence until now proves nothing.
@@ -278,8 +161,7 @@ impl Client {
         data: BytesMut,
     ) {
         if is_answer(link, &data) {
-            if let Some(link) = self.links.get_mut(&link).filter(|link| link.remote == remote) {
-                link.probe.answer();
+            if self.links.on_answer(link, remote) {
                 self.open_paths(now);
             }
             return;
@@ -288,7 +170,7 @@ impl Client {
             && self.session.as_ref().is_none_or(|session| session.connection != id)
         {
             // The session is looked at once a batch, in `handle_batch`.
-            if let Some(attempt) = self.attempts.iter_mut().find(|attempt| attempt.connection == id) {
+            if let Some(attempt) = self.connector.attempt(id) {
                 attempt.heard = Some(now);
             }
             self.drive_attempt(now, id);
@@ -300,64 +182,7 @@ impl Client {
         self.drive_session(now);
     }
 
-    fn drive_attempt(&mut self, now: Instant, id: ConnectionId) {
-        let Some(position) = self.attempts.iter().position(|attempt| attempt.connection == id) else {
-            self.settle(id);
-            return;
-        };
-        if self.attempts[position].ready.is_some() {
-            self.settle(id);
-            return;
-        }
-        while let Some(event) = self.endpoint.get(id).and_then(|connection| connection.poll_event(now)) {
-            match event {
-                // With the old connection its streams would end: it is asked once more.
-                QuicEvent::Connected
-                    if let Some(session) = &mut self.session
-                        && self.lane.flows() + self.own.len() + session.udp.flows.len() > 0 =>
-                {
-                    let attempt = &mut self.attempts[position];
-                    attempt.ready = Some(now);
-                    session.carrier.beat_on(attempt.link);
-                    // Where it has no path there it may open one.
-                    if let Some(link) = self.links.get_mut(&attempt.link) {
-                        link.probe.answer();
-                        link.opening = None;
-                    }
-                    self.open_paths(now);
-                    break;
-                }
-                QuicEvent::Connected => {
-                    let attempt = self.attempts.remove(position);
-                    self.connected(now, attempt);
-                    return;
-                }
-                QuicEvent::Lost(reason) => {
-                    let attempt = self.attempts.remove(position);
-                    self.changes.push(ClientChange::ConnectFailed(attempt.link, reason.to_string()));
-                    self.settle(id);
-                    if let LostReason::Tls(reason) = reason
-                        && !self.was_up
-                    {
-                        self.fail(now, ClientError::Tls(reason));
-                    }
-                    self.attempts_over(now);
-                    return;
-                }
-                _ => {}
-            }
-        }
-        self.settle(id);
-    }
-
-    fn settle(&mut self, id: ConnectionId) {
-        if !self.endpoint.settle(id) {
-            self.closing.retain(|closing| *closing != id);
-        }
-    }
-
-    fn connected(&mut self, now: Instant, attempt: Attempt) {
-        let id = attempt.connection;
+    fn connected(&mut self, now: Instant, id: ConnectionId) {
         if self.session.as_ref().is_some_and(|session| session.request.is_some() && !session.accepted) {
             let class = self.class_name();
             tracing::warn!(
@@ -366,17 +191,14 @@ impl Client {
             );
         }
         self.close_session(now, "replaced by a new connection");
-        let others = std::mem::take(&mut self.attempts);
-        for other in others {
-            self.close_connection(now, other.connection, "another link was quicker");
-        }
-        self.backoff.trying();
+        self.connector.give_up(now, &mut self.endpoint, |_| true, "another link was quicker");
+        self.connector.backoff.trying();
         let Some(connection) = self.endpoint.get(id) else { return };
         let http = match Http::start(Side::Client, connection) {
             Ok(http) => http,
             Err(error) => {
                 tracing::warn!(class = self.class_name(), %error, "the server allows no HTTP/3 control streams");
-                self.close_connection(now, id, "no control streams");
+                self.connector.close(now, &mut self.endpoint, id, "no control streams");
                 self.attempts_over(now);
                 return;
             }
@@ -385,28 +207,8 @@ impl Client {
         let mut carrier = Carrier::new(now, Role::Client, None, self.config.scheduler);
         carrier.set_class(self.config.class.as_ref());
         carrier.path_opened(now, connection, PathId(0));
-        self.session = Some(Session {
-            connection: id,
-            http,
-            request: None,
-            asked: None,
-            relays: Relays::default(),
-            udp: Udp::default(),
-            since: now,
-            accepted: false,
-            up: false,
-            capsules: CapsuleReader::lenient(),
-            addresses: Vec::new(),
-            routes: Vec::new(),
-            agreed: Agreed::default(),
-            by_flows: false,
-            told: BTreeMap::new(),
-            carrier,
-        });
-        for link in self.links.values_mut() {
-            link.probe.restart(now);
-            (link.opening, link.path) = (None, None);
-        }
+        self.session = Some(Session::new(now, id, http, carrier));
+        self.links.restart(now);
         self.drive_session(now);
     }
 
@@ -428,36 +230,33 @@ impl Client {
                 QuicEvent::PathOpened(path) => {
                     session.carrier.path_opened(now, connection, path);
                     session.carrier.report_opened(path, connection.remote_of(path));
-                    let up = connection.local_of(path).and_then(Local::as_link);
-                    if let Some(link) = up.and_then(|link| self.links.get_mut(&link)) {
-                        (link.opening, link.path) = (None, None);
+                    if let Some(link) = connection.local_of(path).and_then(Local::as_link) {
+                        self.links.on_opened(link);
                     }
                 }
                 QuicEvent::PathClosed(path) => {
-                    let link = session.carrier.path_closed(now, path);
-                    if let Some(link) = link.and_then(|link| self.links.get_mut(&link)) {
-                        link.probe.restart(now);
-                        link.opening = None;
+                    if let Some(link) = session.carrier.path_closed(now, path) {
+                        self.links.ask_again(now, link);
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) if session.relays.has(stream) => {
                     let relay = RelayId::new(id, stream);
-                    if session.relays.wake(stream) && !self.own.readable(relay, &mut self.events) {
-                        self.lane.readable(stream);
+                    if session.relays.wake(stream) && !self.own.readable(relay, &mut self.reports.events) {
+                        self.apps.lane.readable(stream);
                     }
                 }
                 QuicEvent::StreamReadable(stream) => session.http.readable(stream),
                 QuicEvent::StreamWritable(stream) => {
-                    if !self.own.writable(RelayId::new(id, stream), &mut self.events) {
-                        self.lane.writable(stream);
+                    if !self.own.writable(RelayId::new(id, stream), &mut self.reports.events) {
+                        self.apps.lane.writable(stream);
                     }
                 }
                 QuicEvent::StreamsAvailable => {
-                    self.lane.streams_available();
-                    self.own.allowed(&mut self.events);
+                    self.apps.lane.streams_available();
+                    self.own.allowed(&mut self.reports.events);
                 }
-                QuicEvent::StreamStopped(stream, _) if self.lane.stopped(&session.relays, stream) => {}
+                QuicEvent::StreamStopped(stream, _) if self.apps.lane.stopped(&session.relays, stream) => {}
                 QuicEvent::StreamStopped(stream, _) if self.own.has(stream) => stopped.push(stream),
                 // A server that refuses stops reading the request, too: the answer says why.
                 QuicEvent::StreamStopped(stream, _)
@@ -478,7 +277,7 @@ impl Client {
         stopped.into_iter().for_each(|stream| self.own_stopped(stream));
         self.drive_own(now);
         self.tell_links();
-        self.settle(id);
+        self.connector.settle(&mut self.endpoint, id);
     }
 
     /// The server said what HTTP/3 does not allow.
@@ -491,64 +290,71 @@ impl Client {
         self.lost(now, &LostReason::Transport(format!("the server broke HTTP/3: {}", error.reason)));
     }
 
-    fn close_connection(&mut self, now: Instant, id: ConnectionId, reason: &str) {
-        if let Some(connection) = self.endpoint.get(id) {
-            connection.close(now, h3::code::NO_ERROR, reason);
-            self.closing.push(id);
+    fn close_session(&mut self, now: Instant, reason: &str) {
+        if let Some(mut session) = self.session.take() {
+            self.reports.take_path_events(&mut session.carrier);
+            self.reports.count(&session.carrier);
+            self.apps.lane.end_streams();
+            self.own.end(session.connection, &mut self.reports.events);
+            session.udp.end(
+                session.connection,
+                &std::mem::take(&mut self.apps.udp_lane),
+                &mut self.reports.events,
+            );
+            self.connector.close(now, &mut self.endpoint, session.connection, reason);
         }
     }
 
-    fn close_session(&mut self, now: Instant, reason: &str) {
-        self.take_path_events();
-        if let Some(session) = self.session.take() {
-            self.before.tx_bytes += session.carrier.counters().tx_bytes;
-            self.before.rx_bytes += session.carrier.counters().rx_bytes;
-            self.drops_before += session.carrier.drops();
-            self.lane.end_streams();
-            self.own.end(session.connection, &mut self.events);
-            session.udp.end(session.connection, &std::mem::take(&mut self.udp_lane), &mut self.events);
-            self.close_connection(now, session.connection, reason);
-        }
+    /// Closes the connection in use, and gives up all handshakes.
+    fn close_all(&mut self, now: Instant, reason: &str) {
+        self.close_session(now, reason);
+        self.connector.give_up(now, &mut self.endpoint, |_| true, reason);
     }
 
     fn lost(&mut self, now: Instant, reason: &LostReason) {
         let (id, was_up) = self.session.as_ref().map_or((None, false), |s| (Some(s.connection), s.up));
         self.close_session(now, "lost");
         if let Some(id) = id {
-            self.settle(id);
+            self.connector.settle(&mut self.endpoint, id);
         }
-        self.down = reason.to_string();
-        self.events.push_back(ClientEvent::Down(self.down.clone()));
-        if self.attempts.is_empty() {
+        self.reports.down(reason.to_string());
+        if self.connector.attempts().is_empty() {
             match reason {
-                LostReason::Reset | LostReason::TimedOut if was_up => self.backoff.now(now),
-                _ => self.backoff.failed(now),
+                LostReason::Reset | LostReason::TimedOut if was_up => self.connector.backoff.now(now),
+                _ => self.connector.backoff.failed(now),
             }
         }
     }
 
     fn fail(&mut self, now: Instant, error: ClientError) {
-        if self.part.is_member() {
+        if self.membership.part.is_member() {
             // Whether going on makes sense is for the home to say.
             let reason = error.to_string();
-            if self.down != reason {
+            if self.reports.why_down() != reason {
                 let refused = ClassChange::Refused(reason.clone());
-                self.changes.push(ClientChange::Class(self.part.class(), refused));
+                self.reports.changes.push(ClientChange::Class(self.membership.part.class(), refused));
             }
             return self.lost(now, &LostReason::Transport(reason));
         }
         self.close(now, "giving up");
-        self.events.push_back(ClientEvent::Fatal(error));
+        self.reports.events.push_back(ClientEvent::Fatal(error));
     }
 
     /// Ends the tunnel; what [`Self::poll_transmit`] still gives tells the server.
     pub fn close(&mut self, now: Instant, reason: &str) {
-        self.ended = true;
-        self.close_session(now, reason);
-        for attempt in std::mem::take(&mut self.attempts) {
-            self.close_connection(now, attempt.connection, reason);
-        }
-        self.backoff.trying();
+        self.connector.end();
+        self.close_all(now, reason);
+    }
+
+    /// Whether the server has said that it knows this client, by the answer to what it was asked first.
+    pub fn is_recognised(&self) -> bool {
+        let answered = |session: &Session| session.accepted && session.request.is_some();
+        self.session.as_ref().is_some_and(answered)
+    }
+
+    /// Whether the server is reached: the tunnel is up, and a path works.
+    pub fn reaches_server(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
     }
 
     /// What its class is called, where there are several.
@@ -560,56 +366,40 @@ impl Client {
     /// was counted, stay.
     pub fn reconfigure(&mut self, now: Instant, config: ClientConfig) {
         const REASON: &str = "configured in another way";
-        self.lane.set_rules(lane_of(&config));
+        self.apps.lane.set_rules(lane_of(&config));
         self.config = config;
-        for attempt in std::mem::take(&mut self.attempts) {
-            self.close_connection(now, attempt.connection, REASON);
-        }
+        self.connector.give_up(now, &mut self.endpoint, |_| true, REASON);
         if self.session.is_some() {
             self.close_session(now, REASON);
-            self.events.push_back(ClientEvent::Down(REASON.to_owned()));
+            self.reports.events.push_back(ClientEvent::Down(REASON.to_owned()));
         }
-        self.backoff.now(now);
+        self.connector.backoff.now(now);
     }
 
     /// The next thing that the edge must act on.
     pub fn poll_event(&mut self) -> Option<ClientEvent> {
-        self.events.pop_front()
+        self.reports.events.pop_front()
     }
 
     /// The next change that needs no action.
     pub fn poll_change(&mut self) -> Option<ClientChange> {
-        self.take_path_events();
-        self.changes.pop()
-    }
-
-    fn take_path_events(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        for event in session.carrier.take_events() {
-            self.changes.push(ClientChange::Path(event));
+        if let Some(session) = &mut self.session {
+            self.reports.take_path_events(&mut session.carrier);
         }
+        self.reports.changes.pop()
     }
 
     /// How often the session was taken up again.
     pub fn resumed(&self) -> u32 {
-        self.resumed
+        self.reports.resumed
     }
 
     /// The next UDP payload to send, at the end of `buf`, which must be empty. Its `local` is the
     /// token of a link.
     pub fn poll_transmit(&mut self, now: Instant, buf: &mut Vec<u8>) -> Option<Transmit> {
         self.drive_lane(now);
-        if let Some((link, packet)) = self.probes.pop_front() {
-            let remote = self.links.get(&link)?.remote;
-            buf.extend_from_slice(&packet);
-            return Some(Transmit {
-                local: Some(Local::link(link)),
-                remote,
-                ecn: None,
-                dscp: 0,
-                size: packet.len(),
-                segment_size: None,
-            });
+        if let Some(transmit) = self.links.poll_transmit(buf) {
+            return Some(transmit);
         }
         while let Some(session) = &mut self.session
             && let Some(connection) = self.endpoint.get(session.connection)
@@ -626,26 +416,14 @@ impl Client {
             self.endpoint.settle(id);
             break;
         }
-        let others: Vec<_> = self
-            .attempts
-            .iter()
-            .map(|attempt| attempt.connection)
-            .chain(self.closing.iter().copied())
-            .collect();
-        for id in others {
-            if let Some(transmit) = self.endpoint.get(id).and_then(|c| c.poll_transmit(now, buf)) {
-                return Some(transmit);
-            }
-            self.settle(id);
-        }
-        None
+        self.connector.poll_transmit(now, &mut self.endpoint, buf)
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let useless = self.useless_since(now).map(|since| (since + REVIVE).max(now + REVIVE / 8));
-        let mut next = if self.may_connect() { self.backoff.next } else { None };
-        let lane = self.lane.poll_timeout();
+        let mut next = if self.may_connect() { self.connector.backoff.next } else { None };
+        let lane = self.apps.lane.poll_timeout();
         let mut at_most = |at: Option<Instant>| {
             next = match (next, at) {
                 (Some(a), Some(b)) => Some(a.min(b)),
@@ -653,16 +431,8 @@ impl Client {
             };
         };
         at_most(lane);
-        at_most(self.udp_lane.poll_timeout());
-        for attempt in &self.attempts {
-            at_most(self.replaces_at(attempt));
-            at_most(Some(attempt.since + ATTEMPT));
-            at_most(Some(self.renewal(attempt)).filter(|at| self.session.is_none() && *at > now));
-            at_most(self.endpoint.get(attempt.connection).and_then(|c| c.poll_timeout()));
-        }
-        for id in &self.closing {
-            at_most(self.endpoint.get(*id).and_then(|c| c.poll_timeout()));
-        }
+        at_most(self.apps.udp_lane.poll_timeout());
+        at_most(self.connector.poll_timeout(now, &mut self.endpoint, &self.links, self.session.is_some()));
         if let Some(session) = &self.session
             && self.endpoint.get(session.connection).is_none()
         {
@@ -677,43 +447,33 @@ impl Client {
             if !session.accepted {
                 at_most(Some(session.since + ANSWER));
             }
-            for (id, link) in &self.links {
-                if link.up && self.allows(*id) && session.carrier.path_on(*id).is_none() {
-                    at_most(link.probe.next());
-                    at_most(link.opening);
-                }
-            }
+            at_most(self.links.poll_timeout(&session.carrier));
         }
         next
     }
 
     /// Lets time pass.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.lane.handle_timeout(now);
+        self.apps.lane.handle_timeout(now);
         self.expire_udp(now);
-        if self.may_connect() && self.backoff.next.is_some_and(|at| now >= at) && self.session.is_none() {
-            self.backoff.trying();
+        if self.may_connect()
+            && self.connector.backoff.next.is_some_and(|at| now >= at)
+            && self.session.is_none()
+        {
+            self.connector.backoff.trying();
             self.try_all_links(now);
             self.attempts_over(now);
         }
-        if self.session.is_none() && !self.attempts.is_empty() {
+        if self.session.is_none() && !self.connector.attempts().is_empty() {
             self.try_all_links(now);
         }
         self.expire_attempts(now);
-        for id in self.closing.clone() {
-            if let Some(connection) = self.endpoint.get(id) {
-                connection.handle_timeout(now);
-                while connection.poll_event(now).is_some() {}
-            }
-            self.settle(id);
-        }
+        self.connector.handle_timeout(now, &mut self.endpoint);
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return self.drive_session(now) };
         connection.handle_timeout(now);
         session.carrier.handle_timeout(now, connection);
-        let (mtu, joiner) = (session.carrier.mtu(), &mut self.joiner);
-        session.carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
-        joiner.flush();
+        self.apps.release(now, &mut session.carrier);
         if !session.accepted && now.saturating_duration_since(session.since) >= ANSWER {
             self.lost(now, &LostReason::TimedOut);
             return;
@@ -725,35 +485,22 @@ impl Client {
             && session.up
             && let Some(mtu) = session.carrier.take_mtu()
         {
-            self.lane.set_mtu(mtu);
-            self.events.push_back(ClientEvent::Mtu(mtu));
+            self.apps.lane.set_mtu(mtu);
+            self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         self.check_up(now);
     }
 
     /// Figures for status output.
     pub fn report(&mut self, now: Instant) -> ClientReport {
-        let mut report = ClientReport {
-            state: ClientState::Connecting,
-            reason: self.down.clone(),
-            assignment: self.assignment.clone(),
-            resumed: self.resumed,
-            counters: self.before,
-            rates: Rates::default(),
-            drops: self.drops_before,
-            sojourn: Duration::ZERO,
-            lane: None,
-            peer_cc: None,
-            by_flows: self.session.as_ref().is_some_and(|session| session.by_flows),
-            streams: self.lane.flows() + self.own.len(),
-            udp: 0,
-            datagrams: self.seen.flows(now).count(),
-            paths: Vec::new(),
-            mtu: 0,
+        let state = match self.connector.wanted {
+            Wanted::Asleep => ClientState::Asleep,
+            Wanted::Yes | Wanted::Ended => ClientState::Connecting,
         };
-        if self.asleep {
-            report.state = ClientState::Asleep;
-        }
+        let mut report = self.reports.report(state);
+        report.by_flows = self.session.as_ref().is_some_and(|session| session.by_flows);
+        report.streams = self.apps.lane.flows() + self.own.len();
+        report.datagrams = self.apps.seen.flows(now).count();
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {

@@ -23,19 +23,17 @@ use std::{
 
 use bytes::BytesMut;
 use mpvpn_masque::{
-    connect_ip, connect_udp,
-    h3::{self, Side},
+    connect_ip, connect_udp, h3,
     template::{Template, TemplateError},
 };
 use mpvpn_packet::Joiner;
-use mpvpn_quic::{ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, Shard, Transmit};
+use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Transmit};
 use mpvpn_types::Instant;
 
 use crate::{
-    AddressSet, Addresses, Registry, RelayId, Seat, Secret,
+    AddressSet, Addresses, Registry, Seat, Secret,
     client::clamp_received,
     events::{Changes, ServerChange},
-    http::Http,
     udp::Inbox,
 };
 
@@ -148,73 +146,17 @@ impl Server {
         if let Some(carrier) = peer.carrier() {
             carrier.note_received(now, connection);
         }
-        let mut problem = None;
-        let mut lost = None;
-        let mut ended = false;
-        let mut stopped = Vec::new();
-        while let Some(event) = connection.poll_event(now) {
-            match event {
-                QuicEvent::Connected => {
-                    ended |= std::mem::take(&mut peer.handshaking);
-                    match Http::start(Side::Server, connection) {
-                        Ok(http) => peer.http = Some(http),
-                        Err(error) => problem = Some((h3::code::STREAM_CREATION_ERROR, error.to_string())),
-                    }
-                }
-                QuicEvent::Lost(reason) => {
-                    ended |= std::mem::take(&mut peer.handshaking);
-                    lost = Some(reason);
-                }
-                QuicEvent::PathOpened(path) => {
-                    if let Some(carrier) = peer.carrier() {
-                        carrier.path_opened(now, connection, path);
-                        carrier.report_opened(path, connection.remote_of(path));
-                    }
-                }
-                QuicEvent::PathClosed(path) => {
-                    if let Some(carrier) = peer.carrier() {
-                        carrier.path_closed(now, path);
-                    }
-                }
-                QuicEvent::PeerStatus(path, status) => {
-                    if let Some(carrier) = peer.carrier() {
-                        carrier.peer_status(now, path, status);
-                    }
-                }
-                QuicEvent::StreamReadable(stream) if peer.relays.has(stream) => {
-                    if peer.relays.wake(stream) {
-                        self.events.push_back(ServerEvent::RelayReadable(RelayId::new(id, stream)));
-                    }
-                }
-                QuicEvent::StreamReadable(stream) => {
-                    if let Some(http) = &mut peer.http {
-                        http.readable(stream);
-                    }
-                }
-                QuicEvent::StreamWritable(stream) => {
-                    self.events.push_back(ServerEvent::RelayWritable(RelayId::new(id, stream)));
-                }
-                QuicEvent::StreamStopped(stream, _)
-                    if peer.relays.breaks_when_stopped(stream) || peer.udp.has(stream) =>
-                {
-                    stopped.push(stream);
-                }
-                QuicEvent::StreamOpened(_)
-                | QuicEvent::StreamStopped(..)
-                | QuicEvent::StreamsAvailable
-                | QuicEvent::Datagrams => {}
-            }
-        }
-        if ended {
+        let happened = peer.poll_events(now, id, connection, &mut self.events);
+        if happened.handshake_over {
             self.endpoint.handshake_over();
         }
-        if let Some(reason) = lost {
+        if let Some(reason) = happened.lost {
             return self.lost(now, id, &reason);
         }
-        if let Some((code, reason)) = problem {
-            return self.close_peer(now, id, code, &reason);
+        if let Some(reason) = happened.broken {
+            return self.close_peer(now, id, h3::code::STREAM_CREATION_ERROR, &reason);
         }
-        for stream in stopped {
+        for stream in happened.stopped {
             match self.peers.get(id).is_some_and(|peer| peer.udp.has(stream)) {
                 true => self.udp_broken(id, stream, h3::code::REQUEST_CANCELLED),
                 false => self.relay_broken(id, stream),

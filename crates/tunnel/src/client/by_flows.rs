@@ -17,14 +17,11 @@ use mpvpn_packet::{
 };
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, Session};
+use super::{Carries, Client};
 use crate::carrier::extensions;
 
 /// Of a block for hosts whose addresses never leave them (RFC 7335 §4).
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);
-
-/// The MTU where no datagram travels (bytes): that of most links.
-const STREAMS_MTU: usize = 1500;
 
 impl Client {
     /// Whether a server that offers no CONNECT-IP will do: where streams were asked for, or if the server says that it
@@ -40,8 +37,8 @@ impl Client {
         // The flows of a TUN with several queues move from one to another.
         will_do
             && self.config.carries == Carries::Packets
-            && !self.part.is_member()
-            && !self.part.has_members()
+            && !self.membership.part.is_member()
+            && !self.membership.part.has_members()
     }
 
     /// Goes on without packets; `asks`: the server may know more than the RFCs.
@@ -63,19 +60,12 @@ impl Client {
     /// Takes a packet of the TUN, which is of no protocol that travels without packets if it is answered.
     pub(super) fn take_flow(&mut self, now: Instant, hdr: VnetHdr, packet: &IpPacket<'_>) {
         match packet.protocol() {
-            protocol::TCP if packet.has_transport_header() => self.lane.take(now, packet),
+            protocol::TCP if packet.has_transport_header() => self.apps.lane.take(now, packet),
             protocol::UDP => self.take_udp(now, hdr, packet),
             _ => self.tell(packet.bytes(), |packet, from| {
                 icmp::unreachable(packet, Unreachable::Prohibited, from)
             }),
         }
-    }
-}
-
-impl Session {
-    /// What packets of apps may have (bytes), once it is known. Where only streams work it does not matter.
-    pub(super) fn known_mtu(&mut self) -> Option<usize> {
-        self.carrier.take_mtu().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
     }
 }
 

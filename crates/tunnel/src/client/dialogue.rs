@@ -1,13 +1,10 @@
 //! What client and server say to each other on the request stream: settings, the request and its
 //! answer, addresses and routes.
 
-use std::collections::BTreeSet;
-
 use bytes::BytesMut;
-use ipnet::IpNet;
 use mpvpn_lane::rules::FlowMode;
 use mpvpn_masque::{
-    capsule::{AssignedAddress, Capsule, CapsuleError, Family, RequestedAddress},
+    capsule::{Capsule, CapsuleError},
     connect_ip::{self, ConnectIpRequest, ResponseError},
     h3::{self, Event as HttpEvent},
     headers::Headers,
@@ -16,7 +13,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Assignment, Carries, Client, ClientError, ClientEvent, links::at_this_end};
+use super::{Carries, Client, ClientError, ClientEvent, addresses, links::at_this_end};
 use crate::{
     carrier::{
         Carrier, Role,
@@ -94,7 +91,9 @@ impl Client {
                         tracing::warn!(stream, code, reason);
                     }
                 }
-                HttpEvent::GoAway { .. } => self.changes.push(ClientChange::Stopping(self.part.class())),
+                HttpEvent::GoAway { .. } => {
+                    self.reports.changes.push(ClientChange::Stopping(self.membership.part.class()))
+                }
                 _ => {}
             }
         }
@@ -102,8 +101,8 @@ impl Client {
     }
 
     fn request(&mut self, now: Instant) {
-        let wishes = self.wishes();
-        let offers = extensions::offers(Carries::Packets, &self.config, self.part.member());
+        let wishes = addresses::wishes(self.reports.assignment.as_ref(), self.config.more_addresses);
+        let offers = extensions::offers(Carries::Packets, &self.config, self.membership.part.member());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -112,7 +111,7 @@ impl Client {
         let Ok(stream) = connection.open_bi() else { return };
         let mut request = ConnectIpRequest::new(&self.config.authority, &self.config.path);
         request.authorization.clone_from(&self.authorization);
-        request.session = self.secret.clone();
+        request.session = self.membership.secret.clone();
         request.extra = offers;
         let headers = request.headers();
         connection.write(stream, h3::encode_headers(&headers));
@@ -124,7 +123,7 @@ impl Client {
         session.request = Some(stream);
         let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
         carrier.set_class(self.config.class.as_ref());
-        for (link, policy) in &self.policies {
+        for (link, policy) in self.links.policies() {
             // Until the server agrees its heartbeats are those of any link.
             carrier.set_link(now, *link, at_this_end(policy, false));
         }
@@ -141,9 +140,9 @@ impl Client {
         let client = AtClient {
             now,
             config: &self.config,
-            policies: &self.policies,
-            shapers: &self.shapers,
-            class: self.part.class(),
+            policies: self.links.policies(),
+            shapers: &self.membership.shapers,
+            class: self.membership.part.class(),
             ends: Ends::at_client(&self.config, &mut session.carrier, stream),
             agreed: Agreed::default(),
         };
@@ -156,11 +155,11 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         session.accepted = true;
-        for (link, policy) in &self.policies {
+        for (link, policy) in self.links.policies() {
             session.carrier.set_link(now, *link, at_this_end(policy, false));
         }
         if asks && let Ok(stream) = connection.open_bi() {
-            let offers = extensions::offers(Carries::Streams, &self.config, self.part.member());
+            let offers = extensions::offers(Carries::Streams, &self.config, self.membership.part.member());
             let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));
             session.asked = Some(stream);
@@ -187,40 +186,18 @@ impl Client {
         }
     }
 
-    /// The addresses of before, or any (RFC 9484 §4.7.2: all zero means "no preference").
-    fn wishes(&self) -> Vec<RequestedAddress> {
-        let known = self.assignment.as_ref();
-        let place = |place: usize| {
-            let before = match place.checked_sub(1) {
-                None => known.map(|known| &known.addresses),
-                Some(more) => known.and_then(|known| known.more.get(more)),
-            };
-            [Family::V4, Family::V6].map(|family| {
-                let request_id = request_id(place, family);
-                let before = before.into_iter().flatten().find(|net| Family::of(net.addr()) == family);
-                before.map_or(RequestedAddress::any(request_id, family), |net| RequestedAddress {
-                    request_id,
-                    net: IpNet::from(net.addr()),
-                })
-            })
-        };
-        (0..=self.config.more_addresses).flat_map(place).collect()
-    }
-
     fn response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
             Ok(accepted) => {
                 self.agree(now, Carries::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
-                let (got, asked) = (accepted.session.as_deref(), self.secret.as_deref());
-                if !self.part.agreed(&session.agreed, got, asked) {
-                    let reason = "the server takes no second connection of a session".to_owned();
-                    return self.lost(now, &LostReason::Transport(reason));
-                }
-                if accepted.session.is_some() {
-                    self.resumed += u32::from(accepted.session == self.secret);
-                    self.secret = accepted.session;
+                match self.membership.accepted(&session.agreed, accepted.session) {
+                    Some(resumed) => self.reports.resumed += u32::from(resumed),
+                    None => {
+                        let reason = "the server takes no second connection of a session".to_owned();
+                        self.lost(now, &LostReason::Transport(reason));
+                    }
                 }
                 return;
             }
@@ -249,39 +226,16 @@ impl Client {
 
     fn capsules(&mut self, now: Instant, data: &[u8]) {
         let Some(session) = &mut self.session else { return };
-        session.capsules.push(data);
-        loop {
-            match session.capsules.next() {
-                Ok(None) => break,
-                Ok(Some(Capsule::AddressAssign(assigned))) if !session.by_flows => {
-                    // Two capsules, one a family, is how some servers send what belongs together.
-                    let fresh: Vec<_> = assigned.into_iter().filter(|entry| !entry.is_refusal()).collect();
-                    let families = |v4| fresh.iter().any(|entry| entry.net.addr().is_ipv4() == v4);
-                    if !session.up {
-                        let kept =
-                            session.addresses.extract_if(.., |old| !families(old.net.addr().is_ipv4()));
-                        session.addresses = kept.chain(fresh.iter().copied()).collect();
-                    } else {
-                        session.addresses = fresh;
-                    }
-                }
-                Ok(Some(Capsule::RouteAdvertisement(routes))) if !session.by_flows => session.routes = routes,
-                Ok(Some(_)) => {}
-                Err(error) => return self.malformed(now, &error),
-            }
+        match session.take_capsules(data) {
+            Ok(()) => self.reassign(),
+            Err(error) => self.malformed(now, &error),
         }
-        self.reassign();
     }
 
     /// Tells what has changed of what the server gave.
     fn reassign(&mut self) {
-        if self.session.as_ref().is_some_and(|session| session.up)
-            && let assignment = self.current_assignment()
-            && assignment != self.assignment
-            && let Some(assignment) = assignment
-        {
-            self.assignment = Some(assignment.clone());
-            self.events.push_back(ClientEvent::Changed(assignment));
+        if let Some(session) = self.session.as_ref().filter(|session| session.up) {
+            self.reports.reassign(addresses::assignment(session, self.config.more_addresses));
         }
     }
 
@@ -300,25 +254,6 @@ impl Client {
         self.lost(now, &LostReason::Transport(reason));
     }
 
-    fn current_assignment(&self) -> Option<Assignment> {
-        let session = self.session.as_ref()?;
-        // A host address with the length of the network that it is in: the kernel then knows the
-        // neighbours.
-        let in_network = |net: IpNet| {
-            let network = session.agreed.networks.iter().find(|network| network.contains(&net.addr()));
-            network.and_then(|network| IpNet::new(net.addr(), network.prefix_len()).ok()).unwrap_or(net)
-        };
-        let mut addresses = Vec::new();
-        let mut more = vec![Vec::new(); self.config.more_addresses];
-        for (place, net) in places(&session.addresses, self.config.more_addresses) {
-            match place.checked_sub(1).and_then(|at| more.get_mut(at)) {
-                Some(list) => list.push(net),
-                None => addresses.push(in_network(net)),
-            }
-        }
-        Some(Assignment { addresses, more, routes: session.routes.clone(), dns: session.agreed.dns.clone() })
-    }
-
     pub(super) fn check_up(&mut self, _now: Instant) {
         let Some(session) = &mut self.session else { return };
         if session.up || !session.accepted {
@@ -329,74 +264,19 @@ impl Client {
                 return;
             }
             let Some(mtu) = session.known_mtu() else { return };
-            self.lane.set_mtu(mtu);
-            self.events.push_back(ClientEvent::Mtu(mtu));
+            self.apps.lane.set_mtu(mtu);
+            self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
         session.up = true;
         self.was_up = true;
-        self.backoff.succeeded();
-        let Some(assignment) = self.current_assignment() else { return };
-        self.assignment = Some(assignment.clone());
-        self.events.push_back(ClientEvent::Up(assignment));
-        self.own.allowed(&mut self.events);
-        if self.part.has_members()
-            && let Some(secret) = &self.secret
+        self.connector.backoff.succeeded();
+        self.reports.up(addresses::assignment(session, self.config.more_addresses));
+        self.own.allowed(&mut self.reports.events);
+        if self.membership.part.has_members()
+            && let Some(secret) = &self.membership.secret
         {
-            let classes = self.part.knows_classes();
-            self.events.push_back(ClientEvent::Members { secret: secret.clone(), classes });
+            let classes = self.membership.part.knows_classes();
+            self.reports.events.push_back(ClientEvent::Members { secret: secret.clone(), classes });
         }
-    }
-}
-
-/// The number of the request for the address of a family at this place: 0 for the first.
-fn request_id(place: usize, family: Family) -> u64 {
-    2 * place as u64 + if family == Family::V4 { 1 } else { 2 }
-}
-
-/// The places of addresses where `more` were asked for beyond the first of each family. One that answers a request has
-/// the place of that, and another the next one that is left: servers name all that a session has in the same order. What
-/// no place is left for goes with the first.
-fn places(assigned: &[AssignedAddress], more: usize) -> Vec<(usize, IpNet)> {
-    let family = |entry: &AssignedAddress| Family::of(entry.net.addr());
-    let answered = |entry: &AssignedAddress| {
-        (0..=more).find(|place| request_id(*place, family(entry)) == entry.request_id)
-    };
-    let mut taken: BTreeSet<(usize, Family)> =
-        assigned.iter().filter_map(|entry| Some((answered(entry)?, family(entry)))).collect();
-    let place = |entry: &AssignedAddress| {
-        let place = answered(entry).unwrap_or_else(|| {
-            let free = (0..=more).find(|place| !taken.contains(&(*place, family(entry))));
-            taken.extend(free.map(|place| (place, family(entry))));
-            free.unwrap_or(0)
-        });
-        (place, entry.net)
-    };
-    assigned.iter().map(place).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-
-    use super::*;
-
-    #[test]
-    fn an_address_has_the_place_of_the_request_that_it_answers() {
-        let entry = |(request_id, net): &(u64, &str)| AssignedAddress {
-            request_id: *request_id,
-            net: net.parse::<IpAddr>().map(IpNet::from).unwrap(),
-        };
-        let placed = |more, list: &[(u64, &str)]| {
-            let list: Vec<_> = list.iter().map(entry).collect();
-            places(&list, more).into_iter().map(|(place, _)| place).collect::<Vec<_>>()
-        };
-        assert_eq!(
-            placed(1, &[(0, "10.0.0.2"), (0, "fd00::2"), (0, "10.0.0.3"), (0, "fd00::3")]),
-            [0, 0, 1, 1]
-        );
-        assert_eq!(placed(1, &[(3, "10.0.0.2"), (1, "10.0.0.3"), (2, "fd00::3")]), [1, 0, 0]);
-        assert_eq!(placed(2, &[(0, "10.0.0.2"), (1, "10.0.0.3"), (9, "10.0.0.4")]), [1, 0, 2]);
-        assert_eq!(placed(0, &[(1, "10.0.0.2"), (0, "10.0.0.3"), (7, "fd00::3")]), [0, 0, 0]);
-        assert_eq!(placed(1, &[(0, "fd00::1"), (0, "10.0.0.2"), (0, "fd00::2")]), [0, 0, 1]);
     }
 }

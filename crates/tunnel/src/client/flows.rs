@@ -4,7 +4,7 @@ use mpvpn_lane::{interposer::State, rules::Why};
 use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 
-use super::{Client, lane::Reach};
+use super::Client;
 
 /// How a flow travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,26 +42,26 @@ impl Client {
     /// now, as is what the rules say.
     pub fn flows(&self, now: Instant) -> Vec<FlowReport> {
         let Some(session) = self.session.as_ref().filter(|session| session.up) else { return Vec::new() };
-        let reach = Reach { translated: session.agreed.streams, networks: &session.agreed.networks };
-        let streams = self.lane.summaries().map(|flow| FlowReport {
+        let (reach, apps) = (session.reach(), &self.apps);
+        let streams = apps.lane.summaries().map(|flow| FlowReport {
             key: flow.key,
             carried: Carried::Stream(flow.state),
-            why: if session.by_flows { Why::NoPackets } else { self.lane.why(&flow.key, reach, true) },
+            why: if session.by_flows { Why::NoPackets } else { apps.lane.why(&flow.key, reach, true) },
             up: flow.up,
             down: flow.down,
             since: flow.since,
             active: flow.active,
         });
-        let packets = self.seen.flows(now).map(|flow| FlowReport {
+        let packets = apps.seen.flows(now).map(|flow| FlowReport {
             key: flow.key,
             carried: Carried::Packets,
-            why: self.lane.why(&flow.key, reach, false),
+            why: apps.lane.why(&flow.key, reach, false),
             up: flow.up,
             down: flow.down,
             since: flow.since,
             active: flow.active,
         });
-        let payloads = self.udp_lane.flows().map(|flow| FlowReport {
+        let payloads = apps.udp_lane.flows().map(|flow| FlowReport {
             key: flow.key,
             carried: Carried::Payloads,
             why: Why::NoPackets,

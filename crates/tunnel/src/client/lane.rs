@@ -420,32 +420,16 @@ impl Lane {
 impl Client {
     /// Moves bytes between apps and streams.
     pub(super) fn drive_lane(&mut self, now: Instant) {
-        if !self.lane.has_work() {
+        let lane = &mut self.apps.lane;
+        if !lane.has_work() {
             return;
         }
         let Some(session) = self.session.as_mut().filter(|session| session.up) else {
-            return self.lane.idle();
+            return lane.idle();
         };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
-        let far = Far {
-            connection,
-            http: &mut session.http,
-            relays: &mut session.relays,
-            carrier: &mut session.carrier,
-            gateway: gateway(&session.addresses),
-            credentials: self.authorization.as_deref(),
-            packets: !session.by_flows,
-        };
-        if let Err(error) = self.lane.drive(now, far) {
+        if let Err(error) = lane.drive(now, session.far(connection, self.authorization.as_deref())) {
             self.broken(now, &error);
         }
     }
-}
-
-/// The addresses that errors of the tunnel come from.
-pub(super) fn gateway(addresses: &[mpvpn_masque::capsule::AssignedAddress]) -> Gateway {
-    let first = |v4: bool| -> Option<IpAddr> {
-        addresses.iter().map(|entry| entry.net.addr()).find(|ip| ip.is_ipv4() == v4)
-    };
-    Gateway { v4: first(true), v6: first(false) }
 }

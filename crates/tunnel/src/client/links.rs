@@ -1,15 +1,25 @@
-//! How a client uses each of its links, and what it tells the server about them.
+//! The links of a client: where each leads, whether the server answers there, how it is to be used, and the path that is
+//! opened over it.
+//!
+//! In: links that come and go, policies, answers to probes, what becomes of paths. Out: probes to send, paths that are
+//! opened on the connection in use. Always holds: over a link on which the server has not answered no path is opened, nor
+//! over one of the tier `never`; a policy may come before its link.
 
-use bytes::BytesMut;
-use mpvpn_masque::{
-    capsule::{Capsule, LinkNotice, LinkPolicy},
-    h3,
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
 };
-use mpvpn_path::Heard;
-use mpvpn_quic::LostReason;
-use mpvpn_types::{Instant, LinkId, Tier};
 
-use super::{Client, Session};
+use mpvpn_masque::capsule::LinkPolicy;
+use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
+use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
+
+use crate::{attempt::Probe, carrier::Carrier};
+
+/// A path that is not validated after this time is opened anew.
+const OPENING: Duration = Duration::from_secs(30);
+/// After this time it is tried again to open a path that could not be opened.
+const NOT_YET: Duration = Duration::from_millis(30);
 
 /// What a policy means at this end, whose packets get their mark from the socket; `agreed`: the far end sends heartbeats
 /// accordingly.
@@ -17,126 +27,220 @@ pub(crate) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
     LinkPolicy { metered: policy.metered && agreed, dscp: 0, ..*policy }
 }
 
-impl Client {
-    /// Sets how a link is to be used, from now on and whether it is there yet or not.
-    ///
-    /// A link of the tier `never` loses its path. If that was the only one, the connection is made anew
-    /// over other links.
-    pub fn set_link(&mut self, now: Instant, id: LinkId, policy: LinkPolicy) {
-        let before = self.policies.insert(id, policy).unwrap_or_default();
-        if before == policy {
-            return;
+#[derive(Debug)]
+struct Link {
+    remote: SocketAddr,
+    up: bool,
+    probe: Probe,
+    /// When a path may be opened again, and the one that is being opened.
+    opening: Option<Instant>,
+    path: Option<PathId>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Links {
+    links: BTreeMap<LinkId, Link>,
+    policies: BTreeMap<LinkId, LinkPolicy>,
+    probes: VecDeque<(LinkId, Vec<u8>)>,
+}
+
+impl Links {
+    /// A link can carry packets to the server at `remote`. Returns whether that is another place than before.
+    pub(super) fn up(&mut self, now: Instant, id: LinkId, remote: SocketAddr) -> bool {
+        let link = self.links.entry(id).or_insert_with(|| Link {
+            remote,
+            up: false,
+            probe: Probe::new(now),
+            opening: None,
+            path: None,
+        });
+        link.up = true;
+        link.probe.restart(now);
+        if id.is_tcp() {
+            // The server has taken the connection.
+            link.probe.answer();
         }
-        if let Some(session) = &mut self.session {
-            session.carrier.set_link(now, id, at_this_end(&policy, session.agreed.links));
+        std::mem::replace(&mut link.remote, remote) != remote
+    }
+
+    /// A link cannot carry packets. Returns whether it is known.
+    pub(super) fn down(&mut self, id: LinkId) -> bool {
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        link.up = false;
+        link.opening = None;
+        true
+    }
+
+    /// All links that are known, up or not.
+    pub(super) fn ids(&self) -> Vec<LinkId> {
+        self.links.keys().copied().collect()
+    }
+
+    /// Sets how a link is to be used; returns how it was before.
+    pub(super) fn set_policy(&mut self, id: LinkId, policy: LinkPolicy) -> LinkPolicy {
+        self.policies.insert(id, policy).unwrap_or_default()
+    }
+
+    pub(super) fn policy(&self, id: LinkId) -> LinkPolicy {
+        self.policies.get(&id).copied().unwrap_or_default()
+    }
+
+    /// All policies that were set.
+    pub(super) fn policies(&self) -> &BTreeMap<LinkId, LinkPolicy> {
+        &self.policies
+    }
+
+    fn may_have_path(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(&id).filter(|link| link.up && self.policy(id).tier != Tier::Never)
+    }
+
+    /// Where a link leads that may have a path.
+    pub(super) fn usable(&self, id: LinkId) -> Option<SocketAddr> {
+        self.may_have_path(id).map(|link| link.remote)
+    }
+
+    /// How long ago something about a link changed.
+    pub(super) fn age(&self, now: Instant, id: LinkId) -> Duration {
+        self.links.get(&id).map_or(Duration::ZERO, |link| link.probe.age(now))
+    }
+
+    /// Whether the server has answered on a link since something about it changed.
+    pub(super) fn has_answered(&self, id: LinkId) -> bool {
+        self.links.get(&id).is_some_and(|link| link.probe.answered())
+    }
+
+    /// A probe was answered from `remote`. Returns whether that is where the link leads.
+    pub(super) fn on_answer(&mut self, id: LinkId, remote: SocketAddr) -> bool {
+        let link = self.links.get_mut(&id).filter(|link| link.remote == remote);
+        link.map(|link| link.probe.answer()).is_some()
+    }
+
+    /// A handshake over a link succeeded: where it has no path it may have one at once.
+    pub(super) fn on_connected(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            link.probe.answer();
+            link.opening = None;
         }
-        match (before.tier, policy.tier) {
-            (Tier::Never, Tier::Never) => {}
-            (_, Tier::Never) => self.leave_link(now, id),
-            (Tier::Never, _) => self.enter_link(now, id),
-            _ => {}
-        }
-        self.tell_links();
     }
 
-    /// Whether the server has said that it knows this client, by the answer to what it was asked first.
-    pub fn is_recognised(&self) -> bool {
-        let answered = |session: &Session| session.accepted && session.request.is_some();
-        self.session.as_ref().is_some_and(answered)
-    }
-
-    /// Whether the link may have a path.
-    pub(super) fn allows(&self, id: LinkId) -> bool {
-        self.policies.get(&id).is_none_or(|policy| policy.tier != Tier::Never)
-    }
-
-    /// Whether the server is reached: the tunnel is up, and a path works.
-    pub fn reaches_server(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
-    }
-
-    /// What is heard of the server over a link.
-    pub fn heard_on(&self, id: LinkId) -> Heard {
-        let works = self.session.as_ref().and_then(|session| session.carrier.works_on(id));
-        let tried = || self.attempts.iter().any(|attempt| attempt.link == id && attempt.heard.is_some());
-        match works {
-            Some(true) => Heard::Works,
-            Some(false) => Heard::Dead,
-            None if self.links.get(&id).is_some_and(|link| link.probe.answered()) || tried() => {
-                Heard::Answers
-            }
-            // Whoever has taken the TCP connection answers at first: a path has been given up there.
-            None if id.is_tcp() && self.session.is_some() && self.has_up(id) => Heard::Dead,
-            None => Heard::Nothing,
+    /// A path over a link was validated.
+    pub(super) fn on_opened(&mut self, id: LinkId) {
+        if let Some(link) = self.links.get_mut(&id) {
+            (link.opening, link.path) = (None, None);
         }
     }
 
-    fn has_up(&self, id: LinkId) -> bool {
-        self.allows(id) && self.links.get(&id).is_some_and(|link| link.up)
+    /// The path over a link is gone, or it may be used again: whether the server answers there has to be asked anew.
+    pub(super) fn ask_again(&mut self, now: Instant, id: LinkId) -> bool {
+        let Some(link) = self.links.get_mut(&id) else { return false };
+        link.probe.restart(now);
+        link.opening = None;
+        true
     }
 
-    /// Gives up the handshakes over a link.
-    pub(super) fn drop_attempts(&mut self, now: Instant, id: LinkId, why: &str) {
-        let lost: Vec<_> = self.attempts.extract_if(.., |attempt| attempt.link == id).collect();
-        for attempt in lost {
-            self.close_connection(now, attempt.connection, why);
-        }
-    }
-
-    fn leave_link(&mut self, now: Instant, id: LinkId) {
+    /// A link is not to be used any more.
+    pub(super) fn leave(&mut self, id: LinkId) {
         if let Some(link) = self.links.get_mut(&id) {
             link.opening = None;
         }
-        self.drop_attempts(now, id, "the link is not to be used");
-        if let Some(session) = &self.session
-            && let Some(path) = session.carrier.path_on(id)
-            && let Some(connection) = self.endpoint.get(session.connection)
-        {
-            if session.carrier.works_without(id) {
-                connection.close_path(now, path);
-            } else {
-                let reason = "the only link that worked is not to be used any more".to_owned();
-                self.lost(now, &LostReason::Transport(reason));
-                self.backoff.now(now);
+    }
+
+    /// There is another connection: all links are asked anew.
+    pub(super) fn restart(&mut self, now: Instant) {
+        for link in self.links.values_mut() {
+            link.probe.restart(now);
+            (link.opening, link.path) = (None, None);
+        }
+    }
+
+    /// Asks on links without a path whether the server can be reached, and opens a path where it can.
+    pub(super) fn open_paths(&mut self, now: Instant, carrier: &Carrier, connection: &mut Connection) {
+        for id in self.without_path(carrier).collect::<Vec<_>>() {
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            let mut probe = Vec::new();
+            if link.probe.poll(now, id, &mut probe) {
+                self.probes.push_back((id, probe));
             }
-        }
-        self.attempts_over(now);
-    }
-
-    fn enter_link(&mut self, now: Instant, id: LinkId) {
-        let Some(link) = self.links.get_mut(&id) else { return };
-        link.probe.restart(now);
-        link.opening = None;
-        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
-            self.try_link(now, id);
-        }
-    }
-
-    /// Tells the server what it does not know yet about the links under the paths.
-    pub(super) fn tell_links(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        let (told, Some(stream)) = (&mut session.told, session.request) else { return };
-        if !session.agreed.links {
-            return;
-        }
-        told.retain(|path, _| session.carrier.has_path(*path));
-        for (path, link) in session.carrier.links() {
-            let is_same = |other: LinkId| other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp();
-            let mut same = session.carrier.links().filter(|(_, other)| is_same(*other));
-            let with =
-                same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
-            let policy = self.policies.get(&link).copied().unwrap_or_default();
-            let number = self.config.class.is_some().then_some(link.uplink().0);
-            let notice = LinkNotice { path, policy: policy.of_far_end(), with, link: number };
-            let known = told.get(&path).copied().unwrap_or(LinkNotice::unsaid(path));
-            if policy.tier == Tier::Never || known == notice {
+            if !link.probe.answered() || link.opening.is_some_and(|at| now < at) {
                 continue;
             }
-            told.insert(path, notice);
-            let mut capsule = BytesMut::new();
-            Capsule::Link(notice).encode(&mut capsule);
-            connection.write(stream, h3::encode_data(&capsule));
+            if let Some(path) = link.path.take() {
+                connection.close_path(now, path);
+            }
+            match connection.open_path(now, Local::link(id), link.remote, PathStatus::Available) {
+                // The path is there when it is validated; until then it must not be opened twice.
+                Ok(path) => (link.opening, link.path) = (Some(now + OPENING), Some(path)),
+                Err(error) => {
+                    tracing::debug!(%error, link = id.0, "cannot open a path yet");
+                    link.opening = Some(now + NOT_YET);
+                }
+            }
         }
+    }
+
+    /// Links that may have a path, and have none.
+    fn without_path<'a>(&'a self, carrier: &'a Carrier) -> impl Iterator<Item = LinkId> + 'a {
+        let all = self.links.keys().copied();
+        all.filter(|id| self.may_have_path(*id).is_some() && carrier.path_on(*id).is_none())
+    }
+
+    /// The next probe, which is at the end of `buf` then.
+    pub(super) fn poll_transmit(&mut self, buf: &mut Vec<u8>) -> Option<Transmit> {
+        let (id, packet) = self.probes.pop_front()?;
+        let remote = self.links.get(&id)?.remote;
+        buf.extend_from_slice(&packet);
+        let (local, size) = (Some(Local::link(id)), packet.len());
+        Some(Transmit { local, remote, ecn: None, dscp: 0, size, segment_size: None })
+    }
+
+    /// When [`Self::open_paths`] has something to do.
+    pub(super) fn poll_timeout(&self, carrier: &Carrier) -> Option<Instant> {
+        let links = self.without_path(carrier).filter_map(|id| self.links.get(&id));
+        links.flat_map(|link| [link.probe.next(), link.opening]).flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: LinkId = LinkId(3);
+
+    fn remote(port: u16) -> SocketAddr {
+        ([192, 0, 2, 1], port).into()
+    }
+
+    #[test]
+    fn a_link_is_usable_while_it_is_up_and_its_tier_is_not_never() {
+        let (mut links, now) = (Links::default(), Instant::now());
+        let never = LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() };
+        assert_eq!(links.set_policy(LINK, never), LinkPolicy::default(), "before there is such a link");
+        assert!(!links.up(now, LINK, remote(1)));
+        assert_eq!(links.usable(LINK), None);
+        assert_eq!(links.set_policy(LINK, LinkPolicy::default()), never);
+        assert_eq!(links.usable(LINK), Some(remote(1)));
+        assert!(links.up(now, LINK, remote(2)), "the server has moved");
+        assert!(links.down(LINK));
+        assert_eq!(links.usable(LINK), None);
+        assert!(!links.down(LinkId(4)), "nobody knows it");
+    }
+
+    #[test]
+    fn only_the_server_answers_and_only_until_something_changes() {
+        let (mut links, now) = (Links::default(), Instant::now());
+        links.up(now, LINK, remote(1));
+        assert!(!links.on_answer(LINK, remote(2)) && !links.has_answered(LINK));
+        assert!(links.on_answer(LINK, remote(1)) && links.has_answered(LINK));
+        let later = now + Duration::from_secs(1);
+        assert_eq!(links.age(later, LINK), Duration::from_secs(1));
+        assert!(links.ask_again(later, LINK) && !links.has_answered(LINK));
+        assert_eq!(links.age(later, LINK), Duration::ZERO);
+    }
+
+    #[test]
+    fn the_mark_and_the_cost_of_a_link_are_those_of_the_far_end_where_it_knows_them() {
+        let policy = LinkPolicy { metered: true, dscp: 46, ..LinkPolicy::default() };
+        assert_eq!(at_this_end(&policy, true), LinkPolicy { dscp: 0, ..policy });
+        assert_eq!(at_this_end(&policy, false), LinkPolicy::default());
     }
 }

@@ -48,7 +48,7 @@ impl Part {
     }
 
     /// Takes the response. A member must have got what it asked for; a home does without.
-    pub(super) fn agreed(&mut self, server: &Agreed, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
+    fn agreed(&mut self, server: &Agreed, got: Option<&[u8]>, asked: Option<&[u8]>) -> bool {
         match self {
             Self::Only => true,
             Self::Home { agreed, classes } => {
@@ -61,58 +61,114 @@ impl Part {
     }
 }
 
+/// A client's place in its session.
+#[derive(Debug)]
+pub(super) struct Membership {
+    pub(super) part: Part,
+    /// That of the session, once the server has said it, or the home.
+    pub(super) secret: Option<Vec<u8>>,
+    /// Those of the links, which all connections of the session share.
+    pub(super) shapers: Shapers,
+}
+
+impl Membership {
+    pub(super) fn new(part: Part) -> Self {
+        Self { part, secret: None, shapers: Shapers::default() }
+    }
+
+    /// Whether there is a session for a connection.
+    pub(super) fn may_connect(&self) -> bool {
+        !self.part.is_member() || self.secret.is_some()
+    }
+
+    /// The server has granted a tunnel, in the session with the secret `got` if it keeps sessions. Returns whether that is
+    /// the session of before; `None` if a member did not get what it asked for.
+    pub(super) fn accepted(&mut self, server: &Agreed, got: Option<Vec<u8>>) -> Option<bool> {
+        if !self.part.agreed(server, got.as_deref(), self.secret.as_deref()) {
+            return None;
+        }
+        let resumed = got.is_some() && got == self.secret;
+        self.secret = got.or(self.secret.take());
+        Some(resumed)
+    }
+
+    /// The home is in the session with this secret. Returns whether that is another one for a member.
+    fn join(&mut self, secret: Vec<u8>) -> bool {
+        if !self.part.is_member() || self.secret.as_ref() == Some(&secret) {
+            return false;
+        }
+        self.secret = Some(secret);
+        true
+    }
+}
+
 impl Client {
     /// Asks the server to let others join: [`super::ClientEvent::Members`] says when they may. To be
     /// called before the first link is up.
     pub fn allow_members(&mut self) {
-        self.part = Part::Home { agreed: false, classes: false };
+        self.membership.part = Part::Home { agreed: false, classes: false };
     }
 
     /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures
     /// are never fatal: it tries again.
     pub fn member(now: Instant, config: ClientConfig, member: Member) -> Self {
-        Self { part: Part::Member(member), ..Self::new(now, config) }
+        Self { membership: Membership::new(Part::Member(member)), ..Self::new(now, config) }
     }
 
     /// Shares the shapers of links with the others of its session. To be called before the first link is up.
     pub(crate) fn share_links(&mut self, shapers: Shapers) {
-        self.shapers = shapers;
+        self.membership.shapers = shapers;
     }
 
     /// Joins the session with this secret, and leaves any other. Nothing happens to a client that is no
     /// member, or belongs to this session already.
     pub fn join(&mut self, now: Instant, secret: Vec<u8>) {
-        if !self.part.is_member() || self.secret.as_ref() == Some(&secret) {
-            return;
+        if self.membership.join(secret) {
+            self.close_all(now, "the session is another one");
+            self.reports.assignment = None;
+            self.connector.backoff.now(now);
         }
-        self.secret = Some(secret);
-        self.close_session(now, "the session is another one");
-        for attempt in std::mem::take(&mut self.attempts) {
-            self.close_connection(now, attempt.connection, "the session is another one");
-        }
-        self.assignment = None;
-        self.backoff.now(now);
     }
 
     /// Closes the connection, and makes none until [`Self::wake`].
     pub(crate) fn sleep(&mut self, now: Instant) {
-        const REASON: &str = "nothing uses it";
-        self.asleep = true;
-        self.close_session(now, REASON);
-        for attempt in std::mem::take(&mut self.attempts) {
-            self.close_connection(now, attempt.connection, REASON);
-        }
-        self.down.clear();
-        self.backoff.trying();
+        self.connector.sleep();
+        self.close_all(now, "nothing uses it");
+        self.reports.clear_reason();
     }
 
     /// A connection is wanted again.
     pub(crate) fn wake(&mut self, now: Instant) {
-        self.asleep = false;
-        self.backoff.now(now);
+        self.connector.wake(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_needs_the_session_and_the_number_that_it_asked_for() {
+        let member = Member::new(17).unwrap();
+        let agreed = |number| Agreed { member: Some(number), ..Agreed::default() };
+        let mut membership = Membership::new(Part::Member(member));
+        assert!(!membership.may_connect(), "it does not know the session");
+        assert!(membership.join(vec![1; 16]) && !membership.join(vec![1; 16]));
+        assert!(membership.may_connect());
+        assert_eq!(membership.accepted(&agreed(17), Some(vec![2; 16])), None, "another session");
+        assert_eq!(membership.accepted(&agreed(0), Some(vec![1; 16])), None, "another number");
+        assert_eq!(membership.accepted(&agreed(17), Some(vec![1; 16])), Some(true));
     }
 
-    pub(super) fn may_connect(&self) -> bool {
-        !self.ended && !self.asleep && (!self.part.is_member() || self.secret.is_some())
+    #[test]
+    fn a_home_keeps_the_session_that_the_server_said_last() {
+        let mut membership = Membership::new(Part::Home { agreed: false, classes: false });
+        let server = Agreed { member: Some(0), classes: true, ..Agreed::default() };
+        assert_eq!(membership.accepted(&server, Some(vec![1; 16])), Some(false));
+        assert!(membership.part.has_members() && membership.part.knows_classes());
+        assert!(!membership.join(vec![2; 16]), "it is no member");
+        assert_eq!(membership.accepted(&Agreed::default(), None), Some(false));
+        assert!(!membership.part.has_members(), "the server lets no others join now");
+        assert_eq!(membership.secret, Some(vec![1; 16]));
     }
 }

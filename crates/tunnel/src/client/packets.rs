@@ -4,26 +4,55 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{FlowKey, Joined, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
+use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::{
-    Client, Session, UdpNews,
-    lane::{Reach, gateway},
+use super::{Client, Seen, UdpNews, lane::Lane, udp_lane::UdpLane};
+use crate::{
+    UdpId,
+    carrier::{Carrier, Opened},
 };
-use crate::{UdpId, carrier::Opened};
 
-impl Session {
-    /// Whether the sender has an address of this client, and the receiver may be beyond this link.
-    fn may_send(&self, packet: &ip::IpPacket<'_>) -> bool {
-        let src = packet.src();
-        self.addresses.iter().any(|entry| entry.net.contains(&src)) && !is_link_local(packet.dst())
+/// The packets of apps: those that end here, and those that come for them.
+#[derive(Debug)]
+pub(super) struct Apps {
+    /// TCP connections that travel as streams.
+    pub(super) lane: Lane,
+    /// UDP flows that travel by CONNECT-UDP.
+    pub(super) udp_lane: UdpLane,
+    pub(super) seen: Seen,
+    /// Packets for the TUN.
+    pub(super) joiner: Joiner,
+}
+
+impl Apps {
+    pub(super) fn new(lane: Lane) -> Self {
+        Self { lane, udp_lane: UdpLane::default(), seen: Seen::default(), joiner: Joiner::new() }
     }
 
-    /// Whether the server leads there.
-    fn reaches(&self, ip: IpAddr) -> bool {
-        self.routes.iter().any(|range| range.contains(ip))
+    /// Gives an app a packet that was made here, if there is one.
+    pub(super) fn answer(&mut self, packet: Option<Vec<u8>>) {
+        if let Some(packet) = packet {
+            self.joiner.push(Bytes::from(packet));
+            self.joiner.flush();
+        }
+    }
+
+    /// Gives apps what has waited for long enough.
+    pub(super) fn release(&mut self, now: Instant, carrier: &mut Carrier) {
+        let (mtu, joiner) = (carrier.mtu(), &mut self.joiner);
+        carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+        joiner.flush();
+    }
+
+    /// The next packet for the TUN.
+    pub(super) fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+        let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
+        if let Some(flow) = joined.flow() {
+            self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
+        }
+        Some(joined)
     }
 }
 
@@ -33,9 +62,9 @@ impl Client {
         let Some(connection) = self.endpoint.get(session.connection) else { return };
         let mut bytes = 0;
         let mut malformed = None;
-        let (carrier, joiner) = (&mut session.carrier, &mut self.joiner);
+        let Apps { joiner, udp_lane, .. } = &mut self.apps;
+        let carrier = &mut session.carrier;
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
-        let udp_lane = &mut self.udp_lane;
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
             let mut next = match carrier.open_datagram(now, datagram) {
@@ -65,7 +94,7 @@ impl Client {
         session.carrier.deliver_rescued(now, connection);
         if bytes + payload_bytes > 0 {
             session.carrier.note_delivered(now, bytes + payload_bytes);
-            self.joiner.flush();
+            joiner.flush();
         }
         if let Some(DatagramError::NoContextId { stream_id }) = malformed
             && Some(stream_id) != session.request
@@ -85,7 +114,7 @@ impl Client {
     pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) {
         let Some(session) = self.session.as_mut().filter(|session| session.up) else { return };
         let Ok(view) = ip::parse(packet) else { return };
-        let gateway = gateway(&session.addresses);
+        let gateway = session.gateway();
         if !session.may_send(&view) {
             return;
         }
@@ -96,12 +125,12 @@ impl Client {
         if session.by_flows {
             return self.take_flow(now, hdr, &view);
         }
-        let reach = Reach { translated: session.agreed.streams, networks: &session.agreed.networks };
-        if self.lane.takes(now, &view, reach) {
+        let apps = &mut self.apps;
+        if apps.lane.takes(now, &view, session.reach()) {
             return;
         }
-        let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut self.seen));
-        self.answer(answer);
+        let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut apps.seen));
+        apps.answer(answer);
     }
 
     /// Whether a packet of an app would go into the tunnel.
@@ -124,13 +153,13 @@ impl Client {
     /// Whether it has something that ends with its connection.
     pub(crate) fn has_flows(&self) -> bool {
         let udp = self.session.as_ref().map_or(0, |session| session.udp.flows.len());
-        self.lane.flows() + self.own.len() + udp > 0
+        self.apps.lane.flows() + self.own.len() + udp > 0
     }
 
     /// Whether a packet of this flow, either way, was here so lately that one which takes another connection over the
     /// same links might overtake it.
     pub(crate) fn is_followed_by(&mut self, now: Instant, flow: &FlowKey) -> bool {
-        let Some(last) = self.seen.last(flow) else { return false };
+        let Some(last) = self.apps.seen.last(flow) else { return false };
         let Some(session) = &self.session else { return false };
         let Some(connection) = self.endpoint.get(session.connection) else { return false };
         now.saturating_duration_since(last) < session.carrier.spread(connection)
@@ -142,20 +171,13 @@ impl Client {
             .session
             .as_ref()
             .zip(ip::src_of(packet))
-            .and_then(|(session, source)| gateway(&session.addresses).for_source(source));
-        self.answer(from.and_then(|from| error(packet, from)));
-    }
-
-    fn answer(&mut self, packet: Option<Vec<u8>>) {
-        if let Some(packet) = packet {
-            self.joiner.push(Bytes::from(packet));
-            self.joiner.flush();
-        }
+            .and_then(|(session, source)| session.gateway().for_source(source));
+        self.apps.answer(from.and_then(|from| error(packet, from)));
     }
 
     /// Whether a TCP connection of an app ends here, and travels as a stream.
     pub(crate) fn ends(&self, flow: &FlowKey) -> bool {
-        self.lane.ends(flow)
+        self.apps.lane.ends(flow)
     }
 
     /// Whether the server answers by any path, as far as this end can tell.
@@ -170,16 +192,12 @@ impl Client {
 
     /// The next packet for the TUN.
     pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
-        let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
-        if let Some(flow) = joined.flow() {
-            self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
-        }
-        Some(joined)
+        self.apps.poll_tun(now)
     }
 
     /// Gives the memory of a written packet back.
     pub fn recycle(&mut self, joined: Joined) {
-        self.joiner.recycle(joined);
+        self.apps.joiner.recycle(joined);
     }
 }
 

@@ -1,109 +1,214 @@
 //! How a client reaches the server: handshakes over all links while there is no connection that works, and
 //! paths of the connection over links that have none.
 
-use mpvpn_quic::{Local, PathStatus};
+use std::net::SocketAddr;
+
+use mpvpn_masque::capsule::LinkPolicy;
+use mpvpn_path::Heard;
+use mpvpn_quic::{ConnectionId, Event as QuicEvent, LostReason};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
-use super::Client;
-use crate::attempt::{ATTEMPT, Attempt, GRACE};
+use super::{
+    Client, ClientError,
+    connector::{Connector, Wanted},
+    links::at_this_end,
+};
+use crate::{attempt::ATTEMPT, events::ClientChange};
 
 /// With every path silent for this long while data moves, or no answer to the request, a new connection is
 /// tried beside the old one.
 pub(super) const REVIVE: Duration = Duration::from_millis(1200);
 /// The same if the server is heard, but not a word about what it hears.
 const REVIVE_MUTE: Duration = Duration::from_millis(200);
-/// A handshake that is not answered within this time gets another one beside it: the library repeats lost
-/// packets ever less often, and a link may work again at any moment.
-const RENEW: Duration = Duration::from_secs(1);
-/// The same where every packet costs.
-const RENEW_METERED: Duration = Duration::from_secs(4);
-/// Handshakes on one link at a time: the oldest, for links on which answers take long, and the newest.
-const MOST_ATTEMPTS: usize = 3;
-/// A path that is not validated after this time is opened anew.
-const OPENING: Duration = Duration::from_secs(30);
-/// After this time it is tried again to open a path that could not be opened.
-const NOT_YET: Duration = Duration::from_millis(30);
 
 impl Client {
-    /// When the handshake is old enough for another one on its link.
-    pub(super) fn renewal(&self, attempt: &Attempt) -> Instant {
-        let metered = self.policies.get(&attempt.link).is_some_and(|policy| policy.metered);
-        attempt.heard.unwrap_or(attempt.since) + if metered { RENEW_METERED } else { RENEW }
+    /// A link can carry packets to the server at `remote`. Also to be called when its address or
+    /// the server's has changed.
+    pub fn link_up(&mut self, now: Instant, id: LinkId, remote: SocketAddr) {
+        if self.links.up(now, id, remote) {
+            self.give_up_on(now, id, "the server has another address");
+        }
+        if let Some(session) = &mut self.session {
+            session.carrier.link_carrier(now, id, true);
+        }
+        self.try_if_none_works(now, id);
+        if id.is_tcp() {
+            self.open_paths(now);
+        }
     }
 
-    pub(super) fn try_link(&mut self, now: Instant, id: LinkId) {
-        let own = self.attempts.iter().filter(|attempt| attempt.link == id);
-        // One pipe of each kind is enough to find out whether a link leads to the server; the others join as paths.
-        if id.pipe() > 0 && !id.is_tcp()
-            || !self.may_connect()
-            || own.clone().any(|attempt| now < self.renewal(attempt))
+    /// A link cannot carry packets: no carrier, no address, or gone.
+    pub fn link_down(&mut self, now: Instant, id: LinkId) {
+        if !self.links.down(id) {
+            return;
+        }
+        if let Some(session) = &mut self.session {
+            session.carrier.link_carrier(now, id, false);
+        }
+        self.give_up_on(now, id, "the link is down");
+        self.attempts_over(now);
+    }
+
+    /// Sets how a link is to be used, from now on and whether it is there yet or not.
+    ///
+    /// A link of the tier `never` loses its path. If that was the only one, the connection is made anew
+    /// over other links.
+    pub fn set_link(&mut self, now: Instant, id: LinkId, policy: LinkPolicy) {
+        let before = self.links.set_policy(id, policy);
+        if before == policy {
+            return;
+        }
+        if let Some(session) = &mut self.session {
+            session.carrier.set_link(now, id, at_this_end(&policy, session.agreed.links));
+        }
+        match (before.tier, policy.tier) {
+            (Tier::Never, Tier::Never) => {}
+            (_, Tier::Never) => self.leave_link(now, id),
+            (Tier::Never, _) if self.links.ask_again(now, id) => self.try_if_none_works(now, id),
+            _ => {}
+        }
+        self.tell_links();
+    }
+
+    /// What is heard of the server over a link.
+    pub fn heard_on(&self, id: LinkId) -> Heard {
+        let works = self.session.as_ref().and_then(|session| session.carrier.works_on(id));
+        let attempts = self.connector.attempts().iter();
+        let tried = || attempts.clone().any(|attempt| attempt.link == id && attempt.heard.is_some());
+        match works {
+            Some(true) => Heard::Works,
+            Some(false) => Heard::Dead,
+            None if self.links.has_answered(id) || tried() => Heard::Answers,
+            // Whoever has taken the TCP connection answers at first: a path has been given up there.
+            None if id.is_tcp() && self.session.is_some() && self.links.usable(id).is_some() => Heard::Dead,
+            None => Heard::Nothing,
+        }
+    }
+
+    fn leave_link(&mut self, now: Instant, id: LinkId) {
+        self.links.leave(id);
+        self.give_up_on(now, id, "the link is not to be used");
+        if let Some(session) = &self.session
+            && let Some(path) = session.carrier.path_on(id)
+            && let Some(connection) = self.endpoint.get(session.connection)
         {
-            return;
-        }
-        // Neither the first, which has waited longest, nor the last.
-        let superfluous = own.clone().nth(1).filter(|_| own.count() >= MOST_ATTEMPTS);
-        if let Some(connection) = superfluous.map(|attempt| attempt.connection) {
-            self.attempts.retain(|attempt| attempt.connection != connection);
-            self.close_connection(now, connection, "tried anew");
-        }
-        let allowed = self.allows(id);
-        let Some(link) = self.links.get(&id).filter(|link| link.up && allowed) else { return };
-        // Where UDP died, the connection is not to blame: a path for it comes first.
-        if id.is_tcp() && self.session.is_some() && link.probe.age(now) < REVIVE {
-            return;
-        }
-        let local = Local::link(id);
-        match self.endpoint.connect(now, &self.config.setup, local, link.remote, &self.config.server_name) {
-            Ok(connection) => {
-                self.attempts.push(Attempt { connection, link: id, since: now, heard: None, ready: None });
-                self.backoff.trying();
+            if session.carrier.works_without(id) {
+                connection.close_path(now, path);
+            } else {
+                let reason = "the only link that worked is not to be used any more".to_owned();
+                self.lost(now, &LostReason::Transport(reason));
+                self.connector.backoff.now(now);
             }
-            Err(error) => tracing::warn!(class = self.class_name(), %error, link = id.0, "cannot connect"),
         }
+        self.attempts_over(now);
+    }
+
+    fn give_up_on(&mut self, now: Instant, id: LinkId, reason: &str) {
+        self.connector.give_up(now, &mut self.endpoint, |link| link == id, reason);
+    }
+
+    pub(super) fn may_connect(&self) -> bool {
+        self.connector.wanted == Wanted::Yes && self.membership.may_connect()
+    }
+
+    fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
+        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
+            self.try_link(now, id);
+        }
+    }
+
+    fn try_link(&mut self, now: Instant, id: LinkId) {
+        // One pipe of each kind is enough to find out whether a link leads to the server; the others join as paths.
+        if id.pipe() > 0 && !id.is_tcp() || !self.may_connect() {
+            return;
+        }
+        let Some(remote) = self.links.usable(id) else { return };
+        // Where UDP died, the connection is not to blame: a path for it comes first.
+        if id.is_tcp() && self.session.is_some() && self.links.age(now, id) < REVIVE {
+            return;
+        }
+        self.connector.connect(now, &mut self.endpoint, &self.config, &self.links, (id, remote));
     }
 
     pub(super) fn try_all_links(&mut self, now: Instant) {
-        let ids: Vec<_> = self.links.keys().copied().collect();
-        for id in ids {
-            self.try_link(now, id);
-        }
+        self.links.ids().into_iter().for_each(|id| self.try_link(now, id));
     }
 
     /// What paths there are may work again by themselves.
     fn try_links_without_path(&mut self, now: Instant) {
-        let Some(session) = self.session.as_ref().filter(|session| session.up) else { return };
-        let without = self.links.keys().filter(|id| session.carrier.path_on(**id).is_none());
-        for id in without.copied().collect::<Vec<_>>() {
-            self.try_link(now, id);
+        for id in self.links.ids() {
+            let session = self.session.as_ref().filter(|session| session.up);
+            if session.is_some_and(|session| session.carrier.path_on(id).is_none()) {
+                self.try_link(now, id);
+            }
         }
     }
 
     pub(super) fn attempts_over(&mut self, now: Instant) {
-        if self.attempts.is_empty() && self.session.is_none() && self.backoff.next.is_none() {
-            self.backoff.failed(now);
-        }
-    }
-
-    /// When an attempt that succeeded takes the place of the connection in use.
-    pub(super) fn replaces_at(&self, attempt: &Attempt) -> Option<Instant> {
-        attempt.ready.map(|at| if self.session.is_some() { at + GRACE } else { at })
+        self.connector.wait_if_all_failed(now, self.session.is_some());
     }
 
     pub(super) fn expire_attempts(&mut self, now: Instant) {
-        for attempt in self.attempts.clone() {
-            if self.replaces_at(&attempt).is_some_and(|at| now >= at) {
-                self.attempts.retain(|other| other.connection != attempt.connection);
-                return self.connected(now, attempt);
+        for attempt in self.connector.attempts().to_vec() {
+            let id = attempt.connection;
+            if Connector::replaces_at(&attempt, self.session.is_some()).is_some_and(|at| now >= at) {
+                self.connector.take(id);
+                return self.connected(now, id);
             }
             if now.saturating_duration_since(attempt.since) >= ATTEMPT {
-                self.attempts.retain(|other| other.connection != attempt.connection);
-                self.close_connection(now, attempt.connection, "took too long");
+                self.connector.take(id);
+                self.connector.close(now, &mut self.endpoint, id, "took too long");
                 continue;
             }
-            if let Some(connection) = self.endpoint.get(attempt.connection) {
+            if let Some(connection) = self.endpoint.get(id) {
                 connection.handle_timeout(now);
             }
-            self.drive_attempt(now, attempt.connection);
+            self.drive_attempt(now, id);
+        }
+        self.attempts_over(now);
+    }
+
+    /// Looks what has happened to a connection that is not the one in use.
+    pub(super) fn drive_attempt(&mut self, now: Instant, id: ConnectionId) {
+        let waits = self.connector.attempt(id).is_some_and(|attempt| attempt.ready.is_none());
+        while waits
+            && let Some(event) = self.endpoint.get(id).and_then(|connection| connection.poll_event(now))
+        {
+            match event {
+                // With the old connection its streams would end: it is asked once more.
+                QuicEvent::Connected if self.session.is_some() && self.has_flows() => {
+                    self.wait_for_session(now, id);
+                    break;
+                }
+                QuicEvent::Connected => {
+                    self.connector.take(id);
+                    return self.connected(now, id);
+                }
+                QuicEvent::Lost(reason) => return self.attempt_failed(now, id, reason),
+                _ => {}
+            }
+        }
+        self.connector.settle(&mut self.endpoint, id);
+    }
+
+    /// A handshake succeeded, but the connection in use may still turn out to work.
+    fn wait_for_session(&mut self, now: Instant, id: ConnectionId) {
+        let (Some(attempt), Some(session)) = (self.connector.attempt(id), &mut self.session) else { return };
+        attempt.ready = Some(now);
+        session.carrier.beat_on(attempt.link);
+        self.links.on_connected(attempt.link);
+        self.open_paths(now);
+    }
+
+    fn attempt_failed(&mut self, now: Instant, id: ConnectionId, reason: LostReason) {
+        if let Some(attempt) = self.connector.take(id) {
+            self.reports.changes.push(ClientChange::ConnectFailed(attempt.link, reason.to_string()));
+        }
+        self.connector.settle(&mut self.endpoint, id);
+        if let LostReason::Tls(reason) = reason
+            && !self.was_up
+        {
+            self.fail(now, ClientError::Tls(reason));
         }
         self.attempts_over(now);
     }
@@ -113,33 +218,16 @@ impl Client {
     pub(super) fn open_paths(&mut self, now: Instant) {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return };
-        if !session.accepted || !connection.is_multipath() {
-            return;
+        if session.accepted && connection.is_multipath() {
+            self.links.open_paths(now, &session.carrier, connection);
         }
-        for (id, link) in &mut self.links {
-            let allowed = self.policies.get(id).is_none_or(|policy| policy.tier != Tier::Never);
-            if !link.up || !allowed || session.carrier.path_on(*id).is_some() {
-                continue;
-            }
-            let mut probe = Vec::new();
-            if link.probe.poll(now, *id, &mut probe) {
-                self.probes.push_back((*id, probe));
-            }
-            if !link.probe.answered() || link.opening.is_some_and(|at| now < at) {
-                continue;
-            }
-            if let Some(path) = link.path.take() {
-                connection.close_path(now, path);
-            }
-            match connection.open_path(now, Local::link(*id), link.remote, PathStatus::Available) {
-                // The path is there when it is validated; until then it must not be opened twice.
-                Ok(path) => (link.opening, link.path) = (Some(now + OPENING), Some(path)),
-                Err(error) => {
-                    tracing::debug!(%error, link = id.0, "cannot open a path yet");
-                    link.opening = Some(now + NOT_YET);
-                }
-            }
-        }
+    }
+
+    /// Tells the server what it does not know yet about the links under the paths.
+    pub(super) fn tell_links(&mut self) {
+        let Some(session) = &mut self.session else { return };
+        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        session.tell_links(connection, &self.links, self.config.class.is_some());
     }
 
     /// Since when the connection has been of no use.
@@ -167,9 +255,8 @@ impl Client {
             Some(since) if now >= since + REVIVE => self.try_all_links(now),
             Some(_) => self.try_links_without_path(now),
             None => {
-                for attempt in std::mem::take(&mut self.attempts) {
-                    self.close_connection(now, attempt.connection, "the old connection works again");
-                }
+                let reason = "the old connection works again";
+                self.connector.give_up(now, &mut self.endpoint, |_| true, reason);
             }
         }
     }

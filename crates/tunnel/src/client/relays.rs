@@ -11,7 +11,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, Session};
+use super::{Carries, Client, ClientError, ClientEvent, session::Session};
 use crate::{RelayId, RelayRead, relay::Relays};
 
 type Events = VecDeque<ClientEvent>;
@@ -136,7 +136,7 @@ impl Client {
                     h3::code::REQUEST_CANCELLED,
                 );
                 self.own.streams.remove(&relay.stream);
-                self.events.push_back(ClientEvent::RelayGone(relay));
+                self.reports.events.push_back(ClientEvent::RelayGone(relay));
             }
             RelayRead::Blocked => {}
         }
@@ -190,7 +190,7 @@ impl Client {
         if is_open && session.relays.breaks_when_stopped(stream) {
             let relay = RelayId::new(session.connection, stream);
             self.relay_abort(relay);
-            self.events.push_back(ClientEvent::RelayGone(relay));
+            self.reports.events.push_back(ClientEvent::RelayGone(relay));
         }
     }
 
@@ -216,11 +216,11 @@ impl Client {
             match answer.map_or(Err(Failure::Other), |headers| connect::check_response(&headers)) {
                 Ok(()) => {
                     self.own.streams.insert(stream, Stage::Open);
-                    self.events.push_back(ClientEvent::RelayOpened(relay));
+                    self.reports.events.push_back(ClientEvent::RelayOpened(relay));
                 }
                 Err(failure) => {
                     self.relay_abort(relay);
-                    self.events.push_back(ClientEvent::RelayFailed(relay, failure));
+                    self.reports.events.push_back(ClientEvent::RelayFailed(relay, failure));
                 }
             }
             if let Some(status) = refused {

@@ -11,7 +11,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, Session, relays::refuses_credentials, udp_lane::UdpLane};
+use super::{Client, ClientEvent, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
 use crate::{
     UdpId,
     udp::{Inbox, UdpFlows},

@@ -59,7 +59,7 @@ impl Client {
             return;
         }
         let (key, bytes) = (FlowKey::of(packet), packet.transport().len().saturating_sub(udp::UDP_HEADER));
-        let fate = match self.udp_lane.flows.find(now, &key, bytes) {
+        let fate = match self.apps.udp_lane.flows.find(now, &key, bytes) {
             Some(fate) => fate,
             None => {
                 if !self.udp_possible() {
@@ -69,7 +69,7 @@ impl Client {
                 }
                 // Without a stream for it the packet is lost: an app that uses UDP asks again.
                 let Some(id) = self.udp_open(now, &Authority::from(key.destination())) else { return };
-                if let Some(silent) = self.udp_lane.flows.insert(now, key, id, bytes) {
+                if let Some(silent) = self.apps.udp_lane.flows.insert(now, key, id, bytes) {
                     self.udp_close(silent);
                 }
                 Fate::Carried(id)
@@ -97,12 +97,12 @@ impl Client {
 
     /// What has become of a flow is for the app, or for the edge.
     pub(super) fn udp_news(&mut self, now: Instant, id: UdpId, news: UdpNews) {
-        if !self.udp_lane.has(id) {
-            return self.events.push_back(ClientEvent::Udp(id, news));
+        if !self.apps.udp_lane.has(id) {
+            return self.reports.events.push_back(ClientEvent::Udp(id, news));
         }
         match news {
             UdpNews::Opened => {}
-            UdpNews::Closed => self.udp_lane.flows.forget(id),
+            UdpNews::Closed => self.apps.udp_lane.flows.forget(id),
             UdpNews::Refused(failure) => {
                 let reason = match failure {
                     Failure::Prohibited => Unreachable::Prohibited,
@@ -111,9 +111,9 @@ impl Client {
                         Unreachable::AddressUnreachable
                     }
                     // Worth another try.
-                    Failure::Busy | Failure::Other => return self.udp_lane.flows.forget(id),
+                    Failure::Busy | Failure::Other => return self.apps.udp_lane.flows.forget(id),
                 };
-                if let Some(key) = self.udp_lane.flows.refuse(now, id, reason)
+                if let Some(key) = self.apps.udp_lane.flows.refuse(now, id, reason)
                     && let Some(packet) = udp::packet(key.source(), key.destination(), &[])
                 {
                     tracing::debug!(to = %key.destination(), ?failure, "UDP is not carried");
@@ -125,7 +125,7 @@ impl Client {
 
     /// Ends flows that have been silent for long.
     pub(super) fn expire_udp(&mut self, now: Instant) {
-        for id in self.udp_lane.flows.expire(now) {
+        for id in self.apps.udp_lane.flows.expire(now) {
             self.udp_close(id);
         }
     }

@@ -1,14 +1,15 @@
 //! A connection of a client, and what it was granted.
 
-use std::net::IpAddr;
+use std::{collections::VecDeque, net::IpAddr};
 
+use mpvpn_masque::h3::Side;
 use mpvpn_path::Scheduler;
-use mpvpn_quic::{Connection, StreamId};
+use mpvpn_quic::{Connection, ConnectionId, Event as QuicEvent, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
-use super::{capsules::RequestStream, report::Departed};
+use super::{ServerEvent, capsules::RequestStream, report::Departed};
 use crate::{
-    AddressSet, ClassProfile, Member, Secret,
+    AddressSet, ClassProfile, Member, RelayId, Secret,
     carrier::{Carrier, Role},
     events::ClientTag,
     http::Http,
@@ -33,6 +34,17 @@ pub(super) struct Peer {
     pub(super) early: Early,
     /// Credentials that were looked at before, and whose they are.
     pub(super) known: Option<(String, String)>,
+}
+
+/// What the server must act on of what has happened to a connection.
+#[derive(Debug, Default)]
+pub(super) struct Happened {
+    pub(super) handshake_over: bool,
+    pub(super) lost: Option<LostReason>,
+    /// It is of no use, for this reason.
+    pub(super) broken: Option<String>,
+    /// Streams of relays and flows that the client reads no more.
+    pub(super) stopped: Vec<StreamId>,
 }
 
 /// What watches and uses the paths of a client to which something was granted: a tunnel, or only relays.
@@ -80,6 +92,71 @@ impl Peer {
             early: Early::default(),
             known: None,
         }
+    }
+
+    /// Takes what has happened to its connection, the number of which is `id`.
+    pub(super) fn poll_events(
+        &mut self,
+        now: Instant,
+        id: ConnectionId,
+        connection: &mut Connection,
+        events: &mut VecDeque<ServerEvent>,
+    ) -> Happened {
+        let mut happened = Happened::default();
+        while let Some(event) = connection.poll_event(now) {
+            match event {
+                QuicEvent::Connected => {
+                    happened.handshake_over |= std::mem::take(&mut self.handshaking);
+                    match Http::start(Side::Server, connection) {
+                        Ok(http) => self.http = Some(http),
+                        Err(error) => happened.broken = Some(error.to_string()),
+                    }
+                }
+                QuicEvent::Lost(reason) => {
+                    happened.handshake_over |= std::mem::take(&mut self.handshaking);
+                    happened.lost = Some(reason);
+                }
+                QuicEvent::PathOpened(path) => {
+                    if let Some(carrier) = self.carrier() {
+                        carrier.path_opened(now, connection, path);
+                        carrier.report_opened(path, connection.remote_of(path));
+                    }
+                }
+                QuicEvent::PathClosed(path) => {
+                    if let Some(carrier) = self.carrier() {
+                        carrier.path_closed(now, path);
+                    }
+                }
+                QuicEvent::PeerStatus(path, status) => {
+                    if let Some(carrier) = self.carrier() {
+                        carrier.peer_status(now, path, status);
+                    }
+                }
+                QuicEvent::StreamReadable(stream) if self.relays.has(stream) => {
+                    if self.relays.wake(stream) {
+                        events.push_back(ServerEvent::RelayReadable(RelayId::new(id, stream)));
+                    }
+                }
+                QuicEvent::StreamReadable(stream) => {
+                    if let Some(http) = &mut self.http {
+                        http.readable(stream);
+                    }
+                }
+                QuicEvent::StreamWritable(stream) => {
+                    events.push_back(ServerEvent::RelayWritable(RelayId::new(id, stream)));
+                }
+                QuicEvent::StreamStopped(stream, _)
+                    if self.relays.breaks_when_stopped(stream) || self.udp.has(stream) =>
+                {
+                    happened.stopped.push(stream);
+                }
+                QuicEvent::StreamOpened(_)
+                | QuicEvent::StreamStopped(..)
+                | QuicEvent::StreamsAvailable
+                | QuicEvent::Datagrams => {}
+            }
+        }
+        happened
     }
 
     /// What watches and uses its paths; `None` while nothing was granted.
