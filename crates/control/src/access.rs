@@ -14,17 +14,24 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_packet::public::{behind, is_public};
+use serde::Deserialize;
+
+use crate::config::rules;
 
 /// One `[[access]]`: whether clients may connect to some destinations.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
     /// Whether they may.
     pub allow: bool,
     /// The names of the users that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "rules::users")]
     pub users: Vec<String>,
     /// The addresses that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "rules::networks")]
     pub to: Vec<IpNet>,
     /// The ports that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "rules::some")]
     pub ports: Vec<Ports>,
 }
 

@@ -200,11 +200,6 @@ impl Users {
         Ok(token)
     }
 
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
     /// Whether nobody could come in.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()

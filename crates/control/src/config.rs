@@ -4,7 +4,6 @@
 //! same names as keys. Out: [`ServerConfig`] and [`ClientConfig`], where everything is filled in and
 //! checked. The command line wins over the file, the file over the defaults.
 
-mod access;
 mod app;
 mod classes;
 mod dns;
@@ -16,6 +15,7 @@ mod options;
 mod pipes;
 mod proxy;
 mod reload;
+pub(crate) mod rules;
 mod service;
 mod shards;
 mod site;

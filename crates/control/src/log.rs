@@ -1,9 +1,6 @@
-//! Logging: set up once, written to stderr, and never flooded.
+//! Logging: set up once, written to stderr.
 
-use std::{
-    io::IsTerminal,
-    time::{Duration, Instant},
-};
+use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
@@ -39,47 +36,9 @@ fn directives(level: LogLevel) -> String {
     }
 }
 
-/// Lets one of many equal warnings through per period.
-#[derive(Debug)]
-pub struct RateLimit {
-    period: Duration,
-    last: Option<Instant>,
-    held_back: u64,
-}
-
-impl RateLimit {
-    /// One warning per `period`.
-    pub const fn new(period: Duration) -> Self {
-        Self { period, last: None, held_back: 0 }
-    }
-
-    /// Whether to warn at `now`; if so, how many warnings were held back since the last one.
-    pub fn pass(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) < self.period) {
-            self.held_back += 1;
-            return None;
-        }
-        self.last = Some(now);
-        Some(std::mem::take(&mut self.held_back))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_warning_a_period_passes_and_counts_the_others() {
-        let mut limit = RateLimit::new(Duration::from_secs(10));
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(limit.pass(at(0)), Some(0));
-        assert_eq!(limit.pass(at(1)), None);
-        assert_eq!(limit.pass(at(9)), None);
-        assert_eq!(limit.pass(at(10)), Some(2));
-        assert_eq!(limit.pass(at(5)), None, "time that runs backwards is no reason to warn");
-        assert_eq!(limit.pass(at(20)), Some(1));
-    }
 
     #[test]
     fn every_level_makes_a_filter() {

@@ -63,7 +63,7 @@ pub enum LabError {
     /// A running lab refused a request.
     #[error("the lab says: {0}")]
     Refused(String),
-    /// A file of `crates/lab/scenarios` is not as it must be.
+    /// A file of `tests/scenarios/files` is not as it must be.
     #[error("the scenario {name} cannot be used: {why}")]
     Scenario {
         /// Which one.

@@ -10,7 +10,6 @@
 //!
 //! * [`emulation`] decides what happens to a packet and when; it has neither clock nor socket.
 //! * [`Lab`] builds and removes namespaces, devices and processes; [`LinkHandle`] changes links meanwhile.
-//! * [`scenario`] has the settings in which the tunnel is measured and tested, as data.
 //! * [`vpn`] runs the `mpvpn` binary in a lab, [`cli`] is `mpvpn lab`; `demo` and `classes` are two of
 //!   its commands.
 //!
@@ -34,7 +33,6 @@ pub mod plot;
 mod process;
 mod requirements;
 mod results;
-pub mod scenario;
 mod screen;
 mod shaper;
 mod signals;

@@ -276,11 +276,6 @@ impl Endpoint {
         &mut self.process
     }
 
-    /// Everything that it logged.
-    pub fn full_log(&self) -> String {
-        self.process.log_tail(usize::MAX)
-    }
-
     /// The path of its local API.
     pub fn socket(&self) -> &Path {
         &self.socket

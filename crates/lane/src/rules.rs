@@ -76,11 +76,6 @@ impl Rules {
             (None, mode) => (mode == FlowMode::Stream, Why::Mode),
         }
     }
-
-    /// Whether any connection may travel as a stream.
-    pub fn may_take_streams(&self) -> bool {
-        self.mode != FlowMode::Datagram || self.rules.iter().any(|rule| rule.streams)
-    }
 }
 
 #[cfg(test)]
@@ -141,6 +136,5 @@ mod tests {
         assert!(!takes(&all, "10.0.0.1:22"));
         assert!(takes(&all, "10.0.0.1:80"));
         assert!(!takes(&all, "192.168.0.1:80"), "no rule is for it");
-        assert!(all.may_take_streams() && !rules(FlowMode::Datagram, &[]).may_take_streams());
     }
 }

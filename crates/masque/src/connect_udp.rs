@@ -15,10 +15,6 @@ use std::{fmt, net::IpAddr};
 /// Path of the template that proxies use unless configured otherwise (RFC 9298 §3).
 pub const DEFAULT_TEMPLATE: &str = "/.well-known/masque/udp/{target_host}/{target_port}/";
 
-/// Longest payload in bytes: "Endpoints MUST NOT send HTTP Datagrams with a Payload field longer than 65527 octets"
-/// (RFC 9298 §5).
-pub const MAX_PAYLOAD: usize = 65_527;
-
 const HOST: &str = "target_host";
 const PORT: &str = "target_port";
 

@@ -1,19 +1,4 @@
-//! What clients prove themselves with: bearer tokens (RFC 6750) and the secret of a session.
-
-/// The token of an `authorization` value of scheme Bearer (RFC 6750 §2.1, RFC 9110 §11.4).
-///
-/// Schemes are case-insensitive; the token is `token68`: letters, digits, `-._~+/`, then any `=`.
-#[must_use]
-pub fn bearer_token(authorization: &str) -> Option<&str> {
-    let (scheme, rest) = authorization.split_once(' ')?;
-    if !scheme.eq_ignore_ascii_case("bearer") {
-        return None;
-    }
-    let token = rest.trim_matches(' ');
-    let body = token.trim_end_matches('=');
-    let is_legal = body.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/".contains(&byte));
-    (is_legal && !body.is_empty()).then_some(token)
-}
+//! What clients prove themselves with: the secret of a session.
 
 /// The `mpvpn-session` header field: `:base64:` of a secret that names a session.
 ///
@@ -46,29 +31,6 @@ pub mod session_header {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-
-    #[test]
-    fn the_scheme_is_case_insensitive_and_the_token_is_not() {
-        assert_eq!(bearer_token("Bearer aB-._~+/=="), Some("aB-._~+/=="));
-        assert_eq!(bearer_token("bEARER  x"), Some("x"));
-    }
-
-    #[test]
-    fn other_schemes_and_illegal_tokens_are_none() {
-        for value in [
-            "",
-            "Bearer",
-            "Bearer ",
-            "Bearer =",
-            "Bearer a b",
-            "Bearer a=b",
-            "Basic x",
-            "Bearerx",
-            "Bearer é",
-        ] {
-            assert_eq!(bearer_token(value), None, "{value}");
-        }
-    }
 
     #[test]
     fn session_secrets_have_16_to_64_bytes() {

@@ -17,7 +17,6 @@ pub mod connect_ip;
 pub mod connect_udp;
 pub mod credentials;
 pub mod datagram;
-mod error;
 pub mod h3;
 pub mod headers;
 pub mod paths;
@@ -27,5 +26,4 @@ pub mod structured;
 pub mod template;
 pub mod varint;
 
-pub use credentials::{bearer_token, session_header};
-pub use error::{Error, Scope};
+pub use credentials::session_header;

@@ -53,11 +53,6 @@ impl Arena {
         *self = Self::default();
     }
 
-    /// Whether it holds memory that [`Self::release`] would give back.
-    pub fn holds_memory(&self) -> bool {
-        self.current.capacity() > 0 || !self.filled.is_empty()
-    }
-
     fn next_chunk(&mut self, bytes: usize) {
         let unsent = self.current.split();
         let full = std::mem::take(&mut self.current);
@@ -131,7 +126,7 @@ mod tests {
         }
         assert!(arena.filled.len() <= 2, "{} chunks left", arena.filled.len());
         arena.release();
-        assert!(!arena.holds_memory());
+        assert!(arena.filled.is_empty() && arena.current.capacity() == 0);
     }
 
     #[test]

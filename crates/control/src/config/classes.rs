@@ -96,13 +96,6 @@ impl ClassConfig {
         }
     }
 
-    /// What it says of links of which none is there.
-    pub fn unknown_links<'a>(&'a self, names: &[&str]) -> Vec<&'a str> {
-        let said = self.prefer.iter().chain(&self.exclude);
-        let unknown = said.filter(|pattern| !names.iter().any(|name| is_match(pattern, name)));
-        unknown.map(String::as_str).collect()
-    }
-
     fn excludes(&self, link: &str) -> bool {
         self.exclude.iter().any(|pattern| is_match(pattern, link))
     }
@@ -131,12 +124,6 @@ impl super::ClientConfig {
     /// What it is called; nothing if there is none.
     pub fn class_name(&self, id: ClassId) -> String {
         self.class(id).map_or(String::new(), |class| class.name.clone())
-    }
-
-    /// Whether the file says anything about classes.
-    pub fn says_classes(&self) -> bool {
-        let from_file = |rule: &MatchRule| matches!(rule.origin, RuleOrigin::File { .. });
-        self.classes != ClassConfig::built_in() || self.class_rules.iter().any(from_file)
     }
 
     /// The classes that have a TUN device of their own, with its name.

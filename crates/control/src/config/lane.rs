@@ -8,41 +8,24 @@ use serde::{
 
 use super::{
     FlowMode,
-    access::{Prefix, some},
+    rules::{networks, some},
     values::one,
 };
 use crate::access::Ports;
 
 /// One `[[lane-rule]]`: how TCP connections to some destinations travel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, expecting = "a table with the head [[lane-rule]]")]
 pub struct LaneRule {
     /// Whether as streams; else as packets.
+    #[serde(rename = "lane", deserialize_with = "lane")]
     pub streams: bool,
     /// The addresses that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "networks")]
     pub to: Vec<IpNet>,
     /// The ports that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "some")]
     pub ports: Vec<Ports>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[lane-rule]]")]
-struct Table {
-    #[serde(deserialize_with = "lane")]
-    lane: bool,
-    #[serde(default, deserialize_with = "some")]
-    to: Vec<Prefix>,
-    #[serde(default, deserialize_with = "some")]
-    ports: Vec<Ports>,
-}
-
-/// For serde: the tables in order.
-pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LaneRule>, D::Error> {
-    let rule = |table: Table| LaneRule {
-        streams: table.lane,
-        to: table.to.into_iter().map(|prefix| prefix.0).collect(),
-        ports: table.ports,
-    };
-    Ok(Vec::<Table>::deserialize(from)?.into_iter().map(rule).collect())
 }
 
 fn lane<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {

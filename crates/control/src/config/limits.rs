@@ -4,18 +4,22 @@ use mpvpn_types::{ClassId, Portion};
 use serde::{Deserialize, de::Deserializer};
 
 use super::{
-    access::{UserName, some},
+    rules::users,
     values::{Text, one, one_or_number},
 };
 
 /// One `[[limit]]`: what some users may not exceed, whatever their clients say.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
 pub struct LimitRule {
     /// The names of the users that it is about; all of them if there is none.
+    #[serde(default, deserialize_with = "users")]
     pub users: Vec<String>,
     /// Classes that a session has, 1 to 8; the class `default` is one.
+    #[serde(default = "all_classes", deserialize_with = "classes")]
     pub max_classes: u8,
     /// What each class with priority gets of a link, of what is sent to the client.
+    #[serde(default, deserialize_with = "one")]
     pub max_priority: Option<Portion>,
 }
 
@@ -26,27 +30,14 @@ impl LimitRule {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
-struct Table {
-    #[serde(default, deserialize_with = "some")]
-    users: Vec<UserName>,
-    #[serde(default, deserialize_with = "one_or_number")]
-    max_classes: Option<Count>,
-    #[serde(default, deserialize_with = "one")]
-    max_priority: Option<Portion>,
-}
-
 struct Count(u8);
 
-/// For serde: the tables in order.
-pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<LimitRule>, D::Error> {
-    let rule = |table: Table| LimitRule {
-        users: table.users.into_iter().map(|name| name.0).collect(),
-        max_classes: table.max_classes.map_or(ClassId::MAX, |count| count.0),
-        max_priority: table.max_priority,
-    };
-    Ok(Vec::<Table>::deserialize(from)?.into_iter().map(rule).collect())
+fn all_classes() -> u8 {
+    ClassId::MAX
+}
+
+fn classes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
+    Ok(one_or_number::<D, Count>(from)?.map_or(ClassId::MAX, |count| count.0))
 }
 
 impl Text for Count {

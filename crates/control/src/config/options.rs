@@ -10,12 +10,12 @@ use mpvpn_types::Transport;
 use serde::Deserialize;
 
 use super::{
-    CertFiles, CongestionControl, FlowMode, Scheduler, access,
+    CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
     dns::{DnsServer, DnsWord},
     file::{Content, Source},
-    lane::{self, LaneRule},
-    limits::{self, LimitRule},
+    lane::LaneRule,
+    limits::LimitRule,
     links::{LinkConfig, list},
     pipes::Pipes,
     shards::Shards,
@@ -128,12 +128,10 @@ pub struct ServerOptions {
 
     /// Where clients may connect to: the tables `[[access]]` of a file.
     #[arg(skip)]
-    #[serde(deserialize_with = "access::list")]
     pub access: Vec<AccessRule>,
 
     /// What users may not exceed: the tables `[[limit]]` of a file.
     #[arg(skip)]
-    #[serde(deserialize_with = "limits::list")]
     pub limit: Vec<LimitRule>,
 
     /// TCP connections and UDP flows that the server has open for clients at once, at most [default: 32768]
@@ -269,7 +267,6 @@ pub struct ClientOptions {
 
     /// How they travel to some destinations: the tables `[[lane-rule]]` of a file.
     #[arg(skip)]
-    #[serde(deserialize_with = "lane::list")]
     pub lane_rule: Vec<LaneRule>,
 
     /// What goes into the tunnel: all, advertised (what the server says) or none (the tunnel's own

@@ -8,7 +8,7 @@ use serde::{Deserialize, de::Deserializer};
 
 use super::{
     CertFiles,
-    access::{Prefix, some},
+    rules::{Prefix, some},
     values::{Text, one},
 };
 

@@ -31,7 +31,7 @@ use mpvpn_masque::{
 use mpvpn_os::{UdpOptions, UdpSocket};
 use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, TransportOptions, Windows};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite},
     time::timeout,
 };
 
@@ -250,6 +250,12 @@ async fn upgraded(upgrade: OnUpgrade, granted: Granted) {
 struct Plain<T>(T);
 
 impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for Plain<T> {
+    type Stream = T;
+
+    fn stream(&mut self) -> Pin<&mut T> {
+        Pin::new(&mut self.0)
+    }
+
     /// Without the end that TLS has (RFC 8446 §6.1), which dropping it leaves out, the client knows that it was cut off.
     fn break_off(&mut self, _: u64) {}
 
@@ -260,6 +266,12 @@ impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for Plain<T> {
 }
 
 impl ClientSide for H2Stream {
+    type Stream = Self;
+
+    fn stream(&mut self) -> Pin<&mut Self> {
+        Pin::new(self)
+    }
+
     fn break_off(&mut self, code: u64) {
         self.reset(match code {
             code::MESSAGE_ERROR | code::DATAGRAM_ERROR => Reason::PROTOCOL_ERROR,
@@ -270,29 +282,5 @@ impl ClientSide for H2Stream {
 
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         self.poll_reset(cx)
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Plain<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, into)
-    }
-}
-
-impl<T: AsyncWrite + Unpin> AsyncWrite for Plain<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }

@@ -4,19 +4,13 @@
 //! after which both sides send chunks (draft-ietf-masque-connect-udp-03). In: a connection, of which nothing was read. Out:
 //! what everybody else is served by. Always holds: who is not of these clients gets what any client of HTTP/1.1 gets.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes, BytesMut};
 use http::StatusCode;
 use mpvpn_masque::{connect::Authority, connect_udp, headers::Headers};
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf},
     time::timeout,
 };
 
@@ -32,17 +26,25 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 /// How a request for UDP does.
 const UDP: &[u8] = b"CONNECT-UDP ";
 
+/// A connection, as it is served.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for T {}
+
+/// Both directions of a connection.
+type Halves<T> = (ReadHalf<T>, WriteHalf<T>);
+
 /// Serves a connection on which TLS has agreed on no protocol.
-pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, visit: Arc<Visit>) {
-    let mut io = Rewound::new(io);
+pub(super) async fn serve(io: impl Stream, visit: Arc<Visit>) {
+    let mut halves = tokio::io::split(io);
     let begun = tokio::select! {
-        begun = timeout(HEAD_WITHIN, io.read_beginning()) => begun,
+        begun = timeout(HEAD_WITHIN, read_beginning(&mut halves.0)) => begun,
         () = visit.pushed_out() => return,
     };
     match begun {
-        Ok(Ok(Beginning::Http2)) => http2::serve(io, visit).await,
-        Ok(Ok(Beginning::Udp(request))) => udp(io, visit, request).await,
-        Ok(Ok(Beginning::Other)) => http1::serve(io, visit).await,
+        Ok(Ok((Beginning::Http2, read))) => http2::serve(rewound(read, halves), visit).await,
+        Ok(Ok((Beginning::Udp(request), read))) => udp(read, halves, visit, request).await,
+        Ok(Ok((Beginning::Other, read))) => http1::serve(rewound(read, halves), visit).await,
         Ok(Err(error)) => {
             tracing::debug!(peer = %visit.peer, %error, "a client is gone before it has said anything")
         }
@@ -50,22 +52,19 @@ pub(super) async fn serve(io: impl AsyncRead + AsyncWrite + Unpin + Send + 'stat
     }
 }
 
-/// Answers a request for UDP, and carries its chunks.
-async fn udp(
-    mut io: Rewound<impl AsyncRead + AsyncWrite + Unpin + Send + 'static>,
-    visit: Arc<Visit>,
-    request: Request,
-) {
-    let Some(headers) = request.headers(&visit) else { return http1::serve(io, visit).await };
-    match visit.judge_headers(&headers) {
+/// Answers a request for UDP, whose head is at the beginning of what was `read`, and carries its chunks.
+async fn udp<T: Stream>(mut read: Bytes, halves: Halves<T>, visit: Arc<Visit>, request: Request) {
+    let headers = request.headers(&visit);
+    match headers.as_ref().map(|headers| visit.judge_headers(headers)) {
         // The site knows no such method either.
-        Judged::Site => return http1::serve(io, visit).await,
-        Judged::Refused(refusal) => return refuse(io, &refusal.headers()).await,
-        Judged::TcpWay(_) | Judged::Elsewhere => {}
+        None | Some(Judged::Site) => return http1::serve(rewound(read, halves), visit).await,
+        Some(Judged::Refused(refusal)) => return refuse(halves.1, &refusal.headers()).await,
+        Some(Judged::TcpWay(_) | Judged::Elsewhere) => {}
     }
     let _busy = visit.busy();
-    io.skip(request.length);
-    let (answer, granted) = visit.guest.ask(headers).await;
+    read.advance(request.length.min(read.len()));
+    let (answer, granted) = visit.guest.ask(headers.unwrap_or_default()).await;
+    let mut io = rewound(read, halves);
     let Some(granted) = granted else { return refuse(io, &answer).await };
     if io.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.is_ok() {
         granted.carry_chunks(io).await;
@@ -133,78 +132,36 @@ impl Request {
     }
 }
 
-/// A connection whose first bytes are read once more.
-struct Rewound<T> {
-    read: Bytes,
-    io: T,
-}
-
-impl<T: AsyncRead + AsyncWrite + Unpin> Rewound<T> {
-    fn new(io: T) -> Self {
-        Self { read: Bytes::new(), io }
-    }
-
-    /// Drops bytes that were read to see how it begins.
-    fn skip(&mut self, count: usize) {
-        self.read.advance(count.min(self.read.len()));
-    }
-
-    /// Reads as much as it takes to know what this is.
-    async fn read_beginning(&mut self) -> io::Result<Beginning> {
-        let mut read = BytesMut::new();
-        let begins = |read: &[u8], with: &[u8]| read.iter().zip(with).all(|(one, other)| one == other);
-        let beginning = loop {
-            let is_long = |with: &[u8]| read.len() >= with.len();
-            match (begins(&read, HTTP2), begins(&read, UDP)) {
-                (false, false) => break Beginning::Other,
-                (true, _) if is_long(HTTP2) => break Beginning::Http2,
-                (_, true) if is_long(UDP) => {
-                    if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
-                        let request = Request::parse(&read[..end + 4]);
-                        break request.map_or(Beginning::Other, Beginning::Udp);
-                    }
-                    if is_long(&[0; LONGEST_HEAD]) {
-                        break Beginning::Other;
-                    }
+/// Reads as much as it takes to know what this is: that, and what was read.
+async fn read_beginning(io: &mut (impl AsyncRead + Unpin)) -> io::Result<(Beginning, Bytes)> {
+    let mut read = BytesMut::new();
+    let begins = |read: &[u8], with: &[u8]| read.iter().zip(with).all(|(one, other)| one == other);
+    let beginning = loop {
+        let is_long = |with: &[u8]| read.len() >= with.len();
+        match (begins(&read, HTTP2), begins(&read, UDP)) {
+            (false, false) => break Beginning::Other,
+            (true, _) if is_long(HTTP2) => break Beginning::Http2,
+            (_, true) if is_long(UDP) => {
+                if let Some(end) = read.windows(4).position(|four| four == b"\r\n\r\n") {
+                    let request = Request::parse(&read[..end + 4]);
+                    break request.map_or(Beginning::Other, Beginning::Udp);
                 }
-                _ => {}
+                if is_long(&[0; LONGEST_HEAD]) {
+                    break Beginning::Other;
+                }
             }
-            if self.io.read_buf(&mut read).await? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-        };
-        self.read = read.freeze();
-        Ok(beginning)
-    }
-}
-
-impl<T: AsyncRead + Unpin> AsyncRead for Rewound<T> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.read.is_empty() {
-            return Pin::new(&mut self.io).poll_read(cx, into);
+            _ => {}
         }
-        let count = self.read.len().min(into.remaining());
-        into.put_slice(&self.read.split_to(count));
-        Poll::Ready(Ok(()))
-    }
+        if io.read_buf(&mut read).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    };
+    Ok((beginning, read.freeze()))
 }
 
-impl<T: AsyncWrite + Unpin> AsyncWrite for Rewound<T> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.io).poll_write(cx, data)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
-    }
+/// A connection of which bytes that were `read` are read once more.
+fn rewound<T: Stream>(read: Bytes, (reader, writer): Halves<T>) -> impl Stream {
+    tokio::io::join(AsyncReadExt::chain(io::Cursor::new(read), reader), writer)
 }
 
 #[cfg(test)]
@@ -220,10 +177,13 @@ mod tests {
             theirs.write_all(piece).await.unwrap();
         }
         drop(theirs);
-        let mut io = Rewound::new(ours);
-        let beginning = io.read_beginning().await;
+        let mut halves = tokio::io::split(ours);
+        let (beginning, read) = match read_beginning(&mut halves.0).await {
+            Ok((beginning, read)) => (Ok(beginning), read),
+            Err(error) => (Err(error), Bytes::new()),
+        };
         let mut all = Vec::new();
-        io.read_to_end(&mut all).await.unwrap();
+        rewound(read, halves).read_to_end(&mut all).await.unwrap();
         (beginning, all)
     }
 

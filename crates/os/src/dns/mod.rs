@@ -93,11 +93,6 @@ impl Resolver {
         Ok(())
     }
 
-    /// Whether programs ask the name servers that were wanted last.
-    pub fn is_in_force(&self) -> bool {
-        self.way.is_some()
-    }
-
     /// Name servers that are asked past the tunnel although everything goes into it: they are on a link's own network,
     /// or systemd-resolved asks them over their link.
     ///

@@ -36,10 +36,6 @@ pub(super) fn up_request(index: u32) -> RouteNetlinkMessage {
     flag_request(index, LinkFlags::Up)
 }
 
-pub(super) fn down_request(index: u32) -> RouteNetlinkMessage {
-    flag_request(index, LinkFlags::empty())
-}
-
 fn flag_request(index: u32, flags: LinkFlags) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;

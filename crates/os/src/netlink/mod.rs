@@ -13,8 +13,6 @@ mod route;
 mod rule;
 mod socket;
 
-use std::net::IpAddr;
-
 pub use address::AddressInfo;
 use ipnet::IpNet;
 pub use link::LinkInfo;
@@ -22,7 +20,7 @@ pub use monitor::{Event, Monitor};
 use neighbour::Unresolved;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
-pub use route::{MAIN_TABLE, Reached, Route, RouteKind, RouteQuery};
+pub use route::{MAIN_TABLE, Route, RouteKind};
 pub use rule::{Family, Rule};
 use socket::{Change, Socket};
 
@@ -78,25 +76,9 @@ impl Netlink {
         Ok(routes)
     }
 
-    /// All policy rules of both families, ordered by family and priority.
-    pub fn rules(&mut self) -> Result<Vec<Rule>, OsError> {
-        let mut rules = Vec::new();
-        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-            let messages = self.socket.dump("list", "rules", rule::list_request(family))?;
-            rules.extend(messages.iter().filter_map(rule::parse));
-        }
-        rules.sort_by_key(|rule| (rule.family, rule.priority));
-        Ok(rules)
-    }
-
     /// Brings an interface up.
     pub fn set_up(&mut self, index: u32) -> Result<(), OsError> {
         self.socket.change(Change::Set, "bring up interface", index, link::up_request(index))
-    }
-
-    /// Takes an interface down.
-    pub fn set_down(&mut self, index: u32) -> Result<(), OsError> {
-        self.socket.change(Change::Set, "take down interface", index, link::down_request(index))
     }
 
     /// Sets the largest packet of an interface, in bytes.
@@ -159,22 +141,6 @@ impl Netlink {
     /// Removes a policy rule.
     pub fn del_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
         self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
-    }
-
-    /// Which way a packet would take.
-    pub fn route_to(&mut self, query: &RouteQuery) -> Result<Reached, OsError> {
-        let messages = self.socket.ask("find a route to", query, query.request())?;
-        let reached = messages.iter().find_map(Reached::parse);
-        let none = || OsError::kernel("find a route to", query, rustix::io::Errno::NETUNREACH);
-        reached.ok_or_else(none)
-    }
-
-    /// The source address that the kernel would take towards `destination` out of interface `index`.
-    pub fn source_for(&mut self, destination: IpAddr, index: u32) -> Result<IpAddr, OsError> {
-        let query = RouteQuery { destination, interface: Some(index), mark: None };
-        let none =
-            || OsError::kernel("find a source address towards", query, rustix::io::Errno::ADDRNOTAVAIL);
-        self.route_to(&query)?.source.ok_or_else(none)
     }
 
     /// The interfaces with a default route (IPv4 or IPv6, any table) except `without`, those with the

@@ -204,66 +204,6 @@ fn through_hop(route: &Route, hop: &RouteNextHop) -> Route {
     Route { interface: Some(hop.interface_index), gateway, ..route.clone() }
 }
 
-/// A question which way a packet would take.
-#[derive(Clone, Copy, Debug)]
-pub struct RouteQuery {
-    /// Whither.
-    pub destination: IpAddr,
-    /// Out of which interface, if that is given.
-    pub interface: Option<u32>,
-    /// With which firewall mark.
-    pub mark: Option<u32>,
-}
-
-impl RouteQuery {
-    pub(super) fn request(&self) -> RouteNetlinkMessage {
-        let mut message = RouteMessage::default();
-        message.header.address_family = family(self.destination);
-        message.header.destination_prefix_length = if self.destination.is_ipv4() { 32 } else { 128 };
-        let attributes = &mut message.attributes;
-        attributes.push(RouteAttribute::Destination(self.destination.into()));
-        attributes.extend(self.interface.map(RouteAttribute::Oif));
-        attributes.extend(self.mark.map(RouteAttribute::Mark));
-        RouteNetlinkMessage::GetRoute(message)
-    }
-}
-
-impl fmt::Display for RouteQuery {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.destination)?;
-        if let Some(index) = self.interface {
-            write!(f, " out of interface {index}")?;
-        }
-        Ok(())
-    }
-}
-
-/// The way that a packet would take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reached {
-    /// Out of which interface.
-    pub interface: Option<u32>,
-    /// By which neighbour.
-    pub gateway: Option<IpAddr>,
-    /// With which source address.
-    pub source: Option<IpAddr>,
-    /// By a route of which table.
-    pub table: u32,
-}
-
-impl Reached {
-    pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Self> {
-        let route = parse(message).into_iter().next()?;
-        let sent = matches!(route.kind, RouteKind::Unicast | RouteKind::Other(_));
-        sent.then_some(Self {
-            interface: route.interface,
-            gateway: route.gateway,
-            source: route.source,
-            table: route.table,
-        })
-    }
-}
-
 fn family(ip: IpAddr) -> AddressFamily {
     match ip {
         IpAddr::V4(_) => AddressFamily::Inet,

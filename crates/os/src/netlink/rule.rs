@@ -124,51 +124,45 @@ impl fmt::Display for Rule {
     }
 }
 
-pub(super) fn list_request(family: AddressFamily) -> RouteNetlinkMessage {
-    let mut message = RuleMessage::default();
-    message.header.family = family;
-    RouteNetlinkMessage::GetRule(message)
-}
-
-/// A rule that sends packets to a table; others are of no interest here.
-pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Rule> {
-    let (RouteNetlinkMessage::NewRule(message) | RouteNetlinkMessage::DelRule(message)) = message else {
-        return None;
-    };
-    let family = match message.header.family {
-        AddressFamily::Inet => Family::V4,
-        AddressFamily::Inet6 => Family::V6,
-        _ => return None,
-    };
-    if message.header.action != RuleAction::ToTable {
-        return None;
-    }
-    let mut rule = Rule::lookup(family, 0, message.header.table.into());
-    rule.invert = message.header.flags.contains(RuleFlags::Invert);
-    let (mut mark, mut mask) = (None, u32::MAX);
-    for attribute in &message.attributes {
-        match attribute {
-            RuleAttribute::Priority(priority) => rule.priority = *priority,
-            RuleAttribute::Table(table) => rule.table = *table,
-            RuleAttribute::FwMark(value) => mark = Some(*value),
-            RuleAttribute::FwMask(value) => mask = *value,
-            // The kernel reports "none" as -1.
-            RuleAttribute::SuppressPrefixLen(length) if *length != u32::MAX => {
-                rule.suppress_prefix_length = Some(*length);
-            }
-            RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
-            RuleAttribute::Oifname(name) => rule.output = Some(name.clone()),
-            RuleAttribute::Source(ip) => rule.source = IpNet::new(*ip, message.header.src_len).ok(),
-            _ => {}
-        }
-    }
-    rule.mark = mark.map(|mark| (mark, mask));
-    Some(rule)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A rule that sends packets to a table; others are of no interest here.
+    fn parse(message: &RouteNetlinkMessage) -> Option<Rule> {
+        let (RouteNetlinkMessage::NewRule(message) | RouteNetlinkMessage::DelRule(message)) = message else {
+            return None;
+        };
+        let family = match message.header.family {
+            AddressFamily::Inet => Family::V4,
+            AddressFamily::Inet6 => Family::V6,
+            _ => return None,
+        };
+        if message.header.action != RuleAction::ToTable {
+            return None;
+        }
+        let mut rule = Rule::lookup(family, 0, message.header.table.into());
+        rule.invert = message.header.flags.contains(RuleFlags::Invert);
+        let (mut mark, mut mask) = (None, u32::MAX);
+        for attribute in &message.attributes {
+            match attribute {
+                RuleAttribute::Priority(priority) => rule.priority = *priority,
+                RuleAttribute::Table(table) => rule.table = *table,
+                RuleAttribute::FwMark(value) => mark = Some(*value),
+                RuleAttribute::FwMask(value) => mask = *value,
+                // The kernel reports "none" as -1.
+                RuleAttribute::SuppressPrefixLen(length) if *length != u32::MAX => {
+                    rule.suppress_prefix_length = Some(*length);
+                }
+                RuleAttribute::Iifname(name) => rule.input = Some(name.clone()),
+                RuleAttribute::Oifname(name) => rule.output = Some(name.clone()),
+                RuleAttribute::Source(ip) => rule.source = IpNet::new(*ip, message.header.src_len).ok(),
+                _ => {}
+            }
+        }
+        rule.mark = mark.map(|mark| (mark, mask));
+        Some(rule)
+    }
 
     #[test]
     fn a_rule_is_read_as_it_was_written() {

@@ -13,7 +13,7 @@ use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, Undo,
     firewall::{self, Bits, Exit, Masquerade, Origin, Packets, Rules},
-    netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, RouteQuery, Rule},
+    netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, Rule},
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
@@ -108,7 +108,6 @@ fn addresses_routes_and_rules_are_added_listed_and_removed() {
             );
         }
         netlink.add_rule(&rule).unwrap();
-        assert!(netlink.rules().unwrap().contains(&rule));
         let shown = ip("rule");
         assert!(
             shown.contains("not from all fwmark 0x5/0xff lookup 28016 suppress_prefixlength 8"),
@@ -119,7 +118,7 @@ fn addresses_routes_and_rules_are_added_listed_and_removed() {
         netlink.del_route(&route).unwrap();
         netlink.del_route(&nowhere).unwrap();
         netlink.del_address(t0.index, net("fd00:9::2/64")).unwrap();
-        assert!(!netlink.rules().unwrap().contains(&rule));
+        assert!(!ip("rule").contains("lookup 28016"));
         assert!(!netlink.routes().unwrap().iter().any(|route| route.table == 28_016));
         assert!(!netlink.addresses().unwrap().iter().any(|info| info.address == net("fd00:9::2/64")));
     });
@@ -154,17 +153,6 @@ fn links_with_a_default_route_are_found_best_first() {
         let mut netlink = Netlink::open().unwrap();
         assert_eq!(netlink.default_route_interfaces(&["t0"]).unwrap(), ["eth1", "eth0"]);
         assert_eq!(netlink.default_route_interfaces(&[]).unwrap()[0], t0.name);
-
-        let eth0 = netlink.index_of("eth0").unwrap();
-        let far = "203.0.113.1".parse().unwrap();
-        assert_eq!(netlink.source_for(far, eth0).unwrap(), "192.0.2.7".parse::<std::net::IpAddr>().unwrap());
-        let any = netlink.route_to(&RouteQuery { destination: far, interface: None, mark: None }).unwrap();
-        assert_eq!(any.gateway, "198.51.100.1".parse().ok());
-        let far = "2001:db8:1::1".parse().unwrap();
-        assert_eq!(
-            netlink.source_for(far, eth0).unwrap(),
-            "2001:db8::7".parse::<std::net::IpAddr>().unwrap()
-        );
     });
 }
 
@@ -285,10 +273,17 @@ fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> Wanted {
     Wanted { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
 }
 
+/// Which interface a packet would take of which `ip route get` is told this; `None` if it would not be sent.
+fn route_get(words: &str) -> Option<u32> {
+    let output = Command::new("ip").args(["route", "get"]).args(words.split_whitespace()).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let name = text.split_whitespace().skip_while(|word| *word != "dev").nth(1)?;
+    Some(Netlink::open().unwrap().index_of(name).unwrap())
+}
+
 /// Which interface a packet to `destination` would take.
 fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
-    let query = RouteQuery { destination: destination.parse().unwrap(), interface: None, mark };
-    Netlink::open().unwrap().route_to(&query).ok()?.interface
+    route_get(&mark.map_or(destination.to_owned(), |mark| format!("{destination} mark {mark}")))
 }
 
 #[test]
@@ -501,9 +496,7 @@ fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
             assert_eq!((way(destination, None), way(destination, mark)), (main, of_class));
             assert_eq!(way(destination, Some(config.mark)), eth0, "the tunnel's own packets loop");
             assert_eq!(way(lan, mark), eth0, "the LAN is cut off");
-            let bound =
-                RouteQuery { destination: destination.parse().unwrap(), interface: of_class, mark: None };
-            assert_eq!(Netlink::open().unwrap().route_to(&bound).unwrap().interface, of_class);
+            assert_eq!(route_get(&format!("{destination} oif c0")), of_class);
         }
         let rules = ip("rule");
         assert!(rules.contains("from 10.9.0.3 lookup 28018"), "{rules}");

@@ -6,11 +6,9 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World, tcp::Flow};
-use mpvpn_lab::{
-    Direction,
-    scenario::{Change, Scenario},
-};
+use mpvpn_lab::Direction;
 use mpvpn_path::Scheduler;
+use mpvpn_scenarios::{Change, Scenario};
 use mpvpn_types::{CongestionControl, Duration, LinkId};
 
 /// What TCP needs to find its rate is not counted.

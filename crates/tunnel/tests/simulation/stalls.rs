@@ -4,8 +4,9 @@ use crate::world::{
     MS, TOKEN, World,
     talk::{Talk, step, streams},
 };
-use mpvpn_lab::{LinkSpec, Params, scenario::Scenario};
+use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_path::Scheduler;
+use mpvpn_scenarios::Scenario;
 use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId};
 
 const S: Duration = Duration::from_secs(1);

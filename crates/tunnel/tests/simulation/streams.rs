@@ -3,13 +3,14 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World, app::App};
-use mpvpn_lab::{Direction, scenario::Scenario};
+use mpvpn_lab::Direction;
 use mpvpn_lane::{
     interposer::State,
     rules::{FlowMode, Rules, Why},
 };
 use mpvpn_masque::connect::Failure;
 use mpvpn_path::{Heard, Scheduler};
+use mpvpn_scenarios::Scenario;
 use mpvpn_tunnel::Carried;
 use mpvpn_types::{CongestionControl, Duration, LinkId};
 

@@ -22,10 +22,8 @@ mod stream;
 
 use std::process::ExitCode;
 
-use mpvpn_lab::{
-    remove_labs_when_interrupted,
-    scenario::{Lane, Scenario},
-};
+use mpvpn_lab::remove_labs_when_interrupted;
+use mpvpn_scenarios::{Lane, Scenario};
 use mpvpn_tests::{machine_share::MachineShare, quic_bulk, tun_copy, visits};
 
 use crate::{

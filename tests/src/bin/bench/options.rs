@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use mpvpn_lab::scenario::Scenario;
+use mpvpn_scenarios::Scenario;
 use mpvpn_tests::system::System;
 
 use crate::{classes, mptcp, paths::load::InnerCc, peers::Setting, stream::Part};

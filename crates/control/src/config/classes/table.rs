@@ -19,9 +19,9 @@ use crate::{
     access::Ports,
     config::{
         CongestionControl, FlowMode, Scheduler,
-        access::{Prefix, filled, some},
         file::Source,
         links::{Dscp, LinkPattern},
+        rules::{Prefix, filled, some},
         values::{Text, many_or_numbers, one, one_or_number},
     },
 };

@@ -367,15 +367,6 @@ fn what_only_the_kernel_sees_is_steered_and_is_no_rule_of_the_tun() {
 }
 
 #[test]
-fn links_that_are_not_there_are_known_by_name() {
-    let config =
-        client("[[class]]\nname = 'a'\nprefer = ['starlink*', 'eth0']\nexclude = ['lte?']\n").unwrap();
-    let class = class(&config, "a");
-    assert_eq!(class.unknown_links(&["eth0", "wwan0"]), ["starlink*", "lte?"]);
-    assert!(class.unknown_links(&["eth0", "starlink7", "lte1"]).is_empty());
-}
-
-#[test]
 fn a_proxy_and_an_app_have_classes_without_tuns() {
     let text = format!(
         "{HEAD}socks5 = '127.0.0.1:1'\napi-socket = 'a'\nstate-dir = 's'\n[[class]]\nname = 'a'\ntun = 'cr0'\nlane = 'datagram'\n"

@@ -41,7 +41,13 @@ pub(super) enum Content {
 }
 
 /// The client's side of a tunnel.
-pub(super) trait ClientSide: AsyncRead + AsyncWrite + Unpin {
+pub(super) trait ClientSide {
+    /// What is read and written.
+    type Stream: AsyncRead + AsyncWrite;
+
+    /// The stream.
+    fn stream(&mut self) -> Pin<&mut Self::Stream>;
+
     /// Breaks it off, so that it does not look like an end; `code` is what HTTP/3 would say.
     fn break_off(&mut self, code: u64);
 
@@ -173,7 +179,7 @@ impl Up {
         }
         self.piece.resize(PIECE, 0);
         let mut into = ReadBuf::new(&mut self.piece);
-        let read = Pin::new(client).poll_read(cx, &mut into);
+        let read = client.stream().poll_read(cx, &mut into);
         let count = into.filled().len();
         self.piece.truncate(count);
         ready!(read)?;
@@ -216,7 +222,7 @@ impl Down {
     ) -> Poll<Result<(), Broken>> {
         for _ in 0..TURN {
             while !self.waiting.is_empty() {
-                let count = ready!(Pin::new(&mut *client).poll_write(cx, &self.waiting))?;
+                let count = ready!(client.stream().poll_write(cx, &self.waiting))?;
                 if count == 0 {
                     return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
                 }
@@ -226,7 +232,7 @@ impl Down {
             match self.stage {
                 Stage::Ended => return Poll::Ready(Ok(())),
                 Stage::Ending => {
-                    ready!(Pin::new(&mut *client).poll_shutdown(cx))?;
+                    ready!(client.stream().poll_shutdown(cx))?;
                     self.stage = Stage::Ended;
                     continue;
                 }
@@ -237,7 +243,7 @@ impl Down {
                 continue;
             }
             if self.unflushed {
-                ready!(Pin::new(&mut *client).poll_flush(cx))?;
+                ready!(client.stream().poll_flush(cx))?;
                 self.unflushed = false;
             }
             return Poll::Pending;

@@ -21,7 +21,7 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_lab::scenario::Scenario;
+use mpvpn_scenarios::Scenario;
 use mpvpn_tests::stage::binary;
 use serde_json::{Value, json};
 

@@ -1,9 +1,7 @@
 //! The picture of a scenario: for each row, what each path carried over time, and what arrived.
 
-use mpvpn_lab::{
-    plot::{COLOURS, DARK, LEFT, Panel, RIGHT, Svg},
-    scenario::Scenario,
-};
+use mpvpn_lab::plot::{COLOURS, DARK, LEFT, Panel, RIGHT, Svg};
+use mpvpn_scenarios::Scenario;
 
 use super::{
     load::STEP,

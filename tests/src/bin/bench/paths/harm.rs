@@ -5,7 +5,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use mpvpn_lab::{Direction, History, scenario::Scenario};
+use mpvpn_lab::{Direction, History};
+use mpvpn_scenarios::Scenario;
 use mpvpn_tests::{
     ping::Ping,
     stage::{Place, Stage, TUNNEL},

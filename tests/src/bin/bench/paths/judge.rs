@@ -1,9 +1,7 @@
 //! What was found beside what is asked, as figures, a table and raw values.
 
-use mpvpn_lab::{
-    Direction,
-    scenario::{Bars, Scenario, ShareOf},
-};
+use mpvpn_lab::Direction;
+use mpvpn_scenarios::{Bars, Scenario, ShareOf};
 use serde_json::{Value, json};
 
 use super::{

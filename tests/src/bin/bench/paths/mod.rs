@@ -13,7 +13,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
-use mpvpn_lab::scenario::{Lane, Scenario};
+use mpvpn_scenarios::{Lane, Scenario};
 use serde_json::{Value, json};
 
 use self::plan::{Plan, caught};

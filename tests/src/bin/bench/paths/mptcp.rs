@@ -1,6 +1,7 @@
 //! Multipath TCP of the kernel over the same links, without a tunnel.
 
-use mpvpn_lab::{Direction, SERVER_V4, scenario::Scenario};
+use mpvpn_lab::{Direction, SERVER_V4};
+use mpvpn_scenarios::Scenario;
 use mpvpn_tests::stage::{Place, Stage};
 
 use super::load::{Iperf, Kind, Load, PORT, Sink};

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_lab::scenario::{Lane, Scenario};
+use mpvpn_scenarios::{Lane, Scenario};
 use mpvpn_types::panic_text;
 
 use super::load::{InnerCc, Load, START_UP};

@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use mpvpn_lab::{
-    Direction, LinkStats,
-    scenario::{Change, Lane, Scenario},
-};
+use mpvpn_lab::{Direction, LinkStats};
+use mpvpn_scenarios::{Change, Lane, Scenario};
 use mpvpn_tests::{
     quic_bulk::Source,
     stage::{Peer, Stage, TUNNEL},

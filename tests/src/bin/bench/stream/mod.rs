@@ -5,7 +5,7 @@ mod peaks;
 mod readers;
 mod short;
 
-use mpvpn_lab::scenario::Lane;
+use mpvpn_scenarios::Lane;
 
 use crate::{options::Options, parts, paths, peers, report::Outcome};
 

@@ -2,8 +2,9 @@
 
 use serde::Deserialize;
 
+use mpvpn_lab::Direction;
+
 use super::{Change, Event, Scenario};
-use crate::link::Direction;
 
 /// The first cut comes so many seconds after the start of the run.
 const FIRST_S: f64 = 1.0;

@@ -1,22 +1,22 @@
 //! Scenarios: links, what happens to them, the load on them, and what is asked of a tunnel there.
 //!
-//! In: the files of `crates/lab/scenarios`, one a scenario, named after it. Out: [`Scenario`]s, checked: every list has
+//! In: the files of `tests/scenarios/files`, one a scenario, named after it. Out: [`Scenario`]s, checked: every list has
 //! the length that it must have, every event is about a link that exists. `./dev bench paths` plays them with real
 //! traffic, `./dev bench stream` those that have bars for streams, a test of `tunnel` with simulated time.
+
+#![forbid(unsafe_code)]
+// What is played at a running lab talks to it.
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod random_cuts;
 
 use std::time::Duration;
 
+use mpvpn_lab::{Direction, LabError, LinkHandle, LinkSpec, ParseSpecError};
 use mpvpn_types::BitRate;
 use serde::{Deserialize, Deserializer, de::Error as _};
 
 pub use self::random_cuts::RandomCuts;
-use crate::{
-    error::LabError,
-    link::{Direction, LinkHandle},
-    spec::{LinkSpec, ParseSpecError},
-};
 
 /// Bytes of a full packet on a link: the usual MTU.
 const FULL_PACKET: u32 = 1500;
@@ -28,7 +28,7 @@ const HEADERS_OF_STREAMS: u32 = 63;
 macro_rules! files {
     ($($name:literal)*) => {
         /// Names and contents of the files.
-        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../scenarios/", $name, ".toml")))),*];
+        const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../files/", $name, ".toml")))),*];
     };
 }
 
@@ -411,7 +411,7 @@ mod tests {
     #[test]
     fn every_file_is_a_scenario_and_every_scenario_is_listed() {
         let all = Scenario::all().unwrap();
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/files");
         let mut files: Vec<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())

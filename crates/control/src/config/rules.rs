@@ -1,43 +1,30 @@
-//! How `[[access]]` is written in a server's file.
+//! How users, networks and ports are written in the rules of a file.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use serde::{Deserialize, de::Deserializer};
+use serde::de::Deserializer;
 
 use super::values::{Text, host_bits, many};
-use crate::access::{AccessRule, Ports};
+use crate::access::Ports;
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
-struct Table {
-    allow: bool,
-    #[serde(default, deserialize_with = "some")]
-    users: Vec<UserName>,
-    #[serde(default, deserialize_with = "some")]
-    to: Vec<Prefix>,
-    #[serde(default, deserialize_with = "some")]
-    ports: Vec<Ports>,
-}
-
-pub(super) struct UserName(pub(super) String);
+struct UserName(String);
 
 pub(super) struct Prefix(pub(super) IpNet);
 
-/// For serde: the tables in order.
-pub(super) fn list<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<AccessRule>, D::Error> {
-    let rule = |table: Table| AccessRule {
-        allow: table.allow,
-        users: table.users.into_iter().map(|name| name.0).collect(),
-        to: table.to.into_iter().map(|prefix| prefix.0).collect(),
-        ports: table.ports,
-    };
-    Ok(Vec::<Table>::deserialize(from)?.into_iter().map(rule).collect())
+/// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
+pub(crate) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
+    filled(many::<D, T>(from)?)
 }
 
-/// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
-pub(super) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
-    filled(many::<D, T>(from)?)
+/// For serde: the same, of names of users.
+pub(crate) fn users<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    Ok(some::<D, UserName>(from)?.into_iter().map(|name| name.0).collect())
+}
+
+/// For serde: the same, of networks and addresses.
+pub(crate) fn networks<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<IpNet>, D::Error> {
+    Ok(some::<D, Prefix>(from)?.into_iter().map(|prefix| prefix.0).collect())
 }
 
 /// The list, unless it is empty.
