@@ -150,7 +150,8 @@ type Uses = BTreeMap<String, BTreeSet<String>>;
 fn members() -> BTreeMap<String, PathBuf> {
     let folders = std::fs::read_dir(root().join("crates")).expect("crates/ can be read");
     let folders = folders.map(|entry| entry.expect("crates/ can be read").path());
-    let folders = folders.chain(["tests", "tests/scenarios", "benches"].map(|folder| root().join(folder)));
+    let folders = folders
+        .chain(["tests", "tests/packets", "tests/scenarios", "benches"].map(|folder| root().join(folder)));
     let named =
         |folder: PathBuf| (folder.file_name().expect("a name").to_string_lossy().into_owned(), folder);
     folders.filter(|folder| folder.join("Cargo.toml").exists()).map(named).collect()

@@ -14,12 +14,11 @@ use mpvpn_masque::{
     datagram,
 };
 use mpvpn_packet::{
-    Joiner, VnetHdr,
-    build::{Packet, Tcp},
-    checksum, ip,
+    Joiner, VnetHdr, checksum, ip,
     mss::{self, Checksum},
     tcp_flags,
 };
+use mpvpn_packets::{Packet, Tcp};
 
 use setup::Read;
 

@@ -4,11 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::datagram;
-use mpvpn_packet::{
-    FlowKey, Joiner, VNET_HDR_LEN, VnetHdr,
-    build::{Packet, Tcp},
-    ip, split,
-};
+use mpvpn_packet::{FlowKey, Joiner, VNET_HDR_LEN, VnetHdr, ip, split};
+use mpvpn_packets::{Packet, Tcp};
 
 /// MTU of the tunnel (bytes): what is left of 1500 on Ethernet.
 pub(crate) const MTU: usize = 1420;

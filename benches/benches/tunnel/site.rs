@@ -6,7 +6,8 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use bytes::BytesMut;
-use mpvpn_packet::{VnetHdr, build::Packet};
+use mpvpn_packet::VnetHdr;
+use mpvpn_packets::Packet;
 use mpvpn_path::PathState;
 use mpvpn_quic::Local;
 use mpvpn_tunnel::{Client, ClientEvent, Pool, Server};

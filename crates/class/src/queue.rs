@@ -81,20 +81,11 @@ pub struct FqCodel {
     flows: Flows,
     new_flows: List,
     old_flows: List,
-    /// Taken from its flow by `peek`, but not popped yet: still counted in `bytes` and `packets`.
-    ready: Option<Ready>,
     bytes: usize,
     packets: usize,
     drops: u64,
     /// Waiting time of the last popped packet in ns.
     sojourn: u64,
-}
-
-#[derive(Debug)]
-struct Ready {
-    queued: Queued,
-    /// When it was pushed, in ns.
-    at: u64,
 }
 
 impl FqCodel {
@@ -115,7 +106,6 @@ impl FqCodel {
             flows: Flows::new(),
             new_flows: List::EMPTY,
             old_flows: List::EMPTY,
-            ready: None,
             bytes: 0,
             packets: 0,
             drops: 0,
@@ -160,38 +150,14 @@ impl FqCodel {
     /// Takes the next packet out.
     pub fn pop(&mut self, now: Instant) -> Option<Queued> {
         let now = self.ns(now);
-        let ready = match self.ready.take() {
-            Some(ready) => ready,
-            None => self.dequeue(now, true)?,
-        };
-        Some(self.hand_out(now, ready))
+        self.dequeue(now, true)
     }
 
     /// Takes the next packet out of a flow that has waited for a turn before: one of a flow that sends
     /// little stays for the next [`Self::pop`].
     pub fn pop_standing(&mut self, now: Instant) -> Option<Queued> {
         let now = self.ns(now);
-        let ready = self.dequeue(now, false)?;
-        Some(self.hand_out(now, ready))
-    }
-
-    fn hand_out(&mut self, now: u64, ready: Ready) -> Queued {
-        let Ready { queued, at } = ready;
-        self.bytes -= queued.data.len();
-        self.packets -= 1;
-        self.sojourn = now.saturating_sub(at);
-        self.reset_if_empty();
-        queued
-    }
-
-    /// The packet that the next [`pop`](Self::pop) returns, whatever is pushed until then. Drops what
-    /// CoDel wants dropped before it.
-    pub fn peek(&mut self, now: Instant) -> Option<&Queued> {
-        if self.ready.is_none() {
-            let now = self.ns(now);
-            self.ready = self.dequeue(now, true);
-        }
-        self.ready.as_ref().map(|ready| &ready.queued)
+        self.dequeue(now, false)
     }
 
     /// Bytes that wait.
@@ -209,7 +175,7 @@ impl FqCodel {
         self.packets == 0
     }
 
-    /// Packets dropped since the queue was made: by CoDel, by a limit or by [`clear`](Self::clear).
+    /// Packets dropped since the queue was made: by CoDel or by a limit.
     pub fn drops(&self) -> u64 {
         self.drops
     }
@@ -219,18 +185,10 @@ impl FqCodel {
         Duration::from_nanos(self.sojourn)
     }
 
+    #[cfg(test)]
     /// Bytes of memory that the queue itself holds, the data of the packets not included.
     pub fn memory(&self) -> usize {
         size_of::<Self>() + self.store.heap_bytes() + self.flows.heap_bytes()
-    }
-
-    /// Drops everything.
-    pub fn clear(&mut self) {
-        self.drops += self.packets as u64;
-        self.packets = 0;
-        self.bytes = 0;
-        self.ready = None;
-        self.reset_if_empty();
     }
 
     /// Gives back the memory that an empty queue keeps for the packets to come; for when none are expected.
@@ -242,8 +200,8 @@ impl FqCodel {
     }
 
     /// Deficit round robin over the flows (RFC 8290 section 4.2), also over those that have just become
-    /// active if `new`. The packet stays counted.
-    fn dequeue(&mut self, now: u64, new: bool) -> Option<Ready> {
+    /// active if `new`.
+    fn dequeue(&mut self, now: u64, new: bool) -> Option<Queued> {
         loop {
             let from_new = new && !self.new_flows.is_empty();
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
@@ -257,8 +215,9 @@ impl FqCodel {
                 self.flows.push_back(&mut self.old_flows, slot);
                 continue;
             }
-            if let Some(ready) = self.dequeue_from(slot, now) {
-                return Some(ready);
+            if let Some(queued) = self.dequeue_from(slot, now) {
+                self.reset_if_empty();
+                return Some(queued);
             }
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
             self.flows.pop_front(list);
@@ -272,21 +231,20 @@ impl FqCodel {
     }
 
     /// The first packet of a flow that CoDel lets through; the deficit is charged for it.
-    fn dequeue_from(&mut self, slot: u32, now: u64) -> Option<Ready> {
+    fn dequeue_from(&mut self, slot: u32, now: u64) -> Option<Queued> {
         let flow = self.flows.get_mut(slot);
         while let Some(packet) = self.store.pop(&mut flow.fifo) {
             let waited = now.saturating_sub(packet.at);
+            self.bytes -= packet.data.len();
+            self.packets -= 1;
             match flow.codel.judge(&self.law, now, waited, flow.fifo.bytes) {
                 Verdict::Send => {
                     flow.deficit -= as_deficit(packet.data.len().max(1));
-                    let Packet { data, flow, ordered, plain, at } = packet;
-                    return Some(Ready { queued: Queued { data, flow, ordered, plain }, at });
+                    self.sojourn = waited;
+                    let Packet { data, flow, ordered, plain, .. } = packet;
+                    return Some(Queued { data, flow, ordered, plain });
                 }
-                Verdict::Drop => {
-                    self.bytes -= packet.data.len();
-                    self.packets -= 1;
-                    self.drops += 1;
-                }
+                Verdict::Drop => self.drops += 1,
             }
         }
         flow.codel.ran_empty();

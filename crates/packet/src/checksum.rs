@@ -135,8 +135,8 @@ fn fold(total: u64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Packet, slow_sum};
     use crate::ip::parse;
+    use mpvpn_packets::{Packet, slow_sum};
 
     #[test]
     fn the_example_of_rfc_1071_gives_its_sum() {

@@ -99,8 +99,8 @@ fn echo_id(packet: &IpPacket<'_>) -> Option<(u16, u16)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::Packet;
     use crate::ip::parse;
+    use mpvpn_packets::Packet;
 
     fn key(bytes: &[u8]) -> FlowKey {
         FlowKey::of(&parse(bytes).unwrap())

@@ -81,9 +81,9 @@ fn later_header(first: &[u8]) -> ArrayVec<u8, MAX_HEADER> {
 mod tests {
     use bytes::BytesMut;
 
-    use crate::build::{Packet, slow_sum};
     use crate::vnet::VnetHdr;
     use crate::{ip, split::split};
+    use mpvpn_packets::{Packet, slow_sum};
 
     fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
         let (mut out, mut ranges) = (BytesMut::new(), Vec::new());

@@ -123,7 +123,7 @@ fn quote<'a>(original: &IpPacket<'a>, max: usize) -> &'a [u8] {
 mod tests {
     use super::*;
     use crate::be32;
-    use crate::build::{Packet, checks_out};
+    use mpvpn_packets::{Packet, checks_out};
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));

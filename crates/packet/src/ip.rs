@@ -384,7 +384,7 @@ fn v6_at(bytes: &[u8]) -> Ipv6Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::Packet;
+    use mpvpn_packets::Packet;
 
     #[test]
     fn an_ipv4_header_is_read_field_by_field() {

@@ -16,7 +16,6 @@
 
 mod arena;
 #[doc(hidden)]
-pub mod build;
 pub mod checksum;
 pub mod flow;
 mod fragment;

@@ -67,7 +67,7 @@ fn find(packet: &[u8]) -> Option<(usize, usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, checks_out};
 
     fn syn(packet: &Packet, options: &[u8]) -> Vec<u8> {
         packet.tcp_with(&Tcp { flags: tcp_flags::SYN, options: options.to_vec(), ..Tcp::default() }, b"")

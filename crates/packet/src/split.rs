@@ -349,8 +349,8 @@ fn gso_headers(hdr: VnetHdr, ip: &IpPacket<'_>) -> SplitError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Packet, Tcp, checks_out};
     use crate::vnet;
+    use mpvpn_packets::{Packet, Tcp, checks_out};
 
     const PREFIX: &[u8] = &[0xaa, 0xbb, 0];
 

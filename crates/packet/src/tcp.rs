@@ -218,9 +218,9 @@ pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Packet, Tcp, checks_out};
     use crate::{ip, split};
     use bytes::BytesMut;
+    use mpvpn_packets::{Packet, Tcp, checks_out};
 
     fn head(packet: &Packet) -> Head {
         Head {

@@ -59,8 +59,8 @@ pub fn packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::build::{Packet, checks_out};
     use crate::ip;
+    use mpvpn_packets::{Packet, checks_out};
 
     fn payloads_of(hdr: VnetHdr, packet: &[u8]) -> Vec<Vec<u8>> {
         payloads(hdr, &ip::parse(packet).unwrap()).map(<[u8]>::to_vec).collect()

@@ -39,6 +39,20 @@ pub struct VnetHdr {
     pub csum_offset: u16,
 }
 
+impl From<[u8; VNET_HDR_LEN]> for VnetHdr {
+    fn from(bytes: [u8; VNET_HDR_LEN]) -> Self {
+        let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+        Self {
+            flags: bytes[0],
+            gso_type: bytes[1],
+            hdr_len: word(2),
+            gso_size: word(4),
+            csum_start: word(6),
+            csum_offset: word(8),
+        }
+    }
+}
+
 /// How a super-packet is to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gso {
@@ -59,16 +73,7 @@ impl VnetHdr {
 
     /// Reads the first ten bytes, if they are there.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes = bytes.first_chunk::<VNET_HDR_LEN>()?;
-        let word = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
-        Some(Self {
-            flags: bytes[0],
-            gso_type: bytes[1],
-            hdr_len: word(2),
-            gso_size: word(4),
-            csum_start: word(6),
-            csum_offset: word(8),
-        })
+        bytes.first_chunk::<VNET_HDR_LEN>().map(|bytes| Self::from(*bytes))
     }
 
     /// The header as the kernel reads it.

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_packet::build::{Packet, Tcp, checks_out, slow_sum};
 use mpvpn_packet::checksum;
 use mpvpn_packet::icmp::{self, Unreachable};
 use mpvpn_packet::mss::{self, Checksum};
 use mpvpn_packet::split::split;
 use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, ip, tcp_flags};
+use mpvpn_packets::{Packet, Tcp, checks_out, slow_sum};
 use proptest::prelude::*;
 
 /// A flow to make packets of.

@@ -143,6 +143,7 @@ impl Flows {
         flows.max_by_key(|(_, flow)| flow.fifo.bytes).map(|(slot, _)| slot as u32)
     }
 
+    #[cfg(test)]
     /// Bytes of the slab and of the map, where the map's share is an estimate.
     pub(super) fn heap_bytes(&self) -> usize {
         let map_entry = size_of::<(u32, u32)>() + 1;

@@ -93,6 +93,7 @@ impl Store {
         self.slots.shrink_to(KEPT);
     }
 
+    #[cfg(test)]
     /// Bytes of the slab.
     pub(super) fn heap_bytes(&self) -> usize {
         self.slots.capacity() * size_of::<Slot>()

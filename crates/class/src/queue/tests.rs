@@ -45,10 +45,6 @@ fn audit(queue: &mut FqCodel) {
         bytes += fifo.bytes;
     }
     assert_eq!(queue.store.used(), packets);
-    if let Some(ready) = &queue.ready {
-        packets += 1;
-        bytes += ready.queued.data.len();
-    }
     assert_eq!((queue.packets(), queue.bytes()), (packets, bytes));
     assert_eq!(queue.is_empty(), packets == 0);
 }
@@ -220,25 +216,6 @@ fn packets_that_can_never_fit_are_dropped_at_once() {
 }
 
 #[test]
-fn what_was_peeked_is_popped_whatever_is_pushed_in_between() {
-    let now = start();
-    let mut queue = patient(QueueConfig { limit_bytes: 10_000, ..Default::default() });
-    for n in 0..6 {
-        queue.push(now, packet(1, n, MTU));
-    }
-    let peeked = queue.peek(now).unwrap().clone();
-    assert_eq!((queue.packets(), queue.bytes()), (6, 9000));
-    for n in 6..40 {
-        queue.push(now, packet(1, n, MTU));
-        queue.push(now, packet(2, n, 100));
-        assert_eq!(queue.peek(now), Some(&peeked));
-        audit(&mut queue);
-    }
-    assert_eq!(queue.pop(now + 3 * MS), Some(peeked));
-    assert_eq!(queue.sojourn(), 3 * MS);
-}
-
-#[test]
 fn a_queue_at_rest_is_small_also_after_a_storm() {
     let mut now = start();
     let mut queue = queue();
@@ -255,11 +232,6 @@ fn a_queue_at_rest_is_small_also_after_a_storm() {
     }
     queue.rest();
     assert!(queue.memory() < 2048, "popped empty: {} bytes", queue.memory());
-    storm(&mut queue, now);
-    queue.peek(now);
-    queue.clear();
-    queue.rest();
-    assert!(queue.memory() < 2048, "cleared: {} bytes", queue.memory());
     assert_eq!((queue.packets(), queue.bytes(), queue.pop(now)), (0, 0, None));
 }
 
@@ -278,9 +250,8 @@ fn a_clock_that_steps_back_does_no_harm() {
 enum Step {
     Push { flow: u32, length: usize, count: usize },
     Pop(usize),
-    Peek,
     Wait(u64),
-    Clear,
+    Drain,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -288,9 +259,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0u32..12, 8usize..2000, 1usize..50)
             .prop_map(|(flow, length, count)| Step::Push { flow, length, count }),
         8 => (1usize..60).prop_map(Step::Pop),
-        3 => Just(Step::Peek),
         4 => (0u64..80).prop_map(Step::Wait),
-        1 => Just(Step::Clear),
+        1 => Just(Step::Drain),
     ]
 }
 
@@ -330,16 +300,14 @@ proptest! {
                     prop_assert!(place.is_some(), "popped twice, overtaken or changed: {}", number(&got));
                     of_flow.drain(..=place.unwrap());
                 },
-                Step::Peek => {
-                    let peeked = queue.peek(now).cloned();
-                    prop_assert_eq!(peeked.is_none(), queue.is_empty());
-                    prop_assert_eq!(queue.peek(now + MS).cloned(), peeked);
-                }
                 Step::Wait(ms) => now += MS * ms as u32,
-                Step::Clear => {
-                    queue.clear();
-                    bytes = 0;
-                }
+                Step::Drain => while let Some(got) = queue.pop(now) {
+                    popped += 1;
+                    bytes -= got.data.len() as i64;
+                    let of_flow = &mut sent[got.flow as usize];
+                    let place = of_flow.iter().position(|&(n, _)| n == number(&got));
+                    of_flow.drain(..=place.expect("it was sent"));
+                },
             }
             audit(&mut queue);
             prop_assert_eq!(queue.packets() as u64, pushed - popped - queue.drops());

@@ -350,10 +350,8 @@ mod tests {
     };
 
     use bytes::Bytes;
-    use mpvpn_packet::{
-        Joiner,
-        build::{Packet, Tcp, checks_out},
-    };
+    use mpvpn_packet::Joiner;
+    use mpvpn_packets::{Packet, Tcp, checks_out};
 
     use super::*;
 

@@ -82,7 +82,7 @@ fn last_byte(ip: IpAddr) -> usize {
 mod tests {
     use std::net::SocketAddr;
 
-    use mpvpn_packet::build::Packet;
+    use mpvpn_packets::Packet;
 
     use super::*;
 

@@ -1,9 +1,9 @@
 use super::*;
 use mpvpn_packet::{
-    build::{Packet, Tcp, checks_out},
     ip, split,
     tcp_flags::{FIN, PSH},
 };
+use mpvpn_packets::{Packet, Tcp, checks_out};
 
 const MTU: usize = 1400;
 

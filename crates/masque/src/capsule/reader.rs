@@ -91,6 +91,7 @@ impl CapsuleReader {
         if self.skip > 0 || !self.bytes.is_empty() { Err(CapsuleError::Truncated) } else { Ok(()) }
     }
 
+    #[cfg(test)]
     /// Bytes held because their capsule is incomplete.
     #[must_use]
     pub fn buffered(&self) -> usize {

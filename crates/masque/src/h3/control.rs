@@ -37,6 +37,7 @@ impl ControlStream {
         }
     }
 
+    #[cfg(test)]
     pub(super) fn buffered(&self) -> usize {
         match &self.frame {
             Frame::Payload { payload, .. } => payload.len(),

@@ -119,13 +119,14 @@ pub fn encode_data(data: &[u8]) -> Bytes {
     encode_frame(DATA, data)
 }
 
+#[cfg(test)]
 /// A GOAWAY frame for the control stream. From a server, `id` is the first request stream it will not
 /// handle; from a client, the first push ID it will not take (RFC 9114 §5.2).
 ///
 /// # Panics
 /// If `id` is above 2^62 − 1.
 #[must_use]
-pub fn encode_goaway(id: u64) -> Bytes {
+pub(super) fn encode_goaway(id: u64) -> Bytes {
     let mut payload = BytesMut::new();
     varint::encode(id, &mut payload);
     encode_frame(GOAWAY, &payload)

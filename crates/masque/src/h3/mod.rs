@@ -16,7 +16,9 @@ mod settings;
 #[cfg(test)]
 mod tests;
 
-pub use frame::{DataHeader, encode_data, encode_data_header, encode_goaway, encode_headers};
+#[cfg(test)]
+use frame::encode_goaway;
+pub use frame::{DataHeader, encode_data, encode_data_header, encode_headers};
 pub use settings::{Datagrams, PeerSettings, Settings};
 
 use crate::{
@@ -278,6 +280,7 @@ impl H3 {
             && self.peer_settings().is_some_and(|peer| peer.datagrams == Datagrams::Enabled)
     }
 
+    #[cfg(test)]
     /// Bytes held for incomplete frames.
     #[must_use]
     pub fn buffered(&self) -> usize {

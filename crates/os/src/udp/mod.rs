@@ -136,17 +136,6 @@ impl UdpSocket {
         self.sender.send(self.fd.as_fd(), out)
     }
 
-    /// Sends messages in order and returns how many went. An error is one of the first message; one
-    /// of a later message comes back when that is first in another call.
-    pub fn send_many(&self, list: &[Outgoing<'_>]) -> io::Result<usize> {
-        self.sender.send_many(self.fd.as_fd(), list)
-    }
-
-    /// Whether trains leave in one call, as far as is known.
-    pub fn sends_trains(&self) -> bool {
-        self.sender.sends_trains()
-    }
-
     /// The address that the socket is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let mut address = RawAddress::default();

@@ -1,4 +1,4 @@
-//! Sending: one datagram or a train of equal ones (UDP_SEGMENT) a message, many messages a call.
+//! Sending: one datagram or a train of equal ones (UDP_SEGMENT) a call.
 
 use std::{
     io,
@@ -12,8 +12,6 @@ use super::{
     control::Control,
 };
 
-/// Messages that one system call takes.
-const BATCH: usize = 32;
 /// A train may have no more datagrams than this (UDP_MAX_SEGMENTS of Linux before 6.9).
 pub const MAX_SEGMENTS: usize = 64;
 /// A train may have no more bytes than this: 65,535 without IPv4 and UDP header.
@@ -127,7 +125,7 @@ impl Sender {
     }
 
     /// Whether trains leave in one call.
-    pub(super) fn sends_trains(&self) -> bool {
+    fn sends_trains(&self) -> bool {
         self.trains.load(Ordering::Relaxed)
     }
 
@@ -142,36 +140,6 @@ impl Sender {
             }
         }
         self.send_one_by_one(fd, out)
-    }
-
-    /// Sends in order and returns how many went; an error only if the first could not.
-    pub(super) fn send_many(&self, fd: BorrowedFd<'_>, list: &[Outgoing<'_>]) -> io::Result<usize> {
-        let mut sent = 0;
-        while sent < list.len() {
-            let rest = &list[sent..];
-            let simple = rest.iter().take(BATCH).take_while(|out| self.fits_one_message(out)).count();
-            let result = match simple {
-                0 => self.send(fd, &rest[0]).map(|()| 1),
-                1.. => self.send_messages(fd, &rest[..simple]),
-            };
-            match result {
-                Ok(count) => sent += count,
-                Err(error) if rest[0].is_train() && simple > 0 && self.refuses_trains(&error) => {
-                    match self.send_one_by_one(fd, &rest[0]) {
-                        Ok(()) => sent += 1,
-                        Err(error) if sent == 0 => return Err(error),
-                        Err(_) => break,
-                    }
-                }
-                Err(error) if sent == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(sent)
-    }
-
-    fn fits_one_message(&self, out: &Outgoing<'_>) -> bool {
-        !out.is_train() || (self.sends_trains() && out.data.len() <= MAX_TRAIN)
     }
 
     /// EIO: the device cannot compute checksums, for good. EINVAL, EMSGSIZE: this train is too long,
@@ -204,80 +172,40 @@ impl Sender {
         first_error.map_or(Ok(()), Err)
     }
 
+    /// One `sendmsg`. An error left behind by an earlier datagram (as ECONNREFUSED) is reported by
+    /// the kernel once and says nothing of this one, so further tries follow.
     fn send_message(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
-        self.send_messages(fd, std::slice::from_ref(out)).map(drop)
-    }
-
-    /// One `sendmmsg`. An error left behind by an earlier datagram (as ECONNREFUSED) is reported by
-    /// the kernel once and says nothing of this one, so a second try follows.
-    fn send_messages(&self, fd: BorrowedFd<'_>, list: &[Outgoing<'_>]) -> io::Result<usize> {
-        match list.len() {
-            1 => try_again(|| Messages::<1>::new(list, self.family, self.dscp).send(fd)),
-            _ => try_again(|| Messages::<BATCH>::new(list, self.family, self.dscp).send(fd)),
+        for _ in 0..3 {
+            match send_once(fd, out, self.family, self.dscp) {
+                Err(error) if is_stale(&error) => {}
+                result => return result,
+            }
         }
+        send_once(fd, out, self.family, self.dscp)
     }
-}
-
-fn try_again(mut send: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    for _ in 0..3 {
-        match send() {
-            Err(error) if is_stale(&error) => {}
-            result => return result,
-        }
-    }
-    send()
 }
 
 fn is_stale(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECONNREFUSED | libc::ECONNRESET | libc::EPROTO))
 }
 
-/// The kernel's view of up to `N` messages, on the stack.
-struct Messages<'a, const N: usize> {
-    list: &'a [Outgoing<'a>],
-    addresses: [RawAddress; N],
-    controls: [Control; N],
-}
-
-impl<'a, const N: usize> Messages<'a, N> {
-    fn new(list: &'a [Outgoing<'a>], family: Family, dscp: u8) -> Self {
-        let list = &list[..list.len().min(N)];
-        let mut this =
-            Self { list, addresses: [RawAddress::default(); N], controls: [Control::default(); N] };
-        for (index, out) in list.iter().enumerate() {
-            this.addresses[index] = RawAddress::new(out.to, family);
-            this.controls[index] = out.control(dscp);
-        }
-        this
+fn send_once(fd: BorrowedFd<'_>, out: &Outgoing<'_>, family: Family, dscp: u8) -> io::Result<()> {
+    let (address, mut control) = (RawAddress::new(out.to, family), out.control(dscp));
+    let mut piece = libc::iovec { iov_base: out.data.as_ptr().cast_mut().cast(), iov_len: out.data.len() };
+    // SAFETY: an all-zero header is valid: null pointers and zero lengths.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_name = address.pointer().cast_mut().cast();
+    message.msg_namelen = address.length();
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    if control.used() > 0 {
+        message.msg_control = control.pointer_mut();
+        message.msg_controllen = control.used() as _;
     }
-
-    fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
-        // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
-        let (mut headers, mut pieces): ([libc::mmsghdr; N], [libc::iovec; N]) =
-            unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
-        for (index, out) in self.list.iter().enumerate() {
-            let piece = &mut pieces[index];
-            piece.iov_base = out.data.as_ptr().cast_mut().cast();
-            piece.iov_len = out.data.len();
-            let message = &mut headers[index].msg_hdr;
-            message.msg_name = self.addresses[index].pointer().cast_mut().cast();
-            message.msg_namelen = self.addresses[index].length();
-            message.msg_iov = piece;
-            message.msg_iovlen = 1;
-            let control = &mut self.controls[index];
-            if control.used() > 0 {
-                message.msg_control = control.pointer_mut();
-                message.msg_controllen = control.used() as _;
-            }
-        }
-        let count = self.list.len() as libc::c_uint;
-        // SAFETY: the first `count` headers point to addresses, pieces and control messages that live
-        // in `self`, in this frame or in `list`, none of which moves before the call returns; the
-        // kernel only reads them.
-        let result =
-            unsafe { libc::sendmmsg(fd.as_raw_fd(), headers.as_mut_ptr(), count, libc::MSG_DONTWAIT as _) };
-        usize::try_from(result).map_err(|_| io::Error::last_os_error())
-    }
+    // SAFETY: the header points to the address, the piece and the control messages in this frame, and to the bytes of `out`,
+    // none of which moves before the call returns; the kernel only reads them.
+    let result = unsafe { libc::sendmsg(fd.as_raw_fd(), &raw const message, libc::MSG_DONTWAIT) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 #[cfg(test)]

@@ -45,7 +45,6 @@ fn a_train_arrives_as_a_train() {
             let data: Vec<u8> = (0..40 * 1200 + 77).map(|i| (i / 1200) as u8).collect();
             let to = b.local_addr().unwrap();
             a.send(&Outgoing { segment: Some(1200), ecn: Some(2), ..out(to, &data) }).unwrap();
-            assert!(a.sends_trains());
             let list = receive(&b, &mut RecvBatch::new(4), data.len());
             assert_eq!(list.len(), 1, "the train was torn");
             assert_eq!(list[0].data, data);
@@ -78,27 +77,10 @@ fn a_train_too_long_for_the_kernel_is_sent_one_by_one() {
         let data = vec![2; 100_000];
         a.send(&Outgoing { segment: Some(1000), ..out(to, &data) }).unwrap();
         receive(&b, &mut RecvBatch::new(64), data.len());
-        assert!(a.sends_trains(), "one long train does not mean that the device takes none");
-    });
-}
-
-#[test]
-fn many_messages_go_in_order_and_keep_their_borders() {
-    in_namespace(|| {
-        let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
-        let to = b.local_addr().unwrap();
-        let datas: Vec<Vec<u8>> = (0..100_usize).map(|i| vec![i as u8; 100 + i]).collect();
-        let list: Vec<_> = datas
-            .iter()
-            .enumerate()
-            .map(|(i, data)| Outgoing { segment: (i % 10 == 0).then_some(40), ..out(to, data) })
-            .collect();
-        assert_eq!(a.send_many(&list).unwrap(), 100);
-        let bytes = datas.iter().map(Vec::len).sum();
-        let received = receive(&b, &mut RecvBatch::new(32), bytes);
-        let joined: Vec<u8> = received.iter().flat_map(|r| r.data.to_vec()).collect();
-        assert_eq!(joined, datas.concat());
-        assert!(received.iter().any(|r| r.segment == 40 && r.data.len() == 100));
+        // One long train does not mean that the device takes none.
+        let data = vec![3; 40 * 100];
+        a.send(&Outgoing { segment: Some(100), ..out(to, &data) }).unwrap();
+        assert_eq!(receive(&b, &mut RecvBatch::new(64), data.len()).len(), 1, "the train was torn");
     });
 }
 

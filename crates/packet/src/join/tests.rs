@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use super::*;
-use crate::build::{Packet, Tcp};
+use mpvpn_packets::{Packet, Tcp};
 
 fn join(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<Joined> {
     let mut joiner = Joiner::new();

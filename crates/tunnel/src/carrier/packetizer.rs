@@ -152,10 +152,8 @@ fn as_super_packet(packet: &[u8]) -> VnetHdr {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_packet::{
-        build::{Packet, Tcp, checks_out},
-        tcp_flags,
-    };
+    use mpvpn_packet::tcp_flags;
+    use mpvpn_packets::{Packet, Tcp, checks_out};
 
     use super::*;
 

@@ -64,7 +64,8 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_packet::{build::Packet, ip};
+    use mpvpn_packet::ip;
+    use mpvpn_packets::Packet;
 
     use super::*;
 

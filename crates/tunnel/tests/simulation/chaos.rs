@@ -7,7 +7,6 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_lab::{LinkSpec, Params};
-use mpvpn_packet::build;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::ClientState;
 use mpvpn_types::{BitRate, CongestionControl, Duration, Instant, LinkId};
@@ -254,7 +253,8 @@ impl Chaos {
             if came {
                 // Another flow than the burst, which may wait for its turn.
                 let to = SocketAddr::new(self.world.address(self.client, true), 4000);
-                let answer = build::Packet::between("203.0.113.9:7".parse().unwrap(), to).udp(b"answer");
+                let answer =
+                    mpvpn_packets::Packet::between("203.0.113.9:7".parse().unwrap(), to).udp(b"answer");
                 self.world.server_sends(answer);
             }
             self.world.run(STEP / 2);

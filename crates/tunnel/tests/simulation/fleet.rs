@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
-use mpvpn_packet::{build::Packet, ip};
+use mpvpn_packet::ip;
+use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};

@@ -12,7 +12,7 @@ use mpvpn_masque::{
     h3::code,
     headers::Headers,
 };
-use mpvpn_packet::{VNET_HDR_LEN, build};
+use mpvpn_packet::VNET_HDR_LEN;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead, ServerEvent, UdpId};
 use mpvpn_types::{CongestionControl, Duration};
@@ -328,12 +328,12 @@ fn packets_and_the_capsules_of_their_request_pass() {
     }
     let from = SocketAddr::new(address.expect("an address"), 1000);
     let to: SocketAddr = "203.0.113.9:53".parse().unwrap();
-    let packet = build::Packet::between(from, to).udp(b"out");
+    let packet = mpvpn_packets::Packet::between(from, to).udp(b"out");
     let value = [b"\0", &packet[..]].concat();
     assert!(inside.forwarder.send_datagram(inside.world.now, request, &value));
     inside.run(5 * MS);
     assert_eq!(inside.packets, [packet]);
-    let back = build::Packet::between(to, from).udp(b"back");
+    let back = mpvpn_packets::Packet::between(to, from).udp(b"back");
     inside.world.server_sends(back.clone());
     inside.run(5 * MS);
     let came = inside.forwarder.next_datagram(inside.world.now, request).expect("a packet");

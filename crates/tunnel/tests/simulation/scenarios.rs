@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::world::{DNS, MS, TOKEN, World};
-use mpvpn_packet::{build, ip};
+use mpvpn_packet::ip;
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{ClientError, ClientState};
 use mpvpn_types::{Duration, LinkId};
@@ -71,7 +71,7 @@ fn flows_that_keep_their_paths_wait_for_no_other() {
     let before: Vec<u64> = sent(&mut world, client);
     for port in 4000..4020 {
         let from = SocketAddr::new(world.address(client, true), port);
-        let packet = build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[1; 1000]);
+        let packet = mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[1; 1000]);
         world.client_sends(client, packet);
         world.run(30 * MS);
         assert_eq!(world.at_server.drain(..).count(), 1, "a packet of port {port} arrives at once");
@@ -233,7 +233,7 @@ fn clients_get_addresses_of_their_own_and_cannot_use_each_others() {
 fn packets_that_are_too_big_are_answered() {
     let (mut world, client) = two_links();
     let from = SocketAddr::new(world.address(client, true), 4000);
-    let packet = build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[0; 1472]);
+    let packet = mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(&[0; 1472]);
     world.client_sends(client, packet);
     world.run(50 * MS);
     assert!(world.at_server.is_empty());

@@ -68,7 +68,7 @@ fn clients_of_different_shards_are_reached_through_any_queue() {
     assert_eq!(world.handed, 40, "half of the packets came to the wrong shard");
     // Nobody has this address: the sender is told, and nothing is handed to anybody.
     let to = "10.0.0.99:4000".parse().unwrap();
-    let packet = mpvpn_packet::build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"x");
+    let packet = mpvpn_packets::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"x");
     world.at_server.clear();
     world.server_sends_through(1, packet);
     world.run(MS);
@@ -213,7 +213,7 @@ fn arrive(world: &mut World, machines: &[usize], to: IpAddr) -> usize {
     }
     for queue in 0..world.servers.len() {
         let to = std::net::SocketAddr::new(to, 4000);
-        let packet = mpvpn_packet::build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"down");
+        let packet = mpvpn_packets::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(b"down");
         world.server_sends_through(queue, packet);
     }
     world.run(100 * MS);
@@ -238,7 +238,7 @@ fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it()
     for machine in [home, member] {
         world.at_server.clear();
         let from = std::net::SocketAddr::new(own, 4000);
-        let packet = mpvpn_packet::build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(b"up");
+        let packet = mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(b"up");
         world.client_sends(machine, packet);
         world.run(50 * MS);
         assert_eq!(world.at_server.len(), 1, "the server does not take it from machine {machine}");

@@ -13,7 +13,8 @@ use mpvpn_masque::{
     headers::Headers,
     paths,
 };
-use mpvpn_packet::{VNET_HDR_LEN, build::Packet, ip};
+use mpvpn_packet::{VNET_HDR_LEN, ip};
+use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, Endpoint, Event, Local, Read, StreamId};
 use mpvpn_tunnel::Server;

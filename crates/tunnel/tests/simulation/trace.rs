@@ -18,7 +18,7 @@ use std::{env, fs, net::SocketAddr, path::Path};
 
 use mpvpn_lab::LinkSpec;
 use mpvpn_lane::rules::{FlowMode, Rules};
-use mpvpn_packet::build::Packet;
+use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{LinkPolicy, Member};
 use mpvpn_types::{CongestionControl, Duration, Fec, LinkId};

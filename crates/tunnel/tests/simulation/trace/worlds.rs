@@ -6,11 +6,8 @@ use std::net::SocketAddr;
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
 use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::Authority;
-use mpvpn_packet::{
-    VnetHdr,
-    build::{Packet, Tcp},
-    tcp_flags,
-};
+use mpvpn_packet::{VnetHdr, tcp_flags};
+use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClassProfile, ClassSetup, ClientConfig, LinkPolicy};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, LinkId, Portion, Tier, Weight};

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 
 use bytes::Bytes;
 use mpvpn_packet::{
-    build::{Packet, Tcp},
     ip,
     tcp::Segment,
     tcp_flags::{ACK, FIN, RST, SYN},
 };
+use mpvpn_packets::{Packet, Tcp};
 use mpvpn_tunnel::{RelayId, RelayRead, Server};
 use mpvpn_types::Instant;
 

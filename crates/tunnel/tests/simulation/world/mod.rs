@@ -22,7 +22,7 @@ use bytes::BytesMut;
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_lane::rules::Rules;
 use mpvpn_masque::connect::{Authority, Failure};
-use mpvpn_packet::{VNET_HDR_LEN, VnetHdr, build};
+use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
 use mpvpn_tunnel::{
@@ -590,13 +590,13 @@ impl World {
     /// A UDP packet from a client to somewhere behind the server.
     pub fn outward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
         let from = SocketAddr::new(self.address(machine, true), 4000);
-        build::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(payload)
+        mpvpn_packets::Packet::between(from, "203.0.113.9:53".parse().unwrap()).udp(payload)
     }
 
     /// A UDP packet from behind the server to a client.
     pub fn inward(&self, machine: usize, payload: &[u8]) -> Vec<u8> {
         let to = SocketAddr::new(self.address(machine, true), 4000);
-        build::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(payload)
+        mpvpn_packets::Packet::between("203.0.113.9:53".parse().unwrap(), to).udp(payload)
     }
 
     /// Sends a packet each way every millisecond, and returns the longest time without an arrival

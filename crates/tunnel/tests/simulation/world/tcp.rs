@@ -5,10 +5,8 @@
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
-use mpvpn_packet::{
-    build::{Packet, Tcp},
-    ip, tcp_flags,
-};
+use mpvpn_packet::{ip, tcp_flags};
+use mpvpn_packets::{Packet, Tcp};
 use mpvpn_types::{Duration, Instant};
 
 /// Bytes of IPv4 and TCP headers with the options of a data segment.

@@ -1,13 +1,33 @@
-//! Packets for tests, here and in other crates: always the same bytes for the same arguments, checksums
+//! Packets for tests of all crates: always the same bytes for the same arguments, checksums
 //! right.
 //!
 //! The checksums are made and checked by a plain loop of its own, so that tests do not judge the fast code by
-//! itself. Nothing on the packet path uses this module.
+//! itself. Nothing of the workspace is used, so that every crate may use this one.
+#![forbid(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::vnet::{self, VnetHdr};
-use crate::{protocol, tcp_flags};
+/// Numbers of protocols (IANA).
+mod protocol {
+    pub(crate) const ICMP: u8 = 1;
+    pub(crate) const TCP: u8 = 6;
+    pub(crate) const UDP: u8 = 17;
+    pub(crate) const ICMPV6: u8 = 58;
+}
+
+/// Flags of TCP (RFC 9293 §3.1).
+const ACK: u8 = 0x10;
+const CWR: u8 = 0x80;
+
+/// What a virtio network header says (linux/virtio_net.h).
+const NEEDS_CSUM: u8 = 1;
+const GSO_TCPV4: u8 = 1;
+const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
+/// A virtio network header as the kernel writes it.
+pub type VnetBytes = [u8; 10];
 
 /// The IP header and ports of a packet to build.
 #[derive(Debug, Clone)]
@@ -35,7 +55,7 @@ pub struct Tcp {
     pub seq: u32,
     /// Acknowledgement number.
     pub ack: u32,
-    /// Flags, see [`tcp_flags`].
+    /// Flags.
     pub flags: u8,
     /// Window.
     pub window: u16,
@@ -45,7 +65,7 @@ pub struct Tcp {
 
 impl Default for Tcp {
     fn default() -> Self {
-        Self { seq: 1, ack: 1, flags: tcp_flags::ACK, window: 512, options: Vec::new() }
+        Self { seq: 1, ack: 1, flags: ACK, window: 512, options: Vec::new() }
     }
 }
 
@@ -81,11 +101,11 @@ impl Packet {
     }
 
     /// A TCP super-packet as a TUN device delivers it, with its header.
-    pub fn tcp_super(&self, tcp: &Tcp, payload: &[u8], gso_size: u16) -> (VnetHdr, Vec<u8>) {
+    pub fn tcp_super<H: From<VnetBytes>>(&self, tcp: &Tcp, payload: &[u8], gso_size: u16) -> (H, Vec<u8>) {
         let segment = self.tcp_segment(tcp, payload);
         let header = 20 + tcp.options.len();
-        let kind = if self.src.is_ipv4() { vnet::GSO_TCPV4 } else { vnet::GSO_TCPV6 };
-        let ecn = if tcp.flags & tcp_flags::CWR != 0 { vnet::GSO_ECN } else { 0 };
+        let kind = if self.src.is_ipv4() { GSO_TCPV4 } else { GSO_TCPV6 };
+        let ecn = if tcp.flags & CWR != 0 { GSO_ECN } else { 0 };
         self.partial(protocol::TCP, segment, 16, header, kind | ecn, gso_size)
     }
 
@@ -95,8 +115,8 @@ impl Packet {
     }
 
     /// A UDP super-packet as a TUN device delivers it, with its header.
-    pub fn udp_super(&self, payload: &[u8], gso_size: u16) -> (VnetHdr, Vec<u8>) {
-        self.partial(protocol::UDP, self.udp_datagram(payload), 6, 8, vnet::GSO_UDP_L4, gso_size)
+    pub fn udp_super<H: From<VnetBytes>>(&self, payload: &[u8], gso_size: u16) -> (H, Vec<u8>) {
+        self.partial(protocol::UDP, self.udp_datagram(payload), 6, 8, GSO_UDP_L4, gso_size)
     }
 
     /// A UDP datagram behind IPv6 extension headers: protocol number and everything behind their first two
@@ -170,7 +190,7 @@ impl Packet {
         bytes
     }
 
-    fn partial(
+    fn partial<H: From<VnetBytes>>(
         &self,
         number: u8,
         mut transport: Vec<u8>,
@@ -178,21 +198,18 @@ impl Packet {
         header: usize,
         gso_type: u8,
         gso_size: u16,
-    ) -> (VnetHdr, Vec<u8>) {
+    ) -> (H, Vec<u8>) {
         let partial = slow_sum(&self.pseudo(number, transport.len()));
         transport[check_at..check_at + 2].copy_from_slice(&partial.to_be_bytes());
         let mut bytes = self.ip_header(number, transport.len());
         let csum_start = bytes.len() as u16;
         bytes.extend_from_slice(&transport);
-        let hdr = VnetHdr {
-            flags: vnet::NEEDS_CSUM,
-            gso_type,
-            hdr_len: csum_start + header as u16,
-            gso_size,
-            csum_start,
-            csum_offset: check_at as u16,
-        };
-        (hdr, bytes)
+        let words = [csum_start + header as u16, gso_size, csum_start, check_at as u16];
+        let mut hdr: VnetBytes = [NEEDS_CSUM, gso_type, 0, 0, 0, 0, 0, 0, 0, 0];
+        for (place, word) in hdr[2..].chunks_mut(2).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        (hdr.into(), bytes)
     }
 
     fn pseudo(&self, number: u8, len: usize) -> Vec<u8> {
