@@ -71,6 +71,11 @@ pub const STATE_DIR: &str = "/var/lib/mpvpn";
 /// The name of the TUN device unless `--tun-name` gives another.
 pub const TUN_NAME: &str = "mpvpn0";
 
+/// What a server listens at unless told otherwise.
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT);
+/// The addresses that it gives to clients.
+const SUBNET: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24);
+const SUBNET6: Ipv6Net = Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64);
 /// The port of a server unless `--listen` gives another.
 const PORT: u16 = 443;
 
@@ -223,37 +228,10 @@ pub enum Trust {
 }
 
 impl Default for ServerConfig {
+    /// A server of root's that was told nothing.
     fn default() -> Self {
-        Self {
-            listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
-            tcp: Tcp::On,
-            old_clients: false,
-            service: Service::Packets,
-            cert: None,
-            more_certs: Vec::new(),
-            proxy_protocol_from: Vec::new(),
-            site: Site::default(),
-            subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
-            subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
-            tun_name: TUN_NAME.into(),
-            auth: AuthMode::Token,
-            users: None,
-            state_dir: STATE_DIR.into(),
-            nat: Nat::On,
-            routes: EVERYWHERE.into(),
-            dns: Vec::new(),
-            max_clients: 253,
-            access: Vec::new(),
-            limits: Vec::new(),
-            max_relays: DEFAULT_MAX_RELAYS,
-            max_user_relays: DEFAULT_MAX_USER_RELAYS,
-            shards: Shards::Auto,
-            name: TUN_NAME.into(),
-            api_socket: api::default_socket(Role::Server, TUN_NAME),
-            metrics: None,
-            qlog: None,
-            log_level: LogLevel::Info,
-        }
+        Self::resolve(ServerOptions::default(), Rights::ALL)
+            .expect("the defaults do not contradict each other")
     }
 }
 
@@ -266,16 +244,15 @@ impl ServerConfig {
 
     /// Fills in the defaults and checks what belongs together.
     pub fn resolve(mut options: ServerOptions, rights: Rights) -> Result<Self> {
-        let default = Self::default();
         let service = Service::of(&options, rights);
         if !service.has_tun() {
             options = service::without_tun(options, rights)?;
         }
-        let subnet = options.subnet.unwrap_or(default.subnet);
-        let subnet6 = options.subnet6.map_or(default.subnet6, |given| given.0);
-        let tun_name = options.tun_name.unwrap_or(default.tun_name);
+        let subnet = options.subnet.unwrap_or(SUBNET);
+        let subnet6 = options.subnet6.map_or(Some(SUBNET6), |given| given.0);
+        let tun_name = options.tun_name.unwrap_or_else(|| TUN_NAME.into());
         let name = options.name.unwrap_or_else(|| tun_name.clone());
-        let listen = if options.listen.is_empty() { default.listen } else { options.listen };
+        let listen = if options.listen.is_empty() { vec![LISTEN] } else { options.listen };
         if let Some(twice) = first_repeated(&listen) {
             return Err(Error::usage(format!("--listen {twice} is given twice"), "give every address once"));
         }
@@ -288,7 +265,7 @@ impl ServerConfig {
         let (max_relays, max_user_relays) = max_relays(options.max_relays, options.max_user_relays)?;
         Ok(Self {
             listen,
-            tcp: options.tcp.unwrap_or(default.tcp),
+            tcp: options.tcp.unwrap_or_default(),
             old_clients: options.old_clients,
             service,
             cert: cert_files(options.cert, options.key)?,
@@ -300,21 +277,21 @@ impl ServerConfig {
             limits: options.limit,
             max_relays,
             max_user_relays,
-            shards: options.shards.unwrap_or(default.shards),
+            shards: options.shards.unwrap_or_default(),
             subnet,
             subnet6,
             tun_name,
-            auth: options.auth.unwrap_or(default.auth),
+            auth: options.auth.unwrap_or_default(),
             users: options.users,
-            state_dir: options.state_dir.unwrap_or(default.state_dir),
-            nat: options.nat.unwrap_or(default.nat),
+            state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
+            nat: options.nat.unwrap_or_default(),
             routes: routes(&options.routes, subnet6)?,
             dns: dns::suggestions(options.dns)?,
             api_socket: options.api_socket.unwrap_or_else(|| api::default_socket(Role::Server, &name)),
             name,
             metrics: options.metrics,
             qlog: options.qlog,
-            log_level: options.log_level.unwrap_or(default.log_level),
+            log_level: options.log_level.unwrap_or_default(),
         })
     }
 }
@@ -322,35 +299,8 @@ impl ServerConfig {
 impl ClientConfig {
     /// A client of `server` with the defaults for everything else.
     pub fn new(server: ServerAddr, trust: Trust) -> Self {
-        Self {
-            server,
-            trust,
-            token: None,
-            token_file: None,
-            paths: vec!["auto".into()],
-            links: Vec::new(),
-            classes: ClassConfig::built_in().into(),
-            class_rules: MatchRule::built_in(),
-            class_steering: Vec::new(),
-            without_tuns: Vec::new(),
-            state_dir: STATE_DIR.into(),
-            tun_name: TUN_NAME.into(),
-            scheduler: Scheduler::Auto,
-            cc: CongestionControl::Bbr,
-            via: None,
-            lane: FlowMode::Auto,
-            lane_rules: Vec::new(),
-            routes: Routes::All,
-            dns: Dns::Suggested,
-            share: Vec::new(),
-            proxies: Proxies::default(),
-            shards: Shards::Auto,
-            name: TUN_NAME.into(),
-            api_socket: api::default_socket(Role::Client, TUN_NAME),
-            metrics: None,
-            qlog: None,
-            log_level: LogLevel::Info,
-        }
+        let options = ClientOptions { server: Some(server), insecure: true, ..ClientOptions::default() };
+        Self { trust, ..Self::resolve(options).expect("the defaults do not contradict each other") }
     }
 
     /// The options `cli` over those in `file` (by default [`CLIENT_FILE`], if it is there), checked.
@@ -381,14 +331,13 @@ impl ClientConfig {
             return Err(Error::usage("no server is given", "add --server HOST:PORT"));
         };
         let trust = trust(options.ca, options.pin, options.insecure)?;
-        let default = Self::new(server, trust);
         if options.token.is_some() && options.token_file.is_some() {
             return Err(Error::usage(
                 "--token and --token-file are given together",
                 "leave out one of the two",
             ));
         }
-        let shards = options.shards.unwrap_or(default.shards);
+        let shards = options.shards.unwrap_or_default();
         let streams = options.lane == Some(FlowMode::Stream)
             || options.lane_rule.iter().any(|rule| rule.streams)
             || options.class.takes_streams();
@@ -398,7 +347,7 @@ impl ClientConfig {
                 "leave out --shards, or use --lane datagram and no [[lane-rule]] or [[class]] that says stream",
             ));
         }
-        let tun_name = options.tun_name.unwrap_or(default.tun_name);
+        let tun_name = options.tun_name.unwrap_or_else(|| TUN_NAME.into());
         let name = options.name.unwrap_or_else(|| tun_name.clone());
         let share = options.share;
         if let Some(twice) = first_repeated(&share) {
@@ -415,6 +364,8 @@ impl ClientConfig {
         let around = Surroundings { paths: &paths, links: &links, tun_name: &tun_name, share: &share };
         let classes = options.class.resolve(&around)?;
         Ok(Self {
+            server,
+            trust,
             token: options.token,
             token_file: options.token_file,
             paths,
@@ -422,16 +373,17 @@ impl ClientConfig {
             classes: classes.list,
             class_rules: classes.rules,
             class_steering: classes.steering,
-            state_dir: options.state_dir.unwrap_or(default.state_dir),
-            scheduler: options.scheduler.unwrap_or(default.scheduler),
-            cc: options.cc.unwrap_or(default.cc),
+            without_tuns: Vec::new(),
+            state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
+            scheduler: options.scheduler.unwrap_or_default(),
+            cc: options.cc.unwrap_or_default(),
             via: match options.via {
                 Some(ViaWord::Proxy(via)) => Some(via),
                 Some(ViaWord::None) | None => None,
             },
-            lane: options.lane.unwrap_or(default.lane),
+            lane: options.lane.unwrap_or_default(),
             lane_rules: options.lane_rule,
-            routes: options.routes.unwrap_or(default.routes),
+            routes: options.routes.unwrap_or_default(),
             dns: dns::of_client(options.dns)?,
             share: share.iter().map(ToString::to_string).collect(),
             shards,
@@ -440,8 +392,8 @@ impl ClientConfig {
             name,
             metrics: options.metrics,
             qlog: options.qlog,
-            log_level: options.log_level.unwrap_or(default.log_level),
-            ..default
+            log_level: options.log_level.unwrap_or_default(),
+            proxies: Proxies::default(),
         })
     }
 

@@ -265,53 +265,32 @@ pub enum Event {
     EventsDropped { count: u64 },
 }
 
-impl Event {
-    /// Its subject.
-    pub const fn kind(&self) -> Kind {
-        match self {
-            Self::LinkUp { .. }
-            | Self::LinkDown { .. }
-            | Self::LinkUnusable { .. }
-            | Self::LinkSet { .. }
-            | Self::QuotaReached { .. }
-            | Self::QuotaRenewed { .. } => Kind::Link,
-            Self::PathOpened { .. }
-            | Self::PathFailed { .. }
-            | Self::PathRecovered { .. }
-            | Self::PathActive { .. }
-            | Self::PathStandby { .. }
-            | Self::PathClosed { .. } => Kind::Path,
-            Self::TransportChanged { .. }
-            | Self::TcpConnected { .. }
-            | Self::TcpFailed { .. }
-            | Self::TcpClosed { .. } => Kind::Transport,
-            Self::PipesChanged { .. } => Kind::Pipes,
-            Self::ClassUsed { .. }
-            | Self::ClassConnected { .. }
-            | Self::ClassIdle { .. }
-            | Self::ClassDisconnected { .. }
-            | Self::ClassRefused { .. } => Kind::Class,
-            Self::CapacityChanged { .. } => Kind::Capacity,
-            Self::Connecting { .. }
-            | Self::ConnectFailed { .. }
-            | Self::Connected { .. }
-            | Self::AddressesChanged { .. }
-            | Self::MtuChanged { .. }
-            | Self::Disconnected { .. }
-            | Self::ServerStopping { .. }
-            | Self::ServerResolved { .. }
-            | Self::ResolveFailed { .. }
-            | Self::ShardChanged { .. }
-            | Self::ClientConnected { .. }
-            | Self::ClientDisconnected { .. }
-            | Self::RequestRefused { .. } => Kind::Session,
-            Self::ConfigurationRead { .. } | Self::ConfigurationRefused { .. } | Self::Ending { .. } => {
-                Kind::Configuration
+/// The subject of each event.
+macro_rules! kinds {
+    ($($kind:ident: $($event:ident)+;)+) => {
+        impl Event {
+            /// Its subject.
+            pub const fn kind(&self) -> Kind {
+                match self { $($(Self::$event { .. })|+ => Kind::$kind,)+ }
             }
-            Self::EventsDropped { .. } => Kind::Log,
         }
-    }
+    };
+}
 
+kinds! {
+    Link: LinkUp LinkDown LinkUnusable LinkSet QuotaReached QuotaRenewed;
+    Path: PathOpened PathFailed PathRecovered PathActive PathStandby PathClosed;
+    Transport: TransportChanged TcpConnected TcpFailed TcpClosed;
+    Pipes: PipesChanged;
+    Class: ClassUsed ClassConnected ClassIdle ClassDisconnected ClassRefused;
+    Capacity: CapacityChanged;
+    Session: Connecting ConnectFailed Connected AddressesChanged MtuChanged Disconnected ServerStopping
+        ServerResolved ResolveFailed ShardChanged ClientConnected ClientDisconnected RequestRefused;
+    Configuration: ConfigurationRead ConfigurationRefused Ending;
+    Log: EventsDropped;
+}
+
+impl Event {
     /// The level of its log line: WARN if something was lost, DEBUG if it is frequent, else INFO.
     pub(crate) fn level(&self) -> tracing::Level {
         match self {

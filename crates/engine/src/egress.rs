@@ -3,8 +3,8 @@
 //!
 //! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, their payloads, sockets that are
 //! ready, names that were resolved, time. Out: calls of [`Relays`], through which bytes and payloads go to and come from
-//! the clients. `gate` says what is forbidden, `names` which names are known, `attempts` connects, a [`Pipe`] moves
-//! bytes, `datagrams` payloads.
+//! the clients. [`Access`] says what is forbidden, `own_addresses` which addresses are this machine's, `names` which
+//! names are known, `attempts` connects, a [`Pipe`] moves bytes, `datagrams` payloads.
 //!
 //! Always holds:
 //! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
@@ -18,8 +18,8 @@
 mod attempts;
 mod budget;
 mod datagrams;
-mod gate;
 mod names;
+mod own_addresses;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -46,9 +46,9 @@ use attempts::{Attempts, Standing};
 pub(crate) use budget::Budget;
 use budget::Permit;
 use datagrams::{Early, Port};
-use gate::Gate;
-pub(crate) use gate::{ReadAddresses, addresses_of_this_machine};
 use names::{Found, Names};
+use own_addresses::OwnAddresses;
+pub(crate) use own_addresses::{ReadAddresses, addresses_of_this_machine};
 
 /// The tokens of its sockets are this or more.
 pub(crate) const EGRESS: u64 = 1 << 32;
@@ -100,7 +100,8 @@ pub(crate) struct EgressSetup {
 
 /// The connections of one shard.
 pub(crate) struct Egress<Id> {
-    gate: Gate,
+    access: Arc<Access>,
+    own: OwnAddresses,
     names: Names<u64>,
     asker: Asker,
     relay_budget: Budget,
@@ -147,7 +148,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// If the addresses of this machine cannot be read.
     pub(crate) fn new(now: Instant, setup: EgressSetup) -> Result<Self, String> {
         Ok(Self {
-            gate: Gate::new(now, setup.access, setup.addresses)?,
+            access: setup.access,
+            own: OwnAddresses::new(now, setup.addresses)?,
             names: Names::new(),
             asker: setup.asker,
             relay_budget: setup.relays,
@@ -409,7 +411,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let (mut allowed, mut denied) = (Vec::with_capacity(list.len()), None);
         for ip in list {
             let address = SocketAddr::new(*ip, relay.to.port);
-            match self.gate.check(now, relay.permit.user(), address) {
+            let own = &mut self.own;
+            match self.access.check(relay.permit.user(), address, |ip| own.contains(now, ip)) {
                 Ok(()) => allowed.push(address),
                 Err(reason) => denied = denied.or(Some(reason)),
             }

@@ -15,7 +15,7 @@ use crate::{
     link::{Kind, LinkHandle},
     namespace::Namespace,
     process::{Process, run},
-    requirements::{self, Program},
+    requirements,
     spec::{LinkKind, LinkSpec},
     tap::Tap,
 };
@@ -78,7 +78,7 @@ impl Builder {
         if !(1..=MAX_LINKS).contains(&self.links.len()) {
             return Err(LabError::LinkCount(self.links.len()));
         }
-        requirements::check(&[Program::Ip])?;
+        requirements::check(&[requirements::IP])?;
         sweep();
         let claim = Claim::take()?;
         let namespace = |role: &str| Namespace::create(format!("{}-{role}", claim.prefix()));

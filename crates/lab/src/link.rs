@@ -2,9 +2,10 @@
 
 use std::{
     fmt,
-    str::FromStr,
     time::{Duration, Instant},
 };
+
+use mpvpn_types::word_enum;
 
 use crate::{
     emulation::{Counters, HISTORY_STEP},
@@ -15,27 +16,16 @@ use crate::{
     tap::announce_carrier,
 };
 
-/// A direction of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the client to the server.
-    Up,
-    /// From the server to the client.
-    Down,
-    /// Either way.
-    Both,
-}
-
-impl FromStr for Direction {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "up" => Ok(Self::Up),
-            "down" => Ok(Self::Down),
-            "both" => Ok(Self::Both),
-            _ => Err(format!("`{text}` is no direction: there are up, down and both")),
-        }
+word_enum! {
+    /// A direction of a link.
+    pub enum Direction {
+        /// From the client to the server.
+        Up = "up",
+        /// From the server to the client.
+        Down = "down",
+        /// Either way.
+        #[default]
+        Both = "both",
     }
 }
 

@@ -4,34 +4,14 @@ use std::path::Path;
 
 use crate::error::LabError;
 
-/// A program that the lab runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Program {
-    Ip,
-    Openssl,
-    Iperf3,
-    Ping,
-}
+/// A program that the lab runs, and the package that it is in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program(&'static str, &'static str);
 
-impl Program {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ip => "ip",
-            Self::Openssl => "openssl",
-            Self::Iperf3 => "iperf3",
-            Self::Ping => "ping",
-        }
-    }
-
-    fn package(self) -> &'static str {
-        match self {
-            Self::Ip => "iproute2",
-            Self::Openssl => "openssl",
-            Self::Iperf3 => "iperf3",
-            Self::Ping => "iputils-ping",
-        }
-    }
-}
+pub(crate) const IP: Program = Program("ip", "iproute2");
+pub(crate) const OPENSSL: Program = Program("openssl", "openssl");
+pub(crate) const IPERF3: Program = Program("iperf3", "iperf3");
+pub(crate) const PING: Program = Program("ping", "iputils-ping");
 
 /// Says everything that is missing at once, each with its remedy.
 pub(crate) fn check(programs: &[Program]) -> Result<(), LabError> {
@@ -46,10 +26,10 @@ pub(crate) fn check(programs: &[Program]) -> Result<(), LabError> {
         );
     }
     let path = std::env::var_os("PATH").unwrap_or_default();
-    for program in programs {
-        let found = std::env::split_paths(&path).any(|dir| dir.join(program.name()).is_file());
+    for Program(name, package) in programs {
+        let found = std::env::split_paths(&path).any(|dir| dir.join(name).is_file());
         if !found {
-            missing.push(format!("{}: run `apt-get install {}`", program.name(), program.package()));
+            missing.push(format!("{name}: run `apt-get install {package}`"));
         }
     }
     if missing.is_empty() { Ok(()) } else { Err(LabError::Missing(missing)) }

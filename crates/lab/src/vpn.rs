@@ -14,8 +14,7 @@ use crate::{
     lab::{Lab, SERVER_V4, SERVER_V6},
     namespace::Namespace,
     process::{Process, run},
-    requirements::{self, Program},
-    signals,
+    requirements, signals,
 };
 
 /// The server's port.
@@ -91,7 +90,7 @@ pub struct Certificate {
 impl Certificate {
     /// Makes a self-signed one in `dir`.
     pub fn self_signed(dir: &Path) -> Result<Self, LabError> {
-        requirements::check(&[Program::Openssl])?;
+        requirements::check(&[requirements::OPENSSL])?;
         let (cert, key) = (dir.join("server.crt"), dir.join("server.key"));
         let mut command = Command::new("openssl");
         command.args([

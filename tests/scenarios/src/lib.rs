@@ -61,7 +61,7 @@ pub struct Scenario {
     /// Rate of inner UDP datagrams in Mbit/s, in a run of its own without bars of goodput.
     pub udp_mbit: Option<u32>,
     /// Which ways the data goes, each a run of its own.
-    #[serde(default = "downwards", deserialize_with = "directions")]
+    #[serde(default = "downwards")]
     pub directions: Vec<Direction>,
     /// How long a run takes, in seconds; without events it may be shorter or longer than this.
     #[serde(default = "ten")]
@@ -373,11 +373,6 @@ fn one() -> u32 {
 fn links<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<LinkSpec>, D::Error> {
     let texts = Vec::<String>::deserialize(input)?;
     texts.iter().map(|text| text.parse()).collect::<Result<_, ParseSpecError>>().map_err(D::Error::custom)
-}
-
-fn directions<'de, D: Deserializer<'de>>(input: D) -> Result<Vec<Direction>, D::Error> {
-    let texts = Vec::<String>::deserialize(input)?;
-    texts.iter().map(|text| text.parse()).collect::<Result<_, String>>().map_err(D::Error::custom)
 }
 
 fn change<'de, D: Deserializer<'de>>(input: D) -> Result<Change, D::Error> {

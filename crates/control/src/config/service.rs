@@ -1,8 +1,8 @@
 //! What a server does for its clients: all, or as much as an ordinary user can.
 
-use std::path::Path;
+use std::{net::SocketAddr, path::Path};
 
-use super::{SERVER_FILE, ServerConfig, ServerOptions, file};
+use super::{LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
 use crate::{Error, Result, api, places, status::Role};
 
 /// The name of a server without a TUN device unless `--name` gives another.
@@ -93,8 +93,7 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
     };
     let mut listen = options.listen.clone();
     if listen.is_empty() && !rights.port_443 {
-        listen = ServerConfig::default().listen;
-        listen.iter_mut().for_each(|address| address.set_port(HIGH_PORT));
+        listen = vec![SocketAddr::new(LISTEN.ip(), HIGH_PORT)];
     }
     Ok(ServerOptions {
         listen,

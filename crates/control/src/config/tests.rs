@@ -13,7 +13,38 @@ fn client(text: &str) -> Result<ClientConfig> {
 
 #[test]
 fn an_empty_file_gives_a_server_the_defaults() {
-    assert_eq!(server("").unwrap(), ServerConfig::default());
+    let defaults = ServerConfig {
+        listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
+        tcp: Tcp::On,
+        old_clients: false,
+        service: Service::Packets,
+        cert: None,
+        more_certs: Vec::new(),
+        proxy_protocol_from: Vec::new(),
+        site: Site::default(),
+        subnet: Ipv4Net::new_assert(Ipv4Addr::new(10, 0, 0, 0), 24),
+        subnet6: Some(Ipv6Net::new_assert(Ipv6Addr::new(0xfd00, 0x6d70, 0x766e, 0, 0, 0, 0, 0), 64)),
+        tun_name: TUN_NAME.into(),
+        auth: AuthMode::Token,
+        users: None,
+        state_dir: STATE_DIR.into(),
+        nat: Nat::On,
+        routes: EVERYWHERE.into(),
+        dns: Vec::new(),
+        max_clients: 253,
+        access: Vec::new(),
+        limits: Vec::new(),
+        max_relays: DEFAULT_MAX_RELAYS,
+        max_user_relays: DEFAULT_MAX_USER_RELAYS,
+        shards: Shards::Auto,
+        name: TUN_NAME.into(),
+        api_socket: api::default_socket(Role::Server, TUN_NAME),
+        metrics: None,
+        qlog: None,
+        log_level: LogLevel::Info,
+    };
+    assert_eq!(server("").unwrap(), defaults);
+    assert_eq!(ServerConfig::default(), defaults);
 }
 
 #[test]
@@ -341,10 +372,39 @@ fn fewer_relays_for_all_are_fewer_for_each() {
 #[test]
 fn a_client_needs_no_more_than_a_server_and_a_trust() {
     let config = client("server = 'vpn.example'\ninsecure = true").unwrap();
-    assert_eq!(
-        config,
-        ClientConfig::new(ServerAddr { host: "vpn.example".into(), port: 443 }, Trust::Insecure)
-    );
+    let server = ServerAddr { host: "vpn.example".into(), port: 443 };
+    let trust = Trust::Insecure;
+    assert_eq!(config, ClientConfig::new(server.clone(), trust.clone()));
+    let defaults = ClientConfig {
+        server,
+        trust,
+        token: None,
+        token_file: None,
+        paths: vec!["auto".into()],
+        links: Vec::new(),
+        classes: ClassConfig::built_in().into(),
+        class_rules: MatchRule::built_in(),
+        class_steering: Vec::new(),
+        without_tuns: Vec::new(),
+        state_dir: STATE_DIR.into(),
+        tun_name: TUN_NAME.into(),
+        scheduler: Scheduler::Auto,
+        cc: CongestionControl::Bbr,
+        via: None,
+        lane: FlowMode::Auto,
+        lane_rules: Vec::new(),
+        routes: Routes::All,
+        dns: Dns::Suggested,
+        share: Vec::new(),
+        proxies: Proxies::default(),
+        shards: Shards::Auto,
+        name: TUN_NAME.into(),
+        api_socket: api::default_socket(Role::Client, TUN_NAME),
+        metrics: None,
+        qlog: None,
+        log_level: LogLevel::Info,
+    };
+    assert_eq!(config, defaults);
     assert_eq!(config.api_socket, Path::new("/run/mpvpn/client-mpvpn0.sock"));
 }
 

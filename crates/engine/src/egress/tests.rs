@@ -513,7 +513,8 @@ fn this_machine_is_reached_by_none_of_its_addresses() {
     let all = addresses_of_this_machine().unwrap()().unwrap();
     assert!(all.iter().any(IpAddr::is_loopback), "{all:?}");
     let mut world = World::with(vec![], Budget::new(9, 9));
-    world.egress.gate = Gate::new(world.now(), Arc::default(), addresses_of_this_machine().unwrap()).unwrap();
+    world.egress.access = Arc::default();
+    world.egress.own = OwnAddresses::new(world.now(), addresses_of_this_machine().unwrap()).unwrap();
     for ip in all {
         world.connect(1, &Authority::from(SocketAddr::new(ip, 80)).to_string());
         assert_eq!(world.failure(1).0, Failure::Prohibited, "{ip}");

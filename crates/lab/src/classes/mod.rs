@@ -23,7 +23,7 @@ use crate::{
     error::LabError,
     lab::Lab,
     link::Direction,
-    requirements::{self, Program},
+    requirements,
     screen::Screen,
     signals,
     vpn::{self, Vpn, VpnOptions},
@@ -42,7 +42,7 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// Runs it.
 pub(crate) fn run(args: &ClassesArgs) -> Result<ExitCode, LabError> {
-    requirements::check(&[Program::Ip, Program::Openssl])?;
+    requirements::check(&[requirements::IP, requirements::OPENSSL])?;
     signals::catch();
     println!("A link ({}), a server and a client, in namespaces of this machine.", args.link);
     let lab = Lab::builder().link(args.link.clone()).build()?;

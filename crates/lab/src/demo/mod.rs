@@ -26,8 +26,7 @@ use crate::{
     lab::Lab,
     link::History,
     process::Process,
-    requirements::{self, Program},
-    signals,
+    requirements, signals,
     spec::LinkSpec,
     vpn::{self, Side, TUNNEL_SERVER_V4, Vpn, VpnOptions},
 };
@@ -53,7 +52,12 @@ const WHOLE: Duration = Duration::from_secs(85);
 
 /// Runs the demonstration.
 pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode, LabError> {
-    requirements::check(&[Program::Ip, Program::Openssl, Program::Iperf3, Program::Ping])?;
+    requirements::check(&[
+        requirements::IP,
+        requirements::OPENSSL,
+        requirements::IPERF3,
+        requirements::PING,
+    ])?;
     signals::catch();
     let mut stage = Stage::set(args)?;
     let summary = stage.play(args.seconds)?;
