@@ -29,7 +29,7 @@ use mpvpn_masque::{
 };
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{
-    ClientSetup, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, Transmit,
+    ClientSetup, Connection, ConnectionId, Endpoint, Event as QuicEvent, Handled, Local, LostReason, Transmit,
 };
 use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 
@@ -518,6 +518,16 @@ impl Client {
         report.mtu = session.carrier.mtu();
         report
     }
+}
+
+/// The connection in use, as long as it is there.
+fn in_use<'a>(
+    session: &'a mut Option<Session>,
+    endpoint: &'a mut Endpoint,
+) -> Option<(&'a mut Session, &'a mut Connection)> {
+    let session = session.as_mut()?;
+    let connection = endpoint.get(session.connection)?;
+    Some((session, connection))
 }
 
 /// Which TCP connections travel as streams: of those there are no copies.

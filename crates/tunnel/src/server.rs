@@ -31,7 +31,7 @@ use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Tran
 use mpvpn_types::Instant;
 
 use crate::{
-    AddressSet, Addresses, Registry, Seat, Secret,
+    AddressSet, Addresses, Registry, RelayId, Seat, Secret, UdpId,
     client::clamp_received,
     events::{Changes, ServerChange},
     udp::Inbox,
@@ -177,9 +177,7 @@ impl Server {
 
     fn lost(&mut self, now: Instant, id: ConnectionId, reason: &LostReason) {
         tracing::debug!(%reason, "connection lost");
-        self.end_tunnel(now, id, &reason.to_string());
-        self.end_relays(id);
-        self.end_udp(id);
+        self.end_all(now, id, &reason.to_string());
         self.after(now, id);
     }
 
@@ -191,9 +189,7 @@ impl Server {
         if self.peers.get_mut(id).is_some_and(|peer| std::mem::take(&mut peer.handshaking)) {
             self.endpoint.handshake_over();
         }
-        self.end_tunnel(now, id, reason);
-        self.end_relays(id);
-        self.end_udp(id);
+        self.end_all(now, id, reason);
         self.after(now, id);
     }
 
@@ -213,6 +209,16 @@ impl Server {
             tunnel.replaced = true;
             self.close_peer(now, seat.connection, h3::code::NO_ERROR, "the client came back");
         }
+    }
+
+    /// Ends all that a connection was granted.
+    fn end_all(&mut self, now: Instant, id: ConnectionId, reason: &str) {
+        self.end_tunnel(now, id, reason);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let relays = std::mem::take(&mut peer.relays).ids().into_iter();
+        self.events.extend(relays.map(|stream| ServerEvent::RelayGone(RelayId::new(id, stream))));
+        let flows = std::mem::take(&mut peer.udp).ids().into_iter();
+        self.events.extend(flows.map(|stream| ServerEvent::UdpGone(UdpId::new(id, stream))));
     }
 
     /// Takes a tunnel out of use, and with the session's last one its addresses.
@@ -240,9 +246,7 @@ impl Server {
     }
 
     fn forget(&mut self, now: Instant, id: ConnectionId) {
-        self.end_tunnel(now, id, "its connection has ended");
-        self.end_relays(id);
-        self.end_udp(id);
+        self.end_all(now, id, "its connection has ended");
         let Some(peer) = self.peers.remove(id) else { return };
         self.departed.extend(peer.granted.map(|granted| granted.departed()));
         if peer.handshaking {

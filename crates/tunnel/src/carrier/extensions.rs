@@ -1,5 +1,5 @@
-//! The extensions beyond the RFCs (docs/protocol.md, "Extensions"): [`EXTENSIONS`] says of each one what a client offers,
-//! what a server answers, and what either end switches on.
+//! The extensions beyond the RFCs (docs/protocol.md, "Extensions"): two tables, [`OF_PACKETS`] and [`OF_ALL`], say of each one
+//! what a client offers, what a server answers, and what either end switches on.
 //!
 //! In: the configurations of both ends, the header sections of a request and of its response. Out: the fields to send;
 //! what both ends know is switched on at the [`Carrier`], or noted in [`Agreed`]. Always holds: a field that is repeated
@@ -14,7 +14,7 @@ use mpvpn_types::{ClassId, CongestionControl, Fec, Instant, LinkId};
 
 use super::{
     Carrier, clocks::ClockReports, data_ack::DataAcks, protect::Protection, reinjection::Reinjection,
-    scheduling::PacketScheduler, sequence::Sequencer,
+    sequence::Sequencer,
 };
 use crate::{
     Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::at_this_end, shapers::Shapers,
@@ -34,8 +34,6 @@ const MAX_NETWORKS: usize = 8;
 struct Extension {
     /// The header field, in requests and responses.
     field: &'static str,
-    /// What the request must be for: with [`Carries::Streams`] the extension is for connections without packets, too.
-    of: Carries,
     kind: Kind,
 }
 
@@ -51,267 +49,236 @@ enum Kind {
         start: fn(&mut Ends<'_>, u64) -> bool,
     },
     /// By values of its own.
-    Value {
-        /// What the client offers.
-        offer: fn(&ClientConfig, Option<Member>) -> Option<String>,
-        /// Takes what the client offers, if it does, and says what the server answers.
-        answer: fn(&mut AtServer<'_>, Option<&[u8]>) -> Option<String>,
-        /// Takes the answer.
-        agree: fn(&mut AtClient<'_>, &[u8]),
-    },
+    Value { offer: Offer, answer: Answer, agree: Agree },
 }
 
-/// All extensions, each after those that it needs.
-const EXTENSIONS: &[Extension] = &[
+/// What the client offers.
+type Offer = fn(&ClientConfig, Option<Member>) -> Option<String>;
+/// Takes what the client offers, if it does, and says what the server answers.
+type Answer = fn(&mut AtServer<'_>, Option<&[u8]>) -> Option<String>;
+/// Takes the answer.
+type Agree = fn(&mut AtClient<'_>, &[u8]);
+
+/// The extensions of requests for packets, each after those that it needs.
+const OF_PACKETS: &[Extension] = &[
     // The class of traffic that the connection carries.
-    Extension {
-        field: "mpvpn-class",
-        of: Carries::Packets,
-        kind: Kind::Value {
-            offer: |config, _| config.class.as_ref().map(ClassProfile::header),
-            answer: |server, offer| {
-                let class = offer.and_then(ClassProfile::parse)?;
-                let admitted = server.admitted.as_ref()?;
-                let (shapers, id) = (&admitted.shapers, admitted.member.class());
-                shapers.set_share(server.now, id, admitted.limits.bound(class.share));
-                server.ends.carrier.set_class(Some(&class));
-                server.ends.carrier.share_links(shapers.clone(), id);
-                server.ends.classes = true;
-                server.class = Some(class);
-                Some(TRUE.to_owned())
-            },
-            agree: |client, answer| {
-                if is_true(answer) && client.config.class.is_some() {
-                    client.ends.carrier.share_links(client.shapers.clone(), client.class);
-                    client.ends.classes = true;
-                    client.agreed.classes = true;
-                }
-            },
+    value(
+        "mpvpn-class",
+        |config, _| config.class.as_ref().map(ClassProfile::header),
+        |server, offer| {
+            let class = offer.and_then(ClassProfile::parse)?;
+            let admitted = server.admitted.as_ref()?;
+            let (shapers, id) = (&admitted.shapers, admitted.member.class());
+            shapers.set_share(server.now, id, admitted.limits.bound(class.share));
+            server.ends.carrier.set_class(Some(&class));
+            server.ends.carrier.share_links(shapers.clone(), id);
+            server.ends.classes = true;
+            server.class = Some(class);
+            Some(TRUE.to_owned())
         },
-    },
+        |client, answer| {
+            if is_true(answer) && client.config.class.is_some() {
+                client.ends.carrier.share_links(client.shapers.clone(), client.class);
+                client.ends.classes = true;
+                client.agreed.classes = true;
+            }
+        },
+    ),
     // What the clocks of both ends say, as their classes share links.
-    Extension {
-        field: "mpvpn-clocks",
-        of: Carries::Packets,
-        kind: Kind::Context {
-            id: 12,
-            wanted: |config| config.class.is_some(),
-            start: |ends, context| {
-                let clocks = ends.classes.then(|| ClockReports::new(ends.stream, context, ends.far_clock));
-                ends.carrier.clocks = clocks;
-                ends.classes
-            },
+    context(
+        "mpvpn-clocks",
+        12,
+        |config| config.class.is_some(),
+        |ends, context| {
+            let clocks = ends.classes.then(|| ClockReports::new(ends.stream, context, ends.far_clock));
+            ends.carrier.clocks = clocks;
+            ends.classes
         },
-    },
-    // The congestion controller that the server is to use on this connection's paths (a Token).
-    Extension {
-        field: "mpvpn-cc",
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |config, _| Some(config.setup.cc().to_string()),
-            answer: |server, offer| {
-                // The class comes first: it is all that older clients send.
-                let of_class = server.class.as_ref().and_then(|class| class.cc);
-                let cc = of_class.or_else(|| offer.and_then(cc_of))?;
-                server.connection.set_cc(cc);
-                Some(cc.to_string())
-            },
-            agree: |client, answer| client.agreed.cc = cc_of(answer),
-        },
-    },
-    // How the client spreads packets over paths, and the server is to.
-    Extension {
-        field: "mpvpn-scheduler",
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |config, _| Some(config.scheduler.to_string()),
-            answer: |server, offer| {
-                let scheduler = offer.and_then(text).and_then(|name| name.parse().ok());
-                server.ends.carrier.scheduler = PacketScheduler::new(scheduler.unwrap_or_default());
-                None
-            },
-            agree: |_, _| {},
-        },
-    },
+    ),
     // How often each packet is sent, each time over another link (an Integer).
-    Extension {
-        field: "mpvpn-copies",
-        of: Carries::Packets,
-        kind: Kind::Value {
-            offer: |config, _| (config.copies > 1).then(|| config.copies.to_string()),
-            answer: |server, offer| {
-                let copies = offer.and_then(structured::integer).and_then(|copies| copies.try_into().ok());
-                server.ends.copies = copies.unwrap_or(1);
-                None
-            },
-            agree: |_, _| {},
+    asked(
+        "mpvpn-copies",
+        |config, _| (config.copies > 1).then(|| config.copies.to_string()),
+        |server, offer| {
+            let copies = offer.and_then(structured::integer).and_then(|copies| copies.try_into().ok());
+            server.ends.copies = copies.unwrap_or(1);
+            None
         },
-    },
+    ),
     // Numbered packets.
-    Extension {
-        field: "mpvpn-order",
-        of: Carries::Packets,
-        kind: Kind::Context {
-            id: 2,
-            wanted: |_| true,
-            start: |ends, context| {
-                ends.carrier.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
-                ends.carrier.scheduler.set_copies(ends.copies);
-                ends.carrier.timer.measure_soon();
-                true
-            },
+    context(
+        "mpvpn-order",
+        2,
+        |_| true,
+        |ends, context| {
+            ends.carrier.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
+            ends.carrier.scheduler.set_copies(ends.copies);
+            ends.carrier.timer.measure_soon();
+            true
         },
-    },
+    ),
     // How much repair either end sends: `auto`, or packets and packets of repair as in `10+2`.
-    Extension {
-        field: "mpvpn-fec-policy",
-        of: Carries::Packets,
-        kind: Kind::Value {
-            offer: |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
-            answer: |server, offer| {
-                let fec = offer.and_then(text).and_then(|policy| policy.parse().ok());
-                server.ends.fec = fec.unwrap_or_default();
-                None
-            },
-            agree: |_, _| {},
+    asked(
+        "mpvpn-fec-policy",
+        |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
+        |server, offer| {
+            let fec = offer.and_then(text).and_then(|policy| policy.parse().ok());
+            server.ends.fec = fec.unwrap_or_default();
+            None
         },
-    },
+    ),
     // Groups of numbered packets with repair.
-    Extension {
-        field: "mpvpn-fec",
-        of: Carries::Packets,
-        kind: Kind::Context {
-            id: 10,
-            wanted: |config| config.fec != Fec::Off,
-            start: |ends, context| {
-                let Some(sequencer) = &mut ends.carrier.recovery.sequencer else { return false };
-                sequencer.protect(Protection::new(ends.stream, context, ends.fec));
-                true
-            },
+    context(
+        "mpvpn-fec",
+        10,
+        |config| config.fec != Fec::Off,
+        |ends, context| {
+            let Some(sequencer) = &mut ends.carrier.recovery.sequencer else { return false };
+            sequencer.protect(Protection::new(ends.stream, context, ends.fec));
+            true
         },
-    },
-    // Heartbeats that report what is heard.
-    Extension {
-        field: "mpvpn-heartbeats",
-        of: Carries::Streams,
-        kind: Kind::Context {
-            id: 4,
-            wanted: |_| true,
-            start: |ends, context| {
-                ends.carrier.heartbeats.set_reports(ends.stream, context);
-                true
-            },
-        },
-    },
-    // Bytes of streams that were on their way on a path that died come as datagrams.
-    Extension {
-        field: "mpvpn-rescue",
-        of: Carries::Streams,
-        kind: Kind::Context {
-            id: 6,
-            wanted: |_| true,
-            start: |ends, context| {
-                ends.carrier.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
-                true
-            },
-        },
-    },
-    // How far streams have come; needs `mpvpn-rescue`.
-    Extension {
-        field: "mpvpn-progress",
-        of: Carries::Streams,
-        kind: Kind::Context {
-            id: 8,
-            wanted: |_| true,
-            start: |ends, context| {
-                let Carrier { recovery, paths, .. } = &mut *ends.carrier;
-                if recovery.reinjection.is_some() {
-                    let acks = DataAcks::new(paths.empty_since(), ends.stream, context);
-                    recovery.data_acks = Some(Box::new(acks));
-                }
-                recovery.data_acks.is_some()
-            },
-        },
-    },
-    // LINK capsules, in which the client tells about its links (a Boolean).
-    Extension {
-        field: "mpvpn-links",
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |_, _| Some(TRUE.to_owned()),
-            answer: |_, offer| offer.filter(|offer| is_true(offer)).map(|_| TRUE.to_owned()),
-            agree: |client, answer| {
-                client.agreed.links = is_true(answer);
-                for (link, policy) in client.policies.iter().filter(|_| is_true(answer)) {
-                    client.ends.carrier.set_link(client.now, *link, at_this_end(policy, true));
-                }
-            },
-        },
-    },
+    ),
     // Which of several connections of a session this is (an Integer). What a server does not understand it refuses:
     // see [`member_of`].
-    Extension {
-        field: MEMBER,
-        of: Carries::Packets,
-        kind: Kind::Value {
-            offer: |_, member| member.map(|member| member.number().to_string()),
-            answer: |server, offer| {
-                offer.and(server.admitted.as_ref()).map(|all| all.member.number().to_string())
-            },
-            agree: |client, answer| {
-                client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
-            },
+    value(
+        MEMBER,
+        |_, member| member.map(|member| member.number().to_string()),
+        |server, offer| offer.and(server.admitted.as_ref()).map(|all| all.member.number().to_string()),
+        |client, answer| {
+            client.agreed.member = text(answer).and_then(|text| text.trim().parse().ok());
         },
-    },
+    ),
     // The server's networks, by which clients know who their neighbours are: prefixes as in `10.0.0.0/24, fd00::/64`.
-    Extension {
-        field: "mpvpn-networks",
-        of: Carries::Packets,
-        kind: Kind::Value {
-            offer: |_, _| None,
-            answer: |server, _| {
-                let (v4, v6) = server.admitted.as_ref()?.networks;
-                Some(listed([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
-            },
-            agree: |client, answer| {
-                let nets = text(answer).unwrap_or_default().split(',');
-                client.agreed.networks =
-                    nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect();
-            },
+    said(
+        "mpvpn-networks",
+        |server, _| {
+            let (v4, v6) = server.admitted.as_ref()?.networks;
+            Some(listed([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
         },
-    },
+        |client, answer| {
+            let nets = text(answer).unwrap_or_default().split(',');
+            client.agreed.networks =
+                nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect();
+        },
+    ),
+];
+
+/// The extensions of any request, likewise. With packets they come after those of packets.
+const OF_ALL: &[Extension] = &[
+    // The congestion controller that the server is to use on this connection's paths (a Token).
+    value(
+        "mpvpn-cc",
+        |config, _| Some(config.setup.cc().to_string()),
+        |server, offer| {
+            // The class comes first: it is all that older clients send.
+            let of_class = server.class.as_ref().and_then(|class| class.cc);
+            let cc = of_class.or_else(|| offer.and_then(cc_of))?;
+            server.connection.set_cc(cc);
+            Some(cc.to_string())
+        },
+        |client, answer| client.agreed.cc = cc_of(answer),
+    ),
+    // How the client spreads packets over paths, and the server is to.
+    asked(
+        "mpvpn-scheduler",
+        |config, _| Some(config.scheduler.to_string()),
+        |server, offer| {
+            let scheduler = offer.and_then(text).and_then(|name| name.parse().ok());
+            server.ends.carrier.scheduler.set_kind(scheduler.unwrap_or_default());
+            None
+        },
+    ),
+    // Heartbeats that report what is heard.
+    context(
+        "mpvpn-heartbeats",
+        4,
+        |_| true,
+        |ends, context| {
+            ends.carrier.heartbeats.set_reports(ends.stream, context);
+            true
+        },
+    ),
+    // Bytes of streams that were on their way on a path that died come as datagrams.
+    context(
+        "mpvpn-rescue",
+        6,
+        |_| true,
+        |ends, context| {
+            ends.carrier.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
+            true
+        },
+    ),
+    // How far streams have come; needs `mpvpn-rescue`.
+    context(
+        "mpvpn-progress",
+        8,
+        |_| true,
+        |ends, context| {
+            let Carrier { recovery, paths, .. } = &mut *ends.carrier;
+            if recovery.reinjection.is_some() {
+                let acks = DataAcks::new(paths.empty_since(), ends.stream, context);
+                recovery.data_acks = Some(Box::new(acks));
+            }
+            recovery.data_acks.is_some()
+        },
+    ),
+    // LINK capsules, in which the client tells about its links (a Boolean).
+    value(
+        "mpvpn-links",
+        |_, _| Some(TRUE.to_owned()),
+        |_, offer| offer.filter(|offer| is_true(offer)).map(|_| TRUE.to_owned()),
+        |client, answer| {
+            client.agreed.links = is_true(answer);
+            for (link, policy) in client.policies.iter().filter(|_| is_true(answer)) {
+                client.ends.carrier.set_link(client.now, *link, at_this_end(policy, true));
+            }
+        },
+    ),
     // The server makes TCP connections by CONNECT wherever it would translate packets' addresses, which is everywhere
     // but in its networks (a Boolean). With a 501 it means that there are no packets, but such connections.
-    Extension {
-        field: STREAMS,
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |_, _| None,
-            answer: |server, _| server.config.streams.then(|| TRUE.to_owned()),
-            agree: |client, answer| client.agreed.streams = is_true(answer),
-        },
-    },
+    said(
+        STREAMS,
+        |server, _| server.config.streams.then(|| TRUE.to_owned()),
+        |client, answer| client.agreed.streams = is_true(answer),
+    ),
     // The same of UDP payloads, by CONNECT-UDP.
-    Extension {
-        field: UDP,
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |_, _| None,
-            answer: |server, _| server.config.streams.then(|| TRUE.to_owned()),
-            agree: |client, answer| client.agreed.udp = is_true(answer),
-        },
-    },
+    said(
+        UDP,
+        |server, _| server.config.streams.then(|| TRUE.to_owned()),
+        |client, answer| client.agreed.udp = is_true(answer),
+    ),
     // Resolvers that the server suggests: addresses, the best first, as in `10.0.0.1, fd00::1`.
-    Extension {
-        field: "mpvpn-dns",
-        of: Carries::Streams,
-        kind: Kind::Value {
-            offer: |_, _| None,
-            answer: |server, _| Some(listed(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
-            agree: |client, answer| client.agreed.dns = suggested(text(answer).unwrap_or_default()),
-        },
-    },
+    said(
+        "mpvpn-dns",
+        |server, _| Some(listed(server.config.dns.iter())).filter(|dns| !dns.is_empty()),
+        |client, answer| client.agreed.dns = suggested(text(answer).unwrap_or_default()),
+    ),
 ];
+
+/// One by a context ID: whether a client offers this one, and what starts it.
+const fn context(
+    field: &'static str,
+    id: u64,
+    wanted: fn(&ClientConfig) -> bool,
+    start: fn(&mut Ends<'_>, u64) -> bool,
+) -> Extension {
+    Extension { field, kind: Kind::Context { id, wanted, start } }
+}
+
+/// One by values.
+const fn value(field: &'static str, offer: Offer, answer: Answer, agree: Agree) -> Extension {
+    Extension { field, kind: Kind::Value { offer, answer, agree } }
+}
+
+/// One that only the client says.
+const fn asked(field: &'static str, offer: Offer, answer: Answer) -> Extension {
+    value(field, offer, answer, |_, _| {})
+}
+
+/// One that only the server says.
+const fn said(field: &'static str, answer: Answer, agree: Agree) -> Extension {
+    value(field, |_, _| None, answer, agree)
+}
 
 /// What either end switches extensions on with.
 pub(crate) struct Ends<'a> {
@@ -397,7 +364,8 @@ pub(crate) struct Admitted {
 
 /// The extensions of requests for packets, or without them.
 fn all(of: Carries) -> impl Iterator<Item = &'static Extension> {
-    EXTENSIONS.iter().filter(move |extension| of == Carries::Packets || extension.of == Carries::Streams)
+    let of_packets = if of == Carries::Packets { OF_PACKETS } else { &[] };
+    of_packets.iter().chain(OF_ALL)
 }
 
 /// What a client offers with a request for packets, or without them: fields and values.
@@ -515,13 +483,12 @@ mod tests {
 
     #[test]
     fn each_extension_has_a_field_and_a_context_of_its_own() {
-        let mut fields: Vec<_> = EXTENSIONS.iter().map(|extension| extension.field).collect();
+        let mut fields: Vec<_> = all(Carries::Packets).map(|extension| extension.field).collect();
         fields.sort_unstable();
         fields.dedup();
-        assert_eq!(fields.len(), EXTENSIONS.len());
+        assert_eq!(fields.len(), OF_PACKETS.len() + OF_ALL.len());
         assert!(fields.iter().all(|field| field.starts_with("mpvpn-")), "{fields:?}");
-        let mut contexts: Vec<_> = EXTENSIONS
-            .iter()
+        let mut contexts: Vec<_> = all(Carries::Packets)
             .filter_map(|extension| match extension.kind {
                 Kind::Context { id, .. } => Some(id),
                 Kind::Value { .. } => None,

@@ -27,6 +27,11 @@ impl PacketScheduler {
         Self { dispatcher: Dispatcher::new(scheduler, queue()), choice: Choice::new() }
     }
 
+    /// Uses another scheduler; no packet may wait yet.
+    pub(super) fn set_kind(&mut self, scheduler: Scheduler) {
+        self.dispatcher = Dispatcher::new(scheduler, queue());
+    }
+
     #[inline]
     pub(super) fn kind(&self) -> Scheduler {
         self.dispatcher.scheduler()

@@ -13,7 +13,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, addresses, links::at_this_end};
+use super::{Carries, Client, ClientError, ClientEvent, addresses, in_use, links::at_this_end};
 use crate::{
     carrier::{
         Carrier, Role,
@@ -118,8 +118,7 @@ impl Client {
         let mut capsule = BytesMut::new();
         Capsule::AddressRequest(wishes).encode(&mut capsule);
         connection.write(stream, h3::encode_data(&capsule));
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.request = Some(stream);
         let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
         carrier.set_class(self.config.class.as_ref());
@@ -152,8 +151,7 @@ impl Client {
     /// The server speaks HTTP/3: that is all that streams need. `asks`: the server may know more than that, and is
     /// asked; it sees the credentials then, rather than with the first stream.
     pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;
         for (link, policy) in self.links.policies() {
             session.carrier.set_link(now, *link, at_this_end(policy, false));

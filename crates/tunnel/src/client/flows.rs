@@ -1,10 +1,10 @@
 //! The flows of a client one by one, for people and programs that ask.
 
-use mpvpn_lane::{interposer::State, rules::Why};
+use mpvpn_lane::{interposer::State, rules::Why, udp::Summary};
 use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 
-use super::Client;
+use super::{Client, seen::Flow};
 
 /// How a flow travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,23 +52,18 @@ impl Client {
             since: flow.since,
             active: flow.active,
         });
-        let packets = apps.seen.flows(now).map(|flow| FlowReport {
-            key: flow.key,
-            carried: Carried::Packets,
-            why: apps.lane.why(&flow.key, reach, false),
-            up: flow.up,
-            down: flow.down,
-            since: flow.since,
-            active: flow.active,
+        let packets = apps.seen.flows(now).map(|Flow { key, up, down, since, active }| {
+            let why = apps.lane.why(&key, reach, false);
+            FlowReport { key, carried: Carried::Packets, why, up, down, since, active }
         });
-        let payloads = apps.udp_lane.flows().map(|flow| FlowReport {
-            key: flow.key,
+        let payloads = apps.udp_lane.flows().map(|Summary { key, up, down, since, active, .. }| FlowReport {
+            key,
             carried: Carried::Payloads,
             why: Why::NoPackets,
-            up: flow.up,
-            down: flow.down,
-            since: flow.since,
-            active: flow.active,
+            up,
+            down,
+            since,
+            active,
         });
         streams.chain(packets).chain(payloads).collect()
     }

@@ -8,7 +8,7 @@ use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, icmp, ip, mss
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::{Client, Seen, UdpNews, lane::Lane, udp_lane::UdpLane};
+use super::{Client, Seen, UdpNews, in_use, lane::Lane, udp_lane::UdpLane};
 use crate::{
     UdpId,
     carrier::{Carrier, Opened},
@@ -58,8 +58,7 @@ impl Apps {
 
 impl Client {
     pub(super) fn receive(&mut self, now: Instant) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         let mut bytes = 0;
         let mut malformed = None;
         let Apps { joiner, udp_lane, .. } = &mut self.apps;

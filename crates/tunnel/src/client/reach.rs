@@ -11,6 +11,7 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 use super::{
     Client, ClientError,
     connector::{Connector, Wanted},
+    in_use,
     links::at_this_end,
 };
 use crate::{attempt::ATTEMPT, events::ClientChange};
@@ -216,8 +217,7 @@ impl Client {
     /// Asks on links without a path whether the server can be reached, and opens a path where it
     /// can.
     pub(super) fn open_paths(&mut self, now: Instant) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         if session.accepted && connection.is_multipath() {
             self.links.open_paths(now, &session.carrier, connection);
         }
@@ -225,8 +225,7 @@ impl Client {
 
     /// Tells the server what it does not know yet about the links under the paths.
     pub(super) fn tell_links(&mut self) {
-        let Some(session) = &mut self.session else { return };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.tell_links(connection, &self.links, self.config.class.is_some());
     }
 

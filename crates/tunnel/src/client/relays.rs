@@ -11,7 +11,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, session::Session};
+use super::{Carries, Client, ClientError, ClientEvent, in_use, session::Session};
 use crate::{RelayId, RelayRead, relay::Relays};
 
 type Events = VecDeque<ClientEvent>;
@@ -171,12 +171,8 @@ impl Client {
 
     /// Breaks a relay off, whether it stands or not. Nothing more is told about it.
     pub fn relay_abort(&mut self, relay: RelayId) {
-        let Some(session) = self.session.as_mut().filter(|session| session.connection == relay.connection)
-        else {
-            return;
-        };
-        let Some(connection) = self.endpoint.get(session.connection) else { return };
-        if self.own.streams.remove(&relay.stream).is_some() {
+        let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
+        if session.connection == relay.connection && self.own.streams.remove(&relay.stream).is_some() {
             let code = h3::code::REQUEST_CANCELLED;
             session.relays.abort(connection, &mut session.http, relay.stream, code);
         }
@@ -197,8 +193,7 @@ impl Client {
     /// Reads the answers to requests for connections.
     pub(super) fn drive_own(&mut self, now: Instant) {
         while let Some(stream) = self.own.woken.pop_front() {
-            let Some(session) = &mut self.session else { return };
-            let Some(connection) = self.endpoint.get(session.connection) else { return };
+            let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
             let relay = RelayId::new(session.connection, stream);
             if self.own.streams.get(&stream) != Some(&Stage::Asked) {
                 continue;
@@ -244,11 +239,8 @@ fn open_relay<'a>(
     endpoint: &'a mut mpvpn_quic::Endpoint,
     relay: RelayId,
 ) -> Option<(&'a mut Session, &'a mut Connection)> {
-    let session = session.as_mut().filter(|session| session.connection == relay.connection)?;
-    if own.streams.get(&relay.stream) != Some(&Stage::Open) {
-        return None;
-    }
-    Some((session, endpoint.get(relay.connection)?))
+    let is_open = own.streams.get(&relay.stream) == Some(&Stage::Open);
+    in_use(session, endpoint).filter(|(session, _)| is_open && session.connection == relay.connection)
 }
 
 pub(super) fn refuses_credentials(headers: &Headers) -> Option<u16> {

@@ -8,10 +8,10 @@ use mpvpn_masque::{
     connect_udp,
     h3::{self, Event as HttpEvent, code},
 };
-use mpvpn_quic::{ConnectionId, StreamId};
+use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
+use super::{Client, ClientEvent, in_use, relays::refuses_credentials, session::Session, udp_lane::UdpLane};
 use crate::{
     UdpId,
     udp::{Inbox, UdpFlows},
@@ -97,16 +97,14 @@ impl Client {
 
     /// Bytes of the largest payload that can be sent now; 0 if there is no such flow.
     pub fn udp_room(&mut self, id: UdpId) -> usize {
-        let Some(session) = udp_session(&mut self.session, id) else { return 0 };
-        let Some(connection) = self.endpoint.get(id.connection) else { return 0 };
+        let Some((session, connection)) = self.udp_session(id) else { return 0 };
         session.udp.flows.room(connection, id.stream)
     }
 
     /// Sends a payload. What is larger than [`Self::udp_room`] is dropped and counted, and so is what is too much before
     /// the server has answered.
     pub fn udp_send(&mut self, now: Instant, id: UdpId, payload: &[u8]) {
-        let Some(session) = udp_session(&mut self.session, id) else { return };
-        let Some(connection) = self.endpoint.get(id.connection) else { return };
+        let Some((session, connection)) = self.udp_session(id) else { return };
         if let Some(Stage::Asked(left, waiting)) = session.udp.stages.get_mut(&id.stream) {
             // An empty one takes memory, too.
             let Some(rest) = left.checked_sub(payload.len().max(64)) else { return };
@@ -176,8 +174,7 @@ impl Client {
 
     /// Ends the stream of a flow, in peace or with a code.
     pub(super) fn udp_over(&mut self, id: UdpId, ended: Result<(), u64>) {
-        let Some(session) = udp_session(&mut self.session, id) else { return };
-        let Some(connection) = self.endpoint.get(id.connection) else { return };
+        let Some((session, connection)) = self.udp_session(id) else { return };
         session.udp.stages.remove(&id.stream);
         session.udp.flows.remove(id.stream);
         match ended {
@@ -187,11 +184,10 @@ impl Client {
         connection.stop(id.stream, ended.err().unwrap_or(code::NO_ERROR));
         session.http.forget(id.stream);
     }
-}
 
-/// The session of a flow that is there.
-fn udp_session(session: &mut Option<Session>, id: UdpId) -> Option<&mut Session> {
-    let is_its =
-        |session: &&mut Session| session.connection == id.connection && session.udp.flows.has(id.stream);
-    session.as_mut().filter(is_its)
+    /// The session of a flow that is there.
+    fn udp_session(&mut self, id: UdpId) -> Option<(&mut Session, &mut Connection)> {
+        in_use(&mut self.session, &mut self.endpoint)
+            .filter(|(session, _)| session.connection == id.connection && session.udp.flows.has(id.stream))
+    }
 }

@@ -140,11 +140,4 @@ impl Server {
         });
         self.events.push_back(ServerEvent::RelayGone(relay));
     }
-
-    /// The connection is over.
-    pub(super) fn end_relays(&mut self, id: ConnectionId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let gone = std::mem::take(&mut peer.relays).ids();
-        self.events.extend(gone.into_iter().map(|stream| ServerEvent::RelayGone(RelayId::new(id, stream))));
-    }
 }

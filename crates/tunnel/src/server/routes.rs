@@ -53,6 +53,7 @@ impl Routes {
     }
 
     /// The addresses that errors of the tunnel come from.
+    #[inline]
     pub(super) fn gateway(&self) -> Gateway {
         Gateway { v4: self.own.v4.map(IpAddr::V4), v6: self.own.v6.map(IpAddr::V6) }
     }
@@ -63,6 +64,7 @@ impl Routes {
     }
 
     /// Whether the server carries packets there.
+    #[inline]
     pub(super) fn lead_to(&self, ip: IpAddr) -> bool {
         // `IpAddr` orders IPv4 before IPv6, as the ranges are.
         let at = self.ranges.partition_point(|range| range.end() < ip);

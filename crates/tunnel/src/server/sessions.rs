@@ -70,6 +70,7 @@ impl Sessions {
     }
 
     /// The same for the session that has an address, if one is reached here.
+    #[inline]
     pub(super) fn group_at(&mut self, ip: IpAddr) -> Option<&mut Group> {
         self.groups.get_mut(self.by_ip.get(&ip)?)
     }

@@ -135,11 +135,4 @@ impl Server {
     pub fn poll_udp(&mut self) -> Option<(UdpId, Bytes)> {
         self.udp_in.pop()
     }
-
-    /// The connection is over.
-    pub(super) fn end_udp(&mut self, id: ConnectionId) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let gone = std::mem::take(&mut peer.udp).ids();
-        self.events.extend(gone.into_iter().map(|stream| ServerEvent::UdpGone(UdpId::new(id, stream))));
-    }
 }
