@@ -134,7 +134,9 @@ pub fn parse(bytes: &[u8]) -> Result<HttpDatagram, DatagramError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::vectors::{self, check, hex, number};
     use proptest::prelude::*;
+    use serde_json::{Value, json};
 
     #[test]
     fn the_common_prefix_is_two_bytes() {
@@ -172,6 +174,25 @@ mod tests {
         assert_eq!(parse(&[0x40]), Err(DatagramError::NoStreamId { len: 1 }));
         let error = parse(&[2]).unwrap_err();
         assert_eq!(error.stream(), Some(8));
+    }
+
+    #[test]
+    fn datagrams_are_those_of_the_vectors() {
+        let parse_one = |bytes: &[u8]| match parse(bytes) {
+            Ok(HttpDatagram { stream_id, context_id, payload_at }) => {
+                let payload = hex(&bytes[payload_at..]);
+                Ok(json!({ "stream_id": stream_id, "context_id": context_id, "payload": payload }))
+            }
+            Err(error) => Err(match error.stream() {
+                Some(stream) => json!({ "code": error.code(), "stream_id": stream }),
+                None => json!({ "code": error.code() }),
+            }),
+        };
+        let encode = |fields: &Value| {
+            let prefix = prefix(number(&fields["stream_id"]), number(&fields["context_id"]));
+            [prefix.as_ref(), &vectors::bytes(&fields["payload"])].concat()
+        };
+        check(include_str!("../../../docs/vectors/datagram.json"), parse_one, encode);
     }
 
     proptest! {

@@ -25,5 +25,7 @@ pub mod request;
 pub mod structured;
 pub mod template;
 pub mod varint;
+#[cfg(test)]
+mod vectors;
 
 pub use credentials::session_header;

@@ -101,7 +101,10 @@ impl ClassProfile {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::vectors::{check, number};
 
     #[test]
     fn what_is_said_of_a_class_is_read_back() {
@@ -122,6 +125,49 @@ mod tests {
         assert_eq!(ClassProfile::parse(text.as_bytes()), Some(profile));
         let plain = ClassProfile { name: "a-b_2".into(), ..ClassProfile::default() };
         assert_eq!(ClassProfile::parse(br#""a-b_2";later=1;cc=reno"#), Some(plain));
+    }
+
+    #[test]
+    fn values_are_those_of_the_vectors() {
+        let portion = |portion: Option<Portion>| {
+            portion.map(|portion| match portion {
+                Portion::Rate(rate) => json!({ "kbps": rate.bps() / 1000 }),
+                Portion::Percent(percent) => json!({ "percent": percent }),
+            })
+        };
+        let parse = |value: &[u8]| {
+            let ClassProfile { name, share, dscp, cc } = ClassProfile::parse(value).ok_or("absent")?;
+            Ok(json!({
+                "class_name": name,
+                "first": share.first,
+                "weight": share.weight.get(),
+                "min": portion(share.min),
+                "max": portion(share.max),
+                "dscp": dscp,
+                "cc": cc.map(|cc| cc.to_string()),
+            }))
+        };
+        let portion = |value: &Value| {
+            let rate = |kbps: &Value| Portion::Rate(BitRate::from_bps(number(kbps) * 1000));
+            let percent = |percent: &Value| Portion::Percent(number(percent) as u8);
+            value.get("kbps").map(rate).or_else(|| value.get("percent").map(percent))
+        };
+        let encode = |fields: &Value| {
+            let share = Share {
+                first: fields["first"].as_bool().unwrap(),
+                weight: Weight::new(number(&fields["weight"])).unwrap(),
+                min: portion(&fields["min"]),
+                max: portion(&fields["max"]),
+            };
+            let profile = ClassProfile {
+                name: fields["class_name"].as_str().unwrap().to_owned(),
+                share,
+                dscp: fields["dscp"].as_u64().map(|dscp| dscp as u8),
+                cc: fields["cc"].as_str().map(|cc| cc.parse().unwrap()),
+            };
+            profile.header().into_bytes()
+        };
+        check(include_str!("../../../docs/vectors/class.json"), parse, encode);
     }
 
     #[test]

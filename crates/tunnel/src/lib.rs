@@ -35,6 +35,9 @@ mod relay;
 mod server;
 mod shapers;
 mod udp;
+#[cfg(test)]
+#[path = "../../masque/src/vectors.rs"]
+mod vectors;
 
 pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
 pub use class::{ClassProfile, Limits};

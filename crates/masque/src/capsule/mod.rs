@@ -403,3 +403,5 @@ fn put_addr(addr: IpAddr, out: &mut BytesMut) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod vectors;

@@ -120,7 +120,7 @@ impl PathClock {
     }
 }
 
-/// A report as it is on the wire (docs/protocol.md, "Clocks").
+/// A report as it is on the wire (docs/protocol.md, "Clock reports").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Report {
     path: PathId,
@@ -152,7 +152,13 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::{Value, json};
+
+    use super::{
+        super::testing::{Received, check_datagrams, prefix},
+        *,
+    };
+    use crate::vectors::number;
 
     #[test]
     fn reports_are_read_as_they_were_written() {
@@ -168,6 +174,20 @@ mod tests {
         }
         let beyond = [&[0xff; 8][..], &[0; 8]].concat();
         assert_eq!(Report::decode(&beyond), None, "no path has such a number");
+    }
+
+    #[test]
+    fn reports_are_those_of_the_vectors() {
+        let parse = |received: Received<'_>| {
+            let Report { path, clock, found } = Report::decode(received.payload)?;
+            Some(json!({ "path_id": path.0, "clock": clock, "delay": found }))
+        };
+        let encode = |_, _, fields: &Value| {
+            let path = PathId(number(&fields["path_id"]) as u32);
+            let found = fields["delay"].as_u64().map(|delay| delay as u32);
+            Report { path, clock: number(&fields["clock"]) as u32, found }.encode(&prefix(fields)).to_vec()
+        };
+        check_datagrams(include_str!("../../../../docs/vectors/clocks.json"), parse, encode);
     }
 
     #[test]

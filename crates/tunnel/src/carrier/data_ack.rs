@@ -245,7 +245,13 @@ fn decode(bytes: &mut &[u8]) -> Option<Progress> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::{Value, json};
+
+    use super::{
+        super::testing::{Received, check_datagrams},
+        *,
+    };
+    use crate::vectors::number;
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -341,6 +347,48 @@ mod tests {
             let mut bytes = &out[..len];
             assert!(std::iter::from_fn(|| decode(&mut bytes)).count() < 3, "{len} bytes");
         }
+    }
+
+    #[test]
+    fn reports_are_those_of_the_vectors() {
+        let parse = |received: Received<'_>| {
+            let mut acks = DataAcks::new(Instant::now(), received.stream, received.context);
+            assert!(acks.is_own(received.bytes));
+            acks.take(Bytes::copy_from_slice(received.bytes));
+            let entries: Vec<_> = acks.drain_arrived().map(|progress| entry_of(&progress)).collect();
+            Some(json!({ "entries": entries }))
+        };
+        let encode = |stream, context, fields: &Value| {
+            let entries = fields["entries"].as_array().unwrap();
+            let mut next = entries.iter().map(progress_of);
+            let mut acks = DataAcks::new(Instant::now(), stream, context);
+            acks.write(entries.len(), || next.next());
+            acks.take_waiting().unwrap().to_vec()
+        };
+        check_datagrams(include_str!("../../../../docs/vectors/data-ack.json"), parse, encode);
+    }
+
+    fn entry_of(progress: &Progress) -> Value {
+        let mut end = progress.next;
+        let gap = |(at, len): &(u64, u64)| {
+            let present = at - std::mem::replace(&mut end, at + len);
+            json!({ "present": present, "missing": len })
+        };
+        let gaps: Vec<_> = progress.gaps.iter().map(gap).collect();
+        json!({ "stream": progress.stream, "offset": progress.next, "waits": progress.waits, "gaps": gaps })
+    }
+
+    fn progress_of(entry: &Value) -> Progress {
+        let next = number(&entry["offset"]);
+        let mut end = next;
+        let gap = |gap: &Value| {
+            let (at, len) = (end + number(&gap["present"]), number(&gap["missing"]));
+            end = at + len;
+            (at, len)
+        };
+        let gaps = entry["gaps"].as_array().unwrap().iter().map(gap).collect();
+        let waits = entry["waits"].as_bool().unwrap();
+        Progress { stream: number(&entry["stream"]), next, waits, gaps }
     }
 
     #[test]

@@ -8,7 +8,9 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use mpvpn_class::MOST_COPIES;
 use mpvpn_masque::{capsule::LinkPolicy, headers::Headers, structured};
+use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
 use mpvpn_types::{ClassId, CongestionControl, Fec, Instant, LinkId};
 
@@ -100,8 +102,7 @@ const OF_PACKETS: &[Extension] = &[
         "mpvpn-copies",
         |config, _| (config.copies > 1).then(|| config.copies.to_string()),
         |server, offer| {
-            let copies = offer.and_then(structured::integer).and_then(|copies| copies.try_into().ok());
-            server.ends.copies = copies.unwrap_or(1);
+            server.ends.copies = copies_of(offer);
             None
         },
     ),
@@ -122,8 +123,7 @@ const OF_PACKETS: &[Extension] = &[
         "mpvpn-fec-policy",
         |config, _| (config.fec != Fec::Off).then(|| config.fec.to_string()),
         |server, offer| {
-            let fec = offer.and_then(text).and_then(|policy| policy.parse().ok());
-            server.ends.fec = fec.unwrap_or_default();
+            server.ends.fec = fec_of(offer);
             None
         },
     ),
@@ -155,11 +155,7 @@ const OF_PACKETS: &[Extension] = &[
             let (v4, v6) = server.admitted.as_ref()?.networks;
             Some(listed([IpNet::V4(v4)].into_iter().chain(v6.map(IpNet::V6))))
         },
-        |client, answer| {
-            let nets = text(answer).unwrap_or_default().split(',');
-            client.agreed.networks =
-                nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect();
-        },
+        |client, answer| client.agreed.networks = networks_of(answer),
     ),
 ];
 
@@ -183,8 +179,7 @@ const OF_ALL: &[Extension] = &[
         "mpvpn-scheduler",
         |config, _| Some(config.scheduler.to_string()),
         |server, offer| {
-            let scheduler = offer.and_then(text).and_then(|name| name.parse().ok());
-            server.ends.carrier.scheduler.set_kind(scheduler.unwrap_or_default());
+            server.ends.carrier.scheduler.set_kind(scheduler_of(offer));
             None
         },
     ),
@@ -452,6 +447,28 @@ fn cc_of(value: &[u8]) -> Option<CongestionControl> {
     structured::token(value)?.parse().ok()
 }
 
+/// The scheduler of a client; an unknown one and none mean the default.
+fn scheduler_of(offer: Option<&[u8]>) -> Scheduler {
+    offer.and_then(text).and_then(|name| name.parse().ok()).unwrap_or_default()
+}
+
+/// How often a client wants to get each packet, at most [`MOST_COPIES`]. Once without a number.
+fn copies_of(offer: Option<&[u8]>) -> u8 {
+    let copies = offer.and_then(structured::integer).unwrap_or(1);
+    u8::try_from(copies).unwrap_or(MOST_COPIES).clamp(1, MOST_COPIES)
+}
+
+/// The repair that a client wants; none if it does not parse.
+fn fec_of(offer: Option<&[u8]>) -> Fec {
+    offer.and_then(text).and_then(|policy| policy.parse().ok()).unwrap_or_default()
+}
+
+/// The networks of a server, at most [`MAX_NETWORKS`]; what is no prefix is skipped.
+fn networks_of(answer: &[u8]) -> Vec<IpNet> {
+    let nets = text(answer).unwrap_or_default().split(',');
+    nets.filter_map(|net| net.trim().parse().ok()).take(MAX_NETWORKS).collect()
+}
+
 fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok()
 }
@@ -479,7 +496,11 @@ fn suggested(list: &str) -> Vec<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use mpvpn_masque::session_header;
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::vectors::{bytes, check_one, hex, number, vectors};
 
     #[test]
     fn each_extension_has_a_field_and_a_context_of_its_own() {
@@ -505,6 +526,84 @@ mod tests {
         {
             assert_eq!(own_context(value.as_bytes()), context, "{value}");
         }
+    }
+
+    #[test]
+    fn values_of_fields_are_those_of_the_vectors() {
+        for vector in vectors(include_str!("../../../../docs/vectors/fields.json")) {
+            let field = vector["field"].as_str().unwrap();
+            check_one(&vector, |value| parse(field, value), |fields| encode(field, fields));
+        }
+    }
+
+    fn parse(field: &str, value: &[u8]) -> Result<Value, Value> {
+        let absent = json!("absent");
+        let list = |list: Vec<String>| Ok(json!(list));
+        let (name, value) = match field {
+            "mpvpn-session" => {
+                ("secret", session_header::parse(value).map(|secret| json!(hex(&secret))).ok_or(absent))
+            }
+            "mpvpn-cc" => ("controller", cc_of(value).map(|cc| json!(cc.to_string())).ok_or(absent)),
+            "mpvpn-scheduler" => ("scheduler", Ok(json!(scheduler_of(Some(value)).to_string()))),
+            "mpvpn-copies" => ("copies", Ok(json!(copies_of(Some(value))))),
+            "mpvpn-fec-policy" => ("policy", Ok(json!(fec_of(Some(value)).to_string()))),
+            "mpvpn-links" | STREAMS | UDP => ("value", is_true(value).then_some(json!(true)).ok_or(absent)),
+            "mpvpn-networks" => {
+                ("networks", list(networks_of(value).iter().map(ToString::to_string).collect()))
+            }
+            "mpvpn-dns" => {
+                ("resolvers", list(suggested(text(value).unwrap()).iter().map(ToString::to_string).collect()))
+            }
+            MEMBER => {
+                let mut headers = Headers::new();
+                headers.push(MEMBER, value.to_vec());
+                let member = member_of(&headers).ok_or(json!({ "status": 400 }))?;
+                let (number, class, thread) = (member.number(), member.class().0, member.shard());
+                return Ok(json!({ "number": number, "class": class, "thread": thread }));
+            }
+            _ => ("context_id", own_context(value).map(|context| json!(context)).ok_or(absent)),
+        };
+        value.map(|value| json!({ name: value }))
+    }
+
+    fn encode(field: &str, fields: &Value) -> Vec<u8> {
+        let text = |name: &str| fields[name].as_str().unwrap().to_owned();
+        let list = |name: &str| {
+            let list = fields[name].as_array().unwrap();
+            listed(list.iter().map(|value| value.as_str().unwrap()))
+        };
+        let value = match field {
+            "mpvpn-session" => session_header::encode(&bytes(&fields["secret"])).unwrap(),
+            "mpvpn-cc" => text("controller").parse::<CongestionControl>().unwrap().to_string(),
+            "mpvpn-scheduler" => text("scheduler").parse::<Scheduler>().unwrap().to_string(),
+            "mpvpn-copies" => fields["copies"].to_string(),
+            "mpvpn-fec-policy" => text("policy").parse::<Fec>().unwrap().to_string(),
+            "mpvpn-links" | STREAMS | UDP => TRUE.to_owned(),
+            "mpvpn-networks" => list("networks"),
+            "mpvpn-dns" => list("resolvers"),
+            MEMBER => {
+                let (shard, class) =
+                    (number(&fields["thread"]) as u8, ClassId(number(&fields["class"]) as u8));
+                Member::of(shard, class).unwrap().number().to_string()
+            }
+            context => {
+                let kind =
+                    all(Carries::Packets).find(|extension| extension.field == context).map(|found| &found.kind);
+                let Some(Kind::Context { id, .. }) = kind else { panic!("{context} has no context") };
+                id.to_string()
+            }
+        };
+        value.into_bytes()
+    }
+
+    #[test]
+    fn each_extension_has_a_vector_of_its_field() {
+        let fields = vectors(include_str!("../../../../docs/vectors/fields.json"));
+        let has =
+            |field: &str| field == "mpvpn-class" || fields.iter().any(|vector| vector["field"] == field);
+        let missing: Vec<_> =
+            all(Carries::Packets).map(|extension| extension.field).filter(|field| !has(field)).collect();
+        assert_eq!(missing, [""; 0], "docs/vectors/fields.json; that of classes are in class.json");
     }
 
     #[test]

@@ -193,7 +193,13 @@ fn reorder_timeout(loss: f64, views: &[PathView]) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::view, *};
+    use serde_json::Value;
+
+    use super::{
+        super::testing::{self, Received, check_datagrams, fields_of, view},
+        *,
+    };
+    use crate::vectors::{bytes, hex};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -239,6 +245,23 @@ mod tests {
         number(2);
         assert_eq!(number(1), first.wrapping_add(2));
         assert_eq!(numbering.numbered(), 4);
+    }
+
+    #[test]
+    fn datagrams_are_those_of_the_vectors() {
+        let parse = |received: Received<'_>| {
+            let (label, packet) = split_label(Bytes::copy_from_slice(received.payload))?;
+            let mut fields = fields_of(&label);
+            fields["packet"] = hex(&packet).into();
+            Some(fields)
+        };
+        let encode = |stream, context, fields: &Value| {
+            let mut numbering = Numbering::new(stream, context);
+            let datagram = numbering.datagram(testing::label(fields), &bytes(&fields["packet"]));
+            assert!(numbering.is_own(&datagram));
+            datagram.to_vec()
+        };
+        check_datagrams(include_str!("../../../../docs/vectors/numbered.json"), parse, encode);
     }
 
     #[test]

@@ -264,7 +264,13 @@ fn loss_of(view: &PathView) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing::view, *};
+    use serde_json::{Value, json};
+
+    use super::{
+        super::testing::{self, Received, check_datagrams, prefix, view},
+        *,
+    };
+    use crate::vectors::{self, hex, number};
 
     const MS: Duration = Duration::from_millis(1);
     const PATH: PathId = PathId(0);
@@ -338,6 +344,72 @@ mod tests {
         assert!((HOLD..HOLD + WAIT.1 * FULL_WAIT).contains(&(due - now)), "{:?}", due - now);
         sender.handle_timeout(due);
         assert!(sender.next_lost().is_some());
+    }
+
+    #[test]
+    fn places_in_groups_are_those_of_the_vectors() {
+        let parse = |received: Received<'_>| {
+            let (place, len) = Place::decode(received.payload).ok()?;
+            let (index, size) = match place.shard {
+                Shard::Data(index) => (index, None),
+                Shard::Repair { index, data } => (index, Some(data)),
+            };
+            let protection = Protection::new(received.stream, received.context, Fec::Off);
+            assert!(protection.is_own(received.bytes));
+            let content = hex(&received.payload[len..]);
+            Some(json!({ "group": place.group, "index": index, "size": size, "content": content }))
+        };
+        let encode = |_, _, fields: &Value| {
+            let index = number(&fields["index"]) as u8;
+            let shard = fields["size"]
+                .as_u64()
+                .map_or(Shard::Data(index), |size| Shard::Repair { index, data: size as u8 });
+            let mut out = prefix(fields).as_ref().to_vec();
+            Place { group: number(&fields["group"]) as u16, shard }.encode(&mut out);
+            [out, vectors::bytes(&fields["content"])].concat()
+        };
+        check_datagrams(include_str!("../../../../docs/vectors/fec-packets.json"), parse, encode);
+    }
+
+    #[test]
+    fn groups_are_protected_and_restored_as_the_vectors_say() {
+        for vector in vectors::vectors(include_str!("../../../../docs/vectors/fec.json")) {
+            let (name, now) = (&vector["name"], Instant::now());
+            let (stream, context) = (number(&vector["stream_id"]), number(&vector["context_id"]));
+            let policy = vector["policy"].as_str().unwrap().parse().unwrap();
+            let mut sender = Protection::new(stream, context, policy);
+            sender.measure(&[view(PATH.0, 20 * MS, 0.0)]);
+            let source = vector["source_packets"].as_array().unwrap();
+            for packet in source {
+                let (label, bytes) = (testing::label(packet), vectors::bytes(&packet["packet"]));
+                let (datagram, group) = sender.frame(now, PATH, &label, &bytes, Load::Light).unwrap();
+                assert_eq!(
+                    (json!(hex(&datagram)), json!(group)),
+                    (packet["hex"].clone(), vector["group"].clone())
+                );
+            }
+            let repair = std::iter::from_fn(|| sender.next_repair(now, PATH));
+            let repair: Vec<_> = repair.map(|repair| hex(&repair.data)).collect();
+            assert_eq!(json!(repair), vector["repair_packets"], "repair of {name}");
+
+            let mut receiver = Protection::new(stream, context, Fec::Off);
+            let lost: Vec<_> = vector["lost"].as_array().unwrap().iter().map(number).collect();
+            let (lost, came): (Vec<_>, Vec<_>) =
+                (0u64..).zip(source).partition(|(index, _)| lost.contains(index));
+            for (_, packet) in came {
+                receiver.take(now, vectors::bytes(&packet["hex"]).into());
+            }
+            for packet in vector["repair_packets"].as_array().unwrap() {
+                assert_eq!(receiver.take(now, vectors::bytes(packet).into()), None);
+            }
+            let restored = std::iter::from_fn(|| receiver.next_restored());
+            let mut restored: Vec<_> = restored.map(|content| content.to_vec()).collect();
+            restored.sort();
+            let content = |packet: &Value| receiver.inside(&vectors::bytes(&packet["hex"]).into()).to_vec();
+            let mut expected: Vec<_> = lost.iter().map(|(_, packet)| content(packet)).collect();
+            expected.sort();
+            assert_eq!(restored, expected, "what is restored of {name}");
+        }
     }
 
     #[test]

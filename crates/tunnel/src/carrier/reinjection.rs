@@ -153,7 +153,13 @@ impl CloseTimer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::{Value, json};
+
+    use super::{
+        super::testing::{Received, check_datagrams},
+        *,
+    };
+    use crate::vectors::{self, hex, number};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -181,6 +187,32 @@ mod tests {
         assert_eq!((arrived[0].at, bytes), (1000, b"0123456789".to_vec()));
         let ends: Vec<bool> = arrived.iter().map(|piece| piece.ends).collect();
         assert_eq!(ends.iter().rposition(|ends| !ends), Some(ends.len() - 2), "only the last one ends it");
+    }
+
+    #[test]
+    fn datagrams_are_those_of_the_vectors() {
+        let now = Instant::now();
+        let parse = |received: Received<'_>| {
+            let mut reinjection = Reinjection::new(received.stream, received.context);
+            assert!(reinjection.is_own(received.bytes));
+            reinjection.take(Bytes::copy_from_slice(received.bytes));
+            let Piece { stream, at, bytes, ends } = reinjection.drain_arrived().next()?;
+            Some(json!({ "target_stream_id": stream, "offset": at, "fin": ends, "bytes": hex(&bytes) }))
+        };
+        let encode = |stream, context, fields: &Value| {
+            let piece = Piece {
+                stream: number(&fields["target_stream_id"]),
+                at: number(&fields["offset"]),
+                bytes: vectors::bytes(&fields["bytes"]).into(),
+                ends: fields["fin"].as_bool().unwrap(),
+            };
+            let mut reinjection = Reinjection::new(stream, context);
+            reinjection.push(now, &piece, 1200, None);
+            let (_, datagram) = reinjection.next(now, 1200, &[offer(0, 5, 9000)]).unwrap();
+            assert!(!reinjection.has_waiting());
+            datagram.data.to_vec()
+        };
+        check_datagrams(include_str!("../../../../docs/vectors/reinjection.json"), parse, encode);
     }
 
     #[test]

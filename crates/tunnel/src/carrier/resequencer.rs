@@ -65,8 +65,10 @@ mod tests {
     use bytes::BytesMut;
     use mpvpn_lane::Part;
     use mpvpn_types::Duration;
+    use serde_json::json;
 
     use super::*;
+    use crate::vectors::{number, vectors};
 
     fn label(number: u32, part: Option<Part>) -> Label {
         Label { bucket: 5, ordered: true, patience: Duration::from_millis(40), number, part }
@@ -91,14 +93,39 @@ mod tests {
     fn packets_that_overtook_others_wait_for_them_but_no_longer_than_asked() {
         let (mut resequencer, start) = (Resequencer::new(), Instant::now());
         assert_eq!(arrive(&mut resequencer, start, 0), [0]);
-        assert_eq!(arrive(&mut resequencer, start, 2), []);
+        assert!(arrive(&mut resequencer, start, 2).is_empty());
         assert_eq!(arrive(&mut resequencer, start, 1), [1, 2]);
-        assert_eq!(arrive(&mut resequencer, start, 4), []);
+        assert!(arrive(&mut resequencer, start, 4).is_empty());
         let due = resequencer.poll_timeout().expect("a packet waits");
         assert_eq!(due, start + Duration::from_millis(40));
         let mut late = Vec::new();
         resequencer.handle_timeout(due, |packet| late.push(packet[0]));
         assert_eq!((late, resequencer.poll_timeout()), (vec![4], None));
+    }
+
+    #[test]
+    fn packets_are_delivered_as_the_vectors_say() {
+        for vector in vectors(include_str!("../../../../docs/vectors/resequencing.json")) {
+            let (mut resequencer, start) = (Resequencer::new(), Instant::now());
+            for step in vector["steps"].as_array().unwrap() {
+                let now = start + Duration::from_millis(number(&step["at_ms"]));
+                let mut delivered = Vec::new();
+                let mut out =
+                    |packet: Bytes| delivered.push(u32::from_be_bytes(packet[..].try_into().unwrap()));
+                resequencer.handle_timeout(now, &mut out);
+                if let Some(packet) = step["packet"].as_object() {
+                    let label = Label {
+                        bucket: 5,
+                        ordered: packet["ordered"].as_bool().unwrap(),
+                        patience: Duration::from_millis(number(&packet["reorder_timeout_ms"])),
+                        number: number(&packet["number"]) as u32,
+                        part: None,
+                    };
+                    resequencer.push(now, label, Bytes::copy_from_slice(&label.number.to_be_bytes()), out);
+                }
+                assert_eq!(json!(delivered), step["delivered"], "{} at {}", vector["name"], step["at_ms"]);
+            }
+        }
     }
 
     #[test]

@@ -1,12 +1,17 @@
 //! What tests of several parts need.
 
+use mpvpn_lane::{Label, Part};
+use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_quic::PathView;
 use mpvpn_types::{CongestionControl, Duration, Instant, LinkId, PathId};
+
+use serde_json::{Value, json};
 
 use super::{
     path::PathEntry,
     policy::{PathPolicy, PolicyInForce},
 };
+use crate::vectors::{check, number};
 
 /// What is measured about a path with this round-trip time and this share of lost packets (0 to 1), and
 /// nothing else of note.
@@ -35,6 +40,66 @@ pub(super) fn view(id: u32, rtt: Duration, loss: f64) -> PathView {
         rx_packets: 0,
         lost_packets: 0,
     }
+}
+
+/// A datagram of a vector.
+#[derive(Clone, Copy)]
+pub(super) struct Received<'a> {
+    pub(super) stream: u64,
+    pub(super) context: u64,
+    pub(super) bytes: &'a [u8],
+    /// What stands behind the context ID.
+    pub(super) payload: &'a [u8],
+}
+
+/// Checks the vectors of a file, which are datagrams: `parse` gives all fields but stream and context, or `None` for a
+/// datagram that is to be ignored.
+pub(super) fn check_datagrams(
+    file: &str,
+    parse: impl Fn(Received<'_>) -> Option<Value>,
+    encode: impl Fn(u64, u64, &Value) -> Vec<u8>,
+) {
+    let parse = |bytes: &[u8]| {
+        let datagram = datagram::parse(bytes).unwrap();
+        let (stream, context) = (datagram.stream_id, datagram.context_id);
+        let payload = &bytes[datagram.payload_at..];
+        let mut fields = parse(Received { stream, context, bytes, payload }).ok_or("ignored")?;
+        fields["stream_id"] = json!(stream);
+        fields["context_id"] = json!(context);
+        Ok(fields)
+    };
+    check(file, parse, |fields| encode(number(&fields["stream_id"]), number(&fields["context_id"]), fields));
+}
+
+/// What stands in front of the datagrams with these fields.
+pub(super) fn prefix(fields: &Value) -> DatagramPrefix {
+    datagram::prefix(number(&fields["stream_id"]), number(&fields["context_id"]))
+}
+
+/// The label with these fields.
+pub(super) fn label(fields: &Value) -> Label {
+    let part = |part: &Value| {
+        let field = |name| Some(part.get(name)?.as_u64()? as u8);
+        Some(Part { index: field("index")?, last: field("last")? })
+    };
+    Label {
+        bucket: number(&fields["bucket"]) as u16,
+        ordered: fields["ordered"].as_bool().unwrap(),
+        patience: Duration::from_millis(number(&fields["reorder_timeout_ms"])),
+        number: number(&fields["number"]) as u32,
+        part: part(&fields["part"]),
+    }
+}
+
+/// The fields of a label.
+pub(super) fn fields_of(label: &Label) -> Value {
+    json!({
+        "ordered": label.ordered,
+        "bucket": label.bucket,
+        "reorder_timeout_ms": label.patience.as_millis() as u64,
+        "number": label.number,
+        "part": label.part.map(|part| json!({ "index": part.index, "last": part.last })),
+    })
 }
 
 /// A path over a link that was just opened.

@@ -19,7 +19,7 @@ use mpvpn_types::{CongestionControl, Duration};
 
 const HERE: &str = "127.0.0.1:40000";
 
-struct Inside {
+pub(super) struct Inside {
     world: World,
     forwarder: Forwarder,
     events: Vec<ForwardEvent>,
@@ -37,7 +37,7 @@ impl Inside {
         Self { world, forwarder, events: Vec::new(), asked: Vec::new(), packets: Vec::new() }
     }
 
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let mut inside = Self::begun();
         inside.run(50 * MS);
         assert_eq!(inside.events.remove(0), ForwardEvent::Ready);
@@ -103,13 +103,13 @@ impl Inside {
         self.forwarder.handle_batch(self.world.now);
     }
 
-    fn ask(&mut self, headers: &Headers) -> RelayId {
+    pub(super) fn ask(&mut self, headers: &Headers) -> RelayId {
         let request = self.forwarder.request(headers).expect("a stream");
         self.run(20 * MS);
         request
     }
 
-    fn answer(&mut self, request: RelayId) -> Headers {
+    pub(super) fn answer(&mut self, request: RelayId) -> Headers {
         match self.forwarder.answer(self.world.now, request) {
             Answered::With(headers) => headers,
             other => panic!("{other:?}"),
@@ -164,7 +164,7 @@ fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
 
-fn bearer() -> String {
+pub(super) fn bearer() -> String {
     format!("Bearer {TOKEN}")
 }
 

@@ -16,6 +16,7 @@ mod forward;
 mod links;
 mod liveness;
 mod many;
+mod negotiation;
 mod paths;
 mod pipes;
 mod pool;

@@ -1,4 +1,4 @@
-//! A heartbeat report as it is on the wire (docs/protocol.md, "Heartbeats").
+//! A heartbeat report as it is on the wire (docs/protocol.md, "Heartbeat reports").
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{datagram::DatagramPrefix, varint};
@@ -76,8 +76,13 @@ impl HeartbeatReport {
 #[cfg(test)]
 mod tests {
     use mpvpn_masque::datagram;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::{
+        carrier::testing::{Received, check_datagrams, prefix},
+        vectors::number,
+    };
 
     #[test]
     fn reports_are_read_as_they_were_written() {
@@ -98,6 +103,32 @@ mod tests {
         }
         let cut = &bytes[start..bytes.len() - 1];
         assert_eq!(HeartbeatReport::decode(cut), None, "cut inside a path");
+    }
+
+    #[test]
+    fn reports_are_those_of_the_vectors() {
+        let path_of = |path: &ReportedPath| {
+            let heard = path.reception == Reception::Heard;
+            json!({ "path_id": path.id.0, "heard": heard, "later": path.later })
+        };
+        let parse = |received: Received<'_>| {
+            let HeartbeatReport { active, ask, number, paths } = HeartbeatReport::decode(received.payload)?;
+            let paths: Vec<_> = paths.iter().map(path_of).collect();
+            Some(json!({ "active": active, "ask": ask, "number": number, "paths": paths }))
+        };
+        let flag = |value: &Value, name| value[name].as_bool().unwrap();
+        let path = |value: &Value| ReportedPath {
+            id: PathId(number(&value["path_id"]) as u32),
+            reception: if flag(value, "heard") { Reception::Heard } else { Reception::Silent },
+            later: flag(value, "later"),
+        };
+        let encode = |_, _, fields: &Value| {
+            let (active, ask) = (flag(fields, "active"), flag(fields, "ask"));
+            let paths = fields["paths"].as_array().unwrap().iter().map(path).collect();
+            let report = HeartbeatReport { active, ask, number: number(&fields["number"]) as u32, paths };
+            report.encode(&prefix(fields)).to_vec()
+        };
+        check_datagrams(include_str!("../../../../../docs/vectors/heartbeats.json"), parse, encode);
     }
 
     #[test]
