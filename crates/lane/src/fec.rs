@@ -26,7 +26,7 @@ pub use restore::{RestoreStats, Restorer};
 use bytes::BufMut;
 use mpvpn_types::Fec;
 
-/// Where a datagram stands in its group (docs/protocol.md, "Repair").
+/// Where a datagram stands in its group (docs/protocol.md, "FEC groups").
 ///
 /// ```text
 /// 2 bytes     group, modulo 2^16

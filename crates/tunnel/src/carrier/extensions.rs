@@ -587,8 +587,9 @@ mod tests {
                 Member::of(shard, class).unwrap().number().to_string()
             }
             context => {
-                let kind =
-                    all(Carries::Packets).find(|extension| extension.field == context).map(|found| &found.kind);
+                let kind = all(Carries::Packets)
+                    .find(|extension| extension.field == context)
+                    .map(|found| &found.kind);
                 let Some(Kind::Context { id, .. }) = kind else { panic!("{context} has no context") };
                 id.to_string()
             }
