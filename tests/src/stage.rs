@@ -110,7 +110,7 @@ impl Stage {
         stage
     }
 
-    /// `NAME.crt` and `NAME.key` in the lab's directory, made the way the README says.
+    /// `NAME.crt` and `NAME.key` in the lab's directory, made the way the guide says.
     pub fn make_certificate(&self, name: &str) {
         let (key, certificate) = (format!("{name}.key"), format!("{name}.crt"));
         let output = Command::new("openssl")
@@ -253,7 +253,7 @@ impl Stage {
         (count("rx"), count("tx"))
     }
 
-    /// Starts the server of the README, and waits until it is up.
+    /// Starts a server that lets everybody in, and waits until it is up.
     pub fn server(&self, more: &[&str]) -> Peer {
         self.server_with("server", more)
     }

@@ -3,7 +3,7 @@
  *
  * Link with libmpvpn.so. It needs no privilege, changes nothing on the machine, takes no signal, prints nothing and never
  * ends the process. A process may have several tunnels. Every function may be called by any thread, and refuses NULL where
- * it is not said to be allowed. docs/embedding.md tells how to use it.
+ * it is not said to be allowed. docs/guide/inside-an-app.md tells how to use it.
  *
  * Strings are UTF-8 and end with NUL. What is given to a function is read before it returns and stays the caller's. What a
  * callback gets is valid until the callback returns. What a function returns as `char *` is to be given to

@@ -493,14 +493,18 @@ fn classes_and_rules_are_shown_in_tables_without_empty_columns() {
 
 #[test]
 fn the_example_that_people_copy_is_taken_word_for_word() {
-    let readme = include_str!("../../../../../README.md");
-    let example = readme.split("```").find(|block| block.starts_with("toml\n[[class]]")).unwrap();
-    let config = client(example.trim_start_matches("toml")).unwrap();
+    let guide = include_str!("../../../../../docs/guide/three-satellite-links.md");
+    let example = guide.split("```").find(|block| block.starts_with("toml") && block.contains("[[class]]"));
+    let (_, example) = example.and_then(|block| block.split_once('\n')).unwrap();
+    let example = example.replace("PIN", &"ab".repeat(32));
+    let options = file::parse::<ClientOptions>(&example, Path::new("client.toml")).unwrap();
+    let config = ClientConfig::resolve(options).unwrap();
     assert_eq!((config.classes.len(), class(&config, "critical").copies), (4, 2));
     let ruling = said(&config, "tcp 10.0.7.9:4000 -> 192.0.2.1:8080");
     assert!(ruling.starts_with("cams, by rule 3"), "{ruling}");
+    let page = include_str!("../../../../../docs/guide/classes-of-traffic.md");
     for BuiltIn { name, .. } in BUILT_IN {
-        assert!(readme.contains(&format!("`{name}`")), "the README says nothing of the rule `{name}`");
+        assert!(page.contains(&format!("`{name}`")), "the guide says nothing of the rule `{name}`");
     }
 }
 
