@@ -13,6 +13,7 @@ mod failure_logs;
 pub mod files;
 pub mod foreign;
 pub mod gets;
+pub mod guide;
 pub mod home;
 pub mod http;
 pub mod https;

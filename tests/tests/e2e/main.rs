@@ -23,6 +23,7 @@ mod events;
 mod first_contact;
 mod flows;
 mod front;
+mod guides;
 mod hostile;
 mod interop;
 mod lab_command;

@@ -1,0 +1,156 @@
+//! The documents of this repository, read offline: every link leads somewhere, every block of shell in the guide says where
+//! it runs or why it does not, and every part of a configuration file there is one that mpvpn takes.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use mpvpn_control::config::{ClientConfig, Rights, ServerConfig, ServerOptions};
+use mpvpn_tests::guide::{Action, parse};
+
+#[test]
+fn every_link_leads_to_a_file_and_a_heading_that_are_there() {
+    let mut missing = Vec::new();
+    let mut anchors: BTreeMap<PathBuf, Vec<String>> = BTreeMap::new();
+    for document in documents() {
+        let folder = document.parent().expect("a folder");
+        for (line, link) in links(&read(&document)) {
+            let (file, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if file.is_empty() { document.clone() } else { folder.join(file) };
+            let place = format!("{}:{line}: {link}", document.strip_prefix(root()).expect("below").display());
+            let Ok(target) = target.canonicalize() else {
+                missing.push(format!("{place}: no such file"));
+                continue;
+            };
+            let headings = || headings(&read(&target));
+            if !anchor.is_empty()
+                && !anchors.entry(target.clone()).or_insert_with(headings).contains(&anchor.to_owned())
+            {
+                missing.push(format!("{place}: no such heading"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "links that lead nowhere:\n  {}", missing.join("\n  "));
+}
+
+#[test]
+fn every_block_of_the_guide_says_where_it_runs_or_why_it_does_not() {
+    for page in pages() {
+        if let Err(why) = parse(&read(&page)) {
+            panic!("{}: {why} (the notation: tests/src/guide.rs)", page.display());
+        }
+    }
+}
+
+#[test]
+fn every_part_of_a_configuration_file_in_the_guide_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("part.toml");
+    let mut checked = 0;
+    for page in pages() {
+        let parsed = parse(&read(&page)).expect("a page");
+        for step in parsed.steps {
+            let Action::Check { server, text } = step.action else { continue };
+            fs::write(&file, text).expect("a file");
+            let taken = if server {
+                ServerConfig::load(Some(&file), ServerOptions::default(), Rights::ALL).map(drop)
+            } else {
+                ClientConfig::load_without_server(Some(&file)).map(drop)
+            };
+            taken.unwrap_or_else(|error| panic!("{}:{}: {error}", page.display(), step.line));
+            checked += 1;
+        }
+    }
+    assert!(checked > 3, "{checked} parts are no guide");
+}
+
+#[test]
+fn the_readme_is_short() {
+    let size = read(&root().join("README.md")).len();
+    assert!(
+        size <= 9000,
+        "README.md has {size} bytes, at most 9000 are read: move what only some readers need into docs/guide"
+    );
+}
+
+#[test]
+fn links_and_headings_are_found_as_a_renderer_finds_them() {
+    let page = "# A `b` – c!\n[x](y.md#z) ![p](q.svg)\n```\n[no](no.md)\n# no\n```\n`[no](no.md)` [w](https://x/)\n## A b c\n## A b c\n\
+                [r]: z.md\n[s]: https://x/\n";
+    assert_eq!(links(page), [(2, "y.md#z".to_owned()), (2, "q.svg".to_owned()), (10, "z.md".to_owned())]);
+    assert_eq!(headings(page), ["a-b--c", "a-b-c", "a-b-c-1"]);
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the repository").to_owned()
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// All Markdown that belongs to the repository.
+fn documents() -> Vec<PathBuf> {
+    let words = ["ls-files", "--cached", "--others", "--exclude-standard", "*.md"];
+    let output = Command::new("git").args(words).current_dir(root()).output().expect("git runs");
+    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
+    let found: Vec<_> = listing.lines().map(|name| root().join(name)).filter(|path| path.exists()).collect();
+    assert!(found.len() > 10, "git ls-files finds {} documents", found.len());
+    found
+}
+
+/// The README and the guide.
+fn pages() -> Vec<PathBuf> {
+    let guide = documents().into_iter().filter(|path| path.starts_with(root().join("docs/guide")));
+    guide.chain([root().join("README.md")]).collect()
+}
+
+/// The lines of a document outside of blocks of code, with their numbers.
+fn prose(text: &str) -> Vec<(usize, &str)> {
+    let mut inside = false;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| {
+        let fence = line.trim_start().starts_with("```");
+        inside ^= fence;
+        !inside && !fence
+    });
+    lines.collect()
+}
+
+/// Relative links, with their lines.
+fn links(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    for (number, line) in prose(text) {
+        // What is between backticks is code.
+        let line: String = line.split('`').step_by(2).collect::<Vec<_>>().join("`");
+        let inline = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let reference = line.strip_prefix('[').and_then(|rest| rest.split_once("]: "));
+        let targets = inline.chain(reference.map(|(_, target)| target.trim()));
+        let relative = targets.filter(|target| !target.contains("://") && !target.starts_with("mailto:"));
+        found.extend(relative.map(|target| (number, target.to_owned())));
+    }
+    found
+}
+
+/// The anchors of the headings of a document, as GitHub makes them.
+fn headings(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    for (_, line) in prose(text) {
+        let Some((_, title)) = line
+            .split_once(' ')
+            .filter(|(marks, _)| !marks.is_empty() && marks.chars().all(|mark| mark == '#'))
+        else {
+            continue;
+        };
+        let kept = title.trim().to_lowercase();
+        let kept = kept.chars().filter(|character| character.is_alphanumeric() || "-_ ".contains(*character));
+        let anchor: String = kept.map(|character| if character == ' ' { '-' } else { character }).collect();
+        let count = times.entry(anchor.clone()).or_insert(0);
+        found.push(if *count == 0 { anchor } else { format!("{anchor}-{count}") });
+        *count += 1;
+    }
+    found
+}

@@ -1,0 +1,433 @@
+//! The pages of the guide do what they say: their shell blocks run, in order, on the machines of a stage, and print what
+//! the pages show. [`mpvpn_tests::guide`] describes the notation.
+//!
+//! A host of a page has `/etc`, `/var/lib` and `/run/mpvpn` of its own, a user without privileges, and `sudo`. The host
+//! behind the server has a web server at port 80.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    os::unix::fs::{PermissionsExt, chown, symlink},
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use mpvpn_tests::{
+    guide::{Action, At, Page, Run, parse, prints},
+    home::USER,
+    stage::{Place, Stage, binary},
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long a block may run.
+const LIMIT: Duration = Duration::from_secs(30);
+/// How long a block that goes on may take until it is up, and a block until it prints what the page shows.
+const SOON: Duration = Duration::from_secs(15);
+
+/// The pages, in the order of the index.
+const PAGES: [&str; 13] = [
+    "README.md",
+    "docs/guide/README.md",
+    "docs/guide/two-lines-at-home.md",
+    "docs/guide/router-for-a-lan.md",
+    "docs/guide/three-satellite-links.md",
+    "docs/guide/server-on-a-vps.md",
+    "docs/guide/proxy-without-root.md",
+    "docs/guide/where-udp-is-blocked.md",
+    "docs/guide/inside-an-app.md",
+    "docs/guide/when-something-is-wrong.md",
+    "docs/guide/links.md",
+    "docs/guide/classes-of-traffic.md",
+    "docs/guide/how-tcp-travels.md",
+];
+
+#[test]
+fn every_page_of_the_guide_is_played() {
+    let folder = fs::read_dir(repository().join("docs/guide")).expect("the guide");
+    for entry in folder {
+        let name = entry.expect("an entry").file_name();
+        let page = format!("docs/guide/{}", name.to_string_lossy());
+        assert!(PAGES.contains(&page.as_str()), "{page} is not played: add it here");
+    }
+}
+
+macro_rules! pages {
+    ($($name:ident $number:literal)*) => {
+        $(#[test]
+        fn $name() {
+            play(PAGES[$number]);
+        })*
+    };
+}
+
+pages! {
+    the_readme 0
+    the_index_of_the_guide 1
+    two_lines_at_home 2
+    a_router_for_a_lan 3
+    three_satellite_links 4
+    a_server_on_a_vps 5
+    a_proxy_without_root 6
+    where_udp_is_blocked 7
+    inside_an_app 8
+    when_something_is_wrong 9
+    links 10
+    classes_of_traffic 11
+    how_tcp_travels 12
+}
+
+fn play(path: &str) {
+    let text = fs::read_to_string(repository().join(path)).expect("a page");
+    let page = parse(&text).unwrap_or_else(|error| panic!("{path}: {error}"));
+    if page.steps.iter().all(|step| matches!(step.action, Action::Check { .. })) {
+        return;
+    }
+    let began = Instant::now();
+    let mut hosts = Hosts::new(&page);
+    println!("{path}: a lab in {:.1} s", began.elapsed().as_secs_f64());
+    for step in &page.steps {
+        let began = Instant::now();
+        let done = match &step.action {
+            Action::Run(run) if run.stays => hosts.start(run),
+            Action::Run(run) => hosts.run(run),
+            Action::Write { at, path, append, text } => hosts.write(*at, path, *append, text),
+            Action::Cable { link, up } => hosts.cable(*link, *up),
+            Action::Copy { from, file, to } => hosts.copy(*from, file, *to),
+            // tests/documents.rs reads these.
+            Action::Check { .. } => Ok(()),
+        };
+        if let Err(why) = done {
+            panic!("{path}:{}: {why}", step.line);
+        }
+        println!("{path}:{}: {:.1} s", step.line, began.elapsed().as_secs_f64());
+    }
+    hosts.end().unwrap_or_else(|why| panic!("{path}: {why}"));
+}
+
+/// The hosts of a page.
+struct Hosts {
+    // Dropped in this order: what runs before the stage in which it runs.
+    running: Vec<Running>,
+    _site: Site,
+    stage: Stage,
+    folder: PathBuf,
+    /// The fingerprint and the token that a server printed last.
+    secrets: Option<(String, String)>,
+}
+
+/// A block that goes on.
+struct Running {
+    at: At,
+    program: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Hosts {
+    fn new(page: &Page) -> Self {
+        let links: Vec<&str> = match page.links.len() {
+            0 => vec!["100mbit,12ms", "40mbit,25ms"],
+            _ => page.links.iter().map(String::as_str).collect(),
+        };
+        let stage = if page.lan { Stage::with_lan(&links) } else { Stage::new(&links) };
+        let folder = stage.public_folder("guide");
+        let bin = folder.join("bin");
+        fs::create_dir(&bin).expect("a folder");
+        symlink(fs::canonicalize(binary()).expect("the binary"), bin.join("mpvpn")).expect("a link");
+        fs::write(bin.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
+        fs::set_permissions(bin.join("sudo"), fs::Permissions::from_mode(0o755)).expect("its owner may");
+        for place in [Place::Client, Place::Server, Place::Inet, Place::Lan] {
+            prepare(&folder.join(name(place)));
+        }
+        let site = Site::start(&stage);
+        Self { running: Vec::new(), _site: site, stage, folder, secrets: None }
+    }
+
+    /// A command at a host, with the host's own folders.
+    fn command(&self, at: At, words: &[&str]) -> Command {
+        // Each command has a mount namespace of its own, in which the folders of its host take their places.
+        const ENTER: &str = r#"
+            mount --bind "$0/etc" /etc && mount --bind "$0/lib" /var/lib && mount --bind "$0/run" /run/mpvpn || exit 125
+            cd "$0/$1" || exit 125
+            shift
+            unset XDG_STATE_HOME
+            export HOME="$PWD" XDG_RUNTIME_DIR="$PWD" PATH="$0/../bin:$PATH"
+            exec "$@" 2>&1"#;
+        let mut command = self.stage.command(at.place, "sh");
+        command.args(["-c", ENTER]).arg(self.folder.join(name(at.place)));
+        command.arg(if at.user { "user" } else { "home" });
+        if at.user {
+            let user = USER.to_string();
+            command.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
+        }
+        command.args(words);
+        command
+    }
+
+    fn output(&self, at: At, words: &[&str]) -> (Option<i32>, String) {
+        let limit = LIMIT.as_secs().to_string();
+        let limited = [&["timeout", "-k", "2", &limit][..], words].concat();
+        let output = self.command(at, &limited).output().expect("sh runs");
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs a block; again where it does not print yet what the page shows.
+    fn run(&self, run: &Run) -> Result<(), String> {
+        let script = self.filled(&run.script)?;
+        let began = Instant::now();
+        loop {
+            let (code, printed) = self.output(run.at, &["sh", "-e", "-c", &script]);
+            if code != Some(run.code) {
+                return Err(format!("exit code {code:?} instead of {}:\n{printed}{}", run.code, self.logs()));
+            }
+            match prints(&printed, &run.output) {
+                Ok(()) => return Ok(()),
+                Err((line, text)) if began.elapsed() > SOON => {
+                    return Err(format!(
+                        "what is printed lacks line {line} of the page:\n{text}\n--- it is\n{printed}{}",
+                        self.logs()
+                    ));
+                }
+                Err(_) => thread::sleep(Duration::from_millis(300)),
+            }
+        }
+    }
+
+    /// Starts a block that goes on, in place of the same program there, and waits until it is up.
+    fn start(&mut self, run: &Run) -> Result<(), String> {
+        let script = self.filled(&run.script)?;
+        let program =
+            script.trim_start_matches("sudo ").split_whitespace().next().unwrap_or_default().to_owned();
+        let same = |other: &Running| other.at.place == run.at.place && other.program == program;
+        while let Some(index) = self.running.iter().position(same) {
+            self.running.remove(index).end()?;
+        }
+        let log = self.folder.join(format!("{}-{program}.log", name(run.at.place)));
+        let output = fs::File::create(&log).expect("a log");
+        let mut command = self.command(run.at, &["sh", "-c", &format!("exec {script}")]);
+        let child = command.stdout(output).spawn().expect("sh runs");
+        self.running.push(Running { at: run.at, program, child, log });
+        self.wait_up(run)?;
+        let log = self.running.last().map(Running::log).unwrap_or_default();
+        let mut words = log.split_whitespace().skip_while(|word| *word != "--pin").skip(1);
+        if let Some(pin) = words.next() {
+            let token = words.nth(1).unwrap_or_default();
+            self.secrets = Some((pin.to_owned(), token.to_owned()));
+        }
+        Ok(())
+    }
+
+    fn wait_up(&mut self, run: &Run) -> Result<(), String> {
+        let began = Instant::now();
+        loop {
+            let running = self.running.last_mut().expect("it was started");
+            let ended = running.child.try_wait().expect("our own child");
+            let (log, id, is_ours) = (running.log(), running.child.id(), running.program == "mpvpn");
+            if let Some(status) = ended {
+                return Err(format!("it ended with {status}:\n{log}"));
+            }
+            let is_up = if is_ours {
+                self.output(run.at, &["mpvpn", "status"]).1.contains(": up, ")
+            } else {
+                let listening = self.output(At { user: false, ..run.at }, &["ss", "-Hltnp"]).1;
+                listening.contains(&format!("pid={id},"))
+            };
+            let lacking = match prints(&log, &run.output) {
+                Ok(()) if is_up => return Ok(()),
+                Ok(()) => "it is not up".to_owned(),
+                Err((line, text)) => format!("its output lacks line {line} of the page: {text}"),
+            };
+            if began.elapsed() > SOON {
+                return Err(format!("{lacking}\n{log}"));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn write(&self, at: At, path: &str, append: bool, text: &str) -> Result<(), String> {
+        let host = self.folder.join(name(at.place));
+        let path = match path.strip_prefix("/etc/") {
+            Some(rest) => host.join("etc").join(rest),
+            None if path.starts_with('/') => return Err(format!("{path} is not below /etc")),
+            None => host.join(if at.user { "user" } else { "home" }).join(path),
+        };
+        fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+        let before = if append { fs::read_to_string(&path).unwrap_or_default() } else { String::new() };
+        fs::write(&path, before + &self.filled(text)?).expect("a file");
+        if at.user {
+            chown(&path, Some(USER), Some(USER)).expect("root may give it away");
+        }
+        Ok(())
+    }
+
+    fn copy(&self, from: Place, file: &str, to: Place) -> Result<(), String> {
+        let home = |place| self.folder.join(name(place)).join("home").join(file);
+        fs::copy(home(from), home(to)).map(drop).map_err(|error| format!("{file}: {error}"))
+    }
+
+    fn cable(&self, link: usize, up: bool) -> Result<(), String> {
+        let link = self.stage.link(link);
+        if up {
+            link.restore()
+        } else {
+            link.cut()
+        }
+        Ok(())
+    }
+
+    /// `PIN` and `TOKEN` are what the server printed.
+    fn filled(&self, text: &str) -> Result<String, String> {
+        let (pin, token) = match &self.secrets {
+            Some((pin, token)) => (pin.as_str(), token.as_str()),
+            None => ("", ""),
+        };
+        let (text, pins) = replaced(text, "PIN", pin);
+        let (text, tokens) = replaced(&text, "TOKEN", token);
+        match (pins || tokens, &self.secrets) {
+            (true, None) => Err("PIN and TOKEN are not known: no server has started".to_owned()),
+            _ => Ok(text),
+        }
+    }
+
+    fn logs(&self) -> String {
+        let of = |running: &Running| {
+            let log = running.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let end = lines[lines.len().saturating_sub(20)..].join("\n");
+            format!("\n--- {} at the {}\n{end}", running.program, name(running.at.place))
+        };
+        self.running.iter().map(of).collect()
+    }
+
+    /// Ends what runs; it must not have ended by itself.
+    fn end(mut self) -> Result<(), String> {
+        while let Some(running) = self.running.pop() {
+            running.end()?;
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    fn end(mut self) -> Result<(), String> {
+        if let Some(status) = self.child.try_wait().expect("our own child") {
+            return Err(format!("{} ended with {status} by itself:\n{}", self.program, self.log()));
+        }
+        self.interrupt();
+        Ok(())
+    }
+
+    /// Like Ctrl-C.
+    fn interrupt(&mut self) {
+        let began = Instant::now();
+        let _ = kill_process(Pid::from_child(&self.child), Signal::INT);
+        while began.elapsed() < Duration::from_secs(5) {
+            if self.child.try_wait().expect("our own child").is_some() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            self.interrupt();
+        }
+    }
+}
+
+/// `text` with another word in place of the word `name`, and whether there is one.
+fn replaced(text: &str, name: &str, value: &str) -> (String, bool) {
+    let is_part = |character: char| character.is_ascii_alphanumeric() || "_$".contains(character);
+    let (mut done, mut rest, mut found) = (String::new(), text, false);
+    while let Some((before, after)) = rest.split_once(name) {
+        let is_word = !before.ends_with(is_part) && !after.starts_with(is_part);
+        found |= is_word;
+        done += before;
+        done += if is_word { value } else { name };
+        rest = after;
+    }
+    (done + rest, found)
+}
+
+fn name(place: Place) -> &'static str {
+    match place {
+        Place::Client => "client",
+        Place::Server => "server",
+        Place::Inet => "inet",
+        Place::Lan => "lan",
+        Place::Other => "other",
+    }
+}
+
+/// The folders of a host: what is in the machine's `/etc` but for what is mpvpn's, and empty ones.
+fn prepare(host: &Path) {
+    for folder in ["etc", "lib", "run", "home", "user"] {
+        fs::create_dir_all(host.join(folder)).expect("a folder");
+    }
+    chown(host.join("user"), Some(USER), Some(USER)).expect("root may give it away");
+    for folder in [host, &host.join("home")] {
+        fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).expect("its owner may");
+    }
+    let copied = Command::new("cp").args(["-a", "/etc/."]).arg(host.join("etc")).status().expect("cp runs");
+    assert!(copied.success(), "/etc cannot be copied");
+    let _ = fs::remove_dir_all(host.join("etc/mpvpn"));
+}
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the repository").to_owned()
+}
+
+/// A web server at the host behind the server, which says hello.
+struct Site {
+    stop: Arc<AtomicBool>,
+    server: Option<thread::JoinHandle<()>>,
+}
+
+impl Site {
+    fn start(stage: &Stage) -> Self {
+        let listener = stage.inside(Place::Inet, || TcpListener::bind("0.0.0.0:80").expect("a free port"));
+        listener.set_nonblocking(true).expect("a socket can be nonblocking");
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let server = thread::spawn(move || {
+            while !stopped.load(Ordering::Relaxed) {
+                match listener.accept() {
+                    Ok((mut stream, _)) => {
+                        let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+                        let _ = stream.read(&mut [0; 4096]);
+                        let _ = stream.write_all(
+                            b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\nhello\n",
+                        );
+                    }
+                    Err(_) => thread::sleep(Duration::from_millis(10)),
+                }
+            }
+        });
+        Self { stop, server: Some(server) }
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(server) = self.server.take() {
+            let _ = server.join();
+        }
+    }
+}
