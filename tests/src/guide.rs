@@ -34,6 +34,23 @@ pub struct Page {
     pub steps: Vec<Step>,
 }
 
+impl Page {
+    /// The hosts on which something is done, each once.
+    pub fn places(&self) -> Vec<Place> {
+        let mut places = Vec::new();
+        for step in &self.steps {
+            let used = match &step.action {
+                Action::Run(run) => vec![run.at.place],
+                Action::Write { at, .. } => vec![at.place],
+                Action::Copy { from, to, .. } => vec![*from, *to],
+                Action::Check { .. } | Action::Cable { .. } => Vec::new(),
+            };
+            places.extend(used.into_iter().filter(|place| !places.contains(place)).collect::<Vec<_>>());
+        }
+        places
+    }
+}
+
 /// Something to be done, and the line of the page that says so.
 #[derive(Debug)]
 pub struct Step {
@@ -357,6 +374,7 @@ mod tests {
         assert_eq!((run.at, run.script.as_str()), (At { place: Place::Lan, user: false }, "a\nb\n"));
         let Action::Write { at, append, .. } = &page.steps[3].action else { panic!("{page:#?}") };
         assert!(at.user && !append);
+        assert_eq!(page.places(), [Place::Server, Place::Lan, Place::Client]);
     }
 
     #[test]

@@ -143,7 +143,7 @@ impl Hosts {
         symlink(fs::canonicalize(binary()).expect("the binary"), bin.join("mpvpn")).expect("a link");
         fs::write(bin.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
         fs::set_permissions(bin.join("sudo"), fs::Permissions::from_mode(0o755)).expect("its owner may");
-        for place in [Place::Client, Place::Server, Place::Inet, Place::Lan] {
+        for place in page.places() {
             prepare(&folder.join(name(place)));
         }
         let site = Site::start(&stage);
@@ -247,7 +247,7 @@ impl Hosts {
             if began.elapsed() > SOON {
                 return Err(format!("{lacking}\n{log}"));
             }
-            thread::sleep(Duration::from_millis(50));
+            thread::sleep(Duration::from_millis(100));
         }
     }
 
