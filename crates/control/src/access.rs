@@ -14,24 +14,32 @@ use std::{
 
 use ipnet::IpNet;
 use mpvpn_packet::public::{behind, is_public};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::config::rules;
+use crate::config::{
+    rules::{self, Prefix, UserName},
+    schema,
+};
 
-/// One `[[access]]`: whether clients may connect to some destinations.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+/// Whether the server opens connections to some destinations for some users. The first table that matches counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "access")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[access]]")]
 pub struct AccessRule {
-    /// Whether they may.
+    /// Whether the server opens the connection
     pub allow: bool,
-    /// The names of the users that it is about; all of them if there is none.
+    /// Names of users [default: all]
     #[serde(default, deserialize_with = "rules::users")]
+    #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// The addresses that it is about; all of them if there is none.
+    /// Destination networks or addresses [default: all]
     #[serde(default, deserialize_with = "rules::networks")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
     pub to: Vec<IpNet>,
-    /// The ports that it is about; all of them if there is none.
+    /// Destination ports [default: all]
     #[serde(default, deserialize_with = "rules::some")]
+    #[schemars(schema_with = "schema::some::<Ports>")]
     pub ports: Vec<Ports>,
 }
 

@@ -15,9 +15,15 @@ use base64::{
     Engine,
     engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, files};
+use crate::{
+    Error, Result,
+    config::{rules::UserName, schema},
+    files,
+    identity::Fingerprint,
+};
 
 /// Longest token that is looked at, in bytes.
 const LONGEST: usize = 512;
@@ -168,7 +174,7 @@ impl Users {
         }
         let mut users = Self::default();
         for entry in file.user {
-            let hash: crate::identity::Fingerprint =
+            let hash: Fingerprint =
                 entry.token_sha256.parse().map_err(|error| bad(format!("user `{}`: {error}", entry.name)))?;
             if users.0.iter().any(|(name, _)| *name == entry.name) {
                 return Err(bad(format!("user `{}` twice", entry.name)));
@@ -182,7 +188,7 @@ impl Users {
     pub fn save(&self, path: &Path) -> Result<()> {
         let user = self.0.iter().map(|(name, hash)| UserEntry {
             name: name.clone(),
-            token_sha256: crate::identity::Fingerprint(*hash).to_string(),
+            token_sha256: Fingerprint(*hash).to_string(),
         });
         let text = toml::to_string(&UsersFile { user: user.collect() }).map_err(|error| Error::Content {
             path: path.into(),
@@ -218,17 +224,25 @@ impl Users {
     }
 }
 
-#[derive(Serialize, Deserialize)]
+/// The file of the users of a server, `users.toml`, at most 10,000 of them.
+#[derive(JsonSchema, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct UsersFile {
+pub(crate) struct UsersFile {
+    /// Users: the tables `[[user]]`
     #[serde(default)]
     user: Vec<UserEntry>,
 }
 
-#[derive(Serialize, Deserialize)]
+/// A user and the hash of the user's token. The token itself is stored nowhere.
+#[derive(JsonSchema, Serialize, Deserialize)]
+#[schemars(rename = "user")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct UserEntry {
+    /// Name of the user, as in status and in `users` of `[[access]]` and `[[limit]]`
+    #[schemars(schema_with = "schema::one::<UserName>")]
     name: String,
+    /// SHA-256 of the token, as in `printf %s "$TOKEN" | sha256sum`
+    #[schemars(schema_with = "schema::one::<Fingerprint>")]
     token_sha256: String,
 }
 

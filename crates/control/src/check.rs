@@ -9,52 +9,53 @@ use std::{
 };
 
 use mpvpn_types::{Tier, Transport};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::status::{Table, fit, section};
 
-/// What was found out.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The result of `mpvpn check --json`.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct Check {
-    /// The server's name or address, and port.
+    /// Name or address of the server, and port.
     pub server: String,
-    /// The HTTP proxy through which it is reached by TCP.
+    /// HTTP proxy for TCP connections to the server, or `null`.
     pub via: Option<String>,
-    /// Every link.
+    /// Links of this machine.
     pub links: Vec<LinkCheck>,
 }
 
-/// One link.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// The result for one link.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct LinkCheck {
-    /// Its interface.
+    /// Name of the interface.
     pub name: String,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addresses: Vec<IpAddr>,
-    /// The address of the server that was tried over it.
+    /// Address of the server that was tried over UDP.
     pub remote: Option<SocketAddr>,
-    /// QUIC over UDP.
+    /// Result for QUIC over UDP.
     pub udp: Finding<UdpFound>,
-    /// TLS and HTTP/2 over TCP.
+    /// Result for TLS and HTTP/2 over TCP.
     pub tcp: Finding<TcpFound>,
-    /// What the server thinks of the token.
+    /// Whether the server accepts the token.
     pub credentials: Credentials,
-    /// What mpvpn will use.
+    /// Transport that a client would use on the link.
     #[serde(rename = "use")]
     pub uses: Uses,
-    /// Why it will.
+    /// Why the client would use this transport.
     pub why: String,
 }
 
-/// Whether something works over a link.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Measurements if a transport works, else only `error`.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 #[serde(untagged)]
 pub enum Finding<T> {
-    /// It does.
+    /// It works.
     Works(T),
-    /// It does not.
+    /// It does not work.
     Fails {
-        /// Why.
+        /// Why it does not work.
         error: String,
     },
 }
@@ -82,32 +83,32 @@ impl<T, E: ToString> From<Result<T, E>> for Finding<T> {
     }
 }
 
-/// What was measured about UDP.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Measurements over UDP.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct UdpFound {
-    /// Until the server spoke HTTP/3 (milliseconds).
+    /// Time until the server sent HTTP/3, in ms.
     pub ms: f64,
-    /// The largest IP packet that was seen to arrive (bytes).
+    /// Largest IP packet that arrived at the server, in bytes; searched for up to 4 s, up to the MTU of the interface.
     pub mtu: u16,
-    /// What address translation does to ports.
+    /// Network address translation on the way to the server, from two source ports.
     pub nat: NatKind,
-    /// This end as the server sees it.
+    /// Address and port of this end as seen by the server, or `null`.
     pub observed: Option<SocketAddr>,
 }
 
-/// What was measured about TCP.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Measurements over TCP: how long each step took.
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 pub struct TcpFound {
-    /// Until the connection to the server, or the proxy, stood (milliseconds).
+    /// TCP handshake with the server or the proxy, in ms.
     pub connect_ms: f64,
-    /// Until the proxy had its own to the server (milliseconds).
+    /// CONNECT request to the proxy, in ms; left out without a proxy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy_ms: Option<f64>,
-    /// Until TLS stood (milliseconds).
+    /// TLS handshake, in ms.
     pub tls_ms: f64,
-    /// Until the server answered a request in HTTP/2 (milliseconds).
+    /// Request and response in HTTP/2, in ms.
     pub http2_ms: f64,
-    /// What became of Multipath TCP.
+    /// Whether Multipath TCP works; with a proxy, on the connection to the proxy.
     pub mptcp: Mptcp,
 }
 
@@ -117,18 +118,17 @@ impl TcpFound {
     }
 }
 
-/// What happens to the source ports of packets on their way. Whether a port stays the same towards other destinations
-/// cannot be told with one server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Network address translation towards this server. Translation towards other destinations is not measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NatKind {
-    /// The server sees the very addresses of this machine.
+    /// The server sees the address and ports of this machine.
     None,
-    /// The server sees another address, with the same ports.
+    /// The server sees another address with the same ports.
     KeepsPorts,
-    /// It sees another address and other ports.
+    /// The server sees another address with other ports.
     ChangesPorts,
-    /// The server does not tell.
+    /// The server does not report what it sees.
     Unknown,
 }
 
@@ -156,43 +156,43 @@ impl NatKind {
     }
 }
 
-/// What became of a connection that was tried as one of Multipath TCP.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Result of the attempt to connect by Multipath TCP (RFC 8684).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mptcp {
-    /// It is one.
+    /// Multipath TCP works.
     Works,
-    /// It is one of TCP: the far end has none, or somebody on the way takes it out.
+    /// The connection fell back to TCP: the far end does not support Multipath TCP, or a middlebox removed the option. Another link with `works` shows that the far end supports it.
     FellBack,
-    /// It got no answer, and one of TCP did.
+    /// The Multipath TCP handshake got no answer; a TCP handshake did.
     NoAnswer,
-    /// This kernel has none.
+    /// This kernel does not support Multipath TCP.
     Missing,
 }
 
-/// What the server thinks of the token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// The server's answer to the token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Credentials {
-    /// It lets this client in.
+    /// The server accepts the token.
     Accepted,
-    /// It does not.
+    /// The server refuses the token.
     Refused,
-    /// Nobody could be asked.
+    /// The server could not be reached.
     Unknown,
 }
 
-/// What carries the packets of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Transport of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Uses {
     /// QUIC over UDP.
     Udp,
     /// QUIC inside HTTP/2 over TCP.
     Tcp,
-    /// The same over Multipath TCP.
+    /// QUIC inside HTTP/2 over Multipath TCP.
     Mptcp,
-    /// Nothing.
+    /// No transport works.
     Nothing,
 }
 

@@ -16,6 +16,7 @@ mod pipes;
 mod proxy;
 mod reload;
 pub(crate) mod rules;
+pub(crate) mod schema;
 mod service;
 mod shards;
 mod site;

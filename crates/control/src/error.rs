@@ -1,4 +1,6 @@
-use std::path::PathBuf;
+use std::{io::ErrorKind, path::PathBuf};
+
+use rustix::io::Errno;
 
 /// Why something around the tunnel could not be done: what was expected, what came, and from where.
 #[derive(Debug, thiserror::Error)]
@@ -123,6 +125,42 @@ impl Error {
         move |source| Self::File { doing, path, source }
     }
 
+    /// One of each kind, and of each kind that has several next steps; what differs from case to case is in capitals.
+    pub(crate) fn examples() -> Vec<Self> {
+        let io = std::io::Error::from;
+        let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
+        let (metrics, tcp) = (([127, 0, 0, 1], 9464).into(), ([127, 0, 0, 1], 443).into());
+        vec![
+            Self::usage("WHAT IS WRONG WITH THE OPTIONS", "WHAT TO GIVE INSTEAD"),
+            Self::ConfigFile {
+                file: file(),
+                line: 7,
+                column: 1,
+                why: "WHAT IS WRONG".into(),
+                shown: " 7 | THE LINE".into(),
+            },
+            Self::File { doing: "read", path: file(), source: io(Errno::ACCESS) },
+            Self::File { doing: "read", path: file(), source: io(Errno::NOENT) },
+            Self::Content { path: file(), expected: "WHAT IT SHOULD HOLD", found: "WHAT IT HOLDS".into() },
+            Self::KeyMismatch { cert: "CERT".into(), key: "KEY".into() },
+            Self::MakeCertificate(rcgen::Error::CouldNotParseCertificate),
+            Self::Tls(rustls::Error::General("REASON".into())),
+            Self::Random,
+            Self::MetricsAddress { address: metrics, source: io(Errno::ADDRINUSE) },
+            Self::MetricsAddress { address: metrics, source: io(Errno::ADDRNOTAVAIL) },
+            Self::MetricsAddress { address: metrics, source: io(Errno::ACCESS) },
+            Self::MetricsAddress { address: metrics, source: io(Errno::NOBUFS) },
+            Self::TcpAddress { address: tcp, source: io(Errno::ADDRINUSE) },
+            Self::TcpAddress { address: tcp, source: io(Errno::ADDRNOTAVAIL) },
+            Self::TcpAddress { address: tcp, source: io(Errno::ACCESS) },
+            Self::SocketInUse { path: socket(), pid: None },
+            Self::SocketPath { path: socket(), bytes: 120 },
+            Self::NoAnswer { path: socket(), source: io(Errno::ACCESS) },
+            Self::NoAnswer { path: socket(), source: io(Errno::CONNREFUSED) },
+            Self::BadAnswer { path: socket(), why: "WHAT CAME INSTEAD".into() },
+        ]
+    }
+
     /// Whether the person's options or configuration file caused it (exit code 2), not the world.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. } | Self::ConfigFile { .. })
@@ -133,7 +171,7 @@ impl Error {
         match self {
             Self::Usage { next, .. } => next.clone(),
             Self::ConfigFile { file, .. } => format!("correct {} and start again", file.display()),
-            Self::File { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            Self::File { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 "run it as root, or give this user access to the file".into()
             }
             Self::File { .. } => "check the path".into(),
@@ -143,34 +181,32 @@ impl Error {
             Self::Tls(_) => "check the certificate and the key".into(),
             Self::Random => "check that getrandom works on this machine".into(),
             Self::MetricsAddress { address, source } => match source.kind() {
-                std::io::ErrorKind::AddrInUse => format!(
+                ErrorKind::AddrInUse => format!(
                     "choose another port with --metrics, or end what listens there: `ss -ltnp sport = :{}` names it",
                     address.port()
                 ),
-                std::io::ErrorKind::AddrNotAvailable => {
+                ErrorKind::AddrNotAvailable => {
                     "give an address of this machine with --metrics, as 127.0.0.1, or 0.0.0.0 for all".into()
                 }
-                std::io::ErrorKind::PermissionDenied => {
+                ErrorKind::PermissionDenied => {
                     "choose a port above 1023 with --metrics, or run it as root".into()
                 }
                 _ => "choose another address with --metrics".into(),
             },
             Self::TcpAddress { address, source } => match source.kind() {
-                std::io::ErrorKind::AddrInUse => format!(
+                ErrorKind::AddrInUse => format!(
                     "end what has the port: `ss -ltnp sport = :{}` names it; or choose another with --listen, or do \
                      without TCP with --tcp off",
                     address.port()
                 ),
-                std::io::ErrorKind::AddrNotAvailable => {
-                    "give an address of this machine with --listen".into()
-                }
+                ErrorKind::AddrNotAvailable => "give an address of this machine with --listen".into(),
                 _ => "choose another port with --listen, or do without TCP with --tcp off".into(),
             },
             Self::SocketInUse { .. } => {
                 "stop that process, or choose another socket with --name or --api-socket".into()
             }
             Self::SocketPath { .. } => "choose a shorter path with --api-socket".into(),
-            Self::NoAnswer { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
+            Self::NoAnswer { source, .. } if source.kind() == ErrorKind::PermissionDenied => {
                 "run it as the user that runs mpvpn, mostly root".into()
             }
             Self::NoAnswer { .. } => {
@@ -183,4 +219,37 @@ impl Error {
 
 fn of_pid(pid: Option<i32>) -> String {
     pid.map_or_else(String::new, |pid| format!(" (pid {pid})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number of a variant. A new one is added here, and to the examples.
+    fn number(error: &Error) -> usize {
+        match error {
+            Error::Usage { .. } => 0,
+            Error::ConfigFile { .. } => 1,
+            Error::File { .. } => 2,
+            Error::Content { .. } => 3,
+            Error::KeyMismatch { .. } => 4,
+            Error::MakeCertificate(_) => 5,
+            Error::Tls(_) => 6,
+            Error::Random => 7,
+            Error::MetricsAddress { .. } => 8,
+            Error::TcpAddress { .. } => 9,
+            Error::SocketInUse { .. } => 10,
+            Error::SocketPath { .. } => 11,
+            Error::NoAnswer { .. } => 12,
+            Error::BadAnswer { .. } => 13,
+        }
+    }
+
+    #[test]
+    fn every_error_has_an_example_with_a_next_step() {
+        let mut numbers: Vec<_> = Error::examples().iter().map(number).collect();
+        numbers.dedup();
+        assert_eq!(numbers, (0..14).collect::<Vec<_>>());
+        assert!(Error::examples().iter().all(|error| !error.next_step().is_empty()));
+    }
 }

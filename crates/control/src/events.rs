@@ -14,6 +14,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use mpvpn_types::word_enum;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 pub use log::{Entry, EventLog, MOST_OF_A_KIND};
@@ -48,7 +49,7 @@ word_enum! {
 }
 
 /// The name of a client at a server.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct ClientName {
     /// The user.
     pub user: ShortText,
@@ -58,7 +59,7 @@ pub struct ClientName {
 }
 
 /// The name of a QUIC path, as in the status.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize)]
 pub struct PathName {
     /// The client; only at a server.
     #[serde(flatten)]
@@ -73,7 +74,7 @@ pub struct PathName {
 }
 
 /// Why a path failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum PathFailure {
     /// Nothing arrived on the path.
@@ -93,7 +94,7 @@ pub enum PathFailure {
 }
 
 /// Why the capacity of a link changed.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, JsonSchema, Serialize)]
 #[serde(tag = "reason", rename_all = "snake_case")]
 pub enum CapacityReason {
     /// It was configured.
@@ -110,7 +111,7 @@ pub enum CapacityReason {
 }
 
 /// The transport of a link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Transport {
     /// QUIC over UDP.
@@ -120,7 +121,7 @@ pub enum Transport {
 }
 
 /// A change, and why it happened. `link` is the name of an interface, `shard` the number of a thread from 0.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[allow(missing_docs, reason = "the variant describes its fields; types and names say the rest")]
 pub enum Event {
@@ -171,7 +172,7 @@ pub enum Event {
         path: PathName,
         reason: ShortText,
     },
-    /// A path that worked was closed.
+    /// A path was closed while it worked.
     PathClosed {
         #[serde(flatten)]
         path: PathName,
@@ -180,13 +181,14 @@ pub enum Event {
     TransportChanged { link: ShortText, transport: Transport, reason: ShortText, shard: u8 },
     /// A TCP connection over a link was established.
     TcpConnected { link: ShortText, local: SocketAddr, remote: SocketAddr, multipath: bool, shard: u8 },
-    /// A TCP connection over a link could not be established, after this number of earlier failures.
+    /// A TCP connection over a link could not be established. `failures` is the number of failures before it; after the
+    /// first, the level is DEBUG.
     TcpFailed { link: ShortText, reason: ShortText, failures: u32, shard: u8 },
     /// A TCP connection over a link was closed.
     TcpClosed { link: ShortText, reason: ShortText, shard: u8 },
     /// The number of paths of a link changed.
     PipesChanged { link: ShortText, pipes: u8, reason: ShortText },
-    /// A packet belongs to a class without a connection, so one is made.
+    /// A packet belongs to a class without a connection, so one is established.
     ClassUsed { class: ShortText },
     /// The connection of a class is established; at a server, that of this client.
     ClassConnected {
@@ -194,9 +196,10 @@ pub enum Event {
         client: Option<ClientName>,
         class: ShortText,
     },
-    /// A class was idle, so its connection was closed.
+    /// A class had no traffic for ten minutes, so its connection was closed.
     ClassIdle { class: ShortText },
-    /// The connection of a class was lost. The class `default` carries its traffic meanwhile.
+    /// The connection of a class was lost. The class `default` carries its traffic meanwhile. At a server the level is
+    /// INFO.
     ClassDisconnected {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -205,7 +208,8 @@ pub enum Event {
     },
     /// The server refuses a connection for a class. The class `default` carries its traffic.
     ClassRefused { class: ShortText, reason: ShortText },
-    /// The capacity of a link changed; at a server, of the link under this path of this client.
+    /// The capacity of a link changed; at a server, of the link under the path `link` of this client. Reported when it
+    /// differs by a factor of 1.3 from the last reported capacity.
     CapacityChanged {
         #[serde(flatten)]
         client: Option<ClientName>,
@@ -221,9 +225,17 @@ pub enum Event {
     /// A handshake over a link failed.
     ConnectFailed { link: ShortText, class: ShortText, reason: ShortText },
     /// The tunnel works, with these addresses. `resumed`: the server resumed the session.
-    Connected { server: ShortText, addresses: Vec<IpNet>, resumed: bool },
+    Connected {
+        server: ShortText,
+        #[schemars(with = "Vec<String>")]
+        addresses: Vec<IpNet>,
+        resumed: bool,
+    },
     /// The server assigned other addresses or advertised other routes.
-    AddressesChanged { addresses: Vec<IpNet> },
+    AddressesChanged {
+        #[schemars(with = "Vec<String>")]
+        addresses: Vec<IpNet>,
+    },
     /// The MTU of the tunnel (bytes) changed.
     MtuChanged { mtu: u64 },
     /// A client lost its connection; it connects again.
@@ -255,7 +267,8 @@ pub enum Event {
     },
     /// This server refused a request with this HTTP status.
     RequestRefused { status: u16, reason: ShortText },
-    /// The configuration was read again. `restart` lists the keys that take effect after a restart.
+    /// The configuration was read again. `restart` lists the keys that take effect after a restart; if there are any, the
+    /// level is WARN.
     ConfigurationRead { links: bool, classes: bool, restart: Vec<String> },
     /// The configuration could not be read again; nothing changed.
     ConfigurationRefused { reason: ShortText },
@@ -265,51 +278,50 @@ pub enum Event {
     EventsDropped { count: u64 },
 }
 
-/// The subject of each event.
+/// The subject of each event, and the level of its log line: WARN if something was lost or refused, DEBUG if it is frequent,
+/// else INFO.
 macro_rules! kinds {
-    ($($kind:ident: $($event:ident)+;)+) => {
+    ($($kind:ident: $($event:ident $level:ident)+;)+) => {
         impl Event {
+            /// Every event by its name here, its subject, and the level of its log line but for the exceptions that
+            /// [`level`](Self::level) makes.
+            pub(crate) const ALL: &[(&str, Kind, tracing::Level)] =
+                &[$($((stringify!($event), Kind::$kind, tracing::Level::$level),)+)+];
+
             /// Its subject.
             pub const fn kind(&self) -> Kind {
                 match self { $($(Self::$event { .. })|+ => Kind::$kind,)+ }
+            }
+
+            const fn usual_level(&self) -> tracing::Level {
+                match self { $($(Self::$event { .. } => tracing::Level::$level,)+)+ }
             }
         }
     };
 }
 
 kinds! {
-    Link: LinkUp LinkDown LinkUnusable LinkSet QuotaReached QuotaRenewed;
-    Path: PathOpened PathFailed PathRecovered PathActive PathStandby PathClosed;
-    Transport: TransportChanged TcpConnected TcpFailed TcpClosed;
-    Pipes: PipesChanged;
-    Class: ClassUsed ClassConnected ClassIdle ClassDisconnected ClassRefused;
-    Capacity: CapacityChanged;
-    Session: Connecting ConnectFailed Connected AddressesChanged MtuChanged Disconnected ServerStopping
-        ServerResolved ResolveFailed ShardChanged ClientConnected ClientDisconnected RequestRefused;
-    Configuration: ConfigurationRead ConfigurationRefused Ending;
-    Log: EventsDropped;
+    Link: LinkUp INFO LinkDown INFO LinkUnusable WARN LinkSet INFO QuotaReached WARN QuotaRenewed INFO;
+    Path: PathOpened INFO PathFailed INFO PathRecovered INFO PathActive DEBUG PathStandby DEBUG PathClosed INFO;
+    Transport: TransportChanged INFO TcpConnected INFO TcpFailed INFO TcpClosed INFO;
+    Pipes: PipesChanged INFO;
+    Class: ClassUsed DEBUG ClassConnected INFO ClassIdle DEBUG ClassDisconnected DEBUG ClassRefused WARN;
+    Capacity: CapacityChanged DEBUG;
+    Session: Connecting INFO ConnectFailed INFO Connected INFO AddressesChanged INFO MtuChanged INFO Disconnected WARN
+        ServerStopping INFO ServerResolved INFO ResolveFailed WARN ShardChanged INFO ClientConnected INFO
+        ClientDisconnected INFO RequestRefused INFO;
+    Configuration: ConfigurationRead INFO ConfigurationRefused WARN Ending INFO;
+    Log: EventsDropped WARN;
 }
 
 impl Event {
-    /// The level of its log line: WARN if something was lost, DEBUG if it is frequent, else INFO.
-    pub(crate) fn level(&self) -> tracing::Level {
+    /// The level of its log line.
+    pub(crate) const fn level(&self) -> tracing::Level {
         match self {
-            Self::LinkUnusable { .. }
-            | Self::QuotaReached { .. }
-            | Self::ClassRefused { .. }
-            | Self::Disconnected { .. }
-            | Self::ResolveFailed { .. }
-            | Self::ConfigurationRefused { .. }
-            | Self::EventsDropped { .. } => tracing::Level::WARN,
             Self::ConfigurationRead { restart, .. } if !restart.is_empty() => tracing::Level::WARN,
-            Self::PathActive { .. }
-            | Self::PathStandby { .. }
-            | Self::ClassUsed { .. }
-            | Self::ClassIdle { .. }
-            | Self::ClassDisconnected { client: None, .. }
-            | Self::CapacityChanged { .. } => tracing::Level::DEBUG,
+            Self::ClassDisconnected { client: Some(_), .. } => tracing::Level::INFO,
             Self::TcpFailed { failures: 1.., .. } => tracing::Level::DEBUG,
-            _ => tracing::Level::INFO,
+            _ => self.usual_level(),
         }
     }
 

@@ -28,6 +28,7 @@ pub mod identity;
 pub mod log;
 pub mod metrics;
 mod places;
+pub mod reference;
 pub mod status;
 pub mod tls;
 pub mod usage;

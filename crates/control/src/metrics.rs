@@ -14,7 +14,8 @@ use std::{
 
 use hyper::{Method, Request, StatusCode, body::Incoming, header};
 
-pub(crate) use table::{Kind, Metric, Sample, metrics};
+pub(crate) use table::{Head, Kind, Metric, Sample, metrics};
+pub(crate) use text::SINGLE;
 pub use text::exposition;
 
 use crate::{

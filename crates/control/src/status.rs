@@ -10,52 +10,57 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipnet::IpNet;
 use mpvpn_types::word_enum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::metrics::{Metric, metrics};
+use crate::{
+    config::schema::word_schemas,
+    metrics::{Metric, metrics},
+};
 
 pub use flows::{Flow, FlowLane, FlowList, FlowState};
 pub(crate) use render::{Table, fit, section};
 pub use render::{render, render_flows, render_links};
 
-/// Everything about one process.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The status of one process: the answer of `GET /v1/status`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
-    /// Server or client.
+    /// Whether the process is a server or a client.
     pub role: Role,
     /// The program's version.
     pub version: String,
-    /// How it stands.
+    /// State of the process.
     pub state: State,
-    /// Seconds since the start.
+    /// Time since the start of the process, in s.
     #[serde(serialize_with = "finite")]
     pub uptime_s: f64,
-    /// What people should know about how it runs, a sentence each; left out if there is nothing.
+    /// Notes about how the process runs, a sentence each; left out if there is none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Its addresses in the tunnel.
+    /// Addresses of the process in the tunnel, with their prefix lengths.
     #[serde(default)]
+    #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpNet>,
-    /// The session with the server; none at a server.
+    /// Session with the server; `null` at a server.
     #[serde(default)]
     pub session: Option<Session>,
-    /// The traffic classes.
+    /// Classes of traffic.
     #[serde(default)]
     pub classes: Vec<Class>,
-    /// The uplinks.
+    /// Links of a client.
     #[serde(default)]
     pub links: Vec<Link>,
-    /// The QUIC paths.
+    /// QUIC paths of a client.
     #[serde(default)]
     pub paths: Vec<Path>,
-    /// Flows inside the tunnel.
+    /// Numbers of flows inside the tunnel.
     #[serde(default)]
     pub flows: Flows,
-    /// What became of numbered packets; left out at a server, which tells it of each client, and where the two ends
-    /// agreed on no numbers.
+    /// Numbered packets of the default class; left out at a server, which has it for each client, and where the two
+    /// ends did not agree on numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<Lane>,
-    /// The sessions of a server.
+    /// Sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
 }
@@ -68,137 +73,137 @@ impl Status {
 }
 
 word_enum! {
-    /// Which end it is.
+    /// The end of the tunnel that a process is.
     pub enum Role {
-        /// Gives access.
+        /// A server.
         #[default]
         Server = "server",
-        /// Uses it.
+        /// A client or a proxy.
         Client = "client",
     }
 }
 
 word_enum! {
-    /// How a process stands.
+    /// State of a process, or of a client's connection for a class.
     pub enum State {
         /// Not ready yet.
         #[default]
         Starting = "starting",
         /// A client that has no session yet.
         Connecting = "connecting",
-        /// Working.
+        /// It works.
         Up = "up",
         /// A client that lost its session and tries to get it back.
         Reconnecting = "reconnecting",
-        /// A class that nobody uses, so it has no connection.
+        /// A class without traffic so far, or for ten minutes: it has no connection, and its paths are on standby.
         Asleep = "asleep",
-        /// Undoing what it did to the system.
+        /// A process that undoes its changes to the system.
         Stopping = "stopping",
     }
 }
 
-/// A client's session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The session of a client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Session {
-    /// The server's address and port.
+    /// Address and port of the server.
     pub server: String,
-    /// Who we are there.
+    /// Name of the user at the server.
     pub user: String,
-    /// How often the session was taken up again.
+    /// How often the session was resumed.
     pub resumed: u64,
 }
 
-/// One traffic class; at a server, all connections of that class.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// One class of traffic, which has a connection of its own; at a server, all connections of that class together, closed ones included in counters.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Class {
-    /// `default`, or the user's name for it.
+    /// Name of the class, as configured.
     pub name: String,
-    /// How its flows are carried.
+    /// How its TCP connections travel, as configured; not known at a server.
     pub lane: String,
-    /// Its congestion controller at this end; where its connections have several, all of them, separated by commas.
+    /// Congestion controller at this end; at a server those of all its connections, as in `bbr, cubic`.
     pub cc: String,
-    /// The congestion controller that the server says it uses for this class; left out where it says nothing.
+    /// Congestion controller at the server, as reported by the server; left out where it reports none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_cc: Option<String>,
-    /// Its scheduler.
+    /// Scheduler, as configured; not known at a server.
     pub scheduler: String,
-    /// Bytes sent.
+    /// Bytes of IP packets sent since the start.
     pub tx_bytes: u64,
-    /// Bytes received.
+    /// Bytes of IP packets received since the start.
     pub rx_bytes: u64,
-    /// How long packets wait for room now, in ms; where there are several connections, in the one with the most.
+    /// Time that packets wait here before they are sent, in ms; with several connections, of the one with the longest.
     #[serde(serialize_with = "finite")]
     pub queue_ms: f64,
-    /// Packets dropped because there was no room.
+    /// Packets dropped because the queue was full.
     pub drops: u64,
-    /// How much is sent now, in bit/s of what the tunnel carries, measured over about a second.
+    /// Rate sent, in bit/s of IP packets, measured over about a second; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tx_bps: Option<u64>,
-    /// How much is received.
+    /// Rate received, in bit/s of IP packets, measured over about a second; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rx_bps: Option<u64>,
-    /// Whether a client's connection for this class works; while it does not, the default class carries its packets.
+    /// State of a client's connection for this class: `up`, `connecting` or `asleep`. While it is not `up`, the class `default` carries its packets. Left out at a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// Why it does not; left out where there is nothing to say.
+    /// Why the connection is not up, for example because the server allows no more classes; left out if empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// Smoothed round-trip time of the quickest path that carries data, in ms; left out where there is none, and for
-    /// all clients of a server together.
+    /// Smoothed round-trip time of the path with the lowest one that carries data, in ms; left out where there is none,
+    /// and for all clients of a server together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rtt_ms: Option<f64>,
-    /// Lost of what we sent in the last 10 s on all its paths, in percent.
+    /// Loss of what this end sent in the last 10 s on all paths, in percent; with several connections, of the worst.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
-    /// What became of its numbered packets, its copies and repair included; left out where the two ends agreed on no
-    /// numbers.
+    /// Numbered packets of the class; left out where the two ends did not agree on numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<Lane>,
-    /// Its own TUN device; left out if it has none.
+    /// TUN device of the class; left out if it has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tun: Option<String>,
-    /// The addresses of that device.
+    /// Addresses of that device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpNet>,
 }
 
 impl Class {
     /// The metrics of each class.
     pub(crate) const METRICS: &[Metric<Self>] = metrics! { class: Class;
-        "class_up" Gauge class.connected(), "Whether the connection of a class works; none while nobody uses it.";
-        "class_transmit_bytes_total" Counter class.tx_bytes, "Bytes that the tunnel has sent.";
-        "class_receive_bytes_total" Counter class.rx_bytes, "Bytes that the tunnel has received.";
+        "class_up" Gauge class.connected(), "Whether the connection of a class works; no value while the class has no traffic.";
+        "class_transmit_bytes_total" Counter class.tx_bytes, "Bytes of IP packets sent.";
+        "class_receive_bytes_total" Counter class.rx_bytes, "Bytes of IP packets received.";
         "class_transmit_bytes_per_second" Gauge class.tx_bps.map(bytes),
-            "What is sent now, measured over about a second.";
+            "Rate sent, in bytes of IP packets, measured over about a second.";
         "class_receive_bytes_per_second" Gauge class.rx_bps.map(bytes),
-            "What is received now, measured over about a second.";
-        "class_rtt_seconds" Gauge class.rtt_ms.map(seconds), "Round trip of the quickest path that carries data.";
-        "class_loss_ratio" Gauge class.loss_pct.map(ratio), "Lost of what was sent in the last 10 s.";
-        "class_queue_seconds" Gauge seconds(class.queue_ms), "How long packets wait for room.";
-        "class_dropped_packets_total" Counter class.drops, "Packets dropped because there was no room.";
+            "Rate received, in bytes of IP packets, measured over about a second.";
+        "class_rtt_seconds" Gauge class.rtt_ms.map(seconds), "Smoothed round-trip time of the path with the lowest one that carries data.";
+        "class_loss_ratio" Gauge class.loss_pct.map(ratio), "Loss of what this end sent in the last 10 s.";
+        "class_queue_seconds" Gauge seconds(class.queue_ms), "Time that packets wait before they are sent.";
+        "class_dropped_packets_total" Counter class.drops, "Packets dropped because the queue was full.";
         "class_numbered_packets_total" Counter class.order.map(|o| o.numbered), "Packets sent with a number.";
         "class_resent_packets_total" Counter class.order.map(|o| o.resent),
-            "Packets sent again because they were lost.";
-        "class_copied_packets_total" Counter class.order.map(|o| o.copies), "Copies sent beside the first ones.";
+            "Packets retransmitted because they were lost.";
+        "class_copied_packets_total" Counter class.order.map(|o| o.copies), "Additional copies of packets sent.";
         "class_restored_packets_total" Counter class.order.map(|o| o.restored),
-            "Packets received ahead of others and put back in order.";
+            "Packets received early, held and then delivered in order.";
         "class_late_packets_total" Counter class.order.map(|o| o.late),
-            "Packets received after they had been given up.";
+            "Packets received after the receiver had given them up.";
         "class_duplicate_packets_total" Counter class.order.map(|o| o.duplicates),
             "Packets received a second time, and dropped.";
-        "class_given_up_packets_total" Counter class.order.map(|o| o.given_up), "Packets waited for in vain.";
+        "class_given_up_packets_total" Counter class.order.map(|o| o.given_up), "Packets that the receiver waited for and gave up.";
         "class_fec_ratio" Gauge class.fec().map(|fec| ratio(fec.percent.into())),
-            "Repair that is sent now, for each packet, on the path with the most.";
+            "Repair packets sent now per packet, on the path with the most.";
         "class_fec_protected_packets_total" Counter class.fec().map(|fec| fec.protected),
-            "Packets sent in groups that get repair.";
-        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "Packets of repair sent.";
-        "class_fec_repair_bytes_total" Counter class.fec().map(|fec| fec.sent_bytes), "Bytes of repair sent.";
+            "Packets sent in groups that have repair packets.";
+        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "Repair packets sent.";
+        "class_fec_repair_bytes_total" Counter class.fec().map(|fec| fec.sent_bytes), "Bytes of repair packets sent.";
         "class_fec_made_good_packets_total" Counter class.fec().map(|fec| fec.made_good),
-            "Packets lost on the way that the far end restored.";
+            "Packets sent by this end and lost, which the far end restored.";
         "class_fec_recovered_packets_total" Counter class.fec().map(|fec| fec.recovered),
-            "Packets lost on the way here, and restored.";
+            "Packets lost on the way to this end and restored.";
         "class_fec_wasted_packets_total" Counter class.fec().map(|fec| fec.wasted),
-            "Packets of repair that came and were not needed.";
+            "Repair packets received and not needed.";
         "class_fec_unrecoverable_groups_total" Counter class.fec().map(|fec| fec.unrecoverable),
             "Groups that lost more than could be restored.";
     };
@@ -253,45 +258,45 @@ impl Class {
     }
 }
 
-/// One uplink.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// One link of a client: an interface.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Link {
-    /// The interface.
+    /// Name of the interface.
     pub name: String,
-    /// Whether it can be used.
+    /// Whether the link can be used.
     pub state: LinkState,
-    /// When it is used: `primary`, `overflow`, `backup` or `never`.
+    /// When the link is used: `primary`, `overflow`, `backup` or `never`.
     pub tier: String,
-    /// Why it is in its state, or nothing.
+    /// Why the link is in this state or uses TCP; empty if there is no special reason.
     pub reason: String,
-    /// Its addresses.
+    /// Addresses of the interface.
     pub addresses: Vec<IpAddr>,
-    /// Bytes sent.
+    /// Bytes of UDP payload sent on all paths that the link ever had.
     pub tx_bytes: u64,
-    /// Bytes received.
+    /// Bytes of UDP payload received on all paths that the link ever had.
     pub rx_bytes: u64,
     /// Whether every byte costs; left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub metered: bool,
-    /// What we send there at most, in bit/s; left out without a limit.
+    /// Limit of the rate at which the client sends, in bit/s; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub up_cap_bps: Option<u64>,
-    /// What the server is asked to send there at most, in bit/s; left out without a limit.
+    /// Limit of the rate at which the server sends, in bit/s; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_cap_bps: Option<u64>,
-    /// How much it carries compared with others, under the scheduler `weighted`; left out if 1.
+    /// Share of the traffic relative to other links, for the scheduler `weighted`; left out if 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
-    /// What it may carry in a month, in bytes of IP packets; left out without a limit.
+    /// Quota of a month, in bytes of IP packets; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_bytes: Option<u64>,
-    /// How many paths it is to have, where that is not one, or is found out.
+    /// Number of paths; left out if it is 1 and fixed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipes: Option<u8>,
-    /// Why so many, where that is found out (`pipes = "auto"`).
+    /// Why the link has this number of paths, with `pipes = "auto"`; else left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipes_reason: Option<String>,
-    /// What it has carried of that since the month began.
+    /// Used part of the quota since the month began, in bytes of IP packets; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_used_bytes: Option<u64>,
 }
@@ -300,11 +305,11 @@ impl Link {
     /// The metrics of each link.
     pub(crate) const METRICS: &[Metric<Self>] = metrics! { link: Link;
         "link_up" Gauge matches!(link.state, LinkState::Up | LinkState::Standby),
-            "Whether a link works, in use or waiting until it is needed.";
+            "Whether a link works, in use or on standby.";
         "link_transmit_bytes_total" Counter link.tx_bytes, "Bytes of UDP payload sent.";
         "link_receive_bytes_total" Counter link.rx_bytes, "Bytes of UDP payload received.";
-        "link_quota_bytes" Gauge link.quota_bytes, "What a link may carry in a month, in IP packets.";
-        "link_quota_used_bytes" Gauge link.quota_used_bytes, "What it has carried of that.";
+        "link_quota_bytes" Gauge link.quota_bytes, "Quota of a month, in bytes of IP packets.";
+        "link_quota_used_bytes" Gauge link.quota_used_bytes, "Used part of the quota, in bytes of IP packets.";
     };
 
     /// A link of which nothing is known.
@@ -316,72 +321,72 @@ impl Link {
 word_enum! {
     /// Whether a link can be used.
     pub enum LinkState {
-        /// It can be used.
+        /// It works.
         Up = "up",
-        /// It works, and waits until it is needed.
+        /// It works, and is not needed now.
         Standby = "standby",
         /// It cannot be used, or nothing arrives on it.
         #[default]
         Down = "down",
-        /// It is not to be used.
+        /// It is not used, as configured.
         Never = "never",
     }
 }
 
 /// One QUIC path.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Path {
-    /// `class/link/number`, or `class/link/tcp`.
+    /// Name of the path: `class/link/number`, or `class/link/tcp` where the link uses TCP.
     pub id: String,
-    /// The class it belongs to.
+    /// Class of traffic of the path.
     pub class: String,
-    /// The link it runs over.
+    /// Link of the path.
     pub link: String,
-    /// Which of the link's paths it is, counted from 0, where there are several.
+    /// Number of the path among those of the link, from 0; left out if there is only one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pipe: Option<u8>,
-    /// What its packets travel in: `quic` (over UDP), `tcp` or `mptcp` (inside HTTP/2).
+    /// Transport: `quic` (over UDP), or `tcp` or `mptcp` (inside HTTP/2 over TCP or Multipath TCP).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transport: Option<String>,
-    /// Our address and port, those of the TCP connection where there is one.
+    /// Address and port of this end; with TCP, of the TCP connection.
     pub local: SocketAddr,
-    /// The other end's address and port.
+    /// Address and port of the far end; with TCP, of the TCP connection.
     pub remote: SocketAddr,
-    /// Whether it carries data.
+    /// Whether the path carries data.
     pub state: PathState,
-    /// Why it is in that state, or nothing.
+    /// Why the path is in this state; empty if there is no special reason.
     pub reason: String,
     /// Smoothed round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub rtt_ms: f64,
-    /// Lowest round-trip time seen, in ms.
+    /// Lowest measured round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub min_rtt_ms: f64,
-    /// What the round trip takes while nothing queues, as congestion control takes it, in ms; left out where unknown.
+    /// Round-trip time without queueing, as estimated by congestion control, in ms; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_rtt_ms: Option<f64>,
     /// Variation of the round-trip time, in ms.
     #[serde(serialize_with = "finite")]
     pub jitter_ms: f64,
-    /// Lost of what we sent in the last 10 s, in percent.
+    /// Loss of what this end sent in the last 10 s, in percent.
     #[serde(serialize_with = "finite")]
     pub loss_pct: f64,
-    /// Its congestion controller at this end; left out where there is no connection.
+    /// Congestion controller at this end; left out where there is no connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cc: Option<String>,
-    /// Congestion window.
+    /// Congestion window, in bytes.
     pub cwnd_bytes: u64,
-    /// Sent and not acknowledged.
+    /// Data sent and not yet acknowledged, in bytes.
     pub in_flight_bytes: u64,
-    /// Estimated rate at which what we send is delivered, in bit/s.
+    /// Estimated delivery rate of what this end sends, in bit/s.
     pub rate_bps: u64,
-    /// What all classes together are taken to be able to send over its link, in bit/s of IP packets: what was given, or
-    /// what was found while they shared it; left out where unknown.
+    /// Rate that all classes together may send over the link, in bit/s of IP packets: as configured, or as measured while
+    /// classes shared the link; left out where unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link_rate_bps: Option<u64>,
-    /// Bytes sent.
+    /// Bytes of UDP payload sent.
     pub tx_bytes: u64,
-    /// Bytes received.
+    /// Bytes of UDP payload received.
     pub rx_bytes: u64,
     /// QUIC packets sent.
     pub tx_packets: u64,
@@ -389,7 +394,7 @@ pub struct Path {
     pub rx_packets: u64,
     /// QUIC packets declared lost.
     pub lost_packets: u64,
-    /// Largest UDP payload that gets through, in bytes.
+    /// Largest UDP payload that the path carries, in bytes.
     pub mtu: u16,
 }
 
@@ -398,16 +403,16 @@ impl Path {
     pub(crate) const METRICS: &[Metric<Self>] = metrics! { path: Path;
         "path_active" Gauge path.state == PathState::Active, "Whether a path carries data.";
         "path_rtt_seconds" Gauge seconds(path.rtt_ms), "Smoothed round-trip time.";
-        "path_min_rtt_seconds" Gauge seconds(path.min_rtt_ms), "Lowest round-trip time seen.";
+        "path_min_rtt_seconds" Gauge seconds(path.min_rtt_ms), "Lowest measured round-trip time.";
         "path_jitter_seconds" Gauge seconds(path.jitter_ms), "Variation of the round-trip time.";
-        "path_loss_ratio" Gauge ratio(path.loss_pct), "Lost of what was sent in the last 10 s.";
+        "path_loss_ratio" Gauge ratio(path.loss_pct), "Loss of what this end sent in the last 10 s.";
         "path_congestion_window_bytes" Gauge path.cwnd_bytes, "Congestion window.";
-        "path_in_flight_bytes" Gauge path.in_flight_bytes, "Sent and not acknowledged.";
+        "path_in_flight_bytes" Gauge path.in_flight_bytes, "Data sent and not yet acknowledged.";
         "path_delivery_bytes_per_second" Gauge bytes(path.rate_bps),
-            "Estimated rate at which what is sent arrives.";
+            "Estimated delivery rate of what this end sends.";
         "path_link_bytes_per_second" Gauge path.link_rate_bps.map(bytes),
-            "What all classes together may send over its link.";
-        "path_mtu_bytes" Gauge u64::from(path.mtu), "Largest UDP payload that gets through.";
+            "Rate that all classes together may send over the link.";
+        "path_mtu_bytes" Gauge u64::from(path.mtu), "Largest UDP payload that the path carries.";
         "path_transmit_bytes_total" Counter path.tx_bytes, "Bytes of UDP payload sent.";
         "path_receive_bytes_total" Counter path.rx_bytes, "Bytes of UDP payload received.";
         "path_transmit_packets_total" Counter path.tx_packets, "UDP datagrams sent.";
@@ -419,73 +424,73 @@ impl Path {
 word_enum! {
     /// Whether a path carries data.
     pub enum PathState {
-        /// It does.
+        /// It carries data.
         Active = "active",
-        /// It could, and waits.
+        /// It works, and carries no data now.
         Standby = "standby",
-        /// Being tried.
+        /// It is being validated.
         Probing = "probing",
-        /// It cannot.
+        /// It does not work.
         #[default]
         Down = "down",
     }
 }
 
-/// Flows by the way they are carried.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Numbers of flows inside the tunnel, by how they travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Flows {
-    /// As bytes on streams.
+    /// TCP connections on streams.
     pub stream: u64,
-    /// As IP packets.
+    /// Flows as IP packets.
     pub datagram: u64,
-    /// As UDP payloads.
+    /// Flows as UDP payloads.
     pub udp: u64,
 }
 
-/// Packets that are numbered where flows take several paths or packets are lost: the receiver restores their order,
-/// the sender sends again what was lost. Counted since the session began, or was taken up again.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Numbered packets. Packets are numbered where flows use several paths or packets are lost: the receiver restores the
+/// order, the sender retransmits lost packets. Counted since the session began or was resumed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Lane {
-    /// Whether what we send is numbered now.
+    /// Whether this end numbers its packets now.
     pub on: bool,
     /// Packets sent with a number.
     pub numbered: u64,
-    /// Sent again because they were lost.
+    /// Packets retransmitted because they were lost.
     pub resent: u64,
-    /// Copies sent beside the first ones (scheduler `redundant`, or `copies`).
+    /// Additional copies of packets sent (scheduler `redundant`, or `copies` of a class).
     pub copies: u64,
-    /// Received ahead of others, held and then delivered in order.
+    /// Packets received early, held and then delivered in order.
     pub restored: u64,
-    /// Received after they had been given up, and delivered all the same.
+    /// Packets received after the receiver had given them up, and delivered out of order.
     pub late: u64,
-    /// Received a second time, and dropped.
+    /// Packets received a second time, and dropped.
     pub duplicates: u64,
-    /// Waited for in vain.
+    /// Packets that the receiver waited for and gave up.
     pub given_up: u64,
-    /// What repaired losses without asking.
+    /// Forward error correction; left out if it was never used.
     #[serde(default, skip_serializing_if = "Repair::is_none")]
     pub fec: Repair,
 }
 
-/// Packets of repair for groups of packets (`fec`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Forward error correction: repair packets for groups of packets (`fec` of a class).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Repair {
-    /// Packets of repair that are sent now for 100 packets, on the path with the most.
+    /// Repair packets sent now per 100 packets, on the path with the most.
     pub percent: u8,
-    /// Packets sent in groups.
+    /// Packets sent in groups that have repair packets.
     pub protected: u64,
-    /// Packets of repair sent.
+    /// Repair packets sent.
     pub sent: u64,
-    /// Their bytes.
+    /// Bytes of repair packets sent.
     pub sent_bytes: u64,
-    /// Packets that we sent and that were lost, but not sent again, as the far end restored them.
+    /// Packets sent by this end and lost, which the far end restored, so that they were not retransmitted.
     pub made_good: u64,
-    /// Packets that were lost on the way here, and restored.
+    /// Packets lost on the way to this end and restored.
     pub recovered: u64,
-    /// Packets of repair that came and were not needed.
+    /// Repair packets received and not needed.
     pub wasted: u64,
-    /// Groups that lost more than could be restored; their packets were sent again.
+    /// Groups that lost more than could be restored; their lost packets were retransmitted.
     pub unrecoverable: u64,
 }
 
@@ -526,29 +531,32 @@ impl Lane {
     }
 }
 
-/// One session at a server.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// One session of a client at a server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Client {
-    /// Whose it is.
+    /// Name of the user.
     pub user: String,
-    /// Its addresses in the tunnel.
+    /// Addresses of the client in the tunnel, with their prefix lengths.
+    #[schemars(with = "Vec<String>")]
     pub addresses: Vec<IpNet>,
-    /// Seconds since it came.
+    /// Time since the client connected, in s.
     #[serde(serialize_with = "finite")]
     pub connected_s: f64,
-    /// Bytes sent to it.
+    /// Bytes of IP packets sent to the client.
     pub tx_bytes: u64,
-    /// Bytes received from it.
+    /// Bytes of IP packets received from the client.
     pub rx_bytes: u64,
-    /// Its classes of traffic; left out if it has none.
+    /// Classes of traffic of the client; left out if it has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<Class>,
-    /// What became of numbered packets, as the server counts; left out where the two ends agreed on no numbers.
+    /// Numbered packets, as counted at the server; left out where the two ends did not agree on numbers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<Lane>,
-    /// Its paths, as the server sees them.
+    /// Paths of the client, as seen by the server.
     pub paths: Vec<Path>,
 }
+
+word_schemas!(Role, State, LinkState, PathState);
 
 /// Bytes per second.
 fn bytes(bits_per_second: u64) -> f64 {

@@ -20,7 +20,31 @@ fn define() -> clap::Command {
         .after_help(EXAMPLES)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands(commands::ALL.iter().map(|entry| (entry.define)()))
+        .subcommands(commands::ALL.iter().map(|entry| with_words((entry.define)())))
+}
+
+/// The command with the words that its options take in their help, one a line.
+fn with_words(command: clap::Command) -> clap::Command {
+    command.mut_subcommands(with_words).mut_args(|arg| {
+        let words: Vec<_> = arg.get_possible_values();
+        let lines = words.iter().filter_map(|word| {
+            let meaning = word.get_help()?.to_string();
+            Some(format!("\n{}: {}", word.get_name(), sentence(&meaning)))
+        });
+        let lines: String = lines.collect();
+        if lines.is_empty() {
+            return arg;
+        }
+        let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+        arg.help(help + &lines).hide_possible_values(true)
+    })
+}
+
+/// The first sentence of a text, in one line and without the full stop.
+fn sentence(text: &str) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let end = line.find(". ").unwrap_or(line.len());
+    line[..end].trim_end_matches('.').to_owned()
 }
 
 /// Runs the command of a command line.

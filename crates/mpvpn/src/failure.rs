@@ -5,6 +5,19 @@ use mpvpn_control::tls::Refusal;
 /// What to do about a failure that does not say it itself.
 pub(crate) const LOG: &str = "see the log above; --log-level debug tells more";
 
+/// The exit codes of all commands.
+#[cfg(test)]
+pub(crate) const EXIT_CODES: [(u8, &str); 3] = [
+    (0, "The command ended as asked. `mpvpn check`: a client would have at least one link."),
+    (
+        WORLD,
+        "Failure: a file, the network, the kernel or another process. `mpvpn check`: no link would work.",
+    ),
+    (USAGE, "Bad usage or configuration: an option, a key, or a combination of them is wrong."),
+];
+const WORLD: u8 = 1;
+const USAGE: u8 = 2;
+
 /// Why the program ends with a code other than 0.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
@@ -17,12 +30,12 @@ pub(crate) struct Failure {
 impl Failure {
     /// Bad usage or configuration.
     pub(crate) fn usage(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), next: next.into(), code: 2 }
+        Self { what: what.into(), why: why.into(), next: next.into(), code: USAGE }
     }
 
     /// Something in the world.
     pub(crate) fn world(what: &str, why: impl Into<String>, next: impl Into<String>) -> Self {
-        Self { what: what.into(), why: why.into(), next: next.into(), code: 1 }
+        Self { what: what.into(), why: why.into(), next: next.into(), code: WORLD }
     }
 
     /// What configuration or the local API said.
@@ -35,11 +48,11 @@ impl Failure {
     /// Otherwise it is `next`.
     pub(crate) fn run(what: &str, error: &(dyn StdError + 'static), next: &str) -> Self {
         let mut next = next.to_owned();
-        let mut code = 1;
+        let mut code = WORLD;
         for cause in causes(error) {
             if let Some(control) = cause.downcast_ref::<mpvpn_control::Error>() {
                 next = control.next_step();
-                code = if control.is_usage() { 2 } else { 1 };
+                code = if control.is_usage() { USAGE } else { WORLD };
             } else if let Some(refusal) = cause.downcast_ref::<Refusal>() {
                 next = refusal.next_step().into();
             }

@@ -10,6 +10,8 @@ mod cli;
 mod commands;
 mod failure;
 mod output;
+#[cfg(test)]
+mod reference;
 mod target;
 
 use std::process::ExitCode;

@@ -76,20 +76,19 @@ word_enum! {
     /// How the packets of a session are spread over its paths.
     #[derive(Hash)]
     pub enum Scheduler {
-        /// Every packet takes the path on which it arrives first, another one only when waiting for that
-        /// would take longer. At a peer that does not restore order, flows that need it stay on a path.
+        /// Every packet takes the path on which it is expected to arrive first. At a peer that does not restore the
+        /// order of packets, flows that need it stay on a path.
         #[default]
         Auto = "auto",
-        /// Every packet takes the path with the least round-trip time that has room.
+        /// Every packet takes the path with the lowest round-trip time whose congestion window has space.
         MinRtt = "minrtt",
-        /// Every path carries a share in proportion to the rate that it has shown.
+        /// Every path carries a share in proportion to its measured rate.
         Balanced = "balanced",
-        /// Every path carries a share in proportion to the weight of its link.
+        /// Every path carries a share in proportion to the `weight` of its link.
         Weighted = "weighted",
         /// Every packet takes all paths, and the first copy to arrive wins.
         Redundant = "redundant",
-        /// Every flow stays on its path while that is alive; new flows go where the fewest are for
-        /// the rate of the path.
+        /// Every flow stays on its path while that works; a new flow takes the path with the fewest flows for its rate.
         Flow = "flow",
         /// The first link that works carries everything.
         Failover = "failover",

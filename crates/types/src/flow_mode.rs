@@ -1,13 +1,14 @@
 crate::word_enum! {
     /// How TCP connections travel where no rule decides.
     pub enum FlowMode {
-        /// Streams where the server would translate the addresses of packets: only there nobody can tell the difference.
-        /// Not to private addresses: those mean a host near the server, to which it may not connect itself.
+        /// Streams to public addresses, if the server translates addresses and the client has one shard; else packets.
+        /// Without translation the far end would see the server's address instead of the client's. A private address
+        /// means a host near the server, to which the server may refuse to connect.
         #[default]
         Auto = "auto",
-        /// Packets.
+        /// IP packets in QUIC datagrams.
         Datagram = "datagram",
-        /// Streams.
+        /// Streams: the connection ends at the client, and the server opens another one to the destination.
         Stream = "stream",
     }
 }

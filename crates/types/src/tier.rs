@@ -5,7 +5,7 @@ crate::word_enum! {
         /// Always.
         #[default]
         Primary = "primary",
-        /// While the primary links are full, or none of them works.
+        /// While the primary links are full or none of them works.
         Overflow = "overflow",
         /// While no primary and no overflow link works.
         Backup = "backup",

@@ -1,12 +1,12 @@
 crate::word_enum! {
-    /// What packets of a link travel in.
+    /// The transport of the paths over a link.
     pub enum Transport {
-        /// QUIC over UDP where that gets through, else inside HTTP/2 over TCP.
+        /// QUIC over UDP; QUIC inside HTTP/2 over TCP while UDP is blocked.
         #[default]
         Auto = "auto",
         /// QUIC over UDP only.
         Quic = "quic",
-        /// HTTP/2 over TCP only.
+        /// QUIC inside HTTP/2 over TCP only.
         Tcp = "tcp",
     }
 }

@@ -1,22 +1,26 @@
 /// Defines an enum whose values are words: the same word in configuration, on the command line, in status and on the wire.
 ///
-/// It gets `ALL`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) whose error names
-/// the words that there are, and serialization as the word.
+/// It gets `ALL`, `WORDS`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) whose error
+/// names the words that there are, and serialization as the word.
 #[macro_export]
 macro_rules! word_enum {
     (
         $(#[$doc:meta])*
         $visibility:vis enum $name:ident {
-            $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+
+            $($(#[doc = $variant_doc:literal])+ $(#[default $($never:tt)?])? $variant:ident = $word:literal,)+
         }
     ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        $visibility enum $name { $($(#[$variant_doc])* $variant,)+ }
+        $visibility enum $name { $($(#[doc = $variant_doc])+ $(#[default $($never)?])? $variant,)+ }
 
         impl $name {
             /// All values, in the order in which help texts name them.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// Each word and its meaning, as the comment of its variant says it: for help texts and documents.
+            pub const WORDS: &'static [(&'static str, &'static str)] =
+                &[$(($word, concat!($($variant_doc, "\n"),+))),+];
 
             /// The word for it.
             pub const fn as_str(self) -> &'static str {
@@ -143,6 +147,11 @@ mod tests {
             assert_eq!(value.to_string(), value.as_str());
         }
         assert_eq!(Switch::default(), Switch::On);
+    }
+
+    #[test]
+    fn every_word_has_the_meaning_that_its_comment_says() {
+        assert_eq!(Switch::WORDS, [("on", " One.\n"), ("off", " Other.\n")]);
     }
 
     #[test]

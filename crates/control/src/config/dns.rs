@@ -75,6 +75,7 @@ fn addresses(servers: Vec<IpAddr>) -> Result<Vec<IpAddr>> {
 
 impl Text for DnsServer {
     const EXPECTED: &'static str = "the address of a resolver in quotes, as in \"10.0.0.1\"";
+    const EXAMPLE: &'static str = "10.0.0.1";
 
     fn read(text: &str) -> std::result::Result<Self, String> {
         match text.parse::<IpAddr>().map(|ip| ip.to_canonical()) {
@@ -86,6 +87,7 @@ impl Text for DnsServer {
 
 impl Text for DnsWord {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, \"auto\" or \"off\"";
+    const EXAMPLE: &'static str = "auto";
 
     fn read(text: &str) -> std::result::Result<Self, String> {
         match text {

@@ -1,6 +1,7 @@
 //! How `[[lane-rule]]` is written in a client's file.
 
 use ipnet::IpNet;
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{
     Deserialize,
     de::{Deserializer, Error as _},
@@ -8,30 +9,45 @@ use serde::{
 
 use super::{
     FlowMode,
-    rules::{networks, some},
+    rules::{Prefix, networks, some},
+    schema,
     values::one,
 };
 use crate::access::Ports;
 
-/// One `[[lane-rule]]`: how TCP connections to some destinations travel.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+/// The modes of a rule.
+const FIXED: &str = "\"datagram\" or \"stream\"";
+
+/// How TCP connections to some destinations travel. The first table that matches counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "lane-rule")]
 #[serde(deny_unknown_fields, expecting = "a table with the head [[lane-rule]]")]
 pub struct LaneRule {
-    /// Whether as streams; else as packets.
+    /// How the connections travel; `auto` is not allowed here
     #[serde(rename = "lane", deserialize_with = "lane")]
+    #[schemars(schema_with = "fixed_mode")]
     pub streams: bool,
-    /// The addresses that it is about; all of them if there is none.
+    /// Destination networks or addresses [default: all]
     #[serde(default, deserialize_with = "networks")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
     pub to: Vec<IpNet>,
-    /// The ports that it is about; all of them if there is none.
+    /// Destination ports [default: all]
     #[serde(default, deserialize_with = "some")]
+    #[schemars(schema_with = "schema::some::<Ports>")]
     pub ports: Vec<Ports>,
+}
+
+/// The words that [`lane`] reads.
+fn fixed_mode(_: &mut SchemaGenerator) -> Schema {
+    let fixed: Vec<_> =
+        FlowMode::WORDS.iter().filter(|(word, _)| *word != FlowMode::Auto.as_str()).copied().collect();
+    schema::words(FIXED, &fixed)
 }
 
 fn lane<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     match one::<D, FlowMode>(from)? {
         Some(FlowMode::Stream) => Ok(true),
         Some(FlowMode::Datagram) => Ok(false),
-        _ => Err(D::Error::custom("a rule says \"datagram\" or \"stream\"")),
+        _ => Err(D::Error::custom(format!("expected {FIXED}"))),
     }
 }

@@ -1,25 +1,32 @@
 //! What a user's classes of traffic may not exceed: `[[limit]]` in a server's file.
 
 use mpvpn_types::{ClassId, Portion};
+use schemars::JsonSchema;
 use serde::{Deserialize, de::Deserializer};
 
 use super::{
-    rules::users,
+    rules::{UserName, users},
+    schema,
     values::{Text, one, one_or_number},
 };
 
-/// One `[[limit]]`: what some users may not exceed, whatever their clients say.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+/// Limits of users, whatever their clients ask for. The first table that names a user counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "limit")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[limit]]")]
 pub struct LimitRule {
-    /// The names of the users that it is about; all of them if there is none.
+    /// Names of users [default: all]
     #[serde(default, deserialize_with = "users")]
+    #[schemars(schema_with = "schema::some::<UserName>")]
     pub users: Vec<String>,
-    /// Classes that a session has, 1 to 8; the class `default` is one.
+    /// Limit of the classes of a session, 1 to 8; the class `default` is one [default: 8]
     #[serde(default = "all_classes", deserialize_with = "classes")]
+    #[schemars(schema_with = "schema::one_or_number::<Count>")]
     pub max_classes: u8,
-    /// What each class with priority gets of a link, of what is sent to the client.
+    /// Limit of what the server sends for each class with priority, as a rate in bit/s or as a part of a link
+    /// [default: none]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Portion>")]
     pub max_priority: Option<Portion>,
 }
 
@@ -42,6 +49,7 @@ fn classes<'de, D: Deserializer<'de>>(from: D) -> Result<u8, D::Error> {
 
 impl Text for Count {
     const EXPECTED: &'static str = "a number from 1 to 8";
+    const EXAMPLE: &'static str = "3";
 
     fn read(text: &str) -> Result<Self, String> {
         let count = text.parse().ok().filter(|count| (1..=ClassId::MAX).contains(count));

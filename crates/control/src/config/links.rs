@@ -5,6 +5,7 @@ use std::fmt;
 use clap::Args;
 use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_types::{BitRate, ByteSize, Tier, Transport, Weight};
+use schemars::JsonSchema;
 use serde::{
     Deserialize, Serialize, Serializer,
     de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
@@ -12,7 +13,8 @@ use serde::{
 
 use super::{
     pipes::Pipes,
-    values::{Text, is_link_name, one, one_or_number, text},
+    schema,
+    values::{Text, is_link_name, one, one_or_number, text, word},
 };
 
 /// Slower links could not even keep a connection going beside the data.
@@ -20,42 +22,55 @@ const SLOWEST: BitRate = BitRate::from_bps(64_000);
 const FASTEST: BitRate = BitRate::from_bps(1_000_000_000_000);
 const SMALLEST_QUOTA: ByteSize = ByteSize::from_bytes(1_000_000);
 
-/// One `[[link]]`: how the interfaces of this name are to be used.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+/// How interfaces with names like this are used. The first table whose `name` matches counts.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "link")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkConfig {
-    /// An interface's name, in which `*` stands for any characters and `?` for any one.
+    /// Name of an interface; `*` stands for any characters, `?` for any one
     #[serde(deserialize_with = "name")]
+    #[schemars(schema_with = "schema::one::<LinkPattern>")]
     pub name: String,
-    /// When it is used.
+    /// When the link is used [default: primary]
     #[serde(default, deserialize_with = "value")]
+    #[schemars(schema_with = "schema::one::<Tier>")]
     pub tier: Tier,
-    /// Whether every byte costs.
+    /// Whether every byte costs: fewer heartbeats [default: false]
     #[serde(default)]
     pub metered: bool,
-    /// What is sent there, at most.
+    /// Limit of the rate at which the client sends, in bit/s of IP packets: 64kbit to 1000gbit [default: none]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<BitRate>")]
     pub up: Option<BitRate>,
-    /// What the server sends there, at most.
+    /// Limit of the rate at which the server sends, in bit/s of IP packets: 64kbit to 1000gbit [default: none]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<BitRate>")]
     pub down: Option<BitRate>,
-    /// How much both ends send there compared with other links, under the scheduler `weighted`.
+    /// Share of the traffic of both ends, relative to other links, 1 to 1000; only for the scheduler `weighted`
+    /// [default: 1]
     #[serde(default, deserialize_with = "weight")]
+    #[schemars(schema_with = "schema::number::<Weight>")]
     pub weight: Weight,
-    /// Bytes a month, in both directions together.
+    /// Limit of the bytes in IP packets in a month, both directions together, at least 1MB; a link that reached it is
+    /// not used until the next month [default: none]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ByteSize>")]
     pub quota: Option<ByteSize>,
-    /// The day on which the month of the quota begins, 1 to 31.
+    /// Day on which the month of the quota begins, 1 to 31 [default: 1]
     #[serde(default = "first", alias = "quota_day", deserialize_with = "day")]
+    #[schemars(range(min = 1, max = 31))]
     pub quota_day: u8,
-    /// Paths over it; without a number, what is said for all links.
+    /// Paths over the link, each from a source port of its own [default: the key `pipes` of the file]
     #[serde(default, deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
     pub pipes: Option<Pipes>,
-    /// The DSCP of the tunnel's packets there (RFC 2474), 0 to 63.
+    /// DSCP of the tunnel's packets on this link (RFC 2474) [default: 0]
     #[serde(default, deserialize_with = "dscp")]
+    #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     pub dscp: u8,
-    /// What packets travel in; if not said, what is said for all links.
+    /// Transport of the paths over the link [default: the key `transport` of the file]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Transport>")]
     pub transport: Option<Transport>,
 }
 
@@ -102,9 +117,8 @@ impl LinkConfig {
 #[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct LinkChange {
-    /// When it is used: primary, overflow (while primary links are full), backup (while no other works)
-    /// or never
-    #[arg(long, value_name = "TIER", value_parser = text::<Tier>)]
+    /// When the link is used
+    #[arg(long, value_name = "TIER", value_parser = word::<Tier>())]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub tier: Option<Tier>,
 
@@ -113,27 +127,27 @@ pub struct LinkChange {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metered: Option<bool>,
 
-    /// Send no more than this there, as in 20mbit, or none for no limit
+    /// Limit of the rate at which the client sends, in bit/s, as in 20mbit; none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub up: Option<Limit<BitRate>>,
 
-    /// Let the server send no more than this there, or none for no limit
+    /// Limit of the rate at which the server sends, in bit/s, as in 50mbit; none: no limit
     #[arg(long, value_name = "RATE|none", value_parser = text::<Limit<BitRate>>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub down: Option<Limit<BitRate>>,
 
-    /// Under --scheduler weighted: how much goes there compared with other links, 1 to 1000
+    /// Share of the traffic relative to other links, 1 to 1000; only for --scheduler weighted
     #[arg(long, value_name = "N", value_parser = text::<Weight>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub weight: Option<Weight>,
 
-    /// Use it for no more than this a month, both directions together, as in 50GB, or none
+    /// Limit of the bytes in a month, both directions together, as in 50GB; none: no limit
     #[arg(long, value_name = "SIZE|none", value_parser = text::<Limit<ByteSize>>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub quota: Option<Limit<ByteSize>>,
 
-    /// Have so many paths over it, each from a source port of its own: 1 to 8, or auto
+    /// Paths over the link, each from a source port of its own: 1 to 8, or auto
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(
         deserialize_with = "one_or_number",
@@ -142,13 +156,12 @@ pub struct LinkChange {
     )]
     pub pipes: Option<Pipes>,
 
-    /// What packets travel in: quic (over UDP), tcp (inside HTTP/2), or auto, which is tcp where UDP does not get
-    /// through
-    #[arg(long, value_name = "auto|quic|tcp", value_parser = text::<Transport>)]
+    /// Transport of the paths over the link
+    #[arg(long, value_name = "auto|quic|tcp", value_parser = word::<Transport>())]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub transport: Option<Transport>,
 
-    /// Forget what this month has used of the quota
+    /// Count the quota of this month from 0 again
     #[arg(long)]
     pub quota_reset: bool,
 }
@@ -187,6 +200,7 @@ impl<T: fmt::Display> fmt::Display for Limit<T> {
 
 impl<T: Text> Text for Limit<T> {
     const EXPECTED: &'static str = "a limit in quotes, or \"none\"";
+    const EXAMPLE: &'static str = T::EXAMPLE;
 
     fn read(text: &str) -> Result<Self, String> {
         match text {
@@ -198,6 +212,7 @@ impl<T: Text> Text for Limit<T> {
 
 impl Text for Weight {
     const EXPECTED: &'static str = "a weight in quotes, as in \"3\"";
+    const EXAMPLE: &'static str = "3";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParseWeightError| error.to_string())
@@ -206,6 +221,7 @@ impl Text for Weight {
 
 impl Text for BitRate {
     const EXPECTED: &'static str = "a rate in quotes, as in \"20mbit\"";
+    const EXAMPLE: &'static str = "20mbit";
 
     fn read(text: &str) -> Result<Self, String> {
         let rate: Self = text.parse().map_err(|error: mpvpn_types::ParseBitRateError| error.to_string())?;
@@ -219,6 +235,7 @@ impl Text for BitRate {
 
 impl Text for ByteSize {
     const EXPECTED: &'static str = "an amount of data in quotes, as in \"50GB\"";
+    const EXAMPLE: &'static str = "50GB";
 
     fn read(text: &str) -> Result<Self, String> {
         let size: Self = text.parse().map_err(|error: mpvpn_types::ParseByteSizeError| error.to_string())?;
@@ -277,6 +294,7 @@ pub(super) struct LinkPattern(pub(super) String);
 
 impl Text for LinkPattern {
     const EXPECTED: &'static str = "an interface's name or a pattern in quotes, as in \"wwan*\"";
+    const EXAMPLE: &'static str = "wwan*";
 
     fn read(text: &str) -> Result<Self, String> {
         match is_link_name(text) {
@@ -314,6 +332,7 @@ pub(super) struct Dscp(pub(super) u8);
 
 impl Text for Dscp {
     const EXPECTED: &'static str = "a number from 0 to 63, or a name as in \"ef\"";
+    const EXAMPLE: &'static str = "ef";
 
     fn read(text: &str) -> Result<Self, String> {
         let number = || text.parse().ok().filter(|number| *number < 64);

@@ -7,6 +7,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Args;
 use ipnet::{IpNet, Ipv4Net};
 use mpvpn_types::Transport;
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
@@ -18,319 +19,364 @@ use super::{
     limits::LimitRule,
     links::{LinkConfig, list},
     pipes::Pipes,
+    rules::Prefix,
+    schema,
     shards::Shards,
     site::{self, Site},
     values::{
         AuthMode, InstanceName, LogLevel, Nat, Routes, ServerAddr, Share, Subnet6, Tcp, many, one,
-        one_or_number, text,
+        one_or_number, text, word,
     },
     via::ViaWord,
 };
 use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 
-/// What a server is told, before defaults.
-#[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+/// The configuration file of a server (`/etc/mpvpn/server.toml`): keys and tables.
+#[derive(Args, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "mpvpn server")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ServerOptions {
     /// Listen on this address, UDP and TCP; repeatable [default: 0.0.0.0:443; without root 0.0.0.0:4433]
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub listen: Vec<SocketAddr>,
 
-    /// Take TCP connections at the same addresses, for clients that UDP does not get through to: on or off [default: on]
-    #[arg(long, value_name = "on|off", value_parser = text::<Tcp>)]
+    /// Listen on TCP at the same addresses, for clients whose networks block UDP [default: on]
+    #[arg(long, value_name = "on|off", value_parser = word::<Tcp>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Tcp>")]
     pub tcp: Option<Tcp>,
 
-    /// Serve clients of the first drafts of MASQUE over TCP: TLS without ALPN, CONNECT-UDP by HTTP/1.1
+    /// Serve clients of early MASQUE drafts over TCP: TLS without ALPN, CONNECT-UDP in HTTP/1.1
     #[arg(long)]
     pub old_clients: bool,
 
-    /// Relay TCP and UDP only, without a TUN device: what a server that is not root does anyway
+    /// Relay TCP and UDP only, without a TUN device; a server without root always does this
     #[arg(long)]
     pub relay_only: bool,
 
-    /// Certificate, leaf first [default: one of its own, made at the first start]
+    /// Certificate chain, leaf first [default: a self-signed certificate, made at the first start]
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub cert: Option<PathBuf>,
 
     /// Private key of the certificate
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub key: Option<PathBuf>,
 
-    /// Certificates for other names: the tables `[[certificate]]` of a file.
+    /// Further certificates for other server names: the tables `[[certificate]]`
     #[arg(skip)]
     #[serde(deserialize_with = "site::certificates")]
+    #[schemars(with = "Vec<site::CertificateTable>")]
     pub certificate: Vec<CertFiles>,
 
-    /// Take TCP connections from this network only with the client's address in front (PROXY protocol, version 1 or
-    /// 2), as load balancers put it there; repeatable
+    /// Require a PROXY protocol header (version 1 or 2) on TCP connections from this network; a load balancer sends
+    /// the client's address in it; repeatable
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
     #[serde(deserialize_with = "site::networks")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
     pub proxy_protocol_from: Vec<IpNet>,
 
-    /// What those see who have no credentials: the table `[site]` of a file.
+    /// The web site for visitors without credentials: the table `[site]`
     #[arg(skip)]
     #[serde(deserialize_with = "site::table")]
+    #[schemars(with = "site::SiteTable")]
     pub site: Option<Site>,
 
     /// IPv4 network of the tunnel; the server is its first host [default: 10.0.0.0/24]
     #[arg(long, value_name = "CIDR", value_parser = text::<Ipv4Net>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Ipv4Net>")]
     pub subnet: Option<Ipv4Net>,
 
     /// IPv6 network of the tunnel, or none [default: fd00:6d70:766e::/64]
     #[arg(long, value_name = "CIDR|none", value_parser = text::<Subnet6>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Subnet6>")]
     pub subnet6: Option<Subnet6>,
 
     /// Name of the TUN device [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<String>")]
     pub tun_name: Option<String>,
 
-    /// How clients prove who they are: token, or none to let everybody in [default: token]
-    #[arg(long, value_name = "none|token", value_parser = text::<AuthMode>)]
+    /// How clients authenticate [default: token]
+    #[arg(long, value_name = "none|token", value_parser = word::<AuthMode>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<AuthMode>")]
     pub auth: Option<AuthMode>,
 
-    /// File with the users [default: users.toml in the state folder, made at the first start]
+    /// File of the users and their tokens [default: users.toml in the state folder, made at the first start]
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub users: Option<PathBuf>,
 
-    /// Folder for what has to survive a restart [default: /var/lib/mpvpn; without root $XDG_STATE_HOME/mpvpn]
+    /// Folder for certificate, users and other data that survive a restart [default: /var/lib/mpvpn; without root $XDG_STATE_HOME/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
-    /// Let clients reach the network behind the server with the server's address [default: on]
-    #[arg(long, value_name = "on|off", value_parser = text::<Nat>)]
+    /// Translate clients' addresses to the server's own on the way to the network behind it [default: on]
+    #[arg(long, value_name = "on|off", value_parser = word::<Nat>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Nat>")]
     pub nat: Option<Nat>,
 
-    /// Carry clients' packets to this network only, and tell clients so, for whose --routes advertised it is; repeatable
-    /// [default: everywhere]
+    /// Carry clients' packets to this network only, and advertise it to clients, which use it with --routes advertised;
+    /// repeatable [default: everywhere]
     #[arg(long, value_name = "CIDR", value_parser = site::network)]
     #[serde(deserialize_with = "site::networks")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
     pub routes: Vec<IpNet>,
 
-    /// Suggest this resolver to clients, which use it where all their traffic comes here; repeatable
+    /// Suggest this resolver to clients; a client uses it if all its traffic goes into the tunnel; repeatable
     #[arg(long, value_name = "ADDR", value_parser = text::<DnsServer>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<DnsServer>")]
     pub dns: Vec<DnsServer>,
 
-    /// Clients at once, at most [default: as many as the subnet has addresses, up to 4096]
+    /// Limit of clients at once [default: as many as the subnet has addresses, up to 4096]
     #[arg(long, value_name = "N")]
     pub max_clients: Option<u32>,
 
-    /// Where clients may connect to: the tables `[[access]]` of a file.
+    /// Destinations to which the server opens TCP connections and UDP flows for clients: the tables `[[access]]`
     #[arg(skip)]
     pub access: Vec<AccessRule>,
 
-    /// What users may not exceed: the tables `[[limit]]` of a file.
+    /// Limits of users: the tables `[[limit]]`
     #[arg(skip)]
     pub limit: Vec<LimitRule>,
 
-    /// TCP connections and UDP flows that the server has open for clients at once, at most [default: 32768]
+    /// Limit of TCP connections and UDP flows that the server relays at once, for all clients [default: 32768]
     #[arg(long, value_name = "N")]
     pub max_relays: Option<u32>,
 
-    /// Those for one user, at most [default: 8192]
+    /// Limit of TCP connections and UDP flows that the server relays at once for one user [default: 8192]
     #[arg(long, value_name = "N")]
     pub max_user_relays: Option<u32>,
 
-    /// Threads that carry packets: a number up to 16, or auto: one a processor if there are more than two [default: auto]
+    /// Threads that carry packets: 1 to 16, or auto, which is one per processor if there are more than two [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
     #[serde(deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Shards>")]
     pub shards: Option<Shards>,
 
     /// Name of this server among the mpvpn processes of this machine [default: that of the TUN, else server]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
+    #[schemars(schema_with = "schema::one::<InstanceName>")]
     pub name: Option<String>,
 
     /// Unix socket for `mpvpn status` [default: server-NAME.sock in /run/mpvpn; without root in $XDG_RUNTIME_DIR/mpvpn]
     #[arg(long, value_name = "PATH")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to all who can reach that address
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
-    /// Write files in the format qlog to this folder, 1 GiB at most: packets, losses and congestion control of each
-    /// connection
+    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
-    /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
-    #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
+    /// Level of the log; the environment variable RUST_LOG overrides it [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<LogLevel>")]
     pub log_level: Option<LogLevel>,
 }
 
-/// What a client is told, before defaults.
-#[derive(Args, Clone, Debug, Default, Deserialize, PartialEq, Eq)]
+/// The configuration file of a client (`/etc/mpvpn/client.toml`): keys and tables.
+#[derive(Args, Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "mpvpn client")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct ClientOptions {
-    /// The server's name or address, and UDP port if it is not 443
+    /// Name or address of the server, with its port if that is not 443; a name is resolved again while the server does not
+    /// answer
     #[arg(long, value_name = "HOST:PORT", value_parser = text::<ServerAddr>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ServerAddr>")]
     pub server: Option<ServerAddr>,
 
-    /// Use this interface, or all with names like 'wwan*'; repeatable [default: auto, every interface
-    /// with a default route]
+    /// Use this interface as a link, or all whose names match a pattern as in 'wwan*'; repeatable [default: auto, every
+    /// interface with a default route]
     #[arg(long, value_name = "IFACE|auto", value_parser = text::<String>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<String>")]
     pub path: Vec<String>,
 
-    /// How links are used: the tables `[[link]]` of a file.
+    /// How single links are used: the tables `[[link]]`
     #[arg(skip)]
     #[serde(deserialize_with = "list")]
+    #[schemars(with = "Vec<LinkConfig>")]
     pub link: Vec<LinkConfig>,
 
-    /// Classes of traffic: the tables `[[class]]` of a file.
+    /// Classes of traffic: the tables `[[class]]`
     #[arg(skip)]
     pub class: ClassTables,
 
-    /// Paths over each link, each from a source port of its own, for operators that limit every UDP session: a
-    /// number up to 8, or auto, which tries whether more of them carry more;
-    /// the entry of a link in the file comes first [default: 1]
+    /// Paths over each link, each from a source port of its own, for operators that limit the rate of a UDP session:
+    /// 1 to 8, or auto, which adds paths while these raise the rate; `pipes` of a `[[link]]` overrides it
+    /// [default: 1]
     #[arg(long, value_name = "auto|N", value_parser = text::<Pipes>)]
     #[serde(deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Pipes>")]
     pub pipes: Option<Pipes>,
 
-    /// What packets travel in: quic (over UDP), tcp (inside HTTP/2, to the same port), or auto, which is tcp where UDP does
-    /// not get through; the entry of a link in the file comes first [default: auto]
-    #[arg(long, value_name = "auto|quic|tcp", value_parser = text::<Transport>)]
+    /// Transport of every link; `transport` of a `[[link]]` overrides it; TCP uses the same port as UDP [default: auto]
+    #[arg(long, value_name = "auto|quic|tcp", value_parser = word::<Transport>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Transport>")]
     pub transport: Option<Transport>,
 
-    /// Trust a server whose certificate is in this file, or signed for its name by a CA in it
+    /// Trust a server whose certificate is in this file, or is signed for its name by a CA in this file
     #[arg(long, value_name = "PEM")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub ca: Option<PathBuf>,
 
-    /// Trust the server whose certificate has this SHA-256, as the server prints it
+    /// Trust the server whose certificate has this SHA-256 fingerprint, which the server prints
     #[arg(long, value_name = "SHA256", value_parser = text::<Fingerprint>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Fingerprint>")]
     pub pin: Option<Fingerprint>,
 
-    /// Trust any server: anybody on the way can read and change everything
+    /// Trust any server: an attacker on the path can read and change everything
     #[arg(long)]
     pub insecure: bool,
 
-    /// Token of a user; others on this machine can see it in the list of processes
+    /// Token of a user; other users of this machine can see it in the list of processes
     #[arg(long, value_name = "TOKEN", value_parser = text::<Token>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Token>")]
     pub token: Option<Token>,
 
     /// File with the token
     #[arg(long, value_name = "FILE")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub token_file: Option<PathBuf>,
 
     /// Name of the TUN device [default: mpvpn0]
     #[arg(long, value_name = "NAME", value_parser = text::<String>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<String>")]
     pub tun_name: Option<String>,
 
-    /// How packets are spread over the paths: auto, minrtt, balanced (by what they
-    /// carry), weighted (by the weights of the links), redundant (every packet on all), flow (a flow stays
-    /// on its path) or failover (one path at a time) [default: auto]
-    #[arg(long, value_name = "NAME", value_parser = text::<Scheduler>)]
+    /// How packets are spread over the paths [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = word::<Scheduler>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Scheduler>")]
     pub scheduler: Option<Scheduler>,
 
-    /// Congestion control of every path, in both directions: bbr or cubic [default: bbr]
-    #[arg(long, value_name = "bbr|cubic", value_parser = text::<CongestionControl>)]
+    /// Congestion control of every path, in both directions [default: bbr]
+    #[arg(long, value_name = "bbr|cubic", value_parser = word::<CongestionControl>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<CongestionControl>")]
     pub cc: Option<CongestionControl>,
 
-    /// Reach the server by this HTTP proxy where it is reached by TCP, or none [default: what https_proxy or
-    /// all_proxy names in the environment, unless no_proxy has the server]
+    /// HTTP proxy for TCP connections to the server, or none [default: the proxy of the environment variable https_proxy
+    /// or all_proxy, unless no_proxy names the server]
     #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaWord>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ViaWord>")]
     pub via: Option<ViaWord>,
 
-    /// How TCP connections travel: datagram (as packets), stream (they end here, and the server makes
-    /// others) or auto, which is stream to public addresses if the server translates addresses and this client has
-    /// one shard [default: auto]
-    #[arg(long, value_name = "NAME", value_parser = text::<FlowMode>)]
+    /// How TCP connections travel [default: auto]
+    #[arg(long, value_name = "NAME", value_parser = word::<FlowMode>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<FlowMode>")]
     pub lane: Option<FlowMode>,
 
-    /// How they travel to some destinations: the tables `[[lane-rule]]` of a file.
+    /// How TCP connections to some destinations travel: the tables `[[lane-rule]]`
     #[arg(skip)]
     pub lane_rule: Vec<LaneRule>,
 
-    /// What goes into the tunnel: all, advertised (what the server says) or none (the tunnel's own
-    /// network only) [default: all]
-    #[arg(long, value_name = "NAME", value_parser = text::<Routes>)]
+    /// Destinations whose packets go into the tunnel [default: all]
+    #[arg(long, value_name = "NAME", value_parser = word::<Routes>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Routes>")]
     pub routes: Option<Routes>,
 
-    /// Ask this resolver while the tunnel is up, repeatable; or off: leave the system's resolver alone; or
-    /// auto: what the server suggests, if everything goes into the tunnel [default: auto]
+    /// Ask this resolver while the tunnel is up, repeatable (up to 3); or off: keep the resolvers of the system; or auto:
+    /// the server's suggestion, if all traffic goes into the tunnel [default: auto]
     #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsWord>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<DnsWord>")]
     pub dns: Vec<DnsWord>,
 
     /// Let the machines behind this interface, or of this network, use the tunnel; repeatable
     #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<Share>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<Share>")]
     pub share: Vec<Share>,
 
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub socks5: Vec<SocketAddr>,
 
     /// Offer an HTTP proxy to apps at this TCP address; repeatable
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "many")]
+    #[schemars(schema_with = "schema::many::<SocketAddr>")]
     pub http: Vec<SocketAddr>,
 
-    /// Folder for what links have used of their quotas [default: /var/lib/mpvpn]
+    /// Folder for the use of quotas by links [default: /var/lib/mpvpn]
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub state_dir: Option<PathBuf>,
 
-    /// Threads that carry packets, each with a connection of its own: a number up to 16, or auto, which
-    /// is one [default: auto]
+    /// Threads that carry packets, each with a connection of its own: 1 to 16, or auto, which is one
+    /// [default: auto]
     #[arg(long, value_name = "auto|N", value_parser = text::<Shards>)]
     #[serde(deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Shards>")]
     pub shards: Option<Shards>,
 
     /// Name of this client among the mpvpn processes of this machine [default: that of the TUN]
     #[arg(long, value_name = "NAME", value_parser = instance)]
     #[serde(deserialize_with = "one_instance")]
+    #[schemars(schema_with = "schema::one::<InstanceName>")]
     pub name: Option<String>,
 
     /// Unix socket for `mpvpn status` [default: /run/mpvpn/client-NAME.sock]
     #[arg(long, value_name = "PATH")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub api_socket: Option<PathBuf>,
 
-    /// Offer metrics for Prometheus at http://ADDR:PORT/metrics, to all who can reach that address
+    /// Serve metrics for Prometheus at http://ADDR:PORT/metrics, without authentication
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<SocketAddr>")]
     pub metrics: Option<SocketAddr>,
 
-    /// Write files in the format qlog to this folder, 1 GiB at most: packets, losses and congestion control of each
-    /// connection
+    /// Write qlog files to this folder, 1 GiB at most: packets, losses and congestion control of each connection
     #[arg(long, value_name = "DIR")]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     pub qlog: Option<PathBuf>,
 
-    /// error, warn, info, debug or trace; RUST_LOG has the last word [default: info]
-    #[arg(long, value_name = "LEVEL", value_parser = text::<LogLevel>)]
+    /// Level of the log; the environment variable RUST_LOG overrides it [default: info]
+    #[arg(long, value_name = "LEVEL", value_parser = word::<LogLevel>())]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<LogLevel>")]
     pub log_level: Option<LogLevel>,
 }
 

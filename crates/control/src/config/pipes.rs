@@ -40,6 +40,7 @@ impl fmt::Display for Pipes {
 
 impl Text for Pipes {
     const EXPECTED: &'static str = "a number from 1 to 8, or \"auto\"";
+    const EXAMPLE: &'static str = "auto";
 
     fn read(text: &str) -> Result<Self, String> {
         match text.parse() {

@@ -8,9 +8,9 @@ use serde::de::Deserializer;
 use super::values::{Text, host_bits, many};
 use crate::access::Ports;
 
-struct UserName(String);
+pub(crate) struct UserName(String);
 
-pub(super) struct Prefix(pub(super) IpNet);
+pub(crate) struct Prefix(pub(super) IpNet);
 
 /// For serde: a text or a list of them, and not an empty one, which some would read as all and others as none.
 pub(crate) fn some<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>, D::Error> {
@@ -37,6 +37,7 @@ pub(super) fn filled<T, E: serde::de::Error>(values: Vec<T>) -> Result<Vec<T>, E
 
 impl Text for UserName {
     const EXPECTED: &'static str = "a user's name in quotes";
+    const EXAMPLE: &'static str = "alice";
 
     fn read(text: &str) -> Result<Self, String> {
         match text {
@@ -48,6 +49,7 @@ impl Text for UserName {
 
 impl Text for Prefix {
     const EXPECTED: &'static str = "a network or an address in quotes, as in \"192.168.1.0/24\"";
+    const EXAMPLE: &'static str = "192.168.1.0/24";
 
     fn read(text: &str) -> Result<Self, String> {
         let host = || text.parse::<IpAddr>().ok().map(IpNet::from);
@@ -68,6 +70,7 @@ impl Text for Prefix {
 
 impl Text for Ports {
     const EXPECTED: &'static str = "a port or a range of ports in quotes, as in \"443\" or \"8000-8100\"";
+    const EXAMPLE: &'static str = "8000-8100";
 
     fn read(text: &str) -> Result<Self, String> {
         // Digits only: numbers with a sign are numbers, too.

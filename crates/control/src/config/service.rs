@@ -62,6 +62,14 @@ impl Service {
     }
 }
 
+#[cfg(test)]
+impl ServerOptions {
+    /// Reads the text of a configuration file.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        file::parse(text, Path::new("configuration"))
+    }
+}
+
 /// The options `cli` over those of the file. That in `/etc` is root's: an ordinary user names one.
 pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
     let from_file = match file {

@@ -50,6 +50,7 @@ impl FromStr for Shards {
 
 impl Text for Shards {
     const EXPECTED: &'static str = "a number from 1 to 16, or \"auto\"";
+    const EXAMPLE: &'static str = "auto";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse()

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 
 use hyper::{Uri, header::HeaderValue};
 use ipnet::IpNet;
+use schemars::JsonSchema;
 use serde::{Deserialize, de::Deserializer};
 
 use super::{
     CertFiles,
     rules::{Prefix, some},
+    schema,
     values::{Text, one},
 };
 
@@ -43,15 +45,24 @@ impl Default for Site {
     }
 }
 
-#[derive(Default, Deserialize)]
+/// The web site that a server is for visitors without credentials.
+#[derive(Default, Deserialize, JsonSchema)]
+#[schemars(rename = "site")]
 #[serde(default, deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [site]")]
-struct SiteTable {
+pub(super) struct SiteTable {
+    /// Folder whose files are the pages; not together with `upstream` [default: no pages]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     root: Option<PathBuf>,
+    /// HTTP server that has the pages; not together with `root` [default: no pages]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Upstream>")]
     upstream: Option<Upstream>,
+    /// Value of the header field `server` of responses [default: nginx]
     #[serde(deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<ServerName>")]
     server: Option<ServerName>,
+    /// Answer requests with wrong credentials as requests without credentials, instead of with 401 [default: false]
     hide: bool,
 }
 
@@ -76,6 +87,7 @@ pub(super) fn table<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Site>, 
 
 impl Text for Upstream {
     const EXPECTED: &'static str = "the address of an HTTP server in quotes, as in \"http://127.0.0.1:8080\"";
+    const EXAMPLE: &'static str = "http://127.0.0.1:8080";
 
     fn read(text: &str) -> Result<Self, String> {
         let wrong = || format!("`{text}` is no address of an HTTP server, as in http://127.0.0.1:8080");
@@ -91,6 +103,7 @@ impl Text for Upstream {
 
 impl Text for ServerName {
     const EXPECTED: &'static str = "a name in quotes";
+    const EXAMPLE: &'static str = "nginx";
 
     fn read(text: &str) -> Result<Self, String> {
         match HeaderValue::from_str(text) {
@@ -100,10 +113,16 @@ impl Text for ServerName {
     }
 }
 
-#[derive(Deserialize)]
+/// A further certificate. A client that asks for one of its names gets it.
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "certificate")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[certificate]]")]
-struct CertificateTable {
+pub(super) struct CertificateTable {
+    /// Certificate chain (PEM), leaf first
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     cert: PathBuf,
+    /// Private key of the certificate (PEM)
+    #[schemars(schema_with = "schema::one::<PathBuf>")]
     key: PathBuf,
 }
 

@@ -1,6 +1,7 @@
 //! The values that options take: how each is written, read and explained when it is wrong.
 
 use std::{
+    ffi::OsStr,
     fmt,
     marker::PhantomData,
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -8,6 +9,7 @@ use std::{
     str::FromStr,
 };
 
+use clap::builder::{PossibleValue, TypedValueParser};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::de::{DeserializeSeed, Deserializer, SeqAccess, Unexpected, Visitor};
 
@@ -20,6 +22,10 @@ use crate::{auth::Token, identity::Fingerprint};
 pub(crate) trait Text: Sized {
     /// What the text should be, as in "expected …".
     const EXPECTED: &'static str;
+    /// A text that can be read, for documents.
+    const EXAMPLE: &'static str;
+    /// The words that can be read, each with its meaning, where these are all.
+    const WORDS: &'static [(&'static str, &'static str)] = &[];
 
     /// Reads `text`, or says in one sentence what is wrong with it.
     fn read(text: &str) -> Result<Self, String>;
@@ -28,6 +34,32 @@ pub(crate) trait Text: Sized {
 /// For clap: `#[arg(value_parser = text::<T>)]`.
 pub(crate) fn text<T: Text>(text: &str) -> Result<T, String> {
     T::read(text)
+}
+
+/// For clap: one of the words of an enum. clap knows these words, so that help texts list them.
+pub(crate) const fn word<T: Text>() -> WordParser<T> {
+    WordParser(PhantomData)
+}
+
+/// See [`word`].
+#[derive(Clone)]
+pub(crate) struct WordParser<T>(PhantomData<T>);
+
+impl<T: Text + Clone + Send + Sync + 'static> TypedValueParser for WordParser<T> {
+    type Value = T;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        arg: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<T, clap::Error> {
+        TypedValueParser::parse_ref(&text::<T>, command, arg, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(T::WORDS.iter().map(|(word, meaning)| PossibleValue::new(*word).help(*meaning))))
+    }
 }
 
 /// For serde: one text.
@@ -119,6 +151,8 @@ macro_rules! take_words {
     ($($name:ty),+) => {$(
         impl Text for $name {
             const EXPECTED: &'static str = Self::EXPECTED;
+            const EXAMPLE: &'static str = Self::WORDS[0].0;
+            const WORDS: &'static [(&'static str, &'static str)] = Self::WORDS;
 
             fn read(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|error: UnknownWord| error.to_string())
@@ -132,6 +166,8 @@ take_words!(CongestionControl, FlowMode, LogLevel, Nat, Routes, Scheduler, Tcp, 
 /// What will mean something one day is refused as such.
 impl Text for AuthMode {
     const EXPECTED: &'static str = Self::EXPECTED;
+    const EXAMPLE: &'static str = Self::WORDS[0].0;
+    const WORDS: &'static [(&'static str, &'static str)] = Self::WORDS;
 
     fn read(text: &str) -> Result<Self, String> {
         match text {
@@ -144,9 +180,9 @@ impl Text for AuthMode {
 }
 
 word_enum! {
-    /// How clients prove to the server who they are.
+    /// How a server authenticates clients.
     pub enum AuthMode {
-        /// Everybody may use the server.
+        /// No authentication: everybody may use the server.
         None = "none",
         /// Bearer tokens of named users (RFC 6750).
         #[default]
@@ -155,12 +191,12 @@ word_enum! {
 }
 
 word_enum! {
-    /// Which destinations go into the tunnel.
+    /// The destinations that a client sends into the tunnel.
     pub enum Routes {
-        /// Everything but the tunnel's own packets.
+        /// Everything but the packets of the tunnel itself.
         #[default]
         All = "all",
-        /// Only the tunnel's own subnets.
+        /// Only the subnets of the tunnel.
         None = "none",
         /// What the server advertises.
         Advertised = "advertised",
@@ -170,38 +206,38 @@ word_enum! {
 word_enum! {
     /// Whether the server translates addresses.
     pub enum Nat {
-        /// Clients' packets leave with the server's address.
+        /// Clients' packets leave with the server's address as their source.
         #[default]
         On = "on",
-        /// Clients' packets leave as they are: the network behind must know the way back.
+        /// Clients' packets keep their source addresses: the network behind the server needs a route back to it.
         Off = "off",
     }
 }
 
 word_enum! {
-    /// Whether the server takes TCP connections, too.
+    /// Whether the server listens on TCP.
     pub enum Tcp {
-        /// At the addresses at which QUIC listens.
+        /// Listen on TCP at the addresses of QUIC.
         #[default]
         On = "on",
-        /// QUIC only.
+        /// Listen on UDP only.
         Off = "off",
     }
 }
 
 word_enum! {
-    /// How much is logged.
+    /// The level of the log.
     pub enum LogLevel {
-        /// What needs a person.
+        /// What needs a person to act.
         Error = "error",
-        /// What was lost.
+        /// Also what was lost or refused.
         Warn = "warn",
-        /// Changes of state.
+        /// Also changes of state.
         #[default]
         Info = "info",
-        /// Every event.
+        /// Also frequent events.
         Debug = "debug",
-        /// Every packet.
+        /// Also single packets.
         Trace = "trace",
     }
 }
@@ -330,6 +366,7 @@ pub fn is_link_name(text: &str) -> bool {
 
 impl Text for ServerAddr {
     const EXPECTED: &'static str = "\"HOST:PORT\"";
+    const EXAMPLE: &'static str = "vpn.example:443";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
@@ -338,6 +375,7 @@ impl Text for ServerAddr {
 
 impl Text for Share {
     const EXPECTED: &'static str = "an interface's name or a network in quotes";
+    const EXAMPLE: &'static str = "lan0";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse()
@@ -346,6 +384,7 @@ impl Text for Share {
 
 impl Text for SocketAddr {
     const EXPECTED: &'static str = "\"ADDRESS:PORT\"";
+    const EXAMPLE: &'static str = "127.0.0.1:9464";
 
     fn read(text: &str) -> Result<Self, String> {
         let address: Self = text
@@ -360,6 +399,7 @@ impl Text for SocketAddr {
 
 impl Text for Ipv4Net {
     const EXPECTED: &'static str = "an IPv4 network in quotes, as in \"10.0.0.0/24\"";
+    const EXAMPLE: &'static str = "10.0.0.0/24";
 
     fn read(text: &str) -> Result<Self, String> {
         let net: Self =
@@ -392,6 +432,7 @@ pub struct Subnet6(pub Option<Ipv6Net>);
 
 impl Text for Subnet6 {
     const EXPECTED: &'static str = "an IPv6 network in quotes, as in \"fd00:1:2:3::/64\", or \"none\"";
+    const EXAMPLE: &'static str = "fd00:1:2:3::/64";
 
     fn read(text: &str) -> Result<Self, String> {
         if text == "none" {
@@ -422,6 +463,7 @@ pub(super) fn host_bits(given: &str, meant: &dyn fmt::Display) -> String {
 /// A bare string among the options is an interface's name.
 impl Text for String {
     const EXPECTED: &'static str = "an interface's name in quotes";
+    const EXAMPLE: &'static str = "wan0";
 
     fn read(text: &str) -> Result<Self, String> {
         match is_link_name(text) {
@@ -439,6 +481,7 @@ pub(crate) struct InstanceName(pub(crate) String);
 
 impl Text for InstanceName {
     const EXPECTED: &'static str = "a name in quotes";
+    const EXAMPLE: &'static str = "home";
 
     fn read(text: &str) -> Result<Self, String> {
         let good = (1..=32).contains(&text.len())
@@ -452,7 +495,8 @@ impl Text for InstanceName {
 }
 
 impl Text for PathBuf {
-    const EXPECTED: &'static str = "a file's path in quotes";
+    const EXPECTED: &'static str = "a path in quotes";
+    const EXAMPLE: &'static str = "/etc/mpvpn/file";
 
     fn read(text: &str) -> Result<Self, String> {
         match text {
@@ -464,6 +508,7 @@ impl Text for PathBuf {
 
 impl Text for Fingerprint {
     const EXPECTED: &'static str = "64 hexadecimal digits in quotes";
+    const EXAMPLE: &'static str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: crate::identity::BadFingerprint| error.to_string())
@@ -472,6 +517,7 @@ impl Text for Fingerprint {
 
 impl Text for Token {
     const EXPECTED: &'static str = "a token in quotes";
+    const EXAMPLE: &'static str = "mpvpn_secret";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: crate::auth::BadToken| error.to_string())

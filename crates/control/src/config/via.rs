@@ -122,6 +122,7 @@ fn decode(text: &str) -> Option<String> {
 
 impl Text for ViaWord {
     const EXPECTED: &'static str = "\"http://HOST:PORT\" or \"none\"";
+    const EXAMPLE: &'static str = "http://proxy.example:3128";
 
     fn read(text: &str) -> Result<Self, String> {
         if text == "none" { Ok(Self::None) } else { text.parse().map(Self::Proxy) }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Longest text, in characters: twice the longest reason of our own. The reason in a peer's CONNECTION_CLOSE frame may be
@@ -9,7 +10,8 @@ use serde::Serialize;
 const LONGEST: usize = 240;
 
 /// Text of at most 240 characters, without control characters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, JsonSchema, Serialize)]
+#[schemars(inline)]
 #[serde(transparent)]
 pub struct ShortText(Box<str>);
 

@@ -9,6 +9,19 @@ pub(crate) enum Kind {
     Gauge,
 }
 
+/// A metric that is written by itself, not for each of several things.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Head {
+    /// Its name without the prefix.
+    pub(crate) name: &'static str,
+    /// What its number is.
+    pub(crate) kind: Kind,
+    /// What it tells, in a sentence.
+    pub(crate) help: &'static str,
+    /// The names of its labels.
+    pub(crate) labels: &'static [&'static str],
+}
+
 /// A metric of each of several things.
 #[derive(Debug)]
 pub(crate) struct Metric<T> {

@@ -3,29 +3,45 @@
 use std::{collections::BTreeMap, fmt::Write};
 
 use super::{
+    Head,
     Kind::{self, Counter, Gauge},
     Metric,
 };
 use crate::status::{Class, Link, Path, PathState, Role, State, Status};
+
+const BUILD_INFO: Head = head("build_info", Gauge, "Version and role of this mpvpn.", &["version", "role"]);
+const UP: Head = head("up", Gauge, "Whether the tunnel works.", &[]);
+const UPTIME: Head = head("uptime_seconds", Gauge, "Time since the start of the process.", &[]);
+const RESUMED: Head =
+    head("session_resumed_total", Counter, "How often the session of a client was resumed.", &[]);
+const FLOWS: Head = head("flows", Gauge, "Flows inside the tunnel, by how they travel.", &["lane"]);
+const CLIENTS: Head = head("clients", Gauge, "Sessions at a server.", &[]);
+const PATHS: Head =
+    head("paths", Gauge, "Paths of all clients of a server, by their states.", &["class", "state"]);
+/// The metrics that are no table of [`Metric`].
+pub(crate) const SINGLE: &[Head] = &[BUILD_INFO, UP, UPTIME, RESUMED, FLOWS, CLIENTS, PATHS];
+
+const fn head(name: &'static str, kind: Kind, help: &'static str, labels: &'static [&'static str]) -> Head {
+    Head { name, kind, help, labels }
+}
 
 /// A status as metrics. Paths are named by class, link and their number among those of the link, so that a path that is
 /// made anew goes on where the one before ended.
 pub fn exposition(status: &Status) -> String {
     let mut out = Text::default();
     let (version, role) = (status.version.as_str(), status.role.to_string());
-    let info = [("version", version), ("role", role.as_str())];
-    out.single("build_info", "Which mpvpn this is.", &info, 1.0);
-    out.single("up", "Whether the tunnel works.", &[], f64::from(status.state == State::Up));
-    out.single("uptime_seconds", "Since the start.", &[], status.uptime_s);
+    out.single(&BUILD_INFO, &[version, &role], 1.0);
+    out.single(&UP, &[], f64::from(status.state == State::Up));
+    out.single(&UPTIME, &[], status.uptime_s);
     if let Some(session) = &status.session {
-        out.head("session_resumed_total", Counter, "How often the session was taken up again.");
-        out.sample("session_resumed_total", &[], session.resumed as f64);
+        out.single(&RESUMED, &[], session.resumed as f64);
     }
-    out.head("flows", Gauge, "Flows inside the tunnel, by the way they are carried.");
     let flows = &status.flows;
-    for (lane, count) in [("stream", flows.stream), ("datagram", flows.datagram), ("udp", flows.udp)] {
-        out.sample("flows", &[("lane", lane)], count as f64);
-    }
+    out.several(
+        &FLOWS,
+        [("stream", flows.stream), ("datagram", flows.datagram), ("udp", flows.udp)]
+            .map(|(lane, count)| ([lane], count as f64)),
+    );
     let classes: BTreeMap<_, _> =
         status.classes.iter().map(|class| (vec![("class", class.name.clone())], class)).collect();
     out.all(Class::METRICS, &classes);
@@ -62,17 +78,14 @@ fn named(paths: &[Path]) -> BTreeMap<Labels, &Path> {
 
 /// How many clients and paths there are; there may be too many to tell them apart.
 fn of_clients(out: &mut Text, status: &Status) {
-    out.single("clients", "Sessions now.", &[], status.clients.len() as f64);
+    out.single(&CLIENTS, &[], status.clients.len() as f64);
     let mut counts: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     let known = |name: &str| status.classes.iter().any(|class| class.name == name);
     for path in status.clients.iter().flat_map(|client| &client.paths).filter(|path| known(&path.class)) {
         *counts.entry((&path.class, path.state.as_str())).or_default() += 1;
     }
     if !counts.is_empty() {
-        out.head("paths", Gauge, "Paths of all clients, by their states.");
-    }
-    for ((class, state), count) in counts {
-        out.sample("paths", &[("class", class), ("state", state)], count.into());
+        out.several(&PATHS, counts.into_iter().map(|((class, state), count)| ([class, state], count.into())));
     }
 }
 
@@ -102,9 +115,27 @@ impl Text {
         let _ = writeln!(self.0, "{close} {value}");
     }
 
-    fn single(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: f64) {
-        self.head(name, Gauge, help);
-        self.sample(name, labels, value);
+    /// A metric with one sample; `values` are those of its labels.
+    fn single(&mut self, head: &Head, values: &[&str], value: f64) {
+        self.head(head.name, head.kind, head.help);
+        self.of(head, values, value);
+    }
+
+    /// A metric with a sample for each of these values of its labels.
+    fn several<'a, const N: usize>(
+        &mut self,
+        head: &Head,
+        samples: impl IntoIterator<Item = ([&'a str; N], f64)>,
+    ) {
+        self.head(head.name, head.kind, head.help);
+        for (values, value) in samples {
+            self.of(head, &values, value);
+        }
+    }
+
+    fn of(&mut self, head: &Head, values: &[&str], value: f64) {
+        let labels: Vec<_> = head.labels.iter().copied().zip(values.iter().copied()).collect();
+        self.sample(head.name, &labels, value);
     }
 
     fn all<T>(&mut self, metrics: &[Metric<T>], things: &BTreeMap<Labels, &T>) {

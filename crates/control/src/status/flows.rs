@@ -1,16 +1,18 @@
 use mpvpn_types::word_enum;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Role, finite};
+use crate::config::schema::word_schemas;
 
-/// The answer of `GET /v1/flows`: the flows inside the tunnel one by one, those first of which something was seen last.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The flows inside the tunnel, the most recently active first: the answer of `GET /v1/flows`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowList {
-    /// Server or client.
+    /// Whether the process is a server or a client.
     pub role: Role,
-    /// At most [`FlowList::MOST`].
+    /// Flows, at most 1000.
     pub flows: Vec<Flow>,
-    /// How many more there are, of which nothing was seen for longer.
+    /// Number of flows that are left out: those idle for longest.
     pub left_out: u64,
 }
 
@@ -34,70 +36,72 @@ impl FlowList {
 }
 
 /// One flow.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
     /// `tcp`, `udp`, `icmp`, or the number of the protocol.
     pub protocol: String,
-    /// Whose it is, at a server.
+    /// Name of the user; left out at a client.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub user: String,
-    /// The class that carries it, at a client with a TUN.
+    /// Class of traffic; left out at a server and at a proxy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub class: String,
-    /// The address and port of the app; left out at a server, which is not told.
+    /// Address and port of the app; left out at a server, which does not know it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub from: String,
-    /// The address or name, and the port, that the app wants to reach.
+    /// Destination: address or name, and port.
     pub to: String,
-    /// How it is carried.
+    /// How the flow travels.
     pub lane: FlowLane,
-    /// What decided that; left out at a server, which did not.
+    /// What decided how it travels; left out at a server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// How far its connection is; left out of packets, whose connections are not followed.
+    /// State of the connection; left out for flows as packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<FlowState>,
-    /// Bytes from the app: those of its connection, or of packets where these are carried.
+    /// Bytes from the app: payload of a stream, or IP packets.
     pub up_bytes: u64,
-    /// Bytes to the app, likewise.
+    /// Bytes to the app: payload of a stream, or IP packets.
     pub down_bytes: u64,
-    /// Seconds since it was seen first.
+    /// Time since the first packet, in s.
     #[serde(serialize_with = "finite")]
     pub age_s: f64,
-    /// Seconds since something of it was seen last.
+    /// Time since the last packet, in s.
     #[serde(serialize_with = "finite")]
     pub idle_s: f64,
 }
 
 word_enum! {
-    /// How a flow is carried.
+    /// How a flow travels.
     pub enum FlowLane {
-        /// As the bytes of a stream.
+        /// A TCP connection on a stream.
         #[default]
         Stream = "stream",
-        /// As IP packets.
+        /// IP packets.
         Datagram = "datagram",
-        /// As UDP payloads.
+        /// UDP payloads.
         Udp = "udp",
     }
 }
 
 word_enum! {
-    /// How far a connection is.
+    /// State of a connection.
     pub enum FlowState {
-        /// Asked for.
+        /// Requested.
         #[default]
         Opening = "opening",
-        /// Bytes may move both ways.
+        /// Open in both directions.
         Open = "open",
-        /// The app sends nothing more.
+        /// The app has sent FIN.
         UpEnded = "up-ended",
-        /// The other side sends nothing more.
+        /// The far end has sent FIN.
         DownEnded = "down-ended",
-        /// Neither does.
+        /// Both ends have sent FIN.
         Closing = "closing",
     }
 }
+
+word_schemas!(FlowLane, FlowState);
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -77,6 +77,18 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// One of each kind; what differs from case to case is in capitals.
+    pub(crate) fn examples() -> Vec<Self> {
+        let (asked, presented) = (|| "NAME".to_owned(), || vec!["OTHER-NAME".to_owned()]);
+        vec![
+            Self::Untrusted { asked: asked(), presented: presented(), file: "CA-FILE".into() },
+            Self::OtherName { asked: asked(), presented: presented() },
+            Self::OtherFingerprint { expected: Fingerprint([0xaa; 32]), presented: Fingerprint([0xbb; 32]) },
+            Self::Unusable { asked: asked(), presented: presented(), why: "REASON".into() },
+            Self::NotOwner { why: "REASON".into() },
+        ]
+    }
+
     /// What the person can do about it.
     pub fn next_step(&self) -> &'static str {
         match self {

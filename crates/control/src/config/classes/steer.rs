@@ -69,6 +69,7 @@ impl fmt::Display for Mark {
 
 impl Text for Mark {
     const EXPECTED: &'static str = "a firewall mark as in 0x10, or with a mask in quotes as in \"0x10/0xff\"";
+    const EXAMPLE: &'static str = "0x10/0xff";
 
     fn read(text: &str) -> Result<Self, String> {
         let (value, mask) = text.split_once('/').unwrap_or((text, "0xffffffff"));
@@ -103,6 +104,7 @@ pub(super) struct Vlan(pub(super) u16);
 
 impl Text for Vlan {
     const EXPECTED: &'static str = "the number of a VLAN from 1 to 4094";
+    const EXAMPLE: &'static str = "20";
 
     fn read(text: &str) -> Result<Self, String> {
         let number = text.parse().ok().filter(|number| (1..=4094).contains(number));
@@ -116,6 +118,7 @@ pub(super) struct Ingress(pub(super) String);
 
 impl Text for Ingress {
     const EXPECTED: &'static str = "an interface's name in quotes";
+    const EXAMPLE: &'static str = "lan0";
 
     fn read(text: &str) -> Result<Self, String> {
         match is_link_name(text) && !text.contains(['*', '?']) {

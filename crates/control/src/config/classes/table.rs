@@ -1,10 +1,11 @@
 //! How `[[class]]` and `[[class.match]]` are written.
 
-use std::ops::Range;
+use std::{borrow::Cow, ops::Range};
 
 use ipnet::IpNet;
 use mpvpn_class::{MOST_COPIES, Pattern, Rule};
 use mpvpn_types::{ClassName, Fec, Portion, Weight};
+use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{
     Deserialize,
     de::{Deserializer, Error},
@@ -22,6 +23,7 @@ use crate::{
         file::Source,
         links::{Dscp, LinkPattern},
         rules::{Prefix, filled, some},
+        schema,
         values::{Text, many_or_numbers, one, one_or_number},
     },
 };
@@ -46,32 +48,86 @@ impl<'de> Deserialize<'de> for ClassTables {
     }
 }
 
-/// One `[[class]]`.
-#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+impl JsonSchema for ClassTables {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        "classes".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        Vec::<Table>::json_schema(generator)
+    }
+}
+
+/// A class of traffic. The classes `default`, `critical` and `bulk` are always there; a table with such a name changes
+/// that class. `critical` has `priority`, `max = "50%"` and `dscp = "ef"`; `bulk` has `weight = 1` and `dscp = "cs1"`.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Eq)]
+#[schemars(rename = "class")]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class]]")]
 pub(super) struct Table {
+    /// Name of the class: 1 to 16 lower-case letters, digits, `-` or `_`
+    #[schemars(schema_with = "schema::one::<ClassName>")]
     name: Spanned<One<ClassName>>,
+    /// How TCP connections of the class travel where no `[[lane-rule]]` matches [default: the key `lane` of the file]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<FlowMode>")]
     lane: Option<FlowMode>,
+    /// Congestion control of the paths of the class, in both directions [default: the key `cc` of the file]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<CongestionControl>")]
     cc: Option<CongestionControl>,
+    /// How packets of the class are spread over its paths [default: the key `scheduler` of the file]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Scheduler>")]
     scheduler: Option<Scheduler>,
+    /// Number of links on which each packet is sent, 1 to 4 [default: 1]
     #[serde(default, deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Copies>")]
     copies: Option<Copies>,
+    /// Forward error correction: off, auto, or a fixed rate, as in `10+2` for 2 repair packets per 10 packets
+    /// [default: off]
     #[serde(default, deserialize_with = "one")]
+    #[schemars(schema_with = "schema::one::<Fec>")]
     fec: Option<Fec>,
+    /// Share of a link relative to other classes, 1 to 1000 [default: 4]
     #[serde(default, deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Weight>")]
     weight: Option<Weight>,
+    /// Guaranteed share of each link, as a rate in bit/s or a part of the link [default: none]
+    #[serde(default)]
+    #[schemars(schema_with = "schema::one::<Portion>")]
     pub(super) min: Option<Spanned<One<Portion>>>,
+    /// Limit on each link, as a rate in bit/s or a part of the link; with `priority` the limit up to which the class
+    /// precedes others [default: none]
+    #[serde(default)]
+    #[schemars(schema_with = "schema::one::<Portion>")]
     max: Option<Spanned<One<Portion>>>,
+    /// DSCP of the tunnel's packets that carry the class (RFC 2474) [default: the `dscp` of the `[[link]]`]
     #[serde(default, deserialize_with = "one_or_number")]
+    #[schemars(schema_with = "schema::one_or_number::<Dscp>")]
     dscp: Option<Dscp>,
+    /// Links that the class uses while one of them works: names or patterns [default: all]
+    #[serde(default)]
+    #[schemars(schema_with = "schema::some::<LinkPattern>")]
     prefer: Option<Spanned<Links>>,
+    /// Links that the class never uses: names or patterns [default: none]
+    #[serde(default)]
+    #[schemars(schema_with = "schema::some::<LinkPattern>")]
     exclude: Option<Spanned<Links>>,
+    /// Name of a TUN device for the class: all packets of this device belong to the class [default: none]
+    #[serde(default)]
+    #[schemars(schema_with = "schema::one::<String>")]
     tun: Option<Spanned<One<String>>>,
+    /// Whether the class is sent before the classes without priority [default: false]
+    #[serde(default)]
+    #[schemars(with = "bool")]
     priority: Option<bool>,
+    /// Packets that belong to the class: the tables `[[class.match]]`
     #[serde(default, rename = "match")]
+    #[schemars(with = "Vec<MatchTable>")]
     rules: Vec<Spanned<Match>>,
 }
 
@@ -165,38 +221,59 @@ struct Match {
     seen: Seen,
 }
 
+/// Packets that belong to the class: those that match every key of the table. A key with a list matches if one of its
+/// values does.
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "class.match")]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", expecting = "a table with the head [[class.match]]")]
+struct MatchTable {
+    /// IP protocols: tcp, udp, icmp (of IPv4 and IPv6) or a number [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Protocol>")]
+    protocol: Vec<Protocol>,
+    /// Networks or addresses of the client's end [default: all]
+    #[serde(default, deserialize_with = "some")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
+    from: Vec<Prefix>,
+    /// Networks or addresses of the far end [default: all]
+    #[serde(default, deserialize_with = "some")]
+    #[schemars(schema_with = "schema::some::<Prefix>")]
+    to: Vec<Prefix>,
+    /// Ports of the client's end [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
+    from_ports: Vec<Ports>,
+    /// Ports of the far end [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Ports>")]
+    ports: Vec<Ports>,
+    /// DSCPs of the packet (RFC 2474) [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Dscp>")]
+    dscp: Vec<Dscp>,
+    /// Domain names for which DNS gave the address of the far end: `example.com` is this name and all below it,
+    /// `*.example.com` only those below it [default: all]
+    #[serde(default, deserialize_with = "some")]
+    #[schemars(schema_with = "schema::some::<Pattern>")]
+    domain: Vec<Pattern>,
+    /// Firewall marks, as a value or as value and mask; only for a class with `tun`, not together with `domain`
+    /// [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Mark>")]
+    mark: Vec<Mark>,
+    /// VLAN IDs, 1 to 4094 (IEEE 802.1Q); only for a class with `tun`, not together with `domain` [default: all]
+    #[serde(default, deserialize_with = "some_or_numbers")]
+    #[schemars(schema_with = "schema::some_or_numbers::<Vlan>")]
+    vlan: Vec<Vlan>,
+    /// Interfaces by which the packet comes in; only for a class with `tun`, not together with `domain` [default: all]
+    #[serde(default, deserialize_with = "some")]
+    #[schemars(schema_with = "schema::some::<Ingress>")]
+    ingress: Vec<Ingress>,
+}
+
 impl<'de> Deserialize<'de> for Match {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        #[serde(
-            deny_unknown_fields,
-            rename_all = "kebab-case",
-            expecting = "a table with the head [[class.match]]"
-        )]
-        struct Fields {
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            protocol: Vec<Protocol>,
-            #[serde(default, deserialize_with = "some")]
-            from: Vec<Prefix>,
-            #[serde(default, deserialize_with = "some")]
-            to: Vec<Prefix>,
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            from_ports: Vec<Ports>,
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            ports: Vec<Ports>,
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            dscp: Vec<Dscp>,
-            #[serde(default, deserialize_with = "some")]
-            domain: Vec<Pattern>,
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            mark: Vec<Mark>,
-            #[serde(default, deserialize_with = "some_or_numbers")]
-            vlan: Vec<Vlan>,
-            #[serde(default, deserialize_with = "some")]
-            ingress: Vec<Ingress>,
-        }
-
-        let fields = Fields::deserialize(from)?;
+        let fields = MatchTable::deserialize(from)?;
         let nets = |list: Vec<Prefix>| -> Vec<IpNet> { list.into_iter().map(|prefix| prefix.0).collect() };
         let ranges = |list: Vec<Ports>| list.into_iter().map(Ports::range).collect();
         let rule = Rule {
@@ -224,6 +301,7 @@ fn some_or_numbers<'de, D: Deserializer<'de>, T: Text>(from: D) -> Result<Vec<T>
 
 impl Text for ClassName {
     const EXPECTED: &'static str = "the name of a class in quotes";
+    const EXAMPLE: &'static str = "voice";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParseClassNameError| error.to_string())
@@ -235,6 +313,7 @@ struct Copies(u8);
 
 impl Text for Copies {
     const EXPECTED: &'static str = "a number of copies from 1 to 4";
+    const EXAMPLE: &'static str = "2";
 
     fn read(text: &str) -> Result<Self, String> {
         let number = text.parse().ok().filter(|number| (1..=MOST_COPIES).contains(number));
@@ -246,6 +325,7 @@ impl Text for Copies {
 
 impl Text for Fec {
     const EXPECTED: &'static str = "\"off\", \"auto\", or packets and packets of repair as in \"10+2\"";
+    const EXAMPLE: &'static str = "10+2";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParseFecError| error.to_string())
@@ -254,6 +334,7 @@ impl Text for Fec {
 
 impl Text for Portion {
     const EXPECTED: &'static str = "a part of a link in quotes, as in \"10mbit\" or \"20%\"";
+    const EXAMPLE: &'static str = "20%";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_types::ParsePortionError| error.to_string())
@@ -262,6 +343,7 @@ impl Text for Portion {
 
 impl Text for Pattern {
     const EXPECTED: &'static str = "a domain in quotes, as in \"example.com\" or \"*.example.com\"";
+    const EXAMPLE: &'static str = "*.example.com";
 
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: mpvpn_class::ParsePatternError| error.to_string())
@@ -305,6 +387,7 @@ impl Protocol {
 
 impl Text for Protocol {
     const EXPECTED: &'static str = "\"tcp\", \"udp\", \"icmp\" or a number from 0 to 255";
+    const EXAMPLE: &'static str = "udp";
 
     fn read(text: &str) -> Result<Self, String> {
         let named = Self::NAMES.iter().find(|(name, _)| *name == text).map(|(_, number)| *number);

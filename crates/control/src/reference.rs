@@ -1,0 +1,138 @@
+//! What can be configured, asked for and told, as data: `docs/reference` is written from it.
+//!
+//! In: the definitions themselves, through `schemars` and the tables of metrics. Out: JSON schemas (draft 2020-12) of files
+//! and of answers of the local API, metrics, events, and each error as it is printed. Always holds: nothing is said here
+//! that another module defines; nothing that runs in a tunnel calls this, so that a program without documents to write
+//! does not have it.
+
+use schemars::{JsonSchema, generate::SchemaSettings};
+use serde_json::Value;
+
+use crate::{
+    Error,
+    auth::UsersFile,
+    check::Check,
+    config::{ClientOptions, ServerOptions},
+    events::{Event, Kind},
+    metrics,
+    status::{Class, FlowList, Link, Path, Status},
+    tls::Refusal,
+};
+
+/// The schema of a server's configuration file.
+pub fn server() -> Value {
+    schema::<ServerOptions>(SchemaSettings::for_deserialize)
+}
+
+/// The schema of a client's configuration file, which a proxy and an app read, too.
+pub fn client() -> Value {
+    schema::<ClientOptions>(SchemaSettings::for_deserialize)
+}
+
+/// The schema of a server's configuration file in the draft that most editors know.
+pub fn server_for_editors() -> Value {
+    schema::<ServerOptions>(draft_07)
+}
+
+/// The schema of a client's configuration file in the draft that most editors know.
+pub fn client_for_editors() -> Value {
+    schema::<ClientOptions>(draft_07)
+}
+
+/// The schema of a file of users.
+pub fn users() -> Value {
+    schema::<UsersFile>(SchemaSettings::for_deserialize)
+}
+
+/// The schema of the status.
+pub fn status() -> Value {
+    schema::<Status>(SchemaSettings::for_serialize)
+}
+
+/// The schema of a list of flows.
+pub fn flows() -> Value {
+    schema::<FlowList>(SchemaSettings::for_serialize)
+}
+
+/// The schema of the result of a check.
+pub fn check() -> Value {
+    schema::<Check>(SchemaSettings::for_serialize)
+}
+
+/// The schema of an event, without what every event has.
+pub fn event() -> Value {
+    schema::<Event>(SchemaSettings::for_serialize)
+}
+
+fn draft_07(_: SchemaSettings) -> SchemaSettings {
+    SchemaSettings::draft07()
+}
+
+fn schema<T: JsonSchema>(settings: fn(SchemaSettings) -> SchemaSettings) -> Value {
+    settings(SchemaSettings::draft2020_12()).into_generator().into_root_schema_for::<T>().to_value()
+}
+
+/// A metric.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Metric {
+    /// Its name.
+    pub name: String,
+    /// `counter` or `gauge`.
+    pub kind: &'static str,
+    /// What it tells, in a sentence.
+    pub help: &'static str,
+    /// The names of its labels.
+    pub labels: &'static [&'static str],
+}
+
+/// All metrics, in the order of the exposition.
+pub fn all_metrics() -> Vec<Metric> {
+    let single = metrics::SINGLE.iter().map(|head| metric(head.name, head.kind, head.help, head.labels));
+    single
+        .chain(of_each(Class::METRICS, &["class"]))
+        .chain(of_each(Link::METRICS, &["link"]))
+        .chain(of_each(Path::METRICS, &["class", "link", "path"]))
+        .collect()
+}
+
+fn of_each<T>(table: &[metrics::Metric<T>], labels: &'static [&'static str]) -> impl Iterator<Item = Metric> {
+    table.iter().map(move |one| metric(one.name, one.kind, one.help, labels))
+}
+
+fn metric(name: &str, kind: metrics::Kind, help: &'static str, labels: &'static [&'static str]) -> Metric {
+    let kind = match kind {
+        metrics::Kind::Counter => "counter",
+        metrics::Kind::Gauge => "gauge",
+    };
+    Metric { name: format!("mpvpn_{name}"), kind, help, labels }
+}
+
+/// The name of each event, its subject, and the level of its log line.
+pub fn event_kinds() -> Vec<(String, Kind, String)> {
+    Event::ALL.iter().map(|(name, kind, level)| (snake_case(name), *kind, level.to_string())).collect()
+}
+
+/// As serde writes names of variants.
+fn snake_case(name: &str) -> String {
+    let mut text = String::new();
+    for (at, c) in name.char_indices() {
+        if c.is_ascii_uppercase() && at > 0 {
+            text.push('_');
+        }
+        text.push(c.to_ascii_lowercase());
+    }
+    text
+}
+
+/// Errors as they are printed, each with its next step; what differs from case to case is in capitals.
+pub fn errors() -> Vec<(String, String)> {
+    let errors = Error::examples().into_iter().map(|error| (error.to_string(), error.next_step()));
+    let refusals = Refusal::examples().into_iter().map(|refusal| {
+        let next = refusal.next_step().to_owned();
+        (refusal.to_string(), next)
+    });
+    errors.chain(refusals).collect()
+}
+
+#[cfg(test)]
+mod tests;
