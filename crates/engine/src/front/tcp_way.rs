@@ -152,35 +152,36 @@ async fn carry(
 
 #[cfg(test)]
 mod tests {
+    use serde_json::Value;
+
     use super::*;
+
+    fn vectors(file: &str) -> Vec<Value> {
+        let mut file: Value = serde_json::from_str(file).unwrap();
+        let Value::Array(vectors) = file["vectors"].take() else { panic!("no list of vectors") };
+        assert!(!vectors.is_empty());
+        vectors
+    }
 
     #[test]
     fn a_mark_is_a_number_from_1_to_63() {
-        let mark = |text: &'static str| {
-            dscp_of(&HeaderMap::from_iter([(DSCP_HEADER.parse().unwrap(), text.parse().unwrap())]))
-        };
-        assert_eq!((mark("46"), mark("63;a=1")), (Some(46), Some(63)));
-        for bad in ["0", "64", "-1", "ef", ""] {
-            assert_eq!(mark(bad), None, "{bad}");
+        for vector in vectors(include_str!("../../../../docs/vectors/dscp.json")) {
+            let value = vector["value"].as_str().unwrap().parse().unwrap();
+            let mark = dscp_of(&HeaderMap::from_iter([(DSCP_HEADER.parse().unwrap(), value)]));
+            let expected = vector["fields"]["dscp"].as_u64();
+            assert_eq!(expected.is_none(), vector["error"] == "absent", "{}", vector["name"]);
+            assert_eq!(mark.map(u64::from), expected, "{}", vector["name"]);
         }
         assert_eq!(dscp_of(&HeaderMap::new()), None);
     }
 
-    fn is_own(authority: &str, path: &str) -> bool {
-        let headers = connect_udp::request(authority, path, None);
-        is_to_itself(&headers, &connect_udp::default_template())
-    }
-
     #[test]
     fn only_a_target_that_is_the_authority_is_the_server_itself() {
-        let path = |target: &str| format!("/.well-known/masque/udp/{target}/");
-        assert!(is_own("vpn.example:4433", &path("VPN.example/4433")));
-        assert!(is_own("vpn.example", &path("vpn.example/443")));
-        assert!(is_own("192.0.2.1:443", &path("192.0.2.1/443")));
-        assert!(is_own("[2001:db8::1]:443", &path("2001%3Adb8%3A%3A1/443")));
-        assert!(is_own("[2001:db8::1]", &path("2001%3Adb8%3A%3A1/443")));
-        assert!(!is_own("vpn.example:4433", &path("vpn.example/443")));
-        assert!(!is_own("vpn.example:443", &path("192.0.2.1/443")));
-        assert!(!is_own("vpn.example:443", "/"));
+        for vector in vectors(include_str!("../../../../docs/vectors/inside-tcp.json")) {
+            let text = |field: &str| vector[field].as_str().unwrap();
+            let headers = connect_udp::request(text("authority"), text("path"), None);
+            let is_own = is_to_itself(&headers, &connect_udp::default_template());
+            assert_eq!(Some(is_own), vector["to_the_server_itself"].as_bool(), "{}", vector["name"]);
+        }
     }
 }
