@@ -59,6 +59,24 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Examples for documents: the errors of this crate, of the tunnel and of the system that have a sentence of their
+    /// own. What differs from case to case is in capitals.
+    pub fn examples() -> Vec<Self> {
+        let io = || io::Error::other("REASON");
+        let own = [
+            Self::Privilege,
+            Self::Tunnel(ClientError::Unauthorized(401)),
+            Self::Tunnel(ClientError::Tls("REASON".into())),
+            Self::Tunnel(ClientError::Unsupported("FEATURE")),
+            Self::Unresolved { name: "NAME".into(), source: io() },
+            Self::Addresses("REASON".into()),
+            Self::Setup(SetupError::Tls),
+            Self::Io { what: "DO SOMETHING", source: io() },
+            Self::Unprotected,
+        ];
+        own.into_iter().chain(OsError::examples().into_iter().map(Self::Os)).collect()
+    }
+
     /// For `map_err`: what was tried when an I/O error came.
     pub(crate) fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, source }

@@ -122,6 +122,42 @@ pub enum OsError {
 }
 
 impl OsError {
+    /// One of each kind, for documents; what differs from case to case is in capitals.
+    pub fn examples() -> Vec<Self> {
+        let (name, path) = (|| "NAME".to_owned(), || PathBuf::from("FILE"));
+        let io = |errno: rustix::io::Errno| io::Error::from(errno);
+        let net = |text: &str| text.parse().unwrap_or_default();
+        vec![
+            Self::Kernel {
+                operation: "DO",
+                object: "OBJECT".into(),
+                source: io(rustix::io::Errno::PERM),
+                detail: None,
+            },
+            Self::NameInUse { name: name(), holder: "HOLDER".into() },
+            Self::BadInterfaceName { name: name() },
+            Self::NoInterface { name: name() },
+            Self::Bind {
+                local: ([0; 4], 443).into(),
+                device: None,
+                source: io(rustix::io::Errno::ADDRINUSE),
+            },
+            Self::Listen { local: ([0; 4], 1080).into(), source: io(rustix::io::Errno::ADDRINUSE) },
+            Self::SubnetInUse {
+                subnet: net("10.0.0.0/24"),
+                address: net("10.0.0.7/24"),
+                interface: "INTERFACE".into(),
+            },
+            Self::NftMissing,
+            Self::Nft { table: "TABLE".into(), message: "MESSAGE".into() },
+            Self::OwnerAlive { name: name(), pid: 4242 },
+            Self::Journal { operation: "write", path: path(), source: io(rustix::io::Errno::NOSPC) },
+            Self::NoPackets { what: "SOMETHING ELSE" },
+            Self::SharedFile { path: path() },
+            Self::BadShare { text: "TEXT".into() },
+        ]
+    }
+
     /// An error of `operation` on `object` without further detail.
     pub(crate) fn kernel(
         operation: &'static str,
@@ -220,5 +256,31 @@ mod tests {
         };
         let text = error.to_string();
         assert!(text.contains("0.0.0.0:443 on eth0") && text.contains("ss -ulpn"), "{text}");
+    }
+
+    /// The number of a variant. A new one is added here, and to the examples.
+    fn number(error: &OsError) -> usize {
+        match error {
+            OsError::Kernel { .. } => 0,
+            OsError::NameInUse { .. } => 1,
+            OsError::BadInterfaceName { .. } => 2,
+            OsError::NoInterface { .. } => 3,
+            OsError::Bind { .. } => 4,
+            OsError::Listen { .. } => 5,
+            OsError::SubnetInUse { .. } => 6,
+            OsError::NftMissing => 7,
+            OsError::Nft { .. } => 8,
+            OsError::OwnerAlive { .. } => 9,
+            OsError::Journal { .. } => 10,
+            OsError::NoPackets { .. } => 11,
+            OsError::SharedFile { .. } => 12,
+            OsError::BadShare { .. } => 13,
+        }
+    }
+
+    #[test]
+    fn every_error_has_an_example() {
+        let numbers: Vec<_> = OsError::examples().iter().map(number).collect();
+        assert_eq!(numbers, (0..14).collect::<Vec<_>>());
     }
 }

@@ -160,6 +160,30 @@ fn everything_that_is_told_is_described() {
 }
 
 #[test]
+fn every_series_of_the_metrics_is_in_the_list_with_its_type_and_labels() {
+    let status: Status = serde_json::from_str(crate::status::tests::EXAMPLE).unwrap();
+    let known = all_metrics();
+    let mut found = 0;
+    for role in [crate::status::Role::Client, crate::status::Role::Server] {
+        let text = metrics::exposition(&Status { role, ..status.clone() });
+        for line in text.lines() {
+            if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|typed| typed.split_once(' ')) {
+                assert!(known.iter().any(|one| one.name == name && one.kind == kind), "{line}");
+            } else if let Some((name, labels)) = line.split_once('{') {
+                let names: Vec<_> =
+                    labels.split(',').filter_map(|label| Some(label.split_once('=')?.0)).collect();
+                let metric = known.iter().find(|one| one.name == name).unwrap_or_else(|| panic!("{line}"));
+                assert_eq!(names, metric.labels, "{line}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 20, "{found} samples");
+    let names: BTreeSet<_> = known.iter().map(|one| &one.name).collect();
+    assert_eq!(names.len(), known.len(), "no name is there twice");
+}
+
+#[test]
 fn every_event_has_a_subject_and_a_description() {
     let event = event();
     let variants = event["oneOf"].as_array().unwrap();

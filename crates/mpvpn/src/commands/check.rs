@@ -24,21 +24,21 @@ Examples:
   mpvpn check --server 203.0.113.1 --pin SHA256 --token-file token --path eth0 --path wwan0
   mpvpn check --json --config ~/mpvpn.toml
 
-What it is told, it is told as `mpvpn client`; the rest of the file means nothing to it.
+It takes the options and the file of `mpvpn client`, and ignores keys that do not matter for a check.
 Exit code 0 if a client would have at least one link, else 1.";
 
 /// Try every link to a server: UDP, TCP, path MTU, NAT, and the token; needs no root and no running client
 #[derive(Debug, Parser)]
 #[command(name = "check", after_help = EXAMPLES, mut_args(hide))]
 pub(crate) struct Check {
-    /// Print what was found in JSON
+    /// Print the result in JSON
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) client: ClientArgs,
 }
 
-/// What says where the server is, who asks, and how links are used.
+/// The options of a client that matter for a check.
 const OF_A_CHECK: &[&str] =
     &["json", "config", "server", "path", "ca", "pin", "insecure", "token", "token_file", "via", "transport"];
 

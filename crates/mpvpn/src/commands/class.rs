@@ -19,7 +19,7 @@ Examples:
   mpvpn class list
       the classes, and the rules in the order in which they are tried
   mpvpn class test \"udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46\"
-      the class of such a packet, and the rule that says so
+      the class of such a packet, and the rule that decides it
   mpvpn class test --config new.toml \"tcp [fd00::5]:40000 -> [2001:db8::9]:443 domain zoom.us\"
       the same with another file, and as if DNS had given the far end's address to that name
   mpvpn class test \"icmp 10.0.0.5 -> 1.1.1.1 mark 0x10 vlan 20 ingress lan0\"
@@ -49,13 +49,13 @@ enum ClassCommand {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Say which class a packet belongs to, and which rule says so
+    /// Show which class a packet belongs to, and which rule decides it
     #[command(after_help = EXAMPLES)]
     Test {
         /// The client's configuration file [default: /etc/mpvpn/client.toml, if it is there]
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
-        /// Print it in JSON
+        /// Print JSON
         #[arg(long)]
         json: bool,
         /// The packet, in quotes, as in "udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46"

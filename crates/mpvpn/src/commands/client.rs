@@ -24,7 +24,7 @@ Examples:
 Every option but --config is a key of the configuration file, as in
   server = \"vpn.example:4433\"
   path = [\"eth0\", \"wwan0\"]
-Options given here win over the file.";
+Options on the command line override the file.";
 
 /// Send this machine's traffic through a server, over all links at once
 #[derive(Debug, Parser)]

@@ -13,12 +13,12 @@ const WHAT: &str = "cannot reload the configuration";
 const EXAMPLES: &str = "\
 Examples:
   mpvpn config reload
-      how links are used and the classes count at once, other keys after a restart, and it says
-      which; what `mpvpn link set` said is forgotten
+      links and classes change at once, other keys after a restart, and the command names these;
+      changes by `mpvpn link set` are lost
 
-SIGHUP does the same; a process that was started in a terminal ends by it.";
+SIGHUP does the same, except for a process that was started in a terminal, which ends.";
 
-/// Have a running server or client read its configuration again
+/// Make a running server or client read its configuration again
 #[derive(Debug, Parser)]
 #[command(name = "config", after_help = EXAMPLES)]
 pub(crate) struct Config {
@@ -28,7 +28,7 @@ pub(crate) struct Config {
 
 #[derive(Debug, Subcommand)]
 enum ConfigCommand {
-    /// Read the file again; sessions go on
+    /// Read the file again; sessions continue
     Reload(Target),
 }
 

@@ -26,9 +26,9 @@ Examples:
   mpvpn link set wwan0 --down none --quota-reset
       as fast as it goes, and counting from 0
 
-The tables [[link]] of the configuration file say the same for good.";
+The tables [[link]] of the configuration file set the same permanently.";
 
-/// Show the links of a running client, or use one in another way until it ends
+/// Show the links of a running client, or change how one is used until the client ends
 #[derive(Debug, Parser)]
 #[command(name = "link", after_help = EXAMPLES)]
 pub(crate) struct Link {
@@ -38,9 +38,9 @@ pub(crate) struct Link {
 
 #[derive(Debug, Subcommand)]
 enum LinkCommand {
-    /// Show the links and why they are in their states
+    /// Show the links, their states and the reasons
     Show(Target),
-    /// Use a link in another way, until the client ends
+    /// Change how a link is used, until the client ends
     Set {
         /// The interface
         #[arg(value_name = "NAME", id = "link")]

@@ -19,11 +19,11 @@ Examples:
       over these two interfaces only
 
 The server makes the TCP connections and resolves the names. No TUN device, no routes and no root are
-needed. Whoever reaches the addresses may use the proxy: 127.0.0.1 is for this machine only.
+needed. Everybody who reaches the addresses can use the proxy: 127.0.0.1 is for this machine only.
 The file has the keys of `mpvpn client`, and
   socks5 = [\"127.0.0.1:1080\"]
   http = [\"127.0.0.1:8080\"]
-Options given here win over the file.";
+Options on the command line override the file.";
 
 /// Offer apps a SOCKS5 or HTTP proxy that goes through a server over all links; needs no root
 #[derive(Debug, Parser)]
@@ -44,7 +44,7 @@ fn hide(arg: clap::Arg) -> clap::Arg {
             "Unix socket for `mpvpn status` [default: client-NAME.sock in $XDG_RUNTIME_DIR/mpvpn, for root in /run/mpvpn]",
         ),
         "state_dir" => arg.help(
-            "Folder for what links have used of their quotas [default: $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
+            "Folder for the use of quotas by links [default: $XDG_STATE_HOME/mpvpn, for root /var/lib/mpvpn]",
         ),
         _ => arg,
     };

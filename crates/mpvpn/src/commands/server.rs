@@ -23,13 +23,13 @@ Examples:
   mpvpn server --routes 192.168.7.0/24 --routes fd00:7::/64
       clients reach these two networks only; `--routes advertised` at a client sends nothing else here
 
-Not as root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
+Without root it relays TCP and UDP only, by default on port 4433, with a certificate and a token kept in
 $XDG_STATE_HOME/mpvpn (~/.local/state/mpvpn), and reads no file but the one of --config.
 
 Every option but --config is a key of the configuration file, as in
   listen = [\"0.0.0.0:4433\", \"[::]:4433\"]
   subnet = \"10.8.0.0/16\"
-Options given here win over the file.";
+Options on the command line override the file.";
 
 /// Give clients access to this machine and the network behind it
 #[derive(Debug, Parser)]

@@ -22,14 +22,14 @@ Examples:
   mpvpn status --name mpvpn0 --json
   curl --unix-socket /run/mpvpn/client-mpvpn0.sock http://localhost/v1/status";
 
-/// Show how a running server or client is
+/// Show the status of a running server or client
 #[derive(Debug, Parser)]
 #[command(name = "status", after_help = EXAMPLES, mut_arg("name", either))]
 pub(crate) struct Status {
-    /// List the flows inside the tunnel one by one: how each is carried, and why
+    /// List the flows inside the tunnel one by one: how each travels, and why
     #[arg(long)]
     pub(crate) flows: bool,
-    /// Print it in JSON, as the local API gives it
+    /// Print JSON, the answer of the local API
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]

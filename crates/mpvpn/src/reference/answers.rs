@@ -1,6 +1,7 @@
 //! The pages about what a running mpvpn tells: status, checks, events, metrics, errors.
 
 use mpvpn_control::reference;
+use mpvpn_engine::EngineError;
 use serde_json::Value;
 
 use super::{
@@ -236,11 +237,16 @@ pub(super) fn errors() -> String {
     for (error, next) in reference::errors() {
         errors.row(&[code(error.lines().next().unwrap_or_default()), next]);
     }
+    let mut others = Table::new(&["what is printed"]);
+    for error in EngineError::examples() {
+        others.row(&[code(&error.to_string())]);
+    }
     format!(
-        "{GENERATED}{}\n## Exit codes\n\n{}## Errors and next steps\n\nWords in capitals differ from case to case. An error \
-         that is not in this table, such as one of the kernel, prints: {LOG}.\n\n{}",
+        "{GENERATED}{}\n## Exit codes\n\n{}## Errors of options, files, certificates and the local API\n\n{}## Errors of the tunnel \
+         and the system\n\nMany of these say themselves what to do. The next step of all of them: {LOG}.\n\n{}",
         include_str!("text/errors.txt"),
         codes.end(),
-        errors.end().trim_end().to_owned() + "\n"
+        errors.end(),
+        others.end().trim_end().to_owned() + "\n"
     )
 }
