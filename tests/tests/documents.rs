@@ -1,5 +1,6 @@
 //! The documents of this repository, read offline: every link leads somewhere, every block of shell in the guide says where
-//! it runs or why it does not, and every part of a configuration file there is one that mpvpn takes.
+//! it runs or why it does not, every place that the architecture names is in the code, and every part of a configuration
+//! file there is one that mpvpn takes.
 
 use std::{
     collections::BTreeMap,
@@ -68,6 +69,41 @@ fn every_part_of_a_configuration_file_in_the_guide_is_taken() {
 }
 
 #[test]
+fn every_place_that_the_architecture_names_is_there() {
+    let architecture = read(&root().join("docs/architecture.md"));
+    let (_, table) = architecture.split_once("## Where to change what").expect("the table of places");
+    let mut missing = Vec::new();
+    let mut checked = 0;
+    for row in table.lines().filter_map(|line| line.split('|').nth(2)) {
+        let mut code = String::new();
+        for word in row.split('`').skip(1).step_by(2) {
+            checked += 1;
+            if word.contains('/') {
+                let file = root().join("crates").join(word);
+                code = if file.is_file() { read(&file) } else { String::new() };
+                if !file.exists() {
+                    missing.push(format!("{word}: no such file"));
+                }
+            } else if !defines(&code, word.rsplit("::").next().unwrap_or(word)) {
+                missing.push(format!("{word}: not defined in the file before it"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "docs/architecture.md is out of date:\n  {}", missing.join("\n  "));
+    assert!(checked > 100, "{checked} places are no table");
+}
+
+#[test]
+fn the_architecture_is_short() {
+    let text = read(&root().join("docs/architecture.md"));
+    let size: usize = text.split("```").step_by(2).map(str::len).sum();
+    assert!(
+        size <= 15_000,
+        "docs/architecture.md has {size} bytes beside its pictures, at most 15000 are read: move depth into docs/design"
+    );
+}
+
+#[test]
 fn the_readme_is_short() {
     let size = read(&root().join("README.md")).len();
     assert!(
@@ -82,6 +118,13 @@ fn links_and_headings_are_found_as_a_renderer_finds_them() {
                 [r]: z.md\n[s]: https://x/\n";
     assert_eq!(links(page), [(2, "y.md#z".to_owned()), (2, "q.svg".to_owned()), (10, "z.md".to_owned())]);
     assert_eq!(headings(page), ["a-b--c", "a-b-c", "a-b-c-1"]);
+}
+
+/// Whether Rust code defines an item of this name.
+fn defines(code: &str, name: &str) -> bool {
+    let kinds = ["fn", "const", "struct", "enum", "trait", "static", "mod", "type"];
+    let ends = |rest: &str| !rest.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+    kinds.iter().any(|kind| code.split(&format!("{kind} {name}")).skip(1).any(ends))
 }
 
 fn root() -> PathBuf {
