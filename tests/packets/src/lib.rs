@@ -75,7 +75,7 @@ impl Packet {
         Self::between(SocketAddr::from(([10, 1, 0, 1], 40_000)), SocketAddr::from(([10, 2, 0, 2], 443)))
     }
 
-    /// From [fd01::1]:40000 to [fd02::2]:443.
+    /// From `[fd01::1]:40000` to `[fd02::2]:443`.
     pub fn v6() -> Self {
         Self::between(
             SocketAddr::from(([0xfd01, 0, 0, 0, 0, 0, 0, 1], 40_000)),
