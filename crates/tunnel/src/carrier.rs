@@ -114,6 +114,8 @@ pub(crate) struct Carrier {
     trimmer: MemoryTrimmer,
     traffic: Traffic,
     events: PathEvents,
+    /// When this process ran again after the last time in which it did not; at first when the connection was made.
+    stalled_until: Instant,
 }
 
 impl Carrier {
@@ -139,6 +141,7 @@ impl Carrier {
             trimmer: MemoryTrimmer::default(),
             traffic: Traffic::new(now),
             events: PathEvents::default(),
+            stalled_until: now,
         }
     }
 
@@ -275,14 +278,18 @@ impl Carrier {
         self.paths.over_mut(link).for_each(|path| path.liveness.beat_now());
     }
 
-    /// This end did not run for a while.
-    pub(crate) fn forgive(&mut self, now: Instant) {
+    /// This end did not run for a while until `until`, which may be said more than once.
+    pub(crate) fn forgive(&mut self, until: Instant) {
+        if until <= self.stalled_until {
+            return;
+        }
+        self.stalled_until = until;
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         tracing::debug!(
             target: LIVENESS,
             "this end did not run for a while: silence until now proves nothing"
         );
-        self.paths.values_mut().for_each(|path| path.liveness.forgive(now));
+        self.paths.values_mut().for_each(|path| path.liveness.forgive(until));
     }
 
     /// Sends heartbeats and judges paths.

@@ -129,6 +129,17 @@ fn a_link_that_the_kernel_reports_gone_and_back_is_told() {
 }
 
 #[test]
+fn a_stall_of_the_server_is_told_once() {
+    let (mut world, client) = two_links();
+    let lines = Log::of("mpvpn::liveness=debug", || {
+        let now = world.now;
+        world.servers[0].forgive(now);
+        world.chat(client, SECOND);
+    });
+    assert_eq!(lines.iter().filter(|line| line.contains("did not run")).count(), 1, "{lines:?}");
+}
+
+#[test]
 fn repair_and_numbers_are_told_with_the_loss_that_they_are_for() {
     let mut world = World::new();
     world.fec = Fec::Auto;
