@@ -131,17 +131,17 @@ impl Error {
         let (file, socket) = (|| PathBuf::from("FILE"), || PathBuf::from("SOCKET"));
         let (metrics, tcp) = (([127, 0, 0, 1], 9464).into(), ([127, 0, 0, 1], 443).into());
         vec![
-            Self::usage("WHAT IS WRONG WITH THE OPTIONS", "WHAT TO GIVE INSTEAD"),
+            Self::usage("THE MISTAKE IN THE OPTIONS", "THE CORRECTION"),
             Self::ConfigFile {
                 file: file(),
                 line: 7,
                 column: 1,
-                why: "WHAT IS WRONG".into(),
+                why: "THE MISTAKE".into(),
                 shown: " 7 | THE LINE".into(),
             },
             Self::File { doing: "read", path: file(), source: io(Errno::ACCESS) },
             Self::File { doing: "read", path: file(), source: io(Errno::NOENT) },
-            Self::Content { path: file(), expected: "WHAT IT SHOULD HOLD", found: "WHAT IT HOLDS".into() },
+            Self::Content { path: file(), expected: "THE EXPECTED CONTENT", found: "THE CONTENT".into() },
             Self::KeyMismatch { cert: "CERT".into(), key: "KEY".into() },
             Self::MakeCertificate(rcgen::Error::CouldNotParseCertificate),
             Self::Tls(rustls::Error::General("REASON".into())),

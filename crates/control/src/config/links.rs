@@ -94,7 +94,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// What both ends go by.
+    /// The policy of the link, for both ends of the tunnel.
     pub fn policy(&self) -> LinkPolicy {
         let Self { tier, metered, up, down, weight, dscp, .. } = *self;
         LinkPolicy { tier, metered, up, down, weight, dscp }

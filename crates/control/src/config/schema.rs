@@ -1,9 +1,8 @@
 //! JSON schemas of values that a file writes as text: one function for each way of writing them, with the name of the
 //! function of [`values`](super::values) or [`rules`](super::rules) that reads them.
 //!
-//! Always holds: what a schema says about a value comes from its [`Text`]: `title` is what is expected, `examples` has a
-//! text that is accepted, `oneOf` has the words with their meanings. Nothing that runs in a tunnel uses this; it is here
-//! for `docs/reference`.
+//! Always holds: each schema is made from the [`Text`] of its type. `title` describes the expected value, `examples` holds an
+//! accepted text, and `oneOf` lists the words with their meanings. Only the generator of `docs/reference` uses this module.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};

@@ -228,9 +228,9 @@ word_enum! {
 word_enum! {
     /// The level of the log.
     pub enum LogLevel {
-        /// What needs a person to act.
+        /// Conditions that need a person to act.
         Error = "error",
-        /// Also what was lost or refused.
+        /// Also losses and refusals.
         Warn = "warn",
         /// Also changes of state.
         #[default]
