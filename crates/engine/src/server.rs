@@ -289,7 +289,7 @@ impl Running {
         while let Some(news) = self.shards.next() {
             match news {
                 News::Specific(ServerMessage::MtuChanged) => self.follow_mtu(),
-                News::Specific(ServerMessage::Replaced(seat)) => self.plane.close_replaced(now, seat),
+                News::Specific(ServerMessage::Replaced(seat)) => self.plane.server.close_replaced(now, seat),
                 News::Ended => ended = true,
             }
         }

@@ -44,8 +44,7 @@ use crate::{
 use connector::{Connector, Wanted};
 pub use flows::{Carried, FlowReport};
 use lane::Lane;
-use links::Links;
-pub(crate) use links::at_this_end;
+pub(crate) use links::Links;
 use member::{Membership, Part};
 use packets::Apps;
 pub(crate) use packets::{clamp_received, is_link_local};
@@ -488,7 +487,7 @@ impl Client {
             self.apps.lane.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
         }
-        self.check_up(now);
+        self.check_up();
     }
 
     /// Figures for status output.

@@ -55,17 +55,17 @@ impl Folder {
 
     /// Writes what a trace has gathered to its file, or to a new one where there is none or that one is large or gone.
     pub(super) fn write(&mut self, trace: &mut Trace) -> io::Result<()> {
-        let (mut head, records) = trace.take();
-        if records.is_empty() {
+        let buffered = trace.buffered() as u64;
+        if buffered == 0 {
             return Ok(());
         }
         let size = |name: &String| self.files.get(name).copied();
-        let fits = |size: u64| size + records.len() as u64 <= self.limit / FILES_OF_FULL_SIZE;
+        let fits = |size: u64| size + buffered <= self.limit / FILES_OF_FULL_SIZE;
         if let Some(name) = trace.file.take().filter(|name| size(name).is_some_and(fits)) {
             match OpenOptions::new().append(true).open(self.path.join(&name)) {
                 Ok(file) => {
                     trace.file = Some(name.clone());
-                    return self.append(file, name, &records);
+                    return self.append(file, name, &trace.take());
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => drop(self.files.remove(&name)),
                 Err(error) => return Err(error),
@@ -76,8 +76,9 @@ impl Folder {
         let file = create(&self.path.join(&name))?;
         self.files.insert(name.clone(), 0);
         trace.file = Some(name.clone());
-        head.extend(records);
-        self.append(file, name, &head)
+        let mut bytes = trace.head();
+        bytes.extend(trace.take());
+        self.append(file, name, &bytes)
     }
 
     fn append(&mut self, mut file: File, name: String, bytes: &[u8]) -> io::Result<()> {

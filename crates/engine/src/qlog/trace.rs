@@ -74,14 +74,19 @@ impl Trace {
         self.buffer = Vec::new();
     }
 
-    /// Takes the records that were not written yet; before them those with which they begin a file.
-    pub(super) fn take(&mut self) -> (Vec<u8>, Vec<u8>) {
-        let head = self.head();
-        self.paths.append(&mut self.new_paths);
-        (head, std::mem::take(&mut self.buffer))
+    /// The size (bytes) of the records that were not written yet.
+    pub(super) fn buffered(&self) -> usize {
+        self.buffer.len()
     }
 
-    fn head(&self) -> Vec<u8> {
+    /// Takes these records.
+    pub(super) fn take(&mut self) -> Vec<u8> {
+        self.paths.append(&mut self.new_paths);
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// The records with which a file begins that goes on with [`Self::take`].
+    pub(super) fn head(&self) -> Vec<u8> {
         let date = self.start_date.duration_since(UNIX_EPOCH).unwrap_or_default();
         let mut head = framed(&json!({
             "qlog_version": "0.3",

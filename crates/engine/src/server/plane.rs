@@ -90,7 +90,7 @@ impl Plane {
             while let Some(message) = first.next() {
                 match message {
                     ShardMessage::Specific(ServerMessage::Replaced(seat)) => {
-                        self.close_replaced(turn.now, seat);
+                        self.server.close_replaced(turn.now, seat);
                     }
                     ShardMessage::ReportStatus(round) => first.report_status(round, self.report(turn.now)),
                     ShardMessage::ReportFlows(round) => first.report_flows(round, self.flows(turn.now)),
@@ -143,11 +143,6 @@ impl Plane {
         if self.egress.poll_timeout().is_some_and(|at| at <= now) {
             self.egress.handle_timeout(now, &turns.poller, &mut Streams(&mut self.server));
         }
-    }
-
-    /// A tunnel of this shard was replaced.
-    pub(super) fn close_replaced(&mut self, now: Instant, seat: Seat) {
-        self.server.close_replaced(now, seat);
     }
 
     /// Acts on what has happened to clients; returns whether anything has, and notes the MTU if it has changed.

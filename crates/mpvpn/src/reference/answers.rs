@@ -169,12 +169,12 @@ pub(super) fn events(since: &mut Since) -> String {
             ]);
         }
     }
-    format!(
+    tidy(&format!(
         "{GENERATED}{}\n## Events\n\n{}## Reasons\n\n{}",
         include_str!("text/events.txt"),
         table.end(),
-        reasons.end().trim_end().to_owned() + "\n"
-    )
+        reasons.end()
+    ))
 }
 
 /// The alternatives of an event that has further fields for each reason.
@@ -220,11 +220,7 @@ pub(super) fn metrics(since: &mut Since) -> String {
             format!("{}{mark}", metric.help),
         ]);
     }
-    format!(
-        "{GENERATED}{}\n## All metrics\n\n{}",
-        include_str!("text/metrics.txt"),
-        table.end().trim_end().to_owned() + "\n"
-    )
+    tidy(&format!("{GENERATED}{}\n## All metrics\n\n{}", include_str!("text/metrics.txt"), table.end()))
 }
 
 /// `errors.md`.
@@ -241,12 +237,12 @@ pub(super) fn errors() -> String {
     for error in EngineError::examples() {
         others.row(&[code(&error.to_string())]);
     }
-    format!(
+    tidy(&format!(
         "{GENERATED}{}\n## Exit codes\n\n{}## Errors of options, files, certificates and the local API\n\n{}## Errors of the tunnel \
          and the system\n\nMany of these say themselves what to do. The next step of all of them: {LOG}.\n\n{}",
         include_str!("text/errors.txt"),
         codes.end(),
         errors.end(),
-        others.end().trim_end().to_owned() + "\n"
-    )
+        others.end()
+    ))
 }

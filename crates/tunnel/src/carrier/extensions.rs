@@ -5,21 +5,21 @@
 //! what both ends know is switched on at the [`Carrier`], or noted in [`Agreed`]. Always holds: a field that is repeated
 //! or does not parse counts as absent; a context ID stands for one extension of a connection at most.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_class::MOST_COPIES;
-use mpvpn_masque::{capsule::LinkPolicy, headers::Headers, structured};
+use mpvpn_masque::{headers::Headers, structured};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
-use mpvpn_types::{ClassId, CongestionControl, Fec, Instant, LinkId};
+use mpvpn_types::{ClassId, CongestionControl, Fec, Instant};
 
 use super::{
     Carrier, clocks::ClockReports, data_ack::DataAcks, protect::Protection, reinjection::Reinjection,
     sequence::Sequencer,
 };
 use crate::{
-    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::at_this_end, shapers::Shapers,
+    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::Links, shapers::Shapers,
 };
 
 /// A Boolean of RFC 9651 that is true.
@@ -224,8 +224,8 @@ const OF_ALL: &[Extension] = &[
         |_, offer| offer.filter(|offer| is_true(offer)).map(|_| TRUE.to_owned()),
         |client, answer| {
             client.agreed.links = is_true(answer);
-            for (link, policy) in client.policies.iter().filter(|_| is_true(answer)) {
-                client.ends.carrier.set_link(client.now, *link, at_this_end(policy, true));
+            if client.agreed.links {
+                client.links.apply_policies(client.now, client.ends.carrier, true);
             }
         },
     ),
@@ -306,7 +306,7 @@ impl<'a> Ends<'a> {
 pub(crate) struct AtClient<'a> {
     pub(crate) now: Instant,
     pub(crate) config: &'a ClientConfig,
-    pub(crate) policies: &'a BTreeMap<LinkId, LinkPolicy>,
+    pub(crate) links: &'a Links,
     pub(crate) shapers: &'a Shapers,
     /// The class that the connection carries.
     pub(crate) class: ClassId,

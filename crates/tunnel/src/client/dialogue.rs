@@ -13,7 +13,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, addresses, in_use, links::at_this_end};
+use super::{Carries, Client, ClientError, ClientEvent, addresses, in_use};
 use crate::{
     carrier::{
         Carrier, Role,
@@ -97,7 +97,7 @@ impl Client {
                 _ => {}
             }
         }
-        self.check_up(now);
+        self.check_up();
     }
 
     fn request(&mut self, now: Instant) {
@@ -122,10 +122,8 @@ impl Client {
         session.request = Some(stream);
         let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
         carrier.set_class(self.config.class.as_ref());
-        for (link, policy) in self.links.policies() {
-            // Until the server agrees its heartbeats are those of any link.
-            carrier.set_link(now, *link, at_this_end(policy, false));
-        }
+        // Until the server agrees its heartbeats are those of any link.
+        self.links.apply_policies(now, &mut carrier, false);
         for path in connection.paths().collect::<Vec<_>>() {
             carrier.path_opened(now, connection, path);
         }
@@ -139,7 +137,7 @@ impl Client {
         let client = AtClient {
             now,
             config: &self.config,
-            policies: self.links.policies(),
+            links: &self.links,
             shapers: &self.membership.shapers,
             class: self.membership.part.class(),
             ends: Ends::at_client(&self.config, &mut session.carrier, stream),
@@ -153,9 +151,7 @@ impl Client {
     pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;
-        for (link, policy) in self.links.policies() {
-            session.carrier.set_link(now, *link, at_this_end(policy, false));
-        }
+        self.links.apply_policies(now, &mut session.carrier, false);
         if asks && let Ok(stream) = connection.open_bi() {
             let offers = extensions::offers(Carries::Streams, &self.config, self.membership.part.member());
             let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);
@@ -252,7 +248,7 @@ impl Client {
         self.lost(now, &LostReason::Transport(reason));
     }
 
-    pub(super) fn check_up(&mut self, _now: Instant) {
+    pub(super) fn check_up(&mut self) {
         let Some(session) = &mut self.session else { return };
         if session.up || !session.accepted {
             return;

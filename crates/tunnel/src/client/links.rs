@@ -23,7 +23,7 @@ const NOT_YET: Duration = Duration::from_millis(30);
 
 /// What a policy means at this end, whose packets get their mark from the socket; `agreed`: the far end sends heartbeats
 /// accordingly.
-pub(crate) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
+pub(super) fn at_this_end(policy: &LinkPolicy, agreed: bool) -> LinkPolicy {
     LinkPolicy { metered: policy.metered && agreed, dscp: 0, ..*policy }
 }
 
@@ -38,7 +38,7 @@ struct Link {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Links {
+pub(crate) struct Links {
     links: BTreeMap<LinkId, Link>,
     policies: BTreeMap<LinkId, LinkPolicy>,
     probes: VecDeque<(LinkId, Vec<u8>)>,
@@ -85,9 +85,11 @@ impl Links {
         self.policies.get(&id).copied().unwrap_or_default()
     }
 
-    /// All policies that were set.
-    pub(super) fn policies(&self) -> &BTreeMap<LinkId, LinkPolicy> {
-        &self.policies
+    /// Has a connection use the links by all policies that were set; `agreed`: see [`at_this_end`].
+    pub(crate) fn apply_policies(&self, now: Instant, carrier: &mut Carrier, agreed: bool) {
+        for (link, policy) in &self.policies {
+            carrier.set_link(now, *link, at_this_end(policy, agreed));
+        }
     }
 
     fn may_have_path(&self, id: LinkId) -> Option<&Link> {

@@ -7,6 +7,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::{connect::Authority, headers::Headers};
 use mpvpn_quic::ServerSetup;
 
+#[cfg(doc)]
+use super::Server;
 use crate::{Carries, Limits, RelayId, Seat, Secret, UdpId};
 
 /// An answer to anybody: its head and its content.
@@ -61,9 +63,9 @@ pub struct ServerConfig {
 pub enum ServerEvent {
     /// The largest packet that some client of any shard can take (bytes) has changed.
     Mtu(usize),
-    /// A tunnel of another shard was replaced: [`Server::close_replaced`](super::Server::close_replaced) is to be called there.
+    /// A tunnel of another shard was replaced: [`Server::close_replaced`] is to be called there.
     Replaced(Seat),
-    /// A client wants a TCP connection: [`Server::relay_opened`](super::Server::relay_opened) or [`Server::relay_failed`](super::Server::relay_failed) answers it.
+    /// A client wants a TCP connection: [`Server::relay_opened`] or [`Server::relay_failed`] answers it.
     Connect {
         /// The stream that will be the connection.
         relay: RelayId,
@@ -72,14 +74,14 @@ pub enum ServerEvent {
         /// Where to.
         to: Authority,
     },
-    /// [`Server::relay_read`](super::Server::relay_read) has something to say again.
+    /// [`Server::relay_read`] has something to say again.
     RelayReadable(RelayId),
-    /// [`Server::relay_room`](super::Server::relay_room) is there again.
+    /// [`Server::relay_room`] is there again.
     RelayWritable(RelayId),
     /// The client has broken it off, or is gone; there is no such relay any more.
     RelayGone(RelayId),
-    /// A client wants UDP payloads to be carried: [`Server::udp_opened`](super::Server::udp_opened) or [`Server::udp_failed`](super::Server::udp_failed) answers it. Its
-    /// payloads may come before that ([`Server::poll_udp`](super::Server::poll_udp)).
+    /// A client wants UDP payloads to be carried: [`Server::udp_opened`] or [`Server::udp_failed`] answers it. Its payloads
+    /// may come before that ([`Server::poll_udp`]).
     ConnectUdp {
         /// The flow.
         udp: UdpId,
@@ -98,6 +100,6 @@ pub enum ServerEvent {
 pub enum Taken {
     /// It is on its way to a client, or answered, or dropped.
     Here,
-    /// It is for a client of the shard with this number, for [`Server::handle_handed`](super::Server::handle_handed) there.
+    /// It is for a client of the shard with this number, for [`Server::handle_handed`] there.
     By(u8),
 }
