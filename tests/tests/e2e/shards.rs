@@ -49,8 +49,6 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     }
     reaches(&stage, Place::Client, TUNNEL);
     let sink = Sink::start(&stage, Place::Inet, 5201);
-    let report = sink.udp(&stage, Place::Client, &inet4(), 20, Way::Down, 3).finish();
-    assert!(report.megabits() > 18.0 && report.loss_pct < 2.0, "{report:?}");
     for (way, field) in [(Way::Up, "tx_bytes"), (Way::Down, "rx_bytes")] {
         let before = client.status();
         let report = sink.tcp(&stage, Place::Client, &inet4(), 16, way, 3).finish();
@@ -62,6 +60,10 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
             assert!(bytes > 1_000_000, "{way:?}: connection {member} carried only {bytes} bytes");
         }
     }
+    // After the TCP flows have raised the congestion windows: a flow of 20 Mbit/s through windows of the first second loses
+    // packets, the more the busier the machine is, and that says nothing about shards.
+    let report = sink.udp(&stage, Place::Client, &inet4(), 20, Way::Down, 3).finish();
+    assert!(report.megabits() > 18.0 && report.loss_pct < 2.0, "{report:?}");
     let status = server.status();
     let clients = status["clients"].as_array().expect("a list");
     assert_eq!(clients.len(), 1, "one session: {status:#}");
