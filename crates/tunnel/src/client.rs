@@ -36,9 +36,9 @@ use mpvpn_types::{Duration, Fec, Instant, LinkId, PathId};
 use crate::{
     ClassProfile, RelayId,
     attempt::is_answer,
-    carrier::{Carrier, Role},
     events::{ClassChange, ClientChange},
     http::Http,
+    multipath::{MultipathConnection, Role},
     udp::Inbox,
 };
 use connector::{Connector, Wanted};
@@ -146,7 +146,7 @@ impl Client {
     /// This end did not run for a while: silence until now proves nothing.
     pub fn forgive(&mut self, now: Instant) {
         if let Some(session) = &mut self.session {
-            session.carrier.forgive(now);
+            session.multipath.forgive(now);
         }
     }
 
@@ -203,10 +203,10 @@ impl Client {
             }
         };
         // Replaced by the tunnel's own once the number of the request stream is known.
-        let mut carrier = Carrier::new(now, Role::Client, None, self.config.scheduler);
-        carrier.set_class(self.config.class.as_ref());
-        carrier.path_opened(now, connection, PathId(0));
-        self.session = Some(Session::new(now, id, http, carrier));
+        let mut multipath = MultipathConnection::new(now, Role::Client, None, self.config.scheduler);
+        multipath.set_class(self.config.class.as_ref());
+        multipath.path_opened(now, connection, PathId(0));
+        self.session = Some(Session::new(now, id, http, multipath));
         self.links.restart(now);
         self.drive_session(now);
     }
@@ -218,7 +218,7 @@ impl Client {
             // It ended in a moment when nobody asked what happened to it.
             return self.lost(now, &LostReason::TimedOut);
         };
-        session.carrier.note_received(now, connection);
+        session.multipath.note_received(now, connection);
         let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
@@ -227,18 +227,18 @@ impl Client {
                     return;
                 }
                 QuicEvent::PathOpened(path) => {
-                    session.carrier.path_opened(now, connection, path);
-                    session.carrier.report_opened(path, connection.remote_of(path));
+                    session.multipath.path_opened(now, connection, path);
+                    session.multipath.report_opened(path, connection.remote_of(path));
                     if let Some(link) = connection.local_of(path).and_then(Local::as_link) {
                         self.links.on_opened(link);
                     }
                 }
                 QuicEvent::PathClosed(path) => {
-                    if let Some(link) = session.carrier.path_closed(now, path) {
+                    if let Some(link) = session.multipath.path_closed(now, path) {
                         self.links.ask_again(now, link);
                     }
                 }
-                QuicEvent::PeerStatus(path, status) => session.carrier.peer_status(now, path, status),
+                QuicEvent::PeerStatus(path, status) => session.multipath.peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) if session.relays.has(stream) => {
                     let relay = RelayId::new(id, stream);
                     if session.relays.wake(stream) && !self.own.readable(relay, &mut self.reports.events) {
@@ -291,8 +291,8 @@ impl Client {
 
     fn close_session(&mut self, now: Instant, reason: &str) {
         if let Some(mut session) = self.session.take() {
-            self.reports.take_path_events(&mut session.carrier);
-            self.reports.count(&session.carrier);
+            self.reports.take_path_events(&mut session.multipath);
+            self.reports.count(&session.multipath);
             self.apps.lane.end_streams();
             self.own.end(session.connection, &mut self.reports.events);
             session.udp.end(
@@ -353,7 +353,7 @@ impl Client {
 
     /// Whether the server is reached: the tunnel is up, and a path works.
     pub fn reaches_server(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_alive())
     }
 
     /// What its class is called, where there are several.
@@ -383,7 +383,7 @@ impl Client {
     /// The next change that needs no action.
     pub fn poll_change(&mut self) -> Option<ClientChange> {
         if let Some(session) = &mut self.session {
-            self.reports.take_path_events(&mut session.carrier);
+            self.reports.take_path_events(&mut session.multipath);
         }
         self.reports.changes.pop()
     }
@@ -403,7 +403,7 @@ impl Client {
         while let Some(session) = &mut self.session
             && let Some(connection) = self.endpoint.get(session.connection)
         {
-            if let Some(transmit) = session.carrier.poll_transmit(now, connection, buf) {
+            if let Some(transmit) = session.multipath.poll_transmit(now, connection, buf) {
                 return Some(transmit);
             }
             // Room on a stream shows as its bytes leave.
@@ -441,12 +441,12 @@ impl Client {
             && let Some(connection) = self.endpoint.get(session.connection)
         {
             at_most(connection.poll_timeout());
-            at_most(session.carrier.poll_timeout(now, connection));
+            at_most(session.multipath.poll_timeout(now, connection));
             at_most(useless);
             if !session.accepted {
                 at_most(Some(session.since + ANSWER));
             }
-            at_most(self.links.poll_timeout(&session.carrier));
+            at_most(self.links.poll_timeout(&session.multipath));
         }
         next
     }
@@ -471,8 +471,8 @@ impl Client {
         let Some(session) = &mut self.session else { return };
         let Some(connection) = self.endpoint.get(session.connection) else { return self.drive_session(now) };
         connection.handle_timeout(now);
-        session.carrier.handle_timeout(now, connection);
-        self.apps.release(now, &mut session.carrier);
+        session.multipath.handle_timeout(now, connection);
+        self.apps.release(now, &mut session.multipath);
         if !session.accepted && now.saturating_duration_since(session.since) >= ANSWER {
             self.lost(now, &LostReason::TimedOut);
             return;
@@ -482,7 +482,7 @@ impl Client {
         self.revive(now);
         if let Some(session) = &mut self.session
             && session.up
-            && let Some(mtu) = session.carrier.take_mtu()
+            && let Some(mtu) = session.multipath.take_mtu()
         {
             self.apps.lane.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
@@ -505,16 +505,16 @@ impl Client {
         if session.up {
             (report.state, report.reason) = (ClientState::Up, String::new());
         }
-        report.counters.tx_bytes += session.carrier.counters().tx_bytes;
-        report.counters.rx_bytes += session.carrier.counters().rx_bytes;
-        report.rates = session.carrier.rates(now);
+        report.counters.tx_bytes += session.multipath.counters().tx_bytes;
+        report.counters.rx_bytes += session.multipath.counters().rx_bytes;
+        report.rates = session.multipath.rates(now);
         report.udp = session.udp.flows.len();
-        report.drops += session.carrier.drops();
-        report.sojourn = session.carrier.sojourn();
-        report.lane = session.carrier.lane();
+        report.drops += session.multipath.drops();
+        report.sojourn = session.multipath.sojourn();
+        report.lane = session.multipath.lane();
         report.peer_cc = session.agreed.cc;
-        report.paths = session.carrier.report(now, connection);
-        report.mtu = session.carrier.mtu();
+        report.paths = session.multipath.report(now, connection);
+        report.mtu = session.multipath.mtu();
         report
     }
 }

@@ -24,8 +24,8 @@ use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
 use crate::{
     RelayId, RelayRead,
-    carrier::{Carrier, Role},
     http::Http,
+    multipath::{MultipathConnection, Role},
     relay::Relays,
 };
 
@@ -107,7 +107,7 @@ pub struct Forwarder {
     endpoint: Endpoint,
     id: ConnectionId,
     /// `None` until the handshake is over.
-    session: Option<(Http, Carrier)>,
+    session: Option<(Http, MultipathConnection)>,
     relays: Relays,
     inboxes: BTreeMap<StreamId, Inbox>,
     /// [`ForwardEvent::Ready`] was said, and no request refused since.
@@ -163,17 +163,18 @@ impl Forwarder {
             self.lost(LostReason::TimedOut);
             return Ok(());
         };
-        if let Some((_, carrier)) = &mut self.session {
-            carrier.note_received(now, connection);
+        if let Some((_, multipath)) = &mut self.session {
+            multipath.note_received(now, connection);
         }
         let mut lost = None;
         while let Some(event) = connection.poll_event(now) {
             match (event, &mut self.session) {
                 (QuicEvent::Connected, session @ None) => match Http::start(Side::Client, connection) {
                     Ok(http) => {
-                        let mut carrier = Carrier::new(now, Role::Client, None, Scheduler::default());
-                        carrier.path_opened(now, connection, PathId(0));
-                        *session = Some((http, carrier));
+                        let mut multipath =
+                            MultipathConnection::new(now, Role::Client, None, Scheduler::default());
+                        multipath.path_opened(now, connection, PathId(0));
+                        *session = Some((http, multipath));
                     }
                     Err(error) => return Err(internal(&error.to_string())),
                 },
@@ -193,14 +194,14 @@ impl Forwarder {
                     self.relays.handle(HttpEvent::Reset { stream, code: stop });
                     self.events.push_back(ForwardEvent::Readable(RelayId::new(self.id, stream)));
                 }
-                (QuicEvent::PathOpened(path), Some((_, carrier))) => {
-                    carrier.path_opened(now, connection, path);
+                (QuicEvent::PathOpened(path), Some((_, multipath))) => {
+                    multipath.path_opened(now, connection, path);
                 }
-                (QuicEvent::PathClosed(path), Some((_, carrier))) => {
-                    carrier.path_closed(now, path);
+                (QuicEvent::PathClosed(path), Some((_, multipath))) => {
+                    multipath.path_closed(now, path);
                 }
-                (QuicEvent::PeerStatus(path, status), Some((_, carrier))) => {
-                    carrier.peer_status(now, path, status);
+                (QuicEvent::PeerStatus(path, status), Some((_, multipath))) => {
+                    multipath.peer_status(now, path, status);
                 }
                 (QuicEvent::StreamsAvailable, _) => self.ready = false,
                 _ => {}
@@ -210,12 +211,12 @@ impl Forwarder {
             self.lost(reason);
             return Ok(());
         }
-        let Some((http, carrier)) = &mut self.session else { return Ok(()) };
+        let Some((http, multipath)) = &mut self.session else { return Ok(()) };
         let (inboxes, events, id) = (&mut self.inboxes, &mut self.events, self.id);
         let mut problem = None;
         connection.receive_datagrams(|datagram| match value_of(&datagram) {
             Ok((stream, value)) => {
-                carrier.note_delivered(now, value.len() as u64);
+                multipath.note_delivered(now, value.len() as u64);
                 if inboxes.get_mut(&stream).is_some_and(|inbox| inbox.push(now, value)) {
                     events.push_back(ForwardEvent::Readable(RelayId::new(id, stream)));
                 }
@@ -297,12 +298,12 @@ impl Forwarder {
 
     /// The next bytes of the server's content.
     pub fn read(&mut self, now: Instant, request: RelayId) -> RelayRead {
-        let Some((http, carrier)) = &mut self.session else { return RelayRead::Broken };
+        let Some((http, multipath)) = &mut self.session else { return RelayRead::Broken };
         let Some(connection) = self.endpoint.get(self.id) else { return RelayRead::Broken };
         match self.relays.read(connection, http, request.stream) {
             Ok(read) => {
                 if let RelayRead::Data(data) = &read {
-                    carrier.note_delivered(now, data.len() as u64);
+                    multipath.note_delivered(now, data.len() as u64);
                 }
                 read
             }
@@ -352,7 +353,7 @@ impl Forwarder {
     /// Sends a datagram, context ID and payload, outside of the stream. `false` if that cannot be: it is too large for
     /// now, or begins with no context ID. Then a capsule in the stream may carry it.
     pub fn send_datagram(&mut self, now: Instant, request: RelayId, value: &[u8]) -> bool {
-        let Some((http, carrier)) = &mut self.session else { return false };
+        let Some((http, multipath)) = &mut self.session else { return false };
         let Some(connection) = self.endpoint.get(self.id) else { return false };
         let Some((context, at)) = varint::decode(value) else { return false };
         let (prefix, payload) = (datagram::prefix(request.stream, context), &value[at..]);
@@ -365,7 +366,7 @@ impl Forwarder {
             Ok(packet) => FlowKey::of(&packet).hash32(),
             Err(_) => request.stream as u32,
         };
-        carrier.send_payload(now, &prefix, payload, flow, true);
+        multipath.send_payload(now, &prefix, payload, flow, true);
         true
     }
 
@@ -387,7 +388,7 @@ impl Forwarder {
         loop {
             let connection = self.endpoint.get(self.id)?;
             let transmit = match &mut self.session {
-                Some((_, carrier)) => carrier.poll_transmit(now, connection, buf),
+                Some((_, multipath)) => multipath.poll_transmit(now, connection, buf),
                 None => connection.poll_transmit(now, buf),
             };
             if transmit.is_some() {
@@ -405,7 +406,7 @@ impl Forwarder {
     /// When [`Self::handle_timeout`] wants to be called.
     pub fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
         let connection = self.endpoint.get(self.id)?;
-        let own = self.session.as_ref().and_then(|(_, carrier)| carrier.poll_timeout(now, connection));
+        let own = self.session.as_ref().and_then(|(_, multipath)| multipath.poll_timeout(now, connection));
         own.into_iter().chain(connection.poll_timeout()).min()
     }
 
@@ -413,8 +414,8 @@ impl Forwarder {
     pub fn handle_timeout(&mut self, now: Instant) {
         if let Some(connection) = self.endpoint.get(self.id) {
             connection.handle_timeout(now);
-            if let Some((_, carrier)) = &mut self.session {
-                carrier.handle_timeout(now, connection);
+            if let Some((_, multipath)) = &mut self.session {
+                multipath.handle_timeout(now, connection);
             }
         }
         self.handle_batch(now);

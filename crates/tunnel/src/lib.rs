@@ -21,14 +21,14 @@
 #![cfg_attr(test, allow(clippy::disallowed_methods))]
 
 mod attempt;
-mod carrier;
 mod class;
+mod class_connections;
 mod client;
 mod events;
-mod fleet;
 mod forward;
 mod http;
 mod mtu;
+mod multipath;
 mod pool;
 mod registry;
 mod relay;
@@ -39,8 +39,8 @@ mod udp;
 #[path = "../../masque/src/vectors.rs"]
 mod vectors;
 
-pub use carrier::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
 pub use class::{ClassProfile, Limits};
+pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{
     Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
     FlowReport, UdpNews,
@@ -49,9 +49,9 @@ pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
     ServerChange,
 };
-pub use fleet::{ClassSetup, Fleet};
 pub use forward::{Answered, ForwardError, ForwardEvent, Forwarder};
 pub use mpvpn_masque::capsule::LinkPolicy;
+pub use multipath::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
 pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};

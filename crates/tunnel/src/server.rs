@@ -143,8 +143,8 @@ impl Server {
     fn drive(&mut self, now: Instant, id: ConnectionId) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
-        if let Some(carrier) = peer.carrier() {
-            carrier.note_received(now, connection);
+        if let Some(multipath) = peer.multipath() {
+            multipath.note_received(now, connection);
         }
         let happened = peer.poll_events(now, id, connection, &mut self.events);
         if happened.handshake_over {
@@ -267,7 +267,7 @@ impl Server {
     fn take_path_events(&mut self, id: ConnectionId) {
         let granted = self.peers.get_mut(id).and_then(|peer| peer.granted.as_mut());
         let Some(granted) = granted else { return };
-        let events = granted.carrier.take_events();
+        let events = granted.multipath.take_events();
         if events.is_empty() {
             return;
         }
@@ -287,8 +287,8 @@ impl Server {
             let connection = self.endpoint.get(id);
             let mut has_events = false;
             if let (Some(peer), Some(connection)) = (self.peers.get_mut(id), connection) {
-                let transmit = match peer.carrier() {
-                    Some(carrier) => carrier.poll_transmit(now, connection, buf),
+                let transmit = match peer.multipath() {
+                    Some(multipath) => multipath.poll_transmit(now, connection, buf),
                     None => connection.poll_transmit(now, buf),
                 };
                 if let Some(transmit) = transmit {
@@ -319,7 +319,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let own = peer.poll_timeout(now, connection);
-        let mtu = peer.carrier().map(|carrier| carrier.mtu());
+        let mtu = peer.multipath().map(|multipath| multipath.mtu());
         let counted = peer.tunnel_mut().map(|tunnel| std::mem::replace(&mut tunnel.counted_mtu, mtu));
         self.peers.arm(id, own.into_iter().chain(connection.poll_timeout()).min());
         if let Some(counted) = counted {
@@ -339,13 +339,13 @@ impl Server {
                 continue;
             };
             connection.handle_timeout(now);
-            if let Some(carrier) = peer.carrier() {
+            if let Some(multipath) = peer.multipath() {
                 if let Some(at) = self.forgiven {
-                    carrier.forgive(at);
+                    multipath.forgive(at);
                 }
-                carrier.handle_timeout(now, connection);
-                let (mtu, joiner) = (carrier.mtu(), &mut self.joiner);
-                carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+                multipath.handle_timeout(now, connection);
+                let (mtu, joiner) = (multipath.mtu(), &mut self.joiner);
+                multipath.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
             }
             if peer.tunnel().is_some_and(|tunnel| tunnel.is_unasked(now)) {
                 self.address(now, id, &[]);

@@ -14,7 +14,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use crate::carrier::{Carrier, FlowMeter};
+use crate::multipath::{FlowMeter, MultipathConnection};
 
 /// Bytes of the largest value of a DATAGRAM capsule that is read: no path of the Internet takes more at once, and each
 /// stream may hold as much of one that is not whole yet.
@@ -98,16 +98,16 @@ impl UdpFlows {
         &mut self,
         now: Instant,
         connection: &mut Connection,
-        carrier: &mut Carrier,
+        multipath: &mut MultipathConnection,
         stream: StreamId,
         payload: &[u8],
     ) {
         if payload.len() > self.room(connection, stream) {
-            return carrier.count_too_big();
+            return multipath.count_too_big();
         }
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let ordered = flow.meter.wants_order(now, payload);
-        carrier.send_payload(now, &flow.prefix, payload, flow.hash, ordered);
+        multipath.send_payload(now, &flow.prefix, payload, flow.hash, ordered);
     }
 
     /// Takes bytes of a stream, and hands out the payloads that come in capsules.

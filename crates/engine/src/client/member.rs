@@ -52,7 +52,7 @@ impl Joiner {
         loop {
             self.plane.transmit(turns, turn.now);
             let before = up.then_some(mtu).flatten();
-            while let Some(event) = self.plane.fleet.poll_event(turn.now) {
+            while let Some(event) = self.plane.connections.poll_event(turn.now) {
                 match event {
                     ClientEvent::Mtu(new) => mtu = Some(new),
                     ClientEvent::Up(assignment) => {
@@ -105,7 +105,7 @@ impl Joiner {
                 self.plane.set_classes(turns, now, &config);
                 self.config = *config;
             }
-            ClientMessage::Join(secret) => self.plane.fleet.join(now, &secret),
+            ClientMessage::Join(secret) => self.plane.connections.join(now, &secret),
             // Only the first shard is told so.
             ClientMessage::Carries(..) => {}
         }

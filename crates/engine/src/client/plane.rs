@@ -9,7 +9,7 @@ use mpvpn_control::{
     status::{FlowList, Status},
 };
 use mpvpn_os::PacketFd;
-use mpvpn_tunnel::{Assignment, Fleet, LinkPolicy, Member};
+use mpvpn_tunnel::{Assignment, ClassConnections, LinkPolicy, Member};
 use mpvpn_types::{LinkId, Tier};
 
 use super::{
@@ -31,7 +31,7 @@ use crate::{
 /// The connections of a shard, and how they are made.
 pub(super) struct PlaneGear {
     pub(super) shard: u8,
-    pub(super) fleet: Fleet,
+    pub(super) connections: ClassConnections,
     pub(super) classes: Classes,
     pub(super) forge: Forge,
     pub(super) ways: Ways,
@@ -41,7 +41,7 @@ pub(super) struct PlaneGear {
 /// One shard.
 pub(super) struct Plane {
     shard: u8,
-    pub(super) fleet: Fleet,
+    pub(super) connections: ClassConnections,
     classes: Classes,
     forge: Forge,
     pub(super) sockets: LinkSockets,
@@ -55,7 +55,7 @@ pub(super) struct Plane {
 impl Plane {
     /// Starts to watch the device; a queue of a TUN must be attached.
     pub(super) fn new(
-        PlaneGear { shard, fleet, classes, forge, ways, events }: PlaneGear,
+        PlaneGear { shard, connections, classes, forge, ways, events }: PlaneGear,
         links: Links,
         policies: Policies,
         devices: Option<Devices>,
@@ -66,7 +66,7 @@ impl Plane {
         }
         Ok(Self {
             shard,
-            fleet,
+            connections,
             classes,
             forge,
             sockets: LinkSockets::new(links),
@@ -97,7 +97,7 @@ impl Plane {
 
     /// When [`Self::take`] wants to be called.
     pub(super) fn poll_timeout(&mut self, now: Instant) -> Option<Instant> {
-        let all = [self.fleet.poll_timeout(now), self.sockets.poll_timeout(), self.ways.poll_timeout()];
+        let all = [self.connections.poll_timeout(now), self.sockets.poll_timeout(), self.ways.poll_timeout()];
         all.into_iter().flatten().min()
     }
 
@@ -111,7 +111,7 @@ impl Plane {
     ) -> Result<(), EngineError> {
         let now = turn.now;
         if turn.overslept {
-            self.fleet.forgive(now);
+            self.connections.forgive(now);
         }
         let mut packets_ready = false;
         for event in &turn.ready {
@@ -128,23 +128,24 @@ impl Plane {
                 }
                 MONITOR => self.read_news(turns, now, prepare)?,
                 SOCKETS.. => {
-                    let (fleet, devices) = (&mut self.fleet, &mut self.devices);
-                    let after = |fleet: &mut Fleet| write_packets(turns, now, fleet, devices);
-                    self.sockets.ready(&turns.poller, *event, fleet, now, after);
+                    let (connections, devices) = (&mut self.connections, &mut self.devices);
+                    let after =
+                        |connections: &mut ClassConnections| write_packets(turns, now, connections, devices);
+                    self.sockets.ready(&turns.poller, *event, connections, now, after);
                 }
                 _ => {}
             }
         }
-        self.fleet.handle_batches(now);
-        write_packets(turns, now, &mut self.fleet, &mut self.devices);
+        self.connections.handle_batches(now);
+        write_packets(turns, now, &mut self.connections, &mut self.devices);
         if packets_ready {
             self.read_packets(turns, now)?;
         }
         for event in turn.ready.iter().filter(|event| (CLASS_TUNS..SOCKETS).contains(&event.token)) {
             self.read_class(now, event.token);
         }
-        if self.fleet.poll_timeout(now).is_some_and(|at| at <= now) {
-            self.fleet.handle_timeout(now);
+        if self.connections.poll_timeout(now).is_some_and(|at| at <= now) {
+            self.connections.handle_timeout(now);
         }
         if self.sockets.is_rescan_due(now) {
             self.rescan(turns, now, prepare)?;
@@ -155,14 +156,14 @@ impl Plane {
 
     /// Has packets travel over UDP or inside TCP, link by link.
     fn look_at_ways(&mut self, turns: &Turns, now: Instant) {
-        for change in self.ways.look(turns, now, &mut self.sockets.links, &self.policies, &self.fleet) {
+        for change in self.ways.look(turns, now, &mut self.sockets.links, &self.policies, &self.connections) {
             match change {
                 WayChange::Uses(uplink) => self.use_links(now, |id| id.uplink() == uplink),
                 WayChange::Up(id, entry) => {
                     self.use_links(now, |other| other == id);
-                    self.fleet.link_up(now, id, entry);
+                    self.connections.link_up(now, id, entry);
                 }
-                WayChange::Down(id) => self.fleet.link_down(now, id),
+                WayChange::Down(id) => self.connections.link_down(now, id),
                 WayChange::Gone(id) => self.leave(now, id),
             }
         }
@@ -172,7 +173,7 @@ impl Plane {
     fn use_links(&mut self, now: Instant, which: impl Fn(LinkId) -> bool) {
         let links = &self.sockets.links;
         for (id, link) in links.links.iter().filter(|(id, _)| which(**id) && links.has(**id)) {
-            self.fleet.set_link(now, *id, self.policy(*id, &link.name));
+            self.connections.set_link(now, *id, self.policy(*id, &link.name));
         }
     }
 
@@ -184,8 +185,8 @@ impl Plane {
 
     /// A pipe is not there any more.
     fn leave(&mut self, now: Instant, id: LinkId) {
-        self.fleet.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
-        self.fleet.link_down(now, id);
+        self.connections.set_link(now, id, LinkPolicy { tier: Tier::Never, ..LinkPolicy::default() });
+        self.connections.link_down(now, id);
     }
 
     /// Reads what the kernel tells of links and addresses, and looks at the links if that matters.
@@ -203,23 +204,25 @@ impl Plane {
     }
 
     fn read_packets(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
-        let fleet = &mut self.fleet;
+        let connections = &mut self.connections;
         let Some(devices) = &mut self.devices else { return Ok(()) };
-        devices.read(&turns.wake, |hdr, packet| fleet.handle_tun(now, None, hdr, packet))
+        devices.read(&turns.wake, |hdr, packet| connections.handle_tun(now, None, hdr, packet))
     }
 
     fn read_class(&mut self, now: Instant, token: u64) {
-        let fleet = &mut self.fleet;
+        let connections = &mut self.connections;
         if let Some(devices) = &mut self.devices {
-            devices.read_class(token, |class, hdr, packet| fleet.handle_tun(now, Some(class), hdr, packet));
+            devices.read_class(token, |class, hdr, packet| {
+                connections.handle_tun(now, Some(class), hdr, packet)
+            });
         }
     }
 
     /// Sends what is to be sent.
     pub(super) fn transmit(&mut self, turns: &Turns, now: Instant) {
-        self.sockets.transmit(&turns.poller, now, &mut self.fleet);
-        write_packets(turns, now, &mut self.fleet, &mut self.devices);
-        while let Some(change) = self.fleet.poll_change() {
+        self.sockets.transmit(&turns.poller, now, &mut self.connections);
+        write_packets(turns, now, &mut self.connections, &mut self.devices);
+        while let Some(change) = self.connections.poll_change() {
             self.events.report_change(now, change, &self.sockets.links, &self.classes);
         }
     }
@@ -256,8 +259,8 @@ impl Plane {
                         prepare(name);
                         self.ways.network_changed(now, id);
                     }
-                    self.fleet.set_link(now, id, self.policy(id, name));
-                    self.fleet.link_up(now, id, remote);
+                    self.connections.set_link(now, id, self.policy(id, name));
+                    self.connections.link_up(now, id, remote);
                 }
                 LinkChange::Down(id) => {
                     let link = &self.sockets.links.links[&id];
@@ -267,7 +270,7 @@ impl Plane {
                             Event::LinkDown { link: link.name.as_str().into(), reason }
                         });
                     }
-                    self.fleet.link_down(now, id);
+                    self.connections.link_down(now, id);
                 }
                 LinkChange::Gone(id) => self.leave(now, id),
             }
@@ -288,14 +291,14 @@ impl Plane {
     pub(super) fn set_classes(&mut self, turns: &Turns, now: Instant, config: &ClientConfig) {
         let classes = Classes::of(config, self.devices.is_some());
         for id in self.classes.gone_in(&classes) {
-            self.fleet.remove_class(now, id);
+            self.connections.remove_class(now, id);
         }
         for connection in self.forge.connections(config, &classes, self.shard) {
             if !self.classes.travels_alike(connection.id, &classes) {
-                self.fleet.set_class(now, connection);
+                self.connections.set_class(now, connection);
             }
         }
-        self.fleet.set_rules(classes.rules.clone());
+        self.connections.set_rules(classes.rules.clone());
         // Good-byes leave through sockets that may be gone then.
         self.transmit(turns, now);
         self.sockets.links.set_classes(classes.sockets());
@@ -306,30 +309,35 @@ impl Plane {
 
     /// What this shard's connection does.
     pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
-        let reports = self.fleet.reports(now);
+        let reports = self.connections.reports(now);
         let uptime = now.saturating_duration_since(self.started);
         status::of_client(config, &self.sockets.links, &self.policies, &self.ways, &reports, uptime, member)
     }
 
     /// The flows of this shard.
     pub(super) fn flows(&self, now: Instant, config: &ClientConfig) -> FlowList {
-        flows::of_tun(now, self.fleet.flows(now), config)
+        flows::of_tun(now, self.connections.flows(now), config)
     }
 
     /// Says good-bye to the server.
     pub(super) fn end(&mut self) {
         let now = Instant::now();
-        self.fleet.close(now, "the client ends");
-        self.sockets.transmit_last(now, &mut self.fleet);
+        self.connections.close(now, "the client ends");
+        self.sockets.transmit_last(now, &mut self.connections);
         self.ways.end();
     }
 }
 
-fn write_packets(turns: &Turns, now: Instant, fleet: &mut Fleet, devices: &mut Option<Devices>) {
-    while let Some(joined) = fleet.poll_tun(now) {
+fn write_packets(
+    turns: &Turns,
+    now: Instant,
+    connections: &mut ClassConnections,
+    devices: &mut Option<Devices>,
+) {
+    while let Some(joined) = connections.poll_tun(now) {
         if let Some(devices) = devices {
             devices.write(&turns.poller, &joined);
         }
-        fleet.recycle(joined);
+        connections.recycle(joined);
     }
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use mpvpn_os::poll::{Event, Poller};
 use mpvpn_quic::{Local, Transmit};
-use mpvpn_tunnel::Fleet;
+use mpvpn_tunnel::ClassConnections;
 use mpvpn_types::{Duration, LinkId};
 
 use crate::{
@@ -39,9 +39,9 @@ impl LinkSockets {
         &mut self,
         poller: &Poller,
         event: Event,
-        fleet: &mut Fleet,
+        connections: &mut ClassConnections,
         now: Instant,
-        mut after: impl FnMut(&mut Fleet),
+        mut after: impl FnMut(&mut ClassConnections),
     ) {
         let Ok(number) = u16::try_from(event.token.wrapping_sub(SOCKETS)) else { return };
         let id = LinkId(number);
@@ -53,23 +53,23 @@ impl LinkSockets {
         if !event.readable {
             return;
         }
-        let each = |fleet: &mut Fleet, got: Datagram| {
+        let each = |connections: &mut ClassConnections, got: Datagram| {
             meter.count(Way::Received, got.data.len(), 1, got.remote.is_ipv4());
-            fleet.handle_datagram(now, id, got.remote, got.ecn, got.data);
+            connections.handle_datagram(now, id, got.remote, got.ecn, got.data);
         };
-        let after = |fleet: &mut Fleet| {
-            fleet.handle_batch(now, id.class());
-            after(fleet);
+        let after = |connections: &mut ClassConnections| {
+            connections.handle_batch(now, id.class());
+            after(connections);
         };
-        if let Err(error) = self.buffers.receive(&wire.socket, fleet, each, after) {
+        if let Err(error) = self.buffers.receive(&wire.socket, connections, each, after) {
             tracing::debug!(%error, link = number, "cannot receive");
         }
     }
 
     /// Sends all that there is to send.
-    pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, fleet: &mut Fleet) {
+    pub(super) fn transmit(&mut self, poller: &Poller, now: Instant, connections: &mut ClassConnections) {
         let (links, rescan_at) = (&mut self.links.links, &mut self.rescan_at);
-        let poll = |out: &mut Vec<u8>| fleet.poll_transmit(now, out);
+        let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             let Some(id) = link_of(transmit) else { return };
             // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
@@ -86,9 +86,9 @@ impl LinkSockets {
     }
 
     /// Sends it without keeping anything for later: this process is about to end.
-    pub(super) fn transmit_last(&mut self, now: Instant, fleet: &mut Fleet) {
+    pub(super) fn transmit_last(&mut self, now: Instant, connections: &mut ClassConnections) {
         let links = &self.links.links;
-        let poll = |out: &mut Vec<u8>| fleet.poll_transmit(now, out);
+        let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             let link = link_of(transmit).and_then(|id| links.get(&id));
             if let Some(wire) = link.and_then(|link| link.wire.as_ref()) {

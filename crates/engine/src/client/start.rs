@@ -9,7 +9,7 @@ use mpvpn_control::{
 };
 use mpvpn_lane::rules::{Rule, Rules};
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
-use mpvpn_tunnel::{Carries, ClientConfig as TunnelConfig, Fleet, Member};
+use mpvpn_tunnel::{Carries, ClassConnections, ClientConfig as TunnelConfig, Member};
 use mpvpn_types::{ClassId, Fec};
 
 use super::{
@@ -71,12 +71,13 @@ impl ShardParts {
     /// What a shard does with its packets.
     fn gear(&self, shard: u8, turns: &Turns) -> PlaneGear {
         let classes = self.classes.clone();
-        let connections = self.forge.connections(&self.config, &classes, shard);
+        let setups = self.forge.connections(&self.config, &classes, shard);
         let several = self.forge.shards > 1;
-        let fleet = Fleet::new(Instant::now(), connections, classes.rules.clone(), shard, several);
+        let connections =
+            ClassConnections::new(Instant::now(), setups, classes.rules.clone(), shard, several);
         let ways = Ways::new(shard, self.tcp.clone(), turns.wake.clone(), self.events.clone());
         let events = ShardEvents::new(self.events.clone(), shard);
-        PlaneGear { shard, fleet, classes, forge: self.forge.clone(), ways, events }
+        PlaneGear { shard, connections, classes, forge: self.forge.clone(), ways, events }
     }
 
     fn links(&self, turns: &Turns) -> Result<Links, EngineError> {

@@ -17,7 +17,7 @@ use std::{
 use mpvpn_control::events::{self, Event, EventSender};
 use mpvpn_os::poll::Wake;
 use mpvpn_path::{Order, Signs, TransportJudge, Way as Main};
-use mpvpn_tunnel::{Fleet, LinkPolicy};
+use mpvpn_tunnel::{ClassConnections, LinkPolicy};
 use mpvpn_types::{Duration, LinkId, Tier, Transport};
 
 use crate::{
@@ -190,7 +190,7 @@ impl Ways {
         now: Instant,
         links: &mut Links,
         policies: &Policies,
-        fleet: &Fleet,
+        connections: &ClassConnections,
     ) -> Vec<WayChange> {
         let news = self.hear(now, links);
         if !news && now < self.looked + LOOK && self.next.is_none_or(|at| now < at) {
@@ -207,7 +207,7 @@ impl Ways {
             let up = up && policies.tier(&name) != Tier::Never;
             let way = self.all.entry(id).or_insert_with(|| Way::new(now, policies, &name));
             way.judge.set_wanted(now, policies.transport(&name));
-            let (udp, tcp) = fleet.heard(id);
+            let (udp, tcp) = connections.heard(id);
             let order = way.judge.look(now, Signs { up, udp, tcp });
             match order.filter(|_| self.stable.is_some()) {
                 Some(Order::Dial) => self.dial(turns, now, id, links, policies),

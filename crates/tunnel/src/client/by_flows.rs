@@ -18,7 +18,7 @@ use mpvpn_packet::{
 use mpvpn_types::Instant;
 
 use super::{Carries, Client};
-use crate::carrier::extensions;
+use crate::multipath::extensions;
 
 /// Of a block for hosts whose addresses never leave them (RFC 7335 §4).
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 2);

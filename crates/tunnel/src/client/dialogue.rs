@@ -15,11 +15,11 @@ use mpvpn_types::Instant;
 
 use super::{Carries, Client, ClientError, ClientEvent, addresses, in_use};
 use crate::{
-    carrier::{
-        Carrier, Role,
+    events::ClientChange,
+    multipath::{
+        MultipathConnection, Role,
         extensions::{self, Agreed, AtClient, Ends},
     },
-    events::ClientChange,
 };
 
 impl Client {
@@ -120,14 +120,14 @@ impl Client {
         connection.write(stream, h3::encode_data(&capsule));
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.request = Some(stream);
-        let mut carrier = Carrier::new(now, Role::Client, Some(stream), self.config.scheduler);
-        carrier.set_class(self.config.class.as_ref());
+        let mut multipath = MultipathConnection::new(now, Role::Client, Some(stream), self.config.scheduler);
+        multipath.set_class(self.config.class.as_ref());
         // Until the server agrees its heartbeats are those of any link.
-        self.links.apply_policies(now, &mut carrier, false);
+        self.links.apply_policies(now, &mut multipath, false);
         for path in connection.paths().collect::<Vec<_>>() {
-            carrier.path_opened(now, connection, path);
+            multipath.path_opened(now, connection, path);
         }
-        session.carrier = carrier;
+        session.multipath = multipath;
     }
 
     /// Switches on what was offered and the server takes.
@@ -140,7 +140,7 @@ impl Client {
             links: &self.links,
             shapers: &self.membership.shapers,
             class: self.membership.part.class(),
-            ends: Ends::at_client(&self.config, &mut session.carrier, stream),
+            ends: Ends::at_client(&self.config, &mut session.multipath, stream),
             agreed: Agreed::default(),
         };
         session.agreed = client.agree(of, headers);
@@ -151,7 +151,7 @@ impl Client {
     pub(super) fn begin_streams(&mut self, now: Instant, asks: bool) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         session.accepted = true;
-        self.links.apply_policies(now, &mut session.carrier, false);
+        self.links.apply_policies(now, &mut session.multipath, false);
         if asks && let Ok(stream) = connection.open_bi() {
             let offers = extensions::offers(Carries::Streams, &self.config, self.membership.part.member());
             let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);

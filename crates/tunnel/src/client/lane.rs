@@ -28,8 +28,8 @@ use rustc_hash::FxHashMap;
 use super::Client;
 use crate::{
     RelayRead,
-    carrier::{Carrier, Gateway},
     http::Http,
+    multipath::{Gateway, MultipathConnection},
     relay::Relays,
 };
 
@@ -60,7 +60,7 @@ pub(super) struct Far<'a> {
     pub(super) connection: &'a mut Connection,
     pub(super) http: &'a mut Http,
     pub(super) relays: &'a mut Relays,
-    pub(super) carrier: &'a mut Carrier,
+    pub(super) multipath: &'a mut MultipathConnection,
     /// Where errors come from.
     pub(super) gateway: Gateway,
     /// For `proxy-authorization`.
@@ -316,7 +316,7 @@ impl Lane {
         while far.connection.stream_room(stream) > 0 {
             match self.interposer.read(now, flow.id, PIECE) {
                 Read::Data(data) => {
-                    far.carrier.count_sent(data.len() as u64);
+                    far.multipath.count_sent(data.len() as u64);
                     far.relays.write(far.connection, stream, data);
                 }
                 Read::Blocked => return,
@@ -359,7 +359,7 @@ impl Lane {
             }
             match far.relays.read(far.connection, far.http, stream)? {
                 RelayRead::Data(data) => {
-                    far.carrier.note_delivered(now, data.len() as u64);
+                    far.multipath.note_delivered(now, data.len() as u64);
                     self.interposer.write(now, id, data);
                 }
                 RelayRead::Blocked => return Ok(()),

@@ -14,7 +14,7 @@ use mpvpn_masque::capsule::LinkPolicy;
 use mpvpn_quic::{Connection, Local, PathStatus, Transmit};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, Tier};
 
-use crate::{attempt::Probe, carrier::Carrier};
+use crate::{attempt::Probe, multipath::MultipathConnection};
 
 /// A path that is not validated after this time is opened anew.
 const OPENING: Duration = Duration::from_secs(30);
@@ -86,9 +86,9 @@ impl Links {
     }
 
     /// Has a connection use the links by all policies that were set; `agreed`: see [`at_this_end`].
-    pub(crate) fn apply_policies(&self, now: Instant, carrier: &mut Carrier, agreed: bool) {
+    pub(crate) fn apply_policies(&self, now: Instant, multipath: &mut MultipathConnection, agreed: bool) {
         for (link, policy) in &self.policies {
-            carrier.set_link(now, *link, at_this_end(policy, agreed));
+            multipath.set_link(now, *link, at_this_end(policy, agreed));
         }
     }
 
@@ -156,8 +156,13 @@ impl Links {
     }
 
     /// Asks on links without a path whether the server can be reached, and opens a path where it can.
-    pub(super) fn open_paths(&mut self, now: Instant, carrier: &Carrier, connection: &mut Connection) {
-        for id in self.without_path(carrier).collect::<Vec<_>>() {
+    pub(super) fn open_paths(
+        &mut self,
+        now: Instant,
+        multipath: &MultipathConnection,
+        connection: &mut Connection,
+    ) {
+        for id in self.without_path(multipath).collect::<Vec<_>>() {
             let Some(link) = self.links.get_mut(&id) else { continue };
             let mut probe = Vec::new();
             if link.probe.poll(now, id, &mut probe) {
@@ -181,9 +186,9 @@ impl Links {
     }
 
     /// Links that may have a path, and have none.
-    fn without_path<'a>(&'a self, carrier: &'a Carrier) -> impl Iterator<Item = LinkId> + 'a {
+    fn without_path<'a>(&'a self, multipath: &'a MultipathConnection) -> impl Iterator<Item = LinkId> + 'a {
         let all = self.links.keys().copied();
-        all.filter(|id| self.may_have_path(*id).is_some() && carrier.path_on(*id).is_none())
+        all.filter(|id| self.may_have_path(*id).is_some() && multipath.path_on(*id).is_none())
     }
 
     /// The next probe, which is at the end of `buf` then.
@@ -196,8 +201,8 @@ impl Links {
     }
 
     /// When [`Self::open_paths`] has something to do.
-    pub(super) fn poll_timeout(&self, carrier: &Carrier) -> Option<Instant> {
-        let links = self.without_path(carrier).filter_map(|id| self.links.get(&id));
+    pub(super) fn poll_timeout(&self, multipath: &MultipathConnection) -> Option<Instant> {
+        let links = self.without_path(multipath).filter_map(|id| self.links.get(&id));
         links.flat_map(|link| [link.probe.next(), link.opening]).flatten().min()
     }
 }

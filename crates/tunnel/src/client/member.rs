@@ -4,7 +4,7 @@
 use mpvpn_types::{ClassId, Instant};
 
 use super::{Client, ClientConfig};
-use crate::{Member, carrier::extensions::Agreed, shapers::Shapers};
+use crate::{Member, multipath::extensions::Agreed, shapers::Shapers};
 
 /// What a client is in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use mpvpn_types::{Duration, Instant, PathId};
 use super::{Client, Seen, UdpNews, in_use, lane::Lane, udp_lane::UdpLane};
 use crate::{
     UdpId,
-    carrier::{Carrier, Opened},
+    multipath::{MultipathConnection, Opened},
 };
 
 /// The packets of apps: those that end here, and those that come for them.
@@ -40,9 +40,9 @@ impl Apps {
     }
 
     /// Gives apps what has waited for long enough.
-    pub(super) fn release(&mut self, now: Instant, carrier: &mut Carrier) {
-        let (mtu, joiner) = (carrier.mtu(), &mut self.joiner);
-        carrier.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+    pub(super) fn release(&mut self, now: Instant, multipath: &mut MultipathConnection) {
+        let (mtu, joiner) = (multipath.mtu(), &mut self.joiner);
+        multipath.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
         joiner.flush();
     }
 
@@ -62,11 +62,11 @@ impl Client {
         let mut bytes = 0;
         let mut malformed = None;
         let Apps { joiner, udp_lane, .. } = &mut self.apps;
-        let carrier = &mut session.carrier;
+        let multipath = &mut session.multipath;
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
-            let mut next = match carrier.open_datagram(now, datagram) {
+            let mut next = match multipath.open_datagram(now, datagram) {
                 Ok(Opened::Packet(arrived)) => Some(arrived),
                 Ok(Opened::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;
@@ -79,20 +79,20 @@ impl Client {
                 Ok(Opened::Nothing) => None,
                 Err(error) => return malformed = Some(error),
             };
-            while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
+            while let Some(arrived) = next.take().or_else(|| multipath.next_restored()) {
                 // What is not for this client was misrouted, or is an attempt to get past its firewall.
                 let dst = ip::dst_of(&arrived.packet);
                 if !dst.is_some_and(|dst| addresses.iter().any(|assigned| assigned.net.contains(&dst))) {
                     continue;
                 }
                 bytes += arrived.packet.len() as u64;
-                let mtu = carrier.mtu();
-                carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+                let mtu = multipath.mtu();
+                multipath.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
-        session.carrier.deliver_rescued(now, connection);
+        session.multipath.deliver_rescued(now, connection);
         if bytes + payload_bytes > 0 {
-            session.carrier.note_delivered(now, bytes + payload_bytes);
+            session.multipath.note_delivered(now, bytes + payload_bytes);
             joiner.flush();
         }
         if let Some(DatagramError::NoContextId { stream_id }) = malformed
@@ -128,7 +128,7 @@ impl Client {
         if apps.lane.takes(now, &view, session.reach()) {
             return;
         }
-        let answer = session.carrier.send(now, hdr, packet, gateway, Some(&mut apps.seen));
+        let answer = session.multipath.send(now, hdr, packet, gateway, Some(&mut apps.seen));
         apps.answer(answer);
     }
 
@@ -140,7 +140,7 @@ impl Client {
 
     /// When a packet or a byte of a stream was last on its way through this connection.
     pub(crate) fn moved(&self) -> Option<Instant> {
-        self.session.as_ref().and_then(|session| session.carrier.moved())
+        self.session.as_ref().and_then(|session| session.multipath.moved())
     }
 
     /// The round-trip time of its first path.
@@ -161,7 +161,7 @@ impl Client {
         let Some(last) = self.apps.seen.last(flow) else { return false };
         let Some(session) = &self.session else { return false };
         let Some(connection) = self.endpoint.get(session.connection) else { return false };
-        now.saturating_duration_since(last) < session.carrier.spread(connection)
+        now.saturating_duration_since(last) < session.multipath.spread(connection)
     }
 
     /// Sends an ICMP error to the source of a packet.
@@ -181,12 +181,12 @@ impl Client {
 
     /// Whether the server answers by any path, as far as this end can tell.
     pub fn works(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.carrier.any_alive())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_alive())
     }
 
     /// Bytes that wait for a path.
     pub fn backlog(&self) -> usize {
-        self.session.as_ref().map_or(0, |session| session.carrier.backlog())
+        self.session.as_ref().map_or(0, |session| session.multipath.backlog())
     }
 
     /// The next packet for the TUN.

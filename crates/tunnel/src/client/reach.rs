@@ -30,7 +30,7 @@ impl Client {
             self.give_up_on(now, id, "the server has another address");
         }
         if let Some(session) = &mut self.session {
-            session.carrier.link_carrier(now, id, true);
+            session.multipath.link_carrier(now, id, true);
         }
         self.try_if_none_works(now, id);
         if id.is_tcp() {
@@ -44,7 +44,7 @@ impl Client {
             return;
         }
         if let Some(session) = &mut self.session {
-            session.carrier.link_carrier(now, id, false);
+            session.multipath.link_carrier(now, id, false);
         }
         self.give_up_on(now, id, "the link is down");
         self.attempts_over(now);
@@ -60,7 +60,7 @@ impl Client {
             return;
         }
         if let Some(session) = &mut self.session {
-            session.carrier.set_link(now, id, at_this_end(&policy, session.agreed.links));
+            session.multipath.set_link(now, id, at_this_end(&policy, session.agreed.links));
         }
         match (before.tier, policy.tier) {
             (Tier::Never, Tier::Never) => {}
@@ -73,7 +73,7 @@ impl Client {
 
     /// What is heard of the server over a link.
     pub fn heard_on(&self, id: LinkId) -> Heard {
-        let works = self.session.as_ref().and_then(|session| session.carrier.works_on(id));
+        let works = self.session.as_ref().and_then(|session| session.multipath.works_on(id));
         let attempts = self.connector.attempts().iter();
         let tried = || attempts.clone().any(|attempt| attempt.link == id && attempt.heard.is_some());
         match works {
@@ -90,10 +90,10 @@ impl Client {
         self.links.leave(id);
         self.give_up_on(now, id, "the link is not to be used");
         if let Some(session) = &self.session
-            && let Some(path) = session.carrier.path_on(id)
+            && let Some(path) = session.multipath.path_on(id)
             && let Some(connection) = self.endpoint.get(session.connection)
         {
-            if session.carrier.works_without(id) {
+            if session.multipath.works_without(id) {
                 connection.close_path(now, path);
             } else {
                 let reason = "the only link that worked is not to be used any more".to_owned();
@@ -113,7 +113,7 @@ impl Client {
     }
 
     fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
-        if self.session.as_ref().is_none_or(|session| !session.carrier.any_alive()) {
+        if self.session.as_ref().is_none_or(|session| !session.multipath.any_alive()) {
             self.try_link(now, id);
         }
     }
@@ -139,7 +139,7 @@ impl Client {
     fn try_links_without_path(&mut self, now: Instant) {
         for id in self.links.ids() {
             let session = self.session.as_ref().filter(|session| session.up);
-            if session.is_some_and(|session| session.carrier.path_on(id).is_none()) {
+            if session.is_some_and(|session| session.multipath.path_on(id).is_none()) {
                 self.try_link(now, id);
             }
         }
@@ -196,7 +196,7 @@ impl Client {
     fn wait_for_session(&mut self, now: Instant, id: ConnectionId) {
         let (Some(attempt), Some(session)) = (self.connector.attempt(id), &mut self.session) else { return };
         attempt.ready = Some(now);
-        session.carrier.beat_on(attempt.link);
+        session.multipath.beat_on(attempt.link);
         self.links.on_connected(attempt.link);
         self.open_paths(now);
     }
@@ -219,7 +219,7 @@ impl Client {
     pub(super) fn open_paths(&mut self, now: Instant) {
         let Some((session, connection)) = in_use(&mut self.session, &mut self.endpoint) else { return };
         if session.accepted && connection.is_multipath() {
-            self.links.open_paths(now, &session.carrier, connection);
+            self.links.open_paths(now, &session.multipath, connection);
         }
     }
 
@@ -233,10 +233,10 @@ impl Client {
     pub(super) fn useless_since(&mut self, now: Instant) -> Option<Instant> {
         let session = self.session.as_ref()?;
         if session.up {
-            let since = session.carrier.dead_since(now)?;
+            let since = session.multipath.dead_since(now)?;
             // Heartbeats come and no report does: the server may send no data on any path, because it could
             // not validate a change of this client's address, and will not try again.
-            let mute = session.carrier.any_alive();
+            let mute = session.multipath.any_alive();
             return Some(if mute { since.checked_sub(REVIVE - REVIVE_MUTE).unwrap_or(since) } else { since });
         }
         // A request takes two round trips, and heartbeats are not yet exchanged.

@@ -126,7 +126,7 @@ impl Client {
             }
         };
         match &read {
-            RelayRead::Data(data) => session.carrier.note_delivered(now, data.len() as u64),
+            RelayRead::Data(data) => session.multipath.note_delivered(now, data.len() as u64),
             RelayRead::Finished => self.own.forget_if_over(&session.relays, relay.stream),
             RelayRead::Broken => {
                 session.relays.abort(
@@ -154,7 +154,7 @@ impl Client {
         if let Some((session, connection)) =
             open_relay(&self.own, &mut self.session, &mut self.endpoint, relay)
         {
-            session.carrier.count_sent(data.len() as u64);
+            session.multipath.count_sent(data.len() as u64);
             session.relays.write(connection, relay.stream, data);
         }
     }

@@ -7,8 +7,8 @@ use std::collections::VecDeque;
 use super::{Assignment, ClientEvent, ClientReport, ClientState};
 use crate::{
     Counters, Rates,
-    carrier::Carrier,
     events::{Changes, ClientChange},
+    multipath::MultipathConnection,
 };
 use mpvpn_types::Duration;
 
@@ -59,15 +59,15 @@ impl Reports {
     }
 
     /// What has changed about the paths of the connection in use.
-    pub(super) fn take_path_events(&mut self, carrier: &mut Carrier) {
-        carrier.take_events().into_iter().for_each(|event| self.changes.push(ClientChange::Path(event)));
+    pub(super) fn take_path_events(&mut self, multipath: &mut MultipathConnection) {
+        multipath.take_events().into_iter().for_each(|event| self.changes.push(ClientChange::Path(event)));
     }
 
     /// A connection is over.
-    pub(super) fn count(&mut self, carrier: &Carrier) {
-        self.before.tx_bytes += carrier.counters().tx_bytes;
-        self.before.rx_bytes += carrier.counters().rx_bytes;
-        self.drops_before += carrier.drops();
+    pub(super) fn count(&mut self, multipath: &MultipathConnection) {
+        self.before.tx_bytes += multipath.counters().tx_bytes;
+        self.before.rx_bytes += multipath.counters().rx_bytes;
+        self.drops_before += multipath.drops();
     }
 
     /// What is known while there is no connection.

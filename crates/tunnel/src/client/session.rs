@@ -18,8 +18,8 @@ use super::{
     udp::Udp,
 };
 use crate::{
-    carrier::{Carrier, Gateway, extensions::Agreed},
     http::Http,
+    multipath::{Gateway, MultipathConnection, extensions::Agreed},
     relay::Relays,
 };
 
@@ -50,11 +50,16 @@ pub(super) struct Session {
     pub(super) by_flows: bool,
     /// What the server was told about the links under the paths.
     told: BTreeMap<PathId, LinkNotice>,
-    pub(super) carrier: Carrier,
+    pub(super) multipath: MultipathConnection,
 }
 
 impl Session {
-    pub(super) fn new(now: Instant, connection: ConnectionId, http: Http, carrier: Carrier) -> Self {
+    pub(super) fn new(
+        now: Instant,
+        connection: ConnectionId,
+        http: Http,
+        multipath: MultipathConnection,
+    ) -> Self {
         Self {
             connection,
             http,
@@ -71,7 +76,7 @@ impl Session {
             agreed: Agreed::default(),
             by_flows: false,
             told: BTreeMap::new(),
-            carrier,
+            multipath,
         }
     }
 
@@ -110,7 +115,7 @@ impl Session {
             connection,
             http: &mut self.http,
             relays: &mut self.relays,
-            carrier: &mut self.carrier,
+            multipath: &mut self.multipath,
             credentials,
             packets: !self.by_flows,
         }
@@ -118,7 +123,7 @@ impl Session {
 
     /// What packets of apps may have (bytes), once it is known. Where only streams work it does not matter.
     pub(super) fn known_mtu(&mut self) -> Option<usize> {
-        self.carrier.take_mtu().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
+        self.multipath.take_mtu().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
     }
 
     /// Takes what came on the stream of its request.
@@ -153,13 +158,13 @@ impl Session {
     /// connections are `beside` this one.
     pub(super) fn tell_links(&mut self, connection: &mut Connection, links: &Links, beside: bool) {
         let Some(stream) = self.request.filter(|_| self.agreed.links) else { return };
-        let (told, carrier) = (&mut self.told, &self.carrier);
-        told.retain(|path, _| carrier.has_path(*path));
-        for (path, link) in carrier.links() {
+        let (told, multipath) = (&mut self.told, &self.multipath);
+        told.retain(|path, _| multipath.has_path(*path));
+        for (path, link) in multipath.links() {
             let is_same = |other: mpvpn_types::LinkId| {
                 other.uplink() == link.uplink() && other.is_tcp() == link.is_tcp()
             };
-            let mut same = carrier.links().filter(|(_, other)| is_same(*other));
+            let mut same = multipath.links().filter(|(_, other)| is_same(*other));
             let with =
                 same.next().map(|(first, _)| first).filter(|first| *first != path || same.next().is_some());
             let policy = links.policy(link);

@@ -113,7 +113,7 @@ impl Client {
                 return waiting.push(Bytes::copy_from_slice(payload));
             }
         }
-        session.udp.flows.send(now, connection, &mut session.carrier, id.stream, payload);
+        session.udp.flows.send(now, connection, &mut session.multipath, id.stream, payload);
     }
 
     /// Ends a flow. Nothing more is told about it.
@@ -138,7 +138,7 @@ impl Client {
                         && let Some(connection) = self.endpoint.get(session.connection)
                     {
                         for payload in waiting {
-                            session.udp.flows.send(now, connection, &mut session.carrier, stream, &payload);
+                            session.udp.flows.send(now, connection, &mut session.multipath, stream, &payload);
                         }
                     }
                     self.udp_news(now, id, UdpNews::Opened);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Member,
-    carrier::extensions::{AtServer, Ends},
+    multipath::extensions::{AtServer, Ends},
 };
 
 impl Server {
@@ -45,13 +45,13 @@ impl Server {
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         let mut granted = Granted::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(None);
-        let ends = Ends::at_server(&mut granted.carrier, stream, Member::HOME);
+        let ends = Ends::at_server(&mut granted.multipath, stream, Member::HOME);
         AtServer { now, config: &self.config, connection, admitted: None, ends, class: None }
             .agree(headers, &mut answer);
         connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.granted {
-                granted.carrier.count_on(&before.carrier);
+                granted.multipath.count_on(&before.multipath);
             }
             peer.granted = Some(Box::new(granted));
         }

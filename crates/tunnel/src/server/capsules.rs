@@ -70,8 +70,8 @@ impl Server {
                     self.address(now, id, &asked);
                 }
                 Some(Capsule::Link(notice)) => {
-                    if let Some(carrier) = peer.carrier() {
-                        carrier.set_path(now, notice);
+                    if let Some(multipath) = peer.multipath() {
+                        multipath.set_path(now, notice);
                     }
                 }
                 // Routes behind a client are not supported (see docs/protocol.md, ROUTE_ADVERTISEMENT).

@@ -16,9 +16,9 @@ use super::{
 };
 use crate::{
     Carries, Member, Secret,
-    carrier::extensions::{self, Admitted, AtServer, Ends},
     events::ServerChange,
     http::Http,
+    multipath::extensions::{self, Admitted, AtServer, Ends},
     registry::{Denial, Visitor},
 };
 
@@ -167,14 +167,14 @@ impl Server {
         };
         let mut granted = Granted::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(Some(&entry.secret));
-        granted.carrier.set_session(entry.session);
+        granted.multipath.set_session(entry.session);
         let shapers = self.sessions.group(&entry.secret).shapers.clone();
         let server = AtServer {
             now,
             config: &self.config,
             connection,
             admitted: Some(Admitted { member, limits, shapers, networks: self.routes.networks() }),
-            ends: Ends::at_server(&mut granted.carrier, stream, member),
+            ends: Ends::at_server(&mut granted.multipath, stream, member),
             class: None,
         };
         let class = server.agree(headers, &mut answer);

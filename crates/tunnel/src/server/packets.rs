@@ -9,8 +9,8 @@ use mpvpn_types::Instant;
 use super::{Peer, Server, Taken, peer::Granted};
 use crate::{
     UdpId,
-    carrier::{Gateway, Opened, open_payload},
     client::{clamp_received, is_link_local},
+    multipath::{Gateway, Opened, open_payload},
 };
 
 /// The answer to a packet for a destination that was not advertised (RFC 9484 §7.2.1).
@@ -32,7 +32,7 @@ impl Server {
         let mut group = tunnel.map(|tunnel| self.sessions.group(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
             let opened = match granted {
-                Some(granted) => granted.carrier.open_datagram(now, datagram),
+                Some(granted) => granted.multipath.open_datagram(now, datagram),
                 None => open_payload(&datagram),
             };
             let mut next = match opened {
@@ -45,9 +45,11 @@ impl Server {
                 Ok(Opened::Nothing) => None,
                 Err(error) => return malformed = Some(error),
             };
-            let Some(Granted { carrier, tunnel: Some(tunnel), .. }) = granted.as_deref_mut() else { return };
+            let Some(Granted { multipath, tunnel: Some(tunnel), .. }) = granted.as_deref_mut() else {
+                return;
+            };
             let addresses = tunnel.addresses;
-            while let Some(arrived) = next.take().or_else(|| carrier.next_restored()) {
+            while let Some(arrived) = next.take().or_else(|| multipath.next_restored()) {
                 let Ok(view) = ip::parse(&arrived.packet) else { continue };
                 if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
                     || is_link_local(view.dst())
@@ -56,7 +58,7 @@ impl Server {
                 }
                 if !routes.lead_to(view.dst()) {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
-                        carrier.send(now, VnetHdr::NONE, &mut refusal, gateway, None);
+                        multipath.send(now, VnetHdr::NONE, &mut refusal, gateway, None);
                     }
                     continue;
                 }
@@ -64,8 +66,8 @@ impl Server {
                     group.came_up(now, tunnel.member.class(), &view);
                 }
                 bytes += arrived.packet.len() as u64;
-                let mtu = carrier.mtu();
-                carrier.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+                let mtu = multipath.mtu();
+                multipath.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
         let mut starts_to_serve = None;
@@ -75,10 +77,10 @@ impl Server {
         {
             starts_to_serve = Some((tunnel.secret, tunnel.addresses));
         }
-        if let Some(carrier) = peer.carrier() {
-            carrier.deliver_rescued(now, connection);
+        if let Some(multipath) = peer.multipath() {
+            multipath.deliver_rescued(now, connection);
             if bytes + payload_bytes > 0 {
-                carrier.note_delivered(now, bytes + payload_bytes);
+                multipath.note_delivered(now, bytes + payload_bytes);
             }
         }
         if let Some((secret, addresses)) = starts_to_serve {
@@ -123,13 +125,13 @@ impl Server {
         let Ok(view) = ip::parse(packet) else { return false };
         let works = |id| {
             let granted = self.peers.get(id).and_then(|peer| peer.granted.as_ref());
-            granted.is_some_and(|granted| granted.carrier.any_alive())
+            granted.is_some_and(|granted| granted.multipath.any_alive())
         };
         let group = self.sessions.group_at(view.dst());
         let Some(id) = group.and_then(|group| group.down(now, &view, works)) else { return false };
         let gateway = self.routes.gateway();
-        let Some(carrier) = self.peers.get_mut(id).and_then(Peer::carrier) else { return false };
-        let answer = carrier.send(now, hdr, packet, gateway, None);
+        let Some(multipath) = self.peers.get_mut(id).and_then(Peer::multipath) else { return false };
+        let answer = multipath.send(now, hdr, packet, gateway, None);
         self.answer(answer);
         self.peers.mark_sends(id);
         true

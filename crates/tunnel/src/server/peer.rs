@@ -10,9 +10,9 @@ use mpvpn_types::{Duration, Instant, PathId, SessionId};
 use super::{ServerEvent, capsules::RequestStream, report::Departed};
 use crate::{
     AddressSet, ClassProfile, Member, RelayId, Secret,
-    carrier::{Carrier, Role},
     events::ClientTag,
     http::Http,
+    multipath::{MultipathConnection, Role},
     relay::Relays,
     udp::{Early, UdpFlows},
 };
@@ -52,7 +52,7 @@ pub(super) struct Happened {
 pub(super) struct Granted {
     /// Whose connection it is.
     pub(super) user: String,
-    pub(super) carrier: Carrier,
+    pub(super) multipath: MultipathConnection,
     /// The stream on which the two ends agreed on more than the RFCs say; a tunnel has one.
     pub(super) request: Option<RequestStream>,
     pub(super) tunnel: Option<Tunnel>,
@@ -117,19 +117,19 @@ impl Peer {
                     happened.lost = Some(reason);
                 }
                 QuicEvent::PathOpened(path) => {
-                    if let Some(carrier) = self.carrier() {
-                        carrier.path_opened(now, connection, path);
-                        carrier.report_opened(path, connection.remote_of(path));
+                    if let Some(multipath) = self.multipath() {
+                        multipath.path_opened(now, connection, path);
+                        multipath.report_opened(path, connection.remote_of(path));
                     }
                 }
                 QuicEvent::PathClosed(path) => {
-                    if let Some(carrier) = self.carrier() {
-                        carrier.path_closed(now, path);
+                    if let Some(multipath) = self.multipath() {
+                        multipath.path_closed(now, path);
                     }
                 }
                 QuicEvent::PeerStatus(path, status) => {
-                    if let Some(carrier) = self.carrier() {
-                        carrier.peer_status(now, path, status);
+                    if let Some(multipath) = self.multipath() {
+                        multipath.peer_status(now, path, status);
                     }
                 }
                 QuicEvent::StreamReadable(stream) if self.relays.has(stream) => {
@@ -160,8 +160,8 @@ impl Peer {
     }
 
     /// What watches and uses its paths; `None` while nothing was granted.
-    pub(super) fn carrier(&mut self) -> Option<&mut Carrier> {
-        self.granted.as_mut().map(|granted| &mut granted.carrier)
+    pub(super) fn multipath(&mut self) -> Option<&mut MultipathConnection> {
+        self.granted.as_mut().map(|granted| &mut granted.multipath)
     }
 
     pub(super) fn tunnel(&self) -> Option<&Tunnel> {
@@ -200,7 +200,7 @@ impl Peer {
         };
         let unasked = self.tunnel().filter(|tunnel| tunnel.addresses.is_none());
         let unasked = unasked.map(|tunnel| tunnel.since + UNASKED);
-        granted.carrier.poll_timeout(now, connection).into_iter().chain(unasked).min()
+        granted.multipath.poll_timeout(now, connection).into_iter().chain(unasked).min()
     }
 }
 
@@ -212,18 +212,18 @@ impl Granted {
         user: String,
         stream: Option<StreamId>,
     ) -> Self {
-        let mut carrier = Carrier::new(now, Role::Server, stream, Scheduler::default());
+        let mut multipath = MultipathConnection::new(now, Role::Server, stream, Scheduler::default());
         for path in connection.paths().collect::<Vec<PathId>>() {
-            carrier.path_opened(now, connection, path);
+            multipath.path_opened(now, connection, path);
         }
-        Self { user, carrier, request: stream.map(RequestStream::new), tunnel: None }
+        Self { user, multipath, request: stream.map(RequestStream::new), tunnel: None }
     }
 
     /// Forgets what was agreed on.
     pub(super) fn restart(&mut self, now: Instant, connection: &mut Connection) {
         let user = std::mem::take(&mut self.user);
         let before = std::mem::replace(self, Self::new(now, connection, user, None));
-        self.carrier.count_on(&before.carrier);
+        self.multipath.count_on(&before.multipath);
     }
 
     /// The name of its client in events.
@@ -246,8 +246,8 @@ impl Granted {
 
     /// What it has come to.
     pub(super) fn departed(&self) -> Departed {
-        let (counters, drops) = (self.carrier.counters(), self.carrier.drops());
-        Departed { class: self.class_name(), counters, drops, lane: self.carrier.lane() }
+        let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
+        Departed { class: self.class_name(), counters, drops, lane: self.multipath.lane() }
     }
 }
 

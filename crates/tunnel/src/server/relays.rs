@@ -74,8 +74,8 @@ impl Server {
         let read = |peer: &mut Peer, connection: &mut Connection| -> Result<RelayRead, H3Error> {
             let Some(http) = &mut peer.http else { return Ok(RelayRead::Broken) };
             let read = peer.relays.read(connection, http, relay.stream)?;
-            if let (RelayRead::Data(data), Some(carrier)) = (&read, peer.carrier()) {
-                carrier.note_delivered(now, data.len() as u64);
+            if let (RelayRead::Data(data), Some(multipath)) = (&read, peer.multipath()) {
+                multipath.note_delivered(now, data.len() as u64);
             }
             Ok(read)
         };
@@ -101,8 +101,8 @@ impl Server {
     /// Sends bytes to the client.
     pub fn relay_write(&mut self, relay: RelayId, data: Bytes) {
         self.on_relay(relay, |peer, connection| {
-            if let Some(carrier) = peer.carrier() {
-                carrier.count_sent(data.len() as u64);
+            if let Some(multipath) = peer.multipath() {
+                multipath.count_sent(data.len() as u64);
             }
             peer.relays.write(connection, relay.stream, data);
         });

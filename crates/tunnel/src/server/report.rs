@@ -57,9 +57,9 @@ impl Server {
         let mut reports = Vec::new();
         for (id, peer) in self.peers.iter_mut() {
             let Some(granted) = &peer.granted else { continue };
-            let (tunnel, carrier) = (granted.tunnel.as_ref(), &granted.carrier);
+            let (tunnel, multipath) = (granted.tunnel.as_ref(), &granted.multipath);
             let Some(connection): Option<&mut Connection> = self.endpoint.get(id) else { continue };
-            let paths = carrier.report(now, connection);
+            let paths = multipath.report(now, connection);
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
                 member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
@@ -67,11 +67,11 @@ impl Server {
                 user: granted.user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
                 since: tunnel.map_or(peer.since, |tunnel| tunnel.since),
-                counters: carrier.counters(),
-                rates: carrier.rates(now),
-                drops: carrier.drops(),
-                sojourn: carrier.sojourn(),
-                lane: carrier.lane(),
+                counters: multipath.counters(),
+                rates: multipath.rates(now),
+                drops: multipath.drops(),
+                sojourn: multipath.sojourn(),
+                lane: multipath.lane(),
                 cc: paths.first().map(|path| path.view.cc),
                 paths,
             });

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_masque::capsule::{Capsule, IpRange, routes_sorted};
 
-use crate::{Addresses, carrier::Gateway};
+use crate::{Addresses, multipath::Gateway};
 
 /// The networks on the server's side.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -121,7 +121,7 @@ impl Server {
     pub fn udp_send(&mut self, now: Instant, udp: UdpId, payload: &[u8]) {
         self.on_udp(udp, |peer, connection| {
             if let Some(granted) = &mut peer.granted {
-                peer.udp.send(now, connection, &mut granted.carrier, udp.stream, payload);
+                peer.udp.send(now, connection, &mut granted.multipath, udp.stream, payload);
             }
         });
     }

@@ -8,10 +8,10 @@
 
 mod by_flows;
 mod chaos;
+mod class_connections;
 mod classes;
 mod decisions;
 mod fec;
-mod fleet;
 mod forward;
 mod links;
 mod liveness;

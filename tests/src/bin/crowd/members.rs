@@ -27,7 +27,9 @@ use mpvpn_control::{
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_quic::{ClientSetup, Local, TransportOptions};
 use mpvpn_tests::stage::{Place, Stage};
-use mpvpn_tunnel::{Carries, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, Fleet};
+use mpvpn_tunnel::{
+    Carries, ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState,
+};
 use mpvpn_types::{ClassId, LinkId};
 
 /// A client's only link.
@@ -132,7 +134,7 @@ fn class_ids() -> Vec<ClassId> {
 type Sockets = Vec<(ClassId, UdpSocket)>;
 
 struct Member {
-    client: Fleet,
+    client: ClassConnections,
     sockets: Sockets,
     /// Its place in the queue of timers.
     armed: Option<Instant>,
@@ -181,7 +183,7 @@ impl Members {
                 lane: Default::default(),
                 lane_secret: Default::default(),
             };
-            let client = Fleet::new(now, classes(&config), Rules::default(), 0, false);
+            let client = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
             all.push(Member { client, sockets, armed: None, up: false });
         }
         Self {

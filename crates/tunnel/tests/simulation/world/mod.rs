@@ -26,8 +26,8 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Carries, ClassProfile, ClassSetup, Client, ClientConfig, ClientError, ClientEvent,
-    ClientState, Fleet, Limits, Member, Server, ServerEvent, Taken, UdpId,
+    Assignment, Carries, ClassConnections, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
+    ClientEvent, ClientState, Limits, Member, Server, ServerEvent, Taken, UdpId,
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
@@ -45,7 +45,7 @@ pub const SERVER: &str = "192.0.2.1:443";
 pub const DNS: [&str; 2] = ["10.0.0.1", "fd00::1"];
 
 /// The connections of a client; it is taken for that of its default class, most have no other.
-pub struct Own(pub Fleet);
+pub struct Own(pub ClassConnections);
 
 impl Deref for Own {
     type Target = Client;
@@ -286,7 +286,7 @@ impl World {
         let setups: Vec<_> = (0..).zip(profiles).map(setup).collect();
         let classes = setups.iter().map(|setup| setup.id).collect();
         let shard = member.map_or(0, |(_, member)| member.number());
-        let client = Own(Fleet::new(self.now, setups, self.class_rules.clone(), shard, true));
+        let client = Own(ClassConnections::new(self.now, setups, self.class_rules.clone(), shard, true));
         let mut machine = Machine {
             client,
             classes,

@@ -2,7 +2,7 @@
 //! what a client offers, what a server answers, and what either end switches on.
 //!
 //! In: the configurations of both ends, the header sections of a request and of its response. Out: the fields to send;
-//! what both ends know is switched on at the [`Carrier`], or noted in [`Agreed`]. Always holds: a field that is repeated
+//! what both ends know is switched on at the [`MultipathConnection`], or noted in [`Agreed`]. Always holds: a field that is repeated
 //! or does not parse counts as absent; a context ID stands for one extension of a connection at most.
 
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use mpvpn_quic::{Connection, StreamId};
 use mpvpn_types::{ClassId, CongestionControl, Fec, Instant};
 
 use super::{
-    Carrier, clocks::ClockReports, data_ack::DataAcks, protect::Protection, reinjection::Reinjection,
-    sequence::Sequencer,
+    MultipathConnection, clocks::ClockReports, data_ack::DataAcks, protect::Protection,
+    reinjection::Reinjection, sequence::Sequencer,
 };
 use crate::{
     Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::Links, shapers::Shapers,
@@ -72,15 +72,15 @@ const OF_PACKETS: &[Extension] = &[
             let admitted = server.admitted.as_ref()?;
             let (shapers, id) = (&admitted.shapers, admitted.member.class());
             shapers.set_share(server.now, id, admitted.limits.bound(class.share));
-            server.ends.carrier.set_class(Some(&class));
-            server.ends.carrier.share_links(shapers.clone(), id);
+            server.ends.multipath.set_class(Some(&class));
+            server.ends.multipath.share_links(shapers.clone(), id);
             server.ends.classes = true;
             server.class = Some(class);
             Some(TRUE.to_owned())
         },
         |client, answer| {
             if is_true(answer) && client.config.class.is_some() {
-                client.ends.carrier.share_links(client.shapers.clone(), client.class);
+                client.ends.multipath.share_links(client.shapers.clone(), client.class);
                 client.ends.classes = true;
                 client.agreed.classes = true;
             }
@@ -93,7 +93,7 @@ const OF_PACKETS: &[Extension] = &[
         |config| config.class.is_some(),
         |ends, context| {
             let clocks = ends.classes.then(|| ClockReports::new(ends.stream, context, ends.far_clock));
-            ends.carrier.clocks = clocks;
+            ends.multipath.clocks = clocks;
             ends.classes
         },
     ),
@@ -112,9 +112,9 @@ const OF_PACKETS: &[Extension] = &[
         2,
         |_| true,
         |ends, context| {
-            ends.carrier.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
-            ends.carrier.scheduler.set_copies(ends.copies);
-            ends.carrier.timer.measure_soon();
+            ends.multipath.recovery.sequencer = Some(Box::new(Sequencer::new(ends.stream, context)));
+            ends.multipath.scheduler.set_copies(ends.copies);
+            ends.multipath.timer.measure_soon();
             true
         },
     ),
@@ -133,7 +133,7 @@ const OF_PACKETS: &[Extension] = &[
         10,
         |config| config.fec != Fec::Off,
         |ends, context| {
-            let Some(sequencer) = &mut ends.carrier.recovery.sequencer else { return false };
+            let Some(sequencer) = &mut ends.multipath.recovery.sequencer else { return false };
             sequencer.protect(Protection::new(ends.stream, context, ends.fec));
             true
         },
@@ -179,7 +179,7 @@ const OF_ALL: &[Extension] = &[
         "mpvpn-scheduler",
         |config, _| Some(config.scheduler.to_string()),
         |server, offer| {
-            server.ends.carrier.scheduler.set_kind(scheduler_of(offer));
+            server.ends.multipath.scheduler.set_kind(scheduler_of(offer));
             None
         },
     ),
@@ -189,7 +189,7 @@ const OF_ALL: &[Extension] = &[
         4,
         |_| true,
         |ends, context| {
-            ends.carrier.heartbeats.set_reports(ends.stream, context);
+            ends.multipath.heartbeats.set_reports(ends.stream, context);
             true
         },
     ),
@@ -199,7 +199,7 @@ const OF_ALL: &[Extension] = &[
         6,
         |_| true,
         |ends, context| {
-            ends.carrier.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
+            ends.multipath.recovery.reinjection = Some(Box::new(Reinjection::new(ends.stream, context)));
             true
         },
     ),
@@ -209,7 +209,7 @@ const OF_ALL: &[Extension] = &[
         8,
         |_| true,
         |ends, context| {
-            let Carrier { recovery, paths, .. } = &mut *ends.carrier;
+            let MultipathConnection { recovery, paths, .. } = &mut *ends.multipath;
             if recovery.reinjection.is_some() {
                 let acks = DataAcks::new(paths.empty_since(), ends.stream, context);
                 recovery.data_acks = Some(Box::new(acks));
@@ -225,7 +225,7 @@ const OF_ALL: &[Extension] = &[
         |client, answer| {
             client.agreed.links = is_true(answer);
             if client.agreed.links {
-                client.links.apply_policies(client.now, client.ends.carrier, true);
+                client.links.apply_policies(client.now, client.ends.multipath, true);
             }
         },
     ),
@@ -277,7 +277,7 @@ const fn said(field: &'static str, answer: Answer, agree: Agree) -> Extension {
 
 /// What either end switches extensions on with.
 pub(crate) struct Ends<'a> {
-    carrier: &'a mut Carrier,
+    multipath: &'a mut MultipathConnection,
     /// The request stream, which the contexts are those of.
     stream: StreamId,
     /// How often this end sends each numbered packet.
@@ -291,14 +291,22 @@ pub(crate) struct Ends<'a> {
 }
 
 impl<'a> Ends<'a> {
-    pub(crate) fn at_client(config: &ClientConfig, carrier: &'a mut Carrier, stream: StreamId) -> Self {
+    pub(crate) fn at_client(
+        config: &ClientConfig,
+        multipath: &'a mut MultipathConnection,
+        stream: StreamId,
+    ) -> Self {
         // All classes are at the same thread of the server.
-        Self { carrier, stream, copies: config.copies, fec: config.fec, classes: false, far_clock: 0 }
+        Self { multipath, stream, copies: config.copies, fec: config.fec, classes: false, far_clock: 0 }
     }
 
-    pub(crate) fn at_server(carrier: &'a mut Carrier, stream: StreamId, member: Member) -> Self {
+    pub(crate) fn at_server(
+        multipath: &'a mut MultipathConnection,
+        stream: StreamId,
+        member: Member,
+    ) -> Self {
         let far_clock = member.shard();
-        Self { carrier, stream, copies: 1, fec: Fec::Off, classes: false, far_clock }
+        Self { multipath, stream, copies: 1, fec: Fec::Off, classes: false, far_clock }
     }
 }
 

@@ -7,7 +7,9 @@ use mpvpn_class::{BULK, CRITICAL, Rule, Rules};
 use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, ClientState, Fleet, Limits, SessionReport};
+use mpvpn_tunnel::{
+    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, Limits, SessionReport,
+};
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -79,13 +81,13 @@ impl Stage {
 
     fn states(&mut self) -> Vec<ClientState> {
         let now = self.now();
-        self.fleet().reports(now).into_iter().map(|(_, report)| report.state).collect()
+        self.connections().reports(now).into_iter().map(|(_, report)| report.state).collect()
     }
 
     /// Bytes of this class that left and came.
     fn moved(&mut self, class: ClassId) -> (u64, u64) {
         let now = self.now();
-        let report = self.fleet().reports(now).into_iter().find(|(id, _)| *id == class).unwrap().1;
+        let report = self.connections().reports(now).into_iter().find(|(id, _)| *id == class).unwrap().1;
         (report.counters.tx_bytes, report.counters.rx_bytes)
     }
 
@@ -141,23 +143,23 @@ impl Stage {
         self.world.now
     }
 
-    fn fleet(&mut self) -> &mut Fleet {
+    fn connections(&mut self) -> &mut ClassConnections {
         &mut self.world.machines[self.client].client.0
     }
 
     fn set_class(&mut self, class: ClassSetup) {
         let now = self.now();
-        self.fleet().set_class(now, class);
+        self.connections().set_class(now, class);
     }
 
     fn remove_class(&mut self, id: ClassId) {
         let now = self.now();
-        self.fleet().remove_class(now, id);
+        self.connections().remove_class(now, id);
     }
 
     fn plug(&mut self, id: ClassId) {
         let now = self.now();
-        self.fleet().link_up(now, LinkId(0).with_class(id), SERVER.parse().unwrap());
+        self.connections().link_up(now, LinkId(0).with_class(id), SERVER.parse().unwrap());
     }
 
     /// How often the client had no connection.
@@ -169,7 +171,7 @@ impl Stage {
     fn carried_by(&mut self, port: u16) -> ClassId {
         let sent = |stage: &mut Self| {
             let now = stage.now();
-            let reports = stage.fleet().reports(now);
+            let reports = stage.connections().reports(now);
             reports.into_iter().map(|(id, report)| (id, report.counters.tx_bytes)).collect::<Vec<_>>()
         };
         let before = sent(self);
@@ -198,7 +200,7 @@ impl Stage {
 
     fn all_up(&mut self) -> bool {
         let now = self.now();
-        self.fleet().reports(now).iter().all(|(_, report)| report.state == ClientState::Up)
+        self.connections().reports(now).iter().all(|(_, report)| report.state == ClientState::Up)
     }
 }
 
@@ -207,7 +209,7 @@ fn other_rules_count_for_the_next_packet_and_no_connection_notices() {
     let mut stage = Stage::new();
     assert_eq!((stage.carried_by(1), stage.carried_by(9)), (CRITICAL, ClassId::DEFAULT));
     let before = stage.since();
-    stage.fleet().set_rules(Rules::new(vec![rule(9, BULK)]));
+    stage.connections().set_rules(Rules::new(vec![rule(9, BULK)]));
     assert_eq!((stage.carried_by(1), stage.carried_by(9)), (ClassId::DEFAULT, BULK), "flows that were known");
     stage.world.run(SECOND);
     assert_eq!((stage.since(), stage.downs()), (before, 0));
@@ -224,7 +226,7 @@ fn a_class_that_is_to_travel_in_another_way_is_made_anew_alone() {
     assert_eq!((after[0], after[1]), (before[0], before[1]), "the others notice nothing");
     assert!(after.len() == 3 && after[2] > before[2], "{before:?} {after:?}");
     assert!(stage.all_up() && stage.downs() == 0);
-    stage.fleet().set_rules(Rules::new(vec![rule(9, BULK)]));
+    stage.connections().set_rules(Rules::new(vec![rule(9, BULK)]));
     assert_eq!(stage.carried_by(9), BULK);
 }
 
@@ -249,7 +251,7 @@ fn classes_come_and_go_while_others_stay() {
     let before = stage.since();
     let class = stage.setup(CAMS, "cams", Scheduler::Auto);
     stage.set_class(class);
-    stage.fleet().set_rules(Rules::new(vec![rule(9, CAMS)]));
+    stage.connections().set_rules(Rules::new(vec![rule(9, CAMS)]));
     stage.plug(CAMS);
     stage.world.run(SECOND);
     assert_eq!(stage.classes(), ["default", "critical", "bulk"], "nobody has used it");
@@ -261,9 +263,9 @@ fn classes_come_and_go_while_others_stay() {
     assert_eq!(stage.carried_by(9), ClassId::DEFAULT);
     stage.world.run(SECOND);
     assert_eq!(stage.classes(), ["default", "critical", "bulk"], "the server was told");
-    assert_eq!((stage.since(), stage.downs(), stage.fleet().len()), (before, 0, 3));
+    assert_eq!((stage.since(), stage.downs(), stage.connections().len()), (before, 0, 3));
     stage.remove_class(ClassId::DEFAULT);
-    assert_eq!(stage.fleet().len(), 3, "the default class stays");
+    assert_eq!(stage.connections().len(), 3, "the default class stays");
 }
 
 #[test]
@@ -273,11 +275,11 @@ fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
     stage.world.run(2 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
     let now = stage.now();
-    let reports = stage.fleet().reports(now);
+    let reports = stage.connections().reports(now);
     let reasons: Vec<_> = reports.iter().map(|(_, report)| report.reason.as_str()).collect();
     assert_eq!(reasons[..2], ["", ""]);
     assert!(reasons[2].contains("allowed are 2"), "{reasons:?}");
-    stage.fleet().set_rules(Rules::new(vec![rule(1, CRITICAL), rule(9, BULK)]));
+    stage.connections().set_rules(Rules::new(vec![rule(1, CRITICAL), rule(9, BULK)]));
     assert_eq!((stage.carried_by(1), stage.carried_by(9)), (CRITICAL, ClassId::DEFAULT));
     stage.remove_class(CRITICAL);
     stage.world.run(90 * SECOND);
@@ -358,7 +360,7 @@ fn what_comes_for_a_class_that_sleeps_comes_by_the_default_one_and_does_not_wake
 #[test]
 fn what_the_tunnel_would_not_carry_wakes_nobody() {
     let mut stage = Stage::idle();
-    stage.fleet().set_rules(Rules::new(vec![rule(5353, CRITICAL)]));
+    stage.connections().set_rules(Rules::new(vec![rule(5353, CRITICAL)]));
     let group = SocketAddr::from(([224, 0, 0, 251], 5353));
     let (own, _) = stage.ends(CALL);
     let stranger = SocketAddr::from(([192, 168, 7, 7], 4000));
@@ -386,7 +388,7 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
     stage.world.run(25 * MINUTE);
     assert_eq!(stage.classes(), ["default", "bulk"], "its connection would end with it");
     let now = stage.now();
-    let streams: Vec<_> = stage.fleet().reports(now).iter().map(|(_, report)| report.streams).collect();
+    let streams: Vec<_> = stage.connections().reports(now).iter().map(|(_, report)| report.streams).collect();
     assert_eq!(streams, [0, 0, 1]);
     let moved = stage.moved(BULK);
     assert!(moved.0 >= 1000, "{moved:?}");

@@ -111,7 +111,7 @@ mod tests {
     use mpvpn_types::{Duration, LinkId};
 
     use super::*;
-    use crate::carrier::{
+    use crate::multipath::{
         policy::{PathPolicy, PolicyInForce},
         usage::Evidence,
     };

@@ -6,7 +6,7 @@
 //! that ends it. What comes from the TUN of a class is of that class, whatever the rules say. A class that nobody uses
 //! has no connection ([`one`]); only one that goes before others has it from the start.
 
-mod one;
+mod connection;
 
 use std::net::SocketAddr;
 
@@ -21,7 +21,7 @@ use crate::{
     Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, FlowReport, LinkPolicy,
     Member, shapers::Shapers,
 };
-use one::{One, Taker};
+use connection::{ClassConnection, Taker};
 
 /// The port of name servers.
 const DNS: u16 = 53;
@@ -38,11 +38,11 @@ pub struct ClassSetup {
 }
 
 /// The connections of a client in one thread.
-pub struct Fleet {
+pub struct ClassConnections {
     /// The default class first.
-    all: Vec<One>,
+    all: Vec<ClassConnection>,
     /// Those of classes that are no more; they still have packets to send.
-    leaving: Vec<One>,
+    leaving: Vec<ClassConnection>,
     /// In this order they send.
     order: Vec<usize>,
     /// Whose turn it is to send.
@@ -58,12 +58,12 @@ pub struct Fleet {
     secret: Option<Vec<u8>>,
 }
 
-impl Fleet {
+impl ClassConnections {
     /// The connections of these classes, of which the default one is the first, in the thread `shard`; the thread 0 makes
     /// the session, and lets others join if `several`.
     pub fn new(now: Instant, classes: Vec<ClassSetup>, rules: Rules, shard: u8, several: bool) -> Self {
         let several = several || classes.len() > 1;
-        let mut fleet = Self {
+        let mut connections = Self {
             all: Vec::with_capacity(classes.len()),
             leaving: Vec::new(),
             order: Vec::new(),
@@ -77,14 +77,19 @@ impl Fleet {
             secret: None,
         };
         for class in classes {
-            let one = fleet.make(now, class, several);
-            fleet.all.push(one);
+            let one = connections.make(now, class, several);
+            connections.all.push(one);
         }
-        fleet.set_order();
-        fleet
+        connections.set_order();
+        connections
     }
 
-    fn make(&self, now: Instant, ClassSetup { id, first, config }: ClassSetup, several: bool) -> One {
+    fn make(
+        &self,
+        now: Instant,
+        ClassSetup { id, first, config }: ClassSetup,
+        several: bool,
+    ) -> ClassConnection {
         if let Some(class) = &config.class {
             self.shapers.set_share(now, id, class.share);
         }
@@ -97,7 +102,7 @@ impl Fleet {
             client.allow_members();
         }
         client.share_links(self.shapers.clone());
-        One::new(now, id, first, client)
+        ClassConnection::new(now, id, first, client)
     }
 
     fn set_order(&mut self) {
@@ -383,7 +388,7 @@ impl Fleet {
 
     /// The next change that needs no action. Its link includes the class.
     pub fn poll_change(&mut self) -> Option<ClientChange> {
-        self.all.iter_mut().find_map(One::poll_change)
+        self.all.iter_mut().find_map(ClassConnection::poll_change)
     }
 
     /// The next UDP payload to send, see [`Client::poll_transmit`]. Its `local` is the token of a link, with its class.
@@ -427,7 +432,7 @@ impl Fleet {
 
     /// Figures of each class, the default one first. One is up when it carries its packets itself.
     pub fn reports(&mut self, now: Instant) -> Vec<(ClassId, ClientReport)> {
-        let of = |one: &mut One| {
+        let of = |one: &mut ClassConnection| {
             let mut report = one.client.report(now);
             if report.state == ClientState::Up && one.id != ClassId::DEFAULT && !one.is_awake() {
                 report.state = ClientState::Connecting;
@@ -439,7 +444,9 @@ impl Fleet {
 
     /// The flows of each class.
     pub fn flows(&self, now: Instant) -> Vec<(ClassId, FlowReport)> {
-        let of = |one: &One| one.client.flows(now).into_iter().map(|flow| (one.id, flow)).collect::<Vec<_>>();
+        let of = |one: &ClassConnection| {
+            one.client.flows(now).into_iter().map(|flow| (one.id, flow)).collect::<Vec<_>>()
+        };
         self.all.iter().flat_map(of).collect()
     }
 }

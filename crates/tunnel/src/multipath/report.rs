@@ -4,7 +4,7 @@ use mpvpn_path::{PathState, Place, Reason};
 use mpvpn_quic::{Connection, PathView};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
-use super::{Carrier, Counters, LaneCounters, Rates, Role};
+use super::{Counters, LaneCounters, MultipathConnection, Rates, Role};
 
 /// Packets of one path take times that differ by so much for no reason.
 const JITTER: Duration = Duration::from_millis(4);
@@ -22,7 +22,7 @@ pub struct PathReport {
     pub link: Option<LinkId>,
 }
 
-impl Carrier {
+impl MultipathConnection {
     /// Paths for status output.
     pub(crate) fn report(&self, now: Instant, connection: &mut Connection) -> Vec<PathReport> {
         let mut reports = Vec::with_capacity(self.paths.len());
@@ -89,7 +89,7 @@ impl Carrier {
         self.traffic.rates(now)
     }
 
-    /// Counts on where another carrier of the same connection has ended.
+    /// Counts on where another multipath of the same connection has ended.
     pub(crate) fn count_on(&mut self, before: &Self) {
         self.traffic.continue_from(&before.traffic);
     }

@@ -70,7 +70,7 @@ pub(super) enum Taker {
 }
 
 /// One class.
-pub(super) struct One {
+pub(super) struct ClassConnection {
     pub(super) id: ClassId,
     pub(super) first: bool,
     pub(super) client: Client,
@@ -86,7 +86,7 @@ pub(super) struct One {
     changes: Changes<ClassChange>,
 }
 
-impl One {
+impl ClassConnection {
     /// A class that connects at once if it is the default one or goes before others, and sleeps until it is used if not.
     pub(super) fn new(now: Instant, id: ClassId, first: bool, client: Client) -> Self {
         let waiting = VecDeque::new();

@@ -12,7 +12,8 @@ use mpvpn_types::{
 };
 
 use super::{
-    Carrier, flow_order::needs_order, log_context::enter_connection, packetizer::PacketLimits, pass::Pass,
+    MultipathConnection, flow_order::needs_order, log_context::enter_connection, packetizer::PacketLimits,
+    pass::Pass,
 };
 use crate::client::Seen;
 
@@ -30,7 +31,7 @@ impl Gateway {
     }
 }
 
-impl Carrier {
+impl MultipathConnection {
     /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP
     /// error to give back, if the packet cannot be carried.
     pub(crate) fn send(

@@ -67,7 +67,7 @@ macro_rules! enter_connection {
     ($log:expr, $level:ident, [$($target:expr),+]) => {
         'spans: {
             $(if tracing::enabled!(target: $target, tracing::Level::$level) {
-                let log: &$crate::carrier::log_context::LogContext = $log;
+                let log: &$crate::multipath::log_context::LogContext = $log;
                 let session = log.session();
                 let session = session.map(|id| tracing::debug_span!(target: $target, "session", id).entered());
                 let connection =
@@ -77,7 +77,7 @@ macro_rules! enter_connection {
                         end = log.role(),
                         class = log.class()
                     );
-                break 'spans Some($crate::carrier::log_context::ConnectionSpans {
+                break 'spans Some($crate::multipath::log_context::ConnectionSpans {
                     _connection: connection.entered(),
                     _session: session,
                 });

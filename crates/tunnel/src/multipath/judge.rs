@@ -9,7 +9,7 @@ use mpvpn_types::{
 };
 
 use super::{
-    Carrier, Role,
+    MultipathConnection, Role,
     groups::Member,
     log_context::{enter_connection, enter_path},
     measurement_timer::Task,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::Reinjected;
 
-impl Carrier {
+impl MultipathConnection {
     /// Takes measurements over, judges paths, and tells the peer and the dispatcher what changed.
     pub(super) fn refresh(&mut self, now: Instant, connection: &mut Connection) {
         let Some(task) = self.timer.poll(now) else { return };

@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        carrier::testing::{Received, check_datagrams, prefix},
+        multipath::testing::{Received, check_datagrams, prefix},
         vectors::number,
     };
 

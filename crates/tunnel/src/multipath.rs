@@ -2,7 +2,7 @@
 //! and leave; paths are watched and judged.
 //!
 //! In: packets and payloads to send, datagrams of the far end, what happens to paths, the time. Out: UDP
-//! payloads, packets in order, and when to call again. [`Carrier`] joins the parts, each of which owns its
+//! payloads, packets in order, and when to call again. [`MultipathConnection`] joins the parts, each of which owns its
 //! state: packets take the way [`Packetizer`], [`PacketScheduler`], [`Pass`](pass::Pass), and [`Recovery`]
 //! knows what was lost of them; [`PathTable`] has the paths, which [`Heartbeats`], [`Tiers`] and the
 //! judgement in `judge.rs` are about.
@@ -90,7 +90,7 @@ pub enum Role {
 
 /// A tunnel over one connection.
 #[derive(Debug)]
-pub(crate) struct Carrier {
+pub(crate) struct MultipathConnection {
     role: Role,
     log: LogContext,
     /// The request stream whose packets it carries; `None` if it carries streams and payloads of UDP only.
@@ -118,7 +118,7 @@ pub(crate) struct Carrier {
     stalled_until: Instant,
 }
 
-impl Carrier {
+impl MultipathConnection {
     /// For a connection whose path 0 is open, with a tunnel on the request stream `stream`, if there is one.
     pub(crate) fn new(now: Instant, role: Role, stream: Option<u64>, scheduler: Scheduler) -> Self {
         Self {

@@ -7,7 +7,7 @@ use mpvpn_quic::Connection;
 use mpvpn_types::{Instant, target::LIVENESS};
 
 use super::{
-    Carrier,
+    MultipathConnection,
     log_context::{enter_connection, enter_path},
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn open_payload(datagram: &Bytes) -> Result<Opened, DatagramError> {
     Ok(Opened::Payload(parsed.stream_id, datagram.slice(parsed.payload_at..)))
 }
 
-impl Carrier {
+impl MultipathConnection {
     /// Notes on which paths something arrived.
     pub(crate) fn note_received(&mut self, now: Instant, connection: &mut Connection) {
         let (paths, log) = (&mut self.paths, &self.log);
