@@ -1,5 +1,5 @@
 use bytes::{Buf, Bytes};
-use mpvpn_lane::fec::{Guard, Load, Place, Restorer, Shard, Watch};
+use mpvpn_flow::fec::{Guard, Load, Place, Restorer, Shard, Watch};
 use mpvpn_types::{Fec, Instant, PathId};
 
 const PACKETS: usize = 100;

@@ -6,7 +6,7 @@ use mpvpn_control::{
     config::ClientConfig,
     status::{Flow, FlowLane, FlowList, FlowState, Role},
 };
-use mpvpn_lane::{interposer::State, rules::Why};
+use mpvpn_flow::{rules::Why, split_tcp::State};
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::TcpSocket;
 use mpvpn_packet::{FlowKey, protocol};

@@ -21,7 +21,7 @@ mod udp_lane;
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
-use mpvpn_lane::rules::{FlowMode, Rules};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::{
     connect_udp,
     h3::{H3Error, Side},

@@ -13,7 +13,7 @@ use mpvpn_control::{
     config::ClientConfig,
     tls::{self, RefusalSlot},
 };
-use mpvpn_lane::rules::{FlowMode, Rules};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_os::{poll::Poller, tcp::Multipath};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};

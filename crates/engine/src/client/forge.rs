@@ -1,7 +1,7 @@
 //! What the connections of a client are made of: TLS and transport, and what the configuration says of each class.
 
 use mpvpn_control::config::ClientConfig;
-use mpvpn_lane::rules::{FlowMode, Rules};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_quic::ClientSetup;
 use mpvpn_tunnel::{ClassSetup, ClientConfig as TunnelConfig};
 use mpvpn_types::CongestionControl;

@@ -7,7 +7,7 @@ use mpvpn_control::{
     events::EventSender,
     status::Role,
 };
-use mpvpn_lane::rules::{Rule, Rules};
+use mpvpn_flow::rules::{Rule, Rules};
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
 use mpvpn_tunnel::{Carries, ClassConnections, ClientConfig as TunnelConfig, Member};
 use mpvpn_types::{ClassId, Fec};

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use mpvpn_lane::rules::FlowMode;
+use mpvpn_flow::rules::FlowMode;
 use mpvpn_masque::{
     capsule::{AssignedAddress, IpRange},
     connect_ip::ResponseError,

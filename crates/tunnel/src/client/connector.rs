@@ -209,7 +209,7 @@ fn renewal(attempt: &Attempt, links: &Links) -> Instant {
 mod tests {
     use std::sync::Arc;
 
-    use mpvpn_lane::rules::Rules;
+    use mpvpn_flow::rules::Rules;
     use mpvpn_path::Scheduler;
     use mpvpn_quic::{ClientSetup, TransportOptions};
     use mpvpn_types::Fec;

@@ -2,7 +2,7 @@
 //! answer, addresses and routes.
 
 use bytes::BytesMut;
-use mpvpn_lane::rules::FlowMode;
+use mpvpn_flow::rules::FlowMode;
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleError},
     connect_ip::{self, ConnectIpRequest, ResponseError},

@@ -1,6 +1,6 @@
 //! The flows of a client one by one, for people and programs that ask.
 
-use mpvpn_lane::{interposer::State, rules::Why, udp::Summary};
+use mpvpn_flow::{rules::Why, split_tcp::State, udp::Summary};
 use mpvpn_packet::FlowKey;
 use mpvpn_types::Instant;
 

@@ -6,9 +6,9 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_lane::{
-    interposer::{Event, FlowId, Interposer, Limits, Read, Refusal, Summary},
+use mpvpn_flow::{
     rules::{FlowMode, Rules, Why},
+    split_tcp::{Event, FlowId, Limits, Read, Refusal, SplitTcpProxy, Summary},
 };
 use mpvpn_masque::{
     connect::{self, Authority, Failure},
@@ -81,7 +81,7 @@ struct Flow {
 #[derive(Debug)]
 pub(super) struct Lane {
     rules: Rules,
-    interposer: Interposer,
+    split_tcp: SplitTcpProxy,
     streams: FxHashMap<FlowId, StreamId>,
     flows: BTreeMap<StreamId, Flow>,
     /// Connections that wait until the server allows another stream.
@@ -99,7 +99,7 @@ impl Lane {
     pub(super) fn new(now: Instant, rules: Rules, secret: [u64; 2]) -> Self {
         Self {
             rules,
-            interposer: Interposer::new(now, Limits::default(), secret, FIRST_MTU),
+            split_tcp: SplitTcpProxy::new(now, Limits::default(), secret, FIRST_MTU),
             streams: FxHashMap::default(),
             flows: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -117,17 +117,17 @@ impl Lane {
 
     /// Packets to apps fit so many bytes.
     pub(super) fn set_mtu(&mut self, mtu: usize) {
-        self.interposer.set_mtu(mtu);
+        self.split_tcp.set_mtu(mtu);
     }
 
     /// Connections now.
     pub(super) fn flows(&self) -> usize {
-        self.interposer.flows()
+        self.split_tcp.flows()
     }
 
     /// All of them.
     pub(super) fn summaries(&self) -> impl Iterator<Item = Summary> {
-        self.interposer.summaries()
+        self.split_tcp.summaries()
     }
 
     /// Why a flow travels as a stream, or as packets.
@@ -161,7 +161,7 @@ impl Lane {
     pub(super) fn stopped(&mut self, relays: &Relays, stream: StreamId) -> bool {
         let Some(flow) = self.flows.get(&stream).copied() else { return false };
         if flow.opened && relays.breaks_when_stopped(stream) {
-            self.interposer.abort(flow.id);
+            self.split_tcp.abort(flow.id);
             self.streams.remove(&flow.id);
             self.flows.remove(&stream);
             self.readable.push_back(stream);
@@ -171,7 +171,7 @@ impl Lane {
 
     /// Whether a connection of an app ends here.
     pub(super) fn ends(&self, flow: &FlowKey) -> bool {
-        self.interposer.knows(flow)
+        self.split_tcp.knows(flow)
     }
 
     /// Takes a packet of an app, if it is of a connection that travels as a stream.
@@ -180,21 +180,21 @@ impl Lane {
             return false;
         }
         let key = FlowKey::of(packet);
-        if self.interposer.knows(&key) {
-            self.interposer.handle_packet(now, packet);
+        if self.split_tcp.knows(&key) {
+            self.split_tcp.handle_packet(now, packet);
             return true;
         }
         let begins = Segment::of(packet).is_some_and(|segment| segment.has(SYN) && !segment.has(ACK));
         if !begins || !self.wants(packet, key.destination(), reach) {
             return false;
         }
-        self.interposer.handle_packet(now, packet);
+        self.split_tcp.handle_packet(now, packet);
         true
     }
 
     /// Takes a TCP packet of an app, where all its connections travel as streams.
     pub(super) fn take(&mut self, now: Instant, packet: &IpPacket<'_>) {
-        self.interposer.handle_packet(now, packet);
+        self.split_tcp.handle_packet(now, packet);
     }
 
     fn wants(&self, packet: &IpPacket<'_>, to: SocketAddr, reach: Reach<'_>) -> bool {
@@ -205,28 +205,28 @@ impl Lane {
 
     /// The next packet for an app.
     pub(super) fn poll_packet(&mut self, now: Instant) -> Option<Joined> {
-        self.interposer.poll_packet(now)
+        self.split_tcp.poll_packet(now)
     }
 
     /// When [`Self::handle_timeout`] has something to do.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.interposer.poll_timeout()
+        self.split_tcp.poll_timeout()
     }
 
     /// Lets time pass.
     pub(super) fn handle_timeout(&mut self, now: Instant) {
-        if self.interposer.poll_timeout().is_some_and(|at| now >= at) {
-            self.interposer.handle_timeout(now);
+        if self.split_tcp.poll_timeout().is_some_and(|at| now >= at) {
+            self.split_tcp.handle_timeout(now);
         }
     }
 
     /// All streams are gone, and the connections of the apps with them.
     pub(super) fn end_streams(&mut self) {
         for flow in std::mem::take(&mut self.flows).into_values() {
-            self.interposer.refuse(flow.id, if flow.opened { Refusal::Reset } else { Refusal::Silence });
+            self.split_tcp.refuse(flow.id, if flow.opened { Refusal::Reset } else { Refusal::Silence });
         }
         for (id, _) in self.waiting.drain(..) {
-            self.interposer.refuse(id, Refusal::Silence);
+            self.split_tcp.refuse(id, Refusal::Silence);
         }
         self.streams.clear();
         self.readable.clear();
@@ -236,7 +236,7 @@ impl Lane {
 
     /// Whether there is anything to move.
     fn has_work(&self) -> bool {
-        self.interposer.has_events()
+        self.split_tcp.has_events()
             || !self.readable.is_empty()
             || !self.writable.is_empty()
             || self.may_open && !self.waiting.is_empty()
@@ -244,9 +244,9 @@ impl Lane {
 
     /// Nothing can be reached now.
     pub(super) fn idle(&mut self) {
-        while let Some(event) = self.interposer.poll_event() {
+        while let Some(event) = self.split_tcp.poll_event() {
             if let Event::Asked { id, .. } = event {
-                self.interposer.refuse(id, Refusal::Silence);
+                self.split_tcp.refuse(id, Refusal::Silence);
             }
         }
     }
@@ -261,7 +261,7 @@ impl Lane {
                 && let Some((id, to)) = self.waiting.pop_front()
             {
                 self.open(&mut far, id, to);
-            } else if let Some(event) = self.interposer.poll_event() {
+            } else if let Some(event) = self.split_tcp.poll_event() {
                 self.handle(now, &mut far, event)?;
             } else if let Some(stream) = self.readable.pop_front() {
                 self.download(now, &mut far, stream)?;
@@ -314,7 +314,7 @@ impl Lane {
     fn upload(&mut self, now: Instant, far: &mut Far<'_>, stream: StreamId) {
         let Some(flow) = self.flows.get(&stream).copied() else { return };
         while far.connection.stream_room(stream) > 0 {
-            match self.interposer.read(now, flow.id, PIECE) {
+            match self.split_tcp.read(now, flow.id, PIECE) {
                 Read::Data(data) => {
                     far.multipath.count_sent(data.len() as u64);
                     far.relays.write(far.connection, stream, data);
@@ -341,7 +341,7 @@ impl Lane {
             match far.relays.answer(far.connection, far.http, stream)?.as_ref().map(connect::check_response) {
                 Some(Ok(())) => {
                     flow.opened = true;
-                    self.interposer.accept(now, id);
+                    self.split_tcp.accept(now, id);
                 }
                 Some(Err(failure)) => {
                     let to = flow.to;
@@ -354,22 +354,22 @@ impl Lane {
         }
         loop {
             let opened = self.flows.get(&stream).is_some_and(|flow| flow.opened);
-            if opened && self.interposer.room(id) == 0 {
+            if opened && self.split_tcp.room(id) == 0 {
                 return Ok(());
             }
             match far.relays.read(far.connection, far.http, stream)? {
                 RelayRead::Data(data) => {
                     far.multipath.note_delivered(now, data.len() as u64);
-                    self.interposer.write(now, id, data);
+                    self.split_tcp.write(now, id, data);
                 }
                 RelayRead::Blocked => return Ok(()),
                 RelayRead::Finished if opened => {
-                    self.interposer.finish(now, id);
+                    self.split_tcp.finish(now, id);
                     self.forget_if_over(far.relays, stream);
                     return Ok(());
                 }
                 RelayRead::Finished | RelayRead::Broken => {
-                    self.interposer.abort(id);
+                    self.split_tcp.abort(id);
                     self.give_up(far, stream, id);
                     return Ok(());
                 }
@@ -398,7 +398,7 @@ impl Lane {
             Failure::Refused | Failure::Busy | Failure::Other => Refusal::Reset,
         };
         tracing::debug!(%to, ?failure, "no connection");
-        self.interposer.refuse(id, refusal);
+        self.split_tcp.refuse(id, refusal);
         self.give_up(far, stream, id);
     }
 

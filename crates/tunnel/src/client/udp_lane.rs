@@ -1,7 +1,7 @@
 //! UDP flows of apps that travel by CONNECT-UDP.
 
 use bytes::Bytes;
-use mpvpn_lane::udp::{Fate, MOST_FLOWS, Summary, UdpFlows};
+use mpvpn_flow::udp::{Fate, MOST_FLOWS, Summary, UdpFlows};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{
     FlowKey, IpPacket, Joiner, VnetHdr,

@@ -60,7 +60,7 @@ impl FlowOrder {
     /// packets for lost (RFC 9002 §6.1.1), and would never become quick enough to be told by its rate.
     pub(super) fn wants_order(&mut self, now: Instant, bucket: u16, packet: &[u8]) -> bool {
         if self.sequences.is_empty() {
-            self.sequences = vec![Metered::default(); mpvpn_lane::BUCKETS as usize];
+            self.sequences = vec![Metered::default(); mpvpn_flow::BUCKETS as usize];
         }
         let step = step(*self.origin.get_or_insert(now), now);
         let Some(metered) = self.sequences.get_mut(usize::from(bucket)) else { return false };

@@ -6,7 +6,7 @@
 
 use bytes::Bytes;
 use mpvpn_class::Queued;
-use mpvpn_lane::{Label, Numbers, Part};
+use mpvpn_flow::{Label, Numbers, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
 use mpvpn_quic::{PathView, Tracked};

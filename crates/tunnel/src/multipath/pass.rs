@@ -7,7 +7,7 @@
 
 use bytes::Bytes;
 use mpvpn_class::Queued;
-use mpvpn_lane::fec::Load;
+use mpvpn_flow::fec::Load;
 use mpvpn_path::{Offer, Want, first_of};
 use mpvpn_quic::{Connection, Tracked};
 use mpvpn_types::{Duration, Instant, PathId, Tier, Weight};

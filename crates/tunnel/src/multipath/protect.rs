@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Buf, Bytes};
-use mpvpn_lane::{
+use mpvpn_flow::{
     Label,
     fec::{FULL_WAIT, Fates, Guard, Load, Place, Plan, Restorer, Shard, Watch},
 };

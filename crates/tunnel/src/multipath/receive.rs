@@ -1,7 +1,7 @@
 //! What comes from the far end in datagrams: packets, and what both ends tell each other.
 
 use bytes::Bytes;
-use mpvpn_lane::Label;
+use mpvpn_flow::Label;
 use mpvpn_masque::datagram::{self, DatagramError};
 use mpvpn_quic::Connection;
 use mpvpn_types::{Instant, target::LIVENESS};

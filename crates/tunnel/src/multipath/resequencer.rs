@@ -5,7 +5,7 @@
 //! sends.
 
 use bytes::{Buf, Bytes};
-use mpvpn_lane::{Join, Label, Reorder, ReorderStats};
+use mpvpn_flow::{Join, Label, Reorder, ReorderStats};
 use mpvpn_types::Instant;
 
 /// Joins parts and restores the order.
@@ -63,7 +63,7 @@ pub(super) fn split_label(mut labelled: Bytes) -> Option<(Label, Bytes)> {
 #[cfg(test)]
 mod tests {
     use bytes::BytesMut;
-    use mpvpn_lane::Part;
+    use mpvpn_flow::Part;
     use mpvpn_types::Duration;
     use serde_json::json;
 

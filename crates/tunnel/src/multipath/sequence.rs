@@ -7,7 +7,7 @@
 
 use bytes::{Buf, Bytes};
 use mpvpn_class::Queued;
-use mpvpn_lane::{Label, ReorderStats, fec::Load};
+use mpvpn_flow::{Label, ReorderStats, fec::Load};
 use mpvpn_masque::datagram::DatagramPrefix;
 use mpvpn_quic::{Fate, PathView, Tracked};
 use mpvpn_types::{Instant, PathId};

@@ -1,6 +1,6 @@
 //! What tests of several parts need.
 
-use mpvpn_lane::{Label, Part};
+use mpvpn_flow::{Label, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_quic::PathView;
 use mpvpn_types::{CongestionControl, Duration, Instant, LinkId, PathId};

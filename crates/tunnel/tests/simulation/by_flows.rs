@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World};
-use mpvpn_lane::rules::FlowMode;
+use mpvpn_flow::rules::FlowMode;
 use mpvpn_masque::connect::Failure;
 use mpvpn_packet::{ip, protocol};
 use mpvpn_packets::Packet;

@@ -4,8 +4,8 @@ use std::{net::SocketAddr, sync::OnceLock};
 
 use crate::world::{MS, TOKEN, World, app::App, pipe_of};
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_lab::LinkSpec;
-use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;

@@ -265,7 +265,7 @@ fn a_wrong_token_is_found_before_anybody_asks_for_anything() {
 }
 
 #[test]
-fn relays_work_beside_packets_and_interposed_connections() {
+fn relays_work_beside_packets_and_split_tcp_connections() {
     let (mut world, client) = world(Carries::Packets, TOKEN, &[(100, 10 * MS), (50, 20 * MS)]);
     world.up(client);
     world.run(500 * MS);

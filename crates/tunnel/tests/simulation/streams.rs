@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World, app::App};
-use mpvpn_lab::Direction;
-use mpvpn_lane::{
-    interposer::State,
+use mpvpn_flow::{
     rules::{FlowMode, Rules, Why},
+    split_tcp::State,
 };
+use mpvpn_lab::Direction;
 use mpvpn_masque::connect::Failure;
 use mpvpn_path::{Heard, Scheduler};
 use mpvpn_scenarios::Scenario;

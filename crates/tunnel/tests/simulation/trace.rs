@@ -16,8 +16,8 @@ mod worlds;
 
 use std::{env, fs, net::SocketAddr, path::Path};
 
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_lab::LinkSpec;
-use mpvpn_lane::rules::{FlowMode, Rules};
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{LinkPolicy, Member};

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use mpvpn_class::{Rule, Rules as ClassRules, Share};
-use mpvpn_lane::rules::{FlowMode, Rules};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::Authority;
 use mpvpn_packet::{VnetHdr, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};

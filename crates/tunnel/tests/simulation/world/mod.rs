@@ -19,8 +19,8 @@ use std::{
 
 use app::Destination;
 use bytes::BytesMut;
+use mpvpn_flow::rules::Rules;
 use mpvpn_lab::{LinkSpec, Params};
-use mpvpn_lane::rules::Rules;
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;

@@ -1,7 +1,7 @@
 //! Connections that the edge of a client asks for, without packets.
 
 use bytes::Bytes;
-use mpvpn_lane::rules::{FlowMode, Rules};
+use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::{Authority, Failure};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClientEvent, RelayId, RelayRead};

@@ -1,4 +1,4 @@
-//! Connections of another TCP end at the interposer, over a link that loses, repeats and reorders packets: every byte
+//! Connections of another TCP end at the split-TCP proxy, over a link that loses, repeats and reorders packets: every byte
 //! comes out once and in order, in both directions, and so do both ends.
 //!
 //! 30 s of connections that are the same in every run by default; `MPVPN_FUZZ_SECONDS` and `MPVPN_FUZZ_SEED` say
@@ -13,7 +13,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_lane::interposer::{Event, FlowId, Interposer, Limits, Read};
+use mpvpn_flow::split_tcp::{Event, FlowId, Limits, Read, SplitTcpProxy};
 use mpvpn_packet::{VNET_HDR_LEN, ip, split};
 use mpvpn_types::{Duration, Instant};
 use proptest::{
@@ -42,7 +42,7 @@ struct Story {
     /// Bytes that the app and the far side send.
     up: usize,
     down: usize,
-    /// The app's buffers, and what the interposer may hold (bytes).
+    /// The app's buffers, and what the split-TCP proxy may hold (bytes).
     buffers: usize,
     held: usize,
     /// How many bytes each side takes at a time, and how often it does nothing (of 8).
@@ -84,7 +84,7 @@ fn stories() -> impl Strategy<Value = Story> {
 struct Link {
     story: Story,
     random: u64,
-    /// Packets that were lost since one arrived, to the app and to the lane.
+    /// Packets that were lost since one arrived, to the app and to the proxy.
     lost: [u8; 2],
     to_app: VecDeque<Vec<u8>>,
     to_lane: VecDeque<Vec<u8>>,
@@ -188,7 +188,7 @@ struct Play {
     interface: Interface,
     sockets: SocketSet<'static>,
     socket: SocketHandle,
-    interposer: Interposer,
+    proxy: SplitTcpProxy,
     flow: Option<FlowId>,
     app: Progress,
     far: Progress,
@@ -230,7 +230,7 @@ impl Play {
             interface,
             sockets,
             socket,
-            interposer: Interposer::new(now, limits, [story.seed, 7], story.mtu),
+            proxy: SplitTcpProxy::new(now, limits, [story.seed, 7], story.mtu),
             flow: None,
             app: Progress::default(),
             far: Progress::default(),
@@ -258,13 +258,13 @@ impl Play {
     }
 
     fn far_side_acts(&mut self) {
-        while let Some(event) = self.interposer.poll_event() {
+        while let Some(event) = self.proxy.poll_event() {
             match event {
                 Event::Asked { id, to, .. } => {
                     assert_eq!((to.port(), self.flow), (80, None));
                     let _: SocketAddr = to;
                     self.flow = Some(id);
-                    self.interposer.accept(self.now, id);
+                    self.proxy.accept(self.now, id);
                 }
                 Event::Broken(_) => panic!("the connection broke: {:?} {:?}", self.app, self.far),
                 Event::Readable(_) | Event::Writable(_) => {}
@@ -272,20 +272,20 @@ impl Play {
         }
         let Some(flow) = self.flow else { return };
         let Story { seed, down, bite, held, .. } = self.story;
-        assert!(self.interposer.held() <= 3 * held + 64, "{} bytes", self.interposer.held());
-        match self.interposer.read(self.now, flow, bite) {
+        assert!(self.proxy.held() <= 3 * held + 64, "{} bytes", self.proxy.held());
+        match self.proxy.read(self.now, flow, bite) {
             Read::Data(bytes) => self.far.check(seed, &bytes),
             Read::Finished => self.far.ended = true,
             Read::Blocked | Read::Gone => {}
         }
-        let room = self.interposer.room(flow).min(bite).min(down - self.far.sent);
+        let room = self.proxy.room(flow).min(bite).min(down - self.far.sent);
         if room > 0 {
             let bytes: Vec<u8> = (self.far.sent..self.far.sent + room).map(|at| byte(!seed, at)).collect();
-            self.interposer.write(self.now, flow, Bytes::from(bytes));
+            self.proxy.write(self.now, flow, Bytes::from(bytes));
             self.far.sent += room;
         }
         if self.far.sent == down && !self.far.closed {
-            self.interposer.finish(self.now, flow);
+            self.proxy.finish(self.now, flow);
             self.far.closed = true;
         }
     }
@@ -293,10 +293,10 @@ impl Play {
     fn deliver(&mut self) {
         while let Some(bytes) = self.link.to_lane.pop_front() {
             let view = ip::parse(&bytes).expect("a packet");
-            self.interposer.handle_packet(self.now, &view);
+            self.proxy.handle_packet(self.now, &view);
         }
-        self.interposer.handle_timeout(self.now);
-        while let Some(joined) = self.interposer.poll_packet(self.now) {
+        self.proxy.handle_timeout(self.now);
+        while let Some(joined) = self.proxy.poll_packet(self.now) {
             let whole = joined.to_vec().split_off(VNET_HDR_LEN);
             let (mut out, mut ranges) = (Default::default(), Vec::new());
             split::split(joined.vnet(), &whole, self.story.mtu, &[], &mut out, &mut ranges)
@@ -308,7 +308,7 @@ impl Play {
     }
 
     fn is_over(&self) -> bool {
-        self.app.ended && self.far.ended && self.interposer.flows() == 0
+        self.app.ended && self.far.ended && self.proxy.flows() == 0
     }
 
     fn run(mut self) {
@@ -328,7 +328,7 @@ impl Play {
             self.now += STEP;
         }
         assert_eq!((self.far.received, self.app.received), (self.story.up, self.story.down));
-        assert_eq!(self.interposer.held(), 0);
+        assert_eq!(self.proxy.held(), 0);
     }
 }
 

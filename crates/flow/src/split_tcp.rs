@@ -85,7 +85,7 @@ pub struct FlowId {
 /// Something that the stream of a flow must act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An app wants to talk to `to`: [`Interposer::accept`] or [`Interposer::refuse`] answers it.
+    /// An app wants to talk to `to`: [`SplitTcpProxy::accept`] or [`SplitTcpProxy::refuse`] answers it.
     Asked {
         /// The new connection.
         id: FlowId,
@@ -94,9 +94,9 @@ pub enum Event {
         /// Where it wants to.
         to: SocketAddr,
     },
-    /// [`Interposer::read`] has something to say again.
+    /// [`SplitTcpProxy::read`] has something to say again.
     Readable(FlowId),
-    /// [`Interposer::room`] is there again.
+    /// [`SplitTcpProxy::room`] is there again.
     Writable(FlowId),
     /// The app broke the connection off, or is gone; the flow is no more.
     Broken(FlowId),
@@ -176,7 +176,7 @@ struct Slot {
 
 /// Ends the TCP connections of apps.
 #[derive(Debug)]
-pub struct Interposer {
+pub struct SplitTcpProxy {
     limits: Limits,
     secret: [u64; 2],
     born: Instant,
@@ -193,7 +193,7 @@ pub struct Interposer {
     held: usize,
 }
 
-impl Interposer {
+impl SplitTcpProxy {
     /// One without flows. `secret` is random and makes sequence numbers hard to guess (RFC 6528); packets to apps fit
     /// `mtu` bytes.
     pub fn new(now: Instant, limits: Limits, secret: [u64; 2], mtu: usize) -> Self {

@@ -40,7 +40,7 @@ impl App {
 
 struct Stage {
     now: Instant,
-    interposer: Interposer,
+    proxy: SplitTcpProxy,
 }
 
 impl Stage {
@@ -50,17 +50,17 @@ impl Stage {
 
     fn with(limits: Limits) -> Self {
         let now = Instant::now();
-        Self { now, interposer: Interposer::new(now, limits, [1, 2], MTU) }
+        Self { now, proxy: SplitTcpProxy::new(now, limits, [1, 2], MTU) }
     }
 
     fn give(&mut self, bytes: &[u8]) {
-        self.interposer.handle_packet(self.now, &ip::parse(bytes).unwrap());
+        self.proxy.handle_packet(self.now, &ip::parse(bytes).unwrap());
     }
 
     /// What all apps get, cut as the kernel cuts it.
     fn got(&mut self) -> Vec<Got> {
         let mut got = Vec::new();
-        while let Some(joined) = self.interposer.poll_packet(self.now) {
+        while let Some(joined) = self.proxy.poll_packet(self.now) {
             let whole = joined.to_vec().split_off(mpvpn_packet::VNET_HDR_LEN);
             let (mut out, mut ranges) = (Default::default(), Vec::new());
             split::split(joined.vnet(), &whole, MTU, &[], &mut out, &mut ranges).unwrap();
@@ -89,7 +89,7 @@ impl Stage {
     }
 
     fn events(&mut self) -> Vec<Event> {
-        std::iter::from_fn(|| self.interposer.poll_event()).collect()
+        std::iter::from_fn(|| self.proxy.poll_event()).collect()
     }
 
     fn ask(&mut self, app: &mut App, options: &[u8]) -> FlowId {
@@ -103,7 +103,7 @@ impl Stage {
 
     fn connect(&mut self, app: &mut App) -> FlowId {
         let id = self.ask(app, &[2, 4, 5, 120, 3, 3, 7, 0]);
-        self.interposer.accept(self.now, id);
+        self.proxy.accept(self.now, id);
         let answer = self.one();
         app.seq = app.seq.wrapping_add(1);
         assert_eq!((answer.flags, answer.ack), (SYN | ACK, app.seq));
@@ -120,20 +120,20 @@ impl Stage {
     }
 
     fn read(&mut self, id: FlowId) -> Read {
-        self.interposer.read(self.now, id, usize::MAX)
+        self.proxy.read(self.now, id, usize::MAX)
     }
 
     fn write(&mut self, id: FlowId, bytes: &[u8]) {
-        self.interposer.write(self.now, id, Bytes::copy_from_slice(bytes));
+        self.proxy.write(self.now, id, Bytes::copy_from_slice(bytes));
     }
 
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(at) = self.interposer.poll_timeout()
+        while let Some(at) = self.proxy.poll_timeout()
             && at <= end
         {
             self.now = self.now.max(at);
-            self.interposer.handle_timeout(self.now);
+            self.proxy.handle_timeout(self.now);
         }
         self.now = end;
     }
@@ -152,7 +152,7 @@ fn a_connection_is_answered_when_the_far_side_agrees_and_not_before() {
         let id = stage.ask(&mut app, &[2, 4, 5, 120, 1, 3, 3, 7]);
         stage.give(&app.bytes(SYN, &[], b""));
         assert!(stage.events().is_empty() && stage.got().is_empty(), "a repeated SYN is no second request");
-        stage.interposer.accept(stage.now, id);
+        stage.proxy.accept(stage.now, id);
         let answer = stage.one();
         assert_eq!((answer.flags, answer.ack), (SYN | ACK, app.seq.wrapping_add(1)));
         assert_eq!((answer.mss, answer.scale), (Some((MTU - headers) as u16), Some(4)));
@@ -168,7 +168,7 @@ fn an_app_that_knows_no_scaling_gets_windows_without() {
     let mut stage = Stage::new();
     let mut app = App::new(Packet::v4());
     let id = stage.ask(&mut app, &[]);
-    stage.interposer.accept(stage.now, id);
+    stage.proxy.accept(stage.now, id);
     let answer = stage.one();
     assert_eq!((answer.scale, answer.window), (None, u16::MAX));
     app.seq = app.seq.wrapping_add(1);
@@ -186,21 +186,21 @@ fn a_refusal_reaches_the_app_as_what_it_was() {
     let mut stage = Stage::new();
     let mut app = App::new(Packet::v4());
     let id = stage.ask(&mut app, &[]);
-    stage.interposer.refuse(id, Refusal::Reset);
+    stage.proxy.refuse(id, Refusal::Reset);
     let reset = stage.one();
     assert_eq!((reset.flags, reset.seq, reset.ack), (RST | ACK, 0, app.seq.wrapping_add(1)));
 
     let id = stage.ask(&mut app, &[]);
-    stage.interposer.refuse(id, Refusal::Unreachable(Unreachable::AddressUnreachable, gateway));
-    let error = stage.interposer.poll_packet(stage.now).unwrap().to_vec();
+    stage.proxy.refuse(id, Refusal::Unreachable(Unreachable::AddressUnreachable, gateway));
+    let error = stage.proxy.poll_packet(stage.now).unwrap().to_vec();
     let view = ip::parse(&error[mpvpn_packet::VNET_HDR_LEN..]).unwrap();
     assert_eq!((view.protocol(), view.src(), &view.transport()[..2]), (1, gateway, &[3, 1][..]));
     assert_eq!(&view.transport()[8 + 20..8 + 24], &app.bytes(SYN, &[], b"")[20..24], "it quotes the SYN");
 
     let id = stage.ask(&mut app, &[]);
-    stage.interposer.refuse(id, Refusal::Silence);
+    stage.proxy.refuse(id, Refusal::Silence);
     assert!(stage.got().is_empty());
-    assert_eq!(stage.interposer.flows(), 0);
+    assert_eq!(stage.proxy.flows(), 0);
 }
 
 #[test]
@@ -222,19 +222,19 @@ fn bytes_and_ends_of_both_directions_pass() {
     assert_eq!((got.payload.as_slice(), got.flags), (&b"answer"[..], ACK | PSH));
     app.ack = app.ack.wrapping_add(6);
     stage.give(&app.bytes(ACK, &[], b""));
-    stage.interposer.finish(stage.now, id);
+    stage.proxy.finish(stage.now, id);
     assert_eq!(stage.one().flags, ACK | FIN);
     app.ack = app.ack.wrapping_add(1);
     stage.give(&app.bytes(ACK, &[], b""));
-    assert_eq!((stage.interposer.flows(), stage.read(id)), (0, Read::Gone));
-    assert_eq!(stage.interposer.poll_timeout(), None, "nothing is left behind");
+    assert_eq!((stage.proxy.flows(), stage.read(id)), (0, Read::Gone));
+    assert_eq!(stage.proxy.poll_timeout(), None, "nothing is left behind");
 }
 
 #[test]
 fn a_connection_tells_how_far_it_is_and_what_it_carried() {
     let (mut stage, mut app) = (Stage::new(), App::new(Packet::v4()));
     let found = |stage: &Stage| {
-        let mut all = stage.interposer.summaries();
+        let mut all = stage.proxy.summaries();
         let found = all.next().map(|flow| (flow.state, flow.up, flow.down));
         assert!(all.next().is_none());
         found
@@ -243,7 +243,7 @@ fn a_connection_tells_how_far_it_is_and_what_it_carried() {
     let start = stage.now;
     let id = stage.ask(&mut app, &[]);
     assert_eq!(found(&stage), Some((State::Opening, 0, 0)));
-    stage.interposer.refuse(id, Refusal::Silence);
+    stage.proxy.refuse(id, Refusal::Silence);
     assert_eq!(found(&stage), None);
     let id = stage.connect(&mut app);
     stage.wait(Duration::from_millis(10));
@@ -255,7 +255,7 @@ fn a_connection_tells_how_far_it_is_and_what_it_carried() {
     stage.wait(Duration::from_millis(10));
     stage.send(&mut app, FIN, b"");
     assert_eq!(found(&stage), Some((State::AppEnded, 5, 8)));
-    let flow = stage.interposer.summaries().next().unwrap();
+    let flow = stage.proxy.summaries().next().unwrap();
     assert_eq!((flow.key.source(), flow.key.destination()), (app.packet.src, app.packet.dst));
     assert_eq!((flow.since, flow.active), (start, start + Duration::from_millis(20)));
 }
@@ -266,7 +266,7 @@ fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     let mut app = App::new(Packet::v4());
     let id = stage.connect(&mut app);
     stage.write(id, b"bye");
-    stage.interposer.finish(stage.now, id);
+    stage.proxy.finish(stage.now, id);
     let got = stage.one();
     assert_eq!((got.flags, got.payload.as_slice()), (ACK | PSH | FIN, &b"bye"[..]));
     app.ack = app.ack.wrapping_add(4);
@@ -275,7 +275,7 @@ fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     stage.send(&mut app, FIN, b"");
     stage.got();
     assert_eq!((stage.read(id), stage.read(id)), (data(b"more"), Read::Finished));
-    assert_eq!(stage.interposer.flows(), 1);
+    assert_eq!(stage.proxy.flows(), 1);
     // The acknowledgement of its end was lost.
     app.seq = app.seq.wrapping_sub(1);
     stage.send(&mut app, FIN, b"");
@@ -284,9 +284,9 @@ fn the_end_that_comes_from_afar_first_is_remembered_for_a_moment() {
     app.seq = app.seq.wrapping_add(1000);
     let next = stage.ask(&mut app, &[]);
     assert_ne!(next, id);
-    stage.interposer.abort(next);
+    stage.proxy.abort(next);
     stage.wait(Duration::from_secs(4));
-    assert_eq!(stage.interposer.flows(), 0);
+    assert_eq!(stage.proxy.flows(), 0);
 }
 
 #[test]
@@ -294,7 +294,7 @@ fn both_ends_may_close_at_the_same_time() {
     let mut stage = Stage::new();
     let mut app = App::new(Packet::v6());
     let id = stage.connect(&mut app);
-    stage.interposer.finish(stage.now, id);
+    stage.proxy.finish(stage.now, id);
     assert_eq!(stage.one().flags, ACK | FIN);
     stage.send(&mut app, FIN, b"");
     assert_eq!(stage.one().ack, app.seq);
@@ -302,7 +302,7 @@ fn both_ends_may_close_at_the_same_time() {
     stage.give(&app.bytes(ACK, &[], b""));
     assert_eq!(stage.read(id), Read::Finished);
     stage.wait(Duration::from_secs(4));
-    assert_eq!((stage.interposer.flows(), stage.events().len()), (0, 1));
+    assert_eq!((stage.proxy.flows(), stage.events().len()), (0, 1));
 }
 
 #[test]
@@ -311,13 +311,13 @@ fn what_was_sent_before_the_end_can_be_read_after_it() {
     let mut app = App::new(Packet::v4());
     let id = stage.connect(&mut app);
     stage.send(&mut app, FIN, b"last words");
-    stage.interposer.finish(stage.now, id);
+    stage.proxy.finish(stage.now, id);
     stage.got();
     app.ack = app.ack.wrapping_add(1);
     stage.give(&app.bytes(ACK, &[], b""));
     stage.wait(Duration::from_secs(60));
     assert_eq!((stage.read(id), stage.read(id)), (data(b"last words"), Read::Finished));
-    assert_eq!(stage.interposer.flows(), 0);
+    assert_eq!(stage.proxy.flows(), 0);
 }
 
 #[test]
@@ -332,10 +332,10 @@ fn resets_pass_both_ways() {
     app.seq = seq;
     stage.give(&app.bytes(RST, &[], b""));
     assert_eq!(stage.events(), [Event::Broken(id)]);
-    assert_eq!(stage.interposer.flows(), 0);
+    assert_eq!(stage.proxy.flows(), 0);
 
     let id = stage.connect(&mut app);
-    stage.interposer.abort(id);
+    stage.proxy.abort(id);
     let reset = stage.one();
     assert_eq!((reset.flags, reset.seq), (RST | ACK, app.ack));
     assert!(stage.events().is_empty());
@@ -366,9 +366,9 @@ fn an_app_that_asks_anew_before_it_was_answered_is_asked_for_anew() {
     stage.give(&app.bytes(SYN, &[], b""));
     let [Event::Broken(gone), Event::Asked { id, .. }] = stage.events()[..] else { panic!("two events") };
     assert_eq!(gone, first);
-    stage.interposer.accept(stage.now, first);
+    stage.proxy.accept(stage.now, first);
     assert!(stage.got().is_empty(), "the answer to the first is too late");
-    stage.interposer.accept(stage.now, id);
+    stage.proxy.accept(stage.now, id);
     assert_eq!(stage.one().ack, app.seq.wrapping_add(1));
 }
 
@@ -377,11 +377,11 @@ fn an_old_answer_to_a_syn_is_disowned() {
     let mut stage = Stage::new();
     let mut app = App::new(Packet::v4());
     let id = stage.ask(&mut app, &[]);
-    stage.interposer.accept(stage.now, id);
+    stage.proxy.accept(stage.now, id);
     app.seq = app.seq.wrapping_add(1);
     app.ack = stage.one().seq.wrapping_add(500);
     stage.give(&app.bytes(ACK, &[], b""));
-    assert_eq!((stage.one().flags, stage.interposer.flows()), (RST, 1));
+    assert_eq!((stage.one().flags, stage.proxy.flows()), (RST, 1));
 }
 
 #[test]
@@ -402,10 +402,7 @@ fn who_does_not_read_stops_the_app_and_nobody_else() {
     slow.seq = last.ack;
     // A probe of the closed window is answered.
     stage.give(&slow.bytes(ACK, &[], b"x"));
-    assert_eq!(
-        (stage.one().window, stage.interposer.held()),
-        (0, last.ack.wrapping_sub(u32::MAX - 2) as usize)
-    );
+    assert_eq!((stage.one().window, stage.proxy.held()), (0, last.ack.wrapping_sub(u32::MAX - 2) as usize));
 
     stage.send(&mut quick, 0, b"hi");
     stage.got();
@@ -427,10 +424,10 @@ fn an_app_that_does_not_read_stops_the_stream() {
     let mut app = App::new(Packet::v4());
     app.window = 1;
     let id = stage.connect(&mut app);
-    while stage.interposer.room(id) > 0 {
+    while stage.proxy.room(id) > 0 {
         stage.write(id, &[9; 500]);
     }
-    assert_eq!(stage.interposer.held(), 5000);
+    assert_eq!(stage.proxy.held(), 5000);
     assert_eq!(stage.one().payload.len(), 128, "its window, scaled");
     app.ack = app.ack.wrapping_add(128);
     app.window = 0;
@@ -491,7 +488,7 @@ fn super_packets_pass_whole() {
     assert_eq!(stage.got().len(), 1);
     assert!(matches!(stage.read(id), Read::Data(bytes) if bytes.len() == 60_000));
     stage.write(id, &[4; 100_000]);
-    let first = stage.interposer.poll_packet(stage.now).unwrap();
+    let first = stage.proxy.poll_packet(stage.now).unwrap();
     assert!(first.len() > 60_000, "{} bytes", first.len());
     assert_eq!(first.vnet().gso_size, 1360, "segments that fit the MTU");
 }
@@ -508,7 +505,7 @@ fn all_flows_together_are_bounded() {
         let mut sent = 0;
         for _ in 0..20 {
             stage.send(&mut app, 0, &[1; 10_000]);
-            let room = stage.interposer.room(id).min(10_000);
+            let room = stage.proxy.room(id).min(10_000);
             stage.write(id, &vec![2; room]);
             sent += room;
         }
@@ -517,11 +514,11 @@ fn all_flows_together_are_bounded() {
         flows.push(id);
     }
     // What had been promised before memory became short is kept.
-    assert!(stage.interposer.held() < 3 * limits.bytes, "{} bytes", stage.interposer.held());
+    assert!(stage.proxy.held() < 3 * limits.bytes, "{} bytes", stage.proxy.held());
     for id in flows {
-        stage.interposer.abort(id);
+        stage.proxy.abort(id);
     }
-    assert_eq!((stage.interposer.held(), stage.interposer.flows()), (0, 0));
+    assert_eq!((stage.proxy.held(), stage.proxy.flows()), (0, 0));
 }
 
 #[test]
@@ -544,9 +541,9 @@ fn who_is_gone_is_forgotten() {
 
     // It never says that it has got the answer.
     let silent = stage.ask(&mut app, &[]);
-    stage.interposer.accept(stage.now, silent);
+    stage.proxy.accept(stage.now, silent);
     let mut answers = 0;
-    while stage.interposer.flows() > 0 {
+    while stage.proxy.flows() > 0 {
         answers += stage.got().iter().filter(|got| got.flags & SYN != 0).count();
         stage.wait(Duration::from_secs(1));
     }
@@ -556,7 +553,7 @@ fn who_is_gone_is_forgotten() {
     let idle = stage.connect(&mut app);
     stage.wait(Duration::from_secs(3 * 3600));
     assert_eq!((stage.events(), stage.one().flags), (vec![Event::Broken(idle)], RST | ACK));
-    assert_eq!(stage.interposer.poll_timeout(), None);
+    assert_eq!(stage.proxy.poll_timeout(), None);
 }
 
 #[test]
@@ -571,8 +568,8 @@ fn a_quiet_flow_holds_next_to_nothing() {
     stage.got();
     app.ack = app.ack.wrapping_add(60_000);
     stage.give(&app.bytes(ACK, &[], b""));
-    assert!(stage.interposer.slots[0].flow.as_ref().unwrap().has_spare());
+    assert!(stage.proxy.slots[0].flow.as_ref().unwrap().has_spare());
     stage.wait(Duration::from_secs(3));
-    assert!(!stage.interposer.slots[0].flow.as_ref().unwrap().has_spare());
+    assert!(!stage.proxy.slots[0].flow.as_ref().unwrap().has_spare());
     assert!(size_of::<Flow>() + size_of::<Slot>() < 1024, "{} bytes", size_of::<Flow>());
 }
