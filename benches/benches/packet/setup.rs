@@ -30,17 +30,17 @@ impl Read {
 
     /// A super-packet of TCP over IPv4, as long as they get.
     pub(crate) fn tcp4() -> Self {
-        Self::new(Packet::v4().tcp_super(&segment(0), &payload(46 * MSS), MSS as u16))
+        Self::new(Packet::v4().tcp_super_packet(&segment(0), &payload(46 * MSS), MSS as u16))
     }
 
     /// The same over IPv6.
     pub(crate) fn tcp6() -> Self {
-        Self::new(Packet::v6().tcp_super(&segment(0), &payload(46 * (MSS - 20)), (MSS - 20) as u16))
+        Self::new(Packet::v6().tcp_super_packet(&segment(0), &payload(46 * (MSS - 20)), (MSS - 20) as u16))
     }
 
     /// 46 UDP datagrams in one.
     pub(crate) fn udp4() -> Self {
-        Self::new(Packet::v4().udp_super(&payload(46 * 1392), 1392))
+        Self::new(Packet::v4().udp_super_packet(&payload(46 * 1392), 1392))
     }
 
     /// A packet that is complete already, of `len` bytes of payload.

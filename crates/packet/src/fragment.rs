@@ -83,7 +83,7 @@ mod tests {
 
     use crate::vnet::VnetHdr;
     use crate::{ip, split::split};
-    use mpvpn_packets::{Packet, slow_sum};
+    use mpvpn_packets::{Packet, reference_sum};
 
     fn fragments(packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
         let (mut out, mut ranges) = (BytesMut::new(), Vec::new());
@@ -97,7 +97,7 @@ mod tests {
         for (index, bytes) in fragments.iter().enumerate() {
             let packet = ip::parse(bytes).unwrap();
             let fragment = packet.fragment().unwrap();
-            assert_eq!(slow_sum(&bytes[..packet.header_len()]), 0xffff);
+            assert_eq!(reference_sum(&bytes[..packet.header_len()]), 0xffff);
             assert_eq!(packet.total_len(), bytes.len());
             assert_eq!(usize::from(fragment.offset), data.len());
             assert_eq!(fragment.more, index + 1 < fragments.len());

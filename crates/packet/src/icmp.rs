@@ -123,7 +123,7 @@ fn quote<'a>(original: &IpPacket<'a>, max: usize) -> &'a [u8] {
 mod tests {
     use super::*;
     use crate::be32;
-    use mpvpn_packets::{Packet, checks_out};
+    use mpvpn_packets::{Packet, has_valid_lengths_and_checksums};
     use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
     const V4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
@@ -138,7 +138,7 @@ mod tests {
     fn packet_too_big_tells_the_mtu_and_quotes_the_packet() {
         let original = Packet::v4().udp(&[7; 3000]);
         let error = packet_too_big(&original, 1400, V4).unwrap();
-        assert!(checks_out(&error));
+        assert!(has_valid_lengths_and_checksums(&error));
         let packet = ip::parse(&error).unwrap();
         assert_eq!((packet.src(), packet.dst()), (V4, "10.1.0.1".parse::<IpAddr>().unwrap()));
         assert_eq!(packet.transport()[..2], [3, 4]);
@@ -148,7 +148,7 @@ mod tests {
 
         let original = Packet::v6().udp(&[7; 3000]);
         let error = packet_too_big(&original, 1400, V6).unwrap();
-        assert!(checks_out(&error));
+        assert!(has_valid_lengths_and_checksums(&error));
         let packet = ip::parse(&error).unwrap();
         assert_eq!(packet.transport()[..2], [2, 0]);
         assert_eq!(be32(packet.transport(), 4), 1400);
@@ -167,10 +167,10 @@ mod tests {
         ];
         for (reason, code4, code6) in reasons {
             let error = unreachable(&Packet::v4().tcp(b""), reason, V4).unwrap();
-            assert!(checks_out(&error));
+            assert!(has_valid_lengths_and_checksums(&error));
             assert_eq!(error[20..22], [3, code4]);
             let error = unreachable(&Packet::v6().tcp(b""), reason, V6).unwrap();
-            assert!(checks_out(&error));
+            assert!(has_valid_lengths_and_checksums(&error));
             assert_eq!(error[40..42], [1, code6]);
         }
     }

@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn ipv6_extension_headers_are_walked_to_the_transport() {
         let extensions = [(HOP_BY_HOP, vec![0; 6]), (DESTINATION_OPTIONS, vec![0; 14])];
-        let bytes = Packet { tos: 0xb9, ..Packet::v6() }.udp_behind(&extensions, b"hello");
+        let bytes = Packet { tos: 0xb9, ..Packet::v6() }.udp_behind_extension_headers(&extensions, b"hello");
         let packet = parse(&bytes).unwrap();
         assert_eq!((packet.protocol(), packet.header_len(), packet.transport_offset()), (17, 40, 64));
         assert_eq!(packet.tos(), 0xb9);
@@ -434,7 +434,7 @@ mod tests {
         let fragment = |word: u16| {
             let mut body = word.to_be_bytes().to_vec();
             body.extend_from_slice(&7u32.to_be_bytes());
-            Packet::v6().udp_behind(&[(FRAGMENT, body)], b"hello")
+            Packet::v6().udp_behind_extension_headers(&[(FRAGMENT, body)], b"hello")
         };
         let first = fragment(1);
         let first = parse(&first).unwrap();
@@ -450,9 +450,9 @@ mod tests {
     #[test]
     fn endless_extension_chains_are_refused() {
         let chain = vec![(DESTINATION_OPTIONS, vec![0; 6]); 17];
-        let bytes = Packet::v6().udp_behind(&chain, b"");
+        let bytes = Packet::v6().udp_behind_extension_headers(&chain, b"");
         assert_eq!(parse(&bytes).unwrap_err(), ParseError::TooManyExtensions);
-        let bytes = Packet::v6().udp_behind(&chain[..16], b"");
+        let bytes = Packet::v6().udp_behind_extension_headers(&chain[..16], b"");
         assert_eq!(parse(&bytes).unwrap().protocol(), 17);
     }
 }

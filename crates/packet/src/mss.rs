@@ -67,7 +67,7 @@ fn find(packet: &[u8]) -> Option<(usize, usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpvpn_packets::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     fn syn(packet: &Packet, options: &[u8]) -> Vec<u8> {
         packet.tcp_with(&Tcp { flags: tcp_flags::SYN, options: options.to_vec(), ..Tcp::default() }, b"")
@@ -85,7 +85,7 @@ mod tests {
                 let mut bytes = syn(&packet, &options);
                 assert!(clamp(&mut bytes, 1400, Checksum::Full));
                 assert_eq!(mss(&bytes), expected);
-                assert!(checks_out(&bytes));
+                assert!(has_valid_lengths_and_checksums(&bytes));
                 assert!(!clamp(&mut bytes, 1400, Checksum::Full));
             }
         }

@@ -350,7 +350,7 @@ fn gso_headers(hdr: VnetHdr, ip: &IpPacket<'_>) -> SplitError {
 mod tests {
     use super::*;
     use crate::vnet;
-    use mpvpn_packets::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     const PREFIX: &[u8] = &[0xaa, 0xbb, 0];
 
@@ -390,12 +390,12 @@ mod tests {
                 ..Tcp::default()
             };
             let data = payload(10_001);
-            let (hdr, bytes) = base.tcp_super(&tcp, &data, 1400);
+            let (hdr, bytes) = base.tcp_super_packet(&tcp, &data, 1400);
             let packets = run(hdr, &bytes, 1500).unwrap();
             assert_eq!(packets.len(), 8);
             let mut seen = Vec::new();
             for (index, packet) in packets.iter().enumerate() {
-                assert!(checks_out(packet));
+                assert!(has_valid_lengths_and_checksums(packet));
                 let ip = ip::parse(packet).unwrap();
                 let segment = ip.transport();
                 assert_eq!(be32(segment, 4), tcp.seq.wrapping_add(seen.len() as u32));
@@ -413,10 +413,10 @@ mod tests {
 
     #[test]
     fn tcp_segments_shrink_to_the_mtu() {
-        let (hdr, bytes) = Packet::v4().tcp_super(&Tcp::default(), &payload(5000), 1460);
+        let (hdr, bytes) = Packet::v4().tcp_super_packet(&Tcp::default(), &payload(5000), 1460);
         let packets = run(hdr, &bytes, 1280).unwrap();
         assert_eq!(packets.iter().map(Vec::len).collect::<Vec<_>>(), [1280, 1280, 1280, 1280, 80]);
-        assert!(packets.iter().all(|packet| checks_out(packet)));
+        assert!(packets.iter().all(|packet| has_valid_lengths_and_checksums(packet)));
         assert_eq!(run(hdr, &bytes, 44), Err(SplitError::TooBig { len: 48, mtu: 44 }));
     }
 
@@ -424,12 +424,12 @@ mod tests {
     fn a_udp_super_packet_becomes_datagrams() {
         for base in [Packet::v4(), Packet::v6()] {
             let data = payload(3100);
-            let (hdr, bytes) = base.udp_super(&data, 1000);
+            let (hdr, bytes) = base.udp_super_packet(&data, 1000);
             let packets = run(hdr, &bytes, 1500).unwrap();
             assert_eq!(packets.len(), 4);
             let mut seen = Vec::new();
             for packet in &packets {
-                assert!(checks_out(packet));
+                assert!(has_valid_lengths_and_checksums(packet));
                 seen.extend_from_slice(&ip::parse(packet).unwrap().transport()[8..]);
             }
             assert_eq!(seen, data);
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn udp_datagrams_that_may_be_fragmented_are() {
         let base = Packet { dont_fragment: false, ..Packet::v4() };
-        let (hdr, bytes) = base.udp_super(&payload(3000), 1500);
+        let (hdr, bytes) = base.udp_super_packet(&payload(3000), 1500);
         let packets = run(hdr, &bytes, 1000).unwrap();
         assert_eq!(packets.len(), 4);
         let fragments: Vec<_> =
@@ -453,10 +453,10 @@ mod tests {
     #[test]
     fn an_unfinished_checksum_is_completed() {
         for base in [Packet::v4(), Packet::v6()] {
-            let (hdr, bytes) = base.tcp_super(&Tcp::default(), b"odd", 0);
+            let (hdr, bytes) = base.tcp_super_packet(&Tcp::default(), b"odd", 0);
             let hdr = VnetHdr { gso_type: vnet::GSO_NONE, ..hdr };
             assert_eq!(run(hdr, &bytes, 1500).unwrap(), [base.tcp(b"odd")]);
-            let (hdr, bytes) = base.udp_super(b"even", 0);
+            let (hdr, bytes) = base.udp_super_packet(b"even", 0);
             let hdr = VnetHdr { gso_type: vnet::GSO_NONE, ..hdr };
             assert_eq!(run(hdr, &bytes, 1500).unwrap(), [base.udp(b"even")]);
         }
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn lying_virtio_headers_are_refused() {
-        let (hdr, bytes) = Packet::v4().tcp_super(&Tcp::default(), &payload(3000), 1400);
+        let (hdr, bytes) = Packet::v4().tcp_super_packet(&Tcp::default(), &payload(3000), 1400);
         let run = |hdr| run(hdr, &bytes, 1500).unwrap_err();
         assert_eq!(run(VnetHdr { gso_type: 3, ..hdr }), SplitError::GsoType(3));
         for gso_type in [vnet::GSO_TCPV6, vnet::GSO_UDP_L4] {
@@ -497,7 +497,7 @@ mod tests {
 
     #[test]
     fn a_tcp_header_longer_than_the_packet_is_refused() {
-        let (hdr, mut bytes) = Packet::v4().tcp_super(&Tcp::default(), &[], 1400);
+        let (hdr, mut bytes) = Packet::v4().tcp_super_packet(&Tcp::default(), &[], 1400);
         bytes[32] = 0xf0;
         assert_eq!(run(hdr, &bytes, 1500), Err(SplitError::TransportHeader { need: 60, have: 20 }));
         bytes[32] = 0x40;

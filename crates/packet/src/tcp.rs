@@ -220,7 +220,7 @@ mod tests {
     use super::*;
     use crate::{ip, split};
     use bytes::BytesMut;
-    use mpvpn_packets::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     fn head(packet: &Packet) -> Head {
         Head {
@@ -247,7 +247,7 @@ mod tests {
             assert_eq!(ranges.len(), 4);
             let mut carried = Vec::new();
             for range in ranges {
-                assert!(checks_out(&out[range.clone()]));
+                assert!(has_valid_lengths_and_checksums(&out[range.clone()]));
                 let view = ip::parse(&out[range]).unwrap();
                 let segment = Segment::of(&view).unwrap();
                 assert_eq!(segment.seq() as usize, 7 + carried.len());

@@ -60,7 +60,7 @@ pub fn packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8
 mod tests {
     use super::*;
     use crate::ip;
-    use mpvpn_packets::{Packet, checks_out};
+    use mpvpn_packets::{Packet, has_valid_lengths_and_checksums};
 
     fn payloads_of(hdr: VnetHdr, packet: &[u8]) -> Vec<Vec<u8>> {
         payloads(hdr, &ip::parse(packet).unwrap()).map(<[u8]>::to_vec).collect()
@@ -71,7 +71,7 @@ mod tests {
         for shape in [Packet::v4(), Packet::v6()] {
             for payload in [&b"hello"[..], b"", &[7; 1400]] {
                 let made = packet(shape.src, shape.dst, payload).unwrap();
-                assert!(checks_out(&made));
+                assert!(has_valid_lengths_and_checksums(&made));
                 assert_eq!(payloads_of(VnetHdr::NONE, &made), [payload]);
                 let view = ip::parse(&made).unwrap();
                 assert_eq!((view.src(), view.dst()), (shape.src.ip(), shape.dst.ip()));
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_super_packet_is_many_datagrams() {
-        let (hdr, bytes) = Packet::v4().udp_super(&[1; 2500], 1000);
+        let (hdr, bytes) = Packet::v4().udp_super_packet(&[1; 2500], 1000);
         let sizes: Vec<_> = payloads_of(hdr, &bytes).iter().map(Vec::len).collect();
         assert_eq!(sizes, [1000, 1000, 500]);
     }

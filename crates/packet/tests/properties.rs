@@ -10,7 +10,7 @@ use mpvpn_packet::icmp::{self, Unreachable};
 use mpvpn_packet::mss::{self, Checksum};
 use mpvpn_packet::split::split;
 use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, ip, tcp_flags};
-use mpvpn_packets::{Packet, Tcp, checks_out, slow_sum};
+use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums, reference_sum};
 use proptest::prelude::*;
 
 /// A flow to make packets of.
@@ -155,7 +155,7 @@ proptest! {
                 icmp::unreachable(&bytes, Unreachable::NoRoute, from),
             ];
             for error in errors.into_iter().flatten() {
-                prop_assert!(checks_out(&error));
+                prop_assert!(has_valid_lengths_and_checksums(&error));
                 let longest = if from.is_ipv4() { 576 } else { 1280 };
                 prop_assert!(error.len() <= longest);
                 prop_assert_eq!(icmp::packet_too_big(&error, mtu, from), None);
@@ -185,7 +185,7 @@ proptest! {
     fn the_fast_sum_equals_the_slow_one(
         bytes in prop::collection::vec(any::<u8>(), 0..4000), cut in 0..2000usize,
     ) {
-        prop_assert_eq!(checksum::sum(&bytes), slow_sum(&bytes));
+        prop_assert_eq!(checksum::sum(&bytes), reference_sum(&bytes));
         let (left, right) = bytes.split_at((cut * 2).min(bytes.len() & !1));
         prop_assert_eq!(checksum::add(checksum::sum(left), checksum::sum(right)), checksum::sum(&bytes));
     }
@@ -205,10 +205,10 @@ proptest! {
         let flags = tcp_flags::ACK | ending | first;
         let packet = Packet { id, ..base(v6, 5000) };
         let tcp = Tcp { seq, flags, options, ..Tcp::default() };
-        let (hdr, whole) = packet.tcp_super(&tcp, &bytes_of(len, 3), gso_size);
+        let (hdr, whole) = packet.tcp_super_packet(&tcp, &bytes_of(len, 3), gso_size);
         let segments = split_all(hdr, &whole, 65_535);
         prop_assert_eq!(segments.len(), len.div_ceil(usize::from(gso_size)));
-        prop_assert!(segments.iter().all(|segment| checks_out(segment)));
+        prop_assert!(segments.iter().all(|segment| has_valid_lengths_and_checksums(segment)));
 
         let merged: Vec<Joined> = join_all(segments.clone());
         let again: Vec<Vec<u8>> = merged.iter().flat_map(unjoin).collect();
@@ -225,9 +225,9 @@ proptest! {
     fn a_udp_super_packet_survives_split_and_join(
         v6 in any::<bool>(), len in 1..20_000usize, gso_size in 100..2000u16, id in any::<u16>(),
     ) {
-        let (hdr, whole) = Packet { id, ..base(v6, 5000) }.udp_super(&bytes_of(len, 5), gso_size);
+        let (hdr, whole) = Packet { id, ..base(v6, 5000) }.udp_super_packet(&bytes_of(len, 5), gso_size);
         let datagrams = split_all(hdr, &whole, 65_535);
-        prop_assert!(datagrams.iter().all(|datagram| checks_out(datagram)));
+        prop_assert!(datagrams.iter().all(|datagram| has_valid_lengths_and_checksums(datagram)));
         let merged = join_all(datagrams.clone());
         let again: Vec<Vec<u8>> = merged.iter().flat_map(unjoin).collect();
         prop_assert_eq!(&again, &datagrams);

@@ -1,13 +1,12 @@
-//! Packets for tests of all crates: always the same bytes for the same arguments, checksums
-//! right.
+//! Builds IP packets with valid checksums for the tests of all crates; equal arguments give equal bytes.
 //!
-//! The checksums are made and checked by a plain loop of its own, so that tests do not judge the fast code by
-//! itself. Nothing of the workspace is used, so that every crate may use this one.
+//! Checksums are computed by a simple loop in this file, so that the optimised code of `packet` is not tested against
+//! itself. This crate uses no other crate of the workspace, so that every crate can use it in tests.
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Numbers of protocols (IANA).
+/// IP protocol numbers (IANA).
 mod protocol {
     pub(crate) const ICMP: u8 = 1;
     pub(crate) const TCP: u8 = 6;
@@ -15,11 +14,11 @@ mod protocol {
     pub(crate) const ICMPV6: u8 = 58;
 }
 
-/// Flags of TCP (RFC 9293 §3.1).
+/// TCP flags (RFC 9293 §3.1).
 const ACK: u8 = 0x10;
 const CWR: u8 = 0x80;
 
-/// What a virtio network header says (linux/virtio_net.h).
+/// Flags and GSO types of a virtio network header (linux/virtio_net.h).
 const NEEDS_CSUM: u8 = 1;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
@@ -27,7 +26,7 @@ const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 /// A virtio network header as the kernel writes it.
-pub type VnetBytes = [u8; 10];
+pub type VnetHdrBytes = [u8; 10];
 
 /// The IP header and ports of a packet to build.
 #[derive(Debug, Clone)]
@@ -70,12 +69,12 @@ impl Default for Tcp {
 }
 
 impl Packet {
-    /// From 10.1.0.1:40000 to 10.2.0.2:443.
+    /// Headers from 10.1.0.1:40000 to 10.2.0.2:443.
     pub fn v4() -> Self {
         Self::between(SocketAddr::from(([10, 1, 0, 1], 40_000)), SocketAddr::from(([10, 2, 0, 2], 443)))
     }
 
-    /// From `[fd01::1]:40000` to `[fd02::2]:443`.
+    /// Headers from `[fd01::1]:40000` to `[fd02::2]:443`.
     pub fn v6() -> Self {
         Self::between(
             SocketAddr::from(([0xfd01, 0, 0, 0, 0, 0, 0, 1], 40_000)),
@@ -83,7 +82,7 @@ impl Packet {
         )
     }
 
-    /// From `src` to `dst`, which are of one family.
+    /// Headers from `src` to `dst`, which must be of one address family.
     pub fn between(src: SocketAddr, dst: SocketAddr) -> Self {
         assert_eq!(src.is_ipv4(), dst.is_ipv4(), "addresses of one family");
         Self { src, dst, ttl: 64, tos: 0, id: 1, dont_fragment: true, ip_options: Vec::new() }
@@ -97,31 +96,36 @@ impl Packet {
     /// A TCP segment.
     pub fn tcp_with(&self, tcp: &Tcp, payload: &[u8]) -> Vec<u8> {
         let segment = self.tcp_segment(tcp, payload);
-        self.finish(protocol::TCP, segment, Some(16))
+        self.ip_packet(protocol::TCP, segment, Some(16))
     }
 
-    /// A TCP super-packet as a TUN device delivers it, with its header.
-    pub fn tcp_super<H: From<VnetBytes>>(&self, tcp: &Tcp, payload: &[u8], gso_size: u16) -> (H, Vec<u8>) {
+    /// A TCP super-packet (GSO) as a TUN device delivers it, with its virtio network header.
+    pub fn tcp_super_packet<H: From<VnetHdrBytes>>(
+        &self,
+        tcp: &Tcp,
+        payload: &[u8],
+        gso_size: u16,
+    ) -> (H, Vec<u8>) {
         let segment = self.tcp_segment(tcp, payload);
         let header = 20 + tcp.options.len();
         let kind = if self.src.is_ipv4() { GSO_TCPV4 } else { GSO_TCPV6 };
         let ecn = if tcp.flags & CWR != 0 { GSO_ECN } else { 0 };
-        self.partial(protocol::TCP, segment, 16, header, kind | ecn, gso_size)
+        self.super_packet(protocol::TCP, segment, 16, header, kind | ecn, gso_size)
     }
 
     /// A UDP datagram.
     pub fn udp(&self, payload: &[u8]) -> Vec<u8> {
-        self.finish(protocol::UDP, self.udp_datagram(payload), Some(6))
+        self.ip_packet(protocol::UDP, self.udp_datagram(payload), Some(6))
     }
 
-    /// A UDP super-packet as a TUN device delivers it, with its header.
-    pub fn udp_super<H: From<VnetBytes>>(&self, payload: &[u8], gso_size: u16) -> (H, Vec<u8>) {
-        self.partial(protocol::UDP, self.udp_datagram(payload), 6, 8, GSO_UDP_L4, gso_size)
+    /// A UDP super-packet (GSO) as a TUN device delivers it, with its virtio network header.
+    pub fn udp_super_packet<H: From<VnetHdrBytes>>(&self, payload: &[u8], gso_size: u16) -> (H, Vec<u8>) {
+        self.super_packet(protocol::UDP, self.udp_datagram(payload), 6, 8, GSO_UDP_L4, gso_size)
     }
 
-    /// A UDP datagram behind IPv6 extension headers: protocol number and everything behind their first two
-    /// bytes.
-    pub fn udp_behind(&self, extensions: &[(u8, Vec<u8>)], payload: &[u8]) -> Vec<u8> {
+    /// A UDP datagram after IPv6 extension headers. Each extension is given by its protocol number and its bytes after
+    /// "next header" and "length".
+    pub fn udp_behind_extension_headers(&self, extensions: &[(u8, Vec<u8>)], payload: &[u8]) -> Vec<u8> {
         let plain = self.udp(payload);
         let mut bytes = plain[..40].to_vec();
         let mut numbers = extensions.iter().map(|(number, _)| *number).chain([protocol::UDP]);
@@ -144,12 +148,12 @@ impl Packet {
         message.extend_from_slice(&id.to_be_bytes());
         message.extend_from_slice(&sequence.to_be_bytes());
         message.extend_from_slice(payload);
-        self.finish(number, message, Some(2))
+        self.ip_packet(number, message, Some(2))
     }
 
     /// A packet of any protocol, without a transport checksum.
     pub fn other(&self, number: u8, payload: &[u8]) -> Vec<u8> {
-        self.finish(number, payload.to_vec(), None)
+        self.ip_packet(number, payload.to_vec(), None)
     }
 
     fn tcp_segment(&self, tcp: &Tcp, payload: &[u8]) -> Vec<u8> {
@@ -177,42 +181,45 @@ impl Packet {
         [self.src.port().to_be_bytes(), self.dst.port().to_be_bytes()].concat()
     }
 
-    fn finish(&self, number: u8, mut transport: Vec<u8>, check_at: Option<usize>) -> Vec<u8> {
-        if let Some(at) = check_at {
-            let pseudo =
-                if number == protocol::ICMP { Vec::new() } else { self.pseudo(number, transport.len()) };
-            let check = !slow_sum(&[pseudo, transport.clone()].concat());
-            let check = if check == 0 && number == protocol::UDP { 0xffff } else { check };
-            transport[at..at + 2].copy_from_slice(&check.to_be_bytes());
+    fn ip_packet(&self, number: u8, mut transport: Vec<u8>, checksum_at: Option<usize>) -> Vec<u8> {
+        if let Some(at) = checksum_at {
+            let pseudo_header = if number == protocol::ICMP {
+                Vec::new()
+            } else {
+                self.pseudo_header(number, transport.len())
+            };
+            let checksum = !reference_sum(&[pseudo_header, transport.clone()].concat());
+            let checksum = if checksum == 0 && number == protocol::UDP { 0xffff } else { checksum };
+            transport[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
         }
         let mut bytes = self.ip_header(number, transport.len());
         bytes.extend_from_slice(&transport);
         bytes
     }
 
-    fn partial<H: From<VnetBytes>>(
+    fn super_packet<H: From<VnetHdrBytes>>(
         &self,
         number: u8,
         mut transport: Vec<u8>,
-        check_at: usize,
+        checksum_at: usize,
         header: usize,
         gso_type: u8,
         gso_size: u16,
     ) -> (H, Vec<u8>) {
-        let partial = slow_sum(&self.pseudo(number, transport.len()));
-        transport[check_at..check_at + 2].copy_from_slice(&partial.to_be_bytes());
+        let partial_sum = reference_sum(&self.pseudo_header(number, transport.len()));
+        transport[checksum_at..checksum_at + 2].copy_from_slice(&partial_sum.to_be_bytes());
         let mut bytes = self.ip_header(number, transport.len());
         let csum_start = bytes.len() as u16;
         bytes.extend_from_slice(&transport);
-        let words = [csum_start + header as u16, gso_size, csum_start, check_at as u16];
-        let mut hdr: VnetBytes = [NEEDS_CSUM, gso_type, 0, 0, 0, 0, 0, 0, 0, 0];
+        let words = [csum_start + header as u16, gso_size, csum_start, checksum_at as u16];
+        let mut hdr: VnetHdrBytes = [NEEDS_CSUM, gso_type, 0, 0, 0, 0, 0, 0, 0, 0];
         for (place, word) in hdr[2..].chunks_mut(2).zip(words) {
             place.copy_from_slice(&word.to_ne_bytes());
         }
         (hdr.into(), bytes)
     }
 
-    fn pseudo(&self, number: u8, len: usize) -> Vec<u8> {
+    fn pseudo_header(&self, number: u8, len: usize) -> Vec<u8> {
         let mut bytes = [octets(self.src.ip()), octets(self.dst.ip())].concat();
         bytes.extend_from_slice(&(len as u32).to_be_bytes());
         bytes.extend_from_slice(&[0, 0, 0, number]);
@@ -235,14 +242,14 @@ impl Packet {
         bytes.extend_from_slice(&[if self.dont_fragment { 0x40 } else { 0 }, 0, self.ttl, number, 0, 0]);
         bytes.extend_from_slice(&addresses);
         bytes.extend_from_slice(&self.ip_options);
-        let check = !slow_sum(&bytes);
-        bytes[10..12].copy_from_slice(&check.to_be_bytes());
+        let checksum = !reference_sum(&bytes);
+        bytes[10..12].copy_from_slice(&checksum.to_be_bytes());
         bytes
     }
 }
 
-/// The folded ones-complement sum by the plainest loop.
-pub fn slow_sum(bytes: &[u8]) -> u16 {
+/// The Internet checksum before its complement (RFC 1071), computed two bytes at a time.
+pub fn reference_sum(bytes: &[u8]) -> u16 {
     let mut total = 0u32;
     for pair in bytes.chunks(2) {
         total += u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0));
@@ -251,14 +258,13 @@ pub fn slow_sum(bytes: &[u8]) -> u16 {
     total as u16
 }
 
-/// Whether the lengths and all checksums of a TCP, UDP or ICMP packet without IPv6 extension headers are
-/// right.
-pub fn checks_out(bytes: &[u8]) -> bool {
+/// Whether the lengths and all checksums of a TCP, UDP or ICMP packet without IPv6 extension headers are valid.
+pub fn has_valid_lengths_and_checksums(bytes: &[u8]) -> bool {
     let (number, header, total, addresses) = match bytes[0] >> 4 {
         4 => {
             let header = usize::from(bytes[0] & 15) * 4;
             let total = usize::from(u16::from_be_bytes([bytes[2], bytes[3]]));
-            if slow_sum(&bytes[..header]) != 0xffff {
+            if reference_sum(&bytes[..header]) != 0xffff {
                 return false;
             }
             (bytes[9], header, total, &bytes[12..20])
@@ -281,7 +287,7 @@ pub fn checks_out(bytes: &[u8]) -> bool {
         covered.extend_from_slice(&[0, 0, 0, number]);
     }
     covered.extend_from_slice(transport);
-    slow_sum(&covered) == 0xffff
+    reference_sum(&covered) == 0xffff
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

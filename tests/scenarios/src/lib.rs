@@ -1,11 +1,12 @@
-//! Scenarios: links, what happens to them, the load on them, and what is asked of a tunnel there.
+//! Scenarios: emulated links, events on the links, traffic, and the required results.
 //!
-//! In: the files of `tests/scenarios/files`, one a scenario, named after it. Out: [`Scenario`]s, checked: every list has
-//! the length that it must have, every event is about a link that exists. `./dev bench paths` plays them with real
-//! traffic, `./dev bench stream` those that have bars for streams, a test of `tunnel` with simulated time.
+//! In: the TOML files of `tests/scenarios/files`; the file's name is the scenario's name. Out: checked [`Scenario`]s: every
+//! list has the required length and every event names an existing link. `./dev bench paths` runs all scenarios with real
+//! traffic, `./dev bench stream` runs those with a `[stream]` table, and `tunnel/tests/simulation/paths.rs` runs them in
+//! simulated time.
 
 #![forbid(unsafe_code)]
-// What is played at a running lab talks to it.
+// Edge: events are applied to a running lab.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod random_cuts;
@@ -18,16 +19,19 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 pub use self::random_cuts::RandomCuts;
 
-/// Bytes of a full packet on a link: the usual MTU.
-const FULL_PACKET: u32 = 1500;
-/// Bytes of those that are no payload of the inner TCP: outer IP, UDP, QUIC, and inner IP and TCP with timestamps.
-const HEADERS: u32 = 120;
-/// The same where bytes travel without the packets they were in: outer IP, UDP and QUIC.
-const HEADERS_OF_STREAMS: u32 = 63;
+/// MTU of a link, bytes: that of Ethernet (RFC 894). Rates of links count IP packets of this size.
+const LINK_MTU: u32 = 1500;
+/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels in datagrams: outer IPv4 (20), UDP (8), QUIC with
+/// HTTP datagram framing and AEAD tag (about 40), inner IPv4 (20) and TCP with timestamps (32). A larger value lowers
+/// [`Scenario::payload_ceiling`] and hides lost throughput; a smaller one demands more than a link can carry.
+const DATAGRAM_MODE_HEADERS: u32 = 120;
+/// Header bytes in a packet of [`LINK_MTU`] when inner TCP travels on streams: outer IPv4 (20), UDP (8), and QUIC with
+/// STREAM frame and AEAD tag (about 35). Larger and smaller: as for [`DATAGRAM_MODE_HEADERS`].
+const STREAM_MODE_HEADERS: u32 = 63;
 
 macro_rules! files {
     ($($name:literal)*) => {
-        /// Names and contents of the files.
+        /// Names and contents of the scenario files.
         const FILES: &[(&str, &str)] = &[$(($name, include_str!(concat!("../files/", $name, ".toml")))),*];
     };
 }
@@ -41,148 +45,151 @@ files! {
     "pipes_shaped" "pipes_unshaped"
 }
 
-/// A setting, what happens in it, and what is asked there.
+/// Links, events on them, traffic, and required results.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// As people choose it; the name of its file.
+    /// The name on the command line and of the file.
     #[serde(skip)]
     pub name: &'static str,
-    /// What it is about, in one sentence.
+    /// Description in one sentence.
     pub story: String,
     /// The links between client and server.
     #[serde(deserialize_with = "links")]
     pub links: Vec<LinkSpec>,
-    /// Numbers of inner TCP flows, each a run of its own.
+    /// Numbers of parallel inner TCP flows; each number is a separate run.
     pub flows: Vec<u32>,
-    /// Whether one inner QUIC connection downloads as well, in a run of its own with the bars of the first of `flows`.
+    /// Whether an additional run downloads over one inner QUIC connection; it has the bars of the first entry of `flows`.
     #[serde(default)]
     pub quic: bool,
-    /// Rate of inner UDP datagrams in Mbit/s, in a run of its own without bars of goodput.
+    /// Rate of an additional run with inner UDP datagrams, Mbit/s. Bars of goodput do not apply to it.
     pub udp_mbit: Option<u32>,
-    /// Which ways the data goes, each a run of its own.
-    #[serde(default = "downwards")]
+    /// Directions of the data; each direction is a separate run.
+    #[serde(default = "only_down")]
     pub directions: Vec<Direction>,
-    /// How long a run takes, in seconds; without events it may be shorter or longer than this.
-    #[serde(default = "ten")]
+    /// Duration of a run, seconds. Runs without events may be shorter or longer.
+    #[serde(default = "default_seconds")]
     pub seconds: u32,
-    /// How often the run is repeated under the same load, with its events.
-    #[serde(default = "one")]
+    /// How often the events are repeated in one run under the same load.
+    #[serde(default = "default_repeat")]
     pub repeat: u32,
-    /// What happens to the links, in the order of time.
+    /// Changes of links, ordered by time.
     #[serde(default)]
     pub event: Vec<Event>,
-    /// Events that are drawn instead, and `seconds` with them.
+    /// Random events in place of `event`; they also determine `seconds`.
     pub random_cuts: Option<RandomCuts>,
-    /// How the client is started.
+    /// Options with which the client is started.
     #[serde(default)]
     pub client: ClientOptions,
-    /// What is asked.
+    /// Required results.
     pub bars: Bars,
-    /// What is asked where TCP travels as streams.
+    /// Required results when TCP travels on streams. `None`: the scenario does not run with streams.
     pub stream: Option<Bars>,
-    /// How TCP travels; a file is about packets, see [`Scenario::over`].
+    /// How inner TCP travels. Files describe [`FlowMode::Datagram`]; see [`Scenario::for_flow_mode`].
     #[serde(skip)]
-    pub lane: Lane,
+    pub flow_mode: FlowMode,
 }
 
-/// How the bytes of TCP flows travel.
+/// How inner TCP flows travel through the tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lane {
-    /// In the packets they came in.
+pub enum FlowMode {
+    /// As IP packets in QUIC datagrams.
     #[default]
     Datagram,
-    /// On streams, without these packets.
+    /// As bytes on QUIC streams; the TCP connection ends at the client.
     Stream,
 }
 
-/// Something that happens to a link.
+/// A change of one link at one time.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Event {
     /// Seconds since the start of the run, or of its repetition.
     pub at_s: f64,
-    /// Which link, counted from 1.
+    /// Number of the link, from 1.
     pub link: usize,
-    /// What happens.
+    /// The change.
     #[serde(deserialize_with = "change")]
     pub change: Change,
 }
 
-/// What can happen to a link.
+/// A change of a link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// `cut`: the client's cable is pulled.
+    /// `cut`: the client's interface loses its carrier.
     Cut,
-    /// `silent`, `silent.up`, `silent.down`: everything is lost, and the carrier stays on.
+    /// `silent`, `silent.up`, `silent.down`: all packets are lost while the carrier stays on.
     Silent(Direction),
-    /// `restore`: the link is again as it was described.
+    /// `restore`: the link returns to its description.
     Restore,
-    /// Settings as in a link's description, as in `loss=10%,delay.up=30ms`.
+    /// New settings in the syntax of a link description, for example `loss=10%,delay.up=30ms`.
     Set(String),
 }
 
-/// Options of the client that a scenario is about; what is not given is the client's default.
+/// Client options of a scenario; `None` leaves the client's default.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClientOptions {
-    /// How packets are spread over the paths.
+    /// Value of `--scheduler`.
     pub scheduler: Option<String>,
-    /// Congestion control of every path.
+    /// Value of `--cc`.
     pub cc: Option<String>,
-    /// Paths a link.
+    /// Value of `--pipes`: paths per link.
     pub pipes: Option<u32>,
 }
 
-/// What shares are shares of.
+/// The rate that counts as 100 % for `min_share`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
 pub enum ShareOf {
-    /// (1 − loss) × rate of every link, added up.
+    /// `sum`: see [`Scenario::usable_rate`].
     #[default]
-    Sum,
-    /// What headers leave of the rates: Σ rate × inner TCP payload ÷ bytes that the link counts.
-    Ceiling,
-    /// What headers and losses leave: the same with (1 − loss) × rate.
-    Left,
+    #[serde(rename = "sum")]
+    UsableRate,
+    /// `ceiling`: see [`Scenario::payload_ceiling`].
+    #[serde(rename = "ceiling")]
+    PayloadCeiling,
+    /// `left`: see [`Scenario::payload_after_loss`].
+    #[serde(rename = "left")]
+    PayloadAfterLoss,
 }
 
-/// What is asked of a tunnel. Lists have an element for each number of flows.
+/// Bars: limits that the measured values of a run must meet. Lists have one element per entry of [`Scenario::flows`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Bars {
-    /// What the following shares are shares of.
+    /// The rate to which the shares below refer.
     #[serde(default)]
     pub share_of: ShareOf,
-    /// Smallest goodput, as a share.
+    /// Minimum goodput as a share of [`Scenario::reference_rate`].
     #[serde(default)]
     pub min_share: Vec<f64>,
-    /// Smallest goodput of the simulated run, as a share. Its TCP is a coarse model, so it is less than `min_share`.
+    /// Minimum goodput in the simulation, as a share. The simulated TCP is a coarse model, so this is below `min_share`.
     #[serde(default)]
     pub sim_min_share: Vec<f64>,
-    /// Smallest goodput while no link is harmed, Mbit/s.
+    /// Minimum goodput before the first impairment, Mbit/s.
     pub min_mbit: Option<f64>,
-    /// Smallest goodput over the best link alone, Mbit/s.
+    /// Minimum goodput over the best single link, Mbit/s.
     pub min_single_mbit: Option<f64>,
-    /// No less than over the best link alone.
+    /// The goodput over all links must be at least that over the best single link.
     #[serde(default)]
     pub not_below_best_single: bool,
-    /// Longest time without an answer to pings around an event that harms a link: the median of all repetitions, ms.
+    /// Maximum of the median gap between ping replies around an impairment, over all repetitions, ms.
     pub max_gap_ms: Option<f64>,
-    /// The longest of these, ms.
+    /// Maximum of the longest such gap, ms.
     pub max_worst_gap_ms: Option<f64>,
-    /// The same in the simulated run, ms.
+    /// Maximum gap between deliveries in the simulation, ms.
     pub sim_max_gap_ms: Option<f64>,
-    /// How many pings may stay without an answer, and how many datagrams of `udp_mbit` may be lost.
+    /// Maximum number of unanswered pings, and of lost datagrams of `udp_mbit`.
     pub max_lost_packets: Option<u64>,
-    /// What a sender may send more than without loss, as a multiple of what the loss takes: p ÷ (1 − p) for a loss p.
+    /// Maximum of the extra bytes that a sender sends because of loss, as a multiple of p ÷ (1 − p), the minimum that makes
+    /// up for a loss rate p.
     pub max_repair: Option<f64>,
-    /// How soon after `restore` the goodput is at 80 % of what it was before the harm, seconds.
+    /// Maximum time from `restore` until the links carry 80 % of the rate before the impairment, seconds.
     pub max_back_s: Option<f64>,
 }
 
 impl Scenario {
-    /// All scenarios, in the order in which they are run.
+    /// All scenarios in their order of execution.
     pub fn all() -> Result<Vec<Self>, LabError> {
         FILES.iter().map(|(name, text)| Self::parse(name, text)).collect()
     }
@@ -192,20 +199,20 @@ impl Scenario {
         FILES.iter().map(|(name, _)| *name)
     }
 
-    /// Reads a scenario, and checks it.
+    /// Parses and checks a scenario file.
     fn parse(name: &'static str, text: &str) -> Result<Self, LabError> {
-        let wrong = |why: String| LabError::Scenario { name, why };
-        let mut scenario: Self = toml::from_str(text).map_err(|error| wrong(error.to_string()))?;
+        let invalid = |why: String| LabError::Scenario { name, why };
+        let mut scenario: Self = toml::from_str(text).map_err(|error| invalid(error.to_string()))?;
         scenario.name = name;
         if let Some(cuts) = &scenario.random_cuts {
             if !scenario.event.is_empty() {
-                return Err(wrong("event and random_cuts exclude each other".to_owned()));
+                return Err(invalid("event and random_cuts exclude each other".to_owned()));
             }
-            cuts.check().map_err(wrong)?;
+            cuts.check().map_err(invalid)?;
             let count = cuts.count;
             scenario = scenario.with_cuts(count);
         }
-        scenario.check().map_err(wrong)?;
+        scenario.check().map_err(invalid)?;
         Ok(scenario)
     }
 
@@ -221,20 +228,20 @@ impl Scenario {
         if self.flows.is_empty() || self.directions.is_empty() || self.links.is_empty() {
             return Err("it needs at least one link, one direction and one number of flows".to_owned());
         }
-        if self.quic && self.directions != downwards() {
+        if self.quic && self.directions != only_down() {
             return Err("quic is a download: directions must be [\"down\"]".to_owned());
         }
         if self.bars.max_repair.is_some() && !self.event.is_empty() {
-            return Err("max_repair compares with a run without loss: it cannot be with events".to_owned());
+            return Err("max_repair compares with a run without loss: it excludes events".to_owned());
         }
         if self.links.iter().any(|link| link.up.rate.is_none() || link.down.rate.is_none()) {
-            return Err("every link needs a rate, or shares mean nothing".to_owned());
+            return Err("every link needs a rate: shares refer to it".to_owned());
         }
         let mut last = 0.0;
         for event in &self.event {
             let link = event.link.checked_sub(1).and_then(|index| self.links.get(index));
             let Some(link) = link else {
-                return Err(format!("an event is about link {}, of {}", event.link, self.links.len()));
+                return Err(format!("an event names link {}, of {}", event.link, self.links.len()));
             };
             if !(last..f64::from(self.seconds)).contains(&event.at_s) {
                 return Err(format!("the event at {} s is out of order or after the end", event.at_s));
@@ -247,95 +254,97 @@ impl Scenario {
         Ok(())
     }
 
-    /// The scenario as it is played over that lane, which only TCP has a choice of; `None` where nothing is asked of it.
-    pub fn over(self, lane: Lane) -> Option<Self> {
-        match lane {
-            Lane::Datagram => Some(Self { lane, ..self }),
-            Lane::Stream => {
+    /// The scenario with inner TCP in that mode. In stream mode QUIC and UDP runs are left out, because they always travel in
+    /// datagrams. `None`: the file has no bars for the mode.
+    pub fn for_flow_mode(self, flow_mode: FlowMode) -> Option<Self> {
+        match flow_mode {
+            FlowMode::Datagram => Some(Self { flow_mode, ..self }),
+            FlowMode::Stream => {
                 let bars = self.stream.clone()?;
-                Some(Self { lane, bars, quic: false, udp_mbit: None, ..self })
+                Some(Self { flow_mode, bars, quic: false, udp_mbit: None, ..self })
             }
         }
     }
 
-    /// (1 − loss) × rate of every link in a direction, added up.
-    pub fn sum(&self, direction: Direction) -> BitRate {
-        add_up(self.links.iter().map(|link| usable(link, direction)))
+    /// Sum of (1 − loss) × rate over all links in a direction.
+    pub fn usable_rate(&self, direction: Direction) -> BitRate {
+        total(self.links.iter().map(|link| usable_rate_of_link(link, direction)))
     }
 
-    /// The share of what all links carry that they lose in a direction.
+    /// Loss rate of all links together in a direction, weighted by their rates, 0 to 1.
     pub fn loss(&self, direction: Direction) -> f64 {
         let carried: u64 =
             self.links.iter().map(|link| link.towards(direction).rate.unwrap_or_default().bps()).sum();
-        1.0 - self.sum(direction).bps() as f64 / carried.max(1) as f64
+        1.0 - self.usable_rate(direction).bps() as f64 / carried.max(1) as f64
     }
 
-    /// The goodput of inner TCP that headers and the rates leave, whatever the loss.
-    pub fn ceiling(&self, direction: Direction) -> BitRate {
+    /// Upper bound of inner TCP goodput without loss: Σ rate × TCP payload ÷ bytes that the link counts.
+    pub fn payload_ceiling(&self, direction: Direction) -> BitRate {
         let rate = |link: &LinkSpec| link.towards(direction).rate.unwrap_or_default();
-        add_up(self.links.iter().map(|link| self.payload(link, rate(link))))
+        total(self.links.iter().map(|link| self.payload_rate(link, rate(link))))
     }
 
-    /// The goodput of inner TCP that headers, rates and losses leave.
-    pub fn left(&self, direction: Direction) -> BitRate {
-        add_up(self.links.iter().map(|link| self.payload(link, usable(link, direction))))
+    /// Upper bound of inner TCP goodput with loss: Σ (1 − loss) × rate × TCP payload ÷ bytes that the link counts.
+    pub fn payload_after_loss(&self, direction: Direction) -> BitRate {
+        total(self.links.iter().map(|link| self.payload_rate(link, usable_rate_of_link(link, direction))))
     }
 
-    /// What a rate of a link is worth in payload of inner TCP.
-    fn payload(&self, link: &LinkSpec, rate: BitRate) -> BitRate {
-        let headers = match self.lane {
-            Lane::Datagram => HEADERS,
-            Lane::Stream => HEADERS_OF_STREAMS,
+    /// Rate of inner TCP payload that fits into `rate` of a link.
+    fn payload_rate(&self, link: &LinkSpec, rate: BitRate) -> BitRate {
+        let headers = match self.flow_mode {
+            FlowMode::Datagram => DATAGRAM_MODE_HEADERS,
+            FlowMode::Stream => STREAM_MODE_HEADERS,
         };
-        let counted = u64::from(FULL_PACKET + link.count.overhead());
-        BitRate::from_bps(rate.bps() * u64::from(FULL_PACKET - headers) / counted)
+        let counted = u64::from(LINK_MTU + link.count.overhead());
+        BitRate::from_bps(rate.bps() * u64::from(LINK_MTU - headers) / counted)
     }
 
-    /// What shares are shares of.
-    pub fn whole(&self, direction: Direction) -> BitRate {
+    /// The rate that counts as 100 % for the shares of [`Bars`].
+    pub fn reference_rate(&self, direction: Direction) -> BitRate {
         match self.bars.share_of {
-            ShareOf::Sum => self.sum(direction),
-            ShareOf::Ceiling => self.ceiling(direction),
-            ShareOf::Left => self.left(direction),
+            ShareOf::UsableRate => self.usable_rate(direction),
+            ShareOf::PayloadCeiling => self.payload_ceiling(direction),
+            ShareOf::PayloadAfterLoss => self.payload_after_loss(direction),
         }
     }
 
-    /// The links of which one may be the best alone, counted from 0: the others have less than half of the usable rate
-    /// of one of these, or are like one of these.
-    pub fn candidates(&self, direction: Direction) -> Vec<usize> {
-        let rates: Vec<u64> = self.links.iter().map(|link| usable(link, direction).bps()).collect();
+    /// Indices (from 0) of the links that have to be measured alone to find the best one. Left out are links with less than
+    /// half of the highest usable rate, and copies of an earlier link.
+    pub fn best_link_candidates(&self, direction: Direction) -> Vec<usize> {
+        let rates: Vec<u64> =
+            self.links.iter().map(|link| usable_rate_of_link(link, direction).bps()).collect();
         let most = rates.iter().copied().max().unwrap_or(0);
         let is_new = |index: usize| !self.links[..index].contains(&self.links[index]);
         (0..rates.len()).filter(|index| rates[*index] * 2 >= most && is_new(*index)).collect()
     }
 
-    /// When links are harmed and when they are as they should be again, within a repetition: pairs of times.
-    pub fn harms(&self) -> Vec<(Duration, Duration)> {
+    /// Start and end of every impairment within a repetition.
+    pub fn impairments(&self) -> Vec<(Duration, Duration)> {
         let end = Duration::from_secs(self.seconds.into());
-        let harms = self.event.iter().enumerate().filter(|(_, event)| event.change != Change::Restore);
+        let impairments = self.event.iter().enumerate().filter(|(_, event)| event.change != Change::Restore);
         let until = |from: usize, link: usize| {
             let mut later = self.event[from..].iter();
             later.find(|event| event.link == link && event.change == Change::Restore).map(Event::at)
         };
-        harms.map(|(n, event)| (event.at(), until(n, event.link).unwrap_or(end))).collect()
+        impairments.map(|(n, event)| (event.at(), until(n, event.link).unwrap_or(end))).collect()
     }
 }
 
 impl Event {
-    /// When it happens, since the start of the run or of its repetition.
+    /// Time since the start of the run or of its repetition.
     pub fn at(&self) -> Duration {
         Duration::from_secs_f64(self.at_s)
     }
 }
 
 impl Change {
-    /// Lets it happen to a link of a running lab, which was described by `spec`.
+    /// Applies the change to a link of a running lab; `spec` is the link's description.
     pub fn apply(&self, link: &LinkHandle, spec: &LinkSpec) -> Result<(), LabError> {
         let mut spec = spec.clone();
         match self {
             Self::Cut => return link.down(),
             Self::Silent(direction) => return link.loss(*direction, 1.0),
-            // Plugging in what is plugged in would tell the client of the end of a silence.
+            // An `up` of an interface that is up would announce the end of a silent period to the client.
             Self::Restore if link.is_down()? => link.up()?,
             Self::Restore => {}
             Self::Set(settings) => {
@@ -349,24 +358,24 @@ impl Change {
     }
 }
 
-fn usable(link: &LinkSpec, direction: Direction) -> BitRate {
+fn usable_rate_of_link(link: &LinkSpec, direction: Direction) -> BitRate {
     let params = link.towards(direction);
     BitRate::from_bps((params.rate.unwrap_or_default().bps() as f64 * (1.0 - params.loss)).round() as u64)
 }
 
-fn add_up(rates: impl Iterator<Item = BitRate>) -> BitRate {
+fn total(rates: impl Iterator<Item = BitRate>) -> BitRate {
     BitRate::from_bps(rates.map(BitRate::bps).sum())
 }
 
-fn downwards() -> Vec<Direction> {
+fn only_down() -> Vec<Direction> {
     vec![Direction::Down]
 }
 
-fn ten() -> u32 {
+fn default_seconds() -> u32 {
     10
 }
 
-fn one() -> u32 {
+fn default_repeat() -> u32 {
     1
 }
 
@@ -396,10 +405,10 @@ mod tests {
 
     const TWO: &str = "story = 's'\nlinks = ['100mbit', '50mbit,loss=10%']\nflows = [1]\n";
 
-    fn wrong(more: &str) -> String {
+    fn parse_error(more: &str) -> String {
         match Scenario::parse("made_up", &format!("{TWO}{more}")) {
             Err(error) => error.to_string(),
-            Ok(scenario) => panic!("it was taken: {scenario:?}"),
+            Ok(scenario) => panic!("it was accepted: {scenario:?}"),
         }
     }
 
@@ -418,14 +427,14 @@ mod tests {
     }
 
     #[test]
-    fn sums_leave_out_losses_and_ceilings_leave_out_headers() {
+    fn the_usable_rate_excludes_losses_and_the_ceiling_excludes_headers() {
         let text =
             format!("{}[bars]\nshare_of = 'ceiling'", TWO.replace("'100mbit'", "'100mbit,count=ethernet'"));
         let scenario = Scenario::parse("made_up", &text).unwrap();
-        assert_eq!(scenario.sum(Direction::Down).bps(), 145_000_000);
+        assert_eq!(scenario.usable_rate(Direction::Down).bps(), 145_000_000);
         assert!((scenario.loss(Direction::Down) - 5.0 / 150.0).abs() < 1e-9);
-        assert_eq!(scenario.ceiling(Direction::Up).bps(), 100_000_000 * 1380 / 1514 + 46_000_000);
-        assert_eq!(scenario.whole(Direction::Up), scenario.ceiling(Direction::Up));
+        assert_eq!(scenario.payload_ceiling(Direction::Up).bps(), 100_000_000 * 1380 / 1514 + 46_000_000);
+        assert_eq!(scenario.reference_rate(Direction::Up), scenario.payload_ceiling(Direction::Up));
     }
 
     #[test]
@@ -435,41 +444,46 @@ mod tests {
             TWO.replace("'100mbit'", "'100mbit,count=ethernet'")
         );
         let scenario = Scenario::parse("made_up", &text).unwrap();
-        let streams = scenario.clone().over(Lane::Stream).unwrap();
+        let streams = scenario.clone().for_flow_mode(FlowMode::Stream).unwrap();
         assert_eq!(
-            (streams.lane, streams.udp_mbit, &streams.bars.min_share[..]),
-            (Lane::Stream, None, &[0.9][..])
+            (streams.flow_mode, streams.udp_mbit, &streams.bars.min_share[..]),
+            (FlowMode::Stream, None, &[0.9][..])
         );
-        assert_eq!(streams.ceiling(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 47_900_000);
-        assert_eq!(streams.whole(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 43_110_000);
-        assert_eq!(scenario.over(Lane::Datagram).unwrap().udp_mbit, Some(5));
-        assert!(Scenario::parse("made_up", &format!("{TWO}[bars]")).unwrap().over(Lane::Stream).is_none());
+        assert_eq!(streams.payload_ceiling(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 47_900_000);
+        assert_eq!(streams.reference_rate(Direction::Up).bps(), 100_000_000 * 1437 / 1514 + 43_110_000);
+        assert_eq!(scenario.for_flow_mode(FlowMode::Datagram).unwrap().udp_mbit, Some(5));
+        assert!(
+            Scenario::parse("made_up", &format!("{TWO}[bars]"))
+                .unwrap()
+                .for_flow_mode(FlowMode::Stream)
+                .is_none()
+        );
     }
 
     #[test]
-    fn links_that_cannot_be_the_best_are_not_tried_alone() {
-        let candidates = |links: &str| {
+    fn links_that_cannot_be_the_best_are_not_measured_alone() {
+        let best_link_candidates = |links: &str| {
             let text = format!("story = 's'\nlinks = [{links}]\nflows = [1]\n[bars]");
-            Scenario::parse("made_up", &text).unwrap().candidates(Direction::Down)
+            Scenario::parse("made_up", &text).unwrap().best_link_candidates(Direction::Down)
         };
-        assert_eq!(candidates("'50mbit', '50mbit'"), [0]);
-        assert_eq!(candidates("'50mbit', '50mbit,loss=1%'"), [0, 1]);
-        assert_eq!(candidates("'30mbit', '80mbit'"), [1]);
+        assert_eq!(best_link_candidates("'50mbit', '50mbit'"), [0]);
+        assert_eq!(best_link_candidates("'50mbit', '50mbit,loss=1%'"), [0, 1]);
+        assert_eq!(best_link_candidates("'30mbit', '80mbit'"), [1]);
     }
 
     #[test]
-    fn a_harm_lasts_until_its_link_is_restored() {
+    fn an_impairment_lasts_until_its_link_is_restored() {
         let text = format!(
             "{TWO}event = [{{ at_s = 1, link = 1, change = 'cut' }}, {{ at_s = 2, link = 2, change = 'loss.up=3%' }}, \
              {{ at_s = 3.5, link = 1, change = 'restore' }}]\n[bars]"
         );
         let scenario = Scenario::parse("made_up", &text).unwrap();
         let seconds = |pair: &(Duration, Duration)| (pair.0.as_secs_f64(), pair.1.as_secs_f64());
-        assert_eq!(scenario.harms().iter().map(seconds).collect::<Vec<_>>(), [(1.0, 3.5), (2.0, 10.0)]);
+        assert_eq!(scenario.impairments().iter().map(seconds).collect::<Vec<_>>(), [(1.0, 3.5), (2.0, 10.0)]);
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn errors_name_the_mistake() {
         for (more, said) in [
             ("", "missing field `bars`"),
             ("colour = 'red'\n[bars]", "colour"),
@@ -483,7 +497,7 @@ mod tests {
             ("quic = true\ndirections = ['up']\n[bars]", "quic is a download"),
             ("[random_cuts]\ncount = 1\nseed = 0\nlast_s = [1, 2]\npause_s = [1, 2]\n[bars]", "seed"),
         ] {
-            let error = wrong(more);
+            let error = parse_error(more);
             assert!(error.contains(said) && error.contains("made_up"), "{more}: {error}");
         }
     }

@@ -1,4 +1,7 @@
-//! Cuts at random: which link, in which way, for how long. The same seed draws the same ones.
+//! Random cuts of links: which link, how, and for how long.
+//!
+//! In: number of cuts, ranges of durations, and a seed. Out: events. Always holds: the same seed gives the same events,
+//! fewer cuts are the first ones of many, and two links are never cut at once.
 
 use serde::Deserialize;
 
@@ -6,27 +9,27 @@ use mpvpn_lab::Direction;
 
 use super::{Change, Event, Scenario};
 
-/// The first cut comes so many seconds after the start of the run.
-const FIRST_S: f64 = 1.0;
-/// The run goes on for so many seconds after the last cut.
-const REST_S: f64 = 2.0;
+/// Start of the first cut, seconds after the start of the run: long enough for a rate before the cut.
+const FIRST_CUT_AT_S: f64 = 1.0;
+/// Time from the end of the last pause to the end of the run, seconds: long enough to see traffic return.
+const TIME_AFTER_LAST_CUT_S: f64 = 2.0;
 
-/// Cuts of one link after the other, never of two at once: half of them pulled cables, half of them silent.
+/// Cuts of one link at a time: half of them lose the carrier, half of them lose packets silently.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RandomCuts {
-    /// How many.
+    /// Number of cuts.
     pub count: u32,
-    /// What they are drawn from; not 0.
+    /// Seed of the random numbers; not 0.
     pub seed: u64,
-    /// How long one lasts: the shortest and the longest, seconds.
+    /// Shortest and longest duration of a cut, seconds.
     pub last_s: [f64; 2],
-    /// How long all links are well between two of them: the shortest and the longest, seconds.
+    /// Shortest and longest pause between two cuts, seconds.
     pub pause_s: [f64; 2],
 }
 
 impl Scenario {
-    /// The same with so many random cuts, where they are random: the first ones of those that its seed draws.
+    /// The scenario with its first `count` random cuts; unchanged if it has no random cuts.
     #[must_use]
     pub fn with_cuts(mut self, count: u32) -> Self {
         let Some(cuts) = &self.random_cuts else { return self };
@@ -37,20 +40,20 @@ impl Scenario {
 }
 
 impl RandomCuts {
-    /// What is wrong with it, if anything is.
+    /// Checks the ranges and the seed.
     pub(super) fn check(&self) -> Result<(), String> {
         let ranges = [("last_s", self.last_s), ("pause_s", self.pause_s)];
         match ranges.iter().find(|(_, [least, most])| !(*least > 0.0 && least <= most && most.is_finite())) {
             Some((key, [least, most])) => Err(format!("{key} = [{least}, {most}] is no range of seconds")),
-            None if self.seed == 0 => Err("the seed 0 draws nothing: take another one".to_owned()),
+            None if self.seed == 0 => Err("seed = 0 is invalid: xorshift would only return 0".to_owned()),
             None => Ok(()),
         }
     }
 
-    /// The events in the order of time, and when the run ends (seconds since its start).
+    /// The events ordered by time, and the end of the run in seconds since its start.
     fn draw(&self, count: u32, links: usize) -> (Vec<Event>, f64) {
         let mut state = self.seed;
-        // xorshift64, of which the upper 53 bits make a number from 0 up to 1.
+        // xorshift64 (Marsaglia, "Xorshift RNGs", 2003); the upper 53 bits give a number in [0, 1).
         let mut draw = || {
             state ^= state << 13;
             state ^= state >> 7;
@@ -58,7 +61,7 @@ impl RandomCuts {
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
         let mut events = Vec::new();
-        let mut at_s = FIRST_S;
+        let mut at_s = FIRST_CUT_AT_S;
         for _ in 0..count {
             let link = 1 + (draw() * links as f64) as usize;
             let change = if draw() < 0.5 { Change::Cut } else { Change::Silent(Direction::Both) };
@@ -67,7 +70,7 @@ impl RandomCuts {
             events.push(Event { at_s, link, change: Change::Restore });
             at_s += self.pause_s[0] + draw() * (self.pause_s[1] - self.pause_s[0]);
         }
-        (events, at_s + REST_S)
+        (events, at_s + TIME_AFTER_LAST_CUT_S)
     }
 }
 
@@ -80,12 +83,12 @@ mod tests {
         let scenario = Scenario::all().unwrap().into_iter().find(|found| found.random_cuts.is_some());
         let scenario = scenario.expect("a scenario with random cuts");
         let cuts = scenario.random_cuts.clone().unwrap();
-        let harms = scenario.harms();
-        assert_eq!(harms.len(), cuts.count as usize);
-        for pair in harms.windows(2) {
+        let impairments = scenario.impairments();
+        assert_eq!(impairments.len(), cuts.count as usize);
+        for pair in impairments.windows(2) {
             assert!(pair[0].1.as_secs_f64() + cuts.pause_s[0] < pair[1].0.as_secs_f64() + 1e-6, "{pair:?}");
         }
-        for (from, to) in &harms {
+        for (from, to) in &impairments {
             let lasted = (*to - *from).as_secs_f64();
             assert!((cuts.last_s[0] - 1e-6..=cuts.last_s[1] + 1e-6).contains(&lasted), "{lasted} s");
         }
@@ -101,10 +104,10 @@ mod tests {
     fn fewer_cuts_are_the_first_ones_of_many() {
         let all = Scenario::all().unwrap().into_iter().find(|found| found.random_cuts.is_some()).unwrap();
         let few = all.clone().with_cuts(5);
-        let said = |scenario: &Scenario| {
+        let first_events = |scenario: &Scenario| {
             scenario.event[..10].iter().map(|event| format!("{event:?}")).collect::<Vec<_>>()
         };
-        assert_eq!((few.event.len(), said(&few)), (10, said(&all)));
+        assert_eq!((few.event.len(), first_events(&few)), (10, first_events(&all)));
         assert!(few.seconds < all.seconds);
     }
 }

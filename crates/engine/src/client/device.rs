@@ -351,7 +351,7 @@ mod tests {
 
     use bytes::Bytes;
     use mpvpn_packet::Joiner;
-    use mpvpn_packets::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     use super::*;
 
@@ -390,7 +390,7 @@ mod tests {
         device.write(&Poller::new().unwrap(), &join(&packets));
         let got = got.lock().unwrap();
         assert_eq!(*got, packets);
-        assert!(got.iter().all(|packet| checks_out(packet)));
+        assert!(got.iter().all(|packet| has_valid_lengths_and_checksums(packet)));
     }
 
     #[test]

@@ -3,7 +3,7 @@ use mpvpn_packet::{
     ip, split,
     tcp_flags::{FIN, PSH},
 };
-use mpvpn_packets::{Packet, Tcp, checks_out};
+use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
 const MTU: usize = 1400;
 
@@ -65,7 +65,7 @@ impl Stage {
             let (mut out, mut ranges) = (Default::default(), Vec::new());
             split::split(joined.vnet(), &whole, MTU, &[], &mut out, &mut ranges).unwrap();
             for range in ranges {
-                assert!(checks_out(&out[range.clone()]));
+                assert!(has_valid_lengths_and_checksums(&out[range.clone()]));
                 let view = ip::parse(&out[range]).unwrap();
                 let Some(segment) = Segment::of(&view) else { continue };
                 got.push(Got {

@@ -40,7 +40,7 @@ fn unchanged(_: u16, _: &mut Packet, _: &mut Tcp, _: &mut Vec<u8>) {}
 fn segments_in_order_become_the_packet_the_sender_would_have_handed_over() {
     for base in [Packet::v4(), Packet::v6()] {
         let data: Vec<u8> = (0..10u8).flat_map(|index| [index; 100]).collect();
-        let (hdr, whole) = base.tcp_super(&Tcp { seq: 1000, ..Tcp::default() }, &data, 100);
+        let (hdr, whole) = base.tcp_super_packet(&Tcp { seq: 1000, ..Tcp::default() }, &data, 100);
         let joined = join(segments(&base, 10, unchanged));
         assert_eq!(segment_counts(&joined), [10]);
         assert_eq!(joined[0].vnet(), hdr);
@@ -64,7 +64,7 @@ fn datagrams_of_equal_size_become_one_and_a_shorter_one_ends_it() {
         let joined = join(packets);
         assert_eq!(segment_counts(&joined), [4, 2, 1]);
         let data: Vec<u8> = [[0; 200], [1; 200], [2; 200]].concat().into_iter().chain([3; 50]).collect();
-        let (hdr, whole) = base.udp_super(&data, 200);
+        let (hdr, whole) = base.udp_super_packet(&data, 200);
         assert_eq!(joined[0].vnet(), hdr);
         assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], whole);
         assert_eq!(joined[2].vnet(), VnetHdr::NONE);

@@ -153,7 +153,7 @@ fn as_super_packet(packet: &[u8]) -> VnetHdr {
 #[cfg(test)]
 mod tests {
     use mpvpn_packet::tcp_flags;
-    use mpvpn_packets::{Packet, Tcp, checks_out};
+    use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     use super::*;
 
@@ -167,14 +167,14 @@ mod tests {
         let pieces: Vec<Bytes> = packetizer.split(hdr, &mut packet, protocol, limits)?.iter().collect();
         for piece in &pieces {
             assert!(piece.starts_with(packetizer.prefix().as_ref()));
-            assert!(checks_out(&piece[PREFIX..]), "{piece:?}");
+            assert!(has_valid_lengths_and_checksums(&piece[PREFIX..]), "{piece:?}");
         }
         Ok(pieces.iter().map(|piece| piece.len() - PREFIX).collect())
     }
 
     #[test]
     fn a_read_of_64_kib_becomes_packets_that_fit() {
-        let (hdr, packet) = Packet::v4().tcp_super(&Tcp::default(), &[7; 60_000], 1240);
+        let (hdr, packet) = Packet::v4().tcp_super_packet(&Tcp::default(), &[7; 60_000], 1240);
         let sizes = sizes(hdr, packet, LIMITS).expect("it is well formed");
         assert_eq!((sizes.len(), sizes[0]), (49, 1280));
     }

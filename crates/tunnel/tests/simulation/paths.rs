@@ -140,7 +140,7 @@ fn hold(name: &str) {
             |index: usize, flows: u32| flows <= 4 || index == 0 && scenario.flows.iter().all(|n| *n > 4);
         for (index, &flows) in scenario.flows.iter().enumerate().filter(|(index, n)| played(*index, **n)) {
             let found = play(&scenario, flows, way, time);
-            let share = found.mbit * 1e6 / scenario.whole(way).bps() as f64;
+            let share = found.mbit * 1e6 / scenario.reference_rate(way).bps() as f64;
             let row = format!(
                 "{name}, {flows} TCP {way:?}: {:.1} Mbit/s, share {share:.2}, gap {:?}",
                 found.mbit, found.gap

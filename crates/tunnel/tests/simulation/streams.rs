@@ -257,7 +257,7 @@ fn share(name: &str, count: u16, way: Direction) -> f64 {
     let before = moved(&world, &apps);
     let time = play(&mut world, client, &mut apps, TIME);
     let rate = mbit(moved(&world, &apps) - before, time);
-    let share = rate * 1e6 / scenario.whole(way).bps() as f64;
+    let share = rate * 1e6 / scenario.reference_rate(way).bps() as f64;
     println!("{name}, {count} {way:?}: {rate:.1} Mbit/s, share {share:.3}");
     share
 }
@@ -328,8 +328,8 @@ fn connections_over_links_that_come_and_go_bring_every_byte() {
         });
     }
     assert_eq!(world.machines[client].downs, 0);
-    let whole = world.destinations.iter().filter(|other| other.ended && !other.gone).count() as u64;
-    assert!(whole >= done, "{whole} destinations got all, {done} connections ended well");
+    let reference_rate = world.destinations.iter().filter(|other| other.ended && !other.gone).count() as u64;
+    assert!(reference_rate >= done, "{reference_rate} destinations got all, {done} connections ended well");
 }
 
 /// One connection each way over the links of a scenario, and the share of what they carry together that it gets at

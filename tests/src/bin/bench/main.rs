@@ -23,7 +23,7 @@ mod stream;
 use std::process::ExitCode;
 
 use mpvpn_lab::remove_labs_when_interrupted;
-use mpvpn_scenarios::{Lane, Scenario};
+use mpvpn_scenarios::{FlowMode, Scenario};
 use mpvpn_tests::{machine_share::MachineShare, quic_bulk, tun_copy, visits};
 
 use crate::{
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
                 println!("{name:<9} {about}\n{:<9} --against: {}", "", against::about(name));
             }
             println!("\nscenarios of `paths`: {}", Scenario::names().collect::<Vec<_>>().join(" "));
-            println!("of them in `stream`: {}", paths::names(Lane::Stream).join(" "));
+            println!("of them in `stream`: {}", paths::names(FlowMode::Stream).join(" "));
             print!("{}", options::HELP);
             return ExitCode::SUCCESS;
         }

@@ -565,7 +565,10 @@ pub fn packets_of_all_kinds(world: &mut World) {
         for step in 0..100 {
             let seq = step * 20_000;
             let supers = |packet: &Packet, size| {
-                [packet.tcp_super(&segment(seq), &[4; 20_000], size), packet.udp_super(&[5; 5000], size)]
+                [
+                    packet.tcp_super_packet(&segment(seq), &[4; 20_000], size),
+                    packet.udp_super_packet(&[5; 5000], size),
+                ]
             };
             for size in [1000, 1200] {
                 for (header, mut packet) in supers(&out, size) {

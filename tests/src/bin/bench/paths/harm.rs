@@ -77,7 +77,7 @@ pub(crate) fn harmed(
     }
     let arrived = run.finish();
     let pings = ping.finish();
-    let of_one = scenario.harms();
+    let of_one = scenario.impairments();
     let times = (0..repeat).flat_map(|repetition| {
         of_one.iter().map(move |(from, to)| (period * repetition + *from, period * repetition + *to))
     });

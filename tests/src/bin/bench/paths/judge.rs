@@ -27,17 +27,17 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.way);
     let mut all = Vec::new();
     let mut ask = |name: &str, note: &str, value: f64, unit, bar| {
-        all.push(noted(rig(scenario.lane), format!("{what}: {name}"), note, value, unit, bar));
+        all.push(noted(rig(scenario.flow_mode), format!("{what}: {name}"), note, value, unit, bar));
     };
     let mbit = row.mbit().unwrap_or(f64::NAN);
     if let Some(least) = row.index.and_then(|index| bars.min_share.get(index)) {
-        let whole = scenario.whole(row.way).bps() as f64 / 1e6;
+        let reference_rate = scenario.reference_rate(row.way).bps() as f64 / 1e6;
         let of = match bars.share_of {
-            ShareOf::Sum => "share of (1 − loss) × sum",
-            ShareOf::Ceiling => "share of the ceiling",
-            ShareOf::Left => "share of (1 − loss) × ceiling",
+            ShareOf::UsableRate => "share of (1 − loss) × sum",
+            ShareOf::PayloadCeiling => "share of the ceiling",
+            ShareOf::PayloadAfterLoss => "share of (1 − loss) × ceiling",
         };
-        ask(of, "", 100.0 * mbit / whole, "%", Bar::AtLeast(100.0 * least));
+        ask(of, "", 100.0 * mbit / reference_rate, "%", Bar::AtLeast(100.0 * least));
     }
     if let Some(least) = bars.min_mbit.filter(|_| row.index.is_some()) {
         ask("goodput", "", row.unharmed(scenario), "Mbit/s", Bar::AtLeast(least));
@@ -58,7 +58,7 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     }
     harm_figures(bars, row, &mut ask);
     if all.is_empty() {
-        all.push(figure(rig(scenario.lane), format!("{what}: goodput"), mbit, "Mbit/s", Bar::Higher));
+        all.push(figure(rig(scenario.flow_mode), format!("{what}: goodput"), mbit, "Mbit/s", Bar::Higher));
     }
     all
 }
@@ -104,7 +104,7 @@ fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f64, &'
 impl Row {
     /// Goodput before the first harm, Mbit/s; of the whole run where there is none.
     fn unharmed(&self, scenario: &Scenario) -> f64 {
-        let Some((from, _)) = scenario.harms().first().copied() else {
+        let Some((from, _)) = scenario.impairments().first().copied() else {
             return self.mbit().unwrap_or(f64::NAN);
         };
         // The clocks of iperf3 and of the events differ by the time in which connections are made.
@@ -151,8 +151,9 @@ impl Measured {
 /// The row of the table.
 pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String {
     let mbit = row.mbit();
-    let share =
-        |whole: f64| mbit.as_ref().map_or(String::new(), |mbit| format!("{:.0}", 100e6 * mbit / whole));
+    let share = |reference_rate: f64| {
+        mbit.as_ref().map_or(String::new(), |mbit| format!("{:.0}", 100e6 * mbit / reference_rate))
+    };
     let single =
         row.best_single().map_or(String::new(), |(number, rate)| format!("{rate:.1} (link {number})"));
     let mptcp = match &row.mptcp {
@@ -176,8 +177,8 @@ pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String
         row.load.name(),
         row.way,
         mbit.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1}")),
-        share(scenario.sum(row.way).bps() as f64),
-        share(scenario.ceiling(row.way).bps() as f64),
+        share(scenario.usable_rate(row.way).bps() as f64),
+        share(scenario.payload_ceiling(row.way).bps() as f64),
         row.sent_per_payload(),
         row.gap_ms(),
     )

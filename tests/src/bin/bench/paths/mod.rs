@@ -13,7 +13,7 @@ mod watch;
 
 use std::time::{Duration, Instant};
 
-use mpvpn_scenarios::{Lane, Scenario};
+use mpvpn_scenarios::{FlowMode, Scenario};
 use serde_json::{Value, json};
 
 use self::plan::{Plan, caught};
@@ -24,26 +24,26 @@ use crate::{
 };
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    over(Lane::Datagram, options)
+    for_flow_mode(FlowMode::Datagram, options)
 }
 
 /// The rig that plays scenarios over that lane.
-fn rig(lane: Lane) -> &'static str {
-    match lane {
-        Lane::Datagram => "paths",
-        Lane::Stream => "stream",
+fn rig(flow_mode: FlowMode) -> &'static str {
+    match flow_mode {
+        FlowMode::Datagram => "paths",
+        FlowMode::Stream => "stream",
     }
 }
 
 /// The scenarios that have bars for that lane.
-pub(crate) fn names(lane: Lane) -> Vec<&'static str> {
+pub(crate) fn names(flow_mode: FlowMode) -> Vec<&'static str> {
     let all = Scenario::all().unwrap_or_else(|error| panic!("{error}"));
-    all.into_iter().filter_map(|scenario| Some(scenario.over(lane)?.name)).collect()
+    all.into_iter().filter_map(|scenario| Some(scenario.for_flow_mode(flow_mode)?.name)).collect()
 }
 
 /// Plays the scenarios that are wanted and have bars for that lane.
-pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
-    let rig = rig(lane);
+pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
+    let rig = rig(flow_mode);
     let mut plan = if options.quick { Plan::QUICK } else { Plan::WHOLE };
     plan.inner = options.inner;
     plan.runs = options.runs.unwrap_or(plan.runs);
@@ -53,7 +53,8 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     let wanted = |scenario: &Scenario| {
         options.scenarios.is_empty() || options.scenarios.iter().any(|name| name == scenario.name)
     };
-    let played = scenarios.into_iter().filter(wanted).filter_map(|scenario| scenario.over(lane));
+    let played =
+        scenarios.into_iter().filter(wanted).filter_map(|scenario| scenario.for_flow_mode(flow_mode));
     let scenarios: Vec<Scenario> = played.map(|scenario| plan.of(scenario)).collect();
     let left_out = |name: &&String| !scenarios.iter().any(|scenario| scenario.name == **name);
     for name in options.scenarios.iter().filter(left_out) {
@@ -64,7 +65,7 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     eprintln!("  {count} scenarios, {}; each is in target/bench/{rig} as soon as it is done", about(left));
     let (began, mut failed) = (Instant::now(), Vec::new());
     let mut outcome =
-        Outcome { chapter: format!("\n## {}\n\n{}", title(lane), judge::HEAD), ..Outcome::default() };
+        Outcome { chapter: format!("\n## {}\n\n{}", title(flow_mode), judge::HEAD), ..Outcome::default() };
     let mut raw = serde_json::Map::new();
     if scenarios.is_empty() {
         let name = "there is no scenario to play".to_owned();
@@ -103,10 +104,10 @@ pub(crate) fn over(lane: Lane, options: &Options) -> Outcome {
     outcome
 }
 
-fn title(lane: Lane) -> &'static str {
-    match lane {
-        Lane::Datagram => "Paths",
-        Lane::Stream => "Streams over paths",
+fn title(flow_mode: FlowMode) -> &'static str {
+    match flow_mode {
+        FlowMode::Datagram => "Paths",
+        FlowMode::Stream => "Streams over paths",
     }
 }
 
@@ -119,7 +120,9 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     }
     eprint!("{lines}");
     outcome.chapter += &lines;
-    outcome.plots.push((format!("{}/{}.svg", rig(scenario.lane), scenario.name), draw::draw(scenario, rows)));
+    outcome
+        .plots
+        .push((format!("{}/{}.svg", rig(scenario.flow_mode), scenario.name), draw::draw(scenario, rows)));
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_scenarios::{Lane, Scenario};
+use mpvpn_scenarios::{FlowMode, Scenario};
 use mpvpn_types::panic_text;
 
 use super::load::{InnerCc, Load, START_UP};
@@ -90,7 +90,7 @@ impl Plan {
 
     /// Whether kernel MPTCP is measured as well.
     pub(crate) fn asks_kernel(scenario: &Scenario) -> bool {
-        scenario.lane == Lane::Datagram
+        scenario.flow_mode == FlowMode::Datagram
             && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some())
     }
 
@@ -98,9 +98,9 @@ impl Plan {
     /// packets already.
     pub(crate) fn asks_singles(scenario: &Scenario) -> bool {
         let bars = &scenario.bars;
-        let is_wanted = match scenario.lane {
-            Lane::Datagram => scenario.event.is_empty(),
-            Lane::Stream => bars.not_below_best_single,
+        let is_wanted = match scenario.flow_mode {
+            FlowMode::Datagram => scenario.event.is_empty(),
+            FlowMode::Stream => bars.not_below_best_single,
         };
         scenario.links.len() > 1 && (is_wanted || bars.min_single_mbit.is_some())
     }
@@ -128,7 +128,7 @@ impl Plan {
             time += calm * self.runs * tcp * scenario.directions.len() as u32;
         }
         if Self::asks_singles(scenario) {
-            let alone = scenario.directions.iter().map(|way| scenario.candidates(*way).len()).max();
+            let alone = scenario.directions.iter().map(|way| scenario.best_link_candidates(*way).len()).max();
             time += calm * self.runs * rows * alone.unwrap_or(0) as u32;
         }
         time
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(named(Plan::QUICK, "two_100"), ["1 TCP", "4 TCP"]);
         assert_eq!(named(Plan::QUICK, "lossy"), ["1 TCP", "4 TCP", "QUIC"]);
         assert_eq!(named(Plan::WHOLE, "redundant_cut"), ["4 TCP", "UDP, 20 Mbit/s"]);
-        let cuts = |plan: Plan| plan.of(scenario("random_cuts")).harms().len();
+        let cuts = |plan: Plan| plan.of(scenario("random_cuts")).impairments().len();
         assert_eq!((cuts(Plan::WHOLE), cuts(Plan::QUICK)), (100, 15));
         let seconds = |plan: Plan, name| plan.estimate(&plan.of(scenario(name))).as_secs();
         assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::WHOLE, "cut_silent"));
@@ -168,20 +168,20 @@ mod tests {
 
     #[test]
     fn streams_are_not_compared_with_what_nothing_is_asked_of() {
-        let played = |name, lane| scenario(name).over(lane).expect(name);
-        let asks = |name, lane| {
-            let scenario = played(name, lane);
+        let played = |name, flow_mode| scenario(name).for_flow_mode(flow_mode).expect(name);
+        let asks = |name, flow_mode| {
+            let scenario = played(name, flow_mode);
             (Plan::asks_kernel(&scenario), Plan::asks_singles(&scenario))
         };
         assert_eq!(
-            (asks("equal", Lane::Datagram), asks("equal", Lane::Stream)),
+            (asks("equal", FlowMode::Datagram), asks("equal", FlowMode::Stream)),
             ((true, true), (false, false))
         );
         assert_eq!(
-            (asks("lte_geo", Lane::Stream), asks("two_10", Lane::Stream)),
+            (asks("lte_geo", FlowMode::Stream), asks("two_10", FlowMode::Stream)),
             ((false, false), (false, true))
         );
-        let loads = Plan::WHOLE.loads(&played("equal", Lane::Stream));
+        let loads = Plan::WHOLE.loads(&played("equal", FlowMode::Stream));
         assert_eq!(loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>(), ["1 TCP", "4 TCP"]);
     }
 

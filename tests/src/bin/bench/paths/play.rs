@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use mpvpn_lab::{Direction, LinkStats};
-use mpvpn_scenarios::{Change, Lane, Scenario};
+use mpvpn_scenarios::{Change, FlowMode, Scenario};
 use mpvpn_tests::{
     quic_bulk::Source,
     stage::{Peer, Stage, TUNNEL},
@@ -116,7 +116,7 @@ impl Scene<'_> {
             ("--scheduler", options.scheduler.as_deref()),
             ("--cc", options.cc.as_deref()),
             ("--pipes", pipes.as_deref()),
-            ("--lane", (self.scenario.lane == Lane::Stream).then_some("stream")),
+            ("--lane", (self.scenario.flow_mode == FlowMode::Stream).then_some("stream")),
             ("--path", device.as_deref()),
         ];
         let words: Vec<&str> =
@@ -172,7 +172,8 @@ impl Scene<'_> {
     /// Every row over every link that may be the best alone.
     fn alone(&self, rows: &mut [Row]) {
         let ways = self.scenario.directions.iter();
-        let mut candidates: Vec<usize> = ways.flat_map(|way| self.scenario.candidates(*way)).collect();
+        let mut candidates: Vec<usize> =
+            ways.flat_map(|way| self.scenario.best_link_candidates(*way)).collect();
         candidates.sort_unstable();
         candidates.dedup();
         for index in candidates {

@@ -5,7 +5,7 @@ mod peaks;
 mod readers;
 mod short;
 
-use mpvpn_scenarios::Lane;
+use mpvpn_scenarios::FlowMode;
 
 use crate::{options::Options, parts, paths, peers, report::Outcome};
 
@@ -40,7 +40,7 @@ impl Part {
 
     fn run(self, options: &Options) -> Result<Outcome, String> {
         match self {
-            Self::Links => Ok(paths::over(Lane::Stream, options)),
+            Self::Links => Ok(paths::for_flow_mode(FlowMode::Stream, options)),
             Self::Veth => Ok(peers::streams(options)),
             Self::Short => short::run(options),
             Self::Readers => readers::run(options),
