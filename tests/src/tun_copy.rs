@@ -18,7 +18,7 @@ use mpvpn_os::{
     tun::{READ_BUFFER, VNET_HEADER},
     udp::{MAX_SEGMENTS, MAX_TRAIN, SendFailure},
 };
-use mpvpn_packet::{Joiner, VnetHdr, split::split};
+use mpvpn_packet::{GroCoalescer, VnetHdr, split::split};
 
 use crate::{
     stage::{Place, Stage},
@@ -84,7 +84,7 @@ struct Copier {
     ready: Poller,
     room: Poller,
     batch: RecvBatch,
-    joiner: Joiner,
+    joiner: GroCoalescer,
     read: Vec<u8>,
     out: BytesMut,
     ranges: Vec<Range<usize>>,
@@ -106,7 +106,7 @@ impl Copier {
             ready,
             room,
             batch: RecvBatch::new(32),
-            joiner: Joiner::new(),
+            joiner: GroCoalescer::new(),
             read: vec![0; READ_BUFFER],
             out: BytesMut::new(),
             ranges: Vec::new(),

@@ -14,7 +14,7 @@ use mpvpn_masque::{
     datagram,
 };
 use mpvpn_packet::{
-    Joiner, VnetHdr, checksum, ip,
+    GroCoalescer, VnetHdr, checksum, ip,
     mss::{self, Checksum},
     tcp_flags,
 };
@@ -40,7 +40,7 @@ fn split(mut read: Read) -> (Read, usize) {
 #[bench::four_flows_46_packets_each(setup::to_join(4, 46))]
 #[bench::forty_flows_4_packets_each(setup::to_join(40, 4))]
 #[bench::one_packet(setup::to_join(1, 1))]
-fn join((joiner, received): (Joiner, Vec<Bytes>)) -> (Joiner, usize) {
+fn join((joiner, received): (GroCoalescer, Vec<Bytes>)) -> (GroCoalescer, usize) {
     setup::join(black_box(joiner), received)
 }
 

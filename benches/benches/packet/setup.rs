@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::datagram;
-use mpvpn_packet::{FlowKey, Joiner, VNET_HDR_LEN, VnetHdr, ip, split};
+use mpvpn_packet::{FlowKey, GroCoalescer, VNET_HDR_LEN, VnetHdr, ip, split};
 use mpvpn_packets::{Packet, Tcp};
 
 /// MTU of the tunnel (bytes): what is left of 1500 on Ethernet.
@@ -66,13 +66,13 @@ pub(crate) fn segments(flows: u16, count: u32) -> Vec<Bytes> {
 }
 
 /// A joiner that has worked before, and what it is to join.
-pub(crate) fn to_join(flows: u16, count: u32) -> (Joiner, Vec<Bytes>) {
-    let (joiner, _) = join(Joiner::new(), segments(flows, count));
+pub(crate) fn to_join(flows: u16, count: u32) -> (GroCoalescer, Vec<Bytes>) {
+    let (joiner, _) = join(GroCoalescer::new(), segments(flows, count));
     (joiner, segments(flows, count))
 }
 
 /// Joins `packets` and counts what comes out.
-pub(crate) fn join(mut joiner: Joiner, packets: Vec<Bytes>) -> (Joiner, usize) {
+pub(crate) fn join(mut joiner: GroCoalescer, packets: Vec<Bytes>) -> (GroCoalescer, usize) {
     for packet in packets {
         joiner.push(packet);
     }

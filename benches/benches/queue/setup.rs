@@ -1,7 +1,7 @@
 //! Queues and dispatchers with many flows in them.
 
 use bytes::Bytes;
-use mpvpn_class::{FqCodel, QueueConfig, Queued};
+use mpvpn_class::{FqCodel, QueueConfig, QueuedPacket};
 use mpvpn_path::{Dispatcher, Load, PathInfo, PathState, Scheduler, Want};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
@@ -16,7 +16,7 @@ const WAITING: usize = 10_000 + 2 * BATCH;
 pub(crate) struct Busy {
     now: Instant,
     queue: FqCodel,
-    next: Vec<Queued>,
+    next: Vec<QueuedPacket>,
 }
 
 impl Busy {
@@ -65,7 +65,7 @@ pub(crate) struct Dispatch {
     now: Instant,
     dispatcher: Dispatcher,
     paths: u32,
-    next: Vec<Queued>,
+    next: Vec<QueuedPacket>,
 }
 
 impl Dispatch {
@@ -77,11 +77,11 @@ impl Dispatch {
         dispatcher.set_paths(now, &infos);
         // The flow table knows all of them; few packets wait, as in a tunnel that keeps up.
         for flow in 0..flows {
-            dispatcher.push(now, Queued { ordered, ..packet(flow) });
+            dispatcher.push(now, QueuedPacket { needs_order: ordered, ..packet(flow) });
             (0..paths).for_each(|id| drop(dispatcher.pop(now, PathId(id), Want::Any)));
         }
         let next = (0..BATCH as u32).map(|n| flows - 1 - n * 37 % flows.min(4000));
-        let next = next.map(|flow| Queued { ordered, ..packet(flow) }).collect();
+        let next = next.map(|flow| QueuedPacket { needs_order: ordered, ..packet(flow) }).collect();
         Self { now, dispatcher, paths, next }
     }
 
@@ -111,12 +111,12 @@ fn path(id: u32) -> PathInfo {
     }
 }
 
-fn packet(flow: u32) -> Queued {
+fn packet(flow: u32) -> QueuedPacket {
     static DATA: [u8; LEN] = [0; LEN];
-    Queued {
+    QueuedPacket {
         data: Bytes::from_static(&DATA),
         flow: flow.wrapping_mul(0x85eb_ca6b),
-        ordered: false,
-        plain: false,
+        needs_order: false,
+        unnumbered: false,
     }
 }

@@ -1,6 +1,6 @@
 //! Traffic classes: which of them a packet belongs to, the queue in front of the paths of each, and how they share a link.
 //!
-//! [`Rules`] tell the class of a flow from what its first packet shows; [`Names`] know which addresses the tunnel's own
+//! [`Rules`] tell the class of a flow from what its first packet shows; [`DnsSnooper`] know which addresses the tunnel's own
 //! DNS gave to the domains that rules ask for, and [`FlowClasses`] what was found for each flow.
 //!
 //! The queue: in come IP packets, each with the hash of its flow, and the time, and out comes the packet that shall be
@@ -16,21 +16,21 @@
 //! - an empty queue holds less than 2 KiB of memory, and a busy one allocates only to grow.
 #![forbid(unsafe_code)]
 
+mod dns_snooper;
 mod flows;
-mod names;
 mod queue;
 mod rules;
 mod shaper;
 
 /// On how many links a packet travels at once, at most.
-pub const MOST_COPIES: u8 = 4;
+pub const MAX_COPIES: u8 = 4;
 
+pub use dns_snooper::{DnsSnooper, DomainPattern, ParseDomainPatternError};
 pub use flows::FlowClasses;
-pub use names::{Names, ParsePatternError, Pattern};
-pub use queue::{FqCodel, QueueConfig, Queued};
+pub use queue::{FqCodel, QueueConfig, QueuedPacket};
 pub use rules::{
-    BuiltIn, Facts, Rule, Rules, Unreachable, Verdict, Why,
-    builtin::{BUILT_IN, BULK, CRITICAL},
+    BuiltInRule, Classification, PacketFields, Rule, Rules, UnreachableReason, UnreachableRule,
+    builtin::{BUILT_IN_RULES, BULK, CRITICAL},
     has_ports,
 };
-pub use shaper::{CapacityChange, CapacityReason, Sample, Seat, Shaper, Share};
+pub use shaper::{CapacityChange, CapacityReason, Sample, Shaper, ShaperHandle, Share};

@@ -23,16 +23,16 @@ const DROP_BATCH: usize = 64;
 
 /// A packet that waits, or is about to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Queued {
+pub struct QueuedPacket {
     /// The packet. The queue counts its length; a slice keeps the whole buffer behind it alive.
     pub data: Bytes,
     /// Hash of the flow. Flows with the same hash share a queue. It should be seeded, so that nobody
     /// can aim at the queue of someone else.
     pub flow: u32,
     /// Overtaking another packet of its flow would cost the flow speed. The queue only carries it along.
-    pub ordered: bool,
+    pub needs_order: bool,
     /// It travels as it is: nobody at the far end puts such packets back in order, or together. Carried along as well.
-    pub plain: bool,
+    pub unnumbered: bool,
 }
 
 /// What an [`FqCodel`] may hold and how long packets may wait in it.
@@ -115,7 +115,7 @@ impl FqCodel {
 
     /// Puts a packet behind the others of its flow. Returns the bytes dropped to make room: when the
     /// queue is over a limit, packets go from the head of the fattest flow, which may be this one.
-    pub fn push(&mut self, now: Instant, packet: Queued) -> usize {
+    pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
         let at = self.ns(now);
         let bucket = self.bucket(packet.flow);
         let slot = match self.flows.find(bucket) {
@@ -128,8 +128,8 @@ impl FqCodel {
         };
         self.bytes += packet.data.len();
         self.packets += 1;
-        let Queued { data, flow, ordered, plain } = packet;
-        let packet = Packet { data, flow, ordered, plain, at };
+        let QueuedPacket { data, flow, needs_order, unnumbered } = packet;
+        let packet = Packet { data, flow, needs_order, unnumbered, at };
         self.store.push(&mut self.flows.get_mut(slot).fifo, packet);
         if self.bytes <= self.limit_bytes && self.packets <= self.limit_packets {
             return 0;
@@ -148,14 +148,14 @@ impl FqCodel {
     }
 
     /// Takes the next packet out.
-    pub fn pop(&mut self, now: Instant) -> Option<Queued> {
+    pub fn pop(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, true)
     }
 
     /// Takes the next packet out of a flow that has waited for a turn before: one of a flow that sends
     /// little stays for the next [`Self::pop`].
-    pub fn pop_standing(&mut self, now: Instant) -> Option<Queued> {
+    pub fn pop_old_flow(&mut self, now: Instant) -> Option<QueuedPacket> {
         let now = self.ns(now);
         self.dequeue(now, false)
     }
@@ -192,16 +192,16 @@ impl FqCodel {
     }
 
     /// Gives back the memory that an empty queue keeps for the packets to come; for when none are expected.
-    pub fn rest(&mut self) {
+    pub fn trim_memory(&mut self) {
         if self.packets == 0 {
-            self.flows.rest();
-            self.store.rest();
+            self.flows.trim_memory();
+            self.store.trim_memory();
         }
     }
 
     /// Deficit round robin over the flows (RFC 8290 section 4.2), also over those that have just become
     /// active if `new`.
-    fn dequeue(&mut self, now: u64, new: bool) -> Option<Queued> {
+    fn dequeue(&mut self, now: u64, new: bool) -> Option<QueuedPacket> {
         loop {
             let from_new = new && !self.new_flows.is_empty();
             let list = if from_new { &mut self.new_flows } else { &mut self.old_flows };
@@ -231,7 +231,7 @@ impl FqCodel {
     }
 
     /// The first packet of a flow that CoDel lets through; the deficit is charged for it.
-    fn dequeue_from(&mut self, slot: u32, now: u64) -> Option<Queued> {
+    fn dequeue_from(&mut self, slot: u32, now: u64) -> Option<QueuedPacket> {
         let flow = self.flows.get_mut(slot);
         while let Some(packet) = self.store.pop(&mut flow.fifo) {
             let waited = now.saturating_sub(packet.at);
@@ -241,8 +241,8 @@ impl FqCodel {
                 Verdict::Send => {
                     flow.deficit -= as_deficit(packet.data.len().max(1));
                     self.sojourn = waited;
-                    let Packet { data, flow, ordered, plain, .. } = packet;
-                    return Some(Queued { data, flow, ordered, plain });
+                    let Packet { data, flow, needs_order, unnumbered, .. } = packet;
+                    return Some(QueuedPacket { data, flow, needs_order, unnumbered });
                 }
                 Verdict::Drop => self.drops += 1,
             }

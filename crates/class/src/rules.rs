@@ -1,6 +1,6 @@
 //! Which class a packet belongs to.
 //!
-//! In: what a packet shows ([`Facts`]), and the [`Names`] that addresses have. Out: the class of the first rule that
+//! In: what a packet shows ([`PacketFields`]), and the [`DnsSnooper`] that addresses have. Out: the class of the first rule that
 //! fits, and which rule it was. A rule describes packets from a client to the far end. It is asked once for each flow,
 //! so it goes through the rules one by one, without allocating.
 //!
@@ -15,14 +15,14 @@ use ipnet::IpNet;
 use mpvpn_types::{ClassId, Instant, target::CLASSES};
 use tracing::debug;
 
-use crate::{Names, Pattern};
+use crate::{DnsSnooper, DomainPattern};
 
-pub use builtin::BuiltIn;
-pub use cover::{Unreachable, Why};
+pub use builtin::BuiltInRule;
+pub use cover::{UnreachableReason, UnreachableRule};
 
 /// What a packet of a client shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub struct PacketFields {
     /// The protocol behind the IP headers (IANA, Assigned Internet Protocol Numbers).
     pub protocol: u8,
     /// The client's end.
@@ -51,21 +51,21 @@ pub struct Rule {
     /// Code points, 0 to 63.
     pub dscp: Vec<u8>,
     /// Domains of the far end.
-    pub domains: Vec<Pattern>,
+    pub domains: Vec<DomainPattern>,
     /// The class of such packets.
     pub class: ClassId,
 }
 
 impl Rule {
-    fn fits(&self, now: Instant, facts: &Facts, names: &Names) -> bool {
-        let Facts { protocol, src, dst, ports, dscp } = *facts;
+    fn fits(&self, now: Instant, facts: &PacketFields, names: &DnsSnooper) -> bool {
+        let PacketFields { protocol, src, dst, ports, dscp } = *facts;
         one_of(&self.protocols, |one| *one == protocol)
             && one_of(&self.dscp, |one| *one == dscp)
             && one_of(&self.from_ports, |range| ports.is_some_and(|(from, _)| range.contains(&from)))
             && one_of(&self.ports, |range| ports.is_some_and(|(_, to)| range.contains(&to)))
             && one_of(&self.from, |net| net.contains(&src))
             && one_of(&self.to, |net| net.contains(&dst))
-            && one_of(&self.domains, |pattern| names.is_under(now, dst, pattern))
+            && one_of(&self.domains, |pattern| names.matches(now, dst, pattern))
     }
 }
 
@@ -76,7 +76,7 @@ fn one_of<T>(list: &[T], fits: impl FnMut(&T) -> bool) -> bool {
 
 /// What the rules say about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Classification {
     /// Its class.
     pub class: ClassId,
     /// The rule that decided, counted from 0; none if no rule fits, which means [`ClassId::DEFAULT`].
@@ -94,23 +94,23 @@ impl Rules {
     }
 
     /// The class of a packet. `names` should know of [`Self::patterns`].
-    pub fn classify(&self, now: Instant, facts: &Facts, names: &Names) -> Verdict {
-        let facts = Facts { src: facts.src.to_canonical(), dst: facts.dst.to_canonical(), ..*facts };
+    pub fn classify(&self, now: Instant, facts: &PacketFields, names: &DnsSnooper) -> Classification {
+        let facts = PacketFields { src: facts.src.to_canonical(), dst: facts.dst.to_canonical(), ..*facts };
         let rule = self.0.iter().position(|rule| rule.fits(now, &facts, names));
         let class = rule.map_or(ClassId::DEFAULT, |at| self.0[at].class);
         let reason = if rule.is_some() { "the first rule that fits" } else { "no rule fits" };
         debug!(target: CLASSES, ?facts, class = class.0, rule, reason, "flow classified");
-        Verdict { class, rule }
+        Classification { class, rule }
     }
 
     /// The domains that rules ask for.
-    pub fn patterns(&self) -> impl Iterator<Item = &Pattern> {
+    pub fn patterns(&self) -> impl Iterator<Item = &DomainPattern> {
         self.0.iter().flat_map(|rule| &rule.domains)
     }
 
     /// The rules that can never decide, in order: those that contradict themselves, and those that one earlier rule
     /// covers wholly. That several earlier rules cover one together is not noticed.
-    pub fn unreachable(&self) -> Vec<Unreachable> {
+    pub fn unreachable(&self) -> Vec<UnreachableRule> {
         cover::unreachable(&self.0)
     }
 }

@@ -82,12 +82,12 @@ pub struct Share {
 
 /// The place of a class at a shaper.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct ShaperHandle {
     shaper: Arc<Mutex<Shaper>>,
     class: ClassId,
 }
 
-impl Seat {
+impl ShaperHandle {
     /// The seat of `class`, a number below [`ClassId::MAX`].
     pub fn new(shaper: Arc<Mutex<Shaper>>, class: ClassId) -> Self {
         Self { shaper, class }
@@ -184,7 +184,7 @@ pub struct Shaper {
 }
 
 impl Shaper {
-    /// A shaper of a link that carries `capacity`; `None` to learn that from what is delivered ([`Self::measured`]).
+    /// A shaper of a link that carries `capacity`; `None` to learn that from what is delivered ([`Self::on_sample`]).
     /// All classes have the share of [`Share::default`].
     pub fn new(now: Instant, capacity: Option<BitRate>) -> Self {
         let mut shaper = Self {
@@ -210,7 +210,7 @@ impl Shaper {
 
     /// The same for the link with this number, which events about it have.
     #[must_use]
-    pub fn of_link(self, link: u16) -> Self {
+    pub fn with_link_number(self, link: u16) -> Self {
         Self { link: Some(link), ..self }
     }
 
@@ -242,7 +242,7 @@ impl Shaper {
 
     /// Bytes of IP packets that a class may send now: a packet may be begun as long as it is not 0. Whoever asks has
     /// something to send.
-    pub fn left(&mut self, now: Instant, class: ClassId) -> u64 {
+    pub fn available_bytes(&mut self, now: Instant, class: ClassId) -> u64 {
         self.classes[index(class)].polled = Some(now);
         if self.classes[index(class)].share.first {
             self.shared_until = self.shared_until.max(Some(now + AFTER_FIRST));
@@ -260,7 +260,7 @@ impl Shaper {
     }
 
     /// A class has sent so many bytes of IP packets.
-    pub fn spend(&mut self, class: ClassId, bytes: u64) {
+    pub fn on_sent(&mut self, class: ClassId, bytes: u64) {
         let bytes = bytes as f64;
         self.capacity.spent(bytes);
         let most = burst(self.capacity.known().unwrap_or_default());
@@ -300,7 +300,7 @@ impl Shaper {
     }
 
     /// When to ask again for a class; `None` if it may send now.
-    pub fn wake_at(&mut self, now: Instant, class: ClassId) -> Option<Instant> {
+    pub fn retry_at(&mut self, now: Instant, class: ClassId) -> Option<Instant> {
         self.advance(now);
         if self.room(class) > 0 {
             return None;
@@ -317,7 +317,7 @@ impl Shaper {
     }
 
     /// Bytes/s that a class gets while it wants them, as things are now; `None` where it is not held back.
-    pub fn rate(&mut self, now: Instant, class: ClassId) -> Option<u64> {
+    pub fn class_rate(&mut self, now: Instant, class: ClassId) -> Option<u64> {
         self.advance(now);
         let held = self.bound || self.classes[index(class)].most_rate(self.capacity.known()).is_some();
         self.fair_rate(now, class).filter(|_| held).map(|rate| rate as u64)
@@ -326,13 +326,13 @@ impl Shaper {
     /// Takes what a path of a class measured over about 5 ms. Returns what a congestion controller that was held back
     /// meanwhile should take the path's rate for at least (bytes/s): what it is held to says nothing about the path, and
     /// when the others stop it must not have to find the link's rate anew.
-    pub fn measured(&mut self, now: Instant, class: ClassId, sample: Sample) -> Option<u64> {
+    pub fn on_sample(&mut self, now: Instant, class: ClassId, sample: Sample) -> Option<u64> {
         self.advance(now);
         let is_shared = self.is_shared(now);
         // What a class is held to by its own `max` says nothing about the link.
         let most = self.classes[index(class)].most_rate(self.capacity.known());
         let by_max = most.is_some_and(|most| self.fair_rate(now, class).is_none_or(|fair| fair >= most));
-        let sample = Sample { limited: sample.limited && !by_max, ..sample };
+        let sample = Sample { backlogged: sample.backlogged && !by_max, ..sample };
         let before = report::is_followed().then(|| self.capacity.decided());
         self.capacity.measured(now, is_shared, sample, self.ways.queues(now));
         if let Some(before) = before {
@@ -347,19 +347,19 @@ impl Shaper {
     }
 
     /// What this end's clock says, to be told to the far end with what is sent over the link (µs modulo 2^32).
-    pub fn clock(&self, now: Instant) -> u32 {
+    pub fn clock_micros(&self, now: Instant) -> u32 {
         self.ways.clock(now)
     }
 
     /// Takes what the far end told over the link: what its clock, one of several, said when it did, and how much later what
     /// it got from here arrived than this end's clock had said, if that is known (µs modulo 2^32). Returns how much later
     /// this arrived than was told, to be told in turn.
-    pub fn told(&mut self, now: Instant, clock: u8, sent: u32, found: Option<u32>) -> u32 {
+    pub fn on_clock_report(&mut self, now: Instant, clock: u8, sent: u32, found: Option<u32>) -> u32 {
         self.ways.told(now, clock, sent, found)
     }
 
     /// Whether at most one class has sent anything lately, acknowledgements included.
-    pub fn is_alone(&self, now: Instant) -> bool {
+    pub fn is_single_class_active(&self, now: Instant) -> bool {
         let lately = |at: Instant| now.saturating_duration_since(at) < ALONE_AFTER;
         self.classes.iter().filter(|class| class.sent.is_some_and(lately)).count() <= 1
     }

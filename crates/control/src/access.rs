@@ -13,7 +13,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use mpvpn_packet::public::{behind, is_public};
+use mpvpn_packet::public::{embedded_ipv4, is_public};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -148,7 +148,7 @@ impl Access {
     ) -> Result<(), Denied> {
         let ip = to.ip().to_canonical();
         let to = SocketAddr::new(ip, to.port());
-        let behind = behind(ip);
+        let behind = embedded_ipv4(ip);
         if let Some(at) = self.rules.iter().position(|rule| rule.fits(user, to, behind)) {
             return if self.rules[at].allow { Ok(()) } else { Err(Denied::Rule(at + 1)) };
         }

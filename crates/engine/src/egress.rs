@@ -30,7 +30,7 @@ use std::{
 };
 
 use mpvpn_control::{access::Access, status::FlowLane};
-use mpvpn_masque::connect::{Authority, Failure, Host};
+use mpvpn_masque::connect::{Authority, Host, ProxyError};
 use mpvpn_os::{
     RecvBatch, TcpSocket,
     poll::{Event, Interest, Poller},
@@ -68,7 +68,7 @@ pub(crate) trait Relays: ByteStreams {
     fn opened(&mut self, now: Instant, id: Self::Id);
 
     /// There is no connection, and this is why; `reason` is for people.
-    fn failed(&mut self, now: Instant, id: Self::Id, failure: Failure, reason: String);
+    fn failed(&mut self, now: Instant, id: Self::Id, failure: ProxyError, reason: String);
 
     /// The destination has reset the connection, or it broke: both halves are over. Or nothing moves in a flow of UDP.
     fn abort(&mut self, now: Instant, id: Self::Id);
@@ -201,8 +201,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         self.gone(id);
         let permit = match self.relay_budget.take(user) {
             Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
-            Ok(_) => return refuse(now, relays, id, &to, Failure::Busy, "the table is full"),
-            Err(full) => return refuse(now, relays, id, &to, Failure::Busy, full),
+            Ok(_) => return refuse(now, relays, id, &to, ProxyError::Busy, "the table is full"),
+            Err(full) => return refuse(now, relays, id, &to, ProxyError::Busy, full),
         };
         self.generation = self.generation.checked_add(1).unwrap_or(1);
         let until = now + CONNECT;
@@ -380,8 +380,10 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
         match self.name_budget.take(self.table[slot].permit.user()) {
             Ok(permit) if self.asker.ask(&name) => self.names.asked(&name, token, permit),
-            Ok(_) => self.fail(now, relays, slot, Failure::Busy, "too many names are being resolved"),
-            Err(full) => self.fail(now, relays, slot, Failure::Busy, format!("of names to resolve, {full}")),
+            Ok(_) => self.fail(now, relays, slot, ProxyError::Busy, "too many names are being resolved"),
+            Err(full) => {
+                self.fail(now, relays, slot, ProxyError::Busy, format!("of names to resolve, {full}"))
+            }
         }
     }
 
@@ -400,12 +402,12 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         }
         let list: &[IpAddr] = match found {
             Ok(list) if list.is_empty() => {
-                return self.fail(now, relays, slot, Failure::Name, "the name has no address");
+                return self.fail(now, relays, slot, ProxyError::Dns, "the name has no address");
             }
             Ok(list) => list,
             Err(reason) => {
                 let reason = reason.to_string();
-                return self.fail(now, relays, slot, Failure::Name, reason);
+                return self.fail(now, relays, slot, ProxyError::Dns, reason);
             }
         };
         let (mut allowed, mut denied) = (Vec::with_capacity(list.len()), None);
@@ -418,7 +420,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             }
         }
         if let Some(reason) = denied.filter(|_| allowed.is_empty()) {
-            return self.fail(now, relays, slot, Failure::Prohibited, reason);
+            return self.fail(now, relays, slot, ProxyError::Prohibited, reason);
         }
         match &mut relay.stage {
             Stage::NamingUdp(early) => {
@@ -534,7 +536,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         if let (Stage::Naming(_) | Stage::NamingUdp(_), Host::Name(name)) = (&relay.stage, &relay.to.host) {
             self.names.leave(name, token);
         }
-        self.fail(now, relays, slot, Failure::TimedOut, reason);
+        self.fail(now, relays, slot, ProxyError::TimedOut, reason);
     }
 
     /// There will be no connection.
@@ -543,7 +545,7 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         now: Instant,
         relays: &mut R,
         slot: usize,
-        failure: Failure,
+        failure: ProxyError,
         reason: impl fmt::Display,
     ) {
         let relay = self.take(slot);
@@ -587,7 +589,7 @@ fn refuse<R: Relays>(
     relays: &mut R,
     id: R::Id,
     to: &Authority,
-    failure: Failure,
+    failure: ProxyError,
     reason: impl fmt::Display,
 ) {
     tracing::debug!(?id, %to, ?failure, %reason, "no connection");

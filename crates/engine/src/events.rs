@@ -32,8 +32,8 @@ pub(crate) fn path_event(path: PathName, change: &PathChange) -> Event {
             before_bps: change.before.map(BitRate::bps),
             bps: change.now.bps(),
             reason: match change.reason {
-                Measured::Given => CapacityReason::Given,
-                Measured::Measured => CapacityReason::Measured,
+                Measured::Configured => CapacityReason::Given,
+                Measured::FirstMeasurement => CapacityReason::Measured,
                 Measured::NoQueue => CapacityReason::NoQueue,
                 Measured::Queue(queue) => CapacityReason::Queue { queue_ms: queue.as_secs_f64() * 1e3 },
             },

@@ -159,7 +159,7 @@ impl Links {
     fn add(&mut self, name: &str) {
         let number = self.uplinks().count() as u16;
         // Names may come and go without end where a pattern fits them all.
-        if number < LinkId::UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
+        if number < LinkId::MAX_UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
             self.insert(LinkId(number), name, 1);
             self.insert_classes(LinkId(number), name);
         }
@@ -211,12 +211,12 @@ impl Links {
 
     /// The links, each by its first pipe for the default class.
     pub(crate) fn uplinks(&self) -> impl Iterator<Item = (LinkId, &Link)> {
-        self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.0 < LinkId::UPLINKS)
+        self.links.iter().map(|(id, link)| (*id, link)).take_while(|(id, _)| id.0 < LinkId::MAX_UPLINKS)
     }
 
     /// Whether a link still has this pipe.
     pub(crate) fn has(&self, id: LinkId) -> bool {
-        self.links.get(&id.uplink()).is_some_and(|link| id.pipe() < link.pipes || id.is_tcp())
+        self.links.get(&id.uplink()).is_some_and(|link| id.path_index() < link.pipes || id.is_tcp())
     }
 
     /// What other sockets of a link stand on.
@@ -309,7 +309,7 @@ impl Links {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
         link.pipes = policies.pipes(&link.name).open;
         let (name, count) = (link.name.clone(), link.pipes);
-        let pipes = (1..count).map(|pipe| id.with_pipe(pipe));
+        let pipes = (1..count).map(|pipe| id.with_path_index(pipe));
         let all = pipes.flat_map(|pipe| self.classes.iter().map(move |class| pipe.with_class(class.id)));
         for pipe in all.collect::<Vec<_>>() {
             if !self.links.contains_key(&pipe) {

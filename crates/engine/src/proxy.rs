@@ -28,7 +28,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_os::{
     TcpAcceptor, TcpSocket, limits,
     poll::{Event, Interest, Poller},
@@ -95,7 +95,7 @@ pub(crate) enum News<Id> {
     /// The connection stands.
     Opened(Id),
     /// There is none.
-    Failed(Id, Failure),
+    Failed(Id, ProxyError),
     /// The stream has something to read.
     Readable(Id),
     /// It has room again.
@@ -323,7 +323,7 @@ where
                         true => self.leave_now(tunnel, token),
                         false => {
                             let why = "the connection to the mpvpn server was lost";
-                            self.refuse(now, poller, tunnel, token, Failure::Other, why);
+                            self.refuse(now, poller, tunnel, token, ProxyError::Other, why);
                         }
                     }
                 }
@@ -370,11 +370,11 @@ where
                 },
                 Stage::Waiting(_) => {
                     let why = "the mpvpn server is not reached";
-                    self.refuse(now, poller, tunnel, token, Failure::TimedOut, why);
+                    self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
                 }
                 Stage::Connecting(..) => {
                     let why = "the mpvpn server does not answer";
-                    self.refuse(now, poller, tunnel, token, Failure::TimedOut, why);
+                    self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
                 }
                 Stage::Open(_, pipe) => match pipe.expires() {
                     expires if expires <= now => self.leave_now(tunnel, token),

@@ -114,8 +114,8 @@ pub(crate) fn of_client(
                 status.paths.push(told);
                 continue;
             }
-            told.pipe = several.then_some(id.pipe());
-            if id.pipe() >= policies.pipes(&link.name).used && told.state == PathState::Standby {
+            told.pipe = several.then_some(id.path_index());
+            if id.path_index() >= policies.pipes(&link.name).used && told.state == PathState::Standby {
                 told.reason = "a pipe that is not used now".to_owned();
             }
             status.paths.push(told);

@@ -13,7 +13,7 @@ use mpvpn_os::{
     poll::{Interest, Poller},
     udp::SendFailure,
 };
-use mpvpn_packet::{Joined, VNET_HDR_LEN, VnetHdr, join::MAX_PARTS};
+use mpvpn_packet::{TunPacket, VNET_HDR_LEN, VnetHdr, gro::MAX_PARTS};
 use mpvpn_quic::Transmit;
 
 use crate::EngineError;
@@ -225,7 +225,7 @@ pub(crate) fn read_tun(tun: &Tun, buffer: &mut [u8], mut each: impl FnMut(VnetHd
 }
 
 /// Writes one packet to the TUN. What the kernel refuses is lost, as on any link.
-pub(crate) fn write_tun(tun: &Tun, joined: &Joined) {
+pub(crate) fn write_tun(tun: &Tun, joined: &TunPacket) {
     let pieces: ArrayVec<IoSlice<'_>, MAX_PARTS> = joined.io_slices().collect();
     if let Err(error) = tun.write_vectored(&pieces)
         && error.kind() != io::ErrorKind::WouldBlock

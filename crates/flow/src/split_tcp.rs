@@ -25,9 +25,9 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_packet::{
-    FlowKey, IpPacket, Joined,
+    FlowKey, IpPacket, TunPacket,
     icmp::{self, Unreachable},
-    tcp::{self, Head, Segment},
+    tcp::{self, Segment, TcpHeader},
     tcp_flags::{ACK, RST, SYN},
 };
 use mpvpn_types::{Duration, Instant};
@@ -187,7 +187,7 @@ pub struct SplitTcpProxy {
     timers: BTreeSet<(Instant, u32)>,
     due: VecDeque<u32>,
     /// Packets that belong to no flow, or not any more.
-    loose: VecDeque<Joined>,
+    loose: VecDeque<TunPacket>,
     events: VecDeque<Event>,
     /// What waits in all flows (bytes).
     held: usize,
@@ -335,8 +335,8 @@ impl SplitTcpProxy {
             true => (segment.ack(), 0, RST),
             false => (0, Seq(segment.seq()).plus(segment.seq_len()).0, RST | ACK),
         };
-        let head = Head { from, to, seq, ack, flags, window: 0, mss: None, window_scale: None };
-        self.loose.extend(tcp::joined(&head, Vec::new(), u16::MAX));
+        let head = TcpHeader { from, to, seq, ack, flags, window: 0, mss: None, window_scale: None };
+        self.loose.extend(tcp::build_packet(&head, Vec::new(), u16::MAX));
     }
 
     /// Acts on what a segment or time meant for the flow at `at`.
@@ -420,7 +420,7 @@ impl SplitTcpProxy {
         let Some(flow) = self.flow(id) else { return };
         let error = match (&flow.phase, refusal) {
             (Phase::Asked { syn }, Refusal::Unreachable(reason, from)) => {
-                icmp::unreachable(syn, reason, from).map(|packet| Joined::complete(packet.into()))
+                icmp::unreachable(syn, reason, from).map(|packet| TunPacket::single(packet.into()))
             }
             _ => None,
         };
@@ -498,7 +498,7 @@ impl SplitTcpProxy {
     }
 
     /// The next packet for an app.
-    pub fn poll_packet(&mut self, now: Instant) -> Option<Joined> {
+    pub fn poll_packet(&mut self, now: Instant) -> Option<TunPacket> {
         if let Some(packet) = self.loose.pop_front() {
             return Some(packet);
         }

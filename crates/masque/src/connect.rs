@@ -2,11 +2,11 @@
 //!
 //! In: on the client, where to connect to, and later the response; on the server, a valid request header section. Out:
 //! header sections, the target, or why there is no connection, in words that the other side understands
-//! ([`Failure`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
+//! ([`ProxyError`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
 
 use crate::{
     headers::Headers,
-    request::{self, Kind, Rejection},
+    request::{self, Rejection, RequestKind},
     structured,
 };
 use std::{
@@ -123,9 +123,9 @@ impl fmt::Debug for Connect {
 /// 405 for another method, 501 for an extended CONNECT, 400 for a bad target.
 pub fn parse_request(headers: &Headers) -> Result<Connect, Rejection> {
     match request::classify(headers)? {
-        Kind::ConnectTcp => {}
-        Kind::Plain => return Err(Rejection::new(405, "expected CONNECT")),
-        Kind::ConnectIp | Kind::ConnectUdp | Kind::Paths => {
+        RequestKind::ConnectTcp => {}
+        RequestKind::Other => return Err(Rejection::new(405, "expected CONNECT")),
+        RequestKind::ConnectIp | RequestKind::ConnectUdp | RequestKind::ConnectMpvpn => {
             return Err(Rejection::new(501, "expected CONNECT without :protocol"));
         }
     }
@@ -136,9 +136,9 @@ pub fn parse_request(headers: &Headers) -> Result<Connect, Rejection> {
 
 /// Why there is no connection to a target: what the server found and the client tells the app.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub enum ProxyError {
     /// The name has no address.
-    Name,
+    Dns,
     /// A rule forbids it.
     Prohibited,
     /// Nobody listens there.
@@ -153,10 +153,10 @@ pub enum Failure {
     Other,
 }
 
-impl Failure {
+impl ProxyError {
     /// Status code and proxy error type (RFC 9209 §2.3) of each.
     const ALL: [(Self, u16, &'static str); 7] = [
-        (Self::Name, 502, "dns_error"),
+        (Self::Dns, 502, "dns_error"),
         (Self::Prohibited, 403, "destination_ip_prohibited"),
         (Self::Refused, 502, "connection_refused"),
         (Self::Unroutable, 502, "destination_ip_unroutable"),
@@ -176,7 +176,7 @@ impl Failure {
     /// What a response that is no 2xx means: by its proxy error type if it has one that is known here, else by its
     /// status.
     #[must_use]
-    pub fn of(headers: &Headers) -> Self {
+    pub fn from_response(headers: &Headers) -> Self {
         let said =
             headers.values("proxy-status").filter_map(|value| structured::last_token(value, "error")).last();
         let said = said.as_deref();
@@ -184,7 +184,7 @@ impl Failure {
             Self::ALL.iter().find(|(.., error)| Some(*error) == said).map(|(failure, ..)| *failure);
         by_error.unwrap_or(match (said, headers.status()) {
             (Some("connection_terminated"), _) => Self::Refused,
-            (Some("dns_timeout"), _) => Self::Name,
+            (Some("dns_timeout"), _) => Self::Dns,
             (Some("destination_unavailable" | "destination_not_found"), _) => Self::Unroutable,
             (Some("http_request_denied"), _) | (_, Some(403)) => Self::Prohibited,
             (_, Some(429 | 503)) => Self::Busy,
@@ -204,10 +204,10 @@ pub fn accept() -> Headers {
 ///
 /// # Errors
 /// Everything but a 2xx (RFC 9110 §9.3.6).
-pub fn check_response(headers: &Headers) -> Result<(), Failure> {
+pub fn check_response(headers: &Headers) -> Result<(), ProxyError> {
     match headers.status() {
         Some(200..=299) => Ok(()),
-        _ => Err(Failure::of(headers)),
+        _ => Err(ProxyError::from_response(headers)),
     }
 }
 
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_client_learns_why_there_is_no_connection() {
-        for (failure, status, _) in Failure::ALL {
+        for (failure, status, _) in ProxyError::ALL {
             let headers = failure.rejection("details; error=connection_refused").headers();
             assert_eq!(headers.status(), Some(status));
             assert_eq!(check_response(&headers), Err(failure));
@@ -268,10 +268,13 @@ mod tests {
             headers.push("proxy-status", proxy);
             check_response(&headers)
         };
-        assert_eq!(foreign(502, "first; error=dns_error, \"second\"; error=dns_timeout"), Err(Failure::Name));
-        assert_eq!(foreign(502, "a; error=\"no token\""), Err(Failure::Other));
-        assert_eq!(foreign(504, "malformed;;"), Err(Failure::TimedOut));
-        assert_eq!(check_response(&Headers::response(403)), Err(Failure::Prohibited));
+        assert_eq!(
+            foreign(502, "first; error=dns_error, \"second\"; error=dns_timeout"),
+            Err(ProxyError::Dns)
+        );
+        assert_eq!(foreign(502, "a; error=\"no token\""), Err(ProxyError::Other));
+        assert_eq!(foreign(504, "malformed;;"), Err(ProxyError::TimedOut));
+        assert_eq!(check_response(&Headers::response(403)), Err(ProxyError::Prohibited));
         assert_eq!(check_response(&accept()), Ok(()));
     }
 }

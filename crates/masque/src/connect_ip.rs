@@ -7,7 +7,7 @@
 use crate::{
     credentials::session_header,
     headers::Headers,
-    request::{self, CapsuleProtocol, Kind, Rejection},
+    request::{self, CapsuleProtocol, Rejection, RequestKind},
     template::{Template, TemplateError},
 };
 use ipnet::IpNet;
@@ -169,14 +169,14 @@ impl fmt::Debug for ConnectIp {
 /// a bad target or protocol, or for fields that cannot stand beside capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectIp, Rejection> {
     let kind = request::classify(headers)?;
-    if matches!(kind, Kind::ConnectUdp | Kind::ConnectTcp | Kind::Paths) {
+    if matches!(kind, RequestKind::ConnectUdp | RequestKind::ConnectTcp | RequestKind::ConnectMpvpn) {
         return Err(Rejection::new(501, "only CONNECT with :protocol connect-ip is supported"));
     }
     let path = headers.path().unwrap_or_default();
     let variables = template
         .matches(path)
         .ok_or_else(|| Rejection::new(404, "no such path; expected one of the IP proxying template"))?;
-    if kind != Kind::ConnectIp {
+    if kind != RequestKind::ConnectIp {
         return Err(Rejection::new(405, "expected CONNECT with :protocol connect-ip"));
     }
     request::may_have_capsules(headers)?;

@@ -2,12 +2,12 @@
 //!
 //! In: on the client, where payloads are to go, and later the response; on the server, a valid request header section.
 //! Out: header sections, the target, or why there is no socket for it, in the words that CONNECT has for that
-//! ([`Failure`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
+//! ([`ProxyError`]). Always holds: nothing is granted here; names are not resolved and credentials not compared.
 
 use crate::{
-    connect::{self, Authority, Failure, Host},
+    connect::{self, Authority, Host, ProxyError},
     headers::Headers,
-    request::{self, Kind, Rejection},
+    request::{self, Rejection, RequestKind},
     template::{Template, TemplateError},
 };
 use std::{fmt, net::IpAddr};
@@ -24,7 +24,7 @@ const PORT: &str = "target_port";
 /// If it is malformed, or lacks one of the two variables that RFC 9298 §3 asks for.
 pub fn template(text: &str) -> Result<Template, TemplateError> {
     let template = Template::parse(text)?;
-    match [HOST, PORT].into_iter().find(|name| !template.has(name)) {
+    match [HOST, PORT].into_iter().find(|name| !template.has_variable(name)) {
         Some(name) => Err(TemplateError::Missing { name }),
         None => Ok(template),
     }
@@ -84,9 +84,9 @@ impl fmt::Debug for ConnectUdp {
 /// fields that cannot stand beside capsules.
 pub fn parse_request(headers: &Headers, template: &Template) -> Result<ConnectUdp, Rejection> {
     match request::classify(headers)? {
-        Kind::ConnectUdp => {}
-        Kind::Plain => return Err(Rejection::new(405, "expected CONNECT with :protocol connect-udp")),
-        Kind::ConnectIp | Kind::ConnectTcp | Kind::Paths => {
+        RequestKind::ConnectUdp => {}
+        RequestKind::Other => return Err(Rejection::new(405, "expected CONNECT with :protocol connect-udp")),
+        RequestKind::ConnectIp | RequestKind::ConnectTcp | RequestKind::ConnectMpvpn => {
             return Err(Rejection::new(501, "expected CONNECT with :protocol connect-udp"));
         }
     }
@@ -134,11 +134,11 @@ pub fn accept() -> Headers {
 ///
 /// # Errors
 /// Everything but a 2xx that can carry capsules (RFC 9298 §3.5, RFC 9297 §3.2).
-pub fn check_response(headers: &Headers) -> Result<(), Failure> {
+pub fn check_response(headers: &Headers) -> Result<(), ProxyError> {
     connect::check_response(headers)?;
     let has_content = matches!(headers.status(), Some(204..=206));
     if has_content || request::forbidden_with_capsules(headers).is_some() {
-        return Err(Failure::Other);
+        return Err(ProxyError::Other);
     }
     Ok(())
 }
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(parse_request(&with_length, &default_template()).unwrap_err().status, 400);
         let tcp = connect::request(&"a:1".parse().unwrap(), None);
         assert_eq!(parse_request(&tcp, &default_template()).unwrap_err().status, 501);
-        let paths = crate::paths::request("a:1", None, Vec::new());
+        let paths = crate::connect_mpvpn::request("a:1", None, Vec::new());
         assert_eq!(parse_request(&paths, &default_template()).unwrap_err().status, 501);
         let mut get = Headers::new();
         get.push(":method", "GET");
@@ -228,13 +228,13 @@ mod tests {
         assert_eq!(check_response(&accept()), Ok(()));
         assert_eq!(accept().text("capsule-protocol"), Some("?1"));
         for status in [204, 205, 206] {
-            assert_eq!(check_response(&Headers::response(status)), Err(Failure::Other));
+            assert_eq!(check_response(&Headers::response(status)), Err(ProxyError::Other));
         }
         let mut typed = accept();
         typed.push("content-type", "text/html");
-        assert_eq!(check_response(&typed), Err(Failure::Other));
-        let refused = Failure::Prohibited.rejection("no").headers();
-        assert_eq!(check_response(&refused), Err(Failure::Prohibited));
+        assert_eq!(check_response(&typed), Err(ProxyError::Other));
+        let refused = ProxyError::Prohibited.rejection("no").headers();
+        assert_eq!(check_response(&refused), Err(ProxyError::Prohibited));
     }
 
     proptest! {

@@ -6,7 +6,7 @@
 //! close the stream or the connection with. Always holds: no input makes this crate panic, what it
 //! buffers is bounded (each module says by how much), and it keeps no clock and opens no socket.
 //!
-//! A request goes [`h3`] → [`headers`] → [`request`] → [`connect_ip`], [`connect_udp`], [`connect`] or [`paths`]; the data
+//! A request goes [`h3`] → [`headers`] → [`request`] → [`connect_ip`], [`connect_udp`], [`connect`] or [`connect_mpvpn`]; the data
 //! of a CONNECT-IP or CONNECT-UDP stream then goes through [`capsule`], and packets and payloads go past all of it through
 //! [`datagram`].
 #![forbid(unsafe_code)]
@@ -14,12 +14,12 @@
 pub mod capsule;
 pub mod connect;
 pub mod connect_ip;
+pub mod connect_mpvpn;
 pub mod connect_udp;
 pub mod credentials;
 pub mod datagram;
 pub mod h3;
 pub mod headers;
-pub mod paths;
 pub mod qpack;
 pub mod request;
 pub mod structured;

@@ -1,7 +1,7 @@
 //! What a request wants, before any one protocol looks at it: the part that CONNECT-IP shares with
 //! CONNECT-UDP and CONNECT.
 //!
-//! In: a valid request header section. Out: its [`Kind`] by `:method` and `:protocol`, or a
+//! In: a valid request header section. Out: its [`RequestKind`] by `:method` and `:protocol`, or a
 //! [`Rejection`] to answer with. Always holds: every request gets a kind or an answer.
 
 use crate::{
@@ -12,17 +12,17 @@ use std::borrow::Cow;
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum RequestKind {
     /// Extended CONNECT with `:protocol` connect-ip (RFC 9484).
     ConnectIp,
     /// Extended CONNECT with `:protocol` connect-udp (RFC 9298).
     ConnectUdp,
     /// CONNECT without `:protocol`: a TCP connection (RFC 9114 §4.4).
     ConnectTcp,
-    /// Extended CONNECT with `:protocol` mpvpn (see [`crate::paths`]).
-    Paths,
+    /// Extended CONNECT with `:protocol` mpvpn (see [`crate::connect_mpvpn`]).
+    ConnectMpvpn,
     /// Any other method.
-    Plain,
+    Other,
 }
 
 /// The answer to a request that is not granted.
@@ -76,15 +76,15 @@ impl Rejection {
 ///
 /// # Errors
 /// 501 for a `:protocol` nobody knows (RFC 9220 §3).
-pub fn classify(headers: &Headers) -> Result<Kind, Rejection> {
+pub fn classify(headers: &Headers) -> Result<RequestKind, Rejection> {
     if headers.method() != Some("CONNECT") {
-        return Ok(Kind::Plain);
+        return Ok(RequestKind::Other);
     }
     match headers.value(":protocol") {
-        None => Ok(Kind::ConnectTcp),
-        Some(b"connect-ip") => Ok(Kind::ConnectIp),
-        Some(b"connect-udp") => Ok(Kind::ConnectUdp),
-        Some(b"mpvpn") => Ok(Kind::Paths),
+        None => Ok(RequestKind::ConnectTcp),
+        Some(b"connect-ip") => Ok(RequestKind::ConnectIp),
+        Some(b"connect-udp") => Ok(RequestKind::ConnectUdp),
+        Some(b"mpvpn") => Ok(RequestKind::ConnectMpvpn),
         Some(other) => {
             let other = other.escape_ascii();
             Err(Rejection::new(501, format!(":protocol {other} is not supported")))
@@ -183,13 +183,13 @@ mod tests {
 
     #[test]
     fn requests_are_told_apart_by_method_and_protocol() {
-        assert_eq!(classify(&connect(Some("connect-ip"))), Ok(Kind::ConnectIp));
-        assert_eq!(classify(&connect(Some("connect-udp"))), Ok(Kind::ConnectUdp));
-        assert_eq!(classify(&connect(Some("mpvpn"))), Ok(Kind::Paths));
-        assert_eq!(classify(&connect(None)), Ok(Kind::ConnectTcp));
+        assert_eq!(classify(&connect(Some("connect-ip"))), Ok(RequestKind::ConnectIp));
+        assert_eq!(classify(&connect(Some("connect-udp"))), Ok(RequestKind::ConnectUdp));
+        assert_eq!(classify(&connect(Some("mpvpn"))), Ok(RequestKind::ConnectMpvpn));
+        assert_eq!(classify(&connect(None)), Ok(RequestKind::ConnectTcp));
         let mut get = Headers::new();
         get.push(":method", "GET");
-        assert_eq!(classify(&get), Ok(Kind::Plain));
+        assert_eq!(classify(&get), Ok(RequestKind::Other));
         assert_eq!(classify(&connect(Some("websocket"))).unwrap_err().status, 501);
     }
 

@@ -124,7 +124,7 @@ impl Template {
 
     /// Whether the template has variable `name`.
     #[must_use]
-    pub fn has(&self, name: &str) -> bool {
+    pub fn has_variable(&self, name: &str) -> bool {
         self.parts.iter().any(|part| part.names().iter().any(|known| known == name))
     }
 
@@ -444,7 +444,7 @@ mod tests {
     fn other_variables_stay_empty() {
         let template = parse("/{user}/{target}{?ipproto,debug}").unwrap();
         assert_eq!(template.expand(&[("target", "*"), ("ipproto", "6")]), "//*?ipproto=6");
-        assert!(template.has("user") && !template.has("name"));
+        assert!(template.has_variable("user") && !template.has_variable("name"));
     }
 
     #[test]
@@ -470,7 +470,7 @@ mod tests {
                 if let Ok(template) = parse(text) {
                     prop_assert!(template.expand(&[("target", &path)]).starts_with(['/', '?', '&']) || text.is_empty());
                     let found = template.matches(&path).unwrap_or_default();
-                    prop_assert!(found.iter().all(|(name, _)| template.has(name)));
+                    prop_assert!(found.iter().all(|(name, _)| template.has_variable(name)));
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! Memory for packets that wait: chunks that are filled, handed out in parts, and filled again.
 //!
-//! In come bytes, appended to [`Arena::room`]. Out go [`Bytes`] that keep their chunk alive. What always
+//! In come bytes, appended to [`Arena::reserve`]. Out go [`Bytes`] that keep their chunk alive. What always
 //! holds: a chunk is filled again only when every part of it has been dropped, and in the steady state
 //! nothing is allocated. Memory that the allocator gives back to the kernel and takes again costs a page
 //! fault for every 4 KiB, which is more than the copy into it.
@@ -35,7 +35,7 @@ impl Arena {
 
     /// Where to append at least `bytes` bytes without the buffer being moved.
     #[inline]
-    pub fn room(&mut self, bytes: usize) -> &mut BytesMut {
+    pub fn reserve(&mut self, bytes: usize) -> &mut BytesMut {
         if self.current.capacity() - self.current.len() < bytes {
             self.next_chunk(bytes);
         }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn fill(arena: &mut Arena, byte: u8, len: usize) -> Bytes {
-        arena.room(len).extend_from_slice(&vec![byte; len]);
+        arena.reserve(len).extend_from_slice(&vec![byte; len]);
         arena.take()
     }
 
@@ -152,8 +152,8 @@ mod tests {
     #[test]
     fn what_was_appended_and_not_taken_moves_along() {
         let mut arena = Arena::new();
-        arena.room(CHUNK).extend_from_slice(b"first ");
-        arena.room(CHUNK).extend_from_slice(b"second");
+        arena.reserve(CHUNK).extend_from_slice(b"first ");
+        arena.reserve(CHUNK).extend_from_slice(b"second");
         assert_eq!(&arena.take()[..], b"first second");
     }
 }

@@ -9,7 +9,7 @@ use crate::{be16, protocol};
 
 /// What a look at the transport checksum gave.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ChecksumStatus {
     /// It is there and right.
     Valid,
     /// It is wrong, or the transport header is malformed.
@@ -90,37 +90,37 @@ pub fn verify_header(packet: &IpPacket<'_>) -> bool {
 }
 
 /// Checks the checksum of TCP, UDP, ICMP and ICMPv6.
-pub fn verify_transport(packet: &IpPacket<'_>) -> Verdict {
+pub fn verify_transport(packet: &IpPacket<'_>) -> ChecksumStatus {
     if packet.fragment().is_some() || packet.has_routing_header() {
-        return Verdict::Absent;
+        return ChecksumStatus::Absent;
     }
     let transport = packet.transport();
     let (covered, min_len) = match (packet.protocol(), packet.version()) {
         (protocol::TCP, _) => (transport, 20),
         (protocol::UDP, version) => {
             if transport.len() < 8 {
-                return Verdict::Invalid;
+                return ChecksumStatus::Invalid;
             }
             if be16(transport, 6) == 0 {
-                return if version == Version::V4 { Verdict::Absent } else { Verdict::Invalid };
+                return if version == Version::V4 { ChecksumStatus::Absent } else { ChecksumStatus::Invalid };
             }
             let Some(datagram) = transport.get(..usize::from(be16(transport, 4))) else {
-                return Verdict::Invalid;
+                return ChecksumStatus::Invalid;
             };
             (datagram, 8)
         }
         (protocol::ICMP, Version::V4) | (protocol::ICMPV6, Version::V6) => (transport, 8),
-        _ => return Verdict::Absent,
+        _ => return ChecksumStatus::Absent,
     };
     if covered.len() < min_len {
-        return Verdict::Invalid;
+        return ChecksumStatus::Invalid;
     }
     let with_pseudo = if packet.protocol() == protocol::ICMP {
         0
     } else {
         pseudo(packet.addresses(), packet.protocol(), covered.len())
     };
-    if add(with_pseudo, sum(covered)) == 0xffff { Verdict::Valid } else { Verdict::Invalid }
+    if add(with_pseudo, sum(covered)) == 0xffff { ChecksumStatus::Valid } else { ChecksumStatus::Invalid }
 }
 
 #[inline]
@@ -176,12 +176,12 @@ mod tests {
             Packet::v6().echo(7, 1, b"payload"),
         ];
         for good in packets {
-            assert_eq!(verify_transport(&parse(&good).unwrap()), Verdict::Valid);
+            assert_eq!(verify_transport(&parse(&good).unwrap()), ChecksumStatus::Valid);
             let start = parse(&good).unwrap().transport_offset();
             for at in start..good.len() {
                 let mut bad = good.clone();
                 bad[at] ^= 0x10;
-                assert_eq!(verify_transport(&parse(&bad).unwrap()), Verdict::Invalid, "byte {at}");
+                assert_eq!(verify_transport(&parse(&bad).unwrap()), ChecksumStatus::Invalid, "byte {at}");
             }
         }
     }
@@ -190,9 +190,9 @@ mod tests {
     fn udp_without_checksum_is_absent_in_ipv4_and_wrong_in_ipv6() {
         let mut v4 = Packet::v4().udp(b"x");
         v4[26..28].fill(0);
-        assert_eq!(verify_transport(&parse(&v4).unwrap()), Verdict::Absent);
+        assert_eq!(verify_transport(&parse(&v4).unwrap()), ChecksumStatus::Absent);
         let mut v6 = Packet::v6().udp(b"x");
         v6[46..48].fill(0);
-        assert_eq!(verify_transport(&parse(&v6).unwrap()), Verdict::Invalid);
+        assert_eq!(verify_transport(&parse(&v6).unwrap()), ChecksumStatus::Invalid);
     }
 }

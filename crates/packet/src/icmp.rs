@@ -6,8 +6,8 @@
 
 use std::net::IpAddr;
 
-use crate::head::ip_header;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, Version};
+use crate::ip_header::ip_header;
 use crate::{checksum, protocol, put16};
 
 const ICMP_HEADER: usize = 8;

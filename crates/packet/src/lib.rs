@@ -2,7 +2,7 @@
 //!
 //! In come packets as the kernel or the network gives them: single IP packets, or the 64 KiB super-packets of
 //! a TUN device with virtio headers. Out go views of their headers ([`ip`], [`flow`]), packets that fit an
-//! MTU ([`split`]), super-packets for the kernel ([`join`]), corrected headers ([`mss`]) and ICMP
+//! MTU ([`split`]), super-packets for the kernel ([`gro`]), corrected headers ([`mss`]) and ICMP
 //! errors about packets that could not be carried ([`icmp`]); and the segments of TCP connections that end here
 //! ([`tcp`]), and UDP datagrams taken out of their packets and put into them ([`udp`]).
 //!
@@ -19,10 +19,10 @@ mod arena;
 pub mod checksum;
 pub mod flow;
 mod fragment;
-mod head;
+pub mod gro;
 pub mod icmp;
 pub mod ip;
-pub mod join;
+mod ip_header;
 pub mod mss;
 pub mod public;
 pub mod split;
@@ -32,8 +32,8 @@ pub mod vnet;
 
 pub use arena::Arena;
 pub use flow::FlowKey;
+pub use gro::{GroCoalescer, TunPacket};
 pub use ip::{IpPacket, ParseError};
-pub use join::{Joined, Joiner};
 pub use split::SplitError;
 pub use vnet::{VNET_HDR_LEN, VnetHdr};
 

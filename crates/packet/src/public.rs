@@ -47,12 +47,14 @@ const fn v6(ip: [u16; 4], length: u8) -> Ipv6Net {
 pub fn is_public(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => !PRIVATE_V4.iter().any(|net| net.contains(&ip)),
-        IpAddr::V6(v6) => !PRIVATE_V6.iter().any(|net| net.contains(&v6)) && behind(ip).is_none_or(is_public),
+        IpAddr::V6(v6) => {
+            !PRIVATE_V6.iter().any(|net| net.contains(&v6)) && embedded_ipv4(ip).is_none_or(is_public)
+        }
     }
 }
 
 /// The IPv4 address that a packet to `ip` ends at where a translator (64:ff9b::/96) or a relay (2002::/16) is near.
-pub fn behind(ip: IpAddr) -> Option<IpAddr> {
+pub fn embedded_ipv4(ip: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(ip) = ip else { return None };
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into();
     match ip.segments() {

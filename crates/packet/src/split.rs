@@ -77,7 +77,7 @@ pub enum SplitError {
 
 /// Bytes that [`split`] appends for a read of `len` bytes, at most in all usual cases: a larger appetite only
 /// costs a larger buffer.
-pub fn bound(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize) -> usize {
+pub fn estimated_output_len(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize) -> usize {
     let size = match hdr.gso() {
         Some(Gso::None) | None => mtu,
         Some(_) => usize::from(hdr.gso_size).min(mtu.saturating_sub(TYPICAL_HEADERS)),

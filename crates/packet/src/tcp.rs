@@ -1,7 +1,7 @@
 //! TCP segments: checked views of those that come in, and whole packets around what goes out.
 //!
 //! In comes an IP packet, out goes a [`Segment`] whose lengths have been checked. And the other way round: a
-//! [`Head`] and a payload in parts become a [`Joined`], up to 64 KiB of one flow, which the kernel cuts and whose
+//! [`TcpHeader`] and a payload in parts become a [`TunPacket`], up to 64 KiB of one flow, which the kernel cuts and whose
 //! checksum it completes.
 
 use std::net::SocketAddr;
@@ -9,10 +9,10 @@ use std::net::SocketAddr;
 use arrayvec::ArrayVec;
 use bytes::Bytes;
 
-use crate::head::ip_header;
 use crate::ip::{IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET};
+use crate::ip_header::ip_header;
 use crate::vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CSUM, VnetHdr};
-use crate::{Joined, be16, be32, protocol, tcp_flags};
+use crate::{TunPacket, be16, be32, protocol, tcp_flags};
 
 /// Length of a TCP header without options, in bytes.
 pub const TCP_HEADER: usize = 20;
@@ -137,7 +137,7 @@ fn options(header: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
 
 /// The headers of a segment to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Head {
+pub struct TcpHeader {
     /// Where it comes from.
     pub from: SocketAddr,
     /// Where it goes, of the same family.
@@ -156,7 +156,7 @@ pub struct Head {
     pub window_scale: Option<u8>,
 }
 
-impl Head {
+impl TcpHeader {
     fn options(&self) -> ArrayVec<u8, 8> {
         let mut options = ArrayVec::new();
         if let Some(mss) = self.mss {
@@ -171,20 +171,20 @@ impl Head {
 }
 
 /// Length of the IP and TCP headers of a packet to `to`, both without options (bytes).
-pub fn headers(to: SocketAddr) -> usize {
+pub fn headers_len(to: SocketAddr) -> usize {
     TCP_HEADER + if to.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
 }
 
 /// The most payload that one packet to `to` can carry (bytes). The length in an IPv6 header does not count that
 /// header, but the kernel's buffers are no larger.
 pub fn max_payload(to: SocketAddr) -> usize {
-    MAX_PACKET - headers(to)
+    MAX_PACKET - headers_len(to)
 }
 
 /// A packet for a TUN device with virtio headers: `parts`, at most [`max_payload`] bytes in at most
-/// [`crate::join::MAX_PARTS`] − 1 parts, behind the headers `head`. The kernel cuts it into segments of `mss` bytes
+/// [`crate::gro::MAX_PARTS`] − 1 parts, behind the headers `head`. The kernel cuts it into segments of `mss` bytes
 /// and completes the checksum. `None` if the addresses are of two families, or there is too much.
-pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
+pub fn build_packet(head: &TcpHeader, parts: Vec<Bytes>, mss: u16) -> Option<TunPacket> {
     let payload: usize = parts.iter().map(Bytes::len).sum();
     let options = head.options();
     let tcp_len = TCP_HEADER + options.len() + payload;
@@ -212,7 +212,7 @@ pub fn joined(head: &Head, parts: Vec<Bytes>, mss: u16) -> Option<Joined> {
         vnet.gso_type = if head.from.is_ipv4() { GSO_TCPV4 } else { GSO_TCPV6 };
         vnet.gso_size = mss;
     }
-    Joined::around(vnet, &bytes, parts)
+    TunPacket::with_headers(vnet, &bytes, parts)
 }
 
 #[cfg(test)]
@@ -222,8 +222,8 @@ mod tests {
     use bytes::BytesMut;
     use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
-    fn head(packet: &Packet) -> Head {
-        Head {
+    fn head(packet: &Packet) -> TcpHeader {
+        TcpHeader {
             from: packet.src,
             to: packet.dst,
             seq: 7,
@@ -240,7 +240,7 @@ mod tests {
         for packet in [Packet::v4(), Packet::v6()] {
             let payload: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
             let parts = payload.chunks(1234).map(Bytes::copy_from_slice).collect();
-            let joined = joined(&head(&packet), parts, 1400).unwrap();
+            let joined = build_packet(&head(&packet), parts, 1400).unwrap();
             let whole = joined.to_vec().split_off(crate::VNET_HDR_LEN);
             let (mut out, mut ranges) = (BytesMut::new(), Vec::new());
             split::split(joined.vnet(), &whole, 1500, &[], &mut out, &mut ranges).unwrap();
@@ -261,13 +261,14 @@ mod tests {
     #[test]
     fn options_of_a_syn_come_back() {
         for packet in [Packet::v4(), Packet::v6()] {
-            let head = Head {
+            let head = TcpHeader {
                 flags: tcp_flags::SYN | tcp_flags::ACK,
                 mss: Some(1360),
                 window_scale: Some(4),
                 ..head(&packet)
             };
-            let whole = joined(&head, Vec::new(), 1400).unwrap().to_vec().split_off(crate::VNET_HDR_LEN);
+            let whole =
+                build_packet(&head, Vec::new(), 1400).unwrap().to_vec().split_off(crate::VNET_HDR_LEN);
             let view = ip::parse(&whole).unwrap();
             let segment = Segment::of(&view).unwrap();
             assert!(segment.has(tcp_flags::SYN) && segment.payload().is_empty());
@@ -293,14 +294,14 @@ mod tests {
 
     #[test]
     fn two_families_and_too_much_are_refused() {
-        let mixed = Head { to: Packet::v6().dst, ..head(&Packet::v4()) };
-        assert!(joined(&mixed, Vec::new(), 1400).is_none());
+        let mixed = TcpHeader { to: Packet::v6().dst, ..head(&Packet::v4()) };
+        assert!(build_packet(&mixed, Vec::new(), 1400).is_none());
         for packet in [Packet::v4(), Packet::v6()] {
             let most = max_payload(packet.dst);
-            assert!(joined(&head(&packet), vec![Bytes::from(vec![0; most])], 1400).is_some());
+            assert!(build_packet(&head(&packet), vec![Bytes::from(vec![0; most])], 1400).is_some());
         }
         let much = max_payload(Packet::v4().dst) + 1;
-        assert!(joined(&head(&Packet::v4()), vec![Bytes::from(vec![0; much])], 1400).is_none());
+        assert!(build_packet(&head(&Packet::v4()), vec![Bytes::from(vec![0; much])], 1400).is_none());
     }
 
     #[test]

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use crate::head::ip_header;
 use crate::ip::IpPacket;
+use crate::ip_header::ip_header;
 use crate::vnet::{Gso, VnetHdr};
 use crate::{be16, checksum, protocol, put16};
 
@@ -40,7 +40,7 @@ fn payload<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> Option<&'a [u8]> {
 }
 
 /// A complete packet. `None` if the addresses are of two families, or there is too much.
-pub fn packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
+pub fn build_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let len = UDP_HEADER + payload.len();
     let (header, pseudo) = ip_header(from.ip(), to.ip(), 0, protocol::UDP, len)?;
     let at = header.len();
@@ -70,7 +70,7 @@ mod tests {
     fn what_was_packed_is_unpacked() {
         for shape in [Packet::v4(), Packet::v6()] {
             for payload in [&b"hello"[..], b"", &[7; 1400]] {
-                let made = packet(shape.src, shape.dst, payload).unwrap();
+                let made = build_packet(shape.src, shape.dst, payload).unwrap();
                 assert!(has_valid_lengths_and_checksums(&made));
                 assert_eq!(payloads_of(VnetHdr::NONE, &made), [payload]);
                 let view = ip::parse(&made).unwrap();
@@ -78,8 +78,8 @@ mod tests {
                 assert_eq!(view.ports(), Some((shape.src.port(), shape.dst.port())));
             }
         }
-        assert_eq!(packet(Packet::v4().src, Packet::v6().dst, b""), None);
-        assert_eq!(packet(Packet::v4().src, Packet::v4().dst, &[0; 65_508]), None);
+        assert_eq!(build_packet(Packet::v4().src, Packet::v6().dst, b""), None);
+        assert_eq!(build_packet(Packet::v4().src, Packet::v4().dst, &[0; 65_508]), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use mpvpn_packet::checksum;
 use mpvpn_packet::icmp::{self, Unreachable};
 use mpvpn_packet::mss::{self, Checksum};
 use mpvpn_packet::split::split;
-use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, ip, tcp_flags};
+use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, ip, tcp_flags};
 use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums, reference_sum};
 use proptest::prelude::*;
 
@@ -36,8 +36,8 @@ fn split_all(hdr: VnetHdr, packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     ranges.into_iter().map(|range: Range<usize>| out[range].strip_prefix(b"pre").unwrap().to_vec()).collect()
 }
 
-fn join_all(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<Joined> {
-    let mut joiner = Joiner::new();
+fn join_all(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
+    let mut joiner = GroCoalescer::new();
     for packet in packets {
         joiner.push(Bytes::from(packet));
     }
@@ -46,7 +46,7 @@ fn join_all(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<Joined> {
 }
 
 /// What the kernel makes of a joined packet: its segments, or the packet itself.
-fn unjoin(joined: &Joined) -> Vec<Vec<u8>> {
+fn unjoin(joined: &TunPacket) -> Vec<Vec<u8>> {
     let bytes = joined.to_vec();
     assert_eq!(bytes.len(), joined.len());
     if joined.vnet() == VnetHdr::NONE {
@@ -135,14 +135,14 @@ proptest! {
     fn rewriting_never_panics_and_never_hides_damage(bytes in hostile(), mtu in 0..9000usize) {
         let intact = ip::parse(&bytes).is_ok_and(|packet| {
             checksum::verify_header(&packet)
-                && checksum::verify_transport(&packet) == checksum::Verdict::Valid
+                && checksum::verify_transport(&packet) == checksum::ChecksumStatus::Valid
         });
         let mut changed = bytes.clone();
         let clamped = mss::clamp(&mut changed, mtu, Checksum::Full);
         prop_assert_eq!(clamped, changed != bytes);
         if clamped && let Ok(packet) = ip::parse(&changed) {
             let still = checksum::verify_header(&packet)
-                && checksum::verify_transport(&packet) == checksum::Verdict::Valid;
+                && checksum::verify_transport(&packet) == checksum::ChecksumStatus::Valid;
             prop_assert_eq!(still, intact);
         }
     }
@@ -210,7 +210,7 @@ proptest! {
         prop_assert_eq!(segments.len(), len.div_ceil(usize::from(gso_size)));
         prop_assert!(segments.iter().all(|segment| has_valid_lengths_and_checksums(segment)));
 
-        let merged: Vec<Joined> = join_all(segments.clone());
+        let merged: Vec<TunPacket> = join_all(segments.clone());
         let again: Vec<Vec<u8>> = merged.iter().flat_map(unjoin).collect();
         prop_assert_eq!(&again, &segments);
         let fits_one = segments.len() > 1 && segments.len() <= 256;
@@ -245,7 +245,7 @@ proptest! {
         // 24 flows: more than can be merged at a time. Each packet's identification counts within its flow.
         let mut sent: BTreeMap<u8, Vec<Vec<u8>>> = BTreeMap::new();
         let mut next_seq = [1u32; 24];
-        let mut joiner = Joiner::new();
+        let mut joiner = GroCoalescer::new();
         let mut joined = Vec::new();
         for (at, (flow, twist, index)) in choices.into_iter().enumerate() {
             let list = sent.entry(flow).or_default();
@@ -299,7 +299,7 @@ proptest! {
     #[test]
     fn any_bytes_pass_the_joiner(packets in prop::collection::vec(hostile(), 0..40)) {
         let joined = join_all(packets.clone());
-        prop_assert_eq!(joined.iter().map(Joined::segments).sum::<usize>(), packets.len());
+        prop_assert_eq!(joined.iter().map(TunPacket::segments).sum::<usize>(), packets.len());
         for done in joined.iter().filter(|done| done.segments() == 1) {
             prop_assert!(packets.contains(&done.to_vec()[VNET_HDR_LEN..].to_vec()));
         }

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use mpvpn_class::{FqCodel, QueueConfig, Queued};
+use mpvpn_class::{FqCodel, QueueConfig, QueuedPacket};
 use mpvpn_types::{Duration, Instant, LinkId, PathId, target::SCHEDULER};
 
 use crate::{PathState, Scheduler, flows::FlowTable};
@@ -49,10 +49,10 @@ pub enum Want {
 
 impl Want {
     /// The next packet of the queue that all paths share.
-    fn of(self, shared: &mut FqCodel, now: Instant) -> Option<Queued> {
+    fn of(self, shared: &mut FqCodel, now: Instant) -> Option<QueuedPacket> {
         match self {
             Self::Any => shared.pop(now),
-            Self::Standing => shared.pop_standing(now),
+            Self::Standing => shared.pop_old_flow(now),
             Self::Own => None,
         }
     }
@@ -236,7 +236,7 @@ impl Dispatcher {
     }
 
     /// Takes a packet in; returns the bytes that were dropped to make room.
-    pub fn push(&mut self, now: Instant, packet: Queued) -> usize {
+    pub fn push(&mut self, now: Instant, packet: QueuedPacket) -> usize {
         let pin = self.scheduler.policy().pins(&packet, self.numbered);
         match pin.then(|| self.path_of(now, packet.flow)).flatten() {
             Some(path) => {
@@ -281,7 +281,7 @@ impl Dispatcher {
     }
 
     /// The packet that `path` should carry next, of those that `want` leaves to it.
-    pub fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<Queued> {
+    pub fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<QueuedPacket> {
         if !self.is_eligible(path) {
             return None;
         }
@@ -320,9 +320,9 @@ impl Dispatcher {
 
     /// Gives back the memory that empty queues keep for the packets to come; for when none are expected.
     pub fn rest(&mut self) {
-        self.shared.rest();
+        self.shared.trim_memory();
         for lane in self.pinned.values_mut() {
-            lane.queue.rest();
+            lane.queue.trim_memory();
         }
     }
 
@@ -359,8 +359,8 @@ mod tests {
         }
     }
 
-    fn packet(flow: u32, n: u8, ordered: bool) -> Queued {
-        Queued { data: Bytes::from(vec![n; 1000]), flow, ordered, plain: false }
+    fn packet(flow: u32, n: u8, ordered: bool) -> QueuedPacket {
+        QueuedPacket { data: Bytes::from(vec![n; 1000]), flow, needs_order: ordered, unnumbered: false }
     }
 
     fn dispatcher(scheduler: Scheduler, paths: &[PathInfo]) -> (Dispatcher, Instant) {
@@ -376,7 +376,7 @@ mod tests {
         let (mut dispatcher, now) = dispatcher(Scheduler::Auto, &paths);
         dispatcher.set_numbered(now, true);
         for n in 0..4 {
-            dispatcher.push(now, Queued { plain: true, ..packet(7, n, ORDERED) });
+            dispatcher.push(now, QueuedPacket { unnumbered: true, ..packet(7, n, ORDERED) });
         }
         let mut gets = |id| dispatcher.pop(now, PathId(id), Want::Any).is_some();
         assert_ne!(gets(1), gets(2), "one path has all of them");

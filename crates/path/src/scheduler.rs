@@ -15,7 +15,7 @@ mod weighted;
 
 use std::fmt::Debug;
 
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_types::word_enum;
 
 use crate::choice::{MOST_SAVED, Offer, Pick, Work};
@@ -57,7 +57,7 @@ pub(crate) trait Policy: Debug + Sync {
     }
 
     /// Whether the flow of this packet stays on its path. `numbered`: the far end restores the order of numbered packets.
-    fn pins(&self, _packet: &Queued, _numbered: bool) -> bool {
+    fn pins(&self, _packet: &QueuedPacket, _numbered: bool) -> bool {
         self.keeps_flows_on_paths()
     }
 

@@ -1,4 +1,4 @@
-use mpvpn_class::{Sample, Seat, Shaper};
+use mpvpn_class::{Sample, Shaper, ShaperHandle};
 use mpvpn_types::{BitRate, ClassId, Duration, Instant};
 use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
@@ -17,7 +17,7 @@ const REPORT: Duration = Duration::from_millis(5);
 /// for it, because a path that may not acknowledge would look dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Cap {
-    seat: Seat,
+    seat: ShaperHandle,
     /// The limit of this path and those that carry as one with it, if the shaper is for them alone.
     own: Option<BitRate>,
     /// Bytes of IP and UDP headers in front of every payload.
@@ -41,7 +41,7 @@ pub(crate) struct Cap {
 
 impl Cap {
     /// The place at `seat` of a path that has sent so much before.
-    pub(crate) fn new(now: Instant, seat: Seat, v4: bool, bytes: u64, datagrams: u64) -> Self {
+    pub(crate) fn new(now: Instant, seat: ShaperHandle, v4: bool, bytes: u64, datagrams: u64) -> Self {
         Self {
             seat,
             own: None,
@@ -61,7 +61,7 @@ impl Cap {
     /// A limit from now on, on a path that has sent so much before.
     pub(crate) fn limit(now: Instant, rate: BitRate, v4: bool, bytes: u64, datagrams: u64) -> Self {
         let shaper = Arc::new(Mutex::new(Shaper::new(now, Some(rate))));
-        let seat = Seat::new(shaper, ClassId::DEFAULT);
+        let seat = ShaperHandle::new(shaper, ClassId::DEFAULT);
         let allowed = Some(rate.bps() / 8);
         Self { own: Some(rate), allowed, ..Self::new(now, seat, v4, bytes, datagrams) }
     }
@@ -78,7 +78,7 @@ impl Cap {
         self.own
     }
 
-    pub(crate) fn seat(&self) -> &Seat {
+    pub(crate) fn seat(&self) -> &ShaperHandle {
         &self.seat
     }
 
@@ -92,7 +92,7 @@ impl Cap {
         let payload = sent.0.saturating_sub(self.counted.0);
         let headers = sent.1.saturating_sub(self.counted.1) * self.header;
         if payload + headers > 0 {
-            self.seat.shaper().spend(self.seat.class(), payload + headers);
+            self.seat.shaper().on_sent(self.seat.class(), payload + headers);
             self.left += payload + headers;
             self.counted = sent;
         }
@@ -104,7 +104,7 @@ impl Cap {
     /// Bytes that may leave now.
     pub(crate) fn left(&mut self, now: Instant) -> u64 {
         self.asked = now;
-        self.seat.shaper().left(now, self.seat.class())
+        self.seat.shaper().available_bytes(now, self.seat.class())
     }
 
     /// Tells the shaper what was delivered since the last time.
@@ -120,11 +120,11 @@ impl Cap {
             delivered: if self.gated == (0, 0) { 0 } else { delivered },
             rtt: gate.take_least_rtt(),
             base_rtt: gate.min_rtt(),
-            limited: self.ever && self.always,
+            backlogged: self.ever && self.always,
         };
         let (mut shaper, class) = (self.seat.shaper(), self.seat.class());
-        let least = shaper.measured(now, class, sample);
-        self.allowed = shaper.rate(now, class);
+        let least = shaper.on_sample(now, class, sample);
+        self.allowed = shaper.class_rate(now, class);
         drop(shaper);
         if let Some(least) = least.filter(|_| self.held.is_some_and(|at| now < at + HELD)) {
             gate.at_least.store(least, Relaxed);
@@ -149,7 +149,7 @@ impl Cap {
 
     /// When there is room again; `None` if there is now.
     pub(crate) fn wake_at(&self, now: Instant) -> Option<Instant> {
-        self.seat.shaper().wake_at(now, self.seat.class())
+        self.seat.shaper().retry_at(now, self.seat.class())
     }
 }
 

@@ -11,8 +11,8 @@ mod connection;
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
-use mpvpn_class::{Facts, FlowClasses, Names, Rules};
-use mpvpn_packet::{FlowKey, Joined, VnetHdr, ip, protocol};
+use mpvpn_class::{DnsSnooper, FlowClasses, PacketFields, Rules};
+use mpvpn_packet::{FlowKey, TunPacket, VnetHdr, ip, protocol};
 use mpvpn_path::Heard;
 use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
@@ -48,7 +48,7 @@ pub struct ClassConnections {
     /// Whose turn it is to send.
     turn: usize,
     rules: Rules,
-    names: Names,
+    names: DnsSnooper,
     flows: FlowClasses,
     /// The MTU that was told last (bytes).
     mtu: Option<usize>,
@@ -68,7 +68,7 @@ impl ClassConnections {
             leaving: Vec::new(),
             order: Vec::new(),
             turn: 0,
-            names: Names::new(rules.patterns()),
+            names: DnsSnooper::new(rules.patterns()),
             rules,
             flows: FlowClasses::default(),
             mtu: None,
@@ -113,7 +113,7 @@ impl ClassConnections {
 
     /// Tells packets apart by other rules, at once.
     pub fn set_rules(&mut self, rules: Rules) {
-        self.names.ask_for(rules.patterns());
+        self.names.set_patterns(rules.patterns());
         self.rules = rules;
         self.flows.clear();
     }
@@ -213,10 +213,10 @@ impl ClassConnections {
             dead.or(heard.into_iter().max()).unwrap_or_default()
         };
         let udp = |client: &Client| {
-            let pipes = (0..LinkId::TCP).map(|pipe| client.heard_on(uplink.with_pipe(pipe)));
+            let pipes = (0..LinkId::TCP_PATH_INDEX).map(|pipe| client.heard_on(uplink.with_path_index(pipe)));
             pipes.max().unwrap_or_default()
         };
-        (all(&udp), all(&|client: &Client| client.heard_on(uplink.with_pipe(LinkId::TCP))))
+        (all(&udp), all(&|client: &Client| client.heard_on(uplink.with_path_index(LinkId::TCP_PATH_INDEX))))
     }
 
     /// See [`Client::forgive`].
@@ -272,8 +272,8 @@ impl ClassConnections {
     fn choose(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &[u8]) -> Option<usize> {
         let Ok(view) = ip::parse(packet) else { return Some(0) };
         let key = FlowKey::of(&view);
-        if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.are_asked_for() {
-            self.names.on_question(now, key.source(), key.destination(), udp_payload(&view));
+        if key.protocol == protocol::UDP && key.dst_port == DNS && self.names.has_patterns() {
+            self.names.on_query(now, key.source(), key.destination(), udp_payload(&view));
         }
         let class = class.unwrap_or_else(|| self.class_by_rules(now, &key, &view));
         let own = self.all.iter().position(|one| one.id == class).unwrap_or(0);
@@ -320,29 +320,30 @@ impl ClassConnections {
         }
         let ports = (view.has_transport_header() && mpvpn_class::has_ports(key.protocol))
             .then_some((key.src_port, key.dst_port));
-        let facts = Facts { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
+        let facts =
+            PacketFields { protocol: key.protocol, src: key.src, dst: key.dst, ports, dscp: view.dscp() };
         let class = self.rules.classify(now, &facts, &self.names).class;
         self.flows.put(now, flow, class);
         class
     }
 
     /// The next packet for a TUN: the one of the class that its destination was given to.
-    pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+    pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
         let joined = self.all.iter_mut().find_map(|one| one.client.poll_tun(now))?;
         if self.all.len() > 1
-            && self.names.are_asked_for()
-            && let Some(view) = joined.as_plain().and_then(|packet| ip::parse(packet).ok())
+            && self.names.has_patterns()
+            && let Some(view) = joined.as_single_packet().and_then(|packet| ip::parse(packet).ok())
             && view.protocol() == protocol::UDP
             && view.ports().is_some_and(|(from, _)| from == DNS)
         {
             let key = FlowKey::of(&view);
-            self.names.on_answer(now, key.destination(), key.source(), udp_payload(&view));
+            self.names.on_response(now, key.destination(), key.source(), udp_payload(&view));
         }
         Some(joined)
     }
 
     /// See [`Client::recycle`].
-    pub fn recycle(&mut self, joined: Joined) {
+    pub fn recycle(&mut self, joined: TunPacket) {
         self.all[0].client.recycle(joined);
     }
 

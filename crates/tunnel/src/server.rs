@@ -26,7 +26,7 @@ use mpvpn_masque::{
     connect_ip, connect_udp, h3,
     template::{Template, TemplateError},
 };
-use mpvpn_packet::Joiner;
+use mpvpn_packet::GroCoalescer;
 use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Transmit};
 use mpvpn_types::Instant;
 
@@ -56,7 +56,7 @@ pub struct Server {
     routes: Routes,
     peers: Peers<Peer>,
     sessions: Sessions,
-    joiner: Joiner,
+    joiner: GroCoalescer,
     events: VecDeque<ServerEvent>,
     changes: Changes<ServerChange>,
     departed: VecDeque<Departed>,
@@ -94,7 +94,7 @@ impl Server {
             registry,
             peers: Peers::default(),
             sessions: Sessions::default(),
-            joiner: Joiner::new(),
+            joiner: GroCoalescer::new(),
             events: VecDeque::new(),
             changes: Changes::default(),
             departed: VecDeque::new(),

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use mpvpn_class::{Seat, Shaper, Share};
+use mpvpn_class::{Shaper, ShaperHandle, Share};
 use mpvpn_types::{BitRate, ClassId, Instant};
 
 #[derive(Debug, Default)]
@@ -30,21 +30,27 @@ impl Shapers {
         let mut inner = self.lock();
         inner.shares.insert(class, share);
         for (_, shaper) in inner.links.values() {
-            Seat::new(shaper.clone(), class).shaper().set_share(now, class, share);
+            ShaperHandle::new(shaper.clone(), class).shaper().set_share(now, class, share);
         }
     }
 
     /// The place of a class at the shaper of a link that carries `capacity`; `None`: that is to be measured.
-    pub(crate) fn seat(&self, now: Instant, link: u16, class: ClassId, capacity: Option<BitRate>) -> Seat {
+    pub(crate) fn seat(
+        &self,
+        now: Instant,
+        link: u16,
+        class: ClassId,
+        capacity: Option<BitRate>,
+    ) -> ShaperHandle {
         let inner = &mut *self.lock();
         let (given, shaper) = inner.links.entry(link).or_insert_with(|| {
-            let mut shaper = Shaper::new(now, capacity).of_link(link);
+            let mut shaper = Shaper::new(now, capacity).with_link_number(link);
             for (class, share) in &inner.shares {
                 shaper.set_share(now, *class, *share);
             }
             (capacity, Arc::new(Mutex::new(shaper)))
         });
-        let seat = Seat::new(shaper.clone(), class);
+        let seat = ShaperHandle::new(shaper.clone(), class);
         if std::mem::replace(given, capacity) != capacity {
             seat.shaper().set_capacity(now, capacity);
         }

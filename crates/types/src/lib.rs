@@ -44,30 +44,30 @@ pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 /// several pipes of an uplink, for the connection of one class; each with a source port of its own.
 ///
 /// Stable while the process runs: a link that disappears and returns keeps its number. Numbers below
-/// [`LinkId::UPLINKS`] are the first pipes of uplinks for the class 0.
+/// [`LinkId::MAX_UPLINKS`] are the first pipes of uplinks for the class 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
 impl LinkId {
     /// How many uplinks can be told apart.
-    pub const UPLINKS: u16 = 1 << 9;
+    pub const MAX_UPLINKS: u16 = 1 << 9;
 
     /// The pipe of an uplink whose packets travel inside a TCP connection; those of UDP have lower numbers.
-    pub const TCP: u8 = 15;
+    pub const TCP_PATH_INDEX: u8 = 15;
 
     /// A pipe (counted from 0, below 16) of the uplink that this one belongs to, for the same class.
-    pub const fn with_pipe(self, pipe: u8) -> Self {
+    pub const fn with_path_index(self, pipe: u8) -> Self {
         Self(self.0 & 0xfff | (pipe as u16) << 12)
     }
 
     /// Which pipe of its uplink it is, counted from 0.
-    pub const fn pipe(self) -> u8 {
+    pub const fn path_index(self) -> u8 {
         (self.0 >> 12) as u8
     }
 
     /// Whether its packets travel inside a TCP connection.
     pub const fn is_tcp(self) -> bool {
-        self.pipe() == Self::TCP
+        self.path_index() == Self::TCP_PATH_INDEX
     }
 
     /// The same pipe of the same uplink for the connection of a class.
@@ -82,7 +82,7 @@ impl LinkId {
 
     /// The first pipe of the same uplink for the class 0, which stands for all of them.
     pub const fn uplink(self) -> Self {
-        Self(self.0 & (Self::UPLINKS - 1))
+        Self(self.0 & (Self::MAX_UPLINKS - 1))
     }
 }
 
@@ -111,20 +111,23 @@ mod tests {
 
     #[test]
     fn pipes_of_an_uplink_are_told_apart_and_belong_together() {
-        let second = LinkId(7).with_pipe(1);
-        assert_eq!((second.pipe(), second.uplink()), (1, LinkId(7)));
-        assert_eq!(second.with_pipe(0), LinkId(7));
-        assert!(LinkId(LinkId::UPLINKS - 1) < second, "the first pipes of all uplinks come first");
-        assert!(LinkId(7).with_class(ClassId(3)).with_pipe(LinkId::TCP).is_tcp() && !second.is_tcp());
+        let second = LinkId(7).with_path_index(1);
+        assert_eq!((second.path_index(), second.uplink()), (1, LinkId(7)));
+        assert_eq!(second.with_path_index(0), LinkId(7));
+        assert!(LinkId(LinkId::MAX_UPLINKS - 1) < second, "the first pipes of all uplinks come first");
+        assert!(
+            LinkId(7).with_class(ClassId(3)).with_path_index(LinkId::TCP_PATH_INDEX).is_tcp()
+                && !second.is_tcp()
+        );
     }
 
     #[test]
     fn each_class_has_pipes_of_its_own() {
-        let link = LinkId(7).with_class(ClassId(5)).with_pipe(2);
-        assert_eq!((link.class(), link.pipe(), link.uplink()), (ClassId(5), 2, LinkId(7)));
-        assert_eq!(link.with_class(ClassId::DEFAULT), LinkId(7).with_pipe(2));
+        let link = LinkId(7).with_class(ClassId(5)).with_path_index(2);
+        assert_eq!((link.class(), link.path_index(), link.uplink()), (ClassId(5), 2, LinkId(7)));
+        assert_eq!(link.with_class(ClassId::DEFAULT), LinkId(7).with_path_index(2));
         assert!(
-            LinkId(LinkId::UPLINKS - 1) < LinkId(0).with_class(ClassId(1)),
+            LinkId(LinkId::MAX_UPLINKS - 1) < LinkId(0).with_class(ClassId(1)),
             "those of the class 0 come first"
         );
     }

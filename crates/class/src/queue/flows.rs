@@ -169,7 +169,7 @@ impl Flows {
     }
 
     /// Gives memory back if there are no flows.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn trim_memory(&mut self) {
         if self.by_bucket.is_empty() {
             self.slots.shrink_to(KEPT);
             self.by_bucket.shrink_to(KEPT);

@@ -17,8 +17,8 @@ const FIRST_GROWTH: usize = 64;
 pub(super) struct Packet {
     pub(super) data: Bytes,
     pub(super) flow: u32,
-    pub(super) ordered: bool,
-    pub(super) plain: bool,
+    pub(super) needs_order: bool,
+    pub(super) unnumbered: bool,
     /// When it was pushed, in ns.
     pub(super) at: u64,
 }
@@ -89,7 +89,7 @@ impl Store {
     }
 
     /// Gives the memory of an empty store back.
-    pub(super) fn rest(&mut self) {
+    pub(super) fn trim_memory(&mut self) {
         self.slots.shrink_to(KEPT);
     }
 

@@ -23,13 +23,13 @@ fn start() -> Instant {
 }
 
 /// A packet that carries its number, at least 8 bytes long.
-fn packet(flow: u32, number: u64, length: usize) -> Queued {
+fn packet(flow: u32, number: u64, length: usize) -> QueuedPacket {
     let mut data = vec![0; length];
     data[..8].copy_from_slice(&number.to_be_bytes());
-    Queued { data: data.into(), flow, ordered: false, plain: false }
+    QueuedPacket { data: data.into(), flow, needs_order: false, unnumbered: false }
 }
 
-fn number(packet: &Queued) -> u64 {
+fn number(packet: &QueuedPacket) -> u64 {
     u64::from_be_bytes(packet.data[..8].try_into().unwrap())
 }
 
@@ -191,7 +191,7 @@ fn the_limits_hold_and_the_fattest_flow_pays() {
     }
     assert_eq!(dropped, 520_000 - queue.bytes());
     assert_eq!(queue.drops() as usize, dropped / 1000);
-    let rest: Vec<Queued> = std::iter::from_fn(|| queue.pop(now)).collect();
+    let rest: Vec<QueuedPacket> = std::iter::from_fn(|| queue.pop(now)).collect();
     assert_eq!(rest.iter().filter(|packet| packet.flow == 2).count(), 20);
     let newest = rest.iter().filter(|packet| packet.flow == 1).map(number).max();
     assert_eq!(newest, Some(499), "the head is dropped, not the tail");
@@ -230,7 +230,7 @@ fn a_queue_at_rest_is_small_also_after_a_storm() {
     while queue.pop(now).is_some() {
         now += MS / 100;
     }
-    queue.rest();
+    queue.trim_memory();
     assert!(queue.memory() < 2048, "popped empty: {} bytes", queue.memory());
     assert_eq!((queue.packets(), queue.bytes(), queue.pop(now)), (0, 0, None));
 }
@@ -316,7 +316,7 @@ proptest! {
                 prop_assert_eq!(queue.bytes() as i64, bytes);
             }
             if queue.is_empty() {
-                queue.rest();
+                queue.trim_memory();
                 prop_assert!(queue.memory() < 2048);
             }
         }
@@ -336,7 +336,7 @@ fn simulate_tcp(mut queue: FqCodel, flows: usize) -> Outcome {
     let trip = 67;
     let mut now = start();
     let mut senders: Vec<Reno> = (0..flows).map(|_| Reno::new()).collect();
-    let mut on_the_way: VecDeque<(u64, Queued)> = VecDeque::new();
+    let mut on_the_way: VecDeque<(u64, QueuedPacket)> = VecDeque::new();
     let (mut waited, mut sent) = (Duration::ZERO, 0);
     for t in 0..TICKS {
         while on_the_way.front().is_some_and(|(at, _)| *at <= t) {

@@ -8,34 +8,34 @@ use std::{fmt, ops::RangeInclusive};
 use ipnet::IpNet;
 
 use super::{Rule, has_ports};
-use crate::Pattern;
+use crate::DomainPattern;
 
 /// A rule that can never decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unreachable {
+pub struct UnreachableRule {
     /// Which one, counted from 0.
     pub rule: usize,
-    /// Why.
-    pub why: Why,
+    /// Why it cannot match.
+    pub reason: UnreachableReason,
 }
 
 /// Why a rule can never decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum UnreachableReason {
     /// It asks for ports, and only for protocols that have none.
-    Ports,
+    NoPorts,
     /// Sources are all of one version of IP, and destinations all of the other.
-    Versions,
+    MixedIpVersions,
     /// All that it fits an earlier rule fits, this one, counted from 0.
     Covered(usize),
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for UnreachableReason {
     /// Half a sentence, as in "it can never match: …".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ports => f.write_str("it asks for ports, which its protocol does not have"),
-            Self::Versions => {
+            Self::NoPorts => f.write_str("it asks for ports, which its protocol does not have"),
+            Self::MixedIpVersions => {
                 f.write_str("it is about one version of IP at the source and the other at the destination")
             }
             Self::Covered(by) => write!(f, "rule {} comes first and fits all that it fits", by + 1),
@@ -43,21 +43,22 @@ impl fmt::Display for Why {
     }
 }
 
-pub(super) fn unreachable(rules: &[Rule]) -> Vec<Unreachable> {
+pub(super) fn unreachable(rules: &[Rule]) -> Vec<UnreachableRule> {
     let found = rules.iter().enumerate().filter_map(|(at, rule)| {
-        let why = contradiction(rule)
-            .or_else(|| (0..at).find(|earlier| covers(&rules[*earlier], rule)).map(Why::Covered))?;
-        Some(Unreachable { rule: at, why })
+        let reason = contradiction(rule).or_else(|| {
+            (0..at).find(|earlier| covers(&rules[*earlier], rule)).map(UnreachableReason::Covered)
+        })?;
+        Some(UnreachableRule { rule: at, reason })
     });
     found.collect()
 }
 
-fn contradiction(rule: &Rule) -> Option<Why> {
+fn contradiction(rule: &Rule) -> Option<UnreachableReason> {
     let asks_for_ports = !rule.ports.is_empty() || !rule.from_ports.is_empty();
     if asks_for_ports && !rule.protocols.is_empty() && !rule.protocols.iter().any(|one| has_ports(*one)) {
-        return Some(Why::Ports);
+        return Some(UnreachableReason::NoPorts);
     }
-    (!Version::ALL.iter().any(|version| version.is_in(rule))).then_some(Why::Versions)
+    (!Version::ALL.iter().any(|version| version.is_in(rule))).then_some(UnreachableReason::MixedIpVersions)
 }
 
 /// Whether `first` fits everything that `later` fits.
@@ -69,7 +70,7 @@ fn covers(first: &Rule, later: &Rule) -> bool {
     addresses
         && covers_all(&first.protocols, &later.protocols, |one, other| one == other)
         && covers_all(&first.dscp, &later.dscp, |one, other| one == other)
-        && covers_all(&first.domains, &later.domains, Pattern::covers)
+        && covers_all(&first.domains, &later.domains, DomainPattern::covers)
         && covers_ports(&first.from_ports, &later.from_ports)
         && covers_ports(&first.ports, &later.ports)
 }

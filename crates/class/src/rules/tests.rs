@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{BUILT_IN, BULK, CRITICAL};
+use crate::{BUILT_IN_RULES, BULK, CRITICAL};
 
 /// Any instant will do: only differences matter.
 #[allow(clippy::disallowed_methods)]
@@ -13,28 +13,34 @@ fn nets(list: &[&str]) -> Vec<IpNet> {
     list.iter().map(|net| net.parse().unwrap()).collect()
 }
 
-fn patterns(list: &[&str]) -> Vec<Pattern> {
+fn patterns(list: &[&str]) -> Vec<DomainPattern> {
     list.iter().map(|pattern| pattern.parse().unwrap()).collect()
 }
 
-fn udp(from: &str, to: &str) -> Facts {
+fn udp(from: &str, to: &str) -> PacketFields {
     let (from, to): (std::net::SocketAddr, std::net::SocketAddr) =
         (from.parse().unwrap(), to.parse().unwrap());
-    Facts { protocol: 17, src: from.ip(), dst: to.ip(), ports: Some((from.port(), to.port())), dscp: 0 }
+    PacketFields {
+        protocol: 17,
+        src: from.ip(),
+        dst: to.ip(),
+        ports: Some((from.port(), to.port())),
+        dscp: 0,
+    }
 }
 
-fn of_rule(rule: &Rule, facts: Facts) -> bool {
+fn of_rule(rule: &Rule, facts: PacketFields) -> bool {
     let rules = Rules::new(vec![Rule { class: ClassId(7), ..rule.clone() }]);
-    let verdict = rules.classify(start(), &facts, &Names::default());
+    let verdict = rules.classify(start(), &facts, &DnsSnooper::default());
     assert_eq!(verdict.rule.is_some(), verdict.class == ClassId(7));
     verdict.rule.is_some()
 }
 
 /// What a packet shows, and why it is the class that is expected.
-fn built_in(facts: Facts) -> (ClassId, Option<&'static str>) {
-    let rules = Rules::new(BUILT_IN.iter().map(BuiltIn::rule).collect());
-    let Verdict { class, rule } = rules.classify(start(), &facts, &Names::default());
-    (class, rule.map(|at| BUILT_IN[at].name))
+fn built_in(facts: PacketFields) -> (ClassId, Option<&'static str>) {
+    let rules = Rules::new(BUILT_IN_RULES.iter().map(BuiltInRule::rule).collect());
+    let Classification { class, rule } = rules.classify(start(), &facts, &DnsSnooper::default());
+    (class, rule.map(|at| BUILT_IN_RULES[at].name))
 }
 
 #[test]
@@ -52,7 +58,7 @@ fn every_field_has_to_fit_and_one_of_each_list() {
     let good = udp("10.0.0.5:1000", "198.51.100.9:5061");
     for facts in [
         good,
-        Facts { protocol: 6, dscp: 46, ..good },
+        PacketFields { protocol: 6, dscp: 46, ..good },
         udp("10.0.0.5:2000", "192.0.2.1:53"),
         udp("[fd00::1]:1500", "[2001:db8::1]:5060"),
         udp("[::ffff:10.0.0.5]:1500", "192.0.2.1:5060"),
@@ -60,9 +66,9 @@ fn every_field_has_to_fit_and_one_of_each_list() {
         assert!(of_rule(&rule, facts), "{facts:?}");
     }
     for facts in [
-        Facts { protocol: 132, ..good },
-        Facts { dscp: 45, ..good },
-        Facts { ports: None, ..good },
+        PacketFields { protocol: 132, ..good },
+        PacketFields { dscp: 45, ..good },
+        PacketFields { ports: None, ..good },
         udp("10.0.1.5:1000", "198.51.100.9:5061"),
         udp("10.0.0.5:1000", "192.0.2.2:5061"),
         udp("10.0.0.5:999", "198.51.100.9:5061"),
@@ -71,7 +77,10 @@ fn every_field_has_to_fit_and_one_of_each_list() {
     ] {
         assert!(!of_rule(&rule, facts), "{facts:?}");
     }
-    assert!(of_rule(&Rule::default(), Facts { ports: None, ..good }), "a rule about nothing is about all");
+    assert!(
+        of_rule(&Rule::default(), PacketFields { ports: None, ..good }),
+        "a rule about nothing is about all"
+    );
 }
 
 #[test]
@@ -80,43 +89,43 @@ fn the_first_rule_that_fits_decides_and_none_means_the_default() {
         Rule { ports: vec![5060..=5060], class: CRITICAL, ..Rule::default() },
         Rule { to: nets(&["192.0.2.0/24"]), class: BULK, ..Rule::default() },
     ]);
-    let classify = |to: &str| rules.classify(start(), &udp("10.0.0.1:1", to), &Names::default());
-    assert_eq!(classify("192.0.2.1:5060"), Verdict { class: CRITICAL, rule: Some(0) });
-    assert_eq!(classify("192.0.2.1:5061"), Verdict { class: BULK, rule: Some(1) });
-    assert_eq!(classify("192.0.3.1:5061"), Verdict { class: ClassId::DEFAULT, rule: None });
+    let classify = |to: &str| rules.classify(start(), &udp("10.0.0.1:1", to), &DnsSnooper::default());
+    assert_eq!(classify("192.0.2.1:5060"), Classification { class: CRITICAL, rule: Some(0) });
+    assert_eq!(classify("192.0.2.1:5061"), Classification { class: BULK, rule: Some(1) });
+    assert_eq!(classify("192.0.3.1:5061"), Classification { class: ClassId::DEFAULT, rule: None });
 }
 
 #[test]
 fn a_domain_fits_addresses_that_have_a_name_below_it() {
     let rules = Rules::new(vec![Rule { domains: patterns(&["zoom.us", "*.webex.com"]), ..Rule::default() }]);
     let now = start();
-    let mut names = Names::new(rules.patterns());
+    let mut names = DnsSnooper::new(rules.patterns());
     let facts = udp("10.0.0.1:1", "198.51.100.9:443");
     assert_eq!(rules.classify(now, &facts, &names).rule, None);
-    names.tell(now, facts.dst, "Us02web.Zoom.us");
+    names.add_mapping(now, facts.dst, "Us02web.Zoom.us");
     assert_eq!(rules.classify(now, &facts, &names).rule, Some(0));
     let other = udp("10.0.0.1:1", "198.51.100.10:443");
-    names.tell(now, other.dst, "webex.com");
+    names.add_mapping(now, other.dst, "webex.com");
     assert_eq!(rules.classify(now, &other, &names).rule, None);
 }
 
 #[test]
 fn what_people_notice_is_critical_and_what_nobody_waits_for_is_bulk() {
     let far = |port: u16| udp("10.0.0.5:40000", &format!("198.51.100.9:{port}"));
-    let tcp = |port| Facts { protocol: 6, ..far(port) };
-    let ping = Facts { protocol: 1, ports: None, ..far(0) };
+    let tcp = |port| PacketFields { protocol: 6, ..far(port) };
+    let ping = PacketFields { protocol: 1, ports: None, ..far(0) };
     for (facts, class, name) in [
         (far(5060), CRITICAL, "sip"),
         (tcp(53), CRITICAL, "dns"),
         (far(3479), CRITICAL, "stun"),
         (far(8801), CRITICAL, "calls"),
         (ping, CRITICAL, "ping"),
-        (Facts { protocol: 58, ..ping }, CRITICAL, "ping"),
-        (Facts { dscp: 46, ..far(443) }, CRITICAL, "real-time"),
-        (Facts { dscp: 40, ..tcp(443) }, CRITICAL, "real-time"),
-        (Facts { dscp: 18, ..tcp(22) }, CRITICAL, "ssh"),
-        (Facts { dscp: 8, ..tcp(22) }, BULK, "low-effort"),
-        (Facts { dscp: 1, ..far(5060) }, BULK, "low-effort"),
+        (PacketFields { protocol: 58, ..ping }, CRITICAL, "ping"),
+        (PacketFields { dscp: 46, ..far(443) }, CRITICAL, "real-time"),
+        (PacketFields { dscp: 40, ..tcp(443) }, CRITICAL, "real-time"),
+        (PacketFields { dscp: 18, ..tcp(22) }, CRITICAL, "ssh"),
+        (PacketFields { dscp: 8, ..tcp(22) }, BULK, "low-effort"),
+        (PacketFields { dscp: 1, ..far(5060) }, BULK, "low-effort"),
         (tcp(873), BULK, "rsync"),
         (far(6881), BULK, "bittorrent"),
         (tcp(9103), BULK, "backup"),
@@ -132,18 +141,18 @@ fn what_people_notice_is_critical_and_what_nobody_waits_for_is_bulk() {
 
 #[test]
 fn every_rule_that_is_built_in_can_decide() {
-    let rules = Rules::new(BUILT_IN.iter().map(BuiltIn::rule).collect());
+    let rules = Rules::new(BUILT_IN_RULES.iter().map(BuiltInRule::rule).collect());
     assert_eq!(rules.unreachable(), []);
-    for (at, one) in BUILT_IN.iter().enumerate() {
-        assert!(BUILT_IN[..at].iter().all(|other| other.name != one.name), "{}", one.name);
+    for (at, one) in BUILT_IN_RULES.iter().enumerate() {
+        assert!(BUILT_IN_RULES[..at].iter().all(|other| other.name != one.name), "{}", one.name);
     }
 }
 
 /// What is found about two rules.
-fn of_two(first: Rule, later: Rule) -> Option<Why> {
+fn of_two(first: Rule, later: Rule) -> Option<UnreachableReason> {
     match Rules::new(vec![first, later]).unreachable().as_slice() {
         [] => None,
-        [Unreachable { rule: 1, why }] => Some(*why),
+        [UnreachableRule { rule: 1, reason }] => Some(*reason),
         other => panic!("{other:?}"),
     }
 }
@@ -172,7 +181,11 @@ fn a_rule_that_an_earlier_one_covers_is_found() {
         (domains(&["zoom.us"]), domains(&["*.zoom.us", "a.zoom.us"])),
         (base(), base()),
     ] {
-        assert_eq!(of_two(first.clone(), later.clone()), Some(Why::Covered(0)), "{first:?} {later:?}");
+        assert_eq!(
+            of_two(first.clone(), later.clone()),
+            Some(UnreachableReason::Covered(0)),
+            "{first:?} {later:?}"
+        );
     }
     for (first, later) in [
         (ports(&[1..=9]), base()),
@@ -195,10 +208,13 @@ fn a_rule_that_an_earlier_one_covers_is_found() {
 fn a_rule_that_contradicts_itself_is_found() {
     let base = Rule::default;
     let icmp = Rule { protocols: vec![1, 58], ports: vec![1..=1], ..base() };
-    assert_eq!(Rules::new(vec![icmp.clone()]).unreachable(), [Unreachable { rule: 0, why: Why::Ports }]);
+    assert_eq!(
+        Rules::new(vec![icmp.clone()]).unreachable(),
+        [UnreachableRule { rule: 0, reason: UnreachableReason::NoPorts }]
+    );
     assert_eq!(Rules::new(vec![Rule { protocols: vec![1, 6], ..icmp }]).unreachable(), []);
     let mixed = Rule { from: nets(&["10.0.0.0/8"]), to: nets(&["fd00::/8", "::/0"]), ..base() };
-    assert_eq!(of_two(base(), mixed.clone()), Some(Why::Versions));
+    assert_eq!(of_two(base(), mixed.clone()), Some(UnreachableReason::MixedIpVersions));
     assert_eq!(Rules::new(vec![Rule { from: nets(&["10.0.0.0/8", "fd00::/8"]), ..mixed }]).unreachable(), []);
 }
 
@@ -226,7 +242,7 @@ fn some_rule() -> impl Strategy<Value = Rule> {
     )
 }
 
-fn some_facts() -> impl Strategy<Value = Facts> {
+fn some_facts() -> impl Strategy<Value = PacketFields> {
     let address = || (any::<bool>(), 0u8..4, any::<u8>());
     let protocol = prop::sample::select(vec![1u8, 6, 17, 58, 47]);
     (protocol, any::<bool>(), address(), address(), 0u16..9, 0u16..9, 0u8..3).prop_map(
@@ -238,7 +254,7 @@ fn some_facts() -> impl Strategy<Value = Facts> {
                 }
             };
             let ports = (shows && has_ports(protocol)).then_some((from_port, port));
-            Facts { protocol, src: ip(from, low), dst: ip(to, high), ports, dscp }
+            PacketFields { protocol, src: ip(from, low), dst: ip(to, high), ports, dscp }
         },
     )
 }
@@ -253,7 +269,7 @@ proptest! {
         let rules = Rules::new(rules);
         let dead: Vec<usize> = rules.unreachable().iter().map(|found| found.rule).collect();
         for facts in facts {
-            let verdict = rules.classify(start(), &facts, &Names::default());
+            let verdict = rules.classify(start(), &facts, &DnsSnooper::default());
             prop_assert!(verdict.rule.is_none_or(|rule| !dead.contains(&rule)), "{:?} {:?}", facts, verdict);
         }
     }

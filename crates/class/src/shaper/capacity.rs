@@ -116,7 +116,7 @@ pub struct Sample {
     /// The shortest round trip ever, if there was any.
     pub base_rtt: Option<Duration>,
     /// More waited all the time than could be sent, whatever held it back.
-    pub limited: bool,
+    pub backlogged: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -308,7 +308,7 @@ impl Capacity {
         self.current.ways = self.current.ways.into_iter().chain(ways).reduce(Queues::min);
         let delivered = sample.delivered as f64;
         self.current.bytes += delivered;
-        self.current.waited += if sample.limited { delivered } else { 0.0 };
+        self.current.waited += if sample.backlogged { delivered } else { 0.0 };
         if seconds(passed) >= SPAN {
             let (time, before) = (seconds(passed), self.ways());
             let longer = before.zip(self.current.ways).map_or(0.0, |(before, now)| now.other - before.other);

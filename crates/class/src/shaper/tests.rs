@@ -85,16 +85,16 @@ impl World {
         }
         source.wakes = None;
         let has_more = |source: &Source| greedy || !source.waiting.is_empty();
-        while has_more(source) && self.shaper.left(now, class) > 0 {
+        while has_more(source) && self.shaper.available_bytes(now, class) > 0 {
             let (since, bytes) = source.waiting.pop_front().unwrap_or((now, 1500));
-            self.shaper.spend(class, bytes);
+            self.shaper.on_sent(class, bytes);
             source.sent += bytes;
             source.longest = source.longest.max(now - since);
         }
         let waits = has_more(source);
         self.shaper.set_wanting(now, class, waits);
         if waits {
-            source.wakes = self.shaper.wake_at(now, class);
+            source.wakes = self.shaper.retry_at(now, class);
         }
     }
 
@@ -123,8 +123,8 @@ impl World {
 /// A class that always has more sends what it may, at most so many bytes; how many.
 fn send(shaper: &mut Shaper, now: Instant, class: ClassId, most: u64) -> u64 {
     shaper.set_wanting(now, class, true);
-    let bytes = shaper.left(now, class).min(most);
-    shaper.spend(class, bytes);
+    let bytes = shaper.available_bytes(now, class).min(most);
+    shaper.on_sent(class, bytes);
     bytes
 }
 
@@ -242,7 +242,7 @@ fn what_never_waits_is_paid_by_its_class() {
     world.run(100 * MS);
     let before = (world.sources[0].sent, world.sources[1].sent);
     for _ in 0..100 {
-        world.shaper.spend(ClassId(0), 2000);
+        world.shaper.on_sent(ClassId(0), 2000);
         world.run(10 * MS);
     }
     let (own, other) = (world.sources[0].sent - before.0, world.sources[1].sent - before.1);
@@ -259,16 +259,16 @@ fn late_answers_to_little_that_is_sent_say_nothing_about_the_link() {
         let now = start + 5 * step * MS;
         // One packet every 20 ms, whose acknowledgement is held back for up to 15.
         let late = step / 4 % 4;
-        assert!(shaper.left(now, ClassId(1)) > 0);
-        shaper.spend(ClassId(1), if step % 4 == 0 { 240 } else { 0 });
+        assert!(shaper.available_bytes(now, ClassId(1)) > 0);
+        shaper.on_sent(ClassId(1), if step % 4 == 0 { 240 } else { 0 });
         let is_back = step % 4 == late;
         let sample = Sample {
             delivered: if is_back { 240 } else { 0 },
             rtt: is_back.then(|| (13 + 5 * late) * MS),
             base_rtt: Some(13 * MS),
-            limited: false,
+            backlogged: false,
         };
-        shaper.measured(now, ClassId(1), sample);
+        shaper.on_sample(now, ClassId(1), sample);
     }
     assert_eq!(shaper.capacity(), Some(mbit(50)));
 }
@@ -285,8 +285,8 @@ fn a_path_that_knows_no_round_trip_yet_does_not_make_all_of_it_a_queue() {
                 let base_rtt = (step >= unknown).then_some(40 * MS);
                 // Now and then there is a queue for a while.
                 let rtt = if step / 100 % 10 == 9 { 50 * MS } else { 40 * MS };
-                let sample = Sample { delivered: bytes, rtt: Some(rtt), base_rtt, limited: true };
-                shaper.measured(now, class, sample);
+                let sample = Sample { delivered: bytes, rtt: Some(rtt), base_rtt, backlogged: true };
+                shaper.on_sample(now, class, sample);
             }
         }
         shaper.capacity().map_or(u64::MAX, BitRate::bps)
@@ -299,7 +299,7 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
     let start = Instant::now();
     let mut shaper = Shaper::new(start, None);
     let sample =
-        |delivered, rtt| Sample { delivered, rtt: Some(rtt), base_rtt: Some(25 * MS), limited: true };
+        |delivered, rtt| Sample { delivered, rtt: Some(rtt), base_rtt: Some(25 * MS), backlogged: true };
     let mut now = start;
     let mut play = |shaper: &mut Shaper, time: Duration, bytes: u64, delivered: u64, rtt: Duration| {
         let end = now + time;
@@ -307,7 +307,7 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
             now += MS;
             for class in [ClassId(0), ClassId(2)] {
                 let sent = send(shaper, now, class, bytes);
-                shaper.measured(now, class, sample(delivered.min(sent), rtt));
+                shaper.on_sample(now, class, sample(delivered.min(sent), rtt));
             }
         }
         now
@@ -321,7 +321,7 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
         play(&mut shaper, 400 * MS, 1250, 1250, 25 * MS);
     }
     let end = play(&mut shaper, 10 * SECOND, 1250, 1250, 25 * MS);
-    assert!(shaper.left(end + 5 * MS, ClassId(0)) > 0);
+    assert!(shaper.available_bytes(end + 5 * MS, ClassId(0)) > 0);
     let known = shaper.capacity().map_or(u64::MAX, BitRate::bps);
     assert!(known > 15_000_000, "{known} bit/s");
 }
@@ -330,12 +330,12 @@ fn a_link_that_brought_nothing_for_a_while_is_not_taken_for_one_that_carries_not
 fn a_class_alone_is_not_held_back_before_anything_is_known() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);
-    assert_eq!((shaper.left(now, ClassId(1)), shaper.wake_at(now, ClassId(1))), (u64::MAX, None));
+    assert_eq!((shaper.available_bytes(now, ClassId(1)), shaper.retry_at(now, ClassId(1))), (u64::MAX, None));
     shaper.set_share(now, ClassId(1), Share { max: Some(Portion::Rate(mbit(8))), ..Share::default() });
     let mut sent = 0;
     for step in 0..10_000 {
-        while shaper.left(now + step * 100 * US, ClassId(1)) > 0 {
-            shaper.spend(ClassId(1), 1000);
+        while shaper.available_bytes(now + step * 100 * US, ClassId(1)) > 0 {
+            shaper.on_sent(ClassId(1), 1000);
             sent += 1000;
         }
     }
@@ -400,14 +400,14 @@ proptest! {
             let portion = Some(if on { Portion::Rate(BitRate::from_bps(bytes)) } else { Portion::Percent(class) });
             let id = ClassId(class);
             shaper.set_share(now, id, Share { first: on, min: portion, max: portion, ..Share::default() });
-            shaper.left(now, id);
-            shaper.spend(id, bytes);
+            shaper.available_bytes(now, id);
+            shaper.on_sent(id, bytes);
             shaper.set_wanting(now, id, on);
-            let wakes = shaper.wake_at(now, id);
+            let wakes = shaper.retry_at(now, id);
             prop_assert!(wakes.is_none_or(|at| at > now && at <= now + MOST_WAIT));
-            shaper.rate(now, id);
-            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), limited: on };
-            shaper.measured(now, id, sample);
+            shaper.class_rate(now, id);
+            let sample = Sample { delivered: bytes, rtt: Some(now - (now - MS)), base_rtt: Some(MS), backlogged: on };
+            shaper.on_sample(now, id, sample);
             if bytes % 7 == 0 {
                 shaper.set_capacity(now, on.then_some(BitRate::from_bps(time)));
             }
@@ -419,16 +419,16 @@ proptest! {
 fn a_class_is_alone_until_another_sends_anything() {
     let now = Instant::now();
     let mut shaper = Shaper::new(now, None);
-    assert!(shaper.is_alone(now));
-    shaper.spend(ClassId(1), 1500);
-    assert!(shaper.is_alone(now));
+    assert!(shaper.is_single_class_active(now));
+    shaper.on_sent(ClassId(1), 1500);
+    assert!(shaper.is_single_class_active(now));
     // Acknowledgements leave without a question.
-    shaper.spend(ClassId(2), 60);
-    assert!(!shaper.is_alone(now));
+    shaper.on_sent(ClassId(2), 60);
+    assert!(!shaper.is_single_class_active(now));
     let later = now + 3 * SECOND;
-    assert_eq!(shaper.left(later, ClassId(1)), u64::MAX);
-    shaper.spend(ClassId(1), 1500);
-    assert!(shaper.is_alone(later), "the other was silent for 3 s");
+    assert_eq!(shaper.available_bytes(later, ClassId(1)), u64::MAX);
+    shaper.on_sent(ClassId(1), 1500);
+    assert!(shaper.is_single_class_active(later), "the other was silent for 3 s");
 }
 
 #[test]
@@ -441,21 +441,25 @@ fn a_class_that_was_alone_waits_for_its_own_queue_when_another_comes() {
     for step in 0..1000_u32 {
         now += MS;
         shaper.set_wanting(now, bulk, true);
-        shaper.spend(bulk, 6250);
+        shaper.on_sent(bulk, 6250);
         let queue = if step < 500 { 0 } else { 20 };
         if step % 5 == 0 {
-            shaper.told(now, 1, shaper.clock(now), Some(queue * 1000));
+            shaper.on_clock_report(now, 1, shaper.clock_micros(now), Some(queue * 1000));
         }
         let rtt = Some((13 + queue) * MS);
-        shaper.measured(now, bulk, Sample { delivered: 6250, rtt, base_rtt: Some(13 * MS), limited: true });
+        shaper.on_sample(
+            now,
+            bulk,
+            Sample { delivered: 6250, rtt, base_rtt: Some(13 * MS), backlogged: true },
+        );
     }
     assert_near(shaper.capacity().map_or(0.0, |rate| rate.bps() as f64), 50e6, 0.01);
-    assert!(shaper.left(now, bulk) > 0, "nobody else is there");
-    assert!(shaper.left(now, call) > 1000, "the call begins at once");
-    let in_hand = shaper.left(now, bulk);
+    assert!(shaper.available_bytes(now, bulk) > 0, "nobody else is there");
+    assert!(shaper.available_bytes(now, call) > 1000, "the call begins at once");
+    let in_hand = shaper.available_bytes(now, bulk);
     assert!(in_hand < 2 * 1500, "{in_hand} bytes");
-    shaper.spend(bulk, in_hand);
-    let waits = (0..200_u32).find(|step| shaper.left(now + 250 * US * *step, bulk) > 0);
+    shaper.on_sent(bulk, in_hand);
+    let waits = (0..200_u32).find(|step| shaper.available_bytes(now + 250 * US * *step, bulk) > 0);
     assert_near(waits.map_or(0.0, |steps| f64::from(steps) / 4.0), 20.0, 0.1);
 }
 
@@ -469,15 +473,20 @@ fn acknowledgements_that_are_held_back_are_no_queue_of_the_first_burst() {
         let now = start + MS * step;
         // A report that came late is the last one for long, because little is sent, and that little is acknowledged late.
         if step <= 400 && step % 50 == 0 {
-            shaper.told(now, 1, shaper.clock(now), Some(if step == 400 { 8000 } else { 0 }));
+            shaper.on_clock_report(
+                now,
+                1,
+                shaper.clock_micros(now),
+                Some(if step == 400 { 8000 } else { 0 }),
+            );
         }
         send(&mut shaper, now, call, 60);
         if step == 600 {
-            shaper.spend(bulk, 40_000);
+            shaper.on_sent(bulk, 40_000);
         }
         let rtt = Some(Duration::from_millis(if step < 400 { 25 } else { 30 }));
-        let sample = Sample { delivered: 60, rtt, base_rtt: Some(25 * MS), limited: false };
-        shaper.measured(now, call, sample);
+        let sample = Sample { delivered: 60, rtt, base_rtt: Some(25 * MS), backlogged: false };
+        shaper.on_sample(now, call, sample);
         assert_eq!(shaper.capacity(), None, "after {step} ms");
     }
 }
@@ -500,12 +509,12 @@ fn a_link_whose_brim_was_found_is_seldom_filled_again() {
         let at = step as usize % queues.len();
         let queue: f64 = std::mem::replace(&mut queues[at], backlog / RATE);
         if step % 10 == 0 {
-            shaper.told(now, 1, shaper.clock(now), Some((queue * 1e6) as u32));
+            shaper.on_clock_report(now, 1, shaper.clock_micros(now), Some((queue * 1e6) as u32));
         }
         let rtt = Some(13 * MS + Duration::from_secs_f64(queue));
-        let sample = Sample { delivered: carried as u64 / 2, rtt, base_rtt: Some(13 * MS), limited: true };
-        shaper.measured(now, ClassId(0), sample);
-        shaper.measured(now, ClassId(2), sample);
+        let sample = Sample { delivered: carried as u64 / 2, rtt, base_rtt: Some(13 * MS), backlogged: true };
+        shaper.on_sample(now, ClassId(0), sample);
+        shaper.on_sample(now, ClassId(2), sample);
         if step >= 10_000 {
             delivered += carried;
             waited += u32::from(backlog / RATE > 0.0005);

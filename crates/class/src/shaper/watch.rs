@@ -25,9 +25,9 @@ pub struct CapacityChange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CapacityReason {
     /// It was configured.
-    Given,
+    Configured,
     /// First measurement: packets were queued and the delivery rate no longer grew.
-    Measured,
+    FirstMeasurement,
     /// Probing: no queueing delay at this rate.
     NoQueue,
     /// Queueing delay of this length on the way to the far end.
@@ -48,7 +48,7 @@ impl CapacityWatch {
     pub(super) fn measured(&mut self, known: Option<f64>, queue: impl FnOnce() -> f64) {
         let Some(known) = known.filter(|known| self.differs(*known)) else { return };
         let reason = match self.reported {
-            None => CapacityReason::Measured,
+            None => CapacityReason::FirstMeasurement,
             Some(reported) if known > reported => CapacityReason::NoQueue,
             Some(_) => CapacityReason::Queue(Duration::try_from_secs_f64(queue()).unwrap_or_default()),
         };
@@ -58,7 +58,7 @@ impl CapacityWatch {
     /// Takes the configured capacity (bytes/s).
     pub(super) fn given(&mut self, known: f64) {
         if self.differs(known) {
-            self.report(known, CapacityReason::Given);
+            self.report(known, CapacityReason::Configured);
         }
     }
 
@@ -95,7 +95,7 @@ mod tests {
         watch.measured(None, || 0.0);
         assert_eq!(watch.take(), None);
         watch.measured(Some(20.0 * MBIT), || 0.004);
-        let first = CapacityChange { before: None, now: rate(20), reason: CapacityReason::Measured };
+        let first = CapacityChange { before: None, now: rate(20), reason: CapacityReason::FirstMeasurement };
         assert_eq!((watch.take(), watch.take()), (Some(first), None));
         for mbit in [Some(21.0), Some(24.0), None, Some(19.0), Some(16.0)] {
             watch.measured(mbit.map(|mbit| mbit * MBIT), || 0.0);
@@ -114,7 +114,7 @@ mod tests {
         let mut watch = CapacityWatch::default();
         watch.given(10.0 * MBIT);
         watch.given(40.0 * MBIT);
-        let given = CapacityChange { before: None, now: rate(40), reason: CapacityReason::Given };
+        let given = CapacityChange { before: None, now: rate(40), reason: CapacityReason::Configured };
         assert_eq!(watch.take(), Some(given));
         watch.measured(Some(20.0 * MBIT), || 0.002);
         watch.measured(Some(12.0 * MBIT), || 0.003);

@@ -13,7 +13,7 @@ mod table;
 
 use std::{fmt, path::PathBuf};
 
-use mpvpn_class::{BUILT_IN, BULK, BuiltIn, CRITICAL, Rule, Rules};
+use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
 use super::{CongestionControl, FlowMode, LinkConfig, Scheduler, Share, file::Source, links::is_match};
@@ -39,7 +39,7 @@ pub struct ClassConfig {
     pub cc: Option<CongestionControl>,
     /// How its packets are spread over the paths; without it as the client's.
     pub scheduler: Option<Scheduler>,
-    /// On how many links each packet travels, 1 to [`mpvpn_class::MOST_COPIES`].
+    /// On how many links each packet travels, 1 to [`mpvpn_class::MAX_COPIES`].
     pub copies: u8,
     /// How its packets are protected against loss.
     pub fec: Fec,
@@ -158,9 +158,11 @@ impl fmt::Display for RuleOrigin {
 impl MatchRule {
     /// The rules that every client has.
     pub fn built_in() -> Vec<Self> {
-        let one =
-            |built_in: &BuiltIn| Self { origin: RuleOrigin::BuiltIn(built_in.name), rule: built_in.rule() };
-        BUILT_IN.iter().map(one).collect()
+        let one = |built_in: &BuiltInRule| Self {
+            origin: RuleOrigin::BuiltIn(built_in.name),
+            rule: built_in.rule(),
+        };
+        BUILT_IN_RULES.iter().map(one).collect()
     }
 }
 

@@ -21,7 +21,7 @@ impl Pipes {
 }
 
 // The packets of this one travel inside TCP.
-const _: () = assert!(Pipes::MAX < LinkId::TCP);
+const _: () = assert!(Pipes::MAX < LinkId::TCP_PATH_INDEX);
 
 impl Default for Pipes {
     fn default() -> Self {

@@ -68,7 +68,7 @@ impl Classes {
         let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };
         let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
         let wanted = class.prefer.is_empty() || fits(&class.prefer);
-        let is_unused = !id.is_tcp() && id.pipe() >= policies.pipes(name).used;
+        let is_unused = !id.is_tcp() && id.path_index() >= policies.pipes(name).used;
         let tier = match policy.tier {
             _ if fits(&class.exclude) => Tier::Never,
             Tier::Primary | Tier::Overflow if !wanted || is_unused => Tier::Backup,
@@ -112,7 +112,7 @@ mod tests {
             (tier(2, "wwan0", Tier::Primary), tier(2, "eth0", Tier::Backup)),
             (Tier::Never, Tier::Backup)
         );
-        let unused = LinkId(3).with_pipe(1);
+        let unused = LinkId(3).with_path_index(1);
         assert_eq!(
             (of(unused, "eth0", Tier::Primary), of(unused, "eth0", Tier::Never)),
             (Tier::Backup, Tier::Never)

@@ -14,7 +14,7 @@ use mpvpn_os::{
     tun::READ_BUFFER,
 };
 use mpvpn_packet::{
-    Joined, VNET_HDR_LEN, VnetHdr,
+    TunPacket, VNET_HDR_LEN, VnetHdr,
     ip::{self, MAX_PACKET},
     split::split,
 };
@@ -125,9 +125,9 @@ impl Devices {
     }
 
     /// Hands out one packet, at the device that its destination belongs to.
-    pub(super) fn write(&mut self, poller: &Poller, joined: &Joined) {
+    pub(super) fn write(&mut self, poller: &Poller, joined: &TunPacket) {
         if !self.classes.is_empty()
-            && let Some(dst) = ip::dst_of(joined.beginning())
+            && let Some(dst) = ip::dst_of(joined.leading_bytes())
             && let Some(queue) = self.classes.iter().find(|queue| queue.addresses.contains(&dst))
         {
             return write_tun(&queue.tun, joined);
@@ -245,7 +245,7 @@ impl Device {
     }
 
     /// Hands out one packet.
-    fn write(&mut self, poller: &Poller, joined: &Joined) {
+    fn write(&mut self, poller: &Poller, joined: &TunPacket) {
         match self {
             Self::Tun(tun) => write_tun(tun, joined),
             Self::App(app) => app.write(poller, joined),
@@ -287,8 +287,8 @@ impl AppDevice {
         Box::new(Self { way, whole: Vec::new(), cut: BytesMut::new(), ranges: Vec::new() })
     }
 
-    fn write(&mut self, poller: &Poller, joined: &Joined) {
-        if let Some(packet) = joined.as_plain() {
+    fn write(&mut self, poller: &Poller, joined: &TunPacket) {
+        if let Some(packet) = joined.as_single_packet() {
             return self.way.write(poller, packet);
         }
         self.whole.clear();
@@ -350,7 +350,7 @@ mod tests {
     };
 
     use bytes::Bytes;
-    use mpvpn_packet::Joiner;
+    use mpvpn_packet::GroCoalescer;
     use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums};
 
     use super::*;
@@ -363,8 +363,8 @@ mod tests {
         (0..count).map(segment).collect()
     }
 
-    fn join(packets: &[Vec<u8>]) -> Joined {
-        let mut joiner = Joiner::new();
+    fn join(packets: &[Vec<u8>]) -> TunPacket {
+        let mut joiner = GroCoalescer::new();
         packets.iter().for_each(|packet| joiner.push(Bytes::from(packet.clone())));
         joiner.flush();
         let joined = joiner.pop().unwrap();

@@ -34,14 +34,14 @@ pub(crate) enum ClientMessage {
 pub(crate) type FirstShard = shards::FirstShard<ClientMessage, Status, Status>;
 
 /// A shard beside the first.
-pub(super) struct Joiner {
+pub(super) struct GroCoalescer {
     pub(super) member: Member,
     pub(super) config: ClientConfig,
     pub(super) plane: Plane,
     pub(super) first: OtherShard<ClientMessage, Status>,
 }
 
-impl Joiner {
+impl GroCoalescer {
     /// Runs until the first shard says that it is over.
     pub(super) fn run(mut self, turns: &mut Turns) -> Result<(), EngineError> {
         // Until there is a connection, nothing must come in here.

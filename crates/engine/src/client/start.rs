@@ -20,7 +20,7 @@ use super::{
     forge::{Forge, Setups, lane_of},
     kind::ClientKind,
     link_use::LinkUse,
-    member::{FirstShard, Joiner},
+    member::{FirstShard, GroCoalescer},
     names::Names,
     pipes::AutoPipes,
     plane::{Plane, PlaneGear},
@@ -94,7 +94,7 @@ impl ShardParts {
             let policies = Policies::new(&self.config.links);
             let plane = Plane::new(self.gear(shard, &turns), links, policies, Some(devices), &turns)?;
             let first_end = first.add(turns.wake.clone());
-            let joiner = Joiner { member, config: self.config.clone(), plane, first: first_end };
+            let joiner = GroCoalescer { member, config: self.config.clone(), plane, first: first_end };
             first.start(shard, move || joiner.run(&mut turns))?;
         }
         Ok(())

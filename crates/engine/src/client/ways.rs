@@ -1,7 +1,7 @@
 //! By which way the packets of each link travel, and the TCP connections of those where UDP does not get through.
 //!
 //! In: what the tunnel hears over the links, what the kernel says about them, news of connections. Out: connections that are
-//! made and given up, and links of the tunnel (the pipe [`LinkId::TCP`]) that come and go with them. Always holds: each shard
+//! made and given up, and links of the tunnel (the pipe [`LinkId::TCP_PATH_INDEX`]) that come and go with them. Always holds: each shard
 //! decides for itself; nothing here waits.
 
 use std::{

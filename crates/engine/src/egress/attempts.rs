@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_os::{
     TcpSocket,
     poll::{Interest, Poller},
@@ -34,7 +34,7 @@ pub(super) struct Attempts {
     /// When the next one begins, if there is one left.
     next: Instant,
     /// What says most of those that have failed.
-    failure: Option<(Failure, String)>,
+    failure: Option<(ProxyError, String)>,
 }
 
 struct Attempt {
@@ -50,7 +50,7 @@ pub(super) enum Standing {
     /// Nothing is decided.
     Open,
     /// No address is left.
-    Failed(Failure, String),
+    Failed(ProxyError, String),
 }
 
 impl Attempts {
@@ -122,12 +122,12 @@ impl Attempts {
 
     fn note(&mut self, to: SocketAddr, error: &io::Error) {
         let failure = match ConnectFailure::of(error) {
-            ConnectFailure::Refused => Failure::Refused,
-            ConnectFailure::Unroutable => Failure::Unroutable,
-            ConnectFailure::TimedOut => Failure::TimedOut,
-            ConnectFailure::Forbidden => Failure::Prohibited,
-            ConnectFailure::Exhausted => Failure::Busy,
-            ConnectFailure::Other => Failure::Other,
+            ConnectFailure::Refused => ProxyError::Refused,
+            ConnectFailure::Unroutable => ProxyError::Unroutable,
+            ConnectFailure::TimedOut => ProxyError::TimedOut,
+            ConnectFailure::Forbidden => ProxyError::Prohibited,
+            ConnectFailure::Exhausted => ProxyError::Busy,
+            ConnectFailure::Other => ProxyError::Other,
         };
         if self.failure.as_ref().is_none_or(|(before, _)| weight(failure) >= weight(*before)) {
             self.failure = Some((failure, format!("{to}: {error}")));
@@ -136,14 +136,14 @@ impl Attempts {
 }
 
 /// What says more about a host weighs more: that there is no route to one of its addresses says next to nothing.
-fn weight(failure: Failure) -> u8 {
+fn weight(failure: ProxyError) -> u8 {
     match failure {
-        Failure::Refused => 5,
-        Failure::Prohibited => 4,
-        Failure::TimedOut => 3,
-        Failure::Busy => 2,
-        Failure::Unroutable => 1,
-        Failure::Name | Failure::Other => 0,
+        ProxyError::Refused => 5,
+        ProxyError::Prohibited => 4,
+        ProxyError::TimedOut => 3,
+        ProxyError::Busy => 2,
+        ProxyError::Unroutable => 1,
+        ProxyError::Dns | ProxyError::Other => 0,
     }
 }
 
@@ -232,7 +232,7 @@ mod tests {
         for _ in 0..9 {
             match attempts.advance(now, &poller, &permit, u64::from) {
                 Standing::Failed(failure, reason) => {
-                    assert_eq!(failure, Failure::Refused);
+                    assert_eq!(failure, ProxyError::Refused);
                     assert!(reason.starts_with(&closed.to_string()), "{reason}");
                     return;
                 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_os::{
     ConnectedUdp, RecvBatch,
     poll::{Interest, Poller},
@@ -54,12 +54,12 @@ impl Port {
         token: u64,
         addresses: &[SocketAddr],
         early: Early,
-    ) -> Result<Self, (Failure, io::Error)> {
+    ) -> Result<Self, (ProxyError, io::Error)> {
         let mut error = io::ErrorKind::AddrNotAvailable.into();
         for address in addresses {
             match ConnectedUdp::connect(*address) {
                 Ok(socket) => {
-                    poller.add(&socket, token, Interest::Read).map_err(|error| (Failure::Busy, error))?;
+                    poller.add(&socket, token, Interest::Read).map_err(|error| (ProxyError::Busy, error))?;
                     let mut port = Self { socket, moved: now, sent: 0, received: 0 };
                     early.0.iter().for_each(|payload| port.send(now, payload));
                     return Ok(port);
@@ -70,8 +70,8 @@ impl Port {
         let failure = match error.kind() {
             io::ErrorKind::NetworkUnreachable
             | io::ErrorKind::HostUnreachable
-            | io::ErrorKind::AddrNotAvailable => Failure::Unroutable,
-            _ => Failure::Busy,
+            | io::ErrorKind::AddrNotAvailable => ProxyError::Unroutable,
+            _ => ProxyError::Busy,
         };
         Err((failure, error))
     }

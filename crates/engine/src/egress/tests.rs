@@ -35,7 +35,7 @@ struct Stream {
     is_aborted: bool,
     /// UDP payloads to the client.
     payloads: Vec<Vec<u8>>,
-    failure: Option<(Failure, String)>,
+    failure: Option<(ProxyError, String)>,
 }
 
 impl Stream {
@@ -83,7 +83,7 @@ impl Relays for Fake {
         assert!(!std::mem::replace(&mut self.stream(id).is_open, true), "told twice");
     }
 
-    fn failed(&mut self, _: Instant, id: u32, failure: Failure, reason: String) {
+    fn failed(&mut self, _: Instant, id: u32, failure: ProxyError, reason: String) {
         assert!(!self.stream(id).told(), "told twice");
         self.stream(id).failure = Some((failure, reason));
     }
@@ -230,7 +230,7 @@ impl World {
 
     /// What is told when nothing stands.
     #[track_caller]
-    fn failure(&mut self, id: u32) -> (Failure, String) {
+    fn failure(&mut self, id: u32) -> (ProxyError, String) {
         self.until("a failure", |world| world.relays.stream(id).told());
         let told = self.relays.stream(id).failure.take().expect("a failure");
         assert_eq!((self.egress.table.len(), self.budget.in_use()), (0, 0), "something is left");
@@ -496,7 +496,7 @@ fn why_there_is_no_connection_is_told() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     world.connect(1, &closed.to_string());
     let (failure, reason) = world.failure(1);
-    assert_eq!(failure, Failure::Refused);
+    assert_eq!(failure, ProxyError::Refused);
     assert!(reason.contains(&closed.to_string()), "{reason}");
 
     for (id, to) in ["10.0.0.1:80", "[::ffff:192.168.0.1]:80", "169.254.169.254:80", "203.0.113.7:22"]
@@ -504,7 +504,7 @@ fn why_there_is_no_connection_is_told() {
         .enumerate()
     {
         world.connect(10 + id as u32, to);
-        assert_eq!(world.failure(10 + id as u32).0, Failure::Prohibited, "{to}");
+        assert_eq!(world.failure(10 + id as u32).0, ProxyError::Prohibited, "{to}");
     }
 }
 
@@ -517,7 +517,7 @@ fn this_machine_is_reached_by_none_of_its_addresses() {
     world.egress.own = OwnAddresses::new(world.now(), addresses_of_this_machine().unwrap()).unwrap();
     for ip in all {
         world.connect(1, &Authority::from(SocketAddr::new(ip, 80)).to_string());
-        assert_eq!(world.failure(1).0, Failure::Prohibited, "{ip}");
+        assert_eq!(world.failure(1).0, ProxyError::Prohibited, "{ip}");
     }
 }
 
@@ -534,7 +534,7 @@ fn rules_are_about_users_and_ports() {
     let mut world = World::with(vec![rule], Budget::new(9, 9));
     let now = Instant::now();
     world.egress.connect(now, &world.poller, &mut world.relays, 1, ("anna", to.clone(), Transport::Tcp));
-    assert_eq!(world.failure(1).0, Failure::Prohibited);
+    assert_eq!(world.failure(1).0, ProxyError::Prohibited);
     world.egress.connect(now, &world.poller, &mut world.relays, 2, ("bob", to, Transport::Tcp));
     world.until("a connection", |world| world.relays.stream(2).is_open);
 }
@@ -562,7 +562,7 @@ fn a_name_leads_nowhere_that_its_addresses_must_not() {
     world.resolve();
     world.connect(1, "localhost:80");
     let (failure, reason) = world.failure(1);
-    assert_eq!(failure, Failure::Prohibited);
+    assert_eq!(failure, ProxyError::Prohibited);
     assert!(reason.contains("localhost:80") && !reason.contains("127.0.0.1"), "{reason}");
 }
 
@@ -584,7 +584,7 @@ fn what_the_resolver_says_is_passed_on() {
     answer("other.example", Ok(vec![]));
     for id in [1, 2, 3] {
         let (failure, reason) = world.relays.stream(id).failure.take().expect("an answer");
-        assert_eq!(failure, Failure::Name);
+        assert_eq!(failure, ProxyError::Dns);
         assert!(reason.contains("example"), "{reason}");
     }
     world.is_empty();
@@ -616,9 +616,9 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     };
     assert_eq!(connect(&mut world, 1, "anna", "a.example:1"), None);
     assert_eq!(connect(&mut world, 2, "anna", "a.example:1"), None);
-    assert_eq!(connect(&mut world, 3, "anna", "a.example:1"), Some(Failure::Busy));
+    assert_eq!(connect(&mut world, 3, "anna", "a.example:1"), Some(ProxyError::Busy));
     assert_eq!(connect(&mut world, 4, "bob", "a.example:1"), None);
-    assert_eq!(connect(&mut world, 5, "carl", "a.example:1"), Some(Failure::Busy));
+    assert_eq!(connect(&mut world, 5, "carl", "a.example:1"), Some(ProxyError::Busy));
     // Again for the same stream: the connection before is given up.
     assert_eq!(connect(&mut world, 4, "bob", "b.example:1"), None);
     for id in [1, 2, 4] {
@@ -628,7 +628,7 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     assert_eq!(connect(&mut world, 6, "bob", "c.example:1"), None);
     world.egress.gone(6);
     // Whoever gives up a relay does not give back the question.
-    assert_eq!(connect(&mut world, 7, "bob", "d.example:1"), Some(Failure::Busy));
+    assert_eq!(connect(&mut world, 7, "bob", "d.example:1"), Some(ProxyError::Busy));
     assert_eq!(connect(&mut world, 8, "anna", "d.example:1"), None);
 }
 
@@ -640,7 +640,7 @@ fn what_takes_too_long_is_given_up() {
     world.turn();
     assert!(!world.relays.stream(1).told());
     world.skipped += Duration::from_secs(1);
-    assert_eq!(world.failure(1).0, Failure::TimedOut);
+    assert_eq!(world.failure(1).0, ProxyError::TimedOut);
 
     let mut peer = world.open(2);
     world.room(2, 100);
@@ -764,9 +764,9 @@ fn udp_leads_nowhere_that_tcp_may_not_and_counts_like_it() {
     let mut world = World::with(vec![], Budget::new(9, 9));
     for to in ["127.0.0.1:53", "10.0.0.1:53", "10.9.0.2:53", "[::ffff:192.168.0.1]:53", "203.0.113.7:53"] {
         flow(&mut world, 1, to, &[b"no"]);
-        assert_eq!(world.failure(1).0, Failure::Prohibited, "{to}");
+        assert_eq!(world.failure(1).0, ProxyError::Prohibited, "{to}");
     }
     let mut world = World::with(vec![], Budget::new(9, 0));
     flow(&mut world, 1, "198.51.100.1:53", &[]);
-    assert_eq!(world.failure(1).0, Failure::Busy);
+    assert_eq!(world.failure(1).0, ProxyError::Busy);
 }

@@ -96,7 +96,7 @@ mod tests {
     use mpvpn_masque::{
         connect_udp,
         headers::Section,
-        request::{Kind, classify},
+        request::{RequestKind, classify},
     };
 
     use super::*;
@@ -133,7 +133,7 @@ mod tests {
         let connect = request(Request::connect("192.0.2.1:80").header("proxy-connection", "keep-alive"));
         let headers = headers_of(&connect).unwrap();
         assert_eq!(headers.validate(Section::Request), Ok(()));
-        assert_eq!(classify(&headers), Ok(Kind::ConnectTcp));
+        assert_eq!(classify(&headers), Ok(RequestKind::ConnectTcp));
         assert_eq!(granted_by_http1(&connect, &Headers::response(200)).status(), 200);
         assert!(headers_of(&request(Request::get("/"))).is_none());
         let websocket = Request::get("/").header("connection", "upgrade").header("upgrade", "websocket");

@@ -26,7 +26,7 @@ use mpvpn_control::{config::Trust, identity::Fingerprint, tls};
 use mpvpn_masque::{
     h3::code,
     headers::{Headers, Section},
-    request::{Kind, Rejection, classify},
+    request::{Rejection, RequestKind, classify},
 };
 use mpvpn_os::{UdpOptions, UdpSocket};
 use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, TransportOptions, Windows};
@@ -148,9 +148,11 @@ impl Guest {
 
     async fn try_ask(&self, headers: Headers) -> Result<(Headers, Option<Granted>), Rejection> {
         let content = match classify(&headers)? {
-            Kind::ConnectTcp => Content::Bytes,
-            Kind::ConnectUdp | Kind::ConnectIp => Content::Capsules,
-            Kind::Plain | Kind::Paths => return Err(Rejection::new(501, "not offered over TCP")),
+            RequestKind::ConnectTcp => Content::Bytes,
+            RequestKind::ConnectUdp | RequestKind::ConnectIp => Content::Capsules,
+            RequestKind::Other | RequestKind::ConnectMpvpn => {
+                return Err(Rejection::new(501, "not offered over TCP"));
+            }
         };
         let headers = passed_on(headers)?;
         let unreached = || Rejection::new(502, "the server does not answer itself");

@@ -8,7 +8,7 @@ use std::net::UdpSocket;
 use http::StatusCode;
 use mpvpn_control::config::{ServerConfig, Trust};
 use mpvpn_masque::{
-    capsule::{Capsule, CapsuleReader, MAX_DATAGRAM, encode_datagram_header},
+    capsule::{Capsule, CapsuleReader, MAX_DATAGRAM_LEN, encode_datagram_header},
     connect_udp::path,
 };
 use rustls::pki_types::ServerName;
@@ -137,7 +137,7 @@ async fn there_and_back(mut stream: impl AsyncRead + AsyncWrite + Unpin) {
     }
     stream.write_all(&out).await.unwrap();
     stream.flush().await.unwrap();
-    let mut reader = CapsuleReader::datagrams(MAX_DATAGRAM);
+    let mut reader = CapsuleReader::datagrams(MAX_DATAGRAM_LEN);
     let mut buffer = vec![0; 65536];
     let mut got = Vec::new();
     while got.len() < sizes.len() {

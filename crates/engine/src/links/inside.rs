@@ -23,7 +23,7 @@ impl Links {
         poller: &Poller,
     ) -> Result<Vec<(LinkId, SocketAddr)>, EngineError> {
         let Some(name) = self.links.get(&uplink).map(|link| link.name.clone()) else { return Ok(Vec::new()) };
-        let first = uplink.with_pipe(LinkId::TCP);
+        let first = uplink.with_path_index(LinkId::TCP_PATH_INDEX);
         let mut all = Vec::new();
         for id in self.classes.iter().map(|class| first.with_class(class.id)).collect::<Vec<_>>() {
             if !self.links.contains_key(&id) {

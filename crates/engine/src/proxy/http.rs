@@ -7,7 +7,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 use httparse::Status;
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 
 use super::Step;
 
@@ -122,7 +122,7 @@ fn refuse(status: u16, why: &str) -> Step {
 }
 
 /// The status with which an app is told why there is no connection.
-pub(super) fn status_of(failure: Failure) -> u16 {
+pub(super) fn status_of(failure: ProxyError) -> u16 {
     failure.rejection("").status
 }
 
@@ -243,8 +243,8 @@ mod tests {
 
     #[test]
     fn failures_have_the_status_that_says_who_failed() {
-        assert_eq!(status_of(Failure::Refused), 502);
-        assert_eq!(status_of(Failure::TimedOut), 504);
-        assert_eq!(status_of(Failure::Prohibited), 403);
+        assert_eq!(status_of(ProxyError::Refused), 502);
+        assert_eq!(status_of(ProxyError::TimedOut), 504);
+        assert_eq!(status_of(ProxyError::Prohibited), 403);
     }
 }

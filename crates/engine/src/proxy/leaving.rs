@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes, BytesMut};
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_os::poll::{Interest, Poller};
 
 use super::{App, HEAD, Leaving, Protocol, Proxy, Stage, Tunnel, http, socks5::Reply};
@@ -28,7 +28,7 @@ where
         poller: &Poller,
         tunnel: &mut T,
         token: u64,
-        failure: Failure,
+        failure: ProxyError,
         why: &str,
     ) {
         let Some(app) = self.apps.get(&token) else { return };
@@ -140,14 +140,14 @@ where
 }
 
 /// Says what the server found.
-pub(super) fn words(failure: Failure) -> &'static str {
+pub(super) fn words(failure: ProxyError) -> &'static str {
     match failure {
-        Failure::Name => "the name has no address",
-        Failure::Prohibited => "the mpvpn server does not allow it",
-        Failure::Refused => "nobody listens there",
-        Failure::Unroutable => "no route leads there, or the host is down",
-        Failure::TimedOut => "it does not answer",
-        Failure::Busy => "the mpvpn server has too many connections",
-        Failure::Other => "the mpvpn server could not make it",
+        ProxyError::Dns => "the name has no address",
+        ProxyError::Prohibited => "the mpvpn server does not allow it",
+        ProxyError::Refused => "nobody listens there",
+        ProxyError::Unroutable => "no route leads there, or the host is down",
+        ProxyError::TimedOut => "it does not answer",
+        ProxyError::Busy => "the mpvpn server has too many connections",
+        ProxyError::Other => "the mpvpn server could not make it",
     }
 }

@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use mpvpn_masque::connect::{Authority, Failure, Host};
+use mpvpn_masque::connect::{Authority, Host, ProxyError};
 
 use super::Step;
 
@@ -35,13 +35,13 @@ pub(super) enum Reply {
 
 impl Reply {
     /// What the server found.
-    pub(super) fn of(failure: Failure) -> Self {
+    pub(super) fn of(failure: ProxyError) -> Self {
         match failure {
-            Failure::Name | Failure::Unroutable => Self::HostUnreachable,
-            Failure::Prohibited => Self::NotAllowed,
-            Failure::Refused => Self::ConnectionRefused,
-            Failure::TimedOut => Self::TtlExpired,
-            Failure::Busy | Failure::Other => Self::GeneralFailure,
+            ProxyError::Dns | ProxyError::Unroutable => Self::HostUnreachable,
+            ProxyError::Prohibited => Self::NotAllowed,
+            ProxyError::Refused => Self::ConnectionRefused,
+            ProxyError::TimedOut => Self::TtlExpired,
+            ProxyError::Busy | ProxyError::Other => Self::GeneralFailure,
         }
     }
 

@@ -225,8 +225,8 @@ fn a_failure_is_told_in_the_words_of_the_protocol() {
     let mut world = World::new();
     let mut socks = world.socks();
     let mut http = world.app(Protocol::Http, b"CONNECT b.example:1 HTTP/1.1\r\n\r\nmore than it should");
-    world.tell(News::Failed(0, Failure::Refused));
-    world.tell(News::Failed(1, Failure::TimedOut));
+    world.tell(News::Failed(0, ProxyError::Refused));
+    world.tell(News::Failed(1, ProxyError::TimedOut));
     assert_eq!(read(&mut socks, 10)[..2], [5, 5]);
     assert_eq!(socks.read(&mut [0]).unwrap(), 0);
     let answer = read_all(&mut http);

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use bytes::Bytes;
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_tunnel::{RelayId, Server, UdpId};
 
 use crate::{
@@ -60,7 +60,7 @@ impl Relays for Streams<'_> {
         }
     }
 
-    fn failed(&mut self, _: Instant, id: Asked, failure: Failure, reason: String) {
+    fn failed(&mut self, _: Instant, id: Asked, failure: ProxyError, reason: String) {
         match id {
             Asked::Tcp(id) => self.0.relay_failed(id, failure, reason),
             Asked::Udp(id) => self.0.udp_failed(id, failure, reason),

@@ -10,7 +10,7 @@ use mpvpn_os::{
     poll::{Interest, Poller},
     tun::READ_BUFFER,
 };
-use mpvpn_packet::{Joined, VnetHdr, ip};
+use mpvpn_packet::{TunPacket, VnetHdr, ip};
 
 use crate::{
     EngineError,
@@ -44,8 +44,8 @@ impl TunQueues {
     }
 
     /// Writes a packet. `are_clients` says of two addresses whether both are clients'.
-    pub(super) fn write(&self, joined: &Joined, are_clients: impl Fn(IpAddr, IpAddr) -> bool) {
-        let number = queue_for(joined.beginning(), self.own, self.queues.len(), are_clients);
+    pub(super) fn write(&self, joined: &TunPacket, are_clients: impl Fn(IpAddr, IpAddr) -> bool) {
+        let number = queue_for(joined.leading_bytes(), self.own, self.queues.len(), are_clients);
         if let Some(queue) = self.queues.get(number) {
             write_tun(queue, joined);
         }

@@ -16,7 +16,7 @@ use std::{
 
 use bytes::{BufMut, BytesMut};
 use mpvpn_masque::{
-    capsule::{Capsule, CapsuleError, CapsuleReader, MAX_DATAGRAM, encode_datagram_header},
+    capsule::{Capsule, CapsuleError, CapsuleReader, MAX_DATAGRAM_LEN, encode_datagram_header},
     datagram::CONTEXT_PAYLOAD,
     varint,
 };
@@ -238,7 +238,7 @@ async fn from_stream(
     received: &Count,
 ) -> Result<(), PumpError> {
     let mut buffer = BytesMut::with_capacity(READ);
-    let mut capsules = CapsuleReader::datagrams(MAX_DATAGRAM);
+    let mut capsules = CapsuleReader::datagrams(MAX_DATAGRAM_LEN);
     let mut train = Train::default();
     loop {
         buffer.clear();

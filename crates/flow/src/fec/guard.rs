@@ -190,7 +190,7 @@ impl Guard {
         guarded.saved -= f64::from(repair) * longest;
         for (index, shard) in (0..).zip(encoder.encode(&packets, repair)) {
             let place = Place { group, shard: Shard::Repair { index, data } };
-            let room = arena.room(prefix.len() + Place::LEN + 1 + shard.len());
+            let room = arena.reserve(prefix.len() + Place::LEN + 1 + shard.len());
             room.put_slice(prefix);
             place.encode(room);
             room.put_slice(shard);

@@ -1,6 +1,6 @@
 use mpvpn_packet::{
-    FlowKey, Joined,
-    tcp::{self, Head, Segment},
+    FlowKey, TunPacket,
+    tcp::{self, Segment, TcpHeader},
     tcp_flags::{ACK, FIN, PSH, RST, SYN},
 };
 use mpvpn_types::{Duration, Instant};
@@ -246,7 +246,7 @@ impl Flow {
     }
 
     /// The next packet to send, in segments that fit `mtu` bytes, where `limit` bytes may wait for being read.
-    pub(super) fn poll_packet(&mut self, now: Instant, mtu: usize, limit: usize) -> Option<Joined> {
+    pub(super) fn poll_packet(&mut self, now: Instant, mtu: usize, limit: usize) -> Option<TunPacket> {
         match &mut self.phase {
             Phase::Asked { .. } => None,
             Phase::Answered { sent, again } => {
@@ -257,12 +257,17 @@ impl Flow {
                 *sent = (*sent + 1).min(MOST_ANSWERS);
                 let seq = Seq(self.outbound.next().0.wrapping_sub(1));
                 let window = u16::try_from(limit).unwrap_or(u16::MAX);
-                let mss =
-                    u16::try_from(mtu.saturating_sub(tcp::headers(self.key.source()))).unwrap_or(u16::MAX);
+                let mss = u16::try_from(mtu.saturating_sub(tcp::headers_len(self.key.source())))
+                    .unwrap_or(u16::MAX);
                 let scale = self.scaled.then_some(SCALE);
-                let head =
-                    Head { mss: Some(mss), window_scale: scale, window, seq: seq.0, ..self.head(SYN | ACK) };
-                tcp::joined(&head, Vec::new(), mss)
+                let head = TcpHeader {
+                    mss: Some(mss),
+                    window_scale: scale,
+                    window,
+                    seq: seq.0,
+                    ..self.head(SYN | ACK)
+                };
+                tcp::build_packet(&head, Vec::new(), mss)
             }
             Phase::Open => {
                 if !self.is_due() {
@@ -271,12 +276,12 @@ impl Flow {
                 let mss = self
                     .outbound
                     .mss()
-                    .min(mtu.saturating_sub(tcp::headers(self.key.source())).max(SMALLEST_MSS));
+                    .min(mtu.saturating_sub(tcp::headers_len(self.key.source())).max(SMALLEST_MSS));
                 let mss = u16::try_from(mss).unwrap_or(u16::MAX);
                 let seq = self.outbound.next();
                 let most = tcp::max_payload(self.key.source());
                 let most = most - most % usize::from(mss);
-                let (parts, end) = self.outbound.take(now, most, mpvpn_packet::join::MAX_PARTS - 1);
+                let (parts, end) = self.outbound.take(now, most, mpvpn_packet::gro::MAX_PARTS - 1);
                 let mut flags = ACK;
                 if !parts.is_empty() && !self.outbound.is_due() {
                     flags |= PSH;
@@ -287,21 +292,21 @@ impl Flow {
                 }
                 self.ack_due = false;
                 let window = self.inbound.announce(limit);
-                tcp::joined(&Head { window, seq: seq.0, ..self.head(flags) }, parts, mss)
+                tcp::build_packet(&TcpHeader { window, seq: seq.0, ..self.head(flags) }, parts, mss)
             }
             Phase::Over { .. } => {
                 if !std::mem::take(&mut self.ack_due) {
                     return None;
                 }
                 let window = self.inbound.announce(limit);
-                tcp::joined(&Head { window, ..self.head(ACK) }, Vec::new(), u16::MAX)
+                tcp::build_packet(&TcpHeader { window, ..self.head(ACK) }, Vec::new(), u16::MAX)
             }
         }
     }
 
     /// What a packet to the app starts with.
-    pub(super) fn head(&self, flags: u8) -> Head {
-        Head {
+    pub(super) fn head(&self, flags: u8) -> TcpHeader {
+        TcpHeader {
             from: self.key.destination(),
             to: self.key.source(),
             seq: self.outbound.next().0,
@@ -314,13 +319,13 @@ impl Flow {
     }
 
     /// What breaks the connection off.
-    pub(super) fn reset(&self) -> Option<Joined> {
+    pub(super) fn reset(&self) -> Option<TunPacket> {
         let head = match self.phase {
             // This end has said nothing yet (RFC 9293 §3.5.2).
-            Phase::Asked { .. } => Head { seq: 0, ..self.head(RST | ACK) },
+            Phase::Asked { .. } => TcpHeader { seq: 0, ..self.head(RST | ACK) },
             _ => self.head(RST | ACK),
         };
-        tcp::joined(&head, Vec::new(), u16::MAX)
+        tcp::build_packet(&head, Vec::new(), u16::MAX)
     }
 
     /// Whether it holds memory that [`Self::rest`] gives back.

@@ -25,7 +25,7 @@ pub struct LinkPolicy {
     pub metered: bool,
     /// What the end may send there: IP packets, on the wire in whole kbit/s.
     pub up: Option<BitRate>,
-    /// What the far end is to keep to there. It is told by a policy of its own, see [`Self::of_far_end`].
+    /// What the far end is to keep to there. It is told by a policy of its own, see [`Self::for_peer`].
     pub down: Option<BitRate>,
     /// How much is sent there compared with other links, under the scheduler `weighted`.
     pub weight: Weight,
@@ -36,7 +36,7 @@ pub struct LinkPolicy {
 impl LinkPolicy {
     /// What the far end is told: how it is to use the link.
     #[must_use]
-    pub fn of_far_end(self) -> Self {
+    pub fn for_peer(self) -> Self {
         Self { up: self.down, down: None, ..self }
     }
 }
@@ -57,7 +57,7 @@ pub struct LinkNotice {
 
 impl LinkNotice {
     /// Of a path about which nothing was said.
-    pub fn unsaid(path: PathId) -> Self {
+    pub fn with_defaults(path: PathId) -> Self {
         Self { path, policy: LinkPolicy::default(), with: None, link: None }
     }
 
@@ -158,7 +158,7 @@ mod tests {
             weight: Weight::new(3).unwrap(),
             ..LinkPolicy::default()
         };
-        let notice = LinkNotice { policy, ..LinkNotice::unsaid(PathId(5)) };
+        let notice = LinkNotice { policy, ..LinkNotice::with_defaults(PathId(5)) };
         let bytes = Capsule::Link(notice).to_bytes();
         assert_eq!(bytes[..], [0xad, 0x70, 0x76, 0x6c, 7, 5, 0b101, 0x80, 0, 0xc3, 0x50, 3]);
         let bytes = Capsule::Link(LinkNotice { link: Some(6), ..notice }).to_bytes();
@@ -191,12 +191,12 @@ mod tests {
         assert!(read(&with_value(&[0; MAX + 1])).is_err(), "too long");
         let read_value = |value: &[u8]| read(&with_value(value)).unwrap();
         let read = read_value(&[5, 0xf8, 0, 1, 0, 0, 0, 3]);
-        let expected = LinkNotice::unsaid(PathId(5));
+        let expected = LinkNotice::with_defaults(PathId(5));
         assert_eq!(read, Some(Capsule::Link(expected)));
         assert_eq!(read_value(&[5, 0xf8, 0]), Some(Capsule::Link(expected)), "an older client");
     }
 
-    const MAX: usize = crate::capsule::MAX_LINK;
+    const MAX: usize = crate::capsule::MAX_LINK_LEN;
 
     proptest! {
         #[test]

@@ -2,18 +2,18 @@
 //!
 //! In: bytes of a request stream, cut anywhere. Out: capsules whose contents obey every rule of
 //! RFC 9484, or the reason why the stream must be aborted. Always holds: capsules of unknown types
-//! are skipped as they pass and never kept; known types have a size limit ([`MAX_CAPSULE`],
-//! [`MAX_DATAGRAM`]), so that a reader that is drained after each push holds no more than that.
+//! are skipped as they pass and never kept; known types have a size limit ([`MAX_CAPSULE_LEN`],
+//! [`MAX_DATAGRAM_LEN`]), so that a reader that is drained after each push holds no more than that.
 
+mod demux;
 mod link;
 mod range;
 mod reader;
-mod sieve;
 
+pub use demux::{CapsuleDemux, CapsulePart};
 pub use link::{LinkNotice, LinkPolicy};
 pub use range::{IpRange, RangeError, routes_sorted};
 pub use reader::CapsuleReader;
-pub use sieve::{CapsuleSieve, Sifted};
 
 use crate::{h3::code, varint};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -22,10 +22,10 @@ use reader::{Fields, HostBits};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Longest value, in bytes, of the capsules that list addresses or routes.
-pub const MAX_CAPSULE: usize = 64 * 1024;
+pub const MAX_CAPSULE_LEN: usize = 64 * 1024;
 
 /// Longest value, in bytes, of a DATAGRAM capsule: a context ID and the largest IP packet.
-pub const MAX_DATAGRAM: usize = 8 + 65_535;
+pub const MAX_DATAGRAM_LEN: usize = 8 + 65_535;
 
 /// DATAGRAM (RFC 9297 §3.5).
 pub const DATAGRAM: u64 = 0x00;
@@ -38,7 +38,7 @@ pub const ROUTE_ADVERTISEMENT: u64 = 0x03;
 /// LINK, of our own: what a client wants of the link under a path (docs/protocol.md).
 pub const LINK: u64 = 0x2d70_766c;
 /// Longest value, in bytes, of a LINK capsule.
-pub const MAX_LINK: usize = 64;
+pub const MAX_LINK_LEN: usize = 64;
 
 /// One capsule.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -254,9 +254,9 @@ impl Capsule {
     /// Longest value in bytes of the types this crate knows.
     fn size_limit(kind: u64) -> Option<usize> {
         match kind {
-            DATAGRAM => Some(MAX_DATAGRAM),
-            ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE),
-            LINK => Some(MAX_LINK),
+            DATAGRAM => Some(MAX_DATAGRAM_LEN),
+            ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT => Some(MAX_CAPSULE_LEN),
+            LINK => Some(MAX_LINK_LEN),
             _ => None,
         }
     }

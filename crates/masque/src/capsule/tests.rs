@@ -25,7 +25,7 @@ fn read_in_chunks(bytes: &[u8], chunk: usize) -> Result<Vec<Capsule>, CapsuleErr
         while let Some(capsule) = reader.next()? {
             capsules.push(capsule);
         }
-        assert!(reader.buffered() <= MAX_DATAGRAM + 16);
+        assert!(reader.buffered() <= MAX_DATAGRAM_LEN + 16);
     }
     reader.finish()?;
     Ok(capsules)
@@ -46,7 +46,7 @@ fn a_reader_of_datagrams_passes_over_the_rest() {
     assert_eq!(reader.buffered(), 0, "what is not wanted is not kept");
     reader.push(&[7; 8]);
     assert_eq!(one(&mut reader, DATAGRAM, &[0]), Ok(Capsule::Datagram(Bytes::from_static(&[0]))));
-    let error = one(&mut reader, DATAGRAM, &[0; MAX_DATAGRAM + 1]).unwrap_err();
+    let error = one(&mut reader, DATAGRAM, &[0; MAX_DATAGRAM_LEN + 1]).unwrap_err();
     assert!(matches!(error, CapsuleError::TooLarge { .. }));
 }
 
@@ -199,7 +199,7 @@ fn unknown_capsules_of_any_size_are_named_and_never_kept() {
 
 #[test]
 fn sizes_are_limited_as_soon_as_they_are_announced() {
-    for (kind, max) in [(DATAGRAM, MAX_DATAGRAM), (ADDRESS_ASSIGN, MAX_CAPSULE)] {
+    for (kind, max) in [(DATAGRAM, MAX_DATAGRAM_LEN), (ADDRESS_ASSIGN, MAX_CAPSULE_LEN)] {
         let mut reader = CapsuleReader::new();
         let mut header = BytesMut::new();
         put_header(kind, max + 1, &mut header);
@@ -208,7 +208,7 @@ fn sizes_are_limited_as_soon_as_they_are_announced() {
         assert_eq!(error, CapsuleError::TooLarge { kind, len: max as u64 + 1, max });
         assert_eq!(error.code(), 0x107);
     }
-    let largest = vec![0; MAX_DATAGRAM];
+    let largest = vec![0; MAX_DATAGRAM_LEN];
     assert_eq!(strict(DATAGRAM, &largest), Ok(Capsule::Datagram(largest.into())));
 }
 

@@ -1,6 +1,6 @@
 //! `auto`: the path on which a packet arrives first.
 
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 
 use super::Policy;
 use crate::choice::{Offer, Pick, Work, first_to_arrive};
@@ -29,8 +29,8 @@ impl Policy for Auto {
         worth.then_some(Pick { at, best: false })
     }
 
-    fn pins(&self, packet: &Queued, numbered: bool) -> bool {
-        packet.ordered && (packet.plain || !numbered)
+    fn pins(&self, packet: &QueuedPacket, numbered: bool) -> bool {
+        packet.needs_order && (packet.unnumbered || !numbered)
     }
 
     fn moves_flows_off_full_paths(&self) -> bool {

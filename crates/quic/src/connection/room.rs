@@ -7,7 +7,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use mpvpn_class::Seat;
+use mpvpn_class::ShaperHandle;
 use mpvpn_path::Offer;
 use mpvpn_types::{BitRate, Duration, Instant, PathId};
 
@@ -41,7 +41,7 @@ impl Connection {
 
     /// Gives a path its seat at the shaper of its link, or takes it away. What the shaper holds back waits as with a
     /// cap, and says nothing about the path. Of one connection, all paths over a link have the same seat.
-    pub fn set_share(&mut self, now: Instant, id: PathId, seat: Option<Seat>) {
+    pub fn set_share(&mut self, now: Instant, id: PathId, seat: Option<ShaperHandle>) {
         let Some(path) = self.paths.get(id) else { return };
         let Some(seat) = seat else {
             if path.limits.has_seat() {

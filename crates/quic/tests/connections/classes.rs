@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use mpvpn_class::{Seat, Shaper, Share};
+use mpvpn_class::{Shaper, ShaperHandle, Share};
 use mpvpn_lab::{ByteCount, Params, emulation::Channel};
 use mpvpn_quic::{ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, PathId, Portion, Weight};
@@ -115,7 +115,7 @@ impl World {
         for class in 0..shares.len() {
             for end in 0..2 {
                 let id = world.classes[class].ids[end].expect("a connection");
-                let seat = Seat::new(world.shapers[end].clone(), ClassId(class as u8));
+                let seat = ShaperHandle::new(world.shapers[end].clone(), ClassId(class as u8));
                 world.ends[end].get(id).unwrap().set_share(world.now, PATH, Some(seat));
             }
         }
@@ -179,7 +179,8 @@ impl World {
             let end = 1 - way;
             while let Some(Packet { class, data, clock, found }) = self.wires[way].pop(now) {
                 if self.tells {
-                    self.found[end] = Some(self.shapers[end].lock().unwrap().told(now, 0, clock, found));
+                    self.found[end] =
+                        Some(self.shapers[end].lock().unwrap().on_clock_report(now, 0, clock, found));
                 }
                 self.carried[way] += data.len() as u64 + u64::from(HEADERS);
                 let (local, remote) = match end {
@@ -195,7 +196,7 @@ impl World {
         }
         let mut buf = Vec::new();
         for end in 0..2 {
-            let (clock, found) = (self.shapers[end].lock().unwrap().clock(now), self.found[end]);
+            let (clock, found) = (self.shapers[end].lock().unwrap().clock_micros(now), self.found[end]);
             for (at, class) in self.classes.iter_mut().enumerate() {
                 let Some(id) = class.ids[end] else { continue };
                 let connection = self.ends[end].get(id).expect("a connection");

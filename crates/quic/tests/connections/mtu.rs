@@ -68,7 +68,7 @@ fn packets_inside_tcp_are_larger_than_those_over_udp() {
     for (datagram, sent) in grow(link, "198.51.100.1:5000", "192.0.2.1:443", ETHERNET.into()) {
         assert!(datagram > ethernet - 50 && sent <= ethernet, "{datagram}, {sent} over UDP");
     }
-    let link = link.with_pipe(LinkId::TCP);
+    let link = link.with_path_index(LinkId::TCP_PATH_INDEX);
     for (datagram, sent) in grow(link, "127.0.0.1:5000", "127.0.0.1:443", usize::MAX) {
         assert!(datagram > inside_tcp - 50 && sent <= inside_tcp, "{datagram}, {sent} inside TCP");
     }

@@ -6,9 +6,9 @@ use mpvpn_flow::rules::FlowMode;
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleError},
     connect_ip::{self, ConnectIpRequest, ResponseError},
+    connect_mpvpn,
     h3::{self, Event as HttpEvent},
     headers::Headers,
-    paths,
 };
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
@@ -154,7 +154,8 @@ impl Client {
         self.links.apply_policies(now, &mut session.multipath, false);
         if asks && let Ok(stream) = connection.open_bi() {
             let offers = extensions::offers(Carries::Streams, &self.config, self.membership.part.member());
-            let request = paths::request(&self.config.authority, self.authorization.as_deref(), offers);
+            let request =
+                connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));
             session.asked = Some(stream);
         }

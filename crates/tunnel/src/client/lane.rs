@@ -11,11 +11,11 @@ use mpvpn_flow::{
     split_tcp::{Event, FlowId, Limits, Read, Refusal, SplitTcpProxy, Summary},
 };
 use mpvpn_masque::{
-    connect::{self, Authority, Failure},
+    connect::{self, Authority, ProxyError},
     h3::{self, H3Error},
 };
 use mpvpn_packet::{
-    FlowKey, IpPacket, Joined,
+    FlowKey, IpPacket, TunPacket,
     icmp::Unreachable,
     protocol,
     tcp::{self, Segment},
@@ -204,7 +204,7 @@ impl Lane {
     }
 
     /// The next packet for an app.
-    pub(super) fn poll_packet(&mut self, now: Instant) -> Option<Joined> {
+    pub(super) fn poll_packet(&mut self, now: Instant) -> Option<TunPacket> {
         self.split_tcp.poll_packet(now)
     }
 
@@ -377,7 +377,14 @@ impl Lane {
         }
     }
 
-    fn refused(&mut self, far: &mut Far<'_>, stream: StreamId, id: FlowId, to: SocketAddr, failure: Failure) {
+    fn refused(
+        &mut self,
+        far: &mut Far<'_>,
+        stream: StreamId,
+        id: FlowId,
+        to: SocketAddr,
+        failure: ProxyError,
+    ) {
         let from = far.gateway.for_source(to.ip());
         let unreachable = |reason: Unreachable| match from {
             Some(from) => Refusal::Unreachable(reason, from),
@@ -385,17 +392,17 @@ impl Lane {
         };
         let refusal = match failure {
             // What it forbids itself it may still carry as packets: the app asks again.
-            Failure::Prohibited if far.packets && self.rules.mode == FlowMode::Auto => {
+            ProxyError::Prohibited if far.packets && self.rules.mode == FlowMode::Auto => {
                 if self.forbidden.len() >= MOST_FORBIDDEN {
                     self.forbidden.clear();
                 }
                 self.forbidden.insert(to);
                 Refusal::Silence
             }
-            Failure::Prohibited => unreachable(Unreachable::Prohibited),
-            Failure::Name | Failure::Unroutable => unreachable(Unreachable::AddressUnreachable),
-            Failure::TimedOut => Refusal::Silence,
-            Failure::Refused | Failure::Busy | Failure::Other => Refusal::Reset,
+            ProxyError::Prohibited => unreachable(Unreachable::Prohibited),
+            ProxyError::Dns | ProxyError::Unroutable => unreachable(Unreachable::AddressUnreachable),
+            ProxyError::TimedOut => Refusal::Silence,
+            ProxyError::Refused | ProxyError::Busy | ProxyError::Other => Refusal::Reset,
         };
         tracing::debug!(%to, ?failure, "no connection");
         self.split_tcp.refuse(id, refusal);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{FlowKey, Joined, Joiner, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
+use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, icmp, ip, mss};
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
 
@@ -23,12 +23,12 @@ pub(super) struct Apps {
     pub(super) udp_lane: UdpLane,
     pub(super) seen: Seen,
     /// Packets for the TUN.
-    pub(super) joiner: Joiner,
+    pub(super) joiner: GroCoalescer,
 }
 
 impl Apps {
     pub(super) fn new(lane: Lane) -> Self {
-        Self { lane, udp_lane: UdpLane::default(), seen: Seen::default(), joiner: Joiner::new() }
+        Self { lane, udp_lane: UdpLane::default(), seen: Seen::default(), joiner: GroCoalescer::new() }
     }
 
     /// Gives an app a packet that was made here, if there is one.
@@ -47,9 +47,9 @@ impl Apps {
     }
 
     /// The next packet for the TUN.
-    pub(super) fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+    pub(super) fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
         let Some(joined) = self.joiner.pop() else { return self.lane.poll_packet(now) };
-        if let Some(flow) = joined.flow() {
+        if let Some(flow) = joined.flow_hash() {
             self.seen.received(now, flow, joined.len() - VNET_HDR_LEN);
         }
         Some(joined)
@@ -190,12 +190,12 @@ impl Client {
     }
 
     /// The next packet for the TUN.
-    pub fn poll_tun(&mut self, now: Instant) -> Option<Joined> {
+    pub fn poll_tun(&mut self, now: Instant) -> Option<TunPacket> {
         self.apps.poll_tun(now)
     }
 
     /// Gives the memory of a written packet back.
-    pub fn recycle(&mut self, joined: Joined) {
+    pub fn recycle(&mut self, joined: TunPacket) {
         self.apps.joiner.recycle(joined);
     }
 }

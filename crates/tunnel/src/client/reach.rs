@@ -120,7 +120,7 @@ impl Client {
 
     fn try_link(&mut self, now: Instant, id: LinkId) {
         // One pipe of each kind is enough to find out whether a link leads to the server; the others join as paths.
-        if id.pipe() > 0 && !id.is_tcp() || !self.may_connect() {
+        if id.path_index() > 0 && !id.is_tcp() || !self.may_connect() {
             return;
         }
         let Some(remote) = self.links.usable(id) else { return };

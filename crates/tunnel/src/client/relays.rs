@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{self, Authority, Failure},
+    connect::{self, Authority, ProxyError},
     h3,
     headers::Headers,
 };
@@ -208,7 +208,7 @@ impl Client {
                 Err(error) => return self.broken(now, &error),
             };
             let refused = answer.as_ref().and_then(refuses_credentials);
-            match answer.map_or(Err(Failure::Other), |headers| connect::check_response(&headers)) {
+            match answer.map_or(Err(ProxyError::Other), |headers| connect::check_response(&headers)) {
                 Ok(()) => {
                     self.own.streams.insert(stream, Stage::Open);
                     self.reports.events.push_back(ClientEvent::RelayOpened(relay));

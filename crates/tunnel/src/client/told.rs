@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use ipnet::IpNet;
-use mpvpn_masque::{capsule::IpRange, connect::Failure};
+use mpvpn_masque::{capsule::IpRange, connect::ProxyError};
 use mpvpn_types::{CongestionControl, Duration};
 
 use super::UdpNews;
@@ -55,7 +55,7 @@ pub enum ClientEvent {
     /// The server has made the connection of a relay: bytes may be read and written.
     RelayOpened(RelayId),
     /// There is no connection, and no relay any more.
-    RelayFailed(RelayId, Failure),
+    RelayFailed(RelayId, ProxyError),
     /// A relay has something to read.
     RelayReadable(RelayId),
     /// A relay has room again.

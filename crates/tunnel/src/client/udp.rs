@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{Authority, Failure},
+    connect::{Authority, ProxyError},
     connect_udp,
     h3::{self, Event as HttpEvent, code},
 };
@@ -28,7 +28,7 @@ pub enum UdpNews {
     /// The server carries its payloads.
     Opened,
     /// The server does not; the flow is over.
-    Refused(Failure),
+    Refused(ProxyError),
     /// The server has ended it, or is lost; the flow is over.
     Closed,
 }
@@ -163,7 +163,7 @@ impl Client {
             HttpEvent::Finished { .. } if is_open => (UdpNews::Closed, session.udp.flows.finish(stream)),
             HttpEvent::StreamError { code, .. } => (UdpNews::Closed, Err(code)),
             HttpEvent::Reset { .. } | HttpEvent::Finished { .. } => {
-                let news = if is_open { UdpNews::Closed } else { UdpNews::Refused(Failure::Other) };
+                let news = if is_open { UdpNews::Closed } else { UdpNews::Refused(ProxyError::Other) };
                 (news, Err(code::REQUEST_CANCELLED))
             }
             _ => return,

@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 use mpvpn_flow::udp::{Fate, MOST_FLOWS, Summary, UdpFlows};
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{
-    FlowKey, IpPacket, Joiner, VnetHdr,
+    FlowKey, GroCoalescer, IpPacket, VnetHdr,
     icmp::{self, Unreachable},
     udp,
 };
@@ -32,9 +32,15 @@ impl UdpLane {
     }
 
     /// A payload from a destination becomes a packet for an app; whether it is of one of these flows.
-    pub(super) fn arrived(&mut self, now: Instant, id: UdpId, payload: &[u8], joiner: &mut Joiner) -> bool {
+    pub(super) fn arrived(
+        &mut self,
+        now: Instant,
+        id: UdpId,
+        payload: &[u8],
+        joiner: &mut GroCoalescer,
+    ) -> bool {
         let Some(key) = self.flows.heard(now, id, payload.len()) else { return false };
-        if let Some(packet) = udp::packet(key.destination(), key.source(), payload) {
+        if let Some(packet) = udp::build_packet(key.destination(), key.source(), payload) {
             joiner.push(Bytes::from(packet));
         }
         true
@@ -105,16 +111,16 @@ impl Client {
             UdpNews::Closed => self.apps.udp_lane.flows.forget(id),
             UdpNews::Refused(failure) => {
                 let reason = match failure {
-                    Failure::Prohibited => Unreachable::Prohibited,
-                    Failure::Refused => Unreachable::PortUnreachable,
-                    Failure::Name | Failure::Unroutable | Failure::TimedOut => {
+                    ProxyError::Prohibited => Unreachable::Prohibited,
+                    ProxyError::Refused => Unreachable::PortUnreachable,
+                    ProxyError::Dns | ProxyError::Unroutable | ProxyError::TimedOut => {
                         Unreachable::AddressUnreachable
                     }
                     // Worth another try.
-                    Failure::Busy | Failure::Other => return self.apps.udp_lane.flows.forget(id),
+                    ProxyError::Busy | ProxyError::Other => return self.apps.udp_lane.flows.forget(id),
                 };
                 if let Some(key) = self.apps.udp_lane.flows.refuse(now, id, reason)
-                    && let Some(packet) = udp::packet(key.source(), key.destination(), &[])
+                    && let Some(packet) = udp::build_packet(key.source(), key.destination(), &[])
                 {
                     tracing::debug!(to = %key.destination(), ?failure, "UDP is not carried");
                     self.tell(&packet, |packet, from| icmp::unreachable(packet, reason, from));

@@ -5,7 +5,7 @@
 //! told while no data moves, and what is told is a small share of what does.
 
 use bytes::{Buf, Bytes, BytesMut};
-use mpvpn_class::Seat;
+use mpvpn_class::ShaperHandle;
 use mpvpn_masque::{
     datagram::{self, DatagramPrefix},
     varint,
@@ -51,7 +51,7 @@ impl ClockReports {
         let Some(report) = Report::decode(&datagram[self.prefix.as_ref().len()..]) else { return };
         let Some(path) = paths.get_mut(report.path) else { return };
         let Some(seat) = path.policy.shaper() else { return };
-        path.clock.note_late(seat.shaper().told(now, self.far, report.clock, report.found));
+        path.clock.note_late(seat.shaper().on_clock_report(now, self.far, report.clock, report.found));
     }
 
     /// Whether it is time to look which paths have something to tell, with data that moved last at
@@ -73,11 +73,11 @@ impl ClockReports {
         now: Instant,
         id: PathId,
         clock: &mut PathClock,
-        seat: &Seat,
+        seat: &ShaperHandle,
         carried: impl FnOnce() -> u64,
     ) -> Option<Bytes> {
-        let found = clock.next(now, || seat.shaper().is_alone(now), carried)?;
-        Some(Report { path: id, clock: seat.shaper().clock(now), found }.encode(&self.prefix))
+        let found = clock.next(now, || seat.shaper().is_single_class_active(now), carried)?;
+        Some(Report { path: id, clock: seat.shaper().clock_micros(now), found }.encode(&self.prefix))
     }
 }
 

@@ -8,7 +8,7 @@
 use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use mpvpn_class::MOST_COPIES;
+use mpvpn_class::MAX_COPIES;
 use mpvpn_masque::{headers::Headers, structured};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, StreamId};
@@ -460,10 +460,10 @@ fn scheduler_of(offer: Option<&[u8]>) -> Scheduler {
     offer.and_then(text).and_then(|name| name.parse().ok()).unwrap_or_default()
 }
 
-/// How often a client wants to get each packet, at most [`MOST_COPIES`]. Once without a number.
+/// How often a client wants to get each packet, at most [`MAX_COPIES`]. Once without a number.
 fn copies_of(offer: Option<&[u8]>) -> u8 {
     let copies = offer.and_then(structured::integer).unwrap_or(1);
-    u8::try_from(copies).unwrap_or(MOST_COPIES).clamp(1, MOST_COPIES)
+    u8::try_from(copies).unwrap_or(MAX_COPIES).clamp(1, MAX_COPIES)
 }
 
 /// The repair that a client wants; none if it does not parse.

@@ -5,7 +5,7 @@
 //! [`MOST_TIMEOUT`].
 
 use bytes::Bytes;
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_flow::{Label, Numbers, Part};
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::Arena;
@@ -119,12 +119,12 @@ impl Numbering {
     }
 
     /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
-    pub(super) fn label(&mut self, now: Instant, packet: &Queued, payload: &[u8]) -> Label {
+    pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         let bucket = Numbers::bucket(packet.flow);
         self.numbered += 1;
         Label {
             bucket,
-            ordered: packet.ordered || self.flows.wants_order(now, bucket, payload),
+            ordered: packet.needs_order || self.flows.wants_order(now, bucket, payload),
             patience: self.reorder_timeout,
             number: self.numbers.take(bucket),
             part: None,
@@ -134,7 +134,7 @@ impl Numbering {
     /// The datagram of a packet outside of all FEC groups.
     pub(super) fn datagram(&mut self, label: Label, payload: &[u8]) -> Bytes {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.room(prefix.len() + Label::LEN + Part::LEN + payload.len());
+        let room = self.arena.reserve(prefix.len() + Label::LEN + Part::LEN + payload.len());
         room.extend_from_slice(prefix);
         label.encode(room);
         room.extend_from_slice(payload);
@@ -144,7 +144,7 @@ impl Numbering {
     /// The datagram of label and packet that were in a FEC group, outside of all groups.
     pub(super) fn reframe(&mut self, bare: Tracked) -> Tracked {
         let prefix = self.prefix.as_ref();
-        let room = self.arena.room(prefix.len() + bare.data.len());
+        let room = self.arena.reserve(prefix.len() + bare.data.len());
         room.extend_from_slice(prefix);
         room.extend_from_slice(&bare.data);
         Tracked { data: self.arena.take(), ..bare }
@@ -203,8 +203,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn packet(flow: u32, ordered: bool) -> Queued {
-        Queued { data: Bytes::from_static(b"packet"), flow, ordered, plain: false }
+    fn packet(flow: u32, ordered: bool) -> QueuedPacket {
+        QueuedPacket { data: Bytes::from_static(b"packet"), flow, needs_order: ordered, unnumbered: false }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_masque::datagram::{self, DatagramPrefix};
 use mpvpn_packet::{
     Arena, SplitError, VnetHdr, ip,
@@ -96,7 +96,7 @@ impl Packetizer {
     fn append(&mut self, hdr: VnetHdr, packet: &[u8], mtu: usize) -> Result<(), SplitError> {
         let prefix = self.prefix.as_ref();
         self.ranges.clear();
-        let room = self.arena.room(split::bound(hdr, packet.len(), mtu, prefix.len()));
+        let room = self.arena.reserve(split::estimated_output_len(hdr, packet.len(), mtu, prefix.len()));
         split::split(hdr, packet, mtu, prefix, room, &mut self.ranges)
     }
 
@@ -107,7 +107,7 @@ impl Packetizer {
 
     /// A payload of UDP behind a prefix.
     pub(super) fn payload(&mut self, prefix: &DatagramPrefix, payload: &[u8]) -> Bytes {
-        let room = self.arena.room(prefix.as_ref().len() + payload.len());
+        let room = self.arena.reserve(prefix.as_ref().len() + payload.len());
         room.extend_from_slice(prefix.as_ref());
         room.extend_from_slice(payload);
         self.arena.take()
@@ -115,12 +115,12 @@ impl Packetizer {
 
     /// What is behind the prefix of a packet.
     #[inline]
-    pub(super) fn behind_prefix<'a>(&self, packet: &'a Queued) -> &'a [u8] {
+    pub(super) fn behind_prefix<'a>(&self, packet: &'a QueuedPacket) -> &'a [u8] {
         packet.data.get(self.prefix.as_ref().len()..).unwrap_or_default()
     }
 
     /// Whether a packet that waits is one of TCP.
-    pub(super) fn is_tcp(&self, packet: &Queued) -> bool {
+    pub(super) fn is_tcp(&self, packet: &QueuedPacket) -> bool {
         ip::parse(self.behind_prefix(packet)).is_ok_and(|view| view.protocol() == protocol::TCP)
     }
 
@@ -130,11 +130,11 @@ impl Packetizer {
     /// # Errors
     /// If it may not be cut.
     #[cold]
-    pub(super) fn cut(&mut self, packet: &Queued, max: usize) -> Result<Vec<Queued>, SplitError> {
+    pub(super) fn cut(&mut self, packet: &QueuedPacket, max: usize) -> Result<Vec<QueuedPacket>, SplitError> {
         let whole = self.behind_prefix(packet);
         let hdr = if self.is_tcp(packet) { as_super_packet(whole) } else { VnetHdr::NONE };
         self.append(hdr, whole, max.saturating_sub(self.prefix.as_ref().len()))?;
-        Ok(self.take_pieces().iter().map(|data| Queued { data, ..*packet }).collect())
+        Ok(self.take_pieces().iter().map(|data| QueuedPacket { data, ..*packet }).collect())
     }
 
     /// Gives back memory that is not in use.
@@ -209,13 +209,13 @@ mod tests {
             let limits = PacketLimits { mtu: 1400, promised: 1400 };
             let pieces = packetizer.split(VnetHdr::NONE, &mut packet, protocol, limits);
             let data = pieces.expect("it fits").iter().next().expect("a packet");
-            let queued = Queued { data, flow: 9, ordered: true, plain: false };
+            let queued = QueuedPacket { data, flow: 9, needs_order: true, unnumbered: false };
             (packetizer.is_tcp(&queued), packetizer.cut(&queued, 1000))
         };
         let (is_tcp, parts) = queued(Packet::v6().tcp(&[7; 1300]));
         let parts = parts.expect("TCP may be cut");
         assert!(is_tcp && parts.len() == 2, "{parts:?}");
-        assert!(parts.iter().all(|part| part.flow == 9 && part.ordered && part.data.len() <= 1000));
+        assert!(parts.iter().all(|part| part.flow == 9 && part.needs_order && part.data.len() <= 1000));
         let (is_tcp, parts) = queued(Packet::v6().udp(&[7; 1300]));
         assert!(!is_tcp && matches!(parts, Err(SplitError::TooBig { .. })), "{parts:?}");
     }

@@ -6,7 +6,7 @@
 //! get what is left.
 
 use bytes::Bytes;
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_flow::fec::Load;
 use mpvpn_path::{Offer, Want, first_of};
 use mpvpn_quic::{Connection, Tracked};
@@ -141,9 +141,9 @@ impl Pass<'_> {
     }
 
     /// Queues a packet for a path, in parts if it does not fit; returns the bytes that it takes there.
-    fn carry(&mut self, packet: Queued, id: PathId, offers: &mut [Offer]) -> u64 {
+    fn carry(&mut self, packet: QueuedPacket, id: PathId, offers: &mut [Offer]) -> u64 {
         let max = self.max;
-        if packet.plain {
+        if packet.unnumbered {
             if packet.data.len() <= max {
                 return self.connection.queue(id, packet.data);
             }
@@ -177,7 +177,7 @@ impl Pass<'_> {
 
     /// The same for a packet that is to be cut so that each datagram has at most `max` bytes.
     #[cold]
-    fn carry_cut(&mut self, packet: &Queued, max: usize, id: PathId, offers: &mut [Offer]) -> u64 {
+    fn carry_cut(&mut self, packet: &QueuedPacket, max: usize, id: PathId, offers: &mut [Offer]) -> u64 {
         match self.packetizer.cut(packet, max) {
             Ok(parts) => parts.into_iter().map(|part| self.carry(part, id, offers)).sum(),
             Err(error) => {

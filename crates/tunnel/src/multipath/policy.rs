@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use mpvpn_class::Seat;
+use mpvpn_class::ShaperHandle;
 use mpvpn_masque::capsule::{LinkNotice, LinkPolicy};
 use mpvpn_path::LivenessConfig;
 use mpvpn_types::{BitRate, ClassId, Instant, LinkId, PathId};
@@ -105,13 +105,13 @@ pub(super) struct PolicyInForce {
     /// The connection was told what it has to know.
     applied: bool,
     /// The place at the shaper of the link, where classes share that.
-    shaper: Option<Seat>,
+    shaper: Option<ShaperHandle>,
 }
 
 /// What the connection has to know about the policy of a path.
 #[derive(Debug)]
 pub(super) struct PathSettings {
-    pub(super) shaper: Option<Seat>,
+    pub(super) shaper: Option<ShaperHandle>,
     pub(super) cap: Option<BitRate>,
     /// The mark (DSCP) of what is sent there, 0 to 63.
     pub(super) dscp: u8,
@@ -153,7 +153,7 @@ impl PolicyInForce {
     }
 
     /// The place at the shaper of the link.
-    pub(super) fn shaper(&self) -> Option<&Seat> {
+    pub(super) fn shaper(&self) -> Option<&ShaperHandle> {
         self.shaper.as_ref()
     }
 

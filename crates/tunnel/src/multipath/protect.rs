@@ -136,7 +136,7 @@ impl Protection {
     ) -> Option<(Bytes, u32)> {
         let place = self.guard.place(now, path, Label::LEN + packet.len())?;
         let prefix = self.long.as_ref().filter(|_| packet.len() >= LONG).unwrap_or(&self.prefix).as_ref();
-        let room = self.arena.room(prefix.len() + Place::LEN + Label::LEN + packet.len());
+        let room = self.arena.reserve(prefix.len() + Place::LEN + Label::LEN + packet.len());
         room.extend_from_slice(prefix);
         place.encode(room);
         label.encode(room);

@@ -3,7 +3,7 @@
 //! In: packets, what is known of the paths in use, what each can take. Out: for a path, the packets that it
 //! carries next. Always holds: what waits is bounded by what the paths carry in a short time.
 
-use mpvpn_class::{MOST_COPIES, QueueConfig, Queued};
+use mpvpn_class::{MAX_COPIES, QueueConfig, QueuedPacket};
 use mpvpn_path::{Choice, Dispatcher, Offer, PathInfo, Pick, Scheduler, Want};
 use mpvpn_types::{Duration, Instant, PathId};
 
@@ -39,7 +39,7 @@ impl PacketScheduler {
 
     /// Sends each numbered packet so often, each time on another link.
     pub(super) fn set_copies(&mut self, copies: u8) {
-        self.choice.set_copies(copies.min(MOST_COPIES));
+        self.choice.set_copies(copies.min(MAX_COPIES));
     }
 
     /// How often each numbered packet is sent, whatever the scheduler.
@@ -57,13 +57,13 @@ impl PacketScheduler {
 
     /// Takes a packet in.
     #[inline]
-    pub(super) fn push(&mut self, now: Instant, packet: Queued) {
+    pub(super) fn push(&mut self, now: Instant, packet: QueuedPacket) {
         self.dispatcher.push(now, packet);
     }
 
     /// The packet that a path carries next, of those that `want` leaves to it.
     #[inline]
-    pub(super) fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<Queued> {
+    pub(super) fn pop(&mut self, now: Instant, path: PathId, want: Want) -> Option<QueuedPacket> {
         self.dispatcher.pop(now, path, want)
     }
 
@@ -207,7 +207,7 @@ mod tests {
         let mut scheduler = PacketScheduler::new(Scheduler::Auto);
         assert_eq!((scheduler.copies(), scheduler.extra_copies(3)), (1, 0));
         scheduler.set_copies(u8::MAX);
-        assert_eq!(scheduler.copies(), MOST_COPIES);
+        assert_eq!(scheduler.copies(), MAX_COPIES);
         assert_eq!(PacketScheduler::new(Scheduler::Redundant).extra_copies(3), 2);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_masque::datagram::DatagramPrefix;
 use mpvpn_packet::{FlowKey, SplitError, VnetHdr, icmp, ip, protocol};
 use mpvpn_quic::{Connection, Transmit};
@@ -69,7 +69,8 @@ impl MultipathConnection {
         }
         for data in pieces.iter() {
             self.traffic.count_sent((data.len() - prefix) as u64);
-            self.scheduler.push(now, Queued { data, flow: hash, ordered, plain: false });
+            self.scheduler
+                .push(now, QueuedPacket { data, flow: hash, needs_order: ordered, unnumbered: false });
         }
         self.note_traffic(now);
         self.trimmer.note_use(now);
@@ -87,7 +88,7 @@ impl MultipathConnection {
     ) {
         let data = self.packetizer.payload(prefix, payload);
         self.traffic.count_sent(payload.len() as u64);
-        self.scheduler.push(now, Queued { data, flow, ordered, plain: true });
+        self.scheduler.push(now, QueuedPacket { data, flow, needs_order: ordered, unnumbered: true });
         self.note_traffic(now);
         self.trimmer.note_use(now);
     }

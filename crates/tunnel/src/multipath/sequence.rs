@@ -6,7 +6,7 @@
 //! groups.
 
 use bytes::{Buf, Bytes};
-use mpvpn_class::Queued;
+use mpvpn_class::QueuedPacket;
 use mpvpn_flow::{Label, ReorderStats, fec::Load};
 use mpvpn_masque::datagram::DatagramPrefix;
 use mpvpn_quic::{Fate, PathView, Tracked};
@@ -96,7 +96,7 @@ impl Sequencer {
 
     /// The label of a packet that leaves; `payload` are its bytes without the prefix behind which it waited.
     #[inline]
-    pub(super) fn label(&mut self, now: Instant, packet: &Queued, payload: &[u8]) -> Label {
+    pub(super) fn label(&mut self, now: Instant, packet: &QueuedPacket, payload: &[u8]) -> Label {
         self.numbering.label(now, packet, payload)
     }
 

@@ -1,7 +1,7 @@
 //! Connections without packets: their paths are watched as soon as something was granted, and what both ends know beyond
 //! that is agreed on by a request of its own ([`mpvpn_masque::paths`]).
 
-use mpvpn_masque::{connect_ip, h3, headers::Headers, paths, request::Rejection};
+use mpvpn_masque::{connect_ip, connect_mpvpn, h3, headers::Headers, request::Rejection};
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
@@ -35,7 +35,7 @@ impl Server {
         stream: StreamId,
         headers: &Headers,
     ) -> Result<(), Rejection> {
-        let credentials = paths::parse_request(headers)?;
+        let credentials = connect_mpvpn::parse_request(headers)?;
         let user = self.user_of(id, credentials.as_deref())?;
         self.takes_datagrams(id)?;
         let Some(peer) = self.peers.get(id) else { return Ok(()) };

@@ -5,7 +5,7 @@ use mpvpn_masque::{
     connect, connect_ip,
     h3::{self, Event as HttpEvent},
     headers::Headers,
-    request::{self, Kind, Rejection},
+    request::{self, Rejection, RequestKind},
 };
 use mpvpn_quic::{ConnectionId, StreamId};
 use mpvpn_types::Instant;
@@ -40,10 +40,10 @@ impl Server {
                         continue;
                     }
                     match request::classify(&headers) {
-                        Ok(Kind::ConnectTcp) => self.connect(now, id, stream, &headers),
-                        Ok(Kind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
-                        Ok(Kind::Paths) => self.paths_request(now, id, stream, &headers),
-                        Ok(Kind::ConnectIp) if self.config.carries == Carries::Streams => {
+                        Ok(RequestKind::ConnectTcp) => self.connect(now, id, stream, &headers),
+                        Ok(RequestKind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
+                        Ok(RequestKind::ConnectMpvpn) => self.paths_request(now, id, stream, &headers),
+                        Ok(RequestKind::ConnectIp) if self.config.carries == Carries::Streams => {
                             self.refuse_packets(now, id, stream, &headers);
                         }
                         _ => self.request(now, id, stream, &headers),

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{datagram::DatagramError, h3};
-use mpvpn_packet::{Joined, VnetHdr, icmp, ip};
+use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionId;
 use mpvpn_types::Instant;
 
@@ -144,7 +144,7 @@ impl Server {
     }
 
     /// The next packet for the TUN.
-    pub fn poll_tun(&mut self) -> Option<Joined> {
+    pub fn poll_tun(&mut self) -> Option<TunPacket> {
         if let Some(joined) = self.joiner.pop() {
             return Some(joined);
         }
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Gives the memory of a written packet back.
-    pub fn recycle(&mut self, joined: Joined) {
+    pub fn recycle(&mut self, joined: TunPacket) {
         self.joiner.recycle(joined);
     }
 }

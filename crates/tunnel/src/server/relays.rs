@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{self, Failure},
+    connect::{self, ProxyError},
     h3::{self, H3Error},
     headers::Headers,
     request::Rejection,
@@ -60,7 +60,7 @@ impl Server {
     }
 
     /// There is no connection; `reason` is for people.
-    pub fn relay_failed(&mut self, relay: RelayId, failure: Failure, reason: String) {
+    pub fn relay_failed(&mut self, relay: RelayId, failure: ProxyError, reason: String) {
         self.on_relay(relay, |peer, connection| {
             connection.write(relay.stream, h3::encode_headers(&failure.rejection(reason).headers()));
             if let Some(http) = &mut peer.http {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_masque::{
-    connect::{Authority, Failure},
+    connect::{Authority, ProxyError},
     connect_udp,
     h3::{self, Event as HttpEvent, code},
     headers::Headers,
@@ -110,7 +110,7 @@ impl Server {
     }
 
     /// There will be none; `reason` is for people.
-    pub fn udp_failed(&mut self, udp: UdpId, failure: Failure, reason: String) {
+    pub fn udp_failed(&mut self, udp: UdpId, failure: ProxyError, reason: String) {
         self.on_udp(udp, |_, connection| {
             connection.write(udp.stream, h3::encode_headers(&failure.rejection(reason).headers()));
         });

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::world::{MS, TOKEN, World};
 use mpvpn_flow::rules::FlowMode;
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_packet::{ip, protocol};
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
@@ -75,7 +75,7 @@ fn apps_are_told_what_does_not_travel() {
     const PROHIBITED: [u8; 2] = [3, 13];
     let (mut world, client) = world();
     let forbidden = "10.9.9.9:53";
-    world.refuses = [(forbidden.parse().unwrap(), Failure::Prohibited)].into();
+    world.refuses = [(forbidden.parse().unwrap(), ProxyError::Prohibited)].into();
     let ping = from_app(&world, client, 1, DNS).echo(7, 1, b"ping");
     world.client_sends(client, ping);
     world.run(MS);

@@ -6,7 +6,7 @@ use crate::world::{MS, SERVER, TOKEN, World};
 use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader},
-    connect::{self, Failure},
+    connect::{self, ProxyError},
     connect_ip::ConnectIpRequest,
     connect_udp,
     h3::code,
@@ -235,7 +235,7 @@ fn refusals_and_their_reasons_come_back() {
 
     let request = inside.ask(&connect::request(&target, Some(&bearer())));
     let Some(ServerEvent::Connect { relay, .. }) = inside.asked.pop() else { panic!("no request") };
-    inside.world.servers[0].relay_failed(relay, Failure::Name, "no such name".to_owned());
+    inside.world.servers[0].relay_failed(relay, ProxyError::Dns, "no such name".to_owned());
     inside.run(5 * MS);
     let answer = inside.answer(request);
     assert_eq!(answer.status(), Some(502));

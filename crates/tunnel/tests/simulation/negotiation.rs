@@ -1,6 +1,6 @@
 //! What a server answers to the header fields of a request: docs/vectors/negotiation.json.
 
-use mpvpn_masque::{connect_ip::ConnectIpRequest, paths};
+use mpvpn_masque::{connect_ip::ConnectIpRequest, connect_mpvpn};
 use serde_json::Value;
 
 use crate::{
@@ -27,7 +27,7 @@ fn a_server_answers_extensions_as_the_vectors_say() {
                 ..ConnectIpRequest::new(SERVER, "/.well-known/masque/ip/*/*/")
             }
             .headers(),
-            _ => paths::request(SERVER, Some(&bearer()), extra),
+            _ => connect_mpvpn::request(SERVER, Some(&bearer()), extra),
         };
         let mut inside = Inside::new();
         let request = inside.ask(&request);

@@ -145,8 +145,9 @@ fn a_pipe_that_falls_silent_is_hardly_missed() {
         assert!(down.max(up) <= 150 * MS, "pipe {silent}: {down:?} and {up:?}");
         let now = world.now;
         let report = world.machines[client].client.report(now);
-        let of =
-            |pipe| report.paths.iter().find(|path| path.link == Some(LinkId(0).with_pipe(pipe))).unwrap();
+        let of = |pipe| {
+            report.paths.iter().find(|path| path.link == Some(LinkId(0).with_path_index(pipe))).unwrap()
+        };
         let works = (0..4).filter(|pipe| of(*pipe).state == PathState::Active).collect::<Vec<_>>();
         assert_eq!(works, (0..4).filter(|pipe| *pipe != silent).collect::<Vec<_>>());
         assert_eq!(world.machines[client].downs, 0);
@@ -163,7 +164,7 @@ fn schedulers_take_all_pipes_of_a_link_for_one_path() {
     let report = world.machines[client].client.report(now);
     let active = report.paths.iter().filter(|path| path.state == PathState::Active);
     let active: Vec<LinkId> = active.filter_map(|path| path.link).collect();
-    assert_eq!(active, [LinkId(0), LinkId(0).with_pipe(1)]);
+    assert_eq!(active, [LinkId(0), LinkId(0).with_path_index(1)]);
 
     let (mut world, client) = start(4, Scheduler::Redundant, CongestionControl::Bbr, &links[..1]);
     let found = carry(&mut world, client, 4, Direction::Down, SECOND);
@@ -178,7 +179,7 @@ fn pipes_share_the_caps_of_their_link_and_go_with_it() {
     let now = world.now;
     let say = |world: &mut World, link, policy| {
         for pipe in 0..4 {
-            world.machines[client].client.set_link(now, LinkId(link).with_pipe(pipe), policy);
+            world.machines[client].client.set_link(now, LinkId(link).with_path_index(pipe), policy);
         }
     };
     say(&mut world, 1, LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() });
@@ -212,7 +213,7 @@ fn each_pipe_learns_where_the_server_sees_it() {
 #[test]
 fn a_pipe_is_used_left_unused_and_closed_without_a_loss() {
     let (mut world, client) = start(2, Scheduler::Auto, CongestionControl::Bbr, &["50mbit,10ms,queue=60ms"]);
-    let second = LinkId(0).with_pipe(1);
+    let second = LinkId(0).with_path_index(1);
     let mut sent = 0u32;
     for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Never] {
         let now = world.now;
@@ -260,7 +261,7 @@ fn a_second_pipe_shows_what_it_brings_within_seconds() {
         let mut rates = Vec::new();
         for tier in [Tier::Backup, Tier::Primary, Tier::Backup, Tier::Primary] {
             let (now, policy) = (world.now, LinkPolicy { tier, ..LinkPolicy::default() });
-            world.machines[client].client.set_link(now, LinkId(0).with_pipe(1), policy);
+            world.machines[client].client.set_link(now, LinkId(0).with_path_index(1), policy);
             rates.push(carry(&mut world, client, 8, way, 3 * SECOND).mbit);
         }
         println!("{way:?}: {rates:.1?} Mbit/s");

@@ -7,7 +7,7 @@ use crate::world::{
     app::App,
     talk::{Talk, play, step, streams, world},
 };
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::{PathState, Scheduler};
 use mpvpn_tunnel::{Carries, ClientError, ClientEvent, LinkPolicy};
 use mpvpn_types::{Duration, LinkId, Tier};
@@ -149,7 +149,7 @@ fn connections_survive_when_all_links_are_gone_for_a_while() {
 #[test]
 fn what_the_server_finds_is_told() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
-    let failures = [Failure::Name, Failure::Prohibited, Failure::Refused, Failure::TimedOut];
+    let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Refused, ProxyError::TimedOut];
     let mut talks: Vec<Talk> = failures.iter().zip(1..).map(|(_, port)| Talk::new(port, 0)).collect();
     world.refuses = talks.iter().map(|talk| talk.to.clone()).zip(failures).collect();
     play(&mut world, client, &mut talks, S);
@@ -247,7 +247,7 @@ fn who_asks_too_early_is_told_when_to_ask_again() {
 fn more_connections_than_the_server_allows_wait_for_their_turn() {
     let (mut world, client) = streams(&[(100, 10 * MS)]);
     let to: Authority = "destination.example:1".parse().unwrap();
-    world.refuses = vec![(to.clone(), Failure::Refused)];
+    world.refuses = vec![(to.clone(), ProxyError::Refused)];
     let asked = (0..100_000).map_while(|_| world.machines[client].client.relay_open(&to)).count();
     assert!(asked < 100_000, "the server allows fewer");
     world.run(5 * S);

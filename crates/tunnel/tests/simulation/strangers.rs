@@ -8,10 +8,9 @@ use mpvpn_masque::{
     capsule::{Capsule, CapsuleReader, IpRange},
     connect,
     connect_ip::ConnectIpRequest,
-    connect_udp, datagram,
+    connect_mpvpn, connect_udp, datagram,
     h3::{self, Event as HttpEvent, H3, Settings, Side},
     headers::Headers,
-    paths,
 };
 use mpvpn_packet::{VNET_HDR_LEN, ip};
 use mpvpn_packets::Packet;
@@ -196,7 +195,7 @@ fn who_shows_nothing_sees_what_the_site_says() {
         get,
         connect::request(&"192.0.2.7:80".parse().unwrap(), None),
         connect_udp::request("vpn.example", udp_path, None),
-        paths::request("vpn.example", None, Vec::new()),
+        connect_mpvpn::request("vpn.example", None, Vec::new()),
     ];
     for request in &strangers {
         let (head, content) = answer(request);
@@ -207,7 +206,7 @@ fn who_shows_nothing_sees_what_the_site_says() {
 
 #[test]
 fn who_shows_something_wrong_is_told() {
-    let (head, content) = answer(&paths::request("vpn.example", Some("Bearer nobody"), Vec::new()));
+    let (head, content) = answer(&connect_mpvpn::request("vpn.example", Some("Bearer nobody"), Vec::new()));
     assert_eq!((head.status(), content.len()), (Some(401), 0));
     assert!(head.value("proxy-status").is_some());
     let own = format!("Bearer {TOKEN}");

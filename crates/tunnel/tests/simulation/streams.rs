@@ -8,7 +8,7 @@ use mpvpn_flow::{
     split_tcp::State,
 };
 use mpvpn_lab::Direction;
-use mpvpn_masque::connect::Failure;
+use mpvpn_masque::connect::ProxyError;
 use mpvpn_path::{Heard, Scheduler};
 use mpvpn_scenarios::Scenario;
 use mpvpn_tunnel::Carried;
@@ -210,7 +210,7 @@ fn pause_after_an_outage(time: Duration) -> Duration {
 #[test]
 fn a_path_inside_tcp_that_is_given_up_counts_as_dead() {
     let (mut world, client) = world(&[(10, 10 * MS), (10, 10 * MS)]);
-    let way = LinkId(0).with_pipe(LinkId::TCP);
+    let way = LinkId(0).with_path_index(LinkId::TCP_PATH_INDEX);
     let now = world.now;
     let heard = |world: &World| world.machines[client].client.heard_on(way);
     assert_eq!(heard(&world), Heard::Nothing);
@@ -371,7 +371,7 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
     let (mut world, client) = world(&[(100, 10 * MS)]);
     assert_eq!(ways(&world, client), []);
     let refused = SocketAddr::from(([203, 0, 113, 9], 7));
-    world.refuses = vec![(refused.into(), Failure::Prohibited)];
+    world.refuses = vec![(refused.into(), ProxyError::Prohibited)];
     let mut apps = apps(&world, client, 1, 2, 1000);
     apps.push(App::new(SocketAddr::new(world.address(client, true), 50_000), refused, 0));
     for _ in 0..120 {

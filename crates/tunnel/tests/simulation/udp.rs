@@ -1,7 +1,7 @@
 //! UDP payloads that travel by CONNECT-UDP, without packets and beside them, in simulated time.
 
 use crate::world::{MS, TOKEN, World};
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClientEvent, UdpId, UdpNews};
 use mpvpn_types::{Duration, LinkId};
@@ -74,7 +74,7 @@ fn payloads_go_there_and_back_from_the_first_one_on() {
 fn what_the_server_finds_is_told() {
     for carries in BOTH {
         let (mut world, client) = world(carries, &[(50, 10 * MS)]);
-        let failures = [Failure::Name, Failure::Prohibited, Failure::Unroutable, Failure::Busy];
+        let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Unroutable, ProxyError::Busy];
         world.refuses = (1..).map(target).zip(failures).collect();
         let flows: Vec<_> = (1..=4).map(|port| open(&mut world, client, port)).collect();
         send(&mut world, client, flows[0], b"in vain");

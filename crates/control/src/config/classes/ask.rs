@@ -7,7 +7,7 @@ use std::{
     str::FromStr,
 };
 
-use mpvpn_class::{Facts, Names, Pattern, Rules, has_ports};
+use mpvpn_class::{DnsSnooper, DomainPattern, PacketFields, Rules, has_ports};
 use mpvpn_types::Instant;
 use serde::Serialize;
 
@@ -21,7 +21,7 @@ use crate::config::{ClientConfig, links::Dscp, values::Text};
 /// A packet from a client to the far end, as in `udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
-    facts: Facts,
+    facts: PacketFields,
     /// A name that DNS said the far end has.
     domain: Option<String>,
     /// What only the kernel sees: the firewall mark, the VLAN, and the interface by which it comes in.
@@ -79,10 +79,10 @@ impl ClientConfig {
             return Ruling { packet: packet.to_string(), class, rule: None, file, line, built_in, tun };
         }
         let rules = rules_of(&self.class_rules);
-        let mut names = Names::new(rules.patterns());
+        let mut names = DnsSnooper::new(rules.patterns());
         let now = Instant::now();
         if let Some(domain) = &packet.domain {
-            names.tell(now, packet.facts.dst, domain);
+            names.add_mapping(now, packet.facts.dst, domain);
         }
         let verdict = rules.classify(now, &packet.facts, &names);
         let (file, line, built_in) = place(verdict.rule.map(|at| &self.class_rules[at].origin));
@@ -103,7 +103,7 @@ fn place(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option
 
 impl fmt::Display for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Facts { protocol, src, dst, ports, dscp } = self.facts;
+        let PacketFields { protocol, src, dst, ports, dscp } = self.facts;
         let end = |ip: IpAddr, port: Option<u16>| match port {
             None => ip.to_string(),
             Some(port) => SocketAddr::new(ip, port).to_string(),
@@ -155,7 +155,7 @@ impl FromStr for Packet {
             [_, v6] if src.is_ipv6() => *v6,
             numbers => numbers[0],
         };
-        let facts = Facts { protocol: number, src, dst, ports: from.zip(to), dscp: 0 };
+        let facts = PacketFields { protocol: number, src, dst, ports: from.zip(to), dscp: 0 };
         let packet = Self { facts, domain: None, mark: 0, vlan: None, ingress: None };
         more.chunks(2).try_fold(packet, Self::with)
     }
@@ -168,7 +168,7 @@ impl Packet {
             ["dscp", dscp] => self.facts.dscp = Dscp::read(dscp)?.0,
             // A name, and so no star in it.
             ["domain", domain] if !domain.starts_with('*') => {
-                Pattern::read(domain)?;
+                DomainPattern::read(domain)?;
                 self.domain = Some(domain.to_owned());
             }
             ["mark", mark] => {
@@ -195,7 +195,7 @@ impl Packet {
         (marks.is_empty() || marks.iter().any(|mark| self.mark & mark.mask == mark.value))
             && (vlans.is_empty() || self.vlan.is_some_and(|vlan| vlans.contains(&vlan)))
             && (ingress.is_empty() || self.ingress.as_ref().is_some_and(|name| ingress.contains(name)))
-            && rules.classify(Instant::now(), &self.facts, &Names::new([])).rule.is_some()
+            && rules.classify(Instant::now(), &self.facts, &DnsSnooper::new([])).rule.is_some()
     }
 }
 

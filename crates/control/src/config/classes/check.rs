@@ -1,6 +1,6 @@
 //! What classes say that cannot be, alone or together.
 
-use mpvpn_class::Why;
+use mpvpn_class::UnreachableReason;
 use mpvpn_types::{BitRate, Portion};
 
 use super::{
@@ -179,8 +179,8 @@ impl Check<'_> {
     /// Rules that can never decide.
     fn rules(&self, rules: &[MatchRule]) -> Result<()> {
         let Some(first) = rules_of(rules).unreachable().into_iter().next() else { return Ok(()) };
-        let why = match first.why {
-            Why::Covered(by) => {
+        let why = match first.reason {
+            UnreachableReason::Covered(by) => {
                 let by = &rules[by];
                 let class = &self.list[usize::from(by.rule.class.0)].name;
                 format!(

@@ -152,5 +152,5 @@ pub(super) fn objection(found: &SteerRule, class: &ClassConfig, tuns: &[&str]) -
         ));
     }
     let unreachable = Rules::new(vec![rule.clone()]).unreachable();
-    unreachable.first().map(|found| format!("this rule never decides: {}", found.why))
+    unreachable.first().map(|found| format!("this rule never decides: {}", found.reason))
 }

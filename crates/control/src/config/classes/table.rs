@@ -3,7 +3,7 @@
 use std::{borrow::Cow, ops::Range};
 
 use ipnet::IpNet;
-use mpvpn_class::{MOST_COPIES, Pattern, Rule};
+use mpvpn_class::{DomainPattern, MAX_COPIES, Rule};
 use mpvpn_types::{ClassName, Fec, Portion, Weight};
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{
@@ -254,8 +254,8 @@ struct MatchTable {
     /// Domain names for which DNS gave the address of the far end: `example.com` is this name and all below it,
     /// `*.example.com` only those below it [default: all]
     #[serde(default, deserialize_with = "some")]
-    #[schemars(schema_with = "schema::some::<Pattern>")]
-    domain: Vec<Pattern>,
+    #[schemars(schema_with = "schema::some::<DomainPattern>")]
+    domain: Vec<DomainPattern>,
     /// Firewall marks, as a value or as value and mask; only for a class with `tun`, not together with `domain`
     /// [default: all]
     #[serde(default, deserialize_with = "some_or_numbers")]
@@ -316,10 +316,10 @@ impl Text for Copies {
     const EXAMPLE: &'static str = "2";
 
     fn read(text: &str) -> Result<Self, String> {
-        let number = text.parse().ok().filter(|number| (1..=MOST_COPIES).contains(number));
+        let number = text.parse().ok().filter(|number| (1..=MAX_COPIES).contains(number));
         number
             .map(Self)
-            .ok_or_else(|| format!("`{text}` is no number of copies: expected 1 to {}", MOST_COPIES))
+            .ok_or_else(|| format!("`{text}` is no number of copies: expected 1 to {}", MAX_COPIES))
     }
 }
 
@@ -341,12 +341,12 @@ impl Text for Portion {
     }
 }
 
-impl Text for Pattern {
+impl Text for DomainPattern {
     const EXPECTED: &'static str = "a domain in quotes, as in \"example.com\" or \"*.example.com\"";
     const EXAMPLE: &'static str = "*.example.com";
 
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|error: mpvpn_class::ParsePatternError| error.to_string())
+        text.parse().map_err(|error: mpvpn_class::ParseDomainPatternError| error.to_string())
     }
 }
 

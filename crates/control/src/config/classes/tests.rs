@@ -25,7 +25,7 @@ fn without_tables_there_are_three_classes_and_the_rules_that_every_client_has() 
     assert_eq!(config.classes, ClassConfig::built_in());
     let found: Vec<_> = config.classes.iter().map(|class| (class.name.as_str(), class.id.0)).collect();
     assert_eq!(found, [("default", 0), ("critical", 1), ("bulk", 2)]);
-    assert_eq!(config.class_rules.len(), BUILT_IN.len());
+    assert_eq!(config.class_rules.len(), BUILT_IN_RULES.len());
     let first: Vec<_> = config.classes.iter().filter(|class| class.priority).map(|class| class.id).collect();
     assert_eq!(first, [CRITICAL]);
 }
@@ -354,7 +354,7 @@ fn what_only_the_kernel_sees_is_steered_and_is_no_rule_of_the_tun() {
     );
     assert_eq!(vlans.seen, Seen { marks: vec![], vlans: vec![20, 30], ingress: vec!["eth2".into()] });
     assert_eq!((vlans.rule.class, vlans.origin.to_string()), (CRITICAL, "client.toml, line 9".to_owned()));
-    assert_eq!(config.class_rules.len(), 1 + BUILT_IN.len());
+    assert_eq!(config.class_rules.len(), 1 + BUILT_IN_RULES.len());
     assert_eq!(config.class_rules[0].rule.ports, [7..=7]);
     assert_eq!(
         config.class_tuns().map(|(class, tun)| (class.id, tun)).collect::<Vec<_>>(),
@@ -503,7 +503,7 @@ fn the_example_that_people_copy_is_taken_word_for_word() {
     let ruling = said(&config, "tcp 10.0.7.9:4000 -> 192.0.2.1:8080");
     assert!(ruling.starts_with("cams, by rule 3"), "{ruling}");
     let page = include_str!("../../../../../docs/guide/classes-of-traffic.md");
-    for BuiltIn { name, .. } in BUILT_IN {
+    for BuiltInRule { name, .. } in BUILT_IN_RULES {
         assert!(page.contains(&format!("`{name}`")), "the guide says nothing of the rule `{name}`");
     }
 }

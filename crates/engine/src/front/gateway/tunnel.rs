@@ -13,7 +13,7 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use mpvpn_masque::{
-    capsule::{CapsuleSieve, Sifted, encode_datagram_header},
+    capsule::{CapsuleDemux, CapsulePart, encode_datagram_header},
     datagram::CONTEXT_PAYLOAD,
     h3::code,
     varint,
@@ -101,7 +101,7 @@ impl Broken {
 /// From the client to the server.
 struct Up {
     content: Content,
-    sieve: CapsuleSieve,
+    sieve: CapsuleDemux,
     /// What waits for room.
     waiting: Bytes,
     piece: BytesMut,
@@ -110,7 +110,7 @@ struct Up {
 
 impl Up {
     fn new(content: Content) -> Self {
-        let (sieve, waiting) = (CapsuleSieve::new(), Bytes::new());
+        let (sieve, waiting) = (CapsuleDemux::new(), Bytes::new());
         Self { content, sieve, waiting, piece: BytesMut::new(), ended: false }
     }
 
@@ -153,10 +153,10 @@ impl Up {
         let sifted = self.sieve.next().map_err(|error| Broken::malformed(error.code(), error))?;
         match sifted {
             None => return Ok(false),
-            Some(Sifted::Other(bytes)) if self.content == Content::Capsules => self.waiting = bytes,
+            Some(CapsulePart::Other(bytes)) if self.content == Content::Capsules => self.waiting = bytes,
             // Chunks of other types mean nothing here.
-            Some(Sifted::Other(_)) => {}
-            Some(Sifted::Datagram(value)) => {
+            Some(CapsulePart::Other(_)) => {}
+            Some(CapsulePart::Datagram(value)) => {
                 let value = match self.content {
                     Content::Chunks => with_context(&value),
                     _ => value,
@@ -193,7 +193,7 @@ struct Down {
     /// What the client's side has not taken yet.
     waiting: Bytes,
     /// Tells where capsules end, and others fit between.
-    sieve: CapsuleSieve,
+    sieve: CapsuleDemux,
     /// Something was written that may wait in a buffer.
     unflushed: bool,
     stage: Stage,
@@ -209,7 +209,7 @@ enum Stage {
 
 impl Down {
     fn new(content: Content) -> Self {
-        let (waiting, sieve) = (Bytes::new(), CapsuleSieve::new());
+        let (waiting, sieve) = (Bytes::new(), CapsuleDemux::new());
         Self { content, waiting, sieve, unflushed: false, stage: Stage::Open }
     }
 
@@ -263,9 +263,9 @@ impl Down {
         }
         if let Some(sifted) = self.sieve.next().map_err(|error| Broken::malformed(error.code(), error))? {
             self.waiting = match (sifted, self.content) {
-                (Sifted::Datagram(value), _) => self.framed(&[value]),
-                (Sifted::Other(bytes), Content::Capsules) => bytes,
-                (Sifted::Other(_), _) => Bytes::new(),
+                (CapsulePart::Datagram(value), _) => self.framed(&[value]),
+                (CapsulePart::Other(bytes), Content::Capsules) => bytes,
+                (CapsulePart::Other(_), _) => Bytes::new(),
             };
             return Poll::Ready(Ok(()));
         }
@@ -280,7 +280,7 @@ impl Down {
             }
             Poll::Pending => {}
         }
-        if !self.sieve.is_between() {
+        if !self.sieve.is_at_boundary() {
             return Poll::Pending;
         }
         let (mut values, mut bytes) = (Vec::new(), 0);

@@ -56,7 +56,7 @@ impl Stage {
 
     /// The payloads of the next datagrams at the far end of the stream.
     async fn payloads(&mut self, count: usize) -> Vec<Vec<u8>> {
-        let mut reader = CapsuleReader::datagrams(MAX_DATAGRAM);
+        let mut reader = CapsuleReader::datagrams(MAX_DATAGRAM_LEN);
         let mut all = Vec::new();
         let mut buffer = [0; 4096];
         while all.len() < count {

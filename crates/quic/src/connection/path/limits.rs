@@ -6,7 +6,7 @@
 //!
 //! Paths of a group use the pacer of the first of them; each has a cap of its own, which counts what it sends.
 
-use mpvpn_class::Seat;
+use mpvpn_class::ShaperHandle;
 use mpvpn_path::Pacer;
 use mpvpn_types::{BitRate, Instant};
 
@@ -98,12 +98,12 @@ impl SendLimits {
     }
 
     /// Whether the path is held back at this seat.
-    pub(crate) fn has_this_seat(&self, seat: &Seat) -> bool {
+    pub(crate) fn has_this_seat(&self, seat: &ShaperHandle) -> bool {
         self.cap.as_ref().is_some_and(|cap| cap.seat().is_same(seat))
     }
 
     /// Gives the path a seat at the shaper of its link.
-    pub(crate) fn set_seat(&mut self, now: Instant, seat: Seat, sent: SentTotals) {
+    pub(crate) fn set_seat(&mut self, now: Instant, seat: ShaperHandle, sent: SentTotals) {
         self.cap = Some(Cap::new(now, seat, sent.v4, sent.bytes, sent.datagrams));
     }
 
@@ -228,7 +228,7 @@ mod tests {
         assert!(!limits.has_seat() && limits.link_rate().is_none());
 
         let shaper = Arc::new(Mutex::new(Shaper::new(start, Some(BitRate::from_bps(80_000_000)))));
-        let seat = Seat::new(shaper, ClassId::DEFAULT);
+        let seat = ShaperHandle::new(shaper, ClassId::DEFAULT);
         limits.set_seat(start, seat.clone(), NOTHING_SENT);
         assert!(limits.has_seat() && limits.has_this_seat(&seat));
         assert_eq!(limits.link_rate(), Some(10_000_000));

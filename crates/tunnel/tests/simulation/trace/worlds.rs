@@ -363,7 +363,7 @@ pub fn many_clients(world: &mut World) {
 /// UDP is blocked, and let through again later.
 pub fn inside_tcp(world: &mut World) {
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
-    let ways = [0, 1].map(|link| LinkId(link).with_pipe(LinkId::TCP));
+    let ways = [0, 1].map(|link| LinkId(link).with_path_index(LinkId::TCP_PATH_INDEX));
     for link in world.machines[client].links.values_mut() {
         (link.up.blocks_udp, link.down.blocks_udp) = (true, true);
     }

@@ -21,7 +21,7 @@ use app::Destination;
 use bytes::BytesMut;
 use mpvpn_flow::rules::Rules;
 use mpvpn_lab::{LinkSpec, Params};
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
@@ -89,7 +89,7 @@ impl Machine {
         let (classes, pipes) = (self.classes.clone(), self.pipes);
         classes
             .into_iter()
-            .flat_map(move |class| (0..pipes).map(move |pipe| id.with_pipe(pipe).with_class(class)))
+            .flat_map(move |class| (0..pipes).map(move |pipe| id.with_path_index(pipe).with_class(class)))
     }
 
     /// The kernel says that a link can carry packets.
@@ -149,7 +149,7 @@ pub struct World {
     /// What clients that are added are there for.
     pub carries: Carries,
     /// Destinations to which the server makes no connection, and why.
-    pub refuses: Vec<(Authority, Failure)>,
+    pub refuses: Vec<(Authority, ProxyError)>,
     /// What they are connected to.
     pub destinations: Vec<Destination>,
     /// UDP flows of clients, whose targets send back what comes.

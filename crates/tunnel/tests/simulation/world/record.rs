@@ -58,7 +58,7 @@ impl fmt::Display for Line {
         let (at, bytes) = (self.at.as_micros(), self.bytes);
         match self.what {
             What::Datagram { from, to, path, ecn, dscp } => {
-                let (link, class, pipe) = (path.uplink().0, path.class().0, path.pipe());
+                let (link, class, pipe) = (path.uplink().0, path.class().0, path.path_index());
                 write!(f, "{at} {from} {to} {link}.{class}.{pipe} {bytes} {ecn} {dscp}")
             }
             What::Delivery { to, interface } => write!(f, "{at} {to} - {interface} {bytes}"),

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use mpvpn_flow::rules::{FlowMode, Rules};
-use mpvpn_masque::connect::{Authority, Failure};
+use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{Carries, ClientEvent, RelayId, RelayRead};
 use mpvpn_types::Duration;
@@ -17,7 +17,7 @@ pub struct Talk {
     pub to: Authority,
     pub relay: Option<RelayId>,
     pub opened: bool,
-    pub failed: Option<Failure>,
+    pub failed: Option<ProxyError>,
     pub gone: bool,
     pub sends: u64,
     pub sent: u64,

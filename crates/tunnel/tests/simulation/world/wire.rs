@@ -81,7 +81,7 @@ impl Wire {
     /// Takes a UDP payload of one of the link's pipes.
     pub(super) fn push(&mut self, now: Instant, pipe: u8, data: &[u8], headers: u32) {
         self.follow(now);
-        if pipe % 16 == LinkId::TCP {
+        if pipe % 16 == LinkId::TCP_PATH_INDEX {
             // A connection over a link that is cut waits; what it would bring later is of no use to anybody.
             if self.loss < 1.0 {
                 let bytes = data.len() as u32 + HEADERS_INSIDE_TCP;
@@ -160,7 +160,7 @@ impl Link {
 
     pub(super) fn address_of(&self, pipe: u8) -> SocketAddr {
         let port = self.address.port() + u16::from(pipe) * Self::PIPE_PORTS;
-        let ip = if pipe % 16 == LinkId::TCP { self.relay() } else { self.address.ip() };
+        let ip = if pipe % 16 == LinkId::TCP_PATH_INDEX { self.relay() } else { self.address.ip() };
         SocketAddr::new(ip, port)
     }
 
@@ -184,10 +184,10 @@ impl Link {
 
 /// The number of a pipe on its link, those of each class apart.
 pub fn pipe_of(way: LinkId) -> u8 {
-    way.class().0 * 16 + way.pipe()
+    way.class().0 * 16 + way.path_index()
 }
 
 /// The way over a link whose pipe has this number.
 pub(super) fn way_of(link: LinkId, pipe: u8) -> LinkId {
-    link.with_pipe(pipe % 16).with_class(ClassId(pipe / 16))
+    link.with_path_index(pipe % 16).with_class(ClassId(pipe / 16))
 }

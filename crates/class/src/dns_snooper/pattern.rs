@@ -2,13 +2,13 @@ use std::{fmt, net::IpAddr, str::FromStr};
 
 /// Names of DNS: a domain with everything below it (`example.com`), or only what is below (`*.example.com`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pattern {
+pub struct DomainPattern {
     /// In lower case, without the last dot.
     domain: String,
     below_only: bool,
 }
 
-impl Pattern {
+impl DomainPattern {
     /// Whether it stands for the name with these labels.
     pub(super) fn fits<L: AsRef<[u8]>>(&self, labels: &[L]) -> bool {
         let mut rest = labels.iter().rev();
@@ -25,7 +25,7 @@ impl Pattern {
     }
 }
 
-impl fmt::Display for Pattern {
+impl fmt::Display for DomainPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", if self.below_only { "*." } else { "" }, self.domain)
     }
@@ -37,10 +37,10 @@ impl fmt::Display for Pattern {
     "`{0}` is no domain: expected one as in example.com (and all below it) or *.example.com (below only), in letters of \
      ASCII"
 )]
-pub struct ParsePatternError(String);
+pub struct ParseDomainPatternError(String);
 
-impl FromStr for Pattern {
-    type Err = ParsePatternError;
+impl FromStr for DomainPattern {
+    type Err = ParseDomainPatternError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (below_only, domain) = match text.strip_prefix("*.") {
@@ -58,7 +58,7 @@ impl FromStr for Pattern {
             && domain.parse::<IpAddr>().is_err();
         match good {
             true => Ok(Self { domain: domain.to_ascii_lowercase(), below_only }),
-            false => Err(ParsePatternError(text.to_owned())),
+            false => Err(ParseDomainPatternError(text.to_owned())),
         }
     }
 }
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    fn pattern(text: &str) -> Pattern {
+    fn pattern(text: &str) -> DomainPattern {
         text.parse().unwrap()
     }
 
@@ -140,7 +140,7 @@ mod tests {
         let long = ["a"; 128].join(".");
         for bad in ["", ".", "*", "*.", "a..b", "a.*.b", "*a.b", "bücher.example", "a b", "192.0.2.1", &long]
         {
-            assert!(bad.parse::<Pattern>().unwrap_err().to_string().contains("*.example.com"), "{bad}");
+            assert!(bad.parse::<DomainPattern>().unwrap_err().to_string().contains("*.example.com"), "{bad}");
         }
     }
 }

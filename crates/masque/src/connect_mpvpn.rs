@@ -7,7 +7,7 @@
 use crate::{
     connect,
     headers::Headers,
-    request::{self, Kind, Rejection},
+    request::{self, Rejection, RequestKind},
 };
 
 /// The path of the request.
@@ -32,7 +32,7 @@ pub fn request(authority: &str, credentials: Option<&str>, offers: Vec<(String, 
 /// # Errors
 /// 501 for another kind of request, 404 for another path, 400 for fields that cannot stand beside capsules.
 pub fn parse_request(headers: &Headers) -> Result<Option<String>, Rejection> {
-    if request::classify(headers)? != Kind::Paths {
+    if request::classify(headers)? != RequestKind::ConnectMpvpn {
         return Err(Rejection::new(501, "expected CONNECT with :protocol mpvpn"));
     }
     if headers.path() != Some(PATH) {

@@ -1,15 +1,15 @@
 //! Parts a stream of capsules into datagrams and everything else, for who passes it on.
 
-use super::{CapsuleError, DATAGRAM, MAX_DATAGRAM};
+use super::{CapsuleError, DATAGRAM, MAX_DATAGRAM_LEN};
 use crate::varint;
 use bytes::{Buf, Bytes, BytesMut};
 
 /// Bytes of the longest header: two variable-length integers.
 const MAX_HEADER: usize = 16;
 
-/// What comes out of a [`CapsuleSieve`].
+/// What comes out of a [`CapsuleDemux`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sifted {
+pub enum CapsulePart {
     /// The value of a DATAGRAM capsule: context ID and payload.
     Datagram(Bytes),
     /// Bytes of another capsule, as they came.
@@ -23,7 +23,7 @@ pub enum Sifted {
 /// one capsule, or one datagram, and never what is in other capsules, however long they say they are. After an error the
 /// stream is to be aborted.
 #[derive(Debug, Default)]
-pub struct CapsuleSieve {
+pub struct CapsuleDemux {
     /// What was pushed and not handed out.
     input: Bytes,
     /// The beginning of a capsule of which more has to come.
@@ -32,7 +32,7 @@ pub struct CapsuleSieve {
     passing: u64,
 }
 
-impl CapsuleSieve {
+impl CapsuleDemux {
     /// A sieve at the beginning of a stream.
     #[must_use]
     pub fn new() -> Self {
@@ -53,7 +53,7 @@ impl CapsuleSieve {
         clippy::should_implement_trait,
         reason = "an iterator would end at the first None; this does not"
     )]
-    pub fn next(&mut self) -> Result<Option<Sifted>, CapsuleError> {
+    pub fn next(&mut self) -> Result<Option<CapsulePart>, CapsuleError> {
         if self.passing > 0 {
             return Ok(self.pass());
         }
@@ -66,7 +66,7 @@ impl CapsuleSieve {
         let Some((kind, len, header)) = self.complete_header() else { return Ok(None) };
         if kind != DATAGRAM {
             self.passing = len;
-            return Ok(Some(Sifted::Other(self.begun.split().freeze())));
+            return Ok(Some(CapsulePart::Other(self.begun.split().freeze())));
         }
         let missing = header + checked(len)? - self.begun.len();
         let some = self.input.split_to(missing.min(self.input.len()));
@@ -76,12 +76,12 @@ impl CapsuleSieve {
         }
         let mut capsule = self.begun.split().freeze();
         capsule.advance(header);
-        Ok(Some(Sifted::Datagram(capsule)))
+        Ok(Some(CapsulePart::Datagram(capsule)))
     }
 
     /// Whether what came so far ends with a capsule, so that another one could follow here.
     #[must_use]
-    pub fn is_between(&self) -> bool {
+    pub fn is_at_boundary(&self) -> bool {
         self.passing == 0 && self.begun.is_empty() && self.input.is_empty()
     }
 
@@ -90,17 +90,17 @@ impl CapsuleSieve {
     /// # Errors
     /// If it ends inside a capsule (RFC 9297 §3.3).
     pub fn finish(&self) -> Result<(), CapsuleError> {
-        if self.is_between() { Ok(()) } else { Err(CapsuleError::Truncated) }
+        if self.is_at_boundary() { Ok(()) } else { Err(CapsuleError::Truncated) }
     }
 
-    fn pass(&mut self) -> Option<Sifted> {
+    fn pass(&mut self) -> Option<CapsulePart> {
         let here = self.passing.min(self.input.len() as u64);
         self.passing -= here;
-        (here > 0).then(|| Sifted::Other(self.input.split_to(here as usize)))
+        (here > 0).then(|| CapsulePart::Other(self.input.split_to(here as usize)))
     }
 
     /// A capsule begins where nothing of it waits: mostly all of it is there, and not copied.
-    fn take_whole(&mut self) -> Result<Option<Sifted>, CapsuleError> {
+    fn take_whole(&mut self) -> Result<Option<CapsulePart>, CapsuleError> {
         let Some((kind, len, header)) = header_of(&self.input) else {
             self.begun.extend_from_slice(&std::mem::take(&mut self.input));
             return Ok(None);
@@ -116,7 +116,7 @@ impl CapsuleSieve {
         }
         let mut capsule = self.input.split_to(whole);
         capsule.advance(header);
-        Ok(Some(Sifted::Datagram(capsule)))
+        Ok(Some(CapsulePart::Datagram(capsule)))
     }
 
     /// The header of the capsule that has begun: its type, the length of its value, and its own.
@@ -136,10 +136,10 @@ fn header_of(bytes: &[u8]) -> Option<(u64, u64, usize)> {
 
 /// The length of a datagram's value.
 fn checked(len: u64) -> Result<usize, CapsuleError> {
-    usize::try_from(len).ok().filter(|len| *len <= MAX_DATAGRAM).ok_or(CapsuleError::TooLarge {
+    usize::try_from(len).ok().filter(|len| *len <= MAX_DATAGRAM_LEN).ok_or(CapsuleError::TooLarge {
         kind: DATAGRAM,
         len,
-        max: MAX_DATAGRAM,
+        max: MAX_DATAGRAM_LEN,
     })
 }
 
@@ -155,8 +155,8 @@ mod tests {
     }
 
     /// All that comes out of `stream` in pieces of these sizes: datagrams, and the other bytes.
-    fn sift(stream: &[u8], sizes: &[usize]) -> Result<(Vec<Bytes>, Vec<u8>, CapsuleSieve), CapsuleError> {
-        let (mut sieve, mut datagrams, mut others) = (CapsuleSieve::new(), Vec::new(), Vec::new());
+    fn sift(stream: &[u8], sizes: &[usize]) -> Result<(Vec<Bytes>, Vec<u8>, CapsuleDemux), CapsuleError> {
+        let (mut sieve, mut datagrams, mut others) = (CapsuleDemux::new(), Vec::new(), Vec::new());
         let (mut left, mut sizes) = (stream, sizes.iter().cycle());
         while !left.is_empty() {
             let piece = left.len().min(*sizes.next().unwrap_or(&left.len()));
@@ -164,8 +164,8 @@ mod tests {
             left = &left[piece..];
             while let Some(sifted) = sieve.next()? {
                 match sifted {
-                    Sifted::Datagram(value) => datagrams.push(value),
-                    Sifted::Other(bytes) => others.extend(bytes),
+                    CapsulePart::Datagram(value) => datagrams.push(value),
+                    CapsulePart::Other(bytes) => others.extend(bytes),
                 }
             }
         }
@@ -197,7 +197,7 @@ mod tests {
         for end in 0..=stream.len() {
             let sieve = sift(&stream[..end], &[3]).unwrap().2;
             let between = end == 0 || whole.contains(&end);
-            assert_eq!((sieve.is_between(), sieve.finish().is_ok()), (between, between), "{end}");
+            assert_eq!((sieve.is_at_boundary(), sieve.finish().is_ok()), (between, between), "{end}");
         }
     }
 
@@ -218,7 +218,7 @@ mod tests {
             let (found, passed, sieve) = sift(&stream, &sizes).unwrap();
             prop_assert_eq!(found, datagrams);
             prop_assert_eq!(passed, others);
-            prop_assert!(sieve.is_between());
+            prop_assert!(sieve.is_at_boundary());
         }
 
         #[test]
@@ -227,7 +227,7 @@ mod tests {
             sizes in prop::collection::vec(1usize..200, 1..10),
         ) {
             if let Ok((_, _, sieve)) = sift(&stream, &sizes) {
-                prop_assert!(sieve.begun.len() <= MAX_HEADER + MAX_DATAGRAM);
+                prop_assert!(sieve.begun.len() <= MAX_HEADER + MAX_DATAGRAM_LEN);
             }
         }
     }

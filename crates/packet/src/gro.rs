@@ -1,6 +1,6 @@
 //! From received packets to super-packets for the kernel: generic receive offload.
 //!
-//! In come IP packets in the order of their arrival. Out go [`Joined`]s, each a virtio header and a packet
+//! In come IP packets in the order of their arrival. Out go [`TunPacket`]s, each a virtio header and a packet
 //! that one `writev` hands to a TUN device: consecutive TCP segments and UDP datagrams of a flow are merged,
 //! by the rules of Linux's own GRO (net/ipv4/tcp_offload.c, udp_offload.c), everything else passes alone and
 //! untouched. No payload is copied. Of bare acknowledgements of a flow that follow each other the last one stands
@@ -15,7 +15,7 @@ use std::io::IoSlice;
 use arrayvec::ArrayVec;
 use bytes::{Buf, Bytes};
 
-use crate::checksum::{self, Verdict};
+use crate::checksum::{self, ChecksumStatus};
 use crate::flow::FlowKey;
 use crate::ip::{self, IPV4_HEADER, IPV6_HEADER, IpPacket, MAX_PACKET, Version};
 use crate::tcp::TCP_HEADER;
@@ -28,7 +28,7 @@ const OPEN_GROUPS: usize = 16;
 const MAX_DATAGRAMS: u16 = 64;
 /// Bounds the buffers of one `writev` far below `IOV_MAX`, whatever sizes the sender chooses.
 const MAX_SEGMENTS: u16 = 256;
-/// Parts of a [`Joined`], at most: its headers, and a payload a segment.
+/// Parts of a [`TunPacket`], at most: its headers, and a payload a segment.
 pub const MAX_PARTS: usize = MAX_SEGMENTS as usize + 1;
 /// Virtio header, IPv6 header and the longest TCP header.
 const MAX_HEAD: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
@@ -45,7 +45,7 @@ const DONT_FRAGMENT: u8 = 0x40;
 
 /// One packet for a TUN device with its virtio header, in parts that are to be written one behind the other.
 #[derive(Debug, Clone)]
-pub struct Joined {
+pub struct TunPacket {
     /// The virtio header and, of a merged packet, the rewritten IP and transport headers.
     head: ArrayVec<u8, MAX_HEAD>,
     first: Bytes,
@@ -55,20 +55,20 @@ pub struct Joined {
     flow: Option<u32>,
 }
 
-impl Joined {
+impl TunPacket {
     fn alone(packet: Bytes, rest: Vec<Bytes>) -> Self {
         let head = VnetHdr::NONE.to_bytes().into_iter().collect();
         Self { len: VNET_HDR_LEN + packet.len(), head, first: packet, rest, segments: 1, flow: None }
     }
 
     /// A packet that is complete as it is.
-    pub fn complete(packet: Bytes) -> Self {
+    pub fn single(packet: Bytes) -> Self {
         Self::alone(packet, Vec::new())
     }
 
     /// The payload `parts` behind the headers `headers`; `None` if these are longer than any, or the parts more than
     /// [`MAX_PARTS`] − 1.
-    pub(crate) fn around(vnet: VnetHdr, headers: &[u8], parts: Vec<Bytes>) -> Option<Self> {
+    pub(crate) fn with_headers(vnet: VnetHdr, headers: &[u8], parts: Vec<Bytes>) -> Option<Self> {
         let mut head = ArrayVec::from_iter(vnet.to_bytes());
         head.try_extend_from_slice(headers).ok()?;
         let payload: usize = parts.iter().map(Bytes::len).sum();
@@ -86,8 +86,8 @@ impl Joined {
         })
     }
 
-    /// The hash of its flow ([`FlowKey::hash32`]) where a [`Joiner`] has looked at it.
-    pub fn flow(&self) -> Option<u32> {
+    /// The hash of its flow ([`FlowKey::hash32`]) where a [`GroCoalescer`] has looked at it.
+    pub fn flow_hash(&self) -> Option<u32> {
         self.flow
     }
 
@@ -108,14 +108,14 @@ impl Joined {
     }
 
     /// The packet as an interface without virtio headers takes it, if it is complete and in one piece.
-    pub fn as_plain(&self) -> Option<&[u8]> {
+    pub fn as_single_packet(&self) -> Option<&[u8]> {
         let is_plain =
             self.rest.is_empty() && self.head.len() == VNET_HDR_LEN && self.vnet() == VnetHdr::NONE;
         is_plain.then_some(&self.first)
     }
 
     /// The packet from its beginning, IP header included, if not to its end.
-    pub fn beginning(&self) -> &[u8] {
+    pub fn leading_bytes(&self) -> &[u8] {
         match self.head.get(VNET_HDR_LEN..) {
             Some(headers) if !headers.is_empty() => headers,
             _ => &self.first,
@@ -144,9 +144,9 @@ impl Joined {
 /// Meant for batches: push what one wakeup received, flush, pop everything. It holds what was pushed until
 /// then, so the caller's batch bounds its memory.
 #[derive(Debug, Default)]
-pub struct Joiner {
+pub struct GroCoalescer {
     /// What came in, in the order of each element's first packet.
-    queue: VecDeque<Joined>,
+    queue: VecDeque<TunPacket>,
     /// How many elements have left `queue`: the number of its first one.
     popped: u64,
     open: ArrayVec<Group, OPEN_GROUPS>,
@@ -209,7 +209,7 @@ enum Class {
     Segment(FlowKey, Shape),
 }
 
-impl Joiner {
+impl GroCoalescer {
     /// An empty joiner.
     pub fn new() -> Self {
         Self::default()
@@ -260,7 +260,7 @@ impl Joiner {
     }
 
     /// The next finished packet. Packets leave in the order in which the first of each came.
-    pub fn pop(&mut self) -> Option<Joined> {
+    pub fn pop(&mut self) -> Option<TunPacket> {
         if self.open.iter().any(|group| group.number == self.popped) {
             return None;
         }
@@ -270,7 +270,7 @@ impl Joiner {
     }
 
     /// Takes back a packet that has been written, to use its memory again.
-    pub fn recycle(&mut self, joined: Joined) {
+    pub fn recycle(&mut self, joined: TunPacket) {
         let mut parts = joined.rest;
         if parts.capacity() == 0 || self.spare.len() == MAX_SPARE {
             return;
@@ -290,7 +290,7 @@ impl Joiner {
     /// Queues a packet on its own and returns its number.
     fn enqueue(&mut self, packet: Bytes, flow: Option<u32>) -> u64 {
         let number = self.popped + self.queue.len() as u64;
-        self.queue.push_back(Joined { flow, ..Joined::alone(packet, Vec::new()) });
+        self.queue.push_back(TunPacket { flow, ..TunPacket::alone(packet, Vec::new()) });
         number
     }
 
@@ -466,7 +466,7 @@ fn is_bare_ack(segment: &[u8]) -> bool {
 }
 
 fn is_intact(packet: &IpPacket<'_>) -> bool {
-    checksum::verify_header(packet) && checksum::verify_transport(packet) == Verdict::Valid
+    checksum::verify_header(packet) && checksum::verify_transport(packet) == ChecksumStatus::Valid
 }
 
 /// TCP flags; none for UDP.
@@ -518,7 +518,7 @@ fn same_tcp_header(first: &[u8], segment: &[u8]) -> bool {
 }
 
 /// Writes the headers of a merged packet, and takes them from its first part.
-fn finish(joined: &mut Joined, group: &Group) {
+fn finish(joined: &mut TunPacket, group: &Group) {
     let Shape { transport, ip_header, headers } = group.shape;
     let mut head = [0; MAX_HEAD];
     let len = VNET_HDR_LEN + headers;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use super::*;
 use mpvpn_packets::{Packet, Tcp};
 
-fn join(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<Joined> {
-    let mut joiner = Joiner::new();
+fn join(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
+    let mut joiner = GroCoalescer::new();
     for packet in packets {
         joiner.push(Bytes::from(packet));
     }
@@ -14,8 +14,8 @@ fn join(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<Joined> {
     std::iter::from_fn(|| joiner.pop()).collect()
 }
 
-fn segment_counts(joined: &[Joined]) -> Vec<usize> {
-    joined.iter().map(Joined::segments).collect()
+fn segment_counts(joined: &[TunPacket]) -> Vec<usize> {
+    joined.iter().map(TunPacket::segments).collect()
 }
 
 /// Consecutive segments of 100 bytes with counting identifications, each changed by `change`.
@@ -242,7 +242,7 @@ fn merged_packets_stay_within_the_limits() {
 
 #[test]
 fn what_is_finished_can_be_popped_before_the_flush() {
-    let mut joiner = Joiner::new();
+    let mut joiner = GroCoalescer::new();
     let packets = segments(&Packet::v4(), 2, unchanged);
     joiner.push(Bytes::from(Packet::v4().echo(1, 1, b"ping")));
     joiner.push(Bytes::from(packets[0].clone()));
@@ -258,7 +258,7 @@ fn what_is_finished_can_be_popped_before_the_flush() {
 
 #[test]
 fn part_lists_are_used_again() {
-    let mut joiner = Joiner::new();
+    let mut joiner = GroCoalescer::new();
     let mut lists = Vec::new();
     for _ in 0..3 {
         for packet in segments(&Packet::v4(), 8, unchanged) {

@@ -23,7 +23,7 @@ use mpvpn_types::{Duration, Instant};
 // a library of time zones; `hickory-proto` brings even more.
 use simple_dns::{CLASS, Name, Packet, PacketFlag, QCLASS, RCODE, header_buffer, rdata::RData};
 
-pub use pattern::{ParsePatternError, Pattern};
+pub use pattern::{DomainPattern, ParseDomainPatternError};
 
 /// Addresses that are known, counted for each domain.
 const MAX_KNOWN: usize = 4096;
@@ -49,9 +49,9 @@ type Question = (SocketAddr, SocketAddr, u16);
 
 /// What is known about names.
 #[derive(Clone, Debug, Default)]
-pub struct Names {
+pub struct DnsSnooper {
     /// Sorted.
-    patterns: Vec<Pattern>,
+    patterns: Vec<DomainPattern>,
     /// Until when an address belongs to a pattern, which is counted from 0.
     known: BTreeMap<(IpAddr, usize), Instant>,
     /// The same, those first that end first.
@@ -61,15 +61,15 @@ pub struct Names {
     queue: VecDeque<(Instant, Question)>,
 }
 
-impl Names {
+impl DnsSnooper {
     /// Nothing is known yet about these domains.
-    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Self {
-        let patterns: BTreeSet<&Pattern> = patterns.into_iter().collect();
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a DomainPattern>) -> Self {
+        let patterns: BTreeSet<&DomainPattern> = patterns.into_iter().collect();
         Self { patterns: patterns.into_iter().cloned().collect(), ..Self::default() }
     }
 
     /// Other domains are asked for from now on; what is known of those that stay is kept.
-    pub fn ask_for<'a>(&mut self, patterns: impl IntoIterator<Item = &'a Pattern>) {
+    pub fn set_patterns<'a>(&mut self, patterns: impl IntoIterator<Item = &'a DomainPattern>) {
         let before = std::mem::replace(self, Self::new(patterns));
         (self.asked, self.queue) = (before.asked, before.queue);
         for (until, address, pattern) in before.ends {
@@ -80,21 +80,21 @@ impl Names {
     }
 
     /// Whether anybody asks for domains; if not, no message need be shown.
-    pub fn are_asked_for(&self) -> bool {
+    pub fn has_patterns(&self) -> bool {
         !self.patterns.is_empty()
     }
 
     /// Whether `address` was given to a name that `pattern` stands for.
-    pub fn is_under(&self, now: Instant, address: IpAddr, pattern: &Pattern) -> bool {
+    pub fn matches(&self, now: Instant, address: IpAddr, pattern: &DomainPattern) -> bool {
         let at = self.patterns.binary_search(pattern);
         at.ok().and_then(|at| self.known.get(&(address, at))).is_some_and(|until| now < *until)
     }
 
     /// The payload of a UDP packet from a client to port 53 of a resolver.
-    pub fn on_question(&mut self, now: Instant, client: SocketAddr, resolver: SocketAddr, message: &[u8]) {
+    pub fn on_query(&mut self, now: Instant, client: SocketAddr, resolver: SocketAddr, message: &[u8]) {
         let is_answer = header_buffer::has_flags(message, PacketFlag::RESPONSE);
         let Ok(id) = header_buffer::id(message) else { return };
-        if !self.are_asked_for() || is_answer != Ok(false) {
+        if !self.has_patterns() || is_answer != Ok(false) {
             return;
         }
         while let Some((at, question)) = self.queue.front() {
@@ -113,7 +113,7 @@ impl Names {
     }
 
     /// The payload of a UDP packet from port 53 of a resolver to a client.
-    pub fn on_answer(&mut self, now: Instant, resolver: SocketAddr, client: SocketAddr, message: &[u8]) {
+    pub fn on_response(&mut self, now: Instant, resolver: SocketAddr, client: SocketAddr, message: &[u8]) {
         let Ok(id) = header_buffer::id(message) else { return };
         let asked = self.asked.remove(&(client, resolver, id));
         if asked.is_none_or(|at| now.saturating_duration_since(at) >= PATIENCE) || !is_plausible(message) {
@@ -126,7 +126,7 @@ impl Names {
     }
 
     /// Takes an address for one that was given to `name`, as a resolver would say it, for an hour.
-    pub fn tell(&mut self, now: Instant, address: IpAddr, name: &str) {
+    pub fn add_mapping(&mut self, now: Instant, address: IpAddr, name: &str) {
         let labels: Vec<&str> = name.trim_end_matches('.').split('.').collect();
         for at in self.fitting(&labels).collect::<Vec<_>>() {
             self.insert(address, at, now + LONGEST);

@@ -24,9 +24,9 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn names(patterns: &[&str]) -> Names {
-    let patterns: Vec<Pattern> = patterns.iter().map(|text| text.parse().unwrap()).collect();
-    Names::new(&patterns)
+fn names(patterns: &[&str]) -> DnsSnooper {
+    let patterns: Vec<DomainPattern> = patterns.iter().map(|text| text.parse().unwrap()).collect();
+    DnsSnooper::new(&patterns)
 }
 
 fn name(text: &str) -> Name<'_> {
@@ -63,13 +63,13 @@ fn cname<'a>(owner: &'a str, target: &'a str) -> ResourceRecord<'a> {
 }
 
 /// Asks and is answered.
-fn resolve(names: &mut Names, now: Instant, asked: &str, records: Vec<ResourceRecord<'_>>) {
-    names.on_question(now, client(), resolver(), &question(7, asked));
-    names.on_answer(now, resolver(), client(), &answer(7, asked, records));
+fn resolve(names: &mut DnsSnooper, now: Instant, asked: &str, records: Vec<ResourceRecord<'_>>) {
+    names.on_query(now, client(), resolver(), &question(7, asked));
+    names.on_response(now, resolver(), client(), &answer(7, asked, records));
 }
 
-fn knows(names: &Names, now: Instant, address: &str, pattern: &str) -> bool {
-    names.is_under(now, ip(address), &pattern.parse().unwrap())
+fn knows(names: &DnsSnooper, now: Instant, address: &str, pattern: &str) -> bool {
+    names.matches(now, ip(address), &pattern.parse().unwrap())
 }
 
 #[test]
@@ -123,29 +123,35 @@ fn a_chain_that_bites_its_tail_ends() {
 fn only_answers_to_questions_that_were_asked_count_and_only_once() {
     let now = start();
     let told = || answer(7, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], 300)]);
-    let known_after = |play: &dyn Fn(&mut Names)| {
+    let known_after = |play: &dyn Fn(&mut DnsSnooper)| {
         let mut names = names(&["zoom.us"]);
         play(&mut names);
         names.known.len()
     };
-    let ask = |names: &mut Names| names.on_question(now, client(), resolver(), &question(7, "zoom.us"));
+    let ask = |names: &mut DnsSnooper| names.on_query(now, client(), resolver(), &question(7, "zoom.us"));
     let other: SocketAddr = "192.0.2.54:53".parse().unwrap();
     let late = now + PATIENCE;
-    assert_eq!(known_after(&|names| (ask(names), names.on_answer(now, resolver(), client(), &told())).1), 1);
-    assert_eq!(known_after(&|names| names.on_answer(now, resolver(), client(), &told())), 0, "not asked");
-    assert_eq!(known_after(&|names| (ask(names), names.on_answer(now, other, client(), &told())).1), 0);
-    assert_eq!(known_after(&|names| (ask(names), names.on_answer(late, resolver(), client(), &told())).1), 0);
+    assert_eq!(
+        known_after(&|names| (ask(names), names.on_response(now, resolver(), client(), &told())).1),
+        1
+    );
+    assert_eq!(known_after(&|names| names.on_response(now, resolver(), client(), &told())), 0, "not asked");
+    assert_eq!(known_after(&|names| (ask(names), names.on_response(now, other, client(), &told())).1), 0);
+    assert_eq!(
+        known_after(&|names| (ask(names), names.on_response(late, resolver(), client(), &told())).1),
+        0
+    );
     let other_id = answer(8, "zoom.us", vec![a("zoom.us", [198, 51, 100, 9], 300)]);
     assert_eq!(
-        known_after(&|names| (ask(names), names.on_answer(now, resolver(), client(), &other_id)).1),
+        known_after(&|names| (ask(names), names.on_response(now, resolver(), client(), &other_id)).1),
         0
     );
 
     let mut names = names(&["zoom.us"]);
     ask(&mut names);
-    names.on_answer(now, resolver(), client(), &told());
+    names.on_response(now, resolver(), client(), &told());
     let second = answer(7, "zoom.us", vec![a("zoom.us", [198, 51, 100, 10], 300)]);
-    names.on_answer(now, resolver(), client(), &second);
+    names.on_response(now, resolver(), client(), &second);
     assert!(!knows(&names, now, "198.51.100.10", "zoom.us"));
 }
 
@@ -168,9 +174,9 @@ fn what_is_known_survives_other_rules_as_far_as_they_ask_for_it() {
     for (domain, last) in [("a.example", 1), ("z.example", 2)] {
         resolve(&mut names, now, domain, vec![a(domain, [198, 51, 100, last], 300)]);
     }
-    let patterns: Vec<Pattern> =
+    let patterns: Vec<DomainPattern> =
         ["b.example", "z.example"].iter().map(|text| text.parse().unwrap()).collect();
-    names.ask_for(&patterns);
+    names.set_patterns(&patterns);
     assert!(knows(&names, now, "198.51.100.2", "z.example"));
     assert_eq!((names.known.len(), names.ends.len()), (1, 1));
 }
@@ -189,9 +195,9 @@ fn memory_is_bounded_and_the_oldest_make_room() {
     assert_eq!((names.known.len(), names.ends.len()), (MAX_KNOWN, MAX_KNOWN));
     assert!(!knows(&names, now, "10.0.0.1", "zoom.us"));
     let [_, b, c, d] = (299u32 * 100).to_be_bytes();
-    assert!(names.is_under(now, IpAddr::from([10, b, c, d]), &"zoom.us".parse().unwrap()));
+    assert!(names.matches(now, IpAddr::from([10, b, c, d]), &"zoom.us".parse().unwrap()));
     for id in 0..5000 {
-        names.on_question(now, client(), resolver(), &question(id, "zoom.us"));
+        names.on_query(now, client(), resolver(), &question(id, "zoom.us"));
     }
     assert!(names.asked.len() <= MAX_ASKED && names.queue.len() <= MAX_ASKED);
 }
@@ -214,12 +220,12 @@ proptest! {
         let now = start();
         let mut names = names(&["com", "zoom.us"]);
         for message in &messages {
-            names.on_question(now, client(), resolver(), message);
+            names.on_query(now, client(), resolver(), message);
             // As if it had been asked.
             if let Some(id) = message.first_chunk() {
                 names.asked.insert((client(), resolver(), u16::from_be_bytes(*id)), now);
             }
-            names.on_answer(now, resolver(), client(), message);
+            names.on_response(now, resolver(), client(), message);
         }
         prop_assert_eq!(names.known.len(), names.ends.len());
     }
@@ -239,8 +245,8 @@ proptest! {
             message[at] = byte;
         }
         message.truncate(1 + cut.index(2 * message.len()));
-        names.on_question(now, client(), resolver(), &question(7, "a.zoom.us"));
-        names.on_answer(now, resolver(), client(), &message);
+        names.on_query(now, client(), resolver(), &question(7, "a.zoom.us"));
+        names.on_response(now, resolver(), client(), &message);
         prop_assert!(names.known.len() <= MAX_ADDRESSES * 2);
     }
 }
