@@ -4,7 +4,7 @@
 //! in JSON; `GET /v1/flows`, a [`FlowList`](crate::status::FlowList); `GET /v1/events`, the last
 //! [events](crate::events) in lines of JSON, and with `?follow` those that come; `POST /v1/links/NAME` with a [`LinkChange`](crate::config::LinkChange) in JSON changes a link
 //! and answers with the [`Link`](crate::status::Link); `POST /v1/reload` has the configuration read again and answers
-//! with [`Reloaded`](crate::config::Reloaded). Always holds: a socket in use is never taken away from a live process; what waits, is read
+//! with [`ReloadReport`](crate::config::ReloadReport). Always holds: a socket in use is never taken away from a live process; what waits, is read
 //! or is answered is bounded in size and time; the socket's file is gone when the server is.
 //!
 //! All requests are defined in `requests.rs`; `server.rs` and `client.rs` know none of them.
@@ -21,9 +21,9 @@ use std::{
 
 pub use client::list_sockets;
 pub use requests::*;
-pub use server::{Server, Source};
+pub use server::{RequestHandler, Server};
 
-use crate::{Error, Result, places, status::Role};
+use crate::{Error, Result, dirs, status::Role};
 
 /// Where sockets are unless an option says otherwise.
 pub const SOCKET_DIR: &str = "/run/mpvpn";
@@ -34,8 +34,8 @@ pub fn default_socket(role: Role, name: &str) -> PathBuf {
 }
 
 /// The socket of the instance `name` of this user.
-pub fn own_socket(role: Role, name: &str) -> Result<PathBuf> {
-    let dir = places::runtime_dir().ok_or_else(|| {
+pub fn user_socket(role: Role, name: &str) -> Result<PathBuf> {
+    let dir = dirs::runtime_dir().ok_or_else(|| {
         Error::usage(
             "there is no folder for the socket of the local API: XDG_RUNTIME_DIR is not set",
             "set it, or give --api-socket PATH",

@@ -16,7 +16,7 @@ use crate::status::{Table, fit, section};
 
 /// The result of `mpvpn check --json`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
-pub struct Check {
+pub struct CheckReport {
     /// Name or address of the server, and port.
     pub server: String,
     /// HTTP proxy for TCP connections to the server, or `null`.
@@ -35,14 +35,14 @@ pub struct LinkCheck {
     /// Address of the server that was tried over UDP.
     pub remote: Option<SocketAddr>,
     /// Result for QUIC over UDP.
-    pub udp: Finding<UdpFound>,
+    pub udp: TransportCheck<UdpMeasurement>,
     /// Result for TLS and HTTP/2 over TCP.
-    pub tcp: Finding<TcpFound>,
+    pub tcp: TransportCheck<TcpMeasurement>,
     /// Whether the server accepts the token.
-    pub credentials: Credentials,
+    pub credentials: TokenCheck,
     /// Transport that a client would use on the link.
     #[serde(rename = "use")]
-    pub uses: Uses,
+    pub uses: ChosenTransport,
     /// Why the client would use this transport.
     pub why: String,
 }
@@ -50,7 +50,7 @@ pub struct LinkCheck {
 /// Measurements if a transport works, else only `error`.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
 #[serde(untagged)]
-pub enum Finding<T> {
+pub enum TransportCheck<T> {
     /// It works.
     Works(T),
     /// It does not work.
@@ -60,7 +60,7 @@ pub enum Finding<T> {
     },
 }
 
-impl<T> Finding<T> {
+impl<T> TransportCheck<T> {
     /// What was found, if it works.
     pub fn works(&self) -> Option<&T> {
         match self {
@@ -77,7 +77,7 @@ impl<T> Finding<T> {
     }
 }
 
-impl<T, E: ToString> From<Result<T, E>> for Finding<T> {
+impl<T, E: ToString> From<Result<T, E>> for TransportCheck<T> {
     fn from(result: Result<T, E>) -> Self {
         result.map_or_else(|error| Self::Fails { error: error.to_string() }, Self::Works)
     }
@@ -85,7 +85,7 @@ impl<T, E: ToString> From<Result<T, E>> for Finding<T> {
 
 /// Measurements over UDP.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
-pub struct UdpFound {
+pub struct UdpMeasurement {
     /// Time until the server sent HTTP/3, in ms.
     pub ms: f64,
     /// Largest IP packet that arrived at the server, in bytes; searched for up to 4 s, up to the MTU of the interface.
@@ -98,7 +98,7 @@ pub struct UdpFound {
 
 /// Measurements over TCP: how long each step took.
 #[derive(Clone, Debug, PartialEq, JsonSchema, Serialize)]
-pub struct TcpFound {
+pub struct TcpMeasurement {
     /// TCP handshake with the server or the proxy, in ms.
     pub connect_ms: f64,
     /// CONNECT request to the proxy, in ms; left out without a proxy.
@@ -112,7 +112,7 @@ pub struct TcpFound {
     pub mptcp: Mptcp,
 }
 
-impl TcpFound {
+impl TcpMeasurement {
     fn ms(&self) -> f64 {
         self.connect_ms + self.proxy_ms.unwrap_or_default() + self.tls_ms + self.http2_ms
     }
@@ -173,7 +173,7 @@ pub enum Mptcp {
 /// The server's answer to the token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Credentials {
+pub enum TokenCheck {
     /// The server accepts the token.
     Accepted,
     /// The server refuses the token.
@@ -185,7 +185,7 @@ pub enum Credentials {
 /// Transport of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, JsonSchema, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Uses {
+pub enum ChosenTransport {
     /// QUIC over UDP.
     Udp,
     /// QUIC inside HTTP/2 over TCP.
@@ -196,7 +196,7 @@ pub enum Uses {
     Nothing,
 }
 
-impl Uses {
+impl ChosenTransport {
     fn as_str(self) -> &'static str {
         match self {
             Self::Udp => "UDP",
@@ -210,15 +210,15 @@ impl Uses {
 impl LinkCheck {
     /// A link over which nothing could be tried, for this reason.
     pub fn unusable(name: &str, addresses: Vec<IpAddr>, why: &str) -> Self {
-        let error = || Finding::Fails { error: why.to_owned() };
+        let error = || TransportCheck::Fails { error: why.to_owned() };
         Self {
             name: name.to_owned(),
             addresses,
             remote: None,
-            udp: Finding::Fails { error: why.to_owned() },
+            udp: TransportCheck::Fails { error: why.to_owned() },
             tcp: error(),
-            credentials: Credentials::Unknown,
-            uses: Uses::Nothing,
+            credentials: TokenCheck::Unknown,
+            uses: ChosenTransport::Nothing,
             why: why.to_owned(),
         }
     }
@@ -230,37 +230,39 @@ impl LinkCheck {
         self
     }
 
-    fn verdict(&self, tier: Tier, transport: Transport) -> (Uses, String) {
-        if self.credentials == Credentials::Refused {
-            return (Uses::Nothing, "the server refuses the token".to_owned());
+    fn verdict(&self, tier: Tier, transport: Transport) -> (ChosenTransport, String) {
+        if self.credentials == TokenCheck::Refused {
+            return (ChosenTransport::Nothing, "the server refuses the token".to_owned());
         }
         if tier == Tier::Never {
-            return (Uses::Nothing, "its tier is never".to_owned());
+            return (ChosenTransport::Nothing, "its tier is never".to_owned());
         }
         let tcp = self.tcp.works().map(|found| match found.mptcp {
-            Mptcp::Works => Uses::Mptcp,
-            Mptcp::FellBack | Mptcp::NoAnswer | Mptcp::Missing => Uses::Tcp,
+            Mptcp::Works => ChosenTransport::Mptcp,
+            Mptcp::FellBack | Mptcp::NoAnswer | Mptcp::Missing => ChosenTransport::Tcp,
         });
         match (self.udp.works(), tcp, transport) {
-            (Some(_), _, Transport::Auto) => (Uses::Udp, "UDP gets through".to_owned()),
-            (Some(_), _, Transport::Quic) => (Uses::Udp, "transport is quic".to_owned()),
+            (Some(_), _, Transport::Auto) => (ChosenTransport::Udp, "UDP gets through".to_owned()),
+            (Some(_), _, Transport::Quic) => (ChosenTransport::Udp, "transport is quic".to_owned()),
             (None, _, Transport::Quic) => {
-                (Uses::Nothing, format!("transport is quic, and UDP fails: {}", self.udp.error()))
+                (ChosenTransport::Nothing, format!("transport is quic, and UDP fails: {}", self.udp.error()))
             }
             (_, Some(uses), Transport::Tcp) => (uses, "transport is tcp".to_owned()),
             (_, None, Transport::Tcp) => {
-                (Uses::Nothing, format!("transport is tcp, and TCP fails: {}", self.tcp.error()))
+                (ChosenTransport::Nothing, format!("transport is tcp, and TCP fails: {}", self.tcp.error()))
             }
             (None, Some(uses), Transport::Auto) => (uses, format!("UDP fails: {}", self.udp.error())),
-            (None, None, Transport::Auto) => (Uses::Nothing, "neither UDP nor TCP gets through".to_owned()),
+            (None, None, Transport::Auto) => {
+                (ChosenTransport::Nothing, "neither UDP nor TCP gets through".to_owned())
+            }
         }
     }
 }
 
-impl Check {
+impl CheckReport {
     /// Whether a client would have a link.
     pub fn works(&self) -> bool {
-        self.links.iter().any(|link| link.uses != Uses::Nothing)
+        self.links.iter().any(|link| link.uses != ChosenTransport::Nothing)
     }
 
     /// What the person can do where nothing works.
@@ -268,7 +270,7 @@ impl Check {
         if self.links.is_empty() {
             return Some("bring up an interface with a default route, or name one with --path");
         }
-        if self.links.iter().any(|link| link.credentials == Credentials::Refused) {
+        if self.links.iter().any(|link| link.credentials == TokenCheck::Refused) {
             return Some("give the token of a user of that server with --token-file");
         }
         (!self.works()).then_some(
@@ -278,7 +280,7 @@ impl Check {
     }
 
     /// What became of Multipath TCP over a link. Where it works over another one, the server knows it.
-    fn mptcp(&self, found: &TcpFound) -> &'static str {
+    fn mptcp(&self, found: &TcpMeasurement) -> &'static str {
         let works = |link: &LinkCheck| link.tcp.works().is_some_and(|found| found.mptcp == Mptcp::Works);
         match found.mptcp {
             Mptcp::Works => "works",
@@ -292,7 +294,7 @@ impl Check {
 }
 
 /// For people: a table, why each link is used as it is, and what to do if none works, in lines of `width` columns.
-pub fn render(check: &Check, width: usize) -> String {
+pub fn render(check: &CheckReport, width: usize) -> String {
     let via = check.via.as_ref().map(|via| format!(", by TCP through the proxy {via}")).unwrap_or_default();
     let mut text = format!("server {}{via}\n", check.server);
     let mut table =
@@ -308,9 +310,9 @@ pub fn render(check: &Check, width: usize) -> String {
             tcp.map_or_else(none, |found| format!("{:.1} ms", found.ms())),
             tcp.map_or_else(none, |found| check.mptcp(found).to_owned()),
             match link.credentials {
-                Credentials::Accepted => "accepted".to_owned(),
-                Credentials::Refused => "refused".to_owned(),
-                Credentials::Unknown => none(),
+                TokenCheck::Accepted => "accepted".to_owned(),
+                TokenCheck::Refused => "refused".to_owned(),
+                TokenCheck::Unknown => none(),
             },
             link.uses.as_str().to_owned(),
             link.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "),
@@ -331,7 +333,7 @@ pub fn render(check: &Check, width: usize) -> String {
         if let Some(observed) = link.udp.works().and_then(|found| found.observed) {
             let _ = writeln!(text, "  the server sees {observed}");
         }
-        if let Some(TcpFound { connect_ms, proxy_ms, tls_ms, http2_ms, .. }) = link.tcp.works() {
+        if let Some(TcpMeasurement { connect_ms, proxy_ms, tls_ms, http2_ms, .. }) = link.tcp.works() {
             let proxy = proxy_ms.map(|ms| format!("proxy {ms:.1} ms, ")).unwrap_or_default();
             let _ = writeln!(
                 text,
@@ -349,8 +351,8 @@ pub fn render(check: &Check, width: usize) -> String {
 mod tests {
     use super::*;
 
-    fn udp() -> Finding<UdpFound> {
-        Finding::Works(UdpFound {
+    fn udp() -> TransportCheck<UdpMeasurement> {
+        TransportCheck::Works(UdpMeasurement {
             ms: 41.26,
             mtu: 1500,
             nat: NatKind::KeepsPorts,
@@ -358,51 +360,64 @@ mod tests {
         })
     }
 
-    fn tcp(mptcp: Mptcp) -> Finding<TcpFound> {
-        Finding::Works(TcpFound { connect_ms: 20.0, proxy_ms: None, tls_ms: 22.0, http2_ms: 21.0, mptcp })
+    fn tcp(mptcp: Mptcp) -> TransportCheck<TcpMeasurement> {
+        TransportCheck::Works(TcpMeasurement {
+            connect_ms: 20.0,
+            proxy_ms: None,
+            tls_ms: 22.0,
+            http2_ms: 21.0,
+            mptcp,
+        })
     }
 
-    fn fails<T>(why: &str) -> Finding<T> {
-        Finding::Fails { error: why.to_owned() }
+    fn fails<T>(why: &str) -> TransportCheck<T> {
+        TransportCheck::Fails { error: why.to_owned() }
     }
 
-    fn link(name: &str, udp: Finding<UdpFound>, tcp: Finding<TcpFound>) -> LinkCheck {
+    fn link(
+        name: &str,
+        udp: TransportCheck<UdpMeasurement>,
+        tcp: TransportCheck<TcpMeasurement>,
+    ) -> LinkCheck {
         let credentials = match udp.works().is_some() || tcp.works().is_some() {
-            true => Credentials::Accepted,
-            false => Credentials::Unknown,
+            true => TokenCheck::Accepted,
+            false => TokenCheck::Unknown,
         };
         LinkCheck { udp, tcp, credentials, ..LinkCheck::unusable(name, Vec::new(), "") }
     }
 
-    fn verdict(link: &LinkCheck, transport: Transport) -> (Uses, String) {
+    fn verdict(link: &LinkCheck, transport: Transport) -> (ChosenTransport, String) {
         link.verdict(Tier::Primary, transport)
     }
 
     #[test]
     fn udp_is_used_where_it_gets_through_and_tcp_where_it_does_not() {
         let both = link("a", udp(), tcp(Mptcp::Works));
-        assert_eq!(verdict(&both, Transport::Auto).0, Uses::Udp);
-        assert_eq!(verdict(&both, Transport::Tcp).0, Uses::Mptcp);
+        assert_eq!(verdict(&both, Transport::Auto).0, ChosenTransport::Udp);
+        assert_eq!(verdict(&both, Transport::Tcp).0, ChosenTransport::Mptcp);
         let blocked = link("b", fails("no answer"), tcp(Mptcp::FellBack));
-        assert_eq!(verdict(&blocked, Transport::Auto), (Uses::Tcp, "UDP fails: no answer".to_owned()));
+        assert_eq!(
+            verdict(&blocked, Transport::Auto),
+            (ChosenTransport::Tcp, "UDP fails: no answer".to_owned())
+        );
         let (uses, why) = verdict(&blocked, Transport::Quic);
-        assert_eq!(uses, Uses::Nothing);
+        assert_eq!(uses, ChosenTransport::Nothing);
         assert!(why.contains("transport is quic"), "{why}");
         let dead = link("c", fails("no answer"), fails("refused"));
         for transport in Transport::ALL {
-            assert_eq!(verdict(&dead, *transport).0, Uses::Nothing);
+            assert_eq!(verdict(&dead, *transport).0, ChosenTransport::Nothing);
         }
     }
 
     #[test]
     fn nothing_is_used_without_a_token_or_where_nothing_may_be() {
         let both = link("a", udp(), tcp(Mptcp::Works));
-        assert_eq!(both.verdict(Tier::Never, Transport::Auto).0, Uses::Nothing);
-        assert_eq!(both.verdict(Tier::Backup, Transport::Auto).0, Uses::Udp);
-        let refused = LinkCheck { credentials: Credentials::Refused, ..both };
+        assert_eq!(both.verdict(Tier::Never, Transport::Auto).0, ChosenTransport::Nothing);
+        assert_eq!(both.verdict(Tier::Backup, Transport::Auto).0, ChosenTransport::Udp);
+        let refused = LinkCheck { credentials: TokenCheck::Refused, ..both };
         let refused = refused.judge(Tier::Primary, Transport::Auto);
-        assert_eq!(refused.uses, Uses::Nothing);
-        let check = Check { server: "vpn.example:443".into(), via: None, links: vec![refused] };
+        assert_eq!(refused.uses, ChosenTransport::Nothing);
+        let check = CheckReport { server: "vpn.example:443".into(), via: None, links: vec![refused] };
         assert!(!check.works());
         assert!(render(&check, 200).contains("next: give the token"), "{}", render(&check, 200));
     }
@@ -422,7 +437,7 @@ mod tests {
     #[test]
     fn multipath_that_works_over_another_link_is_stripped_on_the_way() {
         let links = |first| vec![link("a", udp(), tcp(first)), link("b", udp(), tcp(Mptcp::FellBack))];
-        let check = |first| Check { server: "vpn.example:443".into(), via: None, links: links(first) };
+        let check = |first| CheckReport { server: "vpn.example:443".into(), via: None, links: links(first) };
         let text = render(&check(Mptcp::Works), 200);
         assert!(text.contains("stripped on the way"), "{text}");
         let text = render(&check(Mptcp::FellBack), 200);
@@ -432,7 +447,7 @@ mod tests {
     #[test]
     fn people_and_programs_are_told_the_same() {
         let judged = |link: LinkCheck| link.judge(Tier::Primary, Transport::Auto);
-        let check = Check {
+        let check = CheckReport {
             server: "vpn.example:443".into(),
             via: Some("proxy:3128".into()),
             links: vec![

@@ -32,8 +32,8 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use mpvpn_types::Transport;
 
 pub use classes::{
-    ClassConfig, ClassTables, Mark, MatchRule, Packet, RuleOrigin, Ruling, Seen, SteerRule, render_classes,
-    rules_of,
+    ClassConfig, ClassTables, Classification, KernelMatch, Mark, MatchRule, PacketDescription, RuleOrigin,
+    SteeringRule, render_classes, rules_of,
 };
 pub use dns::Dns;
 pub use lane::LaneRule;
@@ -44,12 +44,12 @@ pub use mpvpn_types::{CongestionControl, FlowMode};
 pub use options::{ClientOptions, ServerOptions};
 pub use pipes::Pipes;
 pub use proxy::Proxies;
-pub use reload::{Origin, Reloaded};
-pub use service::{Rights, Service};
+pub use reload::{ConfigSource, ReloadReport};
+pub use service::{Rights, ServerMode};
 pub use shards::Shards;
 pub use site::{Site, SiteContent};
-pub use values::{AuthMode, LogLevel, Nat, Routes, ServerAddr, Share, Subnet6, Tcp, is_link_name};
-pub use via::{ProxyCredentials, Via, ViaWord};
+pub use values::{AuthMode, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, is_link_name};
+pub use via::{ProxyCredentials, ViaOption, ViaProxy};
 
 use classes::Surroundings;
 
@@ -98,7 +98,7 @@ pub struct ServerConfig {
     /// Whether clients of the first drafts of MASQUE are served there: TLS without ALPN, CONNECT-UDP by HTTP/1.1.
     pub old_clients: bool,
     /// What it does for its clients.
-    pub service: Service,
+    pub service: ServerMode,
     /// The certificate (PEM, leaf first) and its private key (PEM); without it one is made in `state_dir`.
     pub cert: Option<CertFiles>,
     /// Certificates for other names than those of the first, which who asks for an unknown name gets.
@@ -165,9 +165,9 @@ pub struct ClientConfig {
     pub server: ServerAddr,
     /// How the server's certificate is judged.
     pub trust: Trust,
-    /// The bearer token, if given directly: see [`ClientConfig::bearer`].
+    /// The bearer token, if given directly: see [`ClientConfig::load_token`].
     pub token: Option<Token>,
-    /// The file with the bearer token: see [`ClientConfig::bearer`].
+    /// The file with the bearer token: see [`ClientConfig::load_token`].
     pub token_file: Option<PathBuf>,
     /// Interfaces to use, or patterns of their names, each once, or the one word `auto`.
     pub paths: Vec<String>,
@@ -178,9 +178,9 @@ pub struct ClientConfig {
     /// What belongs to them; the first that fits counts. Those that every client has come last.
     pub class_rules: Vec<MatchRule>,
     /// What the kernel steers into the TUN devices of classes, in the order in which it tries them.
-    pub class_steering: Vec<SteerRule>,
+    pub class_steering: Vec<SteeringRule>,
     /// The TUN devices of classes that its file asks for, and a proxy does not have.
-    pub without_tuns: Vec<String>,
+    pub ignored_class_tuns: Vec<String>,
     /// Folder for what has to survive a restart: how much of the quotas is used.
     pub state_dir: PathBuf,
     /// Name of the TUN device.
@@ -190,7 +190,7 @@ pub struct ClientConfig {
     /// The congestion controller of every path.
     pub cc: CongestionControl,
     /// The proxy through which the server is reached by TCP.
-    pub via: Option<Via>,
+    pub via: Option<ViaProxy>,
     /// How TCP connections travel where no rule says anything.
     pub lane: FlowMode,
     /// How they travel to some destinations; the first that fits counts.
@@ -199,7 +199,7 @@ pub struct ClientConfig {
     pub routes: Routes,
     /// Which resolvers this machine asks while the tunnel is up.
     pub dns: Dns,
-    /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`Share`].
+    /// Interfaces or networks behind this machine that may use the tunnel; each parses as a [`SharedNetwork`].
     pub share: Vec<String>,
     /// Where it is a proxy for apps; if anywhere, it has no TUN.
     pub proxies: Proxies,
@@ -245,7 +245,7 @@ impl ServerConfig {
 
     /// Fills in the defaults and checks what belongs together.
     pub fn resolve(mut options: ServerOptions, rights: Rights) -> Result<Self> {
-        let service = Service::of(&options, rights);
+        let service = ServerMode::of(&options, rights);
         if !service.has_tun() {
             options = service::without_tun(options, rights)?;
         }
@@ -354,7 +354,7 @@ impl ClientConfig {
         if let Some(twice) = first_repeated(&share) {
             return Err(Error::usage(format!("--share {twice} is given twice"), "give every network once"));
         }
-        if share.contains(&Share::Interface(tun_name.clone())) {
+        if share.contains(&SharedNetwork::Interface(tun_name.clone())) {
             return Err(Error::usage(
                 format!("--share {tun_name} is the tunnel itself"),
                 "name the interface or the network of the machines behind this one",
@@ -374,13 +374,13 @@ impl ClientConfig {
             classes: classes.list,
             class_rules: classes.rules,
             class_steering: classes.steering,
-            without_tuns: Vec::new(),
+            ignored_class_tuns: Vec::new(),
             state_dir: options.state_dir.unwrap_or_else(|| STATE_DIR.into()),
             scheduler: options.scheduler.unwrap_or_default(),
             cc: options.cc.unwrap_or_default(),
             via: match options.via {
-                Some(ViaWord::Proxy(via)) => Some(via),
-                Some(ViaWord::None) | None => None,
+                Some(ViaOption::Proxy(via)) => Some(via),
+                Some(ViaOption::None) | None => None,
             },
             lane: options.lane.unwrap_or_default(),
             lane_rules: options.lane_rule,
@@ -399,7 +399,7 @@ impl ClientConfig {
     }
 
     /// The token to show to the server, read from its file if it is in one.
-    pub fn bearer(&self) -> Result<Option<Token>> {
+    pub fn load_token(&self) -> Result<Option<Token>> {
         let Some(file) = &self.token_file else { return Ok(self.token.clone()) };
         let bytes = files::read_secret(file)?;
         let token = std::str::from_utf8(&bytes).ok().and_then(|text| text.trim().parse().ok());

@@ -17,7 +17,7 @@ use mpvpn_types::word_enum;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use log::{Entry, EventLog, MOST_OF_A_KIND};
+pub use log::{Entry, EventLog, MAX_ENTRIES_PER_KIND};
 pub(crate) use share::EventReader;
 pub use share::{EventReceiver, EventSender, SharedEventLog, event_channel};
 pub use short_text::ShortText;
@@ -25,7 +25,7 @@ pub use short_text::ShortText;
 word_enum! {
     /// The subject of an event.
     #[derive(PartialOrd, Ord)]
-    pub enum Kind {
+    pub enum EventKind {
         /// A link of this machine.
         #[default]
         Link = "link",
@@ -285,12 +285,12 @@ macro_rules! kinds {
         impl Event {
             /// Every event by its name here, its subject, and the level of its log line but for the exceptions that
             /// [`level`](Self::level) makes.
-            pub(crate) const ALL: &[(&str, Kind, tracing::Level)] =
-                &[$($((stringify!($event), Kind::$kind, tracing::Level::$level),)+)+];
+            pub(crate) const ALL: &[(&str, EventKind, tracing::Level)] =
+                &[$($((stringify!($event), EventKind::$kind, tracing::Level::$level),)+)+];
 
             /// Its subject.
-            pub const fn kind(&self) -> Kind {
-                match self { $($(Self::$event { .. })|+ => Kind::$kind,)+ }
+            pub const fn kind(&self) -> EventKind {
+                match self { $($(Self::$event { .. })|+ => EventKind::$kind,)+ }
             }
 
             const fn usual_level(&self) -> tracing::Level {

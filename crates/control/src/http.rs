@@ -24,7 +24,7 @@ use tokio::{
     sync::{Semaphore, oneshot},
 };
 
-use crate::api::{Question, Source};
+use crate::api::{ControlRequest, RequestHandler};
 
 /// Requests being answered at once.
 const MOST_CONNECTIONS: usize = 32;
@@ -105,8 +105,8 @@ pub(crate) async fn serve<S, F>(
 
 /// What the data plane answers; nothing if it does not.
 pub(crate) async fn ask<T>(
-    source: &Source,
-    question: impl FnOnce(oneshot::Sender<T>) -> Question,
+    source: &RequestHandler,
+    question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
 ) -> Option<T> {
     let (sender, receiver) = oneshot::channel();
     source(question(sender));

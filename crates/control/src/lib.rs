@@ -20,6 +20,7 @@ pub mod auth;
 pub mod check;
 pub mod config;
 pub mod credentials;
+mod dirs;
 mod error;
 pub mod events;
 mod files;
@@ -27,11 +28,10 @@ mod http;
 pub mod identity;
 pub mod log;
 pub mod metrics;
-mod places;
+pub mod quota_usage;
 pub mod reference;
 pub mod status;
 pub mod tls;
-pub mod usage;
 
 pub use error::Error;
 

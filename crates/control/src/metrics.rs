@@ -20,7 +20,7 @@ pub use text::exposition;
 
 use crate::{
     Error, Result,
-    api::{Question, Source},
+    api::{ControlRequest, RequestHandler},
     http::{self, Answer, ask, whole},
 };
 
@@ -46,7 +46,7 @@ impl Server {
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
-    pub async fn serve(self, source: Source) -> Result<()> {
+    pub async fn serve(self, source: RequestHandler) -> Result<()> {
         let address = self.listener.local_addr();
         let failed = |source| Error::MetricsAddress {
             address: address.unwrap_or_else(|_| ([0; 4], 0).into()),
@@ -62,14 +62,14 @@ impl Server {
     }
 }
 
-async fn answer(request: &Request<Incoming>, source: &Source) -> Answer {
+async fn answer(request: &Request<Incoming>, source: &RequestHandler) -> Answer {
     if request.uri().path() != "/metrics" {
         return plain(StatusCode::NOT_FOUND, "there is only /metrics here\n".to_owned());
     }
     if request.method() != Method::GET {
         return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET works here\n".to_owned());
     }
-    match ask(source, Question::Status).await {
+    match ask(source, ControlRequest::Status).await {
         Some(status) => plain(StatusCode::OK, exposition(&status)),
         None => plain(StatusCode::SERVICE_UNAVAILABLE, "the data plane does not answer\n".to_owned()),
     }
@@ -104,8 +104,8 @@ mod tests {
     fn metrics_are_there_to_be_read_and_nothing_else() {
         let server = Server::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = server.listener.local_addr().unwrap();
-        let source: Source = Arc::new(|question| {
-            if let Question::Status(reply) = question {
+        let source: RequestHandler = Arc::new(|question| {
+            if let ControlRequest::Status(reply) = question {
                 let _ = reply.send(Status::new(Role::Server));
             }
         });

@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::{
     Error,
     auth::UsersFile,
-    check::Check,
+    check::CheckReport,
     config::{ClientOptions, ServerOptions},
-    events::{Event, Kind},
+    events::{Event, EventKind},
     metrics,
     status::{Class, FlowList, Link, Path, Status},
-    tls::Refusal,
+    tls::CertificateRefusal,
 };
 
 /// The schema of a server's configuration file.
@@ -56,7 +56,7 @@ pub fn flows() -> Value {
 
 /// The schema of the result of a check.
 pub fn check() -> Value {
-    schema::<Check>(SchemaSettings::for_serialize)
+    schema::<CheckReport>(SchemaSettings::for_serialize)
 }
 
 /// The schema of an event, without what every event has.
@@ -108,7 +108,7 @@ fn metric(name: &str, kind: metrics::Kind, help: &'static str, labels: &'static 
 }
 
 /// The name of each event, its subject, and the level of its log line.
-pub fn event_kinds() -> Vec<(String, Kind, String)> {
+pub fn event_kinds() -> Vec<(String, EventKind, String)> {
     Event::ALL.iter().map(|(name, kind, level)| (snake_case(name), *kind, level.to_string())).collect()
 }
 
@@ -127,7 +127,7 @@ fn snake_case(name: &str) -> String {
 /// Errors as they are printed, each with its next step; what differs from case to case is in capitals.
 pub fn errors() -> Vec<(String, String)> {
     let errors = Error::examples().into_iter().map(|error| (error.to_string(), error.next_step()));
-    let refusals = Refusal::examples().into_iter().map(|refusal| {
+    let refusals = CertificateRefusal::examples().into_iter().map(|refusal| {
         let next = refusal.next_step().to_owned();
         (refusal.to_string(), next)
     });

@@ -18,7 +18,7 @@ use crate::{
     metrics::{Metric, metrics},
 };
 
-pub use flows::{Flow, FlowLane, FlowList, FlowState};
+pub use flows::{EffectiveFlowMode, Flow, FlowList, FlowState};
 pub(crate) use render::{Table, fit, section};
 pub use render::{render, render_flows, render_links};
 
@@ -58,8 +58,8 @@ pub struct Status {
     pub flows: Flows,
     /// Numbered packets of the default class; left out at a server, which has it for each client, and where the two
     /// ends did not agree on numbers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lane: Option<Lane>,
+    #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
+    pub resequencing: Option<Resequencing>,
     /// Sessions of a server.
     #[serde(default)]
     pub clients: Vec<Client>,
@@ -119,7 +119,8 @@ pub struct Class {
     /// Name of the class, as configured.
     pub name: String,
     /// How its TCP connections travel, as configured; not known at a server.
-    pub lane: String,
+    #[serde(rename = "lane")]
+    pub flow_mode: String,
     /// Congestion controller at this end; at a server those of all its connections, as in `bbr, cubic`.
     pub cc: String,
     /// Congestion controller at the server, as reported by the server; left out where it reports none.
@@ -156,8 +157,8 @@ pub struct Class {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_pct: Option<f64>,
     /// Numbered packets of the class; left out where the two ends did not agree on numbers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub order: Option<Lane>,
+    #[serde(rename = "order", default, skip_serializing_if = "Option::is_none")]
+    pub resequencing: Option<Resequencing>,
     /// TUN device of the class; left out if it has none of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tun: Option<String>,
@@ -181,29 +182,29 @@ impl Class {
         "class_loss_ratio" Gauge class.loss_pct.map(ratio), "Loss of what this end sent in the last 10 s.";
         "class_queue_seconds" Gauge seconds(class.queue_ms), "Time that packets wait before they are sent.";
         "class_dropped_packets_total" Counter class.drops, "Packets dropped because the queue was full.";
-        "class_numbered_packets_total" Counter class.order.map(|o| o.numbered), "Packets sent with a number.";
-        "class_resent_packets_total" Counter class.order.map(|o| o.resent),
+        "class_numbered_packets_total" Counter class.resequencing.map(|counters| counters.numbered), "Packets sent with a number.";
+        "class_resent_packets_total" Counter class.resequencing.map(|counters| counters.resent),
             "Packets retransmitted because they were lost.";
-        "class_copied_packets_total" Counter class.order.map(|o| o.copies), "Additional copies of packets sent.";
-        "class_restored_packets_total" Counter class.order.map(|o| o.restored),
+        "class_copied_packets_total" Counter class.resequencing.map(|counters| counters.copies), "Additional copies of packets sent.";
+        "class_restored_packets_total" Counter class.resequencing.map(|counters| counters.restored),
             "Packets received early, held and then delivered in order.";
-        "class_late_packets_total" Counter class.order.map(|o| o.late),
+        "class_late_packets_total" Counter class.resequencing.map(|counters| counters.late),
             "Packets received after the receiver had given them up.";
-        "class_duplicate_packets_total" Counter class.order.map(|o| o.duplicates),
+        "class_duplicate_packets_total" Counter class.resequencing.map(|counters| counters.duplicates),
             "Packets received a second time, and dropped.";
-        "class_given_up_packets_total" Counter class.order.map(|o| o.given_up), "Packets that the receiver waited for and gave up.";
+        "class_given_up_packets_total" Counter class.resequencing.map(|counters| counters.given_up), "Packets that the receiver waited for and gave up.";
         "class_fec_ratio" Gauge class.fec().map(|fec| ratio(fec.percent.into())),
-            "Repair packets sent now per packet, on the path with the most.";
+            "FecStats packets sent now per packet, on the path with the most.";
         "class_fec_protected_packets_total" Counter class.fec().map(|fec| fec.protected),
             "Packets sent in groups that have repair packets.";
-        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "Repair packets sent.";
+        "class_fec_repair_packets_total" Counter class.fec().map(|fec| fec.sent), "FecStats packets sent.";
         "class_fec_repair_bytes_total" Counter class.fec().map(|fec| fec.sent_bytes), "Bytes of repair packets sent.";
         "class_fec_made_good_packets_total" Counter class.fec().map(|fec| fec.made_good),
             "Packets sent by this end and lost, which the far end restored.";
         "class_fec_recovered_packets_total" Counter class.fec().map(|fec| fec.recovered),
             "Packets lost on the way to this end and restored.";
         "class_fec_wasted_packets_total" Counter class.fec().map(|fec| fec.wasted),
-            "Repair packets received and not needed.";
+            "FecStats packets received and not needed.";
         "class_fec_unrecoverable_groups_total" Counter class.fec().map(|fec| fec.unrecoverable),
             "Groups that lost more than could be restored.";
     };
@@ -212,14 +213,14 @@ impl Class {
         self.state.filter(|state| *state != State::Asleep).map(|state| state == State::Up)
     }
 
-    fn fec(&self) -> Option<Repair> {
-        self.order.map(|order| order.fec)
+    fn fec(&self) -> Option<FecStats> {
+        self.resequencing.map(|counters| counters.fec)
     }
 
     /// A class that has carried nothing.
     pub fn new(name: &str) -> Self {
         let auto = || "auto".to_owned();
-        Self { name: name.into(), lane: auto(), cc: "bbr".into(), scheduler: auto(), ..Self::default() }
+        Self { name: name.into(), flow_mode: auto(), cc: "bbr".into(), scheduler: auto(), ..Self::default() }
     }
 
     /// Adds what another connection of the class carries. The least round-trip time counts, and the most loss; it sleeps
@@ -243,8 +244,8 @@ impl Class {
         for (own, rate) in [(&mut self.tx_bps, other.tx_bps), (&mut self.rx_bps, other.rx_bps)] {
             *own = rate.map(|rate| own.unwrap_or(0) + rate).or(*own);
         }
-        if let Some(order) = other.order {
-            self.order.get_or_insert_default().add(order);
+        if let Some(counters) = other.resequencing {
+            self.resequencing.get_or_insert_default().add(counters);
         }
     }
 
@@ -284,7 +285,7 @@ pub struct Link {
     /// Limit of the rate at which the server sends, in bit/s; left out without a limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub down_cap_bps: Option<u64>,
-    /// Share of the traffic relative to other links, for the scheduler `weighted`; left out if 1.
+    /// SharedNetwork of the traffic relative to other links, for the scheduler `weighted`; left out if 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
     /// Quota of a month, in bytes of IP packets; left out without a limit.
@@ -450,7 +451,7 @@ pub struct Flows {
 /// Numbered packets. Packets are numbered where flows use several paths or packets are lost: the receiver restores the
 /// order, the sender retransmits lost packets. Counted since the session began or was resumed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-pub struct Lane {
+pub struct Resequencing {
     /// Whether this end numbers its packets now.
     pub on: bool,
     /// Packets sent with a number.
@@ -468,19 +469,19 @@ pub struct Lane {
     /// Packets that the receiver waited for and gave up.
     pub given_up: u64,
     /// Forward error correction; left out if it was never used.
-    #[serde(default, skip_serializing_if = "Repair::is_none")]
-    pub fec: Repair,
+    #[serde(default, skip_serializing_if = "FecStats::is_none")]
+    pub fec: FecStats,
 }
 
 /// Forward error correction: repair packets for groups of packets (`fec` of a class).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
-pub struct Repair {
-    /// Repair packets sent now per 100 packets, on the path with the most.
+pub struct FecStats {
+    /// FecStats packets sent now per 100 packets, on the path with the most.
     pub percent: u8,
     /// Packets sent in groups that have repair packets.
     pub protected: u64,
-    /// Repair packets sent.
+    /// FecStats packets sent.
     pub sent: u64,
     /// Bytes of repair packets sent.
     pub sent_bytes: u64,
@@ -488,13 +489,13 @@ pub struct Repair {
     pub made_good: u64,
     /// Packets lost on the way to this end and restored.
     pub recovered: u64,
-    /// Repair packets received and not needed.
+    /// FecStats packets received and not needed.
     pub wasted: u64,
     /// Groups that lost more than could be restored; their lost packets were retransmitted.
     pub unrecoverable: u64,
 }
 
-impl Repair {
+impl FecStats {
     fn is_none(&self) -> bool {
         *self == Self::default()
     }
@@ -511,10 +512,10 @@ impl Repair {
     }
 }
 
-impl Lane {
+impl Resequencing {
     /// Those of a connection that is over.
     pub fn as_over(self) -> Self {
-        Self { on: false, fec: Repair { percent: 0, ..self.fec }, ..self }
+        Self { on: false, fec: FecStats { percent: 0, ..self.fec }, ..self }
     }
 
     /// Adds those of another connection of the same session.
@@ -550,8 +551,8 @@ pub struct Client {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub classes: Vec<Class>,
     /// Numbered packets, as counted at the server; left out where the two ends did not agree on numbers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lane: Option<Lane>,
+    #[serde(rename = "lane", default, skip_serializing_if = "Option::is_none")]
+    pub resequencing: Option<Resequencing>,
     /// Paths of the client, as seen by the server.
     pub paths: Vec<Path>,
 }
@@ -606,7 +607,7 @@ pub(crate) mod tests {
             tx_bytes: 1,
             rx_bytes: 2,
             classes: Vec::new(),
-            lane: None,
+            resequencing: None,
             paths: example.paths,
         });
         let json = serde_json::to_value(&status).unwrap();
@@ -618,7 +619,8 @@ pub(crate) mod tests {
     #[test]
     fn what_was_added_is_left_out_where_nothing_is_known() {
         let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
-        status.lane = Some(Lane { on: true, numbered: 9, resent: 2, ..Lane::default() });
+        status.resequencing =
+            Some(Resequencing { on: true, numbered: 9, resent: 2, ..Resequencing::default() });
         status.paths[0].base_rtt_ms = Some(12.0);
         let json = serde_json::to_value(&status).unwrap();
         assert_eq!((&json["lane"]["resent"], &json["paths"][0]["base_rtt_ms"]), (&2.into(), &12.0.into()));
@@ -627,14 +629,14 @@ pub(crate) mod tests {
 
     #[test]
     fn connections_of_a_class_add_up() {
-        let repair = |percent, recovered| Repair { percent, recovered, ..Repair::default() };
+        let repair = |percent, recovered| FecStats { percent, recovered, ..FecStats::default() };
         let one = Class {
             tx_bytes: 5,
             queue_ms: 2.0,
             tx_bps: Some(8),
             rtt_ms: Some(20.0),
             loss_pct: Some(1.0),
-            order: Some(Lane { copies: 3, fec: repair(10, 4), ..Lane::default() }),
+            resequencing: Some(Resequencing { copies: 3, fec: repair(10, 4), ..Resequencing::default() }),
             ..Class::new("bulk")
         };
         let mut all = Class::new("bulk");
@@ -643,7 +645,10 @@ pub(crate) mod tests {
         all.add(&Class { rtt_ms: Some(30.0), loss_pct: Some(4.0), ..one.clone() });
         assert_eq!((all.tx_bytes, all.drops, all.tx_bps, all.rx_bps), (10, 7, Some(16), None));
         assert_eq!((all.queue_ms, all.rtt_ms, all.loss_pct), (2.0, Some(20.0), Some(4.0)));
-        assert_eq!(all.order, Some(Lane { copies: 6, fec: repair(10, 8), ..Lane::default() }));
+        assert_eq!(
+            all.resequencing,
+            Some(Resequencing { copies: 6, fec: repair(10, 8), ..Resequencing::default() })
+        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! In: an [`Identity`], or a [`Trust`]. Out: rustls configurations with the hybrid post-quantum key
 //! exchange X25519MLKEM768 first. Always holds: the server has to prove that it owns the certificate's
-//! key, whatever the trust; and a certificate that is refused leaves a [`Refusal`] behind, because QUIC
+//! key, whatever the trust; and a certificate that is refused leaves a [`CertificateRefusal`] behind, because QUIC
 //! tells the other side no more than an alert.
 
 mod choice;
@@ -16,7 +16,7 @@ use rustls::{
     version::TLS13,
 };
 
-pub use verify::{Refusal, RefusalSlot, names};
+pub use verify::{CertificateRefusal, LastRefusal, names};
 
 use crate::{Result, config::Trust, identity::Identity};
 
@@ -32,11 +32,11 @@ pub fn server_config(identity: &Identity, others: &[Identity], alpn: &[&[u8]]) -
 
 /// The configuration of a client that speaks one of `alpn` and trusts as `trust` says.
 pub fn client_config(trust: &Trust, alpn: &[&[u8]]) -> Result<ClientConfig> {
-    client_config_reporting(trust, alpn, &RefusalSlot::default())
+    client_config_reporting(trust, alpn, &LastRefusal::default())
 }
 
 /// As [`client_config`]; why a server's certificate was refused is put into `slot`.
-pub fn client_config_reporting(trust: &Trust, alpn: &[&[u8]], slot: &RefusalSlot) -> Result<ClientConfig> {
+pub fn client_config_reporting(trust: &Trust, alpn: &[&[u8]], slot: &LastRefusal) -> Result<ClientConfig> {
     static WARNED: Once = Once::new();
     if *trust == Trust::Insecure {
         WARNED.call_once(|| {

@@ -1,11 +1,11 @@
 //! Answers the requests of the local API, as a client and as a server.
 //!
-//! In: a [`Question`]. Out: its answer, at once or after every shard has reported. Always holds: a requester that is gone
+//! In: a [`ControlRequest`]. Out: its answer, at once or after every shard has reported. Always holds: a requester that is gone
 //! is no error.
 
 use std::time::Instant;
 
-use mpvpn_control::api::Question;
+use mpvpn_control::api::ControlRequest;
 
 use crate::{EngineError, client::Running as Client, server::Running as Server, turn::Turns};
 
@@ -14,10 +14,10 @@ pub(crate) fn of_client(
     client: &mut Client,
     turns: &Turns,
     now: Instant,
-    question: Question,
+    question: ControlRequest,
 ) -> Result<(), EngineError> {
     match question {
-        Question::Status(reply) => {
+        ControlRequest::Status(reply) => {
             // When the status says `up`, addresses, routes and resolvers are set. Streams are filled soon.
             client.apply_events(turns, now)?;
             if let Some(round) = client.shards.ask_status(now, reply) {
@@ -25,32 +25,34 @@ pub(crate) fn of_client(
                 client.shards.report_status(round, own);
             }
         }
-        Question::Flows(reply) => {
+        ControlRequest::Flows(reply) => {
             if let Some(round) = client.shards.ask_flows(now, reply) {
                 client.shards.report_flows(round, client.flows(now));
             }
         }
-        Question::Reload(reply) => drop(reply.send(client.reload(turns, now))),
-        Question::Link { name, change, reply } => drop(reply.send(client.change_link(now, &name, &change))),
+        ControlRequest::Reload(reply) => drop(reply.send(client.reload(turns, now))),
+        ControlRequest::Link { name, change, reply } => {
+            drop(reply.send(client.change_link(now, &name, &change)))
+        }
     }
     Ok(())
 }
 
 /// Answers as a server.
-pub(crate) fn of_server(server: &mut Server, now: Instant, question: Question) {
+pub(crate) fn of_server(server: &mut Server, now: Instant, question: ControlRequest) {
     match question {
-        Question::Status(reply) => {
+        ControlRequest::Status(reply) => {
             if let Some(round) = server.shards.ask_status(now, reply) {
                 server.shards.report_status(round, server.plane.report(now));
             }
         }
-        Question::Flows(reply) => {
+        ControlRequest::Flows(reply) => {
             if let Some(round) = server.shards.ask_flows(now, reply) {
                 server.shards.report_flows(round, server.plane.flows(now));
             }
         }
-        Question::Reload(reply) => drop(reply.send(server.reload())),
-        Question::Link { reply, .. } => {
+        ControlRequest::Reload(reply) => drop(reply.send(server.reload())),
+        ControlRequest::Link { reply, .. } => {
             drop(reply.send(Err("this is a server: links are a client's".to_owned())));
         }
     }

@@ -32,9 +32,9 @@ use std::sync::Arc;
 
 use mpvpn_control::{
     api,
-    config::{ClientConfig, ClientOptions, Origin},
+    config::{ClientConfig, ClientOptions, ConfigSource},
     metrics,
-    tls::{self, RefusalSlot},
+    tls::{self, LastRefusal},
 };
 use mpvpn_os::privilege;
 use mpvpn_tunnel::ClientError;
@@ -54,13 +54,13 @@ use start::{ClientParts, PATH};
 ///
 /// # Errors
 /// If it cannot be started, or the server refuses it.
-pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), EngineError> {
+pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<(), EngineError> {
     let is_proxy = !config.proxies.is_empty();
     if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
     let mut turns = Turns::new()?;
-    let slot = RefusalSlot::default();
+    let slot = LastRefusal::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
@@ -85,7 +85,7 @@ pub fn run(config: ClientConfig, origin: Origin<ClientOptions>) -> Result<(), En
 }
 
 /// Why the server's certificate was refused, if that is the reason.
-fn refusal(error: EngineError, slot: &RefusalSlot) -> EngineError {
+fn refusal(error: EngineError, slot: &LastRefusal) -> EngineError {
     match error {
         EngineError::Tunnel(ClientError::Tls(_)) => slot.take().map_or(error, EngineError::from),
         error => error,

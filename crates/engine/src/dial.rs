@@ -19,7 +19,7 @@ use std::{
 
 use mpvpn_control::{
     config::{ProxyCredentials, ServerAddr},
-    tls::{Refusal, RefusalSlot},
+    tls::{CertificateRefusal, LastRefusal},
 };
 use mpvpn_os::{
     TcpOptions, TcpSocket,
@@ -62,7 +62,7 @@ pub(crate) struct Dial {
     /// How the server is recognised; offers [`ALPN`].
     pub(crate) tls: Arc<ClientConfig>,
     /// Where `tls` leaves why it refused a certificate.
-    pub(crate) refusal: RefusalSlot,
+    pub(crate) refusal: LastRefusal,
     /// The name that the server has to prove.
     pub(crate) name: ServerName<'static>,
     /// How long each step may take. The kernel asks for TCP after two SYNs for Multipath TCP without an answer, 3 to 7 s
@@ -157,7 +157,7 @@ pub(crate) enum DialError {
     Proxy(#[from] ProxyError),
     /// The certificate of the server was not accepted.
     #[error("{0}")]
-    Refused(#[from] Refusal),
+    Refused(#[from] CertificateRefusal),
     /// TLS failed otherwise.
     #[error("TLS: {0}")]
     Tls(io::Error),

@@ -29,7 +29,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{access::Access, status::FlowLane};
+use mpvpn_control::{access::Access, status::EffectiveFlowMode};
 use mpvpn_masque::connect::{Authority, Host, ProxyError};
 use mpvpn_os::{
     RecvBatch, TcpSocket,
@@ -179,10 +179,10 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
         self.table.iter().map(|(_, relay)| {
             let (lane, moved) = match &relay.stage {
-                Stage::Open(pipe) => (FlowLane::Stream, Some(pipe.moved())),
-                Stage::Naming(_) | Stage::Connecting(..) => (FlowLane::Stream, None),
-                Stage::Udp(port) => (FlowLane::Udp, Some(port.moved())),
-                Stage::NamingUdp(_) => (FlowLane::Udp, None),
+                Stage::Open(pipe) => (EffectiveFlowMode::Stream, Some(pipe.moved())),
+                Stage::Naming(_) | Stage::Connecting(..) => (EffectiveFlowMode::Stream, None),
+                Stage::Udp(port) => (EffectiveFlowMode::Udp, Some(port.moved())),
+                Stage::NamingUdp(_) => (EffectiveFlowMode::Udp, None),
             };
             Connection::of_client(relay.permit.user(), &relay.to, lane, relay.since, moved)
         })

@@ -1,6 +1,6 @@
 use std::io;
 
-use mpvpn_control::tls::Refusal;
+use mpvpn_control::tls::CertificateRefusal;
 use mpvpn_os::OsError;
 use mpvpn_quic::SetupError;
 use mpvpn_tunnel::ClientError;
@@ -13,7 +13,7 @@ pub enum EngineError {
     Control(#[from] mpvpn_control::Error),
     /// The certificate of the server was not accepted.
     #[error("{0}")]
-    Refused(#[from] Refusal),
+    Refused(#[from] CertificateRefusal),
     /// The kernel refused something.
     #[error("{0}")]
     Os(#[from] OsError),

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use mpvpn_control::{
     config::ClientConfig,
-    status::{Flow, FlowLane, FlowList, FlowState, Role},
+    status::{EffectiveFlowMode, Flow, FlowList, FlowState, Role},
 };
 use mpvpn_flow::{rules::Why, split_tcp::State};
 use mpvpn_masque::connect::Authority;
@@ -19,7 +19,7 @@ use crate::pipe::Moved;
 pub(crate) struct Connection<'a> {
     end: End<'a>,
     to: &'a Authority,
-    lane: FlowLane,
+    lane: EffectiveFlowMode,
     state: FlowState,
     /// Bytes from the app and to it.
     up: u64,
@@ -41,7 +41,7 @@ impl<'a> Connection<'a> {
     pub(crate) fn of_client(
         user: &'a str,
         to: &'a Authority,
-        lane: FlowLane,
+        lane: EffectiveFlowMode,
         since: Instant,
         moved: Option<Moved>,
     ) -> Self {
@@ -73,7 +73,7 @@ impl<'a> Connection<'a> {
     }
 
     fn new(end: End<'a>, to: &'a Authority, since: Instant) -> Self {
-        let lane = FlowLane::Stream;
+        let lane = EffectiveFlowMode::Stream;
         Self { end, to, lane, state: FlowState::Opening, up: 0, down: 0, since, active: since }
     }
 
@@ -89,11 +89,15 @@ impl<'a> Connection<'a> {
         };
         Flow {
             class: String::new(),
-            protocol: protocol_of(if self.lane == FlowLane::Udp { protocol::UDP } else { protocol::TCP }),
+            protocol: protocol_of(if self.lane == EffectiveFlowMode::Udp {
+                protocol::UDP
+            } else {
+                protocol::TCP
+            }),
             user,
             from,
             to: self.to.to_string(),
-            lane: self.lane,
+            mode: self.lane,
             why: why.to_owned(),
             state: Some(self.state),
             up_bytes: self.up,
@@ -136,10 +140,10 @@ fn list<T>(
     active: impl Fn(&T) -> Instant,
     flow: impl Fn(T) -> Flow,
 ) -> FlowList {
-    let left_out = all.len().saturating_sub(FlowList::MOST);
+    let left_out = all.len().saturating_sub(FlowList::MAX_FLOWS);
     if left_out > 0 {
-        all.select_nth_unstable_by_key(FlowList::MOST, |item| std::cmp::Reverse(active(item)));
-        all.truncate(FlowList::MOST);
+        all.select_nth_unstable_by_key(FlowList::MAX_FLOWS, |item| std::cmp::Reverse(active(item)));
+        all.truncate(FlowList::MAX_FLOWS);
     }
     all.sort_by_key(|item| std::cmp::Reverse(active(item)));
     FlowList { flows: all.into_iter().map(flow).collect(), left_out: left_out as u64, ..FlowList::new(role) }
@@ -147,9 +151,9 @@ fn list<T>(
 
 fn of_report(now: Instant, report: &FlowReport) -> Flow {
     let (lane, state) = match report.carried {
-        Carried::Stream(state) => (FlowLane::Stream, Some(state_of(state))),
-        Carried::Packets => (FlowLane::Datagram, None),
-        Carried::Payloads => (FlowLane::Udp, None),
+        Carried::Stream(state) => (EffectiveFlowMode::Stream, Some(state_of(state))),
+        Carried::Packets => (EffectiveFlowMode::Datagram, None),
+        Carried::Payloads => (EffectiveFlowMode::Udp, None),
     };
     let (from, to) = ends(&report.key);
     Flow {
@@ -158,7 +162,7 @@ fn of_report(now: Instant, report: &FlowReport) -> Flow {
         class: String::new(),
         from,
         to,
-        lane,
+        mode: lane,
         why: why(report.why),
         state,
         up_bytes: report.up,
@@ -244,11 +248,14 @@ mod tests {
         let reports = (1..=1500).map(|number| (ClassId(1), report(number)));
         let list = of_tun(now, reports.collect(), &config);
         assert_eq!(list.flows[0].class, "critical");
-        assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 500));
+        assert_eq!((list.flows.len(), list.left_out), (FlowList::MAX_FLOWS, 500));
         assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));
         let (first, second) = (&list.flows[0], &list.flows[1]);
         assert_eq!((first.from.as_str(), first.to.as_str()), ("10.0.0.2:1500", "198.51.100.9:443"));
-        assert_eq!((first.lane, first.state, first.why.as_str()), (FlowLane::Datagram, None, "rule 3"));
-        assert_eq!((second.lane, second.state), (FlowLane::Stream, Some(FlowState::Open)));
+        assert_eq!(
+            (first.mode, first.state, first.why.as_str()),
+            (EffectiveFlowMode::Datagram, None, "rule 3")
+        );
+        assert_eq!((second.mode, second.state), (EffectiveFlowMode::Stream, Some(FlowState::Open)));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) const LOOKUPS: usize = 256;
 const WAITING: usize = 4096;
 
 /// A question, and who asks.
-struct Question {
+struct ControlRequest {
     name: String,
     answers: Sender<Answer>,
     wake: Wake,
@@ -38,18 +38,18 @@ pub(crate) struct Answer {
 
 /// Where threads get the means to ask.
 #[derive(Clone)]
-pub(crate) struct Names(mpsc::Sender<Question>);
+pub(crate) struct Names(mpsc::Sender<ControlRequest>);
 
 /// The means of one thread to ask.
 pub(crate) struct Asker {
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<ControlRequest>,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
     wake: Wake,
 }
 
 /// What answers; runs in a tokio runtime.
-pub(crate) struct Resolver(mpsc::Receiver<Question>);
+pub(crate) struct Resolver(mpsc::Receiver<ControlRequest>);
 
 /// Both ends.
 pub(crate) fn resolver() -> (Names, Resolver) {
@@ -69,7 +69,7 @@ impl Asker {
     /// Asks for the addresses of `name`; whether there was room for the question.
     pub(crate) fn ask(&self, name: &str) -> bool {
         let question =
-            Question { name: name.to_owned(), answers: self.sender.clone(), wake: self.wake.clone() };
+            ControlRequest { name: name.to_owned(), answers: self.sender.clone(), wake: self.wake.clone() };
         self.questions.try_send(question).is_ok()
     }
 

@@ -18,7 +18,8 @@ use mpvpn_control::{
     api,
     auth::Authenticator,
     config::{
-        LimitRule, Nat as NatOption, Origin, Reloaded, Rights, ServerConfig, ServerOptions, Service, Tcp,
+        ConfigSource, LimitRule, Nat as NatOption, ReloadReport, Rights, ServerConfig, ServerMode,
+        ServerOptions, Tcp,
     },
     credentials::{Credentials, first_start_message, guess_address},
     events::{Event, EventSender},
@@ -58,7 +59,7 @@ pub fn rights() -> Rights {
 ///
 /// # Errors
 /// If it cannot be started.
-pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), EngineError> {
+pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<(), EngineError> {
     let mut turns = Turns::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
@@ -132,7 +133,7 @@ pub fn run(config: ServerConfig, origin: Origin<ServerOptions>) -> Result<(), En
     for address in first.sockets.addresses() {
         tracing::info!(%address, shards, tcp = %config.tcp, "listening");
     }
-    if let (Service::Unprivileged, Some(note)) = (config.service, config.service.note()) {
+    if let (ServerMode::Unprivileged, Some(note)) = (config.service, config.service.note()) {
         tracing::warn!("this server {note}");
     }
     for (((shard, plane), mut turns), other) in (1..).zip(planes).zip(all_turns).zip(others) {
@@ -232,7 +233,7 @@ fn tunnel_config(
 /// The main thread.
 pub(crate) struct Running {
     config: ServerConfig,
-    origin: Origin<ServerOptions>,
+    origin: ConfigSource<ServerOptions>,
     pub(crate) plane: Plane,
     pub(crate) shards: FirstShard,
     registry: Registry,
@@ -247,7 +248,7 @@ pub(crate) struct Running {
 
 impl Running {
     fn new(
-        (config, origin): (ServerConfig, Origin<ServerOptions>),
+        (config, origin): (ServerConfig, ConfigSource<ServerOptions>),
         (plane, shards): (Plane, FirstShard),
         registry: Registry,
         machine: Option<Machine>,
@@ -297,7 +298,7 @@ impl Running {
     }
 
     /// Reads the configuration again, and says what of it counts after a restart.
-    pub(crate) fn reload(&self) -> Result<Reloaded, String> {
+    pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
         let reloaded =
             self.origin.load().map(|new| self.config.compare(&new)).map_err(|error| error.to_string());
         self.events.report(reload_event(&reloaded));

@@ -37,7 +37,7 @@ pub type Resolve = Arc<dyn Fn(&str) -> Result<Vec<IpAddr>, String> + Send + Sync
 /// What the slow thread wants of the data plane.
 pub(crate) enum Message {
     /// Somebody asks over the local API.
-    Asked(api::Question),
+    Asked(api::ControlRequest),
     /// A name was resolved, or could not be.
     Resolved(Result<Vec<SocketAddr>, String>),
     /// An address has this name, or none is known.
@@ -169,7 +169,7 @@ async fn serve(
         }
     };
     let asked = post.clone();
-    let source: api::Source = Arc::new(move |question| asked(Message::Asked(question)));
+    let source: api::RequestHandler = Arc::new(move |question| asked(Message::Asked(question)));
     let watched = Arc::clone(&source);
     // Its end is that of this task: other threads may ask until then.
     tokio::spawn(resolver.serve());

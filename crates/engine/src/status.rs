@@ -9,7 +9,9 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     config::{ClientConfig, ServerConfig},
-    status::{Class, Client, Lane, Link, LinkState, Path, PathState, Repair, Role, Session, State, Status},
+    status::{
+        Class, Client, FecStats, Link, LinkState, Path, PathState, Resequencing, Role, Session, State, Status,
+    },
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_tunnel::{
@@ -72,7 +74,7 @@ pub(crate) fn of_client(
     for (id, report) in reports {
         let Some(class) = config.class(*id) else { continue };
         status.classes.push(Class {
-            lane: class.lane.unwrap_or(config.lane).to_string(),
+            flow_mode: class.lane.unwrap_or(config.lane).to_string(),
             cc: cc_of(&report.paths).unwrap_or_else(|| class.cc.unwrap_or(config.cc).to_string()),
             peer_cc: report.peer_cc.map(|cc| cc.to_string()),
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
@@ -94,12 +96,12 @@ pub(crate) fn of_client(
             },
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
-            order: report.lane.map(lane_of),
+            resequencing: report.lane.map(resequencing_of),
             tun: class.tun.clone(),
             addresses: tuns.iter().find(|(tun, _)| tun == id).map_or(Vec::new(), |(_, own)| own.clone()),
             ..Class::new(&class.name)
         });
-        add_lane(&mut status.lane, report.lane.map(lane_of));
+        add_resequencing(&mut status.resequencing, report.lane.map(resequencing_of));
         status.flows.stream += report.streams as u64;
         status.flows.udp += report.udp as u64;
         status.flows.datagram += report.datagrams as u64;
@@ -201,17 +203,17 @@ pub(crate) fn add_member(status: &mut Status, member: Status) {
     status.paths.extend(member.paths);
     status.flows.stream += member.flows.stream;
     status.flows.datagram += member.flows.datagram;
-    add_lane(&mut status.lane, member.lane);
+    add_resequencing(&mut status.resequencing, member.resequencing);
 }
 
-fn add_lane(lane: &mut Option<Lane>, other: Option<Lane>) {
+fn add_resequencing(sum: &mut Option<Resequencing>, other: Option<Resequencing>) {
     if let Some(other) = other {
-        lane.get_or_insert_default().add(other);
+        sum.get_or_insert_default().add(other);
     }
 }
 
-fn lane_of(counters: LaneCounters) -> Lane {
-    Lane {
+fn resequencing_of(counters: LaneCounters) -> Resequencing {
+    Resequencing {
         on: counters.on,
         numbered: counters.numbered,
         resent: counters.repairs,
@@ -224,8 +226,8 @@ fn lane_of(counters: LaneCounters) -> Lane {
     }
 }
 
-fn repair_of(counters: FecCounters) -> Repair {
-    Repair {
+fn repair_of(counters: FecCounters) -> FecStats {
+    FecStats {
         percent: counters.percent,
         protected: counters.protected,
         sent: counters.repairs,
@@ -264,7 +266,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         rx_bps: Some(report.rates.rx.bps()),
         rtt_ms: rtt_of(&report.paths),
         loss_pct: loss_of(&report.paths),
-        order: report.lane.map(lane_of),
+        resequencing: report.lane.map(resequencing_of),
         cc: report.cc.map_or(String::new(), |cc| cc.to_string()),
         ..class_of_server(name)
     }
@@ -274,12 +276,12 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
 pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: Departed) {
     let name = if departed.class.is_empty() { CLASS } else { &departed.class };
     // Whatever there is now is no more of it.
-    let order = departed.lane.map(|lane| lane_of(lane).as_over());
+    let resequencing = departed.lane.map(|lane| resequencing_of(lane).as_over());
     entry(classes, name).add(&Class {
         tx_bytes: departed.counters.tx_bytes,
         rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
-        order,
+        resequencing,
         ..class_of_server(name)
     });
 }
@@ -323,7 +325,7 @@ pub(crate) fn of_server(
             tx_bytes: 0,
             rx_bytes: 0,
             classes: Vec::new(),
-            lane: None,
+            resequencing: None,
             paths: Vec::new(),
         });
         if !report.class.is_empty() {
@@ -336,7 +338,7 @@ pub(crate) fn of_server(
         client.connected_s = client.connected_s.max(connected);
         client.tx_bytes += report.counters.tx_bytes;
         client.rx_bytes += report.counters.rx_bytes;
-        add_lane(&mut client.lane, report.lane.map(lane_of));
+        add_resequencing(&mut client.resequencing, report.lane.map(resequencing_of));
         for path in &report.paths {
             let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
             client.paths.push(path_of(path, name, "", SocketAddr::new(ip, port), report.member));

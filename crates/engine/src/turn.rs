@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_control::{config::Reloaded, events::Event as ControlEvent};
+use mpvpn_control::{config::ReloadReport, events::Event as ControlEvent};
 use mpvpn_os::{
     memory,
     poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time},
@@ -55,9 +55,9 @@ pub(crate) enum Told {
 }
 
 /// The event for a reload of the configuration.
-pub(crate) fn reload_event(reloaded: &Result<Reloaded, String>) -> ControlEvent {
+pub(crate) fn reload_event(reloaded: &Result<ReloadReport, String>) -> ControlEvent {
     match reloaded {
-        Ok(Reloaded { links, classes, restart }) => {
+        Ok(ReloadReport { links, classes, restart }) => {
             ControlEvent::ConfigurationRead { links: *links, classes: *classes, restart: restart.clone() }
         }
         Err(reason) => ControlEvent::ConfigurationRefused { reason: reason.as_str().into() },

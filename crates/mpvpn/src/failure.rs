@@ -1,6 +1,6 @@
 use std::{error::Error as StdError, process::ExitCode};
 
-use mpvpn_control::tls::Refusal;
+use mpvpn_control::tls::CertificateRefusal;
 
 /// What to do about a failure that does not say it itself.
 pub(crate) const LOG: &str = "see the log above; --log-level debug tells more";
@@ -53,7 +53,7 @@ impl Failure {
             if let Some(control) = cause.downcast_ref::<mpvpn_control::Error>() {
                 next = control.next_step();
                 code = if control.is_usage() { USAGE } else { WORLD };
-            } else if let Some(refusal) = cause.downcast_ref::<Refusal>() {
+            } else if let Some(refusal) = cause.downcast_ref::<CertificateRefusal>() {
                 next = refusal.next_step().into();
             }
         }
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn a_cause_that_knows_what_to_do_next_is_asked() {
-        let refusal = Refusal::NotOwner { why: "bad signature".into() };
+        let refusal = CertificateRefusal::NotOwner { why: "bad signature".into() };
         let failure = Failure::run("the client ended", &Wrapped(Box::new(refusal.clone())), "look");
         assert_eq!(
             failure.text(),

@@ -11,8 +11,8 @@ use std::{
 };
 
 use mpvpn_control::{
-    api::{Question, Server, Source},
-    config::Reloaded,
+    api::{ControlRequest, RequestHandler, Server},
+    config::ReloadReport,
     events::{Event, PathName, SharedEventLog},
     status::{FlowList, Link, LinkState, Role, State, Status},
 };
@@ -40,20 +40,22 @@ fn with_api(path: &Path, ask: impl FnOnce()) {
 
 fn with_events(path: &Path, events: SharedEventLog, ask: impl FnOnce()) {
     let server = Server::bind(path).unwrap();
-    let source: Source = Arc::new(|question| match question {
-        Question::Status(reply) => {
+    let source: RequestHandler = Arc::new(|question| match question {
+        ControlRequest::Status(reply) => {
             let links = vec![Link { state: LinkState::Up, ..Link::new("eth0") }];
             let _ = reply.send(Status { state: State::Up, links, ..Status::new(Role::Client) });
         }
-        Question::Flows(reply) => drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) })),
-        Question::Reload(reply) => {
-            let _ = reply.send(Ok(Reloaded {
+        ControlRequest::Flows(reply) => {
+            drop(reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Client) }))
+        }
+        ControlRequest::Reload(reply) => {
+            let _ = reply.send(Ok(ReloadReport {
                 links: true,
                 restart: vec!["cc".to_owned()],
-                ..Reloaded::default()
+                ..ReloadReport::default()
             }));
         }
-        Question::Link { name, change, reply } => {
+        ControlRequest::Link { name, change, reply } => {
             let _ = reply.send(match name.as_str() {
                 "eth0" => Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }),
                 _ => Err(format!("there is no link `{name}`: known are eth0")),

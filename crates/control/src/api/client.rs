@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 
 use super::{SOCKET_DIR, connect_at_once};
-use crate::{Error, Result, places};
+use crate::{Error, Result, dirs};
 
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -147,7 +147,7 @@ async fn whole(path: &Path, response: Response<Incoming>) -> Result<ApiResponse>
 /// The sockets in [`SOCKET_DIR`] and in the folder of this user where a process listens, in the order of their names.
 pub fn list_sockets() -> Vec<PathBuf> {
     let common = Path::new(SOCKET_DIR);
-    let own = places::runtime_dir().filter(|own| own != common);
+    let own = dirs::runtime_dir().filter(|own| own != common);
     own.into_iter().flat_map(|own| sockets_in(&own)).chain(sockets_in(common)).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The requests of the local API. Each has a [`Question`] for the data plane, a route, and a function that sends it. The
+//! The requests of the local API. Each has a [`ControlRequest`] for the data plane, a route, and a function that sends it. The
 //! engine answers in its `answers.rs`.
 //!
 //! In: requests of programs. Out: answers in JSON. Always holds: a request with a malformed body does not reach the data
@@ -15,13 +15,13 @@ use super::{
 };
 use crate::{
     Error, Result,
-    config::{LinkChange, Reloaded},
+    config::{LinkChange, ReloadReport},
     status::{FlowList, Link, Status},
 };
 
 /// What the data plane is asked. Dropping a sender means that it cannot answer.
 #[derive(Debug)]
-pub enum Question {
+pub enum ControlRequest {
     /// How things are.
     Status(oneshot::Sender<Status>),
     /// Which flows there are.
@@ -36,20 +36,24 @@ pub enum Question {
         reply: oneshot::Sender<std::result::Result<Link, String>>,
     },
     /// To read the configuration again: what came of it, or why nothing has changed.
-    Reload(oneshot::Sender<std::result::Result<Reloaded, String>>),
+    Reload(oneshot::Sender<std::result::Result<ReloadReport, String>>),
 }
 
 /// The last word of a route that matches any word.
 pub(super) const ANY: &str = "NAME";
 
 pub(super) const ROUTES: &[Route] = &[
-    Route::get("/v1/status", |request| request.look(Question::Status)),
-    Route::get("/v1/flows", |request| request.look(Question::Flows)),
+    Route::get("/v1/status", |request| request.look(ControlRequest::Status)),
+    Route::get("/v1/flows", |request| request.look(ControlRequest::Flows)),
     Route::get("/v1/events", |request| request.events()),
     Route::post("/v1/links/NAME", |request| {
-        request.change(StatusCode::NOT_FOUND, |name, change, reply| Question::Link { name, change, reply })
+        request.change(StatusCode::NOT_FOUND, |name, change, reply| ControlRequest::Link {
+            name,
+            change,
+            reply,
+        })
     }),
-    Route::post("/v1/reload", |request| request.order(StatusCode::BAD_REQUEST, Question::Reload)),
+    Route::post("/v1/reload", |request| request.order(StatusCode::BAD_REQUEST, ControlRequest::Reload)),
 ];
 
 /// Asks the process at the socket `path`, and waits for its answer for up to 5 s. Not for use inside an
@@ -87,7 +91,7 @@ pub fn change_link(path: &Path, name: &str, change: &LinkChange) -> Result<Link>
 
 /// Has the process at the socket `path` read its configuration again. Waits for up to 5 s. Not for use inside an
 /// asynchronous runtime.
-pub fn reload(path: &Path) -> Result<Reloaded> {
+pub fn reload(path: &Path) -> Result<ReloadReport> {
     let next = "correct the file and reload again; until then all stays as it is";
     ask(path, Method::POST, "/v1/reload", Bytes::new())?.read_unless(&[StatusCode::BAD_REQUEST], next)
 }

@@ -21,7 +21,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use super::{
-    Question, connect_at_once,
+    ControlRequest, connect_at_once,
     requests::{ANY, ROUTES},
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Asks the data plane.
-pub type Source = Arc<dyn Fn(Question) + Send + Sync>;
+pub type RequestHandler = Arc<dyn Fn(ControlRequest) + Send + Sync>;
 
 /// Longest path of a socket that leaves room for the draft's name, in bytes (`sun_path` has 108).
 const LONGEST_PATH: usize = 100;
@@ -45,7 +45,7 @@ const MOST_FOLLOWERS: usize = 8;
 /// The sources of answers.
 #[derive(Clone)]
 pub(super) struct Daemon {
-    source: Source,
+    source: RequestHandler,
     events: SharedEventLog,
     followers: Arc<Semaphore>,
 }
@@ -93,7 +93,7 @@ impl Server {
     }
 
     /// Answers requests until dropped; inside a tokio runtime with I/O and time.
-    pub async fn serve(self, source: Source, events: SharedEventLog) -> Result<()> {
+    pub async fn serve(self, source: RequestHandler, events: SharedEventLog) -> Result<()> {
         let Self { listener, file } = self;
         let daemon = Daemon { source, events, followers: Arc::new(Semaphore::new(MOST_FOLLOWERS)) };
         let listener =
@@ -143,7 +143,7 @@ impl ApiRequest {
     /// Answers with the answer of the data plane.
     pub(super) fn look<T: Serialize + Send + 'static>(
         self,
-        question: fn(oneshot::Sender<T>) -> Question,
+        question: fn(oneshot::Sender<T>) -> ControlRequest,
     ) -> Answering {
         Box::pin(async move {
             ask(&self.daemon.source, question).await.map_or_else(no_answer, |found| serialized(&found))
@@ -154,7 +154,7 @@ impl ApiRequest {
     pub(super) fn order<T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        question: fn(oneshot::Sender<std::result::Result<T, String>>) -> Question,
+        question: fn(oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
     ) -> Answering {
         Box::pin(async move { outcome(ask(&self.daemon.source, question).await, refused) })
     }
@@ -163,7 +163,7 @@ impl ApiRequest {
     pub(super) fn change<C: DeserializeOwned + Send + 'static, T: Serialize + Send + 'static>(
         self,
         refused: StatusCode,
-        question: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> Question,
+        question: fn(String, C, oneshot::Sender<std::result::Result<T, String>>) -> ControlRequest,
     ) -> Answering {
         Box::pin(async move {
             let bad = |why: String| problem(StatusCode::BAD_REQUEST, &why);

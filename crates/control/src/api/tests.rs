@@ -17,8 +17,8 @@ use mpvpn_types::Tier;
 use super::*;
 use crate::{
     Error,
-    config::{LinkChange, Reloaded},
-    events::{Event, MOST_OF_A_KIND, SharedEventLog},
+    config::{LinkChange, ReloadReport},
+    events::{Event, MAX_ENTRIES_PER_KIND, SharedEventLog},
     status::{FlowList, Link, State, Status},
 };
 
@@ -29,11 +29,11 @@ struct Running {
 }
 
 impl Running {
-    fn start(path: &Path, source: Source) -> Self {
+    fn start(path: &Path, source: RequestHandler) -> Self {
         Self::with_events(path, source, SharedEventLog::default())
     }
 
-    fn with_events(path: &Path, source: Source, events: SharedEventLog) -> Self {
+    fn with_events(path: &Path, source: RequestHandler, events: SharedEventLog) -> Self {
         let server = Server::bind(path).unwrap();
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -57,23 +57,24 @@ impl Drop for Running {
     }
 }
 
-fn up() -> Source {
+fn up() -> RequestHandler {
     Arc::new(|question| match question {
-        Question::Status(reply) => {
+        ControlRequest::Status(reply) => {
             let _ = reply.send(Status { state: State::Up, ..Status::new(Role::Server) });
         }
-        Question::Flows(reply) => {
+        ControlRequest::Flows(reply) => {
             let _ = reply.send(FlowList { left_out: 7, ..FlowList::new(Role::Server) });
         }
-        Question::Link { name, change, reply } if name == "wwan0" => {
+        ControlRequest::Link { name, change, reply } if name == "wwan0" => {
             let _ = reply
                 .send(Ok(Link { tier: change.tier.unwrap_or_default().to_string(), ..Link::new(&name) }));
         }
-        Question::Link { name, reply, .. } => {
+        ControlRequest::Link { name, reply, .. } => {
             let _ = reply.send(Err(format!("there is no link `{name}`: known are wwan0")));
         }
-        Question::Reload(reply) => {
-            let _ = reply.send(Ok(Reloaded { links: true, classes: true, restart: vec!["routes".into()] }));
+        ControlRequest::Reload(reply) => {
+            let _ =
+                reply.send(Ok(ReloadReport { links: true, classes: true, restart: vec!["routes".into()] }));
         }
     })
 }
@@ -95,12 +96,12 @@ fn a_configuration_is_reloaded_over_the_socket() {
     let running = Running::start(&path, up());
     assert_eq!(
         reload(&path).unwrap(),
-        Reloaded { links: true, classes: true, restart: vec!["routes".into()] }
+        ReloadReport { links: true, classes: true, restart: vec!["routes".into()] }
     );
     assert!(raw(&path, b"GET /v1/reload HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 405"));
     drop(running);
-    let refuses: Source = Arc::new(|question| {
-        if let Question::Reload(reply) = question {
+    let refuses: RequestHandler = Arc::new(|question| {
+        if let ControlRequest::Reload(reply) = question {
             let _ = reply.send(Err("line 3, column 1: no".to_owned()));
         }
     });
@@ -212,7 +213,7 @@ fn who_follows_and_does_not_read_holds_up_nobody() {
     let refused = raw(&path, b"GET /v1/events?follow HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(refused.starts_with("HTTP/1.1 503 ") && refused.contains("8 programs follow"), "{refused}");
     assert_eq!(fetch_status(&path).unwrap().state, State::Up);
-    assert_eq!(fetch_events(&path).unwrap().lines().count(), MOST_OF_A_KIND);
+    assert_eq!(fetch_events(&path).unwrap().lines().count(), MAX_ENTRIES_PER_KIND);
     // One that wakes up learns that it has missed some, and goes on with what is kept.
     let mut sleeper = sleepers.pop().unwrap();
     sleeper.set_read_timeout(Some(Duration::from_secs(5))).unwrap();

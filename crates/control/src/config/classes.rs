@@ -16,13 +16,15 @@ use std::{fmt, path::PathBuf};
 use mpvpn_class::{BUILT_IN_RULES, BULK, BuiltInRule, CRITICAL, Rule, Rules};
 use mpvpn_types::{ClassId, Fec, Portion, Weight};
 
-use super::{CongestionControl, FlowMode, LinkConfig, Scheduler, Share, file::Source, links::is_match};
+use super::{
+    CongestionControl, FlowMode, LinkConfig, Scheduler, SharedNetwork, file::Source, links::is_match,
+};
 use crate::Result;
 
-pub use ask::{Packet, Ruling};
+pub use ask::{Classification, PacketDescription};
 pub(super) use renew::Renewal;
 pub use show::render_classes;
-pub use steer::{Mark, Seen, SteerRule};
+pub use steer::{KernelMatch, Mark, SteeringRule};
 pub use table::ClassTables;
 
 /// How the packets of a class travel.
@@ -175,7 +177,7 @@ pub fn rules_of(rules: &[MatchRule]) -> Rules {
 pub(super) struct Classes {
     pub(super) list: Vec<ClassConfig>,
     pub(super) rules: Vec<MatchRule>,
-    pub(super) steering: Vec<SteerRule>,
+    pub(super) steering: Vec<SteeringRule>,
 }
 
 /// What else the client was told that has to do with classes.
@@ -183,7 +185,7 @@ pub(super) struct Surroundings<'a> {
     pub(super) paths: &'a [String],
     pub(super) links: &'a [LinkConfig],
     pub(super) tun_name: &'a str,
-    pub(super) share: &'a [Share],
+    pub(super) share: &'a [SharedNetwork],
 }
 
 impl ClassTables {
@@ -210,10 +212,10 @@ impl ClassTables {
                 origin: origin(self.source.line(span.start)),
                 rule: Rule { class: id, ..rule.clone() },
             }));
-            steering.extend(table.steering().map(|(span, rule, seen)| SteerRule {
+            steering.extend(table.steering().map(|(span, rule, kernel_match)| SteeringRule {
                 origin: origin(self.source.line(span.start)),
                 rule: Rule { class: id, ..rule.clone() },
-                seen: seen.clone(),
+                kernel_match: kernel_match.clone(),
             }));
         }
         check::Check { tables: self, list: &list, around }.all(&rules, &steering)?;

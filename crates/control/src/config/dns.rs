@@ -26,7 +26,7 @@ pub struct DnsServer(IpAddr);
 
 /// What a client may be told about resolvers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DnsWord {
+pub enum DnsOption {
     /// To ask those that the server suggests.
     Auto,
     /// To leave the system's resolver alone.
@@ -41,17 +41,17 @@ pub(super) fn suggestions(given: Vec<DnsServer>) -> Result<Vec<IpAddr>> {
 }
 
 /// What a client makes of the words that it was given.
-pub(super) fn of_client(given: Vec<DnsWord>) -> Result<Dns> {
+pub(super) fn of_client(given: Vec<DnsOption>) -> Result<Dns> {
     let servers: Vec<IpAddr> = given
         .iter()
         .filter_map(|word| match word {
-            DnsWord::Server(server) => Some(server.0),
-            DnsWord::Auto | DnsWord::Off => None,
+            DnsOption::Server(server) => Some(server.0),
+            DnsOption::Auto | DnsOption::Off => None,
         })
         .collect();
     match &given[..] {
-        [] | [DnsWord::Auto] => Ok(Dns::Suggested),
-        [DnsWord::Off] => Ok(Dns::Untouched),
+        [] | [DnsOption::Auto] => Ok(Dns::Suggested),
+        [DnsOption::Off] => Ok(Dns::Untouched),
         _ if servers.len() == given.len() => Ok(Dns::Servers(addresses(servers)?)),
         _ => Err(Error::usage(
             "--dns auto and --dns off stand alone",
@@ -85,7 +85,7 @@ impl Text for DnsServer {
     }
 }
 
-impl Text for DnsWord {
+impl Text for DnsOption {
     const EXPECTED: &'static str = "addresses of resolvers in quotes, \"auto\" or \"off\"";
     const EXAMPLE: &'static str = "auto";
 
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     fn read(words: &[&str]) -> Result<Dns> {
-        of_client(words.iter().map(|word| DnsWord::read(word).unwrap()).collect())
+        of_client(words.iter().map(|word| DnsOption::read(word).unwrap()).collect())
     }
 
     #[test]
@@ -125,7 +125,7 @@ mod tests {
             assert!(error.contains(said), "{error}");
         }
         for bad in ["0.0.0.0", "dns.example", "224.0.0.1", "", "10.0.0.1:53"] {
-            assert!(DnsWord::read(bad).is_err(), "{bad}");
+            assert!(DnsOption::read(bad).is_err(), "{bad}");
         }
     }
 }

@@ -46,7 +46,7 @@ pub struct LinkConfig {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<BitRate>")]
     pub down: Option<BitRate>,
-    /// Share of the traffic of both ends, relative to other links, 1 to 1000; only for the scheduler `weighted`
+    /// SharedNetwork of the traffic of both ends, relative to other links, 1 to 1000; only for the scheduler `weighted`
     /// [default: 1]
     #[serde(default, deserialize_with = "weight")]
     #[schemars(schema_with = "schema::number::<Weight>")]
@@ -137,7 +137,7 @@ pub struct LinkChange {
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub down: Option<Limit<BitRate>>,
 
-    /// Share of the traffic relative to other links, 1 to 1000; only for --scheduler weighted
+    /// SharedNetwork of the traffic relative to other links, 1 to 1000; only for --scheduler weighted
     #[arg(long, value_name = "N", value_parser = text::<Weight>)]
     #[serde(deserialize_with = "one", serialize_with = "words", skip_serializing_if = "Option::is_none")]
     pub weight: Option<Weight>,

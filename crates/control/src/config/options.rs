@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::{
     CertFiles, CongestionControl, FlowMode, Scheduler,
     classes::ClassTables,
-    dns::{DnsServer, DnsWord},
+    dns::{DnsOption, DnsServer},
     file::{Content, Source},
     lane::LaneRule,
     limits::LimitRule,
@@ -24,10 +24,10 @@ use super::{
     shards::Shards,
     site::{self, Site},
     values::{
-        AuthMode, InstanceName, LogLevel, Nat, Routes, ServerAddr, Share, Subnet6, Tcp, many, one,
+        AuthMode, InstanceName, LogLevel, Nat, Routes, ServerAddr, SharedNetwork, Subnet6, Tcp, many, one,
         one_or_number, text, word,
     },
-    via::ViaWord,
+    via::ViaOption,
 };
 use crate::{access::AccessRule, auth::Token, identity::Fingerprint};
 
@@ -290,10 +290,10 @@ pub struct ClientOptions {
 
     /// HTTP proxy for TCP connections to the server, or none [default: the proxy of the environment variable https_proxy
     /// or all_proxy, unless no_proxy names the server]
-    #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaWord>)]
+    #[arg(long, value_name = "http://[USER:PASSWORD@]HOST:PORT|none", value_parser = text::<ViaOption>)]
     #[serde(deserialize_with = "one")]
-    #[schemars(schema_with = "schema::one::<ViaWord>")]
-    pub via: Option<ViaWord>,
+    #[schemars(schema_with = "schema::one::<ViaOption>")]
+    pub via: Option<ViaOption>,
 
     /// How TCP connections travel [default: auto]
     #[arg(long, value_name = "NAME", value_parser = word::<FlowMode>())]
@@ -313,16 +313,16 @@ pub struct ClientOptions {
 
     /// Ask this resolver while the tunnel is up, repeatable (up to 3); or off: keep the resolvers of the system; or auto:
     /// the server's suggestion, if all traffic goes into the tunnel [default: auto]
-    #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsWord>)]
+    #[arg(long, value_name = "ADDR|auto|off", value_parser = text::<DnsOption>)]
     #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<DnsWord>")]
-    pub dns: Vec<DnsWord>,
+    #[schemars(schema_with = "schema::many::<DnsOption>")]
+    pub dns: Vec<DnsOption>,
 
     /// Let the machines behind this interface, or of this network, use the tunnel; repeatable
-    #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<Share>)]
+    #[arg(long, value_name = "IFACE|CIDR", value_parser = text::<SharedNetwork>)]
     #[serde(deserialize_with = "many")]
-    #[schemars(schema_with = "schema::many::<Share>")]
-    pub share: Vec<Share>,
+    #[schemars(schema_with = "schema::many::<SharedNetwork>")]
+    pub share: Vec<SharedNetwork>,
 
     /// Offer a SOCKS5 proxy, for TCP and UDP, to apps at this TCP address; repeatable
     #[arg(long, value_name = "ADDR:PORT", value_parser = text::<SocketAddr>)]

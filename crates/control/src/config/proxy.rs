@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, path::Path};
 
 use super::{ClientConfig, ClientOptions, FlowMode, Shards, first_repeated};
-use crate::{Error, Result, api, places, status::Role};
+use crate::{Error, Result, api, dirs, status::Role};
 
 /// The name of a proxy unless `--name` gives another.
 const NAME: &str = "proxy";
@@ -59,9 +59,9 @@ impl ClientConfig {
         let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
         let api_socket = match options.api_socket.clone() {
             Some(path) => path,
-            None => api::own_socket(Role::Client, &name)?,
+            None => api::user_socket(Role::Client, &name)?,
         };
-        let state_dir = options.state_dir.clone().unwrap_or_else(places::state_dir);
+        let state_dir = options.state_dir.clone().unwrap_or_else(dirs::state_dir);
         let options = ClientOptions {
             tun_name: None,
             lane: None,
@@ -79,7 +79,7 @@ impl ClientConfig {
         // What a file for both says of a TUN means nothing here.
         for class in &mut config.classes {
             class.lane = None;
-            config.without_tuns.extend(class.tun.take());
+            config.ignored_class_tuns.extend(class.tun.take());
         }
         config.class_steering.clear();
         Ok(config)
@@ -89,7 +89,7 @@ impl ClientConfig {
 impl ClientConfig {
     /// What people should know of it: a sentence.
     pub fn note(&self) -> Option<String> {
-        let tuns = self.without_tuns.iter().map(|tun| format!("`{tun}`")).collect::<Vec<_>>();
+        let tuns = self.ignored_class_tuns.iter().map(|tun| format!("`{tun}`")).collect::<Vec<_>>();
         (!tuns.is_empty()).then(|| {
             format!("a proxy has no TUN devices: {} of [[class]] counts for nothing here", tuns.join(" and "))
         })

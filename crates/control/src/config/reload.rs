@@ -12,7 +12,7 @@ use crate::Result;
 
 /// Where a configuration came from.
 #[derive(Clone, Debug)]
-pub struct Origin<O> {
+pub struct ConfigSource<O> {
     file: Option<PathBuf>,
     options: O,
     kind: Kind,
@@ -30,7 +30,7 @@ enum Kind {
 
 /// What came of reading a configuration again.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Reloaded {
+pub struct ReloadReport {
     /// Links are used in another way now.
     pub links: bool,
     /// Packets are told apart in another way, or classes travel in another way.
@@ -40,14 +40,14 @@ pub struct Reloaded {
     pub restart: Vec<String>,
 }
 
-impl<O> Origin<O> {
+impl<O> ConfigSource<O> {
     /// `file` as given by `--config`, and the options beside it.
     pub fn new(file: Option<PathBuf>, options: O) -> Self {
         Self { file, options, kind: Kind::Machine, rights: Rights::ALL }
     }
 }
 
-impl Origin<ClientOptions> {
+impl ConfigSource<ClientOptions> {
     /// The same for a client that is a proxy.
     pub fn of_proxy(file: Option<PathBuf>, options: ClientOptions) -> Self {
         Self { kind: Kind::Proxy, ..Self::new(file, options) }
@@ -68,7 +68,7 @@ impl Origin<ClientOptions> {
     }
 }
 
-impl Origin<ServerOptions> {
+impl ConfigSource<ServerOptions> {
     /// The same for a server that has these rights.
     pub fn of_server(file: Option<PathBuf>, options: ServerOptions, rights: Rights) -> Self {
         Self { rights, ..Self::new(file, options) }
@@ -92,7 +92,7 @@ macro_rules! differing {
 
 impl ClientConfig {
     /// Takes over of `new` what can change while a client runs.
-    pub fn take_over(&mut self, new: Self) -> Reloaded {
+    pub fn apply_reload(&mut self, new: Self) -> ReloadReport {
         let mut restart = differing!(
             self, new, server: "server", trust: "ca, pin or insecure", token: "token", token_file: "token-file",
             paths: "path", state_dir: "state-dir", tun_name: "tun-name", scheduler: "scheduler", cc: "cc", via: "via",
@@ -111,7 +111,7 @@ impl ClientConfig {
         }
         let links = self.links != new.links;
         self.links = new.links;
-        Reloaded { links, classes: renewal == Renewal::Taken, restart }
+        ReloadReport { links, classes: renewal == Renewal::Taken, restart }
     }
 }
 
@@ -121,7 +121,7 @@ fn marks(links: &[LinkConfig]) -> Vec<(&str, u8)> {
 
 impl ServerConfig {
     /// What differs in `new`; nothing of it can change while a server runs.
-    pub fn compare(&self, new: &Self) -> Reloaded {
+    pub fn compare(&self, new: &Self) -> ReloadReport {
         let restart = differing!(
             self, new, listen: "listen", tcp: "tcp", old_clients: "old-clients", service: "relay-only", cert: "cert and key", more_certs: "certificate",
             proxy_protocol_from: "proxy-protocol-from", site: "site", subnet: "subnet", subnet6: "subnet6",
@@ -130,7 +130,7 @@ impl ServerConfig {
             max_user_relays: "max-user-relays", shards: "shards", name: "name", api_socket: "api-socket", metrics: "metrics", qlog: "qlog",
             log_level: "log-level"
         );
-        Reloaded { restart, ..Reloaded::default() }
+        ReloadReport { restart, ..ReloadReport::default() }
     }
 }
 
@@ -144,16 +144,16 @@ mod tests {
     fn links_change_at_once_and_the_rest_at_the_next_start() {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("client.toml");
-        let origin = Origin::new(Some(file.clone()), ClientOptions::default());
+        let origin = ConfigSource::new(Some(file.clone()), ClientOptions::default());
         let read = |text: &str| {
             std::fs::write(&file, text).unwrap();
             origin.load()
         };
         let mut config = read(FIRST).unwrap();
-        let mut reload = |text: &str| read(text).map(|new| config.take_over(new));
-        assert_eq!(reload(FIRST).unwrap(), Reloaded::default());
+        let mut reload = |text: &str| read(text).map(|new| config.apply_reload(new));
+        assert_eq!(reload(FIRST).unwrap(), ReloadReport::default());
         let found = reload(&FIRST.replace("backup", "overflow")).unwrap();
-        assert_eq!(found, Reloaded { links: true, ..Reloaded::default() });
+        assert_eq!(found, ReloadReport { links: true, ..ReloadReport::default() });
         let other = FIRST.replace("insecure", "scheduler = 'balanced'\nroutes = 'none'\ninsecure");
         let found = reload(&format!("{other}dscp = 46\n")).unwrap();
         assert_eq!(found.restart, ["scheduler", "routes", "dscp of [[link]]"]);
@@ -166,7 +166,7 @@ mod tests {
     struct Again {
         _home: tempfile::TempDir,
         file: PathBuf,
-        origin: Origin<ClientOptions>,
+        origin: ConfigSource<ClientOptions>,
         config: ClientConfig,
     }
 
@@ -175,14 +175,14 @@ mod tests {
             let home = tempfile::tempdir().unwrap();
             let file = home.path().join("client.toml");
             std::fs::write(&file, format!("{FIRST}{text}")).unwrap();
-            let origin = Origin::new(Some(file.clone()), ClientOptions::default());
+            let origin = ConfigSource::new(Some(file.clone()), ClientOptions::default());
             let config = origin.load().unwrap();
             Self { _home: home, file, origin, config }
         }
 
-        fn read(&mut self, text: &str) -> Result<Reloaded> {
+        fn read(&mut self, text: &str) -> Result<ReloadReport> {
             std::fs::write(&self.file, format!("{FIRST}{text}")).unwrap();
-            Ok(self.config.take_over(self.origin.load()?))
+            Ok(self.config.apply_reload(self.origin.load()?))
         }
 
         fn class(&self, name: &str) -> Option<&super::super::ClassConfig> {
@@ -194,8 +194,8 @@ mod tests {
     fn classes_change_at_once_and_where_a_rule_is_written_does_not_matter() {
         let class = "[[class]]\nname = 'bulk'\n[[class.match]]\nports = 80\n";
         let mut again = Again::new(class);
-        let taken = Reloaded { classes: true, ..Reloaded::default() };
-        assert_eq!(again.read(&format!("# Backups\n{class}")).unwrap(), Reloaded::default());
+        let taken = ReloadReport { classes: true, ..ReloadReport::default() };
+        assert_eq!(again.read(&format!("# Backups\n{class}")).unwrap(), ReloadReport::default());
         assert_eq!(again.read(&class.replace("80", "81")).unwrap(), taken);
         assert_eq!(again.read(&class.replace("[[class.m", "copies = 2\n[[class.m")).unwrap(), taken);
         assert_eq!(again.class("bulk").map(|class| class.copies), Some(2));
@@ -243,6 +243,6 @@ mod tests {
         let before = ServerConfig::default();
         let after = ServerConfig { max_clients: 7, ..before.clone() };
         assert_eq!(before.compare(&after).restart, ["max-clients"]);
-        assert_eq!(before.compare(&before), Reloaded::default());
+        assert_eq!(before.compare(&before), ReloadReport::default());
     }
 }

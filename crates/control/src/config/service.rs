@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::Path};
 
 use super::{LISTEN, SERVER_FILE, ServerConfig, ServerOptions, file};
-use crate::{Error, Result, api, places, status::Role};
+use crate::{Error, Result, api, dirs, status::Role};
 
 /// The name of a server without a TUN device unless `--name` gives another.
 const NAME: &str = "server";
@@ -26,7 +26,7 @@ impl Rights {
 
 /// What a server does for its clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Service {
+pub enum ServerMode {
     /// It carries their packets through a TUN device, and relays.
     #[default]
     Packets,
@@ -36,7 +36,7 @@ pub enum Service {
     Unprivileged,
 }
 
-impl Service {
+impl ServerMode {
     pub(super) fn of(options: &ServerOptions, rights: Rights) -> Self {
         match (options.relay_only, rights.network) {
             (true, _) => Self::Relays,
@@ -74,17 +74,17 @@ impl ServerOptions {
 pub(super) fn load(file: Option<&Path>, cli: ServerOptions, rights: Rights) -> Result<ServerConfig> {
     let from_file = match file {
         Some(named) => file::load_named(named)?,
-        None if rights.network || places::is_root() => file::load(None, Path::new(SERVER_FILE))?,
+        None if rights.network || dirs::is_root() => file::load(None, Path::new(SERVER_FILE))?,
         None => ServerOptions::default(),
     };
     let of_a_tun = of_a_tun(&cli);
     let options = cli.over(from_file);
-    match (Service::of(&options, rights), of_a_tun) {
-        (Service::Relays, Some(option)) => Err(Error::usage(
+    match (ServerMode::of(&options, rights), of_a_tun) {
+        (ServerMode::Relays, Some(option)) => Err(Error::usage(
             format!("--{option} is about a TUN device, which a server with --relay-only does not have"),
             "leave out one of the two",
         )),
-        (Service::Unprivileged, Some(option)) => Err(Error::usage(
+        (ServerMode::Unprivileged, Some(option)) => Err(Error::usage(
             format!("--{option} is about a TUN device, which needs root (or CAP_NET_ADMIN)"),
             format!("run this with sudo, or leave --{option} out to relay TCP and UDP only"),
         )),
@@ -97,7 +97,7 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
     let name = options.name.clone().unwrap_or_else(|| NAME.to_owned());
     let api_socket = match options.api_socket.clone() {
         Some(path) => path,
-        None => api::own_socket(Role::Server, &name)?,
+        None => api::user_socket(Role::Server, &name)?,
     };
     let mut listen = options.listen.clone();
     if listen.is_empty() && !rights.port_443 {
@@ -107,7 +107,7 @@ pub(super) fn without_tun(options: ServerOptions, rights: Rights) -> Result<Serv
         listen,
         name: Some(name),
         api_socket: Some(api_socket),
-        state_dir: Some(options.state_dir.clone().unwrap_or_else(places::state_dir)),
+        state_dir: Some(options.state_dir.clone().unwrap_or_else(dirs::state_dir)),
         ..options
     })
 }
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn an_ordinary_user_gets_a_server_that_relays_on_a_port_of_users() {
         let config = load(None, options(), USER).unwrap();
-        assert_eq!((config.service, config.name.as_str()), (Service::Unprivileged, "server"));
+        assert_eq!((config.service, config.name.as_str()), (ServerMode::Unprivileged, "server"));
         assert_eq!(config.listen, ["0.0.0.0:4433".parse().unwrap()]);
         assert!(config.service.note().unwrap().contains("as root"));
         let may = Rights { port_443: true, ..USER };
@@ -152,11 +152,11 @@ mod tests {
     #[test]
     fn root_has_a_tun_unless_it_is_told_otherwise() {
         let config = ServerConfig::resolve(options(), Rights::ALL).unwrap();
-        assert_eq!((config.service, config.name.as_str()), (Service::Packets, "mpvpn0"));
+        assert_eq!((config.service, config.name.as_str()), (ServerMode::Packets, "mpvpn0"));
         assert_eq!(config.service.note(), None);
         let options = ServerOptions { relay_only: true, ..options() };
         let config = ServerConfig::resolve(options, Rights::ALL).unwrap();
-        assert_eq!((config.service, config.listen[0].port()), (Service::Relays, 443));
+        assert_eq!((config.service, config.listen[0].port()), (ServerMode::Relays, 443));
     }
 
     #[test]
@@ -171,6 +171,6 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let file = home.path().join("server.toml");
         std::fs::write(&file, "subnet = '10.9.0.0/16'\nmax-clients = 7\n").unwrap();
-        assert_eq!(load(Some(&file), options(), USER).unwrap().service, Service::Unprivileged);
+        assert_eq!(load(Some(&file), options(), USER).unwrap().service, ServerMode::Unprivileged);
     }
 }

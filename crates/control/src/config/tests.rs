@@ -17,7 +17,7 @@ fn an_empty_file_gives_a_server_the_defaults() {
         listen: vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), PORT)],
         tcp: Tcp::On,
         old_clients: false,
-        service: Service::Packets,
+        service: ServerMode::Packets,
         cert: None,
         more_certs: Vec::new(),
         proxy_protocol_from: Vec::new(),
@@ -111,7 +111,7 @@ fn every_key_of_a_server_arrives() {
             listen: vec!["0.0.0.0:4433".parse().unwrap(), "[::]:4433".parse().unwrap()],
             tcp: Tcp::Off,
             old_clients: true,
-            service: Service::Packets,
+            service: ServerMode::Packets,
             cert: Some(CertFiles { cert: "server.crt".into(), key: "server.key".into() }),
             more_certs: vec![CertFiles { cert: "other.crt".into(), key: "other.key".into() }],
             proxy_protocol_from: vec!["10.0.0.0/8".parse().unwrap(), "fd00::1/128".parse().unwrap()],
@@ -264,7 +264,7 @@ fn every_key_of_a_client_arrives() {
             ],
             classes: ClassConfig::built_in().into(),
             class_steering: Vec::new(),
-            without_tuns: Vec::new(),
+            ignored_class_tuns: Vec::new(),
             class_rules: MatchRule::built_in(),
             state_dir: "/tmp/state".into(),
             tun_name: "tun7".into(),
@@ -385,7 +385,7 @@ fn a_client_needs_no_more_than_a_server_and_a_trust() {
         classes: ClassConfig::built_in().into(),
         class_rules: MatchRule::built_in(),
         class_steering: Vec::new(),
-        without_tuns: Vec::new(),
+        ignored_class_tuns: Vec::new(),
         state_dir: STATE_DIR.into(),
         tun_name: TUN_NAME.into(),
         scheduler: Scheduler::Auto,
@@ -652,9 +652,9 @@ fn the_token_is_read_from_its_file() {
     let config =
         ClientConfig { token_file: Some(path.clone()), ..ClientConfig::new(server, Trust::Insecure) };
     std::fs::write(&path, "mpvpn_abc\n").unwrap();
-    assert_eq!(config.bearer().unwrap().unwrap().reveal(), "mpvpn_abc");
+    assert_eq!(config.load_token().unwrap().unwrap().reveal(), "mpvpn_abc");
     std::fs::write(&path, "two\nlines").unwrap();
-    let error = config.bearer().unwrap_err().to_string();
+    let error = config.load_token().unwrap_err().to_string();
     assert!(error.ends_with("expected one bearer token on one line, found something else"), "{error}");
 }
 
@@ -683,7 +683,7 @@ proptest! {
 
     #[test]
     fn what_a_share_prints_is_read_again(text in "[a-z0-9./:]{0,24}") {
-        if let Ok(share) = text.parse::<Share>() {
+        if let Ok(share) = text.parse::<SharedNetwork>() {
             prop_assert_eq!(share.to_string().parse(), Ok(share));
         }
     }

@@ -321,14 +321,14 @@ fn is_host_name(text: &str) -> bool {
 
 /// What lies behind a client and may use its tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum SharedNetwork {
     /// Every machine behind this interface.
     Interface(String),
     /// The machines of this network.
     Network(IpNet),
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for SharedNetwork {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface(name) => f.write_str(name),
@@ -337,7 +337,7 @@ impl fmt::Display for Share {
     }
 }
 
-impl FromStr for Share {
+impl FromStr for SharedNetwork {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -373,7 +373,7 @@ impl Text for ServerAddr {
     }
 }
 
-impl Text for Share {
+impl Text for SharedNetwork {
     const EXPECTED: &'static str = "an interface's name or a network in quotes";
     const EXAMPLE: &'static str = "lan0";
 

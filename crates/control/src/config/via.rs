@@ -19,7 +19,7 @@ const EXCEPTIONS: [&str; 2] = ["no_proxy", "NO_PROXY"];
 
 /// A proxy that makes connections for those who ask by CONNECT (RFC 9110, section 9.3.6).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Via {
+pub struct ViaProxy {
     /// Its name or address, and its TCP port.
     pub proxy: ServerAddr,
     /// Who asks.
@@ -48,14 +48,14 @@ impl fmt::Debug for ProxyCredentials {
 
 /// What `--via` says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ViaWord {
+pub enum ViaOption {
     /// No proxy, whatever the environment says.
     None,
     /// This one.
-    Proxy(Via),
+    Proxy(ViaProxy),
 }
 
-impl FromStr for Via {
+impl FromStr for ViaProxy {
     type Err = String;
 
     /// `http://[USER[:PASSWORD]@]HOST[:PORT]`, where the scheme may be missing; what is wrong is said without repeating
@@ -120,7 +120,7 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-impl Text for ViaWord {
+impl Text for ViaOption {
     const EXPECTED: &'static str = "\"http://HOST:PORT\" or \"none\"";
     const EXAMPLE: &'static str = "http://proxy.example:3128";
 
@@ -130,16 +130,16 @@ impl Text for ViaWord {
 }
 
 /// The proxy to `server` that is given, or else the one that the environment names.
-pub(super) fn or_environment(given: Option<ViaWord>, server: Option<&ServerAddr>) -> Option<ViaWord> {
+pub(super) fn or_environment(given: Option<ViaOption>, server: Option<&ServerAddr>) -> Option<ViaOption> {
     given.or_else(|| {
         let variable = |name: &&str| env::var(name).ok().filter(|value| !value.is_empty());
         let named = VARIABLES.iter().find_map(|name| Some((*name, variable(name)?)));
         let exceptions = EXCEPTIONS.iter().find_map(variable).unwrap_or_default();
-        of_environment(named, &exceptions, server?).map(ViaWord::Proxy)
+        of_environment(named, &exceptions, server?).map(ViaOption::Proxy)
     })
 }
 
-fn of_environment(named: Option<(&str, String)>, exceptions: &str, server: &ServerAddr) -> Option<Via> {
+fn of_environment(named: Option<(&str, String)>, exceptions: &str, server: &ServerAddr) -> Option<ViaProxy> {
     let (variable, value) = named?;
     if exceptions.split(',').any(|entry| is_excepted(entry.trim(), server)) {
         return None;
@@ -175,7 +175,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str) -> Via {
+    fn read(text: &str) -> ViaProxy {
         text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
     }
 
@@ -197,14 +197,14 @@ mod tests {
 
     #[test]
     fn what_is_no_proxy_is_said_without_the_password() {
-        let error = |text: &str| text.parse::<Via>().unwrap_err();
+        let error = |text: &str| text.parse::<ViaProxy>().unwrap_err();
         assert!(error("socks5://proxy:1080").contains("socks5://"));
         assert!(error("https://proxy:443").contains("expected http://"));
         assert!(error("http://").contains("neither a host name"));
         for text in ["http://anna:%zz@proxy", "http://anna:secret%0a@proxy", "http://a%3ab:secret@proxy"] {
             assert!(!error(text).contains("secret") && error(text).contains("USER:PASSWORD"), "{text}");
         }
-        assert_eq!(ViaWord::read("none"), Ok(ViaWord::None));
+        assert_eq!(ViaOption::read("none"), Ok(ViaOption::None));
     }
 
     #[test]
@@ -232,7 +232,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_makes_it_panic(text in ".{0,80}") {
-            let _ = text.parse::<Via>();
+            let _ = text.parse::<ViaProxy>();
             is_excepted(&text, &ServerAddr { host: "vpn.example".into(), port: 443 });
         }
     }

@@ -1,7 +1,7 @@
 //! The last events of each kind, in memory. Time is an argument.
 //!
 //! In: events with their times. Out: the entries after a number, in order. Always holds: each kind keeps at most
-//! [`MOST_OF_A_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
+//! [`MAX_ENTRIES_PER_KIND`] entries, so that frequent events of one kind do not evict those of another; an event that repeats a
 //! recent one of its kind is merged into its entry; a changed entry gets a new number, so that readers see it again.
 
 use std::{
@@ -12,10 +12,10 @@ use std::{
 use serde::{Serialize, Serializer};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-use super::{Event, Kind};
+use super::{Event, EventKind};
 
 /// Entries kept of each kind. At about 300 bytes each, all kinds together take 3 MB at most.
-pub const MOST_OF_A_KIND: usize = 1000;
+pub const MAX_ENTRIES_PER_KIND: usize = 1000;
 /// Entries of its kind with which a new event is compared. A flapping link makes about four events each time, so with
 /// fewer the events of several links would not be merged; with more, a rare event would be listed at its last time only.
 const COMPARED: usize = 16;
@@ -33,7 +33,7 @@ pub struct Entry {
     /// Later entries have higher numbers.
     pub number: u64,
     /// Its kind.
-    pub kind: Kind,
+    pub kind: EventKind,
     /// When it happened first (RFC 3339, UTC, ms).
     #[serde(serialize_with = "rfc_3339")]
     pub first: SystemTime,
@@ -53,7 +53,7 @@ pub struct Entry {
 #[derive(Clone, Debug, Default)]
 pub struct EventLog {
     /// By kind, each in the order of numbers.
-    rings: [VecDeque<Entry>; Kind::ALL.len()],
+    rings: [VecDeque<Entry>; EventKind::ALL.len()],
     /// The highest number.
     last: u64,
     /// The highest number of an evicted entry.
@@ -70,7 +70,7 @@ impl EventLog {
         let is_soon = |entry: &Entry| at.duration_since(entry.last).unwrap_or_default() <= MERGED_WITHIN;
         let same = earlier.rev().find(|place| is_soon(&ring[*place]) && event.repeats(&ring[*place].event));
         let before = same.and_then(|place| ring.remove(place));
-        if ring.len() >= MOST_OF_A_KIND
+        if ring.len() >= MAX_ENTRIES_PER_KIND
             && let Some(oldest) = ring.pop_front()
         {
             self.evicted = self.evicted.max(oldest.number);

@@ -190,7 +190,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::events::MOST_OF_A_KIND;
+    use crate::events::MAX_ENTRIES_PER_KIND;
 
     fn link(name: &str) -> Event {
         Event::LinkDown { link: name.into(), reason: "no carrier".into() }
@@ -251,13 +251,13 @@ mod tests {
             fill(0, 100);
             let first = String::from_utf8(reader.next().await.unwrap()).unwrap();
             assert_eq!(first.lines().count(), EventReader::AT_ONCE);
-            fill(100, 100 + 2 * MOST_OF_A_KIND);
+            fill(100, 100 + 2 * MAX_ENTRIES_PER_KIND);
             let next = String::from_utf8(reader.next().await.unwrap()).unwrap();
             assert_eq!(next.lines().next().unwrap().to_owned() + "\n", MISSED);
             assert_eq!(next.lines().count(), EventReader::AT_ONCE + 1);
             let rest = reader.next().await.unwrap();
             assert!(!rest.starts_with(MISSED.as_bytes()), "the gap is reported once");
-            assert_eq!(log.lock().after(0, usize::MAX).len(), MOST_OF_A_KIND);
+            assert_eq!(log.lock().after(0, usize::MAX).len(), MAX_ENTRIES_PER_KIND);
         });
     }
 }

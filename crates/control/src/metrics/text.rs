@@ -159,7 +159,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::status::{Client, Lane, LinkState, Repair, Session, tests::EXAMPLE};
+    use crate::status::{Client, FecStats, LinkState, Resequencing, Session, tests::EXAMPLE};
 
     /// Every sample, by its name and labels; what is no exposition panics.
     fn parse(text: &str) -> BTreeMap<String, f64> {
@@ -191,13 +191,13 @@ mod tests {
     fn example() -> Status {
         let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
         status.session = Some(Session { resumed: 2, ..status.session.unwrap() });
-        let fec = Repair { percent: 30, recovered: 12, wasted: 3, ..Repair::default() };
+        let fec = FecStats { percent: 30, recovered: 12, wasted: 3, ..FecStats::default() };
         status.classes.push(Class {
             tx_bytes: 9_007_199_254,
             tx_bps: Some(8000),
             rtt_ms: Some(25.0),
             loss_pct: Some(12.5),
-            order: Some(Lane { copies: 7, fec, ..Lane::default() }),
+            resequencing: Some(Resequencing { copies: 7, fec, ..Resequencing::default() }),
             ..Class::new("bulk")
         });
         let mut inside = status.paths[0].clone();
@@ -268,7 +268,7 @@ mod tests {
                 tx_bytes: 0,
                 rx_bytes: 0,
                 classes: Vec::new(),
-                lane: None,
+                resequencing: None,
                 paths: example.paths.clone(),
             });
         }

@@ -18,7 +18,7 @@ pub struct FlowList {
 
 impl FlowList {
     /// Flows in a list.
-    pub const MOST: usize = 1000;
+    pub const MAX_FLOWS: usize = 1000;
 
     /// A list of no flows.
     pub fn new(role: Role) -> Self {
@@ -30,8 +30,8 @@ impl FlowList {
         self.left_out += other.left_out;
         self.flows.extend(other.flows);
         self.flows.sort_by(|a, b| a.idle_s.total_cmp(&b.idle_s));
-        self.left_out += self.flows.len().saturating_sub(Self::MOST) as u64;
-        self.flows.truncate(Self::MOST);
+        self.left_out += self.flows.len().saturating_sub(Self::MAX_FLOWS) as u64;
+        self.flows.truncate(Self::MAX_FLOWS);
     }
 }
 
@@ -52,7 +52,8 @@ pub struct Flow {
     /// Destination: address or name, and port.
     pub to: String,
     /// How the flow travels.
-    pub lane: FlowLane,
+    #[serde(rename = "lane")]
+    pub mode: EffectiveFlowMode,
     /// What decided how it travels; left out at a server.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub why: String,
@@ -73,7 +74,7 @@ pub struct Flow {
 
 word_enum! {
     /// How a flow travels.
-    pub enum FlowLane {
+    pub enum EffectiveFlowMode {
         /// A TCP connection on a stream.
         #[default]
         Stream = "stream",
@@ -101,7 +102,7 @@ word_enum! {
     }
 }
 
-word_schemas!(FlowLane, FlowState);
+word_schemas!(EffectiveFlowMode, FlowState);
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -114,7 +115,7 @@ pub(crate) mod tests {
             user: String::new(),
             from: "10.0.0.2:40001".into(),
             to: "198.51.100.9:443".into(),
-            lane: FlowLane::Stream,
+            mode: EffectiveFlowMode::Stream,
             why: "rule 2".into(),
             state: Some(FlowState::UpEnded),
             up_bytes: 1024,
@@ -143,7 +144,7 @@ pub(crate) mod tests {
             let flows = (0..700).map(|at| flow(f64::from(at * 3 + part))).collect();
             list.add(FlowList { flows, left_out: 1, ..FlowList::new(Role::Client) });
         }
-        assert_eq!((list.flows.len(), list.left_out), (FlowList::MOST, 1103));
+        assert_eq!((list.flows.len(), list.left_out), (FlowList::MAX_FLOWS, 1103));
         assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));
     }
 }

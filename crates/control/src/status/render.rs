@@ -2,7 +2,9 @@ use std::fmt::Write;
 
 use mpvpn_types::{BitRate, ByteSize};
 
-use super::{Class, Client, FlowList, FlowState, Lane, Link, Path, Repair, Role, Session, State, Status};
+use super::{
+    Class, Client, FecStats, FlowList, FlowState, Link, Path, Resequencing, Role, Session, State, Status,
+};
 
 /// The status for people: a headline and tables that fit into `width` columns where they can. Lines
 /// that do not fit are cut.
@@ -22,9 +24,9 @@ pub fn render(status: &Status, width: usize) -> String {
     if !status.addresses.is_empty() {
         let _ = writeln!(text, "addresses {}", join(&status.addresses));
     }
-    if let Some(lane) = &status.lane {
-        let _ = writeln!(text, "order     {}", order(lane));
-        if let Some(repair) = repair(&lane.fec) {
+    if let Some(counters) = &status.resequencing {
+        let _ = writeln!(text, "order     {}", order(counters));
+        if let Some(repair) = repair(&counters.fec) {
             let _ = writeln!(text, "repair    {repair}");
         }
     }
@@ -41,9 +43,9 @@ pub fn render(status: &Status, width: usize) -> String {
 }
 
 /// Whether packets are numbered, and how many of those were sent again.
-fn order(lane: &Lane) -> String {
-    let again = || format!("{:.1} % sent again", 100.0 * lane.resent as f64 / lane.numbered as f64);
-    match (lane.on, lane.numbered) {
+fn order(counters: &Resequencing) -> String {
+    let again = || format!("{:.1} % sent again", 100.0 * counters.resent as f64 / counters.numbered as f64);
+    match (counters.on, counters.numbered) {
         (true, 0) => "numbered".into(),
         (true, _) => format!("numbered, {}", again()),
         (false, 0) => "as it comes".into(),
@@ -52,24 +54,24 @@ fn order(lane: &Lane) -> String {
 }
 
 /// How much repair is sent, and what came of it; `None` where there has been none in either direction.
-fn repair(fec: &Repair) -> Option<String> {
-    if *fec == Repair::default() {
+fn repair(fec: &FecStats) -> Option<String> {
+    if *fec == FecStats::default() {
         return None;
     }
     let now = match fec.percent {
         0 => "none now".to_owned(),
         percent => format!("{percent} %"),
     };
-    let Repair { made_good, recovered, unrecoverable, .. } = fec;
+    let FecStats { made_good, recovered, unrecoverable, .. } = fec;
     Some(format!(
         "{now}; {recovered} lost packets restored here, {made_good} there; {unrecoverable} groups beyond repair"
     ))
 }
 
 /// What became of repair, in few words; empty where there has been none.
-fn repair_in_short(fec: &Repair) -> String {
-    let Repair { percent, made_good, recovered, wasted, .. } = fec;
-    match *fec == Repair::default() {
+fn repair_in_short(fec: &FecStats) -> String {
+    let FecStats { percent, made_good, recovered, wasted, .. } = fec;
+    match *fec == FecStats::default() {
         true => String::new(),
         false => format!("{percent} %, {} restored, {wasted} wasted", made_good + recovered),
     }
@@ -117,7 +119,7 @@ fn flows(list: &FlowList) -> Table {
     for flow in &list.flows {
         let mut cells = vec![flow.protocol.clone()];
         cells.push(if is_server { flow.user.clone() } else { flow.from.clone() });
-        cells.extend([flow.to.clone(), flow.lane.as_str().to_owned()]);
+        cells.extend([flow.to.clone(), flow.mode.as_str().to_owned()]);
         if !is_server {
             cells.push(flow.why.clone());
         }
@@ -153,11 +155,11 @@ fn classes(classes: &[Class]) -> Table {
         let optional = |value: Option<f64>, unit: &str| {
             value.map_or(String::new(), |value| format!("{value:.1} {unit}"))
         };
-        let copies = class.order.map_or(0, |order| order.copies);
+        let copies = class.resequencing.map_or(0, |counters| counters.copies);
         table.row([
             class.name.clone(),
             with_reason(class.state.map_or("", State::as_str), &class.reason),
-            class.lane.clone(),
+            class.flow_mode.clone(),
             match class.peer_cc.as_ref().filter(|peer| **peer != class.cc) {
                 Some(peer) => format!("{}, {} (server: {peer})", class.scheduler, class.cc),
                 None => format!("{}, {}", class.scheduler, class.cc),
@@ -169,7 +171,7 @@ fn classes(classes: &[Class]) -> Table {
             format!("{:.1} ms", class.queue_ms),
             class.drops.to_string(),
             if copies > 0 { copies.to_string() } else { String::new() },
-            class.order.map_or(String::new(), |order| repair_in_short(&order.fec)),
+            class.resequencing.map_or(String::new(), |counters| repair_in_short(&counters.fec)),
             class.tun.as_ref().map_or(String::new(), |tun| format!("{tun} {}", join(&class.addresses))),
         ]);
     }
@@ -265,7 +267,7 @@ fn clients(clients: &[Client]) -> Table {
             bytes(client.tx_bytes),
             bytes(client.rx_bytes),
             client.paths.len().to_string(),
-            client.lane.as_ref().map_or_else(|| "as it comes".into(), order),
+            client.resequencing.as_ref().map_or_else(|| "as it comes".into(), order),
             join(&client.addresses),
         ]);
     }
@@ -375,7 +377,7 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::{Flow, FlowLane, flows::tests::flow, tests::EXAMPLE};
+    use crate::status::{EffectiveFlowMode, Flow, flows::tests::flow, tests::EXAMPLE};
 
     fn example() -> Status {
         let mut status: Status = serde_json::from_str(EXAMPLE).unwrap();
@@ -386,7 +388,8 @@ mod tests {
         second.state = crate::status::PathState::Down;
         second.reason = "no carrier".into();
         status.paths.push(second);
-        status.lane = Some(Lane { on: true, numbered: 1000, resent: 4, ..Lane::default() });
+        status.resequencing =
+            Some(Resequencing { on: true, numbered: 1000, resent: 4, ..Resequencing::default() });
         status
     }
 
@@ -455,7 +458,7 @@ wwan0  standby (a better link works)  backup    0 B       0 B  metered, up 20mbi
         let udp = Flow {
             protocol: "udp".into(),
             from: "[fd00::2]:53000".into(),
-            lane: FlowLane::Datagram,
+            mode: EffectiveFlowMode::Datagram,
             why: "not TCP".into(),
             state: None,
             ..flow(3.0)
@@ -483,7 +486,7 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
     #[test]
     fn classes_stand_side_by_side() {
         let mut status = example();
-        let fec = Repair { percent: 12, recovered: 40, wasted: 9, ..Repair::default() };
+        let fec = FecStats { percent: 12, recovered: 40, wasted: 9, ..FecStats::default() };
         let class = |name: &str, rtt, loss| Class {
             state: Some(State::Up),
             tx_bps: Some(4_000_000),
@@ -494,8 +497,12 @@ tcp   alice  198.51.100.9:443  stream  up-ended  1.0 KiB  5.0 MiB  1 min 1 s  0.
         };
         let critical = class("critical", 13.1, 0.0);
         status.classes = vec![
-            Class { order: Some(Lane { copies: 300, ..Lane::default() }), ..critical },
-            Class { order: Some(Lane { fec, ..Lane::default() }), drops: 5, ..class("bulk", 14.0, 30.0) },
+            Class { resequencing: Some(Resequencing { copies: 300, ..Resequencing::default() }), ..critical },
+            Class {
+                resequencing: Some(Resequencing { fec, ..Resequencing::default() }),
+                drops: 5,
+                ..class("bulk", 14.0, 30.0)
+            },
             Class { state: Some(State::Connecting), ..Class::new("default") },
             Class { state: Some(State::Asleep), reason: "not used yet".into(), ..Class::new("cams") },
         ];
@@ -513,11 +520,12 @@ cams      asleep (not used yet)  auto  auto, bbr                                
     #[test]
     fn repair_is_told_where_there_is_some() {
         let mut status = example();
-        let fec = Repair { percent: 30, recovered: 12, made_good: 7, ..Repair::default() };
-        status.lane = Some(Lane { fec, ..Lane::default() });
+        let fec = FecStats { percent: 30, recovered: 12, made_good: 7, ..FecStats::default() };
+        status.resequencing = Some(Resequencing { fec, ..Resequencing::default() });
         let line = "repair    30 %; 12 lost packets restored here, 7 there; 0 groups beyond repair\n";
         assert!(render(&status, 200).contains(line));
-        status.lane = Some(Lane { fec: Repair { percent: 0, ..fec }, ..Lane::default() });
+        status.resequencing =
+            Some(Resequencing { fec: FecStats { percent: 0, ..fec }, ..Resequencing::default() });
         assert!(render(&status, 200).contains("repair    none now; 12 lost"));
     }
 
@@ -531,7 +539,7 @@ cams      asleep (not used yet)  auto  auto, bbr                                
             tx_bytes: 1023,
             rx_bytes: 1024,
             classes: Vec::new(),
-            lane: Some(Lane { numbered: 200, resent: 1, ..Lane::default() }),
+            resequencing: Some(Resequencing { numbered: 200, resent: 1, ..Resequencing::default() }),
             paths: example().paths,
         });
         let text = render(&status, 200);

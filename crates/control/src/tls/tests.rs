@@ -61,8 +61,8 @@ fn shake(
     server: ServerConfig,
     trust: &Trust,
     name: &str,
-) -> std::result::Result<ClientConnection, Option<Refusal>> {
-    let slot = RefusalSlot::default();
+) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
+    let slot = LastRefusal::default();
     let config = client_config_reporting(trust, &[b"h3"], &slot).unwrap();
     let name = ServerName::try_from(name.to_owned()).unwrap();
     let mut client = ClientConnection::new(Arc::new(config), name).unwrap();
@@ -92,7 +92,7 @@ fn meet(
     identity: &Identity,
     trust: &Trust,
     name: &str,
-) -> std::result::Result<ClientConnection, Option<Refusal>> {
+) -> std::result::Result<ClientConnection, Option<CertificateRefusal>> {
     shake(server_config(identity, &[], &[b"h3"]).unwrap(), trust, name)
 }
 
@@ -157,7 +157,7 @@ fn a_certificate_signed_by_another_ca_is_refused() {
     let identity = home.signed(&["vpn.example"]);
     other.signed(&["vpn.example"]);
     let refusal = meet(&identity, &ca(&other.file("ca.crt")), "vpn.example").unwrap_err().unwrap();
-    assert!(matches!(refusal, Refusal::Untrusted { .. }), "{refusal}");
+    assert!(matches!(refusal, CertificateRefusal::Untrusted { .. }), "{refusal}");
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn a_servers_certificate_in_the_file_signs_no_others() {
     let issuer = CertificateParams::new(vec!["vpn.example".to_owned()]).unwrap();
     let forged = home.leaf(&["bank.example"], &Issuer::new(issuer, KeyPair::from_pem(&key).unwrap()));
     let refusal = meet(&forged, &ca(&home.file("trusted.crt")), "bank.example").unwrap_err().unwrap();
-    assert!(matches!(refusal, Refusal::Untrusted { .. }), "{refusal}");
+    assert!(matches!(refusal, CertificateRefusal::Untrusted { .. }), "{refusal}");
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn an_expired_certificate_of_the_ca_is_refused_with_the_reason() {
     std::fs::write(home.file("old.key"), key.serialize_pem()).unwrap();
     let identity = Identity::load(&home.file("old.crt"), &home.file("old.key")).unwrap();
     let refusal = meet(&identity, &ca(&home.file("ca.crt")), "vpn.example").unwrap_err().unwrap();
-    assert!(matches!(refusal, Refusal::Unusable { .. }), "{refusal}");
+    assert!(matches!(refusal, CertificateRefusal::Unusable { .. }), "{refusal}");
     assert!(refusal.to_string().contains("expired"), "{refusal}");
 }
 
@@ -201,7 +201,7 @@ fn a_pinned_certificate_is_accepted_and_another_is_refused_with_both_fingerprint
     let refusal = meet(&identity, &Trust::Pin(wrong), "anything.example").unwrap_err();
     assert_eq!(
         refusal,
-        Some(Refusal::OtherFingerprint { expected: wrong, presented: identity.fingerprint() })
+        Some(CertificateRefusal::OtherFingerprint { expected: wrong, presented: identity.fingerprint() })
     );
 }
 
@@ -239,7 +239,7 @@ fn a_stolen_certificate_without_its_key_is_refused_under_every_trust() {
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(stolen.clone())));
         let refusal = shake(server, &trust, "mpvpn").unwrap_err();
-        assert!(matches!(refusal, Some(Refusal::NotOwner { .. })), "{trust:?}: {refusal:?}");
+        assert!(matches!(refusal, Some(CertificateRefusal::NotOwner { .. })), "{trust:?}: {refusal:?}");
     }
 }
 

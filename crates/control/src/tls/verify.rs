@@ -22,7 +22,7 @@ use crate::{
 
 /// Why a server's certificate was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum CertificateRefusal {
     /// Neither the certificate nor its issuer is trusted.
     #[error(
         "the server's certificate is not trusted: `{asked}` was asked for, it is for {}, and {} holds \
@@ -76,7 +76,7 @@ pub enum Refusal {
     },
 }
 
-impl Refusal {
+impl CertificateRefusal {
     /// One of each kind; what differs from case to case is in capitals.
     pub(crate) fn examples() -> Vec<Self> {
         let (asked, presented) = (|| "NAME".to_owned(), || vec!["OTHER-NAME".to_owned()]);
@@ -109,17 +109,17 @@ impl Refusal {
     }
 }
 
-/// Where the last [`Refusal`] waits for the one who reports it.
+/// Where the last [`CertificateRefusal`] waits for the one who reports it.
 #[derive(Clone, Debug, Default)]
-pub struct RefusalSlot(Arc<Mutex<Option<Refusal>>>);
+pub struct LastRefusal(Arc<Mutex<Option<CertificateRefusal>>>);
 
-impl RefusalSlot {
+impl LastRefusal {
     /// The last refusal, once.
-    pub fn take(&self) -> Option<Refusal> {
+    pub fn take(&self) -> Option<CertificateRefusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn put(&self, refusal: Refusal) {
+    fn put(&self, refusal: CertificateRefusal) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(refusal);
     }
 }
@@ -128,7 +128,7 @@ impl RefusalSlot {
 pub(super) struct Verifier {
     rule: Rule,
     provider: Arc<CryptoProvider>,
-    slot: RefusalSlot,
+    slot: LastRefusal,
 }
 
 #[derive(Debug)]
@@ -139,7 +139,7 @@ enum Rule {
 }
 
 impl Verifier {
-    pub(super) fn new(trust: &Trust, provider: Arc<CryptoProvider>, slot: RefusalSlot) -> Result<Self> {
+    pub(super) fn new(trust: &Trust, provider: Arc<CryptoProvider>, slot: LastRefusal) -> Result<Self> {
         let rule = match trust {
             Trust::Ca(file) => {
                 let certs = read_certs(file)?;
@@ -158,12 +158,12 @@ impl Verifier {
         asked: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
-    ) -> std::result::Result<(), Refusal> {
+    ) -> std::result::Result<(), CertificateRefusal> {
         match &self.rule {
             Rule::Anything => Ok(()),
             Rule::Pinned(expected) => match Fingerprint::of(cert) {
                 presented if presented == *expected => Ok(()),
-                presented => Err(Refusal::OtherFingerprint { expected: *expected, presented }),
+                presented => Err(CertificateRefusal::OtherFingerprint { expected: *expected, presented }),
             },
             // The very certificate that the person trusts: its name and dates add nothing to that.
             Rule::Listed { certs, .. } if certs.iter().any(|listed| listed == cert) => Ok(()),
@@ -171,7 +171,7 @@ impl Verifier {
                 let presented = names(cert);
                 let name = asked.to_str().into_owned();
                 let untrusted =
-                    |asked, presented| Refusal::Untrusted { asked, presented, file: file.clone() };
+                    |asked, presented| CertificateRefusal::Untrusted { asked, presented, file: file.clone() };
                 // webpki refuses a CA's certificate as a server's before it looks who signed it.
                 let Some(issuers) = issuers.as_ref().filter(|_| !is_ca(cert)) else {
                     return Err(untrusted(name, presented));
@@ -182,24 +182,24 @@ impl Verifier {
                 Err(match error {
                     rustls::Error::InvalidCertificate(
                         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-                    ) => Refusal::OtherName { asked: name, presented },
+                    ) => CertificateRefusal::OtherName { asked: name, presented },
                     rustls::Error::InvalidCertificate(
                         CertificateError::UnknownIssuer | CertificateError::BadSignature,
                     ) => untrusted(name, presented),
                     rustls::Error::InvalidCertificate(why) => {
-                        Refusal::Unusable { asked: name, presented, why: why.to_string() }
+                        CertificateRefusal::Unusable { asked: name, presented, why: why.to_string() }
                     }
-                    other => Refusal::Unusable { asked: name, presented, why: other.to_string() },
+                    other => CertificateRefusal::Unusable { asked: name, presented, why: other.to_string() },
                 })
             }
         }
     }
 
-    fn refuse(&self, refusal: Refusal) -> rustls::Error {
+    fn refuse(&self, refusal: CertificateRefusal) -> rustls::Error {
         let error = match &refusal {
-            Refusal::OtherName { .. } => CertificateError::NotValidForName,
-            Refusal::NotOwner { .. } => CertificateError::BadSignature,
-            Refusal::Untrusted { .. } => CertificateError::UnknownIssuer,
+            CertificateRefusal::OtherName { .. } => CertificateError::NotValidForName,
+            CertificateRefusal::NotOwner { .. } => CertificateError::BadSignature,
+            CertificateRefusal::Untrusted { .. } => CertificateError::UnknownIssuer,
             other => CertificateError::Other(OtherError(Arc::new(other.clone()))),
         };
         self.slot.put(refusal);
@@ -210,7 +210,7 @@ impl Verifier {
         &self,
         checked: std::result::Result<HandshakeSignatureValid, rustls::Error>,
     ) -> std::result::Result<HandshakeSignatureValid, rustls::Error> {
-        checked.map_err(|error| self.refuse(Refusal::NotOwner { why: error.to_string() }))
+        checked.map_err(|error| self.refuse(CertificateRefusal::NotOwner { why: error.to_string() }))
     }
 }
 

@@ -9,9 +9,9 @@ mod udp;
 use std::{net::SocketAddr, sync::Arc};
 
 use mpvpn_control::{
-    check::{Check, Credentials, Finding, LinkCheck, Mptcp, TcpFound},
+    check::{CheckReport, LinkCheck, Mptcp, TcpMeasurement, TokenCheck, TransportCheck},
     config::ClientConfig,
-    tls::{self, RefusalSlot},
+    tls::{self, LastRefusal},
 };
 use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_os::{poll::Poller, tcp::Multipath};
@@ -45,7 +45,7 @@ struct Candidate {
 ///
 /// # Errors
 /// If the links of this machine cannot be told, or the configuration cannot be used.
-pub fn run(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Check, EngineError> {
+pub fn run(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<CheckReport, EngineError> {
     let remotes = addresses(config, tell)?;
     let policies = Policies::new(&config.links);
     let candidates = candidates(config, &policies, remotes.clone())?;
@@ -59,7 +59,7 @@ pub fn run(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Check,
         threads.into_iter().map(join).collect::<Result<Vec<_>, EngineError>>()
     })?;
     let via = config.via.as_ref().map(|via| via.proxy.to_string());
-    Ok(Check { server: config.server.to_string(), via, links })
+    Ok(CheckReport { server: config.server.to_string(), via, links })
 }
 
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
@@ -125,14 +125,14 @@ fn check(
     let (udp, tcp) = (udp?, tcp?);
     let said = [udp.authorized, tcp.as_ref().ok().map(|trial| trial.authorized)];
     let credentials = match (said.contains(&Some(false)), said.contains(&Some(true))) {
-        (true, _) => Credentials::Refused,
-        (false, true) => Credentials::Accepted,
-        (false, false) => Credentials::Unknown,
+        (true, _) => TokenCheck::Refused,
+        (false, true) => TokenCheck::Accepted,
+        (false, false) => TokenCheck::Unknown,
     };
     Ok(LinkCheck {
         remote: candidate.remote,
-        udp: Finding::from(udp.found),
-        tcp: Finding::from(tcp.map(found)),
+        udp: TransportCheck::from(udp.found),
+        tcp: TransportCheck::from(tcp.map(found)),
         credentials,
         ..LinkCheck::unusable(name, addresses, "")
     })
@@ -148,7 +148,7 @@ fn by_udp(
         let found = Err("the address of the server is not known".to_owned());
         return Ok(udp::Outcome { found, authorized: None });
     };
-    let refusal = RefusalSlot::default();
+    let refusal = LastRefusal::default();
     let tunnel = tunnel(config, candidate.mtu, remote, &refusal)?;
     let mut outcome = udp::try_out(&candidate.footing, remote, &tunnel);
     if let Some(refusal) = refusal.take() {
@@ -178,8 +178,8 @@ fn by_tcp(
     Ok(tried)
 }
 
-fn found(trial: Trial) -> TcpFound {
-    TcpFound {
+fn found(trial: Trial) -> TcpMeasurement {
+    TcpMeasurement {
         connect_ms: ms(trial.connect),
         proxy_ms: trial.proxy.map(ms),
         tls_ms: ms(trial.tls),
@@ -206,7 +206,7 @@ fn tunnel(
     config: &ClientConfig,
     mtu: u32,
     remote: SocketAddr,
-    refusal: &RefusalSlot,
+    refusal: &LastRefusal,
 ) -> Result<TunnelConfig, EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
     let headers = if remote.is_ipv4() { IPV4_UDP } else { IPV6_UDP };
@@ -218,7 +218,7 @@ fn tunnel(
         server_name: config.server.host.clone(),
         authority: config.server.to_string(),
         path: PATH.to_owned(),
-        token: config.bearer()?.map(|token| token.reveal().to_owned()),
+        token: config.load_token()?.map(|token| token.reveal().to_owned()),
         class: None,
         more_addresses: 0,
         scheduler: Scheduler::Auto,

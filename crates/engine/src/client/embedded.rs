@@ -19,10 +19,10 @@ use std::{
 use ipnet::IpNet;
 use mpvpn_control::{
     api,
-    config::{ClientConfig, ClientOptions, LinkConfig, Origin},
+    config::{ClientConfig, ClientOptions, ConfigSource, LinkConfig},
     metrics,
     status::Status,
-    tls::{self, RefusalSlot},
+    tls::{self, LastRefusal},
 };
 use mpvpn_os::{
     PacketFd,
@@ -198,7 +198,7 @@ fn live(
     packets: Receiver<Vec<u8>>,
     ready: &SyncSender<Result<Wake, EngineError>>,
 ) {
-    let slot = RefusalSlot::default();
+    let slot = LastRefusal::default();
     let (mut running, mut turns) = match set_up(app, orders, packets, &slot) {
         Ok(both) => both,
         // Who starts it waits for this.
@@ -227,11 +227,11 @@ fn set_up(
     app: App,
     orders: Receiver<Order>,
     packets: Receiver<Vec<u8>>,
-    slot: &RefusalSlot,
+    slot: &LastRefusal,
 ) -> Result<(Running, Turns), EngineError> {
     wake_in_time();
     let turns = Turns::without_signals()?;
-    let origin = Origin::of_app(app.options.clone());
+    let origin = ConfigSource::of_app(app.options.clone());
     let config = origin.load()?;
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], slot)?;
     let device = match app.packets {

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, ops::RangeInclusive, path::Path};
 
-use mpvpn_control::config::{ClientConfig, Dns, Routes, SteerRule};
+use mpvpn_control::config::{ClientConfig, Dns, Routes, SteeringRule};
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
     Tun, TunConfig, Undo,
@@ -225,14 +225,14 @@ fn given(assignment: &Assignment, at: usize) -> Given {
     Given { addresses, own }
 }
 
-fn steering(found: &SteerRule) -> Steering {
-    let SteerRule { rule, seen, .. } = found;
+fn steering(found: &SteeringRule) -> Steering {
+    let SteeringRule { rule, kernel_match, .. } = found;
     let ports =
         |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
-    let marks = seen.marks.iter().map(|mark| Bits { value: mark.value, mask: mark.mask });
+    let marks = kernel_match.marks.iter().map(|mark| Bits { value: mark.value, mask: mark.mask });
     let packets = Packets {
         marks: marks.collect(),
-        ingress: seen.ingress.clone(),
+        ingress: kernel_match.ingress.clone(),
         protocols: rule.protocols.clone(),
         from: rule.from.clone(),
         to: rule.to.clone(),
@@ -240,5 +240,5 @@ fn steering(found: &SteerRule) -> Steering {
         ports: ports(&rule.ports),
         dscp: rule.dscp.clone(),
     };
-    Steering { number: rule.class.0, packets, vlans: seen.vlans.clone() }
+    Steering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
 }

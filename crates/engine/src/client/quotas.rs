@@ -8,7 +8,7 @@ use std::{
 
 use mpvpn_control::{
     events::{Event, EventSender, ShortText},
-    usage::{self, Usage},
+    quota_usage::{self, QuotaUsage},
 };
 use mpvpn_path::Month;
 use mpvpn_types::Duration;
@@ -24,7 +24,7 @@ const SAVE: Duration = Duration::from_secs(30);
 pub(super) struct Quotas {
     /// `None`: they are forgotten at the end.
     file: Option<PathBuf>,
-    used: BTreeMap<String, Usage>,
+    used: BTreeMap<String, QuotaUsage>,
     meters: Meters,
     events: EventSender,
     /// What of each meter is in `used`.
@@ -46,7 +46,7 @@ impl Quotas {
     ) -> Result<Self, mpvpn_control::Error> {
         let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
         Ok(Self {
-            used: file.as_deref().map_or_else(|| Ok(BTreeMap::new()), usage::load)?,
+            used: file.as_deref().map_or_else(|| Ok(BTreeMap::new()), quota_usage::load)?,
             file,
             meters,
             events,
@@ -92,12 +92,12 @@ impl Quotas {
         let Some(quota) = link.quota else { return policies.set_spent(name, None) };
         let month = Month::of(unix, link.quota_day);
         let since = month.first.unix();
-        let used = self.used.entry(name.to_owned()).or_insert(Usage { since, bytes: 0 });
+        let used = self.used.entry(name.to_owned()).or_insert(QuotaUsage { since, bytes: 0 });
         let old = *used;
         // A clock that was put right may go back: what was counted then belongs to a month that is over
         // only if that lies before this one.
         if used.since < since {
-            *used = Usage { since, bytes: 0 };
+            *used = QuotaUsage { since, bytes: 0 };
         }
         used.bytes = used.bytes.saturating_add(carried - before);
         self.dirty |= *used != old;
@@ -132,7 +132,7 @@ impl Quotas {
     /// Writes down what has not been yet.
     pub(super) fn save(&mut self) {
         let Some(file) = self.file.as_deref().filter(|_| self.dirty) else { return };
-        match usage::save(file, &self.used) {
+        match quota_usage::save(file, &self.used) {
             Ok(()) => (self.dirty, self.failed) = (false, false),
             Err(error) if !self.failed => {
                 self.failed = true;

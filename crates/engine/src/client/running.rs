@@ -7,7 +7,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{
-    config::{ClientConfig, ClientOptions, LinkChange, Origin, Reloaded},
+    config::{ClientConfig, ClientOptions, ConfigSource, LinkChange, ReloadReport},
     events::{Event, EventSender, ShortText},
     status::{FlowList, Link, Role, Status},
 };
@@ -39,7 +39,7 @@ const ROUNDS: usize = 16;
 /// The main thread.
 pub(crate) struct Running {
     pub(super) config: ClientConfig,
-    pub(super) origin: Origin<ClientOptions>,
+    pub(super) origin: ConfigSource<ClientOptions>,
     pub(super) plane: Plane,
     pub(crate) shards: FirstShard,
     pub(super) kind: ClientKind,
@@ -215,9 +215,9 @@ impl Running {
 
     /// Reads the configuration again: how links are used and the classes count at once, and what was said at run time no
     /// more.
-    pub(crate) fn reload(&mut self, turns: &Turns, now: Instant) -> Result<Reloaded, String> {
+    pub(crate) fn reload(&mut self, turns: &Turns, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
-        let reloaded = new.map(|new| self.config.take_over(new));
+        let reloaded = new.map(|new| self.config.apply_reload(new));
         self.events.report(reload_event(&reloaded));
         let mut policies = self.plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {

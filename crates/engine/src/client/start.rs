@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use mpvpn_control::{
-    config::{ClientConfig, ClientOptions, LaneRule, Origin},
+    config::{ClientConfig, ClientOptions, ConfigSource, LaneRule},
     events::EventSender,
     status::Role,
 };
@@ -104,7 +104,7 @@ impl ShardParts {
 impl Running {
     /// A client that has not begun to connect.
     pub(super) fn new(
-        (config, origin): (ClientConfig, Origin<ClientOptions>),
+        (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
         turns: &Turns,
         tls: Arc<rustls::ClientConfig>,
         ClientParts { kind, queues, ground, state_dir }: ClientParts,
@@ -147,7 +147,7 @@ impl Running {
                     server_name: config.server.host.clone(),
                     authority: config.server.to_string(),
                     path: PATH.to_owned(),
-                    token: config.bearer()?.map(|token| token.reveal().to_owned()),
+                    token: config.load_token()?.map(|token| token.reveal().to_owned()),
                     class: None,
                     more_addresses: config.class_tuns().count(),
                     scheduler: config.scheduler,

@@ -101,12 +101,12 @@ fn judge(head: &[u8], behind: &Behind) -> Option<Result<(), ProxyError>> {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_control::config::Via;
+    use mpvpn_control::config::ViaProxy;
 
     use super::*;
 
     fn behind(via: &str) -> Behind {
-        let via: Via = via.parse().unwrap();
+        let via: ViaProxy = via.parse().unwrap();
         Behind { server: "vpn.example:443".parse().unwrap(), credentials: via.credentials }
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mpvpn_control::{
-    config::{Trust, Via},
+    config::{Trust, ViaProxy},
     identity::Identity,
     tls,
 };
@@ -59,7 +59,7 @@ fn server(speaks: Speaks) -> Server {
 }
 
 fn to(address: SocketAddr, trust: &Trust) -> Dial {
-    let refusal = RefusalSlot::default();
+    let refusal = LastRefusal::default();
     let tls = tls::client_config_reporting(trust, &[ALPN], &refusal).unwrap();
     Dial {
         footing: Footing {
@@ -145,7 +145,7 @@ fn a_certificate_that_is_not_trusted_is_the_reason() {
     let server = server(Speaks::Http2);
     let other = Trust::Pin(mpvpn_control::identity::Fingerprint([7; 32]));
     let error = failure(&to(server.address, &other));
-    assert!(matches!(error, DialError::Refused(Refusal::OtherFingerprint { .. })), "{error}");
+    assert!(matches!(error, DialError::Refused(CertificateRefusal::OtherFingerprint { .. })), "{error}");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn silence_ends_with_the_step_in_which_it_came() {
 #[test]
 fn a_server_is_reached_through_a_proxy_that_wants_it() {
     let server = server(Speaks::Http2);
-    let via: Via = "http://anna:secret@proxy:3128".parse().unwrap();
+    let via: ViaProxy = "http://anna:secret@proxy:3128".parse().unwrap();
     let behind = |answer| {
         let behind = Behind { server: via.proxy.clone(), credentials: via.credentials.clone() };
         Dial { via: Some(behind), ..to(proxy(answer, server.address), &server.trust) }

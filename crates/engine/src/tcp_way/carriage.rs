@@ -22,8 +22,8 @@ use h2::{
 };
 use http::{Method, Request, StatusCode, Uri};
 use mpvpn_control::{
-    config::{ClientConfig, Trust, Via},
-    tls::{self, RefusalSlot},
+    config::{ClientConfig, Trust, ViaProxy},
+    tls::{self, LastRefusal},
 };
 use mpvpn_masque::connect_udp;
 use mpvpn_os::tcp::{KeepAlive, Multipath, Protocol, Tuning};
@@ -78,10 +78,10 @@ pub(crate) const LINGER: Duration = Duration::from_millis(150);
 pub(crate) struct Stable {
     runtime: Handle,
     tls: Arc<rustls::ClientConfig>,
-    refusal: RefusalSlot,
+    refusal: LastRefusal,
     name: ServerName<'static>,
     request: (Uri, Option<String>),
-    via: Option<Via>,
+    via: Option<ViaProxy>,
     behind: Option<Behind>,
 }
 
@@ -93,14 +93,14 @@ impl Stable {
             let error = std::io::Error::new(std::io::ErrorKind::InvalidInput, config.server.to_string());
             EngineError::io(what)(error)
         };
-        let refusal = RefusalSlot::default();
+        let refusal = LastRefusal::default();
         let tls = tls_of(&config.trust, &refusal)?;
         let name = ServerName::try_from(config.server.host.clone());
         let authority = config.server.to_string();
         let target = authority.parse().map_err(|_| invalid("ask for the server by its name"))?;
         let path = connect_udp::path(&connect_udp::default_template(), &target);
         let uri = Uri::builder().scheme("https").authority(authority).path_and_query(path).build();
-        let token = config.bearer()?.map(|token| format!("Bearer {}", token.reveal()));
+        let token = config.load_token()?.map(|token| format!("Bearer {}", token.reveal()));
         let via = config.via.clone();
         Ok(Self {
             runtime,
@@ -121,7 +121,7 @@ impl Stable {
     }
 }
 
-fn tls_of(trust: &Trust, refusal: &RefusalSlot) -> Result<Arc<rustls::ClientConfig>, EngineError> {
+fn tls_of(trust: &Trust, refusal: &LastRefusal) -> Result<Arc<rustls::ClientConfig>, EngineError> {
     Ok(Arc::new(tls::client_config_reporting(trust, &[ALPN], refusal)?))
 }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::config::{ClientConfig, Packet, render_classes};
+use mpvpn_control::config::{ClientConfig, PacketDescription, render_classes};
 
 use super::Command;
 use crate::{
@@ -72,7 +72,7 @@ impl Command for Class {
             }
             ClassCommand::Test { config, json, packet } => {
                 const WHAT: &str = "cannot test the packet";
-                let packet: Packet = packet
+                let packet: PacketDescription = packet
                     .join(" ")
                     .parse()
                     .map_err(|why: String| Failure::usage(WHAT, why, "see `mpvpn class test --help`"))?;

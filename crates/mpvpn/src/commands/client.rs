@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, Parser};
 use mpvpn_control::{
-    config::{ClientOptions, Origin},
+    config::{ClientOptions, ConfigSource},
     log,
 };
 use mpvpn_engine::client;
@@ -51,7 +51,7 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 
 impl Command for Client {
     fn run(self) -> Result<ExitCode, Failure> {
-        let origin = Origin::<ClientOptions>::new(self.args.config, self.args.options);
+        let origin = ConfigSource::<ClientOptions>::new(self.args.config, self.args.options);
         let config = origin.load().map_err(|error| Failure::control("cannot start the client", &error))?;
         log::init(config.log_level);
         client::run(config, origin).map_err(|error| Failure::run("the client ended", &error, LOG))?;

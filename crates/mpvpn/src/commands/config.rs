@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use mpvpn_control::{api, config::Reloaded};
+use mpvpn_control::{api, config::ReloadReport};
 
 use super::Command;
 use crate::{failure::Failure, output::print, target::Target};
@@ -41,7 +41,7 @@ impl Command for Config {
     }
 }
 
-fn text_of(Reloaded { links, classes, restart }: &Reloaded) -> String {
+fn text_of(ReloadReport { links, classes, restart }: &ReloadReport) -> String {
     let mut text = String::new();
     if *classes {
         text += "classes are as the file says now\n";
@@ -65,7 +65,11 @@ mod tests {
     #[test]
     fn what_counts_now_is_told_from_what_counts_later() {
         let text = |links, classes, restart: &[&str]| {
-            text_of(&Reloaded { links, classes, restart: restart.iter().map(ToString::to_string).collect() })
+            text_of(&ReloadReport {
+                links,
+                classes,
+                restart: restart.iter().map(ToString::to_string).collect(),
+            })
         };
         assert_eq!(text(false, false, &[]), "nothing has changed\n");
         assert_eq!(

@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, process::ExitCode};
 
 use clap::Parser;
-use mpvpn_control::{api, events::Kind};
+use mpvpn_control::{api, events::EventKind};
 use serde_json::Value;
 use time::{
     Date, Duration, OffsetDateTime, PrimitiveDateTime, Time, UtcOffset,
@@ -54,7 +54,7 @@ pub(crate) struct Events {
     until: Option<OffsetDateTime>,
     /// Only events of these kinds, separated by commas: link, path, transport, pipes, class, capacity, session, configuration, log
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
-    kind: Vec<Kind>,
+    kind: Vec<EventKind>,
     #[command(flatten)]
     target: Target,
 }

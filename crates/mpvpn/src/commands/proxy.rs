@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use mpvpn_control::{config::Origin, log};
+use mpvpn_control::{config::ConfigSource, log};
 use mpvpn_engine::client;
 
 use super::{Command, client::ClientArgs};
@@ -54,7 +54,7 @@ fn hide(arg: clap::Arg) -> clap::Arg {
 
 impl Command for Proxy {
     fn run(self) -> Result<ExitCode, Failure> {
-        let origin = Origin::of_proxy(self.args.config, self.args.options);
+        let origin = ConfigSource::of_proxy(self.args.config, self.args.options);
         let config = origin.load().map_err(|error| Failure::control("cannot start the proxy", &error))?;
         log::init(config.log_level);
         client::run(config, origin).map_err(|error| Failure::run("the proxy ended", &error, LOG))?;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use mpvpn_control::{
-    config::{Origin, ServerOptions},
+    config::{ConfigSource, ServerOptions},
     log,
 };
 use mpvpn_engine::server;
@@ -44,7 +44,7 @@ pub(crate) struct Server {
 
 impl Command for Server {
     fn run(self) -> Result<ExitCode, Failure> {
-        let origin = Origin::of_server(self.config, self.options, server::rights());
+        let origin = ConfigSource::of_server(self.config, self.options, server::rights());
         let config = origin.load().map_err(|error| Failure::control("cannot start the server", &error))?;
         log::init(config.log_level);
         server::run(config, origin).map_err(|error| Failure::run("the server ended", &error, LOG))?;

@@ -12,7 +12,7 @@ use mpvpn_types::Instant;
 use serde::Serialize;
 
 use super::{
-    RuleOrigin, Seen, SteerRule, rules_of,
+    KernelMatch, RuleOrigin, SteeringRule, rules_of,
     steer::{self, Ingress, Vlan},
     table::Protocol,
 };
@@ -20,7 +20,7 @@ use crate::config::{ClientConfig, links::Dscp, values::Text};
 
 /// A packet from a client to the far end, as in `udp 10.0.0.5:5060 -> 198.51.100.9:5060 dscp 46`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub struct PacketDescription {
     facts: PacketFields,
     /// A name that DNS said the far end has.
     domain: Option<String>,
@@ -32,7 +32,7 @@ pub struct Packet {
 
 /// What the rules say about a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Ruling {
+pub struct Classification {
     /// The packet, as it was understood.
     pub packet: String,
     /// The name of its class.
@@ -50,7 +50,7 @@ pub struct Ruling {
     pub tun: Option<String>,
 }
 
-impl fmt::Display for Ruling {
+impl fmt::Display for Classification {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, ", self.class)?;
         if let (Some(tun), Some(file), Some(line)) = (&self.tun, &self.file, self.line) {
@@ -68,15 +68,23 @@ impl fmt::Display for Ruling {
 
 impl ClientConfig {
     /// The class of a packet.
-    pub fn class_of(&self, packet: &Packet) -> Ruling {
+    pub fn class_of(&self, packet: &PacketDescription) -> Classification {
         // What is read from the TUN of a class is of that class.
-        if let Some(SteerRule { origin, rule, .. }) =
+        if let Some(SteeringRule { origin, rule, .. }) =
             self.class_steering.iter().find(|rule| packet.is_steered_by(rule))
         {
             let (file, line, built_in) = place(Some(origin));
             let tun = self.class(rule.class).and_then(|class| class.tun.clone());
             let class = self.class_name(rule.class);
-            return Ruling { packet: packet.to_string(), class, rule: None, file, line, built_in, tun };
+            return Classification {
+                packet: packet.to_string(),
+                class,
+                rule: None,
+                file,
+                line,
+                built_in,
+                tun,
+            };
         }
         let rules = rules_of(&self.class_rules);
         let mut names = DnsSnooper::new(rules.patterns());
@@ -88,7 +96,7 @@ impl ClientConfig {
         let (file, line, built_in) = place(verdict.rule.map(|at| &self.class_rules[at].origin));
         let class = self.class_name(verdict.class);
         let rule = verdict.rule.map(|at| at + 1);
-        Ruling { packet: packet.to_string(), class, rule, file, line, built_in, tun: None }
+        Classification { packet: packet.to_string(), class, rule, file, line, built_in, tun: None }
     }
 }
 
@@ -101,7 +109,7 @@ fn place(origin: Option<&RuleOrigin>) -> (Option<PathBuf>, Option<usize>, Option
     }
 }
 
-impl fmt::Display for Packet {
+impl fmt::Display for PacketDescription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PacketFields { protocol, src, dst, ports, dscp } = self.facts;
         let end = |ip: IpAddr, port: Option<u16>| match port {
@@ -133,7 +141,7 @@ impl fmt::Display for Packet {
     }
 }
 
-impl FromStr for Packet {
+impl FromStr for PacketDescription {
     type Err = String;
 
     /// The protocol, both ends, and what else is said, in words.
@@ -161,7 +169,7 @@ impl FromStr for Packet {
     }
 }
 
-impl Packet {
+impl PacketDescription {
     /// The same with one more thing said about it.
     fn with(mut self, said: &[&str]) -> Result<Self, String> {
         match *said {
@@ -189,8 +197,8 @@ impl Packet {
     }
 
     /// Whether a rule has the kernel steer it.
-    fn is_steered_by(&self, SteerRule { rule, seen, .. }: &SteerRule) -> bool {
-        let Seen { marks, vlans, ingress } = seen;
+    fn is_steered_by(&self, SteeringRule { rule, kernel_match, .. }: &SteeringRule) -> bool {
+        let KernelMatch { marks, vlans, ingress } = kernel_match;
         let rules = Rules::new(vec![rule.clone()]);
         (marks.is_empty() || marks.iter().any(|mark| self.mark & mark.mask == mark.value))
             && (vlans.is_empty() || self.vlan.is_some_and(|vlan| vlans.contains(&vlan)))

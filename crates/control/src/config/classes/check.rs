@@ -4,12 +4,12 @@ use mpvpn_class::UnreachableReason;
 use mpvpn_types::{BitRate, Portion};
 
 use super::{
-    ClassConfig, ClassTables, MatchRule, SteerRule, Surroundings, rules_of, steer,
+    ClassConfig, ClassTables, MatchRule, SteeringRule, Surroundings, rules_of, steer,
     table::{Key, Table},
 };
 use crate::{
     Error, Result,
-    config::{Share, is_match},
+    config::{SharedNetwork, is_match},
 };
 
 /// The classes and what they came from.
@@ -30,7 +30,7 @@ struct Carrier<'a> {
 
 impl Check<'_> {
     /// All of it; `rules` and `steering` are those of the file.
-    pub(super) fn all(&self, rules: &[MatchRule], steering: &[SteerRule]) -> Result<()> {
+    pub(super) fn all(&self, rules: &[MatchRule], steering: &[SteeringRule]) -> Result<()> {
         self.portions()?;
         for table in &self.tables.tables {
             let class = self.class(table);
@@ -166,7 +166,7 @@ impl Check<'_> {
             format!("`{tun}` is the TUN device of the class `{}`", other.name)
         } else if self.around.paths.contains(tun) {
             format!("`{tun}` is one of the links")
-        } else if self.around.share.iter().any(|share| *share == Share::Interface(tun.clone())) {
+        } else if self.around.share.iter().any(|share| *share == SharedNetwork::Interface(tun.clone())) {
             format!("`{tun}` is to share the tunnel, and would be the tunnel")
         } else if tun.contains(['*', '?']) {
             format!("`{tun}` is a pattern: expected a name")
@@ -196,7 +196,7 @@ impl Check<'_> {
     }
 
     /// Rules for packets that the kernel is to steer and cannot.
-    fn steering(&self, rules: &[SteerRule]) -> Result<()> {
+    fn steering(&self, rules: &[SteeringRule]) -> Result<()> {
         let of_classes = self.list.iter().filter_map(|class| class.tun.as_deref());
         let tuns: Vec<&str> = of_classes.chain([self.around.tun_name]).collect();
         let spans = self.tables.tables.iter().flat_map(|table| table.steering().map(|(span, ..)| span));

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mpvpn_types::ClassId;
 
-use super::{ClassConfig, MatchRule, SteerRule, rules_of};
+use super::{ClassConfig, MatchRule, SteeringRule, rules_of};
 use crate::config::ClientConfig;
 
 /// What came of classes that were read again.
@@ -25,7 +25,7 @@ impl ClientConfig {
         &mut self,
         classes: Vec<ClassConfig>,
         mut rules: Vec<MatchRule>,
-        mut steering: Vec<SteerRule>,
+        mut steering: Vec<SteeringRule>,
     ) -> Renewal {
         let devices_differ = devices(&self.classes) != devices(&classes);
         let (classes, numbers) = renumbered(&self.classes, classes);
@@ -33,8 +33,8 @@ impl ClientConfig {
         for rule in all.chain(steering.iter_mut().map(|found| &mut found.rule)) {
             rule.class = numbers.get(&rule.class).copied().unwrap_or_default();
         }
-        let steered = |all: &[SteerRule]| {
-            all.iter().map(|found| (found.rule.clone(), found.seen.clone())).collect::<Vec<_>>()
+        let steered = |all: &[SteeringRule]| {
+            all.iter().map(|found| (found.rule.clone(), found.kernel_match.clone())).collect::<Vec<_>>()
         };
         if devices_differ || steered(&self.class_steering) != steered(&steering) {
             return Renewal::OtherDevices;

@@ -103,9 +103,9 @@ fn steering(config: &ClientConfig) -> Table {
     ]);
     for found in &config.class_steering {
         let tun = config.class(found.rule.class).and_then(|class| class.tun.clone());
-        let seen = &found.seen;
+        let kernel_match = &found.kernel_match;
         let mut row = vec![tun.unwrap_or_default()];
-        row.extend([list(&seen.marks), list(&seen.vlans), seen.ingress.join(" ")]);
+        row.extend([list(&kernel_match.marks), list(&kernel_match.vlans), kernel_match.ingress.join(" ")]);
         row.extend(packets(&found.rule));
         row.push(origin(&found.origin));
         table.rows.push(row);

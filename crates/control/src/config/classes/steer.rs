@@ -13,18 +13,18 @@ const OWN_BITS: u32 = 0x0f00_0000;
 
 /// Packets that go into the TUN of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SteerRule {
+pub struct SteeringRule {
     /// Who says so.
     pub origin: RuleOrigin,
     /// The class, and what the packets show as well.
     pub rule: Rule,
     /// What they no longer show in a TUN.
-    pub seen: Seen,
+    pub kernel_match: KernelMatch,
 }
 
 /// What only the kernel sees. Each list fits if one of it does, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct KernelMatch {
     /// Their firewall mark.
     pub marks: Vec<Mark>,
     /// Their VLAN (IEEE 802.1Q).
@@ -33,7 +33,7 @@ pub struct Seen {
     pub ingress: Vec<String>,
 }
 
-impl Seen {
+impl KernelMatch {
     /// Whether nothing is asked for.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -131,12 +131,12 @@ impl Text for Ingress {
 }
 
 /// Why a rule cannot be, if it cannot. `tuns` are the devices of the client and of its classes.
-pub(super) fn objection(found: &SteerRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
-    let SteerRule { rule, seen, .. } = found;
-    let key = seen.key();
+pub(super) fn objection(found: &SteeringRule, class: &ClassConfig, tuns: &[&str]) -> Option<String> {
+    let SteeringRule { rule, kernel_match, .. } = found;
+    let key = kernel_match.key();
     if class.tun.is_none() {
         return Some(format!(
-            "`{key}` is not seen any more in packets that come from a TUN: give the class `{}` one of its own, as in \
+            "`{key}` is not kernel_match any more in packets that come from a TUN: give the class `{}` one of its own, as in \
              tun = \"cr0\", into which the kernel steers them",
             class.name
         ));
@@ -146,7 +146,7 @@ pub(super) fn objection(found: &SteerRule, class: &ClassConfig, tuns: &[&str]) -
             "`domain` does not go together with `{key}`: the kernel, which steers such packets, does not know names"
         ));
     }
-    if let Some(tun) = seen.ingress.iter().find(|name| tuns.contains(&name.as_str())) {
+    if let Some(tun) = kernel_match.ingress.iter().find(|name| tuns.contains(&name.as_str())) {
         return Some(format!(
             "`ingress` names `{tun}`, a TUN device: what comes in there has left the tunnel"
         ));

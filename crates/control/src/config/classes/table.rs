@@ -14,7 +14,7 @@ use toml::Spanned;
 
 use super::{
     ClassConfig,
-    steer::{Ingress, Mark, Seen, Vlan},
+    steer::{Ingress, KernelMatch, Mark, Vlan},
 };
 use crate::{
     access::Ports,
@@ -92,7 +92,7 @@ pub(super) struct Table {
     #[serde(default, deserialize_with = "one")]
     #[schemars(schema_with = "schema::one::<Fec>")]
     fec: Option<Fec>,
-    /// Share of a link relative to other classes, 1 to 1000 [default: 4]
+    /// SharedNetwork of a link relative to other classes, 1 to 1000 [default: 4]
     #[serde(default, deserialize_with = "one_or_number")]
     #[schemars(schema_with = "schema::one_or_number::<Weight>")]
     weight: Option<Weight>,
@@ -162,14 +162,14 @@ impl Table {
 
     /// Its rules for packets of the client's TUN, and where they are.
     pub(super) fn rules(&self) -> impl Iterator<Item = (Range<usize>, &Rule)> {
-        let rules = self.rules.iter().filter(|rule| rule.get_ref().seen.is_empty());
+        let rules = self.rules.iter().filter(|rule| rule.get_ref().kernel_match.is_empty());
         rules.map(|rule| (rule.span(), &rule.get_ref().rule))
     }
 
     /// Its rules for packets that the kernel steers, and where they are.
-    pub(super) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &Seen)> {
-        let rules = self.rules.iter().filter(|rule| !rule.get_ref().seen.is_empty());
-        rules.map(|found| (found.span(), &found.get_ref().rule, &found.get_ref().seen))
+    pub(super) fn steering(&self) -> impl Iterator<Item = (Range<usize>, &Rule, &KernelMatch)> {
+        let rules = self.rules.iter().filter(|rule| !rule.get_ref().kernel_match.is_empty());
+        rules.map(|found| (found.span(), &found.get_ref().rule, &found.get_ref().kernel_match))
     }
 
     /// Writes what it says into `class`.
@@ -218,7 +218,7 @@ impl<'de> Deserialize<'de> for Links {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Match {
     rule: Rule,
-    seen: Seen,
+    kernel_match: KernelMatch,
 }
 
 /// Packets that belong to the class: those that match every key of the table. A key with a list matches if one of its
@@ -286,12 +286,12 @@ impl<'de> Deserialize<'de> for Match {
             domains: fields.domain,
             ..Rule::default()
         };
-        let seen = Seen {
+        let kernel_match = KernelMatch {
             marks: fields.mark,
             vlans: fields.vlan.into_iter().map(|vlan| vlan.0).collect(),
             ingress: fields.ingress.into_iter().map(|name| name.0).collect(),
         };
-        Ok(Self { rule, seen })
+        Ok(Self { rule, kernel_match })
     }
 }
 

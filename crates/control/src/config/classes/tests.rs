@@ -274,7 +274,7 @@ fn what_cannot_be_together_is_told_with_its_line() {
         ),
         (
             "[[class]]\nname = 'a'\n[[class.match]]\ningress = 'lan0'\n",
-            "client.toml, line 5, column 1: `ingress` is not seen any more in packets that come from a TUN: give the \
+            "client.toml, line 5, column 1: `ingress` is not kernel_match any more in packets that come from a TUN: give the \
              class `a` one of its own, as in tun = \"cr0\", into which the kernel steers them\n 5 | [[class.match]]\n   | \
              ^^^^^^^^^^^^^^^",
         ),
@@ -349,10 +349,13 @@ fn what_only_the_kernel_sees_is_steered_and_is_no_rule_of_the_tun() {
     .unwrap();
     let [udp, vlans] = &config.class_steering[..] else { panic!("{:?}", config.class_steering) };
     assert_eq!(
-        (udp.seen.marks.iter().map(ToString::to_string).collect::<Vec<_>>(), &udp.rule.protocols[..]),
+        (udp.kernel_match.marks.iter().map(ToString::to_string).collect::<Vec<_>>(), &udp.rule.protocols[..]),
         (vec!["0x10".to_owned(), "0x100/0xf00".into(), "0x7".into()], &[17][..])
     );
-    assert_eq!(vlans.seen, Seen { marks: vec![], vlans: vec![20, 30], ingress: vec!["eth2".into()] });
+    assert_eq!(
+        vlans.kernel_match,
+        KernelMatch { marks: vec![], vlans: vec![20, 30], ingress: vec!["eth2".into()] }
+    );
     assert_eq!((vlans.rule.class, vlans.origin.to_string()), (CRITICAL, "client.toml, line 9".to_owned()));
     assert_eq!(config.class_rules.len(), 1 + BUILT_IN_RULES.len());
     assert_eq!(config.class_rules[0].rule.ports, [7..=7]);
@@ -457,7 +460,7 @@ fn a_packet_that_makes_no_sense_is_explained() {
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 vlan 0", "`0` is no VLAN"),
         ("udp 10.0.0.5:1 -> 10.0.0.6:2 ingress lan*", "`lan*` is no interface's name"),
     ] {
-        let error = text.parse::<Packet>().unwrap_err();
+        let error = text.parse::<PacketDescription>().unwrap_err();
         assert!(error.contains(said), "{text}: {error}");
     }
 }
@@ -535,12 +538,12 @@ proptest! {
         text in "(tcp|udp|icmp|[0-9]{1,3}|.{0,4}) [0-9a-f.:\\[\\]]{0,20} -> [0-9a-f.:\\[\\]]{0,20}( dscp [0-9]{1,2})?",
         v4 in any::<[u8; 4]>(), v6 in any::<[u8; 16]>(), port in any::<u16>(), dscp in 0u8..64,
     ) {
-        let _ = text.parse::<Packet>();
+        let _ = text.parse::<PacketDescription>();
         for (from, to) in [
             (std::net::SocketAddr::from((v4, port)), "1.2.3.4:5"),
             (std::net::SocketAddr::from((v6, port)), "[::1]:5"),
         ] {
-            let packet: Packet = format!("udp {from} -> {to} dscp {dscp} domain a.b").parse().unwrap();
+            let packet: PacketDescription = format!("udp {from} -> {to} dscp {dscp} domain a.b").parse().unwrap();
             prop_assert_eq!(packet.to_string().parse(), Ok(packet));
         }
     }

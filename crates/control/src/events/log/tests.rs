@@ -89,8 +89,8 @@ fn each_kind_keeps_its_last_thousand_entries() {
         log.record(at(0), down(&format!("eth{number}")));
     }
     let kept = log.after(0, usize::MAX);
-    assert_eq!(kept.len(), MOST_OF_A_KIND + 1);
-    assert_eq!((kept[0].kind, kept[1].number), (Kind::Path, 9002));
+    assert_eq!(kept.len(), MAX_ENTRIES_PER_KIND + 1);
+    assert_eq!((kept[0].kind, kept[1].number), (EventKind::Path, 9002));
     assert_eq!(log.last_evicted(), 9001);
     assert!(kept.iter().is_sorted_by_key(|entry| entry.number));
     let some: Vec<u64> = log.after(9500, 3).iter().map(|entry| entry.number).collect();

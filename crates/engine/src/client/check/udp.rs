@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_control::check::{NatKind, UdpFound};
+use mpvpn_control::check::{NatKind, UdpMeasurement};
 use mpvpn_os::{
     OsError, RecvBatch, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
@@ -36,7 +36,7 @@ const BUFFER: usize = 256 << 10;
 
 /// What came of it.
 pub(super) struct Outcome {
-    pub(super) found: Result<UdpFound, String>,
+    pub(super) found: Result<UdpMeasurement, String>,
     /// Whether the server accepts the credentials, if it said so.
     pub(super) authorized: Option<bool>,
 }
@@ -108,7 +108,7 @@ fn outcome(
     both.iter_mut().for_each(|trial| trial.end(now));
     let [first, _] = both;
     let found = match (first.up, first.failed) {
-        (Some(up), None) => Ok(UdpFound {
+        (Some(up), None) => Ok(UdpMeasurement {
             ms: up.saturating_duration_since(begun).as_secs_f64() * 1000.0,
             mtu: first.mtu.0 + headers(remote.ip()),
             nat: NatKind::of(&seen),

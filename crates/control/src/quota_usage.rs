@@ -9,7 +9,7 @@ use crate::{Error, Result, files};
 /// What a link has used in a month.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Usage {
+pub struct QuotaUsage {
     /// When the month began, in seconds since 1970.
     pub since: u64,
     /// Bytes of IP packets in both directions.
@@ -19,7 +19,7 @@ pub struct Usage {
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
-    links: BTreeMap<String, Usage>,
+    links: BTreeMap<String, QuotaUsage>,
 }
 
 /// What the file `path` tells, by interface. A file that is not there tells nothing; one that cannot be
@@ -27,7 +27,7 @@ struct Content {
 ///
 /// # Errors
 /// If the file is there and cannot be read or moved away.
-pub fn load(path: &Path) -> Result<BTreeMap<String, Usage>> {
+pub fn load(path: &Path) -> Result<BTreeMap<String, QuotaUsage>> {
     let bytes = match files::read(path) {
         Ok(bytes) => bytes,
         Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(BTreeMap::new()),
@@ -53,7 +53,7 @@ pub fn load(path: &Path) -> Result<BTreeMap<String, Usage>> {
 ///
 /// # Errors
 /// If the file or its folder cannot be made.
-pub fn save(path: &Path, links: &BTreeMap<String, Usage>) -> Result<()> {
+pub fn save(path: &Path, links: &BTreeMap<String, QuotaUsage>) -> Result<()> {
     if let Some(dir) = path.parent() {
         files::create_private_dir(dir)?;
     }
@@ -76,8 +76,8 @@ mod tests {
         let path = home.path().join("state/links-mpvpn0.json");
         assert_eq!(load(&path).unwrap(), BTreeMap::new());
         let mut links = BTreeMap::new();
-        links.insert("wwan0".to_owned(), Usage { since: 1_793_491_200, bytes: u64::MAX });
-        links.insert("eth0".to_owned(), Usage::default());
+        links.insert("wwan0".to_owned(), QuotaUsage { since: 1_793_491_200, bytes: u64::MAX });
+        links.insert("eth0".to_owned(), QuotaUsage::default());
         save(&path, &links).unwrap();
         assert_eq!(load(&path).unwrap(), links);
     }
