@@ -10,7 +10,7 @@ mod site;
 use std::{hint::black_box, mem::forget};
 
 use gungraun::{library_benchmark, library_benchmark_group, main};
-use mpvpn_tunnel::{Addresses, Pool};
+use mpvpn_tunnel::{AddressPool, Addresses};
 
 use site::{Site, pool};
 
@@ -99,7 +99,7 @@ fn client_sends(mut site: Site) -> (usize, Site) {
 #[bench::leases_1(pool(1))]
 #[bench::leases_100(pool(100))]
 #[bench::leases_10000(pool(10_000))]
-fn pool_assign(mut pool: Pool) -> (Option<Addresses>, Pool) {
+fn pool_assign(mut pool: AddressPool) -> (Option<Addresses>, AddressPool) {
     (black_box(&mut pool).assign([255; 16], "user", &[]).ok(), pool)
 }
 

@@ -10,7 +10,7 @@ use mpvpn_packet::VnetHdr;
 use mpvpn_packets::Packet;
 use mpvpn_path::PathState;
 use mpvpn_quic::Local;
-use mpvpn_tunnel::{Client, ClientEvent, Pool, Server};
+use mpvpn_tunnel::{AddressPool, Client, ClientEvent, Server};
 use mpvpn_types::{Duration, Instant, LinkId};
 
 use crate::identity::{self, Identity};
@@ -255,8 +255,9 @@ fn link_of(number: u32, address: SocketAddr) -> Option<LinkId> {
 }
 
 /// A pool of which `leases` addresses are given out.
-pub(crate) fn pool(leases: u32) -> Pool {
-    let mut pool = Pool::new(identity::SUBNET.parse().expect("a subnet"), identity::SUBNET6.parse().ok());
+pub(crate) fn pool(leases: u32) -> AddressPool {
+    let mut pool =
+        AddressPool::new(identity::SUBNET.parse().expect("a subnet"), identity::SUBNET6.parse().ok());
     for lease in 0..leases {
         pool.assign(u128::from(lease).to_be_bytes(), "user", &[]).expect("a free address");
     }

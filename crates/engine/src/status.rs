@@ -15,8 +15,8 @@ use mpvpn_control::{
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_tunnel::{
-    ClientReport, ClientState, Counters, Departed, FecCounters, LaneCounters, Member, PathReport,
-    SessionReport,
+    ClientReport, ClientState, Departed, FecCounters, Member, PathReport, ResequencingCounters,
+    SessionReport, TrafficCounters,
 };
 use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
@@ -90,18 +90,20 @@ pub(crate) fn of_client(
                 ClientState::Asleep => State::Asleep,
             }),
             reason: match report.state {
-                ClientState::Asleep if report.counters == Counters::default() => NOT_USED_YET.to_owned(),
+                ClientState::Asleep if report.counters == TrafficCounters::default() => {
+                    NOT_USED_YET.to_owned()
+                }
                 ClientState::Asleep => NOT_USED.to_owned(),
                 ClientState::Up | ClientState::Connecting => report.reason.clone(),
             },
             rtt_ms: rtt_of(&report.paths),
             loss_pct: loss_of(&report.paths),
-            resequencing: report.lane.map(resequencing_of),
+            resequencing: report.resequencing.map(resequencing_of),
             tun: class.tun.clone(),
             addresses: tuns.iter().find(|(tun, _)| tun == id).map_or(Vec::new(), |(_, own)| own.clone()),
             ..Class::new(&class.name)
         });
-        add_resequencing(&mut status.resequencing, report.lane.map(resequencing_of));
+        add_resequencing(&mut status.resequencing, report.resequencing.map(resequencing_of));
         status.flows.stream += report.streams as u64;
         status.flows.udp += report.udp as u64;
         status.flows.datagram += report.datagrams as u64;
@@ -212,7 +214,7 @@ fn add_resequencing(sum: &mut Option<Resequencing>, other: Option<Resequencing>)
     }
 }
 
-fn resequencing_of(counters: LaneCounters) -> Resequencing {
+fn resequencing_of(counters: ResequencingCounters) -> Resequencing {
     Resequencing {
         on: counters.on,
         numbered: counters.numbered,
@@ -266,7 +268,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
         rx_bps: Some(report.rates.rx.bps()),
         rtt_ms: rtt_of(&report.paths),
         loss_pct: loss_of(&report.paths),
-        resequencing: report.lane.map(resequencing_of),
+        resequencing: report.resequencing.map(resequencing_of),
         cc: report.cc.map_or(String::new(), |cc| cc.to_string()),
         ..class_of_server(name)
     }
@@ -276,7 +278,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
 pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: Departed) {
     let name = if departed.class.is_empty() { CLASS } else { &departed.class };
     // Whatever there is now is no more of it.
-    let resequencing = departed.lane.map(|lane| resequencing_of(lane).as_over());
+    let resequencing = departed.resequencing.map(|counters| resequencing_of(counters).as_over());
     entry(classes, name).add(&Class {
         tx_bytes: departed.counters.tx_bytes,
         rx_bytes: departed.counters.rx_bytes,
@@ -338,7 +340,7 @@ pub(crate) fn of_server(
         client.connected_s = client.connected_s.max(connected);
         client.tx_bytes += report.counters.tx_bytes;
         client.rx_bytes += report.counters.rx_bytes;
-        add_resequencing(&mut client.resequencing, report.lane.map(resequencing_of));
+        add_resequencing(&mut client.resequencing, report.resequencing.map(resequencing_of));
         for path in &report.paths {
             let ip = path.view.local.map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip());
             client.paths.push(path_of(path, name, "", SocketAddr::new(ip, port), report.member));

@@ -284,7 +284,7 @@ impl Liveness {
     }
 
     /// This end did not run for a while: what silence there was proves nothing.
-    pub fn forgive(&mut self, now: Instant) {
+    pub fn on_local_stall(&mut self, now: Instant) {
         self.heard = self.heard.max(now);
     }
 
@@ -715,7 +715,7 @@ mod tests {
         pair.run(Duration::from_secs(3), true);
         let later = pair.now + 500 * MS;
         pair.ends[0].on_traffic(later);
-        pair.ends[0].forgive(later);
+        pair.ends[0].on_local_stall(later);
         assert_eq!(pair.ends[0].poll(later).change, None);
     }
 }

@@ -32,7 +32,7 @@ pub struct ClassSetup {
     /// Its number.
     pub id: ClassId,
     /// Before all other classes.
-    pub first: bool,
+    pub priority: bool,
     /// What its connection needs to know; its class must be set where there are several.
     pub config: ClientConfig,
 }
@@ -87,7 +87,7 @@ impl ClassConnections {
     fn make(
         &self,
         now: Instant,
-        ClassSetup { id, first, config }: ClassSetup,
+        ClassSetup { id, priority, config }: ClassSetup,
         several: bool,
     ) -> ClassConnection {
         if let Some(class) = &config.class {
@@ -102,12 +102,12 @@ impl ClassConnections {
             client.allow_members();
         }
         client.share_links(self.shapers.clone());
-        ClassConnection::new(now, id, first, client)
+        ClassConnection::new(now, id, priority, client)
     }
 
     fn set_order(&mut self) {
         self.order = (0..self.all.len()).collect();
-        self.order.sort_by_key(|at| !self.all[*at].first);
+        self.order.sort_by_key(|at| !self.all[*at].priority);
         self.turn = 0;
     }
 
@@ -127,9 +127,9 @@ impl ClassConnections {
                     self.shapers.set_share(now, class.id, profile.share);
                 }
                 let one = &mut self.all[at];
-                one.first = class.first;
+                one.priority = class.priority;
                 one.client.reconfigure(now, class.config);
-                if one.first {
+                if one.priority {
                     one.wake(now);
                 }
             }
@@ -150,7 +150,7 @@ impl ClassConnections {
         let Some(at) = self.all.iter().position(|one| one.id == id && id != ClassId::DEFAULT) else { return };
         let mut one = self.all.remove(at);
         for (hdr, mut packet) in one.take_waiting() {
-            self.home().handle_tun(now, hdr, &mut packet);
+            self.default_client_mut().handle_tun(now, hdr, &mut packet);
         }
         one.client.close(now, "there is no such class any more");
         self.leaving.push(one);
@@ -159,12 +159,12 @@ impl ClassConnections {
     }
 
     /// The connection of the default class.
-    pub fn home(&mut self) -> &mut Client {
+    pub fn default_client_mut(&mut self) -> &mut Client {
         &mut self.all[0].client
     }
 
     /// The same.
-    pub fn home_ref(&self) -> &Client {
+    pub fn default_client(&self) -> &Client {
         &self.all[0].client
     }
 
@@ -219,9 +219,9 @@ impl ClassConnections {
         (all(&udp), all(&|client: &Client| client.heard_on(uplink.with_path_index(LinkId::TCP_PATH_INDEX))))
     }
 
-    /// See [`Client::forgive`].
-    pub fn forgive(&mut self, now: Instant) {
-        self.all.iter_mut().for_each(|one| one.client.forgive(now));
+    /// See [`Client::on_local_stall`].
+    pub fn on_local_stall(&mut self, now: Instant) {
+        self.all.iter_mut().for_each(|one| one.client.on_local_stall(now));
     }
 
     /// See [`Client::handle_datagram`].
@@ -261,7 +261,7 @@ impl ClassConnections {
     /// Takes what was read from the TUN, see [`Client::handle_tun`]; `class` says which class has the TUN for itself.
     pub fn handle_tun(&mut self, now: Instant, class: Option<ClassId>, hdr: VnetHdr, packet: &mut [u8]) {
         if self.all.len() == 1 {
-            return self.home().handle_tun(now, hdr, packet);
+            return self.default_client_mut().handle_tun(now, hdr, packet);
         }
         if let Some(at) = self.choose(now, class, hdr, packet) {
             self.all[at].client.handle_tun(now, hdr, packet);

@@ -144,9 +144,9 @@ impl Client {
     }
 
     /// This end did not run for a while: silence until now proves nothing.
-    pub fn forgive(&mut self, now: Instant) {
+    pub fn on_local_stall(&mut self, now: Instant) {
         if let Some(session) = &mut self.session {
-            session.multipath.forgive(now);
+            session.multipath.on_local_stall(now);
         }
     }
 
@@ -218,7 +218,7 @@ impl Client {
             // It ended in a moment when nobody asked what happened to it.
             return self.lost(now, &LostReason::TimedOut);
         };
-        session.multipath.note_received(now, connection);
+        session.multipath.note_path_arrivals(now, connection);
         let mut stopped = Vec::new();
         while let Some(event) = connection.poll_event(now) {
             match event {
@@ -228,7 +228,7 @@ impl Client {
                 }
                 QuicEvent::PathOpened(path) => {
                     session.multipath.path_opened(now, connection, path);
-                    session.multipath.report_opened(path, connection.remote_of(path));
+                    session.multipath.report_path_opened(path, connection.remote_of(path));
                     if let Some(link) = connection.local_of(path).and_then(Local::as_link) {
                         self.links.on_opened(link);
                     }
@@ -238,7 +238,7 @@ impl Client {
                         self.links.ask_again(now, link);
                     }
                 }
-                QuicEvent::PeerStatus(path, status) => session.multipath.peer_status(now, path, status),
+                QuicEvent::PeerStatus(path, status) => session.multipath.on_peer_status(now, path, status),
                 QuicEvent::StreamReadable(stream) if session.relays.has(stream) => {
                     let relay = RelayId::new(id, stream);
                     if session.relays.wake(stream) && !self.own.readable(relay, &mut self.reports.events) {
@@ -353,7 +353,7 @@ impl Client {
 
     /// Whether the server is reached: the tunnel is up, and a path works.
     pub fn reaches_server(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_alive())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
     }
 
     /// What its class is called, where there are several.
@@ -482,7 +482,7 @@ impl Client {
         self.revive(now);
         if let Some(session) = &mut self.session
             && session.up
-            && let Some(mtu) = session.multipath.take_mtu()
+            && let Some(mtu) = session.multipath.take_mtu_change()
         {
             self.apps.lane.set_mtu(mtu);
             self.reports.events.push_back(ClientEvent::Mtu(mtu));
@@ -511,10 +511,10 @@ impl Client {
         report.udp = session.udp.flows.len();
         report.drops += session.multipath.drops();
         report.sojourn = session.multipath.sojourn();
-        report.lane = session.multipath.lane();
+        report.resequencing = session.multipath.resequencing();
         report.peer_cc = session.agreed.cc;
         report.paths = session.multipath.report(now, connection);
-        report.mtu = session.multipath.mtu();
+        report.mtu = session.multipath.announced_mtu();
         report
     }
 }

@@ -49,15 +49,15 @@ pub enum ForwardEvent {
     Lost(LostReason),
 }
 
-/// What the server says to a request.
+/// The state of the server's response to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answered {
-    /// Nothing yet.
-    NotYet,
-    /// This.
-    With(Headers),
-    /// It will not: the stream, or the connection, is broken.
-    Never,
+pub enum ResponseStatus {
+    /// No response has arrived yet.
+    Pending,
+    /// The header section of the response.
+    Received(Headers),
+    /// No response will arrive: the stream or the connection is broken.
+    Failed,
 }
 
 /// Datagrams of one request that came.
@@ -164,7 +164,7 @@ impl Forwarder {
             return Ok(());
         };
         if let Some((_, multipath)) = &mut self.session {
-            multipath.note_received(now, connection);
+            multipath.note_path_arrivals(now, connection);
         }
         let mut lost = None;
         while let Some(event) = connection.poll_event(now) {
@@ -201,7 +201,7 @@ impl Forwarder {
                     multipath.path_closed(now, path);
                 }
                 (QuicEvent::PeerStatus(path, status), Some((_, multipath))) => {
-                    multipath.peer_status(now, path, status);
+                    multipath.on_peer_status(now, path, status);
                 }
                 (QuicEvent::StreamsAvailable, _) => self.ready = false,
                 _ => {}
@@ -216,7 +216,7 @@ impl Forwarder {
         let mut problem = None;
         connection.receive_datagrams(|datagram| match value_of(&datagram) {
             Ok((stream, value)) => {
-                multipath.note_delivered(now, value.len() as u64);
+                multipath.on_data_received(now, value.len() as u64);
                 if inboxes.get_mut(&stream).is_some_and(|inbox| inbox.push(now, value)) {
                     events.push_back(ForwardEvent::Readable(RelayId::new(id, stream)));
                 }
@@ -282,16 +282,16 @@ impl Forwarder {
     }
 
     /// The answer to a request; its headers come once. Then [`Self::read`] has what follows.
-    pub fn answer(&mut self, now: Instant, request: RelayId) -> Answered {
-        let Some((http, _)) = &mut self.session else { return Answered::Never };
-        let Some(connection) = self.endpoint.get(self.id) else { return Answered::Never };
+    pub fn answer(&mut self, now: Instant, request: RelayId) -> ResponseStatus {
+        let Some((http, _)) = &mut self.session else { return ResponseStatus::Failed };
+        let Some(connection) = self.endpoint.get(self.id) else { return ResponseStatus::Failed };
         match self.relays.answer(connection, http, request.stream) {
-            Ok(Some(headers)) => Answered::With(headers),
-            Ok(None) if self.relays.is_broken_or_over(request.stream) => Answered::Never,
-            Ok(None) => Answered::NotYet,
+            Ok(Some(headers)) => ResponseStatus::Received(headers),
+            Ok(None) if self.relays.is_broken_or_over(request.stream) => ResponseStatus::Failed,
+            Ok(None) => ResponseStatus::Pending,
             Err(error) => {
                 self.broken(now, &error);
-                Answered::Never
+                ResponseStatus::Failed
             }
         }
     }
@@ -303,7 +303,7 @@ impl Forwarder {
         match self.relays.read(connection, http, request.stream) {
             Ok(read) => {
                 if let RelayRead::Data(data) = &read {
-                    multipath.note_delivered(now, data.len() as u64);
+                    multipath.on_data_received(now, data.len() as u64);
                 }
                 read
             }
@@ -315,7 +315,7 @@ impl Forwarder {
     }
 
     /// Bytes that may be written now; after 0, [`ForwardEvent::Writable`] follows.
-    pub fn room(&mut self, request: RelayId) -> usize {
+    pub fn available_window(&mut self, request: RelayId) -> usize {
         if !self.relays.has(request.stream) {
             return 0;
         }

@@ -49,10 +49,10 @@ pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
     ServerChange,
 };
-pub use forward::{Answered, ForwardError, ForwardEvent, Forwarder};
+pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
 pub use mpvpn_masque::capsule::LinkPolicy;
-pub use multipath::{Counters, FecCounters, LaneCounters, PathReport, Rates, Role};
-pub use pool::{AddressSet, Addresses, Exhausted, Pool, Secret};
+pub use multipath::{FecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates};
+pub use pool::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
 pub use registry::{Member, Registry, Seat};
 pub use relay::{RelayId, RelayRead};
 pub use server::{Authenticate, Departed, Page, Server, ServerConfig, ServerEvent, SessionReport, Taken};

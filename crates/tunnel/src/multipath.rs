@@ -66,14 +66,14 @@ use path::PathEntry;
 use path_table::PathTable;
 use policy::{LinkPolicies, PathPolicy, PolicyInForce, SharedLinks};
 pub use protect::FecCounters;
-pub(crate) use receive::{Opened, open_payload};
+pub(crate) use receive::{DecodedDatagram, decode_payload};
 use recovery::Recovery;
 pub use report::PathReport;
 use scheduling::PacketScheduler;
 pub(crate) use send::Gateway;
-pub use sequence::LaneCounters;
+pub use sequence::ResequencingCounters;
 use traffic::Traffic;
-pub use traffic::{Counters, Rates};
+pub use traffic::{TrafficCounters, TrafficRates};
 
 /// A path that takes no data for this long is one that the library gave up to validate: it tries that for
 /// three probe timeouts. Shorter, and slow paths are given up; longer, and nothing arrives meanwhile.
@@ -214,7 +214,7 @@ impl MultipathConnection {
         // The far end may see data move here that this one noted before there was this path.
         let _path = enter_path!(LIVENESS, self.log, id, path);
         tracing::debug!(target: LIVENESS, inside_tcp, policy = ?path.policy.get(), "a path is opened");
-        if let Some(at) = self.traffic.last_moved() {
+        if let Some(at) = self.traffic.last_data_at() {
             path.liveness.on_traffic(at);
         }
         self.paths.insert(id, path);
@@ -234,7 +234,7 @@ impl MultipathConnection {
     }
 
     /// Reports that a path was validated, with this remote address.
-    pub(crate) fn report_opened(&mut self, id: PathId, remote: Option<SocketAddr>) {
+    pub(crate) fn report_path_opened(&mut self, id: PathId, remote: Option<SocketAddr>) {
         self.events.on_opened(id, remote, &self.paths);
     }
 
@@ -244,7 +244,7 @@ impl MultipathConnection {
     }
 
     /// The kernel says whether a link can carry packets.
-    pub(crate) fn link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
+    pub(crate) fn on_link_carrier(&mut self, now: Instant, link: LinkId, up: bool) {
         let _spans = enter_connection!(&self.log, DEBUG, [LIVENESS]);
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.link() == link) {
             let _path = enter_path!(LIVENESS, self.log, id, path);
@@ -254,7 +254,7 @@ impl MultipathConnection {
     }
 
     /// The peer wants a path to be used, or not.
-    pub(crate) fn peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
+    pub(crate) fn on_peer_status(&mut self, now: Instant, id: PathId, status: PathStatus) {
         if self.heartbeats.has_reports() {
             return;
         }
@@ -274,12 +274,12 @@ impl MultipathConnection {
     }
 
     /// Asks at once whether the paths over a link work.
-    pub(crate) fn beat_on(&mut self, link: LinkId) {
+    pub(crate) fn send_heartbeats_on(&mut self, link: LinkId) {
         self.paths.over_mut(link).for_each(|path| path.liveness.beat_now());
     }
 
     /// This end did not run for a while until `until`, which may be said more than once.
-    pub(crate) fn forgive(&mut self, until: Instant) {
+    pub(crate) fn on_local_stall(&mut self, until: Instant) {
         if until <= self.stalled_until {
             return;
         }
@@ -289,7 +289,7 @@ impl MultipathConnection {
             target: LIVENESS,
             "this end did not run for a while: silence until now proves nothing"
         );
-        self.paths.values_mut().for_each(|path| path.liveness.forgive(until));
+        self.paths.values_mut().for_each(|path| path.liveness.on_local_stall(until));
     }
 
     /// Sends heartbeats and judges paths.
@@ -326,7 +326,7 @@ impl MultipathConnection {
     /// now.
     fn send_heartbeats(&mut self, now: Instant, connection: &mut Connection, due: &[PathId]) {
         let datagrams = connection.max_datagram().is_some();
-        let around = Surroundings { datagrams, data_moved: self.traffic.last_moved() };
+        let around = Surroundings { datagrams, data_moved: self.traffic.last_data_at() };
         let todo = self.heartbeats.poll(now, &mut self.paths, around, due);
         if todo.rejudge {
             self.timer.judge_soon();
@@ -397,7 +397,7 @@ impl MultipathConnection {
     }
 
     /// The MTU that the tunnel promises (bytes), once it is known well enough.
-    pub(crate) fn take_mtu(&mut self) -> Option<usize> {
+    pub(crate) fn take_mtu_change(&mut self) -> Option<usize> {
         self.mtu.take_change()
     }
 }

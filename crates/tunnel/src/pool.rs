@@ -9,7 +9,7 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use mpvpn_types::{ClassId, Instant};
 
 /// Known to one client and the server; whoever shows it gets that client's addresses.
-pub type Secret = [u8; 16];
+pub type SessionSecret = [u8; 16];
 
 /// Offset in the subnet of the first address for clients: after the network's and the server's own.
 const FIRST_CLIENT: u32 = 2;
@@ -89,7 +89,7 @@ impl Addresses {
 /// No address is free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("every address of the pool {0} is in use")]
-pub struct Exhausted(Ipv4Net);
+pub struct PoolExhausted(Ipv4Net);
 
 #[derive(Clone, Debug)]
 struct Lease {
@@ -107,18 +107,18 @@ struct Lease {
 /// gets others only while less than half of the pool is in use: no client should have to do without because others
 /// have several.
 #[derive(Debug)]
-pub struct Pool {
+pub struct AddressPool {
     v4: Ipv4Net,
     v6: Option<Ipv6Net>,
-    leases: BTreeMap<Secret, Lease>,
-    by_offset: BTreeMap<u32, Secret>,
+    leases: BTreeMap<SessionSecret, Lease>,
+    by_offset: BTreeMap<u32, SessionSecret>,
     /// Every offset below is leased.
     unused_from: u32,
     /// Leases that no client uses, longest unused first.
-    idle: BTreeSet<(Instant, Secret)>,
+    idle: BTreeSet<(Instant, SessionSecret)>,
 }
 
-impl Pool {
+impl AddressPool {
     /// A pool of the two subnets.
     pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>) -> Self {
         Self {
@@ -177,7 +177,7 @@ impl Pool {
     }
 
     /// The addresses that belong to `secret`, if `user` got them earlier.
-    pub fn resume(&mut self, secret: &Secret, user: &str) -> Option<AddressSet> {
+    pub fn resume(&mut self, secret: &SessionSecret, user: &str) -> Option<AddressSet> {
         let lease = self.leases.get_mut(secret).filter(|lease| lease.user == user)?;
         if let Some(since) = lease.idle_since.take() {
             self.idle.remove(&(since, *secret));
@@ -186,7 +186,7 @@ impl Pool {
     }
 
     /// The addresses that belong to `secret`.
-    pub(crate) fn addresses(&self, secret: &Secret) -> Option<AddressSet> {
+    pub(crate) fn addresses(&self, secret: &SessionSecret) -> Option<AddressSet> {
         self.leases.get(secret).map(|lease| lease.addresses)
     }
 
@@ -196,11 +196,11 @@ impl Pool {
     /// If every address is in use.
     pub fn assign(
         &mut self,
-        secret: Secret,
+        secret: SessionSecret,
         user: &str,
         preferred: &[IpAddr],
-    ) -> Result<Addresses, Exhausted> {
-        let addresses = self.take(secret, preferred).ok_or(Exhausted(self.v4))?;
+    ) -> Result<Addresses, PoolExhausted> {
+        let addresses = self.take(secret, preferred).ok_or(PoolExhausted(self.v4))?;
         let lease = Lease { addresses: addresses.into(), user: user.to_owned(), idle_since: None };
         self.leases.insert(secret, lease);
         Ok(addresses)
@@ -208,7 +208,7 @@ impl Pool {
 
     /// One more address of each family for who has some, the preferred ones if they are free. Returns whether there is
     /// one.
-    pub fn add(&mut self, secret: &Secret, preferred: &[IpAddr]) -> bool {
+    pub fn add(&mut self, secret: &SessionSecret, preferred: &[IpAddr]) -> bool {
         let known = self.addresses(secret).map_or(AddressSet::MAX, |all| all.count());
         // A lease that nobody uses may have several, so this is rather too much than too little.
         let in_use = self.by_offset.len().saturating_sub(self.idle.len());
@@ -222,7 +222,7 @@ impl Pool {
         true
     }
 
-    fn take(&mut self, secret: Secret, preferred: &[IpAddr]) -> Option<Addresses> {
+    fn take(&mut self, secret: SessionSecret, preferred: &[IpAddr]) -> Option<Addresses> {
         let wish = preferred
             .iter()
             .filter_map(|ip| self.offset_of(*ip))
@@ -252,7 +252,7 @@ impl Pool {
     }
 
     /// The client has gone; its addresses stay reserved for it while others are free.
-    pub fn release(&mut self, now: Instant, secret: &Secret) {
+    pub fn release(&mut self, now: Instant, secret: &SessionSecret) {
         let Some(lease) = self.leases.get_mut(secret) else { return };
         if let Some(since) = lease.idle_since.replace(now) {
             self.idle.remove(&(since, *secret));
@@ -266,11 +266,11 @@ mod tests {
     use super::*;
     use mpvpn_types::Duration;
 
-    fn pool(v4: &str) -> Pool {
-        Pool::new(v4.parse().unwrap(), Some("fd00::/64".parse().unwrap()))
+    fn pool(v4: &str) -> AddressPool {
+        AddressPool::new(v4.parse().unwrap(), Some("fd00::/64".parse().unwrap()))
     }
 
-    fn secret(n: u8) -> Secret {
+    fn secret(n: u8) -> SessionSecret {
         [n; 16]
     }
 

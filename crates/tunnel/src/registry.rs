@@ -16,7 +16,7 @@ use mpvpn_quic::ConnectionId;
 use mpvpn_types::{ClassId, Instant, SessionId};
 use rustc_hash::FxHashMap;
 
-use crate::{AddressSet, Addresses, Exhausted, Pool, Secret};
+use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
 
 /// The number of a connection within its session: a client that spreads its work over several threads has a connection
 /// of each, and of each of its classes.
@@ -82,7 +82,7 @@ pub(crate) enum Denial {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) session: SessionId,
-    pub(crate) secret: Secret,
+    pub(crate) secret: SessionSecret,
     /// The addresses, if they are known already.
     pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
@@ -93,7 +93,7 @@ pub(crate) struct Entry {
 /// Who enters.
 pub(crate) struct Visitor<'a> {
     pub(crate) user: &'a str,
-    pub(crate) shown: Option<Secret>,
+    pub(crate) shown: Option<SessionSecret>,
     pub(crate) member: Member,
     /// How many classes its session may have.
     pub(crate) classes: u8,
@@ -109,9 +109,9 @@ struct Session {
 
 #[derive(Debug)]
 struct Inner {
-    pool: Pool,
-    sessions: BTreeMap<Secret, Session>,
-    by_ip: FxHashMap<IpAddr, Secret>,
+    pool: AddressPool,
+    sessions: BTreeMap<SessionSecret, Session>,
+    by_ip: FxHashMap<IpAddr, SessionSecret>,
     max_sessions: usize,
     last_session: u32,
     last_serial: u64,
@@ -127,7 +127,7 @@ impl Registry {
     /// No sessions, and addresses from these subnets for at most `max_sessions`.
     pub fn new(v4: Ipv4Net, v6: Option<Ipv6Net>, max_sessions: usize) -> Self {
         Self(Arc::new(Mutex::new(Inner {
-            pool: Pool::new(v4, v6),
+            pool: AddressPool::new(v4, v6),
             sessions: BTreeMap::new(),
             by_ip: FxHashMap::default(),
             max_sessions,
@@ -185,7 +185,7 @@ impl Registry {
     pub(crate) fn enter(
         &self,
         visitor: &Visitor<'_>,
-        fresh: impl FnOnce() -> Secret,
+        fresh: impl FnOnce() -> SessionSecret,
     ) -> Result<Entry, Denial> {
         let inner = &mut *self.lock();
         let known =
@@ -231,10 +231,10 @@ impl Registry {
     /// What it has it keeps.
     pub(crate) fn assign(
         &self,
-        secret: Secret,
+        secret: SessionSecret,
         user: &str,
         wishes: &[Vec<IpAddr>],
-    ) -> Result<AddressSet, Exhausted> {
+    ) -> Result<AddressSet, PoolExhausted> {
         let inner = &mut *self.lock();
         let count = match inner.pool.addresses(&secret) {
             Some(known) => known.count(),
@@ -256,7 +256,7 @@ impl Registry {
     }
 
     /// The connections of a session.
-    pub(crate) fn seats(&self, secret: &Secret) -> Vec<Seat> {
+    pub(crate) fn seats(&self, secret: &SessionSecret) -> Vec<Seat> {
         let inner = self.lock();
         let members = inner.sessions.get(secret).map(|session| session.members.values().copied());
         members.into_iter().flatten().collect()
@@ -264,7 +264,7 @@ impl Registry {
 
     /// A tunnel has ended. The session ends with its last one; its addresses stay reserved while
     /// others are free.
-    pub(crate) fn leave(&self, now: Instant, secret: &Secret, member: Member, serial: u64) {
+    pub(crate) fn leave(&self, now: Instant, secret: &SessionSecret, member: Member, serial: u64) {
         let inner = &mut *self.lock();
         let Some(session) = inner.sessions.get_mut(secret) else { return };
         if session.members.get(&member).is_none_or(|seat| seat.serial != serial) {
@@ -290,13 +290,13 @@ mod tests {
         Registry::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()), 3)
     }
 
-    fn visitor(shown: Option<Secret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
+    fn visitor(shown: Option<SessionSecret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
         let member = Member::new(member).unwrap();
         Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionId(connection) }
     }
 
     /// A session with addresses whose home is connection 1 of shard 0.
-    fn home(registry: &Registry, secret: Secret) -> (Entry, AddressSet) {
+    fn home(registry: &Registry, secret: SessionSecret) -> (Entry, AddressSet) {
         let entry = registry.enter(&visitor(None, 0, 0, 1), || secret).unwrap();
         let addresses = registry.assign(secret, "alice", &[]).unwrap();
         (entry, addresses)

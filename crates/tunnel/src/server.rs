@@ -31,7 +31,7 @@ use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Tran
 use mpvpn_types::Instant;
 
 use crate::{
-    AddressSet, Addresses, Registry, RelayId, Seat, Secret, UdpId,
+    AddressSet, Addresses, Registry, RelayId, Seat, SessionSecret, UdpId,
     client::clamp_received,
     events::{Changes, ServerChange},
     udp::Inbox,
@@ -144,7 +144,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return self.forget(now, id) };
         if let Some(multipath) = peer.multipath() {
-            multipath.note_received(now, connection);
+            multipath.note_path_arrivals(now, connection);
         }
         let happened = peer.poll_events(now, id, connection, &mut self.events);
         if happened.handshake_over {
@@ -240,7 +240,7 @@ impl Server {
     }
 
     /// Lets what goes to the addresses of a session go down the connections of its members here.
-    fn serve(&mut self, secret: &Secret, addresses: AddressSet) {
+    fn serve(&mut self, secret: &SessionSecret, addresses: AddressSet) {
         let serves = |id| self.peers.get(id).and_then(Peer::tunnel).is_some_and(|tunnel| tunnel.serves);
         self.sessions.serve(secret, addresses, serves);
     }
@@ -319,7 +319,7 @@ impl Server {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(connection) = self.endpoint.get(id) else { return };
         let own = peer.poll_timeout(now, connection);
-        let mtu = peer.multipath().map(|multipath| multipath.mtu());
+        let mtu = peer.multipath().map(|multipath| multipath.announced_mtu());
         let counted = peer.tunnel_mut().map(|tunnel| std::mem::replace(&mut tunnel.counted_mtu, mtu));
         self.peers.arm(id, own.into_iter().chain(connection.poll_timeout()).min());
         if let Some(counted) = counted {
@@ -341,11 +341,11 @@ impl Server {
             connection.handle_timeout(now);
             if let Some(multipath) = peer.multipath() {
                 if let Some(at) = self.forgiven {
-                    multipath.forgive(at);
+                    multipath.on_local_stall(at);
                 }
                 multipath.handle_timeout(now, connection);
-                let (mtu, joiner) = (multipath.mtu(), &mut self.joiner);
-                multipath.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+                let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
+                multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
             }
             if peer.tunnel().is_some_and(|tunnel| tunnel.is_unasked(now)) {
                 self.address(now, id, &[]);
@@ -364,7 +364,7 @@ impl Server {
     }
 
     /// This end did not run for a while: silence until now proves nothing.
-    pub fn forgive(&mut self, now: Instant) {
+    pub fn on_local_stall(&mut self, now: Instant) {
         self.forgiven = Some(now);
     }
 

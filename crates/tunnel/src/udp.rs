@@ -103,7 +103,7 @@ impl UdpFlows {
         payload: &[u8],
     ) {
         if payload.len() > self.room(connection, stream) {
-            return multipath.count_too_big();
+            return multipath.count_oversized();
         }
         let Some(flow) = self.flows.get_mut(&stream) else { return };
         let ordered = flow.meter.wants_order(now, payload);

@@ -36,7 +36,7 @@ impl Classes {
             let class_profile =
                 several.then(|| ClassProfile { cc: Some(config.setup.cc()), ..profile(class) });
             let config = TunnelConfig { class: class_profile, ..config };
-            ClassSetup { id: class.id, first: class.priority, config }
+            ClassSetup { id: class.id, priority: class.priority, config }
         };
         self.list.iter().map(setup).collect()
     }

@@ -111,7 +111,7 @@ impl Plane {
     ) -> Result<(), EngineError> {
         let now = turn.now;
         if turn.overslept {
-            self.connections.forgive(now);
+            self.connections.on_local_stall(now);
         }
         let mut packets_ready = false;
         for event in &turn.ready {

@@ -113,7 +113,7 @@ impl Running {
 
     /// Has the server's name resolved, again and again while the server is not reached.
     fn look_at_names(&mut self, now: Instant) {
-        let reached = self.plane.connections.home_ref().reaches_server();
+        let reached = self.plane.connections.default_client().reaches_server();
         if self.names.as_mut().is_some_and(|names| names.look(now, reached)) {
             self.slow.resolve(&self.config.server);
         }
@@ -145,7 +145,7 @@ impl Running {
     /// Handles the sockets of apps that have become ready, and time that has passed.
     fn serve_apps(&mut self, turns: &Turns, turn: &Turn) {
         let Some(proxy) = self.kind.proxy_mut() else { return };
-        let apps = &mut Apps(self.plane.connections.home());
+        let apps = &mut Apps(self.plane.connections.default_client_mut());
         for event in turn.ready.iter().filter(|event| event.token >= PROXY) {
             proxy.ready(turn.now, &turns.poller, apps, *event);
         }
@@ -266,7 +266,7 @@ impl Running {
     /// Looks what the links carry, where it is time.
     fn look_at_links(&mut self, now: Instant) {
         let Plane { connections, policies, sockets, .. } = &mut self.plane;
-        let home = connections.home();
+        let home = connections.default_client_mut();
         let news = self.link_use.look(now, policies, &sockets.links, || home.report(now).paths);
         news.wanted_names.into_iter().for_each(|address| self.slow.name(address));
         if let Some(policies) = news.policies {
@@ -325,7 +325,7 @@ impl Running {
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
     pub(crate) fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
         let mut streams = false;
-        while let Some((flow, payload)) = self.plane.connections.home().poll_udp() {
+        while let Some((flow, payload)) = self.plane.connections.default_client_mut().poll_udp() {
             if let Some(proxy) = self.kind.proxy_mut() {
                 proxy.payload(now, flow, &payload);
             }
@@ -335,7 +335,12 @@ impl Running {
                 Ok(news) => {
                     streams = true;
                     if let Some(proxy) = self.kind.proxy_mut() {
-                        proxy.handle(now, &turns.poller, &mut Apps(self.plane.connections.home()), news);
+                        proxy.handle(
+                            now,
+                            &turns.poller,
+                            &mut Apps(self.plane.connections.default_client_mut()),
+                            news,
+                        );
                     }
                     continue;
                 }
@@ -389,7 +394,7 @@ impl Running {
     }
 
     fn report_connected(&mut self, assignment: &Assignment) {
-        let is_resumed = self.session.is_resumed(self.plane.connections.home_ref().resumed());
+        let is_resumed = self.session.is_resumed(self.plane.connections.default_client().resumed());
         self.events.report(Event::Connected {
             server: self.config.server.to_string().into(),
             addresses: assignment.addresses.clone(),

@@ -113,7 +113,7 @@ impl Plane {
     pub(super) fn take(&mut self, turns: &Turns, turn: &Turn) {
         let now = turn.now;
         if turn.overslept {
-            self.server.forgive(now);
+            self.server.on_local_stall(now);
         }
         let mut tun_ready = false;
         for event in &turn.ready {

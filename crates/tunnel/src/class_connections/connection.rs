@@ -72,7 +72,7 @@ pub(super) enum Taker {
 /// One class.
 pub(super) struct ClassConnection {
     pub(super) id: ClassId,
-    pub(super) first: bool,
+    pub(super) priority: bool,
     pub(super) client: Client,
     life: Life,
     /// When the rules put a packet into it last, or it was woken.
@@ -88,11 +88,11 @@ pub(super) struct ClassConnection {
 
 impl ClassConnection {
     /// A class that connects at once if it is the default one or goes before others, and sleeps until it is used if not.
-    pub(super) fn new(now: Instant, id: ClassId, first: bool, client: Client) -> Self {
+    pub(super) fn new(now: Instant, id: ClassId, priority: bool, client: Client) -> Self {
         let waiting = VecDeque::new();
         let (life, changes) = (Life::Down, Changes::default());
-        let mut one = Self { id, first, client, life, used: now, says: None, mtu: None, waiting, changes };
-        if !first && id != ClassId::DEFAULT {
+        let mut one = Self { id, priority, client, life, used: now, says: None, mtu: None, waiting, changes };
+        if !priority && id != ClassId::DEFAULT {
             one.sleep(now);
         }
         one

@@ -359,7 +359,7 @@ impl Lane {
             }
             match far.relays.read(far.connection, far.http, stream)? {
                 RelayRead::Data(data) => {
-                    far.multipath.note_delivered(now, data.len() as u64);
+                    far.multipath.on_data_received(now, data.len() as u64);
                     self.split_tcp.write(now, id, data);
                 }
                 RelayRead::Blocked => return Ok(()),

@@ -11,7 +11,7 @@ use mpvpn_types::{Duration, Instant, PathId};
 use super::{Client, Seen, UdpNews, in_use, lane::Lane, udp_lane::UdpLane};
 use crate::{
     UdpId,
-    multipath::{MultipathConnection, Opened},
+    multipath::{DecodedDatagram, MultipathConnection},
 };
 
 /// The packets of apps: those that end here, and those that come for them.
@@ -41,8 +41,8 @@ impl Apps {
 
     /// Gives apps what has waited for long enough.
     pub(super) fn release(&mut self, now: Instant, multipath: &mut MultipathConnection) {
-        let (mtu, joiner) = (multipath.mtu(), &mut self.joiner);
-        multipath.release(now, |packet| joiner.push(clamp_received(packet, mtu)));
+        let (mtu, joiner) = (multipath.announced_mtu(), &mut self.joiner);
+        multipath.release_timed_out(now, |packet| joiner.push(clamp_received(packet, mtu)));
         joiner.flush();
     }
 
@@ -66,9 +66,9 @@ impl Client {
         let (addresses, udp, inbox) = (&session.addresses, &session.udp, &mut self.udp_in);
         let (id, mut payload_bytes) = (session.connection, 0);
         connection.receive_datagrams(|datagram| {
-            let mut next = match multipath.open_datagram(now, datagram) {
-                Ok(Opened::Packet(arrived)) => Some(arrived),
-                Ok(Opened::Payload(stream, payload)) => {
+            let mut next = match multipath.decode_datagram(now, datagram) {
+                Ok(DecodedDatagram::Packet(arrived)) => Some(arrived),
+                Ok(DecodedDatagram::Payload(stream, payload)) => {
                     payload_bytes += payload.len() as u64;
                     let id = UdpId::new(id, stream);
                     if !udp_lane.arrived(now, id, &payload, joiner) {
@@ -76,23 +76,23 @@ impl Client {
                     }
                     return;
                 }
-                Ok(Opened::Nothing) => None,
+                Ok(DecodedDatagram::Ignored) => None,
                 Err(error) => return malformed = Some(error),
             };
-            while let Some(arrived) = next.take().or_else(|| multipath.next_restored()) {
+            while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 // What is not for this client was misrouted, or is an attempt to get past its firewall.
                 let dst = ip::dst_of(&arrived.packet);
                 if !dst.is_some_and(|dst| addresses.iter().any(|assigned| assigned.net.contains(&dst))) {
                     continue;
                 }
                 bytes += arrived.packet.len() as u64;
-                let mtu = multipath.mtu();
-                multipath.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+                let mtu = multipath.announced_mtu();
+                multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
-        session.multipath.deliver_rescued(now, connection);
+        session.multipath.deliver_reinjected(now, connection);
         if bytes + payload_bytes > 0 {
-            session.multipath.note_delivered(now, bytes + payload_bytes);
+            session.multipath.on_data_received(now, bytes + payload_bytes);
             joiner.flush();
         }
         if let Some(DatagramError::NoContextId { stream_id }) = malformed
@@ -128,7 +128,7 @@ impl Client {
         if apps.lane.takes(now, &view, session.reach()) {
             return;
         }
-        let answer = session.multipath.send(now, hdr, packet, gateway, Some(&mut apps.seen));
+        let answer = session.multipath.send_packet(now, hdr, packet, gateway, Some(&mut apps.seen));
         apps.answer(answer);
     }
 
@@ -140,7 +140,7 @@ impl Client {
 
     /// When a packet or a byte of a stream was last on its way through this connection.
     pub(crate) fn moved(&self) -> Option<Instant> {
-        self.session.as_ref().and_then(|session| session.multipath.moved())
+        self.session.as_ref().and_then(|session| session.multipath.last_data_at())
     }
 
     /// The round-trip time of its first path.
@@ -161,7 +161,7 @@ impl Client {
         let Some(last) = self.apps.seen.last(flow) else { return false };
         let Some(session) = &self.session else { return false };
         let Some(connection) = self.endpoint.get(session.connection) else { return false };
-        now.saturating_duration_since(last) < session.multipath.spread(connection)
+        now.saturating_duration_since(last) < session.multipath.max_reordering_delay(connection)
     }
 
     /// Sends an ICMP error to the source of a packet.
@@ -181,12 +181,12 @@ impl Client {
 
     /// Whether the server answers by any path, as far as this end can tell.
     pub fn works(&self) -> bool {
-        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_alive())
+        self.session.as_ref().is_some_and(|session| session.up && session.multipath.any_path_works())
     }
 
     /// Bytes that wait for a path.
     pub fn backlog(&self) -> usize {
-        self.session.as_ref().map_or(0, |session| session.multipath.backlog())
+        self.session.as_ref().map_or(0, |session| session.multipath.backlog_bytes())
     }
 
     /// The next packet for the TUN.

@@ -30,7 +30,7 @@ impl Client {
             self.give_up_on(now, id, "the server has another address");
         }
         if let Some(session) = &mut self.session {
-            session.multipath.link_carrier(now, id, true);
+            session.multipath.on_link_carrier(now, id, true);
         }
         self.try_if_none_works(now, id);
         if id.is_tcp() {
@@ -44,7 +44,7 @@ impl Client {
             return;
         }
         if let Some(session) = &mut self.session {
-            session.multipath.link_carrier(now, id, false);
+            session.multipath.on_link_carrier(now, id, false);
         }
         self.give_up_on(now, id, "the link is down");
         self.attempts_over(now);
@@ -73,7 +73,7 @@ impl Client {
 
     /// What is heard of the server over a link.
     pub fn heard_on(&self, id: LinkId) -> Heard {
-        let works = self.session.as_ref().and_then(|session| session.multipath.works_on(id));
+        let works = self.session.as_ref().and_then(|session| session.multipath.path_works_on(id));
         let attempts = self.connector.attempts().iter();
         let tried = || attempts.clone().any(|attempt| attempt.link == id && attempt.heard.is_some());
         match works {
@@ -93,7 +93,7 @@ impl Client {
             && let Some(path) = session.multipath.path_on(id)
             && let Some(connection) = self.endpoint.get(session.connection)
         {
-            if session.multipath.works_without(id) {
+            if session.multipath.any_path_works_besides(id) {
                 connection.close_path(now, path);
             } else {
                 let reason = "the only link that worked is not to be used any more".to_owned();
@@ -113,7 +113,7 @@ impl Client {
     }
 
     fn try_if_none_works(&mut self, now: Instant, id: LinkId) {
-        if self.session.as_ref().is_none_or(|session| !session.multipath.any_alive()) {
+        if self.session.as_ref().is_none_or(|session| !session.multipath.any_path_works()) {
             self.try_link(now, id);
         }
     }
@@ -196,7 +196,7 @@ impl Client {
     fn wait_for_session(&mut self, now: Instant, id: ConnectionId) {
         let (Some(attempt), Some(session)) = (self.connector.attempt(id), &mut self.session) else { return };
         attempt.ready = Some(now);
-        session.multipath.beat_on(attempt.link);
+        session.multipath.send_heartbeats_on(attempt.link);
         self.links.on_connected(attempt.link);
         self.open_paths(now);
     }
@@ -233,10 +233,10 @@ impl Client {
     pub(super) fn useless_since(&mut self, now: Instant) -> Option<Instant> {
         let session = self.session.as_ref()?;
         if session.up {
-            let since = session.multipath.dead_since(now)?;
+            let since = session.multipath.all_paths_dead_since(now)?;
             // Heartbeats come and no report does: the server may send no data on any path, because it could
             // not validate a change of this client's address, and will not try again.
-            let mute = session.multipath.any_alive();
+            let mute = session.multipath.any_path_works();
             return Some(if mute { since.checked_sub(REVIVE - REVIVE_MUTE).unwrap_or(since) } else { since });
         }
         // A request takes two round trips, and heartbeats are not yet exchanged.

@@ -126,7 +126,7 @@ impl Client {
             }
         };
         match &read {
-            RelayRead::Data(data) => session.multipath.note_delivered(now, data.len() as u64),
+            RelayRead::Data(data) => session.multipath.on_data_received(now, data.len() as u64),
             RelayRead::Finished => self.own.forget_if_over(&session.relays, relay.stream),
             RelayRead::Broken => {
                 session.relays.abort(

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use super::{Assignment, ClientEvent, ClientReport, ClientState};
 use crate::{
-    Counters, Rates,
+    TrafficCounters, TrafficRates,
     events::{Changes, ClientChange},
     multipath::MultipathConnection,
 };
@@ -21,7 +21,7 @@ pub(super) struct Reports {
     /// How often the session was taken up again.
     pub(super) resumed: u32,
     /// Of connections that are over.
-    before: Counters,
+    before: TrafficCounters,
     drops_before: u64,
     /// Why there was no connection last.
     down: String,
@@ -78,10 +78,10 @@ impl Reports {
             assignment: self.assignment.clone(),
             resumed: self.resumed,
             counters: self.before,
-            rates: Rates::default(),
+            rates: TrafficRates::default(),
             drops: self.drops_before,
             sojourn: Duration::ZERO,
-            lane: None,
+            resequencing: None,
             peer_cc: None,
             by_flows: false,
             streams: 0,

@@ -123,7 +123,7 @@ impl Session {
 
     /// What packets of apps may have (bytes), once it is known. Where only streams work it does not matter.
     pub(super) fn known_mtu(&mut self) -> Option<usize> {
-        self.multipath.take_mtu().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
+        self.multipath.take_mtu_change().or_else(|| (!self.http.datagrams_allowed()).then_some(STREAMS_MTU))
     }
 
     /// Takes what came on the stream of its request.

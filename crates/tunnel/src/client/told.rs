@@ -7,7 +7,7 @@ use mpvpn_masque::{capsule::IpRange, connect::ProxyError};
 use mpvpn_types::{CongestionControl, Duration};
 
 use super::UdpNews;
-use crate::{Counters, LaneCounters, PathReport, Rates, RelayId, UdpId};
+use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
 /// What the server gave the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,15 +110,15 @@ pub struct ClientReport {
     /// How often the session was taken up again.
     pub resumed: u32,
     /// Bytes of inner packets.
-    pub counters: Counters,
+    pub counters: TrafficCounters,
     /// How much moves now.
-    pub rates: Rates,
+    pub rates: TrafficRates,
     /// Packets dropped in queues.
     pub drops: u64,
     /// How long packets wait.
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
-    pub lane: Option<LaneCounters>,
+    pub resequencing: Option<ResequencingCounters>,
     /// The congestion controller that the server says it uses on the connection's paths; `None` where it says nothing.
     pub peer_cc: Option<CongestionControl>,
     /// The server carries no packets, and each flow travels by itself.

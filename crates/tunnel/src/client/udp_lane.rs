@@ -83,7 +83,7 @@ impl Client {
         };
         match fate {
             Fate::Carried(id) => {
-                let mtu = self.session.as_ref().map_or(0, |session| session.multipath.mtu());
+                let mtu = self.session.as_ref().map_or(0, |session| session.multipath.announced_mtu());
                 let headers = packet.transport_offset() + udp::UDP_HEADER;
                 for payload in payloads {
                     // What is only for now too large is lost: kernels remember for minutes what they are told.

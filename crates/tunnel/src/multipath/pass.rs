@@ -148,7 +148,7 @@ impl Pass<'_> {
                 return self.connection.queue(id, packet.data);
             }
             // The paths became smaller while it waited.
-            self.traffic.count_too_big();
+            self.traffic.count_oversized();
             return 0;
         }
         let sequencer = self.recovery.sequencer.as_deref();

@@ -94,7 +94,7 @@ impl PathTable {
     }
 
     /// Whether a path over another link works.
-    pub(super) fn works_without(&self, link: LinkId) -> bool {
+    pub(super) fn works_besides(&self, link: LinkId) -> bool {
         self.values().any(|path| path.link() != link && path.works())
     }
 
@@ -148,7 +148,7 @@ mod tests {
         }
         assert_eq!(table.dead_since(), Some(start + 2 * MS));
         table.insert(PathId(7), path(start, 7));
-        assert!(table.any_works() && table.works_without(LinkId(1)) && !table.works_without(LinkId(7)));
+        assert!(table.any_works() && table.works_besides(LinkId(1)) && !table.works_besides(LinkId(7)));
     }
 
     #[test]

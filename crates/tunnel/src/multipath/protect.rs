@@ -219,7 +219,7 @@ impl Protection {
     }
 
     /// Label and packet of a datagram that arrived; `None` if it is repair, or malformed. What it restores
-    /// comes out of [`Self::next_restored`].
+    /// comes out of [`Self::next_recovered`].
     pub(super) fn take(&mut self, now: Instant, mut datagram: Bytes) -> Option<Bytes> {
         datagram.advance(self.behind_prefix(&datagram)?);
         let (place, len) = Place::decode(&datagram).ok()?;
@@ -230,7 +230,7 @@ impl Protection {
     }
 
     /// The next label and packet that was restored.
-    pub(super) fn next_restored(&mut self) -> Option<Bytes> {
+    pub(super) fn next_recovered(&mut self) -> Option<Bytes> {
         self.restored.pop_front()
     }
 
@@ -314,11 +314,11 @@ mod tests {
         for datagram in [&data[0], &data[2], &data[3], &repair[0]] {
             arrive(&mut sender, &mut receiver, now, datagram);
         }
-        let restored = receiver.next_restored().expect("one is restored");
+        let restored = receiver.next_recovered().expect("one is restored");
         let (label, payload) = super::super::resequencer::split_label(restored).expect("with its label");
         assert_eq!((label.number, &payload[..]), (1, &[1; 100][..]));
         sender.handle_timeout(now + 1000 * MS);
-        assert_eq!((receiver.next_restored(), sender.next_lost()), (None, None));
+        assert_eq!((receiver.next_recovered(), sender.next_lost()), (None, None));
         assert_eq!((sender.counters().made_good, receiver.counters().recovered), (1, 1));
     }
 
@@ -331,7 +331,7 @@ mod tests {
         let lost: Vec<Tracked> = std::iter::from_fn(|| sender.next_lost()).collect();
         assert_eq!(lost.len(), 3, "repair is not repeated");
         assert!(lost.iter().all(|lost| lost.mark.is_none() && lost.data.len() == Label::LEN + 100));
-        assert_eq!(receiver.next_restored(), None);
+        assert_eq!(receiver.next_recovered(), None);
     }
 
     #[test]
@@ -402,7 +402,7 @@ mod tests {
             for packet in vector["repair_packets"].as_array().unwrap() {
                 assert_eq!(receiver.take(now, vectors::bytes(packet).into()), None);
             }
-            let restored = std::iter::from_fn(|| receiver.next_restored());
+            let restored = std::iter::from_fn(|| receiver.next_recovered());
             let mut restored: Vec<_> = restored.map(|content| content.to_vec()).collect();
             restored.sort();
             let content = |packet: &Value| receiver.inside(&vectors::bytes(&packet["hex"]).into()).to_vec();

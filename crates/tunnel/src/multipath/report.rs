@@ -4,7 +4,7 @@ use mpvpn_path::{PathState, Place, Reason};
 use mpvpn_quic::{Connection, PathView};
 use mpvpn_types::{Duration, Instant, LinkId, PathId};
 
-use super::{Counters, LaneCounters, MultipathConnection, Rates, Role};
+use super::{MultipathConnection, ResequencingCounters, Role, TrafficCounters, TrafficRates};
 
 /// Packets of one path take times that differ by so much for no reason.
 const JITTER: Duration = Duration::from_millis(4);
@@ -57,22 +57,22 @@ impl MultipathConnection {
     }
 
     /// Whether the path over a link works, if there is one.
-    pub(crate) fn works_on(&self, link: LinkId) -> Option<bool> {
+    pub(crate) fn path_works_on(&self, link: LinkId) -> Option<bool> {
         self.paths.works_on(link)
     }
 
     /// Whether a path over another link works.
-    pub(crate) fn works_without(&self, link: LinkId) -> bool {
-        self.paths.works_without(link)
+    pub(crate) fn any_path_works_besides(&self, link: LinkId) -> bool {
+        self.paths.works_besides(link)
     }
 
     /// Whether any path works.
-    pub(crate) fn any_alive(&self) -> bool {
+    pub(crate) fn any_path_works(&self) -> bool {
         self.paths.any_works()
     }
 
     /// Since when no path works, as far as anyone can tell.
-    pub(crate) fn dead_since(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn all_paths_dead_since(&self, now: Instant) -> Option<Instant> {
         if self.paths.any_works() {
             return self.heartbeats.unanswered_since(now, &self.paths);
         }
@@ -80,17 +80,17 @@ impl MultipathConnection {
     }
 
     /// What has moved since the start.
-    pub(crate) fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> TrafficCounters {
         self.traffic.counters()
     }
 
     /// How much moves now.
-    pub(crate) fn rates(&self, now: Instant) -> Rates {
+    pub(crate) fn rates(&self, now: Instant) -> TrafficRates {
         self.traffic.rates(now)
     }
 
     /// Counts on where another multipath of the same connection has ended.
-    pub(crate) fn count_on(&mut self, before: &Self) {
+    pub(crate) fn continue_counters_from(&mut self, before: &Self) {
         self.traffic.continue_from(&before.traffic);
     }
 
@@ -101,18 +101,18 @@ impl MultipathConnection {
 
     /// What became of numbered packets.
     /// `None` where the two ends agreed on no numbers.
-    pub(crate) fn lane(&self) -> Option<LaneCounters> {
+    pub(crate) fn resequencing(&self) -> Option<ResequencingCounters> {
         self.recovery.sequencer.as_ref().map(|sequencer| sequencer.counters())
     }
 
     /// When data was last on its way through this tunnel, either way.
-    pub(crate) fn moved(&self) -> Option<Instant> {
-        self.traffic.last_moved()
+    pub(crate) fn last_data_at(&self) -> Option<Instant> {
+        self.traffic.last_data_at()
     }
 
     /// How long after a packet came here one that takes another connection over the same links may still
     /// overtake it.
-    pub(crate) fn spread(&self, connection: &Connection) -> Duration {
+    pub(crate) fn max_reordering_delay(&self, connection: &Connection) -> Duration {
         let rtts = || {
             let used = self.paths.iter().filter(|(_, path)| path.usage.state() == PathState::Active);
             used.filter_map(|(id, _)| connection.rtt(id))
@@ -122,7 +122,7 @@ impl MultipathConnection {
     }
 
     /// Bytes that wait for a path.
-    pub(crate) fn backlog(&self) -> usize {
+    pub(crate) fn backlog_bytes(&self) -> usize {
         self.scheduler.backlog()
     }
 
@@ -132,7 +132,7 @@ impl MultipathConnection {
     }
 
     /// The MTU promised last.
-    pub(crate) fn mtu(&self) -> usize {
+    pub(crate) fn announced_mtu(&self) -> usize {
         self.mtu.announced()
     }
 }

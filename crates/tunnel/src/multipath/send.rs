@@ -34,7 +34,7 @@ impl Gateway {
 impl MultipathConnection {
     /// Takes what was read from the TUN, and notes the flow where somebody may ask for it. Returns an ICMP
     /// error to give back, if the packet cannot be carried.
-    pub(crate) fn send(
+    pub(crate) fn send_packet(
         &mut self,
         now: Instant,
         hdr: VnetHdr,
@@ -94,8 +94,8 @@ impl MultipathConnection {
     }
 
     /// A payload of UDP does not fit a datagram, and is dropped.
-    pub(crate) fn count_too_big(&mut self) {
-        self.traffic.count_too_big();
+    pub(crate) fn count_oversized(&mut self) {
+        self.traffic.count_oversized();
     }
 
     /// Bytes of a stream were sent.
@@ -133,7 +133,7 @@ impl MultipathConnection {
     /// Tells on each path what the clock says, if it is time.
     fn send_clocks(&mut self, now: Instant, connection: &mut Connection) {
         let Some(clocks) = &mut self.clocks else { return };
-        if !clocks.is_due(now, self.traffic.last_moved()) {
+        if !clocks.is_due(now, self.traffic.last_data_at()) {
             return;
         }
         for (id, path) in self.paths.iter_mut().filter(|(_, path)| path.is_trusted()) {
@@ -176,7 +176,7 @@ impl MultipathConnection {
 
     /// Data is on its way, in either direction.
     pub(super) fn note_traffic(&mut self, now: Instant) {
-        let before = self.traffic.last_moved();
+        let before = self.traffic.last_data_at();
         if !self.traffic.moves(now) {
             // Most packets of a turn.
             return;

@@ -19,9 +19,9 @@ use super::{
     retransmissions::Retransmissions,
 };
 
-/// Counters of repair and order.
+/// TrafficCounters of repair and order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LaneCounters {
+pub struct ResequencingCounters {
     /// Whether packets are numbered now.
     pub on: bool,
     /// Packets that got a number.
@@ -192,10 +192,10 @@ impl Sequencer {
     }
 
     /// The same of what was restored.
-    pub(super) fn next_restored(&mut self) -> Option<(Label, Bytes)> {
+    pub(super) fn next_recovered(&mut self) -> Option<(Label, Bytes)> {
         let protection = self.protection.as_mut()?;
         loop {
-            if let Some(opened) = self.resequencer.open(protection.next_restored()?) {
+            if let Some(opened) = self.resequencer.open(protection.next_recovered()?) {
                 return Some(opened);
             }
         }
@@ -210,8 +210,8 @@ impl Sequencer {
         self.resequencer.poll_timeout().into_iter().chain(groups).min()
     }
 
-    pub(super) fn counters(&self) -> LaneCounters {
-        LaneCounters {
+    pub(super) fn counters(&self) -> ResequencingCounters {
+        ResequencingCounters {
             on: self.numbering.is_on(),
             numbered: self.numbering.numbered(),
             repairs: self.retransmissions.sent(),

@@ -5,24 +5,24 @@
 
 use mpvpn_types::{BitRate, Duration, Instant};
 
-/// Counters of a tunnel (bytes and packets of inner IP).
+/// TrafficCounters of a tunnel (bytes and packets of inner IP).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
+pub struct TrafficCounters {
     /// Bytes taken from the TUN and sent.
     pub tx_bytes: u64,
     /// Bytes received and given to the TUN.
     pub rx_bytes: u64,
     /// Bytes of streams sent again because a path stalled or died.
-    pub repeated: u64,
+    pub reinjected_bytes: u64,
 }
 
-/// Rates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows
+/// TrafficRates are averages over at least this time. A shorter one shows bursts as rates, a longer one shows
 /// changes late.
 const RATE_PERIOD: Duration = Duration::from_secs(1);
 
 /// How much moves through a tunnel now (of inner IP), measured over about a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rates {
+pub struct TrafficRates {
     /// What is sent.
     pub tx: BitRate,
     /// What is received.
@@ -32,16 +32,21 @@ pub struct Rates {
 /// Counts what moves.
 #[derive(Debug)]
 pub(super) struct Traffic {
-    counters: Counters,
+    counters: TrafficCounters,
     rates: RateMeter,
-    last_moved: Option<Instant>,
+    last_data_at: Option<Instant>,
     /// UDP payloads dropped because they fit no datagram.
     too_big: u64,
 }
 
 impl Traffic {
     pub(super) fn new(now: Instant) -> Self {
-        Self { counters: Counters::default(), rates: RateMeter::new(now), last_moved: None, too_big: 0 }
+        Self {
+            counters: TrafficCounters::default(),
+            rates: RateMeter::new(now),
+            last_data_at: None,
+            too_big: 0,
+        }
     }
 
     /// Counts on where another one has ended.
@@ -61,18 +66,18 @@ impl Traffic {
 
     /// Bytes of streams were sent again.
     pub(super) fn count_reinjected(&mut self, bytes: u64) {
-        self.counters.repeated += bytes;
+        self.counters.reinjected_bytes += bytes;
     }
 
     /// A UDP payload that fits no datagram was dropped.
-    pub(super) fn count_too_big(&mut self) {
+    pub(super) fn count_oversized(&mut self) {
         self.too_big += 1;
     }
 
     /// Data is on its way, in either direction. Returns whether that was not known at this instant.
     #[inline]
     pub(super) fn moves(&mut self, now: Instant) -> bool {
-        self.last_moved.replace(now) != Some(now)
+        self.last_data_at.replace(now) != Some(now)
     }
 
     /// Takes note of the time; to be called often while something moves.
@@ -80,7 +85,7 @@ impl Traffic {
         self.rates.measure(now, &self.counters);
     }
 
-    pub(super) fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> TrafficCounters {
         self.counters
     }
 
@@ -89,14 +94,14 @@ impl Traffic {
         self.too_big
     }
 
-    pub(super) fn rates(&self, now: Instant) -> Rates {
+    pub(super) fn rates(&self, now: Instant) -> TrafficRates {
         self.rates.rates(now, &self.counters)
     }
 
     /// When data was last on its way, in either direction.
     #[inline]
-    pub(super) fn last_moved(&self) -> Option<Instant> {
-        self.last_moved
+    pub(super) fn last_data_at(&self) -> Option<Instant> {
+        self.last_data_at
     }
 }
 
@@ -104,24 +109,24 @@ impl Traffic {
 #[derive(Clone, Copy, Debug)]
 struct RateMeter {
     since: Instant,
-    at: Counters,
-    rates: Rates,
+    at: TrafficCounters,
+    rates: TrafficRates,
 }
 
 impl RateMeter {
     fn new(now: Instant) -> Self {
-        Self { since: now, at: Counters::default(), rates: Rates::default() }
+        Self { since: now, at: TrafficCounters::default(), rates: TrafficRates::default() }
     }
 
     /// Begins anew when the period is over.
-    fn measure(&mut self, now: Instant, counters: &Counters) {
+    fn measure(&mut self, now: Instant, counters: &TrafficCounters) {
         if now.saturating_duration_since(self.since) >= RATE_PERIOD {
             *self = Self { since: now, at: *counters, rates: self.rates(now, counters) };
         }
     }
 
     /// The last ones, or if nothing has moved for so long that they are old, those since then.
-    fn rates(&self, now: Instant, counters: &Counters) -> Rates {
+    fn rates(&self, now: Instant, counters: &TrafficCounters) -> TrafficRates {
         let passed = now.saturating_duration_since(self.since);
         if passed < RATE_PERIOD {
             return self.rates;
@@ -130,7 +135,10 @@ impl RateMeter {
             let bits = u128::from(bytes.saturating_sub(before)) * 8_000_000;
             BitRate::from_bps(u64::try_from(bits / passed.as_micros().max(1)).unwrap_or(u64::MAX))
         };
-        Rates { tx: rate(self.at.tx_bytes, counters.tx_bytes), rx: rate(self.at.rx_bytes, counters.rx_bytes) }
+        TrafficRates {
+            tx: rate(self.at.tx_bytes, counters.tx_bytes),
+            rx: rate(self.at.rx_bytes, counters.rx_bytes),
+        }
     }
 }
 
@@ -148,7 +156,7 @@ mod tests {
             traffic.count_sent(20_000);
             traffic.count_received(40_000);
         }
-        let full = Rates { tx: BitRate::from_bps(8_000_000), rx: BitRate::from_bps(16_000_000) };
+        let full = TrafficRates { tx: BitRate::from_bps(8_000_000), rx: BitRate::from_bps(16_000_000) };
         assert_eq!(traffic.rates(at(2500)), full);
         assert!(traffic.rates(at(6000)).tx < BitRate::from_bps(50_000), "nothing but the last packet");
         traffic.measure(at(4000));
@@ -163,9 +171,9 @@ mod tests {
         (0..3).for_each(|_| old.count_reinjected(7));
         old.moves(start);
         new.continue_from(&old);
-        assert_eq!(new.counters().repeated, 21);
+        assert_eq!(new.counters().reinjected_bytes, 21);
         assert_eq!(
-            (old.last_moved(), new.last_moved()),
+            (old.last_data_at(), new.last_data_at()),
             (Some(start), None),
             "nothing has moved through it itself"
         );

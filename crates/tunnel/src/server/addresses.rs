@@ -12,7 +12,7 @@ use mpvpn_quic::ConnectionId;
 use mpvpn_types::Instant;
 
 use super::{Server, ServerEvent};
-use crate::{AddressSet, Secret, events::ServerChange};
+use crate::{AddressSet, SessionSecret, events::ServerChange};
 
 impl Server {
     /// Gives a session its addresses and tells the client, answering the requests of `asked`.
@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// The session of this connection has more addresses than its others know.
-    fn tell_members(&mut self, id: ConnectionId, secret: &Secret, addresses: AddressSet) {
+    fn tell_members(&mut self, id: ConnectionId, secret: &SessionSecret, addresses: AddressSet) {
         let here: Vec<_> =
             self.sessions.members(secret).map(|(_, other)| other).filter(|other| *other != id).collect();
         here.into_iter().for_each(|other| self.grant(other, addresses, &[]));
@@ -112,7 +112,8 @@ mod tests {
 
     #[test]
     fn every_request_for_an_address_gets_one_answer() {
-        let mut pool = crate::Pool::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
+        let mut pool =
+            crate::AddressPool::new("10.0.0.0/24".parse().unwrap(), Some("fd00::/64".parse().unwrap()));
         pool.assign([1; 16], "a", &[]).unwrap();
         assert!(pool.add(&[1; 16], &[]));
         let addresses = pool.addresses(&[1; 16]).unwrap();

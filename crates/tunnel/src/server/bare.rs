@@ -51,7 +51,7 @@ impl Server {
         connection.write(stream, h3::encode_headers(&answer));
         if let Some(peer) = self.peers.get_mut(id) {
             if let Some(before) = &peer.granted {
-                granted.multipath.count_on(&before.multipath);
+                granted.multipath.continue_counters_from(&before.multipath);
             }
             peer.granted = Some(Box::new(granted));
         }

@@ -9,7 +9,7 @@ use mpvpn_quic::ServerSetup;
 
 #[cfg(doc)]
 use super::Server;
-use crate::{Carries, Limits, RelayId, Seat, Secret, UdpId};
+use crate::{Carries, Limits, RelayId, Seat, SessionSecret, UdpId};
 
 /// An answer to anybody: its head and its content.
 pub type Page = (Headers, Bytes);
@@ -55,7 +55,7 @@ pub struct ServerConfig {
     /// Sessions at a time.
     pub max_clients: usize,
     /// Makes a secret for a new session, from a cryptographic random number generator.
-    pub secrets: Box<dyn FnMut() -> Secret + Send>,
+    pub secrets: Box<dyn FnMut() -> SessionSecret + Send>,
 }
 
 /// Something that the edge must act on.

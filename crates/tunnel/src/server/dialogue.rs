@@ -15,7 +15,7 @@ use super::{
     peer::{Granted, Peer, Tunnel},
 };
 use crate::{
-    Carries, Member, Secret,
+    Carries, Member, SessionSecret,
     events::ServerChange,
     http::Http,
     multipath::extensions::{self, Admitted, AtServer, Ends},
@@ -146,7 +146,7 @@ impl Server {
         let Some(member) = extensions::member_of(headers) else {
             return Err(reject(400, "mpvpn-member is no number from 0 to 127"));
         };
-        let shown = request.session.and_then(|secret| Secret::try_from(&secret[..]).ok());
+        let shown = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
         let limits = self.config.auth.limits(&user);
         let (shard, classes) = (self.shard.index(), limits.classes);
         let visitor = Visitor { user: &user, shown, member, classes, shard, connection: id };

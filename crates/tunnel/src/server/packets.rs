@@ -10,7 +10,7 @@ use super::{Peer, Server, Taken, peer::Granted};
 use crate::{
     UdpId,
     client::{clamp_received, is_link_local},
-    multipath::{Gateway, Opened, open_payload},
+    multipath::{DecodedDatagram, Gateway, decode_payload},
 };
 
 /// The answer to a packet for a destination that was not advertised (RFC 9484 §7.2.1).
@@ -32,24 +32,24 @@ impl Server {
         let mut group = tunnel.map(|tunnel| self.sessions.group(&tunnel.secret));
         connection.receive_datagrams(|datagram| {
             let opened = match granted {
-                Some(granted) => granted.multipath.open_datagram(now, datagram),
-                None => open_payload(&datagram),
+                Some(granted) => granted.multipath.decode_datagram(now, datagram),
+                None => decode_payload(&datagram),
             };
             let mut next = match opened {
-                Ok(Opened::Packet(arrived)) => Some(arrived),
-                Ok(Opened::Payload(stream, payload)) if udp.has(stream) => {
+                Ok(DecodedDatagram::Packet(arrived)) => Some(arrived),
+                Ok(DecodedDatagram::Payload(stream, payload)) if udp.has(stream) => {
                     payload_bytes += payload.len() as u64;
                     return inbox.push(UdpId::new(id, stream), payload);
                 }
-                Ok(Opened::Payload(stream, payload)) => return early.keep(stream, &payload),
-                Ok(Opened::Nothing) => None,
+                Ok(DecodedDatagram::Payload(stream, payload)) => return early.keep(stream, &payload),
+                Ok(DecodedDatagram::Ignored) => None,
                 Err(error) => return malformed = Some(error),
             };
             let Some(Granted { multipath, tunnel: Some(tunnel), .. }) = granted.as_deref_mut() else {
                 return;
             };
             let addresses = tunnel.addresses;
-            while let Some(arrived) = next.take().or_else(|| multipath.next_restored()) {
+            while let Some(arrived) = next.take().or_else(|| multipath.next_recovered()) {
                 let Ok(view) = ip::parse(&arrived.packet) else { continue };
                 if !addresses.is_some_and(|addresses| addresses.contains(view.src()))
                     || is_link_local(view.dst())
@@ -58,7 +58,7 @@ impl Server {
                 }
                 if !routes.lead_to(view.dst()) {
                     if let Some(mut refusal) = refusal(&arrived.packet, gateway) {
-                        multipath.send(now, VnetHdr::NONE, &mut refusal, gateway, None);
+                        multipath.send_packet(now, VnetHdr::NONE, &mut refusal, gateway, None);
                     }
                     continue;
                 }
@@ -66,8 +66,8 @@ impl Server {
                     group.came_up(now, tunnel.member.class(), &view);
                 }
                 bytes += arrived.packet.len() as u64;
-                let mtu = multipath.mtu();
-                multipath.put_in_order(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
+                let mtu = multipath.announced_mtu();
+                multipath.resequence(now, arrived, |packet| joiner.push(clamp_received(packet, mtu)));
             }
         });
         let mut starts_to_serve = None;
@@ -78,9 +78,9 @@ impl Server {
             starts_to_serve = Some((tunnel.secret, tunnel.addresses));
         }
         if let Some(multipath) = peer.multipath() {
-            multipath.deliver_rescued(now, connection);
+            multipath.deliver_reinjected(now, connection);
             if bytes + payload_bytes > 0 {
-                multipath.note_delivered(now, bytes + payload_bytes);
+                multipath.on_data_received(now, bytes + payload_bytes);
             }
         }
         if let Some((secret, addresses)) = starts_to_serve {
@@ -125,13 +125,13 @@ impl Server {
         let Ok(view) = ip::parse(packet) else { return false };
         let works = |id| {
             let granted = self.peers.get(id).and_then(|peer| peer.granted.as_ref());
-            granted.is_some_and(|granted| granted.multipath.any_alive())
+            granted.is_some_and(|granted| granted.multipath.any_path_works())
         };
         let group = self.sessions.group_at(view.dst());
         let Some(id) = group.and_then(|group| group.down(now, &view, works)) else { return false };
         let gateway = self.routes.gateway();
         let Some(multipath) = self.peers.get_mut(id).and_then(Peer::multipath) else { return false };
-        let answer = multipath.send(now, hdr, packet, gateway, None);
+        let answer = multipath.send_packet(now, hdr, packet, gateway, None);
         self.answer(answer);
         self.peers.mark_sends(id);
         true

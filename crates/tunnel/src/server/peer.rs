@@ -9,7 +9,7 @@ use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
 use super::{ServerEvent, capsules::RequestStream, report::Departed};
 use crate::{
-    AddressSet, ClassProfile, Member, RelayId, Secret,
+    AddressSet, ClassProfile, Member, RelayId, SessionSecret,
     events::ClientTag,
     http::Http,
     multipath::{MultipathConnection, Role},
@@ -62,7 +62,7 @@ pub(super) struct Granted {
 #[derive(Debug)]
 pub(super) struct Tunnel {
     pub(super) session: SessionId,
-    pub(super) secret: Secret,
+    pub(super) secret: SessionSecret,
     pub(super) member: Member,
     /// What its client says of its class, if it has classes.
     pub(super) class: Option<ClassProfile>,
@@ -119,7 +119,7 @@ impl Peer {
                 QuicEvent::PathOpened(path) => {
                     if let Some(multipath) = self.multipath() {
                         multipath.path_opened(now, connection, path);
-                        multipath.report_opened(path, connection.remote_of(path));
+                        multipath.report_path_opened(path, connection.remote_of(path));
                     }
                 }
                 QuicEvent::PathClosed(path) => {
@@ -129,7 +129,7 @@ impl Peer {
                 }
                 QuicEvent::PeerStatus(path, status) => {
                     if let Some(multipath) = self.multipath() {
-                        multipath.peer_status(now, path, status);
+                        multipath.on_peer_status(now, path, status);
                     }
                 }
                 QuicEvent::StreamReadable(stream) if self.relays.has(stream) => {
@@ -223,7 +223,7 @@ impl Granted {
     pub(super) fn restart(&mut self, now: Instant, connection: &mut Connection) {
         let user = std::mem::take(&mut self.user);
         let before = std::mem::replace(self, Self::new(now, connection, user, None));
-        self.multipath.count_on(&before.multipath);
+        self.multipath.continue_counters_from(&before.multipath);
     }
 
     /// The name of its client in events.
@@ -247,7 +247,7 @@ impl Granted {
     /// What it has come to.
     pub(super) fn departed(&self) -> Departed {
         let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
-        Departed { class: self.class_name(), counters, drops, lane: self.multipath.lane() }
+        Departed { class: self.class_name(), counters, drops, resequencing: self.multipath.resequencing() }
     }
 }
 

@@ -75,7 +75,7 @@ impl Server {
             let Some(http) = &mut peer.http else { return Ok(RelayRead::Broken) };
             let read = peer.relays.read(connection, http, relay.stream)?;
             if let (RelayRead::Data(data), Some(multipath)) = (&read, peer.multipath()) {
-                multipath.note_delivered(now, data.len() as u64);
+                multipath.on_data_received(now, data.len() as u64);
             }
             Ok(read)
         };

@@ -4,7 +4,7 @@ use mpvpn_quic::Connection;
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
 use super::Server;
-use crate::{AddressSet, Counters, LaneCounters, Member, PathReport, Rates};
+use crate::{AddressSet, Member, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
 
 /// Figures of one connection of a client for status output.
 #[derive(Clone, Debug)]
@@ -25,15 +25,15 @@ pub struct SessionReport {
     /// Since when it is connected.
     pub since: Instant,
     /// Bytes of inner packets.
-    pub counters: Counters,
+    pub counters: TrafficCounters,
     /// How much moves now.
-    pub rates: Rates,
+    pub rates: TrafficRates,
     /// Packets dropped in its queues.
     pub drops: u64,
     /// How long packets wait in its queues.
     pub sojourn: Duration,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
-    pub lane: Option<LaneCounters>,
+    pub resequencing: Option<ResequencingCounters>,
     /// Its paths.
     pub paths: Vec<PathReport>,
 }
@@ -44,11 +44,11 @@ pub struct Departed {
     /// The name of its class; empty where the client had none.
     pub class: String,
     /// Bytes of inner packets.
-    pub counters: Counters,
+    pub counters: TrafficCounters,
     /// Packets dropped in its queues.
     pub drops: u64,
     /// What became of numbered packets; `None` where the two ends agreed on no numbers.
-    pub lane: Option<LaneCounters>,
+    pub resequencing: Option<ResequencingCounters>,
 }
 
 impl Server {
@@ -71,7 +71,7 @@ impl Server {
                 rates: multipath.rates(now),
                 drops: multipath.drops(),
                 sojourn: multipath.sojourn(),
-                lane: multipath.lane(),
+                resequencing: multipath.resequencing(),
                 cc: paths.first().map(|path| path.view.cc),
                 paths,
             });

@@ -12,24 +12,24 @@ use mpvpn_quic::ConnectionId;
 use rustc_hash::FxHashMap;
 
 use super::groups::Group;
-use crate::{AddressSet, Member, Secret};
+use crate::{AddressSet, Member, SessionSecret};
 
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     /// The session that has an address.
-    by_ip: FxHashMap<IpAddr, Secret>,
-    groups: FxHashMap<Secret, Group>,
-    by_member: BTreeMap<(Secret, Member), ConnectionId>,
+    by_ip: FxHashMap<IpAddr, SessionSecret>,
+    groups: FxHashMap<SessionSecret, Group>,
+    by_member: BTreeMap<(SessionSecret, Member), ConnectionId>,
 }
 
 impl Sessions {
     /// A member of a session has this connection from now on.
-    pub(super) fn enter(&mut self, secret: Secret, member: Member, id: ConnectionId) {
+    pub(super) fn enter(&mut self, secret: SessionSecret, member: Member, id: ConnectionId) {
         self.by_member.insert((secret, member), id);
     }
 
     /// The connection is over; a later one of the same member stays.
-    pub(super) fn leave(&mut self, secret: Secret, member: Member, id: ConnectionId) {
+    pub(super) fn leave(&mut self, secret: SessionSecret, member: Member, id: ConnectionId) {
         if let Entry::Occupied(entry) = self.by_member.entry((secret, member))
             && *entry.get() == id
         {
@@ -38,7 +38,7 @@ impl Sessions {
     }
 
     /// The connections of a session.
-    pub(super) fn members(&self, secret: &Secret) -> impl Iterator<Item = (Member, ConnectionId)> {
+    pub(super) fn members(&self, secret: &SessionSecret) -> impl Iterator<Item = (Member, ConnectionId)> {
         let from = self.by_member.range((*secret, Member::HOME)..);
         from.take_while(move |((other, _), _)| other == secret).map(|((_, member), id)| (*member, *id))
     }
@@ -46,7 +46,7 @@ impl Sessions {
     /// Lets what goes to the addresses of a session go down those of its connections that serve.
     pub(super) fn serve(
         &mut self,
-        secret: &Secret,
+        secret: &SessionSecret,
         addresses: AddressSet,
         serves: impl Fn(ConnectionId) -> bool,
     ) {
@@ -65,7 +65,7 @@ impl Sessions {
     }
 
     /// What connects the connections of a session.
-    pub(super) fn group(&mut self, secret: &Secret) -> &mut Group {
+    pub(super) fn group(&mut self, secret: &SessionSecret) -> &mut Group {
         self.groups.entry(*secret).or_default()
     }
 
@@ -80,13 +80,13 @@ impl Sessions {
 mod tests {
     use super::*;
 
-    const SECRET: Secret = [7; 16];
+    const SECRET: SessionSecret = [7; 16];
     const FIRST: ConnectionId = ConnectionId(0);
     const SECOND: ConnectionId = ConnectionId(1);
 
     #[test]
     fn an_address_is_reached_while_a_connection_of_its_session_serves() {
-        let mut pool = crate::Pool::new("10.0.0.0/24".parse().unwrap(), None);
+        let mut pool = crate::AddressPool::new("10.0.0.0/24".parse().unwrap(), None);
         pool.assign(SECRET, "a", &[]).unwrap();
         let addresses = pool.addresses(&SECRET).unwrap();
         let ip = addresses.iter().next().unwrap();

@@ -136,7 +136,7 @@ impl Stage {
 
     fn setup(&self, id: ClassId, name: &str, scheduler: Scheduler) -> ClassSetup {
         let config = self.world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
-        ClassSetup { id, first: false, config: ClientConfig { class: Some(profile(name)), ..config } }
+        ClassSetup { id, priority: false, config: ClientConfig { class: Some(profile(name)), ..config } }
     }
 
     fn now(&self) -> Instant {

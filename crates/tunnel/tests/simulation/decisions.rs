@@ -133,7 +133,7 @@ fn a_stall_of_the_server_is_told_once() {
     let (mut world, client) = two_links();
     let lines = Log::of("mpvpn::liveness=debug", || {
         let now = world.now;
-        world.servers[0].forgive(now);
+        world.servers[0].on_local_stall(now);
         world.chat(client, SECOND);
     });
     assert_eq!(lines.iter().filter(|line| line.contains("did not run")).count(), 1, "{lines:?}");

@@ -10,7 +10,7 @@ use crate::world::{MS, TOKEN, World, tcp::Flow};
 use mpvpn_lab::{LinkSpec, Params};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{FecCounters, LaneCounters, LinkPolicy};
+use mpvpn_tunnel::{FecCounters, LinkPolicy, ResequencingCounters};
 use mpvpn_types::{BitRate, CongestionControl, Duration, Fec, Instant, LinkId, Tier};
 
 /// Bytes of payload of the packets.
@@ -36,11 +36,11 @@ fn lose(world: &mut World, client: usize, loss: f64) {
     }
 }
 
-fn lanes(world: &mut World, client: usize) -> [LaneCounters; 2] {
+fn lanes(world: &mut World, client: usize) -> [ResequencingCounters; 2] {
     let now = world.now;
-    let own = world.machines[client].client.report(now).lane.expect("numbered packets");
+    let own = world.machines[client].client.report(now).resequencing.expect("numbered packets");
     let servers = world.servers[0].report(now);
-    [own, servers[0].lane.expect("numbered packets")]
+    [own, servers[0].resequencing.expect("numbered packets")]
 }
 
 fn fec(world: &mut World, client: usize) -> [FecCounters; 2] {

@@ -14,7 +14,7 @@ use mpvpn_masque::{
 };
 use mpvpn_packet::VNET_HDR_LEN;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead, ServerEvent, UdpId};
+use mpvpn_tunnel::{ForwardEvent, Forwarder, RelayId, RelayRead, ResponseStatus, ServerEvent, UdpId};
 use mpvpn_types::{CongestionControl, Duration};
 
 const HERE: &str = "127.0.0.1:40000";
@@ -111,7 +111,7 @@ impl Inside {
 
     pub(super) fn answer(&mut self, request: RelayId) -> Headers {
         match self.forwarder.answer(self.world.now, request) {
-            Answered::With(headers) => headers,
+            ResponseStatus::Received(headers) => headers,
             other => panic!("{other:?}"),
         }
     }
@@ -119,7 +119,7 @@ impl Inside {
     /// A TCP connection that the server has granted, and the server's name for it.
     fn connected(&mut self) -> (RelayId, RelayId) {
         let request = self.ask(&connect::request(&"target.example:80".parse().unwrap(), Some(&bearer())));
-        assert_eq!(self.forwarder.answer(self.world.now, request), Answered::NotYet);
+        assert_eq!(self.forwarder.answer(self.world.now, request), ResponseStatus::Pending);
         let Some(ServerEvent::Connect { relay, user, to }) = self.asked.pop() else { panic!("no request") };
         assert_eq!((&*user, &*to.to_string()), ("alice", "target.example:80"));
         self.world.servers[0].relay_opened(relay);

@@ -65,7 +65,7 @@ fn an_idle_client_costs_a_datagram_in_a_few_seconds() {
 
 /// A busy client, both ends of which stand still for half a second. Whether the server then takes its path
 /// for dead.
-fn stands_still(forgive: bool) -> bool {
+fn stands_still(on_local_stall: bool) -> bool {
     let mut world = World::new();
     let client = world.add(TOKEN, Scheduler::Auto, &[(100, 12 * MS)]);
     world.up(client);
@@ -76,9 +76,9 @@ fn stands_still(forgive: bool) -> bool {
     world.run(20 * MS);
     world.now += 500 * MS;
     let now = world.now;
-    if forgive {
-        world.servers[0].forgive(now);
-        world.machines[client].client.forgive(now);
+    if on_local_stall {
+        world.servers[0].on_local_stall(now);
+        world.machines[client].client.on_local_stall(now);
     }
     world.run(5 * MS);
     let report = world.servers[0].report(world.now);

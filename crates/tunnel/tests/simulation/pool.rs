@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use mpvpn_tunnel::{Pool, Secret};
+use mpvpn_tunnel::{AddressPool, SessionSecret};
 use mpvpn_types::{Duration, Instant};
 
-fn pool(v4: &str) -> Pool {
-    Pool::new(v4.parse().unwrap(), Some("fd00::/64".parse().unwrap()))
+fn pool(v4: &str) -> AddressPool {
+    AddressPool::new(v4.parse().unwrap(), Some("fd00::/64".parse().unwrap()))
 }
 
-fn secret(n: u32) -> Secret {
+fn secret(n: u32) -> SessionSecret {
     u128::from(n).to_be_bytes()
 }
 

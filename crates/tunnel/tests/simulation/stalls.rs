@@ -106,8 +106,9 @@ fn repeated(links: &[LinkSpec]) -> f64 {
         assert!(world.now < start + 60 * S);
         step(&mut world, client, &mut talks);
     }
-    let here = world.machines[client].client.report(world.now).counters.repeated;
-    let there: u64 = world.servers[0].report(world.now).iter().map(|report| report.counters.repeated).sum();
+    let here = world.machines[client].client.report(world.now).counters.reinjected_bytes;
+    let there: u64 =
+        world.servers[0].report(world.now).iter().map(|report| report.counters.reinjected_bytes).sum();
     (here + there) as f64 / 30e6
 }
 

@@ -315,7 +315,7 @@ fn classes(config: &ClientConfig) -> Vec<ClassSetup> {
         let share = Share { first: class.priority, weight: class.weight, min: class.min, max: class.max };
         let profile = ClassProfile { name: class.name, share, dscp: class.dscp, cc: None };
         let config = ClientConfig { class: Some(profile), ..config.clone() };
-        ClassSetup { id: class.id, first: class.priority, config }
+        ClassSetup { id: class.id, priority: class.priority, config }
     };
     ClassConfig::built_in().map(setup).into()
 }

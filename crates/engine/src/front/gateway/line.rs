@@ -18,7 +18,7 @@ use bytes::{Bytes, BytesMut};
 use mpvpn_masque::{h3::code, headers::Headers};
 use mpvpn_os::{RecvBatch, UdpSocket, udp::SendFailure};
 use mpvpn_quic::{ClientSetup, Transmit};
-use mpvpn_tunnel::{Answered, ForwardEvent, Forwarder, RelayId, RelayRead};
+use mpvpn_tunnel::{ForwardEvent, Forwarder, RelayId, RelayRead, ResponseStatus};
 use tokio::{
     io::Interest,
     sync::Notify,
@@ -196,9 +196,9 @@ impl Passage {
         poll_fn(|cx| {
             let mut state = self.lock();
             match state.forwarder.answer(Instant::now(), self.id) {
-                Answered::With(headers) => Poll::Ready(Some(headers)),
-                Answered::Never => Poll::Ready(None),
-                Answered::NotYet => state.wait_to_read(self.id, cx),
+                ResponseStatus::Received(headers) => Poll::Ready(Some(headers)),
+                ResponseStatus::Failed => Poll::Ready(None),
+                ResponseStatus::Pending => state.wait_to_read(self.id, cx),
             }
         })
         .await
@@ -255,7 +255,7 @@ impl Passage {
         if !state.forwarder.is_open(self.id) {
             return Poll::Ready(Err(broken()));
         }
-        match state.forwarder.room(self.id) {
+        match state.forwarder.available_window(self.id) {
             0 => {
                 if let Some(waiting) = state.requests.get_mut(&self.id) {
                     waiting.writer = Some(cx.waker().clone());

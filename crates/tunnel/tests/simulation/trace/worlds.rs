@@ -601,7 +601,7 @@ pub fn classes_come_and_go(world: &mut World) {
     let setup = |world: &World, id, name: &str, scheduler| {
         let config = world.client_config(TOKEN, scheduler, CongestionControl::Bbr);
         let class = Some(ClassProfile { name: name.to_owned(), ..ClassProfile::default() });
-        ClassSetup { id: ClassId(id), first: false, config: ClientConfig { class, ..config } }
+        ClassSetup { id: ClassId(id), priority: false, config: ClientConfig { class, ..config } }
     };
     let talk = |world: &mut World| datagrams(world, client, [4, 4], 500, SECOND);
     talk(world);
@@ -658,8 +658,8 @@ pub fn stalled_path_and_stalled_end(world: &mut World) {
     }
     world.now += 500 * MS;
     let now = world.now;
-    world.servers[0].forgive(now);
-    world.machines[client].client.forgive(now);
+    world.servers[0].on_local_stall(now);
+    world.machines[client].client.on_local_stall(now);
     world.chat(client, SECOND);
     let now = world.now;
     world.servers[0].close(now, "the server ends");

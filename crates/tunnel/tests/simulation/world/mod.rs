@@ -51,13 +51,13 @@ impl Deref for Own {
     type Target = Client;
 
     fn deref(&self) -> &Client {
-        self.0.home_ref()
+        self.0.default_client()
     }
 }
 
 impl DerefMut for Own {
     fn deref_mut(&mut self) -> &mut Client {
-        self.0.home()
+        self.0.default_client_mut()
     }
 }
 
@@ -279,7 +279,7 @@ impl World {
         let config = self.client_config(token, scheduler, cc);
         let setup = |(number, class): (u8, Option<ClassProfile>)| ClassSetup {
             id: ClassId(number),
-            first: class.as_ref().is_some_and(|class| class.share.first),
+            priority: class.as_ref().is_some_and(|class| class.share.first),
             config: ClientConfig { class, ..config.clone() },
         };
         let profiles = self.classes.iter().cloned().map(Some).chain(self.classes.is_empty().then_some(None));
