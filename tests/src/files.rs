@@ -1,6 +1,6 @@
 //! How many files the rigs' own programs may have open: each connection of thousands is one.
 
-use mpvpn_os::limits::raise_open_files;
+use mpvpn_os::limits::raise_open_file_limit;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Lets this process have at least so many files open, or as many as are allowed. Returns how many it may have.
@@ -14,5 +14,5 @@ pub fn allow_files(wanted: u64) -> Result<u64, String> {
         // Who may not raise the highest limit has to do with it.
         let _ = setrlimit(Resource::Nofile, Rlimit { maximum: Some(wanted), ..limit });
     }
-    raise_open_files().map_err(|error| format!("the number of open files cannot be raised: {error}"))
+    raise_open_file_limit().map_err(|error| format!("the number of open files cannot be raised: {error}"))
 }

@@ -15,7 +15,7 @@ use std::{
 use mpvpn_control::api;
 pub use mpvpn_lab::Direction;
 use mpvpn_lab::{
-    Builder, INET_V4, INET_V6, Lab, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
+    INET_V4, INET_V6, Lab, LabBuilder, LinkHandle, LinkSpec, Namespace, remove_labs_when_interrupted,
 };
 use serde_json::Value;
 
@@ -100,7 +100,7 @@ impl Stage {
         Self::raise(Lab::builder().link(LinkSpec::unlimited()))
     }
 
-    fn raise(builder: Builder) -> Self {
+    fn raise(builder: LabBuilder) -> Self {
         remove_labs_when_interrupted();
         let machine = MachineShare::take(Share::LIGHT);
         let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));

@@ -15,8 +15,8 @@ use bytes::{Buf, BytesMut};
 use mpvpn_os::{
     Outgoing, RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
-    tun::{READ_BUFFER, VNET_HEADER},
-    udp::{MAX_SEGMENTS, MAX_TRAIN, SendFailure},
+    tun::{READ_BUFFER_LEN, VNET_HEADER_LEN},
+    udp::{MAX_GSO_BYTES, MAX_GSO_SEGMENTS, SendFailure},
 };
 use mpvpn_packet::{GroCoalescer, VnetHdr, split::split};
 
@@ -107,7 +107,7 @@ impl Copier {
             room,
             batch: RecvBatch::new(32),
             joiner: GroCoalescer::new(),
-            read: vec![0; READ_BUFFER],
+            read: vec![0; READ_BUFFER_LEN],
             out: BytesMut::new(),
             ranges: Vec::new(),
         })
@@ -133,7 +133,7 @@ impl Copier {
             let Some(header) = VnetHdr::parse(&self.read[..length]) else { continue };
             self.out.clear();
             self.ranges.clear();
-            let packet = &self.read[VNET_HEADER..length];
+            let packet = &self.read[VNET_HEADER_LEN..length];
             // What cannot be split is nothing that a measurement sends.
             if split(header, packet, MTU as usize, &[], &mut self.out, &mut self.ranges).is_ok() {
                 self.send()?;
@@ -147,7 +147,7 @@ impl Copier {
         let mut rest = self.ranges.as_slice();
         while let Some(first) = rest.first() {
             let size = first.len();
-            let most = (MAX_TRAIN / size).min(MAX_SEGMENTS);
+            let most = (MAX_GSO_BYTES / size).min(MAX_GSO_SEGMENTS);
             let equal = rest.iter().take(most).take_while(|range| range.len() == size).count();
             // The last of a train may be shorter.
             let count = match rest.get(equal) {
@@ -156,7 +156,8 @@ impl Copier {
             };
             let data = &self.out[first.start..rest[count - 1].end];
             let segment = u16::try_from(size).ok();
-            let train = Outgoing { to: self.remote, from: None, ecn: None, dscp: 0, segment, data };
+            let train =
+                Outgoing { to: self.remote, from: None, ecn: None, dscp: 0, segment_size: segment, data };
             rest = &rest[count..];
             while let Err(error) = self.udp.send(&train) {
                 match SendFailure::of(&error) {
@@ -177,7 +178,7 @@ impl Copier {
         for mut received in self.batch.drain() {
             let mut data = received.data.split().freeze();
             while data.has_remaining() {
-                self.joiner.push(data.split_to(received.segment.clamp(1, data.len())));
+                self.joiner.push(data.split_to(received.segment_size.clamp(1, data.len())));
             }
         }
         self.joiner.flush();

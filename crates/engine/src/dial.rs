@@ -23,7 +23,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{
     TcpOptions, TcpSocket,
-    tcp::{ConnectFailure, Multipath, Protocol, Tuning},
+    tcp::{ConnectFailure, MptcpState, Protocol, Tuning},
 };
 use mpvpn_types::Duration;
 use rustls::{ClientConfig, pki_types::ServerName};
@@ -89,7 +89,7 @@ pub(crate) struct Connected {
     /// This end.
     pub(crate) local: SocketAddr,
     /// What the connection to there was when TLS stood.
-    pub(crate) multipath: Multipath,
+    pub(crate) multipath: MptcpState,
     /// How long TCP took to that address.
     pub(crate) connect: Duration,
     /// How long the proxy took.
@@ -247,7 +247,7 @@ async fn connect_one(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError
         return Err(DialError::Unprotected);
     }
     let failed = |source| DialError::Connect { to, source };
-    socket.start(to).map_err(failed)?;
+    socket.start_connect(to).map_err(failed)?;
     let stream = TcpStream::from_std(StdTcpStream::from(socket)).map_err(failed)?;
     stream.writable().await.map_err(failed)?;
     match stream.take_error().map_err(failed)? {
@@ -281,7 +281,7 @@ async fn shake_hands(
     if session.alpn_protocol() != Some(ALPN) {
         return Err(DialError::NoHttp2);
     }
-    let multipath = Multipath::of(socket.as_fd()).unwrap_or(Multipath::No);
+    let multipath = MptcpState::of(socket.as_fd()).unwrap_or(MptcpState::NotUsed);
     Ok(Connected { stream, peer, local, multipath, connect, proxy, tls })
 }
 

@@ -80,8 +80,8 @@ const EXHAUSTED: Duration = Duration::from_millis(100);
 
 /// Connections carry packets: what waits in the kernel is overtaken by nothing, and links that come back are used soon.
 const TUNING: Tuning = Tuning {
-    keep_alive: KeepAlive { idle: Duration::from_secs(20), pause: Duration::from_secs(5), count: 4 },
-    unsent_low: Some(128 << 10),
+    keep_alive: KeepAlive { idle: Duration::from_secs(20), interval: Duration::from_secs(5), probes: 4 },
+    notsent_lowat: Some(128 << 10),
     user_timeout: Some(Duration::from_secs(30)),
     rto_max: Some(Duration::from_secs(1)),
     dscp: 0,

@@ -288,7 +288,7 @@ impl Links {
             let change = self.look_at(id, &seen, poller, policies);
             if matches!(change, Some(LinkChange::Up(..))) {
                 let index = self.links.get(&id).and_then(|link| link.index);
-                self.source.ask_neighbours_anew(index);
+                self.source.flush_unresolved_neighbours(index);
             }
             changes.extend(change);
             self.count_pipes(id, policies);

@@ -198,7 +198,7 @@ where
     /// # Errors
     /// If an address is taken, or not of this machine.
     pub(crate) fn bind(listen: &[(Protocol, SocketAddr)], poller: &Poller) -> Result<Self, EngineError> {
-        let files = limits::raise_open_files().unwrap_or_else(|error| {
+        let files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
             RESERVED + MOST_APPS as u64
         });

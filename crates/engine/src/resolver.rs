@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 use tokio::sync::{Semaphore, mpsc};
 
 /// Names that are looked up at once, each by a thread of its own as long as that takes.
@@ -24,7 +24,7 @@ const WAITING: usize = 4096;
 struct ControlRequest {
     name: String,
     answers: Sender<Answer>,
-    wake: Wake,
+    wake: PollWaker,
 }
 
 /// What was found.
@@ -45,7 +45,7 @@ pub(crate) struct Asker {
     questions: mpsc::Sender<ControlRequest>,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
-    wake: Wake,
+    wake: PollWaker,
 }
 
 /// What answers; runs in a tokio runtime.
@@ -59,7 +59,7 @@ pub(crate) fn resolver() -> (Names, Resolver) {
 
 impl Names {
     /// For the thread that `wake` wakes.
-    pub(crate) fn asker(&self, wake: Wake) -> Asker {
+    pub(crate) fn asker(&self, wake: PollWaker) -> Asker {
         let (sender, answers) = channel();
         Asker { questions: self.0.clone(), sender, answers, wake }
     }
@@ -119,7 +119,7 @@ mod tests {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(resolver.serve());
         });
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         let poller = Poller::new().unwrap();
         poller.add(&wake, 0, Interest::Read).unwrap();
         let asker = names.asker(wake.clone());
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn questions_beyond_the_bound_are_refused() {
         let (names, _resolver) = resolver();
-        let asker = names.asker(Wake::new().unwrap());
+        let asker = names.asker(PollWaker::new().unwrap());
         assert_eq!((0..WAITING + 10).filter(|_| asker.ask("a")).count(), WAITING);
     }
 }

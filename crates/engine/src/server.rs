@@ -27,7 +27,7 @@ use mpvpn_control::{
     status::Role,
     tls,
 };
-use mpvpn_os::{UdpOptions, Undo, netlink::Netlink, privilege, udp::bind_group, undo};
+use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, privilege, udp::bind_reuseport_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
 use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig as TunnelConfig};
 
@@ -65,7 +65,7 @@ pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     // A TUN of that name, or what a killed process left of it, matters before anything else is tried.
-    let open = || Undo::open(Path::new(undo::BASE), &config.tun_name);
+    let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
     let shards = config.shards.count(auto_shards());
     let sockets = listen(&config, shards)?;
@@ -166,7 +166,7 @@ fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, Engi
             send_buffer: Some(SOCKET_BUFFER),
             ..UdpOptions::new(*address)
         };
-        for (sockets, socket) in all.iter_mut().zip(bind_group(&options, shards)?) {
+        for (sockets, socket) in all.iter_mut().zip(bind_reuseport_group(&options, shards)?) {
             let bound = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
             sockets.push(Listening { bound, wire: Wire::new(socket) });
         }

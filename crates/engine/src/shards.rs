@@ -13,7 +13,7 @@ mod threads;
 use std::time::Instant;
 
 use mpvpn_control::status::{FlowList, Role};
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 use tokio::sync::oneshot;
 
 use crate::EngineError;
@@ -62,7 +62,7 @@ pub(crate) struct FirstShard<M, R, A> {
 
 impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
     /// No other shards yet. `wake` is what the first shard waits for.
-    pub(crate) fn new(role: Role, wake: Wake) -> Self {
+    pub(crate) fn new(role: Role, wake: PollWaker) -> Self {
         let (outbox, inbox) = mailbox(wake);
         Self {
             role,
@@ -75,7 +75,7 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
     }
 
     /// The end of a further shard, which waits for `wake`; its thread is still to be started.
-    pub(crate) fn add(&mut self, wake: Wake) -> OtherShard<M, R> {
+    pub(crate) fn add(&mut self, wake: PollWaker) -> OtherShard<M, R> {
         let (outbox, inbox) = mailbox(wake);
         self.threads.outboxes.push(outbox);
         OtherShard { inbox, first: self.outbox.clone() }
@@ -196,8 +196,8 @@ mod tests {
 
     type First = FirstShard<&'static str, u32, u32>;
 
-    fn first() -> (First, Wake) {
-        let wake = Wake::new().unwrap();
+    fn first() -> (First, PollWaker) {
+        let wake = PollWaker::new().unwrap();
         (First::new(Role::Client, wake.clone()), wake)
     }
 
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_status_is_answered_once_every_shard_has_reported() {
         let (mut first, wake) = first();
-        let others = [first.add(Wake::new().unwrap()), first.add(Wake::new().unwrap())];
+        let others = [first.add(PollWaker::new().unwrap()), first.add(PollWaker::new().unwrap())];
         let (now, (reply, mut answer)) = (Instant::now(), oneshot::channel());
         let round = first.ask_status(now, reply).unwrap();
         first.report_status(round, 1);
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn a_shard_that_does_not_report_in_time_is_left_out() {
         let (mut first, _wake) = first();
-        let _silent = first.add(Wake::new().unwrap());
+        let _silent = first.add(PollWaker::new().unwrap());
         let (reply, mut answer) = oneshot::channel();
         let round = first.ask_flows(Instant::now(), reply).unwrap();
         first.report_flows(round, FlowList::new(Role::Client));
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn messages_reach_all_others_and_the_end_of_a_thread_is_news() {
         let (mut first, wake) = first();
-        let other = first.add(Wake::new().unwrap());
+        let other = first.add(PollWaker::new().unwrap());
         first.tell(|| "hello");
         first
             .start(1, move || {

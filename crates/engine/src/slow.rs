@@ -17,7 +17,7 @@ use mpvpn_control::{
     events::{EventReceiver, EventSender, SharedEventLog, event_channel},
     metrics,
 };
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 use tokio::{runtime::Handle, sync::mpsc, task::spawn_blocking, time::timeout};
 
 use crate::{
@@ -70,7 +70,11 @@ pub(crate) struct Slow {
 
 impl Slow {
     /// Starts the thread. Without `resolve` the system resolves the server's name.
-    pub(crate) fn start(offers: Offers, resolve: Option<Resolve>, wake: Wake) -> Result<Self, EngineError> {
+    pub(crate) fn start(
+        offers: Offers,
+        resolve: Option<Resolve>,
+        wake: PollWaker,
+    ) -> Result<Self, EngineError> {
         let (sender, requests) = mpsc::unbounded_channel();
         let (names, resolver) = resolver();
         let (post, messages) = sync_channel(MESSAGES);
@@ -158,7 +162,7 @@ async fn serve(
     mut requests: mpsc::UnboundedReceiver<Request>,
     resolver: Resolver,
     messages: SyncSender<Message>,
-    wake: Wake,
+    wake: PollWaker,
 ) {
     let post = {
         let (messages, wake) = (messages.clone(), wake.clone());

@@ -10,7 +10,7 @@ use std::{
 use mpvpn_control::{config::ReloadReport, events::Event as ControlEvent};
 use mpvpn_os::{
     memory,
-    poll::{Event, Events, Interest, Poller, Signal, Signals, Wake, wake_in_time},
+    poll::{Event, Events, Interest, PollWaker, Poller, Signal, Signals, reduce_timer_slack},
 };
 
 use crate::{EngineError, moderation::Moderation, thrift::Thrift};
@@ -41,7 +41,7 @@ pub(crate) struct Turns {
     /// Only the main thread has them.
     signals: Option<Signals>,
     in_terminal: bool,
-    pub(crate) wake: Wake,
+    pub(crate) wake: PollWaker,
     before: Instant,
     moderation: Moderation,
     thrift: Thrift,
@@ -88,7 +88,7 @@ impl Turns {
     /// For the main thread. To be called before any other is started, so that all of them leave
     /// signals to this one.
     pub(crate) fn new() -> Result<Self, EngineError> {
-        wake_in_time();
+        reduce_timer_slack();
         let signals = Signals::new(&[Signal::Interrupt, Signal::Terminate, Signal::Hangup])
             .map_err(EngineError::io("take over signals"))?;
         let mut turns = Self::without_signals()?;
@@ -99,7 +99,7 @@ impl Turns {
 
     /// For another thread; may be made before that is started.
     pub(crate) fn without_signals() -> Result<Self, EngineError> {
-        let wake = Wake::new().map_err(EngineError::io("make an eventfd"))?;
+        let wake = PollWaker::new().map_err(EngineError::io("make an eventfd"))?;
         let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
         poller.add(&wake, WAKE, Interest::Read).map_err(EngineError::io("watch a descriptor"))?;
         Ok(Self {
@@ -120,7 +120,7 @@ impl Turns {
         let mut worked = start.saturating_duration_since(self.before);
         // Where this is not the main thread the memory may be that of an app.
         if self.signals.is_some() && self.thrift.worked(start, worked) {
-            memory::give_back();
+            memory::trim_heap();
             let end = Instant::now();
             tracing::debug!(took = ?end.saturating_duration_since(start), "gave memory back");
             (start, worked) = (end, end.saturating_duration_since(self.before));

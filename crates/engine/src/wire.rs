@@ -9,7 +9,7 @@ use std::{
 use arrayvec::ArrayVec;
 use bytes::BytesMut;
 use mpvpn_os::{
-    Outgoing, RecvBatch, Tun, UdpSocket, Undo,
+    Outgoing, RecvBatch, Tun, UdpSocket, UndoJournal,
     poll::{Interest, Poller},
     udp::SendFailure,
 };
@@ -126,7 +126,7 @@ pub(crate) fn outgoing<'a>(transmit: &Transmit, data: &'a [u8], from: Option<IpA
         from,
         ecn: transmit.ecn,
         dscp: transmit.dscp,
-        segment: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
+        segment_size: transmit.segment_size.and_then(|size| u16::try_from(size).ok()),
         data: &data[..transmit.size],
     }
 }
@@ -199,8 +199,8 @@ impl DatagramBuffers {
 }
 
 /// Takes back what was changed on the machine.
-pub(crate) fn take_back(undo: &mut Undo) -> Result<(), EngineError> {
-    let mut errors = undo.undo_all();
+pub(crate) fn take_back(undo: &mut UndoJournal) -> Result<(), EngineError> {
+    let mut errors = undo.revert_all_steps();
     for error in &errors {
         tracing::warn!(%error, "could not take back a change");
     }

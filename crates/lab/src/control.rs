@@ -15,7 +15,7 @@ use crate::{
     lab::Lab,
     leftovers::RUN_DIR,
     link::{Direction, LinkHandle},
-    spec::Params,
+    spec::ChannelParams,
 };
 
 /// A request or an answer is no longer than this, in bytes.
@@ -164,7 +164,7 @@ fn apply(links: &[LinkHandle], request: &Request) -> Result<(), LabError> {
     for change in &request.changes {
         match change.split_once('=') {
             Some((key, value)) => {
-                Params::default().set(key, value)?;
+                ChannelParams::default().set(key, value)?;
                 settings.push((key.to_owned(), value.to_owned()));
             }
             None if change == "up" || change == "down" => {}

@@ -15,8 +15,8 @@ use std::{
 };
 
 use crate::{
-    shaper::{Packet, Session, Shaper},
-    spec::{ByteCount, Params},
+    shaper::{Packet, Shaper, UdpFlow},
+    spec::{ByteCount, ChannelParams},
 };
 
 /// The grain of the delivery history.
@@ -78,7 +78,7 @@ struct Flying<T> {
 
 /// One direction of a link that carries packets of type `T`.
 pub struct Channel<T> {
-    params: Params,
+    params: ChannelParams,
     overhead: u32,
     state: State,
     rng: Rng,
@@ -101,7 +101,7 @@ pub struct Channel<T> {
 
 impl<T> Channel<T> {
     /// A direction that starts empty at `now`; its random draws follow from `seed`.
-    pub fn new(params: Params, count: ByteCount, seed: u64, now: Instant) -> Self {
+    pub fn new(params: ChannelParams, count: ByteCount, seed: u64, now: Instant) -> Self {
         Self {
             params,
             overhead: count.overhead(),
@@ -122,11 +122,17 @@ impl<T> Channel<T> {
 
     /// A packet of `ip_bytes` arrives at `now` that belongs to no session.
     pub fn push(&mut self, now: Instant, ip_bytes: u32, item: T) -> Verdict {
-        self.push_of(now, None, ip_bytes, item)
+        self.push_with_flow(now, None, ip_bytes, item)
     }
 
     /// A packet of `ip_bytes` arrives at `now`; where sessions have a rate, it may be dropped later, too.
-    pub fn push_of(&mut self, now: Instant, session: Option<Session>, ip_bytes: u32, item: T) -> Verdict {
+    pub fn push_with_flow(
+        &mut self,
+        now: Instant,
+        session: Option<UdpFlow>,
+        ip_bytes: u32,
+        item: T,
+    ) -> Verdict {
         self.advance(now);
         let verdict = self.judge(session, ip_bytes);
         if verdict != Verdict::Accepted {
@@ -198,7 +204,7 @@ impl<T> Channel<T> {
     }
 
     /// Changes the settings at `now`. Packets in flight keep their times; those that wait see the new ones.
-    pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
+    pub fn change(&mut self, now: Instant, change: impl FnOnce(&mut ChannelParams)) {
         self.advance(now);
         let old = self.params.rate;
         change(&mut self.params);
@@ -213,7 +219,7 @@ impl<T> Channel<T> {
     }
 
     /// The settings as they are.
-    pub fn params(&self) -> &Params {
+    pub fn params(&self) -> &ChannelParams {
         &self.params
     }
 
@@ -255,7 +261,7 @@ impl<T> Channel<T> {
         (self.history_start, self.history.iter().copied().collect())
     }
 
-    fn judge(&mut self, session: Option<Session>, ip_bytes: u32) -> Verdict {
+    fn judge(&mut self, session: Option<UdpFlow>, ip_bytes: u32) -> Verdict {
         if self.state == State::Cut {
             return Verdict::Cut;
         }
@@ -265,7 +271,7 @@ impl<T> Channel<T> {
         if self.shaper.len() + self.queue.len() + self.flying.len() >= MAX_PACKETS {
             return Verdict::QueueFull;
         }
-        let ports = session.iter().flat_map(Session::ports);
+        let ports = session.iter().flat_map(UdpFlow::ports);
         let loss = ports.filter_map(|port| self.params.port_loss.get(&port)).fold(0.0, |a: f64, b| a.max(*b));
         if loss > 0.0 && self.rng.share() < loss {
             return Verdict::Lost;
@@ -307,7 +313,7 @@ impl<T> Channel<T> {
     }
 
     fn draw_delay(&mut self) -> Duration {
-        let Params { delay, jitter, .. } = self.params;
+        let ChannelParams { delay, jitter, .. } = self.params;
         if jitter.is_zero() {
             return delay;
         }
@@ -354,14 +360,14 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn channel(params: Params) -> (Channel<u32>, Instant) {
+    fn channel(params: ChannelParams) -> (Channel<u32>, Instant) {
         let start = Instant::now();
         (Channel::new(params, ByteCount::Ip, 7, start), start)
     }
 
     /// 1000-byte packets leave 1 ms apart at this rate.
-    fn packet_a_ms() -> Params {
-        Params { rate: Some(BitRate::from_bps(8_000_000)), ..Params::default() }
+    fn packet_a_ms() -> ChannelParams {
+        ChannelParams { rate: Some(BitRate::from_bps(8_000_000)), ..ChannelParams::default() }
     }
 
     /// Runs the channel until it is empty; what came out, with the ms after `start`.
@@ -377,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_burst_leaves_at_exactly_the_rate() {
-        let (mut link, start) = channel(Params { delay: 5 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..packet_a_ms() });
         for n in 0..4 {
             assert_eq!(link.push(start, 1000, n), Verdict::Accepted);
         }
@@ -395,7 +401,7 @@ mod tests {
 
     #[test]
     fn the_queue_holds_its_time_at_the_rate_and_no_more() {
-        let (mut link, start) = channel(Params { queue: 10 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { queue: 10 * MS, ..packet_a_ms() });
         let verdicts: Vec<_> = (0..15).map(|n| link.push(start, 1000, n)).collect();
         assert_eq!(verdicts.iter().filter(|v| **v == Verdict::Accepted).count(), 10);
         assert_eq!(verdicts[10], Verdict::QueueFull);
@@ -406,7 +412,7 @@ mod tests {
 
     #[test]
     fn a_packet_passes_an_empty_queue_however_short() {
-        let (mut link, start) = channel(Params { queue: Duration::ZERO, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { queue: Duration::ZERO, ..packet_a_ms() });
         assert_eq!(link.push(start, 1000, 0), Verdict::Accepted);
         assert_eq!(link.push(start, 1000, 1), Verdict::QueueFull);
     }
@@ -422,7 +428,7 @@ mod tests {
 
     #[test]
     fn losses_are_drawn_after_the_bottleneck_and_come_near_their_share() {
-        let (mut link, start) = channel(Params { loss: 0.1, queue: 1000 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { loss: 0.1, queue: 1000 * MS, ..packet_a_ms() });
         let mut arrived = 0;
         for n in 0..20_000 {
             let now = start + n * MS;
@@ -438,7 +444,7 @@ mod tests {
 
     #[test]
     fn silent_loss_lets_nothing_through() {
-        let (mut link, start) = channel(Params { loss: 1.0, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { loss: 1.0, ..packet_a_ms() });
         for n in 0..20 {
             link.push(start, 1000, n);
         }
@@ -448,7 +454,7 @@ mod tests {
 
     #[test]
     fn large_packets_vanish_in_a_black_hole() {
-        let (mut link, start) = channel(Params { mtu: Some(1400), ..Params::default() });
+        let (mut link, start) = channel(ChannelParams { mtu: Some(1400), ..ChannelParams::default() });
         assert_eq!(link.push(start, 1401, 0), Verdict::TooLarge);
         assert_eq!(link.push(start, 1400, 1), Verdict::Accepted);
         assert_eq!(link.counters().dropped_mtu, 1);
@@ -456,7 +462,7 @@ mod tests {
 
     #[test]
     fn a_cut_loses_what_is_under_way_and_what_comes() {
-        let (mut link, start) = channel(Params { delay: 5 * MS, ..packet_a_ms() });
+        let (mut link, start) = channel(ChannelParams { delay: 5 * MS, ..packet_a_ms() });
         for n in 0..5 {
             link.push(start, 1000, n);
         }
@@ -481,13 +487,15 @@ mod tests {
 
     #[test]
     fn the_loss_of_a_port_harms_nobody_else() {
-        let (mut link, start) = channel(Params { port_loss: [(4000, 0.3)].into(), ..Params::default() });
+        let (mut link, start) =
+            channel(ChannelParams { port_loss: [(4000, 0.3)].into(), ..ChannelParams::default() });
         let session =
-            |from: u16, to: u16| Some(Session::new(([10, 0, 0, 1], from).into(), ([10, 0, 0, 2], to).into()));
+            |from: u16, to: u16| Some(UdpFlow::new(([10, 0, 0, 1], from).into(), ([10, 0, 0, 2], to).into()));
         for (session, expected) in
             [(session(4000, 443), 300), (session(443, 4000), 300), (session(4001, 443), 0), (None, 0)]
         {
-            let lost = (0..1000).filter(|n| link.push_of(start, session, 100, *n) == Verdict::Lost).count();
+            let lost =
+                (0..1000).filter(|n| link.push_with_flow(start, session, 100, *n) == Verdict::Lost).count();
             assert!(lost.abs_diff(expected) <= expected / 5, "{lost} of 1000 of {session:?}");
         }
         assert_eq!(link.counters().dropped_loss, link.discarded().count() as u64);
@@ -496,16 +504,16 @@ mod tests {
     #[test]
     fn a_session_gets_its_rate_and_all_together_get_the_links() {
         let (mut link, start) =
-            channel(Params { session_rate: Some(BitRate::from_bps(4_000_000)), ..packet_a_ms() });
+            channel(ChannelParams { session_rate: Some(BitRate::from_bps(4_000_000)), ..packet_a_ms() });
         let session =
-            |port: u16| Some(Session::new(([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 443).into()));
+            |port: u16| Some(UdpFlow::new(([10, 0, 0, 1], port).into(), ([10, 0, 0, 2], 443).into()));
         let carried = |link: &mut Channel<u32>, sessions: u16| {
             let before = link.counters().packets;
             let from = start + 1000 * MS * u32::from(sessions);
             for n in 0..500 {
                 let now = from + n * MS;
                 for port in 0..sessions {
-                    link.push_of(now, session(port), 1000, 0);
+                    link.push_with_flow(now, session(port), 1000, 0);
                 }
                 while link.pop(now).is_some() {}
             }
@@ -525,9 +533,9 @@ mod tests {
     fn what_a_session_holds_back_is_woken_for_dropped_when_too_much_and_lost_in_a_cut() {
         let rate = Some(BitRate::from_bps(4_000_000));
         let (mut link, start) =
-            channel(Params { session_rate: rate, queue: 10 * MS, delay: 5 * MS, ..packet_a_ms() });
-        let session = Some(Session::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 443).into()));
-        let verdicts: Vec<_> = (0..8).map(|n| link.push_of(start, session, 1000, n)).collect();
+            channel(ChannelParams { session_rate: rate, queue: 10 * MS, delay: 5 * MS, ..packet_a_ms() });
+        let session = Some(UdpFlow::new(([10, 0, 0, 1], 1).into(), ([10, 0, 0, 2], 443).into()));
+        let verdicts: Vec<_> = (0..8).map(|n| link.push_with_flow(start, session, 1000, n)).collect();
         assert_eq!(verdicts.iter().filter(|verdict| **verdict == Verdict::Accepted).count(), 5);
         assert_eq!(link.push(start, 1000, 99), Verdict::Accepted, "what is no session passes at once");
         assert_eq!(
@@ -535,7 +543,7 @@ mod tests {
             [(99, 6.0), (0, 8.0), (1, 10.0), (2, 12.0), (3, 14.0), (4, 16.0)]
         );
         let later = start + 100 * MS;
-        link.push_of(later, session, 1000, 5);
+        link.push_with_flow(later, session, 1000, 5);
         link.cut(later);
         assert_eq!((link.next_wake(), link.counters().dropped_down), (None, 1));
     }
@@ -555,7 +563,7 @@ mod tests {
     #[test]
     fn the_same_seed_gives_the_same_link() {
         let run = || {
-            let (mut link, start) = channel(Params { loss: 0.3, jitter: 2 * MS, ..packet_a_ms() });
+            let (mut link, start) = channel(ChannelParams { loss: 0.3, jitter: 2 * MS, ..packet_a_ms() });
             for n in 0..50 {
                 link.push(start, 1000, n);
             }
@@ -570,7 +578,7 @@ mod tests {
             arrivals in proptest::collection::vec((0u64..5000, 20u32..1500), 1..200),
             delay_ms in 0u32..50, jitter_ms in 0u32..50, loss in 0.0..0.5f64,
         ) {
-            let (mut link, start) = channel(Params {
+            let (mut link, start) = channel(ChannelParams {
                 delay: delay_ms * MS, jitter: jitter_ms * MS, loss, ..packet_a_ms()
             });
             let (mut now, mut out) = (start, Vec::new());

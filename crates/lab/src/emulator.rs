@@ -21,7 +21,7 @@ use rustix::{
 use crate::{
     emulation::Channel,
     error::LabError,
-    shaper::Session,
+    shaper::UdpFlow,
     spec::LinkSpec,
     tap::{Carrier, ETHERNET_HEADER, Tap, VNET_HEADER},
 };
@@ -78,12 +78,12 @@ impl Wire {
     }
 
     /// Changes the settings of the direction from the client to the server.
-    pub(crate) fn change_up(&mut self, change: impl FnOnce(&mut crate::Params)) {
+    pub(crate) fn change_up(&mut self, change: impl FnOnce(&mut crate::ChannelParams)) {
         self.up.change(Instant::now(), change);
     }
 
     /// Changes the settings of the direction from the server to the client.
-    pub(crate) fn change_down(&mut self, change: impl FnOnce(&mut crate::Params)) {
+    pub(crate) fn change_down(&mut self, change: impl FnOnce(&mut crate::ChannelParams)) {
         self.down.change(Instant::now(), change);
     }
 
@@ -269,8 +269,8 @@ fn take(from: &Tap, to: &Tap, channel: &mut Channel<Frame>, buffers: &mut Buffer
         let packet = &frame.buffer[VNET_HEADER + ETHERNET_HEADER..len];
         let params = channel.params();
         let matters = params.session_rate.is_some() || !params.port_loss.is_empty();
-        let session = matters.then(|| Session::of_packet(packet)).flatten();
-        channel.push_of(now, session, ip_bytes as u32, frame);
+        let session = matters.then(|| UdpFlow::of_packet(packet)).flatten();
+        channel.push_with_flow(now, session, ip_bytes as u32, frame);
     }
     After::GoOn
 }

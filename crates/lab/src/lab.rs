@@ -34,14 +34,14 @@ const MAX_LINKS: usize = 64;
 
 /// Says what a lab shall consist of.
 #[derive(Clone, Debug, Default)]
-pub struct Builder {
+pub struct LabBuilder {
     links: Vec<LinkSpec>,
     lan: bool,
     other: bool,
     seed: u64,
 }
 
-impl Builder {
+impl LabBuilder {
     /// Adds a link between client and server.
     pub fn link(mut self, spec: LinkSpec) -> Self {
         self.links.push(spec);
@@ -173,8 +173,8 @@ pub struct Lab {
 
 impl Lab {
     /// An empty description of a lab.
-    pub fn builder() -> Builder {
-        Builder::default()
+    pub fn builder() -> LabBuilder {
+        LabBuilder::default()
     }
 
     /// Where the client runs, with the links `eth1`, `eth2`…

@@ -42,10 +42,10 @@ pub mod vpn;
 
 pub use emulation::{Counters, HISTORY_STEP};
 pub use error::LabError;
-pub use lab::{Builder, INET_V4, INET_V6, Lab, SERVER_V4, SERVER_V6};
+pub use lab::{INET_V4, INET_V6, Lab, LabBuilder, SERVER_V4, SERVER_V6};
 pub use link::{Direction, History, LinkHandle, LinkStats};
 pub use namespace::Namespace;
 pub use process::Process;
-pub use shaper::Session;
+pub use shaper::UdpFlow;
 pub use signals::remove_labs_when_interrupted;
-pub use spec::{ByteCount, LinkKind, LinkSpec, Params, ParseSpecError};
+pub use spec::{ByteCount, ChannelParams, LinkKind, LinkSpec, ParseSpecError};

@@ -12,7 +12,7 @@ use crate::{
     emulator::{Remote, Wire},
     error::LabError,
     namespace::Namespace,
-    spec::Params,
+    spec::ChannelParams,
     tap::announce_carrier,
 };
 
@@ -117,7 +117,7 @@ impl LinkHandle {
     pub fn set(
         &self,
         direction: Direction,
-        change: impl Fn(&mut Params) + Send + 'static,
+        change: impl Fn(&mut ChannelParams) + Send + 'static,
     ) -> Result<(), LabError> {
         self.with(move |wire| {
             if direction != Direction::Down {

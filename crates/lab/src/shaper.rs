@@ -16,12 +16,12 @@ const MAX_SESSIONS: usize = 256;
 
 /// A UDP session in one direction: the addresses and ports of its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Session {
+pub struct UdpFlow {
     from: SocketAddr,
     to: SocketAddr,
 }
 
-impl Session {
+impl UdpFlow {
     /// The session of packets between these.
     pub fn new(from: SocketAddr, to: SocketAddr) -> Self {
         Self { from, to }
@@ -59,7 +59,7 @@ impl Session {
 
 /// The queues of all sessions.
 pub(crate) struct Shaper<T> {
-    sessions: BTreeMap<Session, Queue<T>>,
+    sessions: BTreeMap<UdpFlow, Queue<T>>,
 }
 
 struct Queue<T> {
@@ -85,7 +85,7 @@ impl<T> Shaper<T> {
     }
 
     /// Whether a session's queue, of `queue` at `rate`, takes `counted` bytes more.
-    pub(crate) fn has_room(&self, session: &Session, rate: BitRate, queue: Duration, counted: u32) -> bool {
+    pub(crate) fn has_room(&self, session: &UdpFlow, rate: BitRate, queue: Duration, counted: u32) -> bool {
         self.sessions.get(session).is_none_or(|own| {
             own.packets.is_empty() || own.bytes + u64::from(counted) <= rate.bytes_in(queue)
         })
@@ -95,7 +95,7 @@ impl<T> Shaper<T> {
     pub(crate) fn push(
         &mut self,
         now: Instant,
-        session: Session,
+        session: UdpFlow,
         rate: BitRate,
         packet: Packet<T>,
     ) -> Vec<T> {
@@ -161,8 +161,8 @@ mod tests {
     const RATE: BitRate = BitRate::from_bps(8_000_000);
     const MS: Duration = Duration::from_millis(1);
 
-    fn session(port: u16) -> Session {
-        Session::new(([192, 0, 2, 1], port).into(), ([198, 51, 100, 1], 443).into())
+    fn session(port: u16) -> UdpFlow {
+        UdpFlow::new(([192, 0, 2, 1], port).into(), ([198, 51, 100, 1], 443).into())
     }
 
     fn packet(item: u32) -> Packet<u32> {
@@ -173,14 +173,14 @@ mod tests {
     fn sessions_are_known_by_their_addresses_and_ports() {
         let mut v4 = vec![0x45, 0, 0, 30, 0, 0, 0x40, 0, 64, 17, 0, 0, 192, 0, 2, 1, 198, 51, 100, 1];
         v4.extend([0x13, 0x88, 0x01, 0xbb, 0, 10, 0, 0]);
-        assert_eq!(Session::of_packet(&v4), Some(session(5000)), "also with the flag against fragmentation");
+        assert_eq!(UdpFlow::of_packet(&v4), Some(session(5000)), "also with the flag against fragmentation");
         for len in 0..24 {
-            assert_eq!(Session::of_packet(&v4[..len]), None, "{len} bytes");
+            assert_eq!(UdpFlow::of_packet(&v4[..len]), None, "{len} bytes");
         }
         let changed = |at: usize, byte| {
             let mut other = v4.clone();
             other[at] = byte;
-            Session::of_packet(&other)
+            UdpFlow::of_packet(&other)
         };
         assert_eq!(changed(9, 6), None, "TCP");
         assert_eq!(changed(7, 1), None, "a later fragment");
@@ -188,7 +188,7 @@ mod tests {
         v6.extend([[0x20; 16], [0x30; 16]].concat());
         v6.extend([0x13, 0x88, 0x01, 0xbb, 0, 8, 0, 0]);
         let ends = [(Ipv6Addr::from([0x20; 16]), 5000), (Ipv6Addr::from([0x30; 16]), 443)];
-        assert_eq!(Session::of_packet(&v6), Some(Session::new(ends[0].into(), ends[1].into())));
+        assert_eq!(UdpFlow::of_packet(&v6), Some(UdpFlow::new(ends[0].into(), ends[1].into())));
     }
 
     #[test]

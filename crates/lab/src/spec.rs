@@ -19,7 +19,7 @@ const MIN_MTU: u32 = 68;
 
 /// What one direction of a link does to packets.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Params {
+pub struct ChannelParams {
     /// The bottleneck's rate; `None` does not limit.
     pub rate: Option<BitRate>,
     /// One-way delay, without queueing.
@@ -39,7 +39,7 @@ pub struct Params {
     pub port_loss: BTreeMap<u16, f64>,
 }
 
-impl Default for Params {
+impl Default for ChannelParams {
     fn default() -> Self {
         Self {
             rate: None,
@@ -54,7 +54,7 @@ impl Default for Params {
     }
 }
 
-impl Params {
+impl ChannelParams {
     /// Changes one setting by its name (`rate`, `delay`, `jitter`, `loss`, `queue`, `mtu`, `session_rate`, `port_loss`).
     pub fn set(&mut self, key: &str, value: &str) -> Result<(), ParseSpecError> {
         match key {
@@ -126,9 +126,9 @@ pub struct LinkSpec {
     /// How it is made.
     pub kind: LinkKind,
     /// From the client to the server.
-    pub up: Params,
+    pub up: ChannelParams,
     /// From the server to the client.
-    pub down: Params,
+    pub down: ChannelParams,
     /// What its rates count.
     pub count: ByteCount,
 }
@@ -145,7 +145,7 @@ impl LinkSpec {
     }
 
     /// The settings of one direction; of `both`, those up.
-    pub fn towards(&self, direction: Direction) -> &Params {
+    pub fn towards(&self, direction: Direction) -> &ChannelParams {
         if direction == Direction::Down { &self.down } else { &self.up }
     }
 
@@ -430,7 +430,7 @@ mod tests {
         assert_eq!(LinkSpec::unlimited().to_string(), "unlimited");
     }
 
-    fn params() -> impl Strategy<Value = Params> {
+    fn params() -> impl Strategy<Value = ChannelParams> {
         let time = || (0..=10_000_000_000u64).prop_map(Duration::from_nanos);
         (
             proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
@@ -442,15 +442,8 @@ mod tests {
             proptest::option::of((1000u64..1 << 40).prop_map(BitRate::from_bps)),
             proptest::collection::btree_map(any::<u16>(), 0.0..=1.0f64, 0..3),
         )
-            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate, port_loss)| Params {
-                rate,
-                delay,
-                jitter,
-                loss,
-                queue,
-                mtu,
-                session_rate,
-                port_loss,
+            .prop_map(|(rate, delay, jitter, loss, queue, mtu, session_rate, port_loss)| {
+                ChannelParams { rate, delay, jitter, loss, queue, mtu, session_rate, port_loss }
             })
     }
 

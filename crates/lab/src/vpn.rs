@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The server's port.
-pub const PORT: u16 = 4433;
+pub const SERVER_PORT: u16 = 4433;
 /// The server's address in the tunnel, with the default subnet.
 pub const TUNNEL_SERVER_V4: &str = "10.0.0.1";
 /// How much of the logs an error shows, in lines.
@@ -28,7 +28,7 @@ const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// The IP version that carries the tunnel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Outer {
+pub enum OuterIpVersion {
     /// IPv4.
     #[default]
     V4,
@@ -57,7 +57,7 @@ pub struct VpnOptions {
     /// The interfaces that the client uses; empty for those of all links.
     pub paths: Vec<String>,
     /// The IP version outside of the tunnel.
-    pub outer: Outer,
+    pub outer: OuterIpVersion,
     /// The server's `--auth`.
     pub auth: String,
     /// How long each end may take until it says that it is up.
@@ -71,7 +71,7 @@ impl Default for VpnOptions {
             client_args: Vec::new(),
             scheduler: None,
             paths: Vec::new(),
-            outer: Outer::V4,
+            outer: OuterIpVersion::V4,
             auth: "none".to_owned(),
             limit: Duration::from_secs(10),
         }
@@ -144,8 +144,8 @@ pub fn start(lab: &Lab, options: VpnOptions) -> Result<Vpn, LabError> {
 pub fn start_server(lab: &Lab, certificate: &Certificate, options: &VpnOptions) -> Result<Server, LabError> {
     let socket = lab.dir().join("server.sock");
     let listen = match options.outer {
-        Outer::V4 => format!("0.0.0.0:{PORT}"),
-        Outer::V6 => format!("[::]:{PORT}"),
+        OuterIpVersion::V4 => format!("0.0.0.0:{SERVER_PORT}"),
+        OuterIpVersion::V6 => format!("[::]:{SERVER_PORT}"),
     };
     let mut command = Command::new(binary()?);
     command.args(["--mode", "server", "--listen", &listen, "--cert"]).arg(&certificate.cert);
@@ -183,12 +183,12 @@ pub fn start_client(
 }
 
 /// What the client is told to connect to.
-pub fn server_address(outer: Outer) -> String {
+pub fn server_address(outer: OuterIpVersion) -> String {
     let ip: IpAddr = match outer {
-        Outer::V4 => SERVER_V4.into(),
-        Outer::V6 => SERVER_V6.into(),
+        OuterIpVersion::V4 => SERVER_V4.into(),
+        OuterIpVersion::V6 => SERVER_V6.into(),
     };
-    std::net::SocketAddr::new(ip, PORT).to_string()
+    std::net::SocketAddr::new(ip, SERVER_PORT).to_string()
 }
 
 /// The binary under test: `MPVPN_BIN`, else beside this program, else `target/release/mpvpn`.

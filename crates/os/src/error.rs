@@ -27,7 +27,7 @@ pub enum OsError {
     },
     /// A name that the kernel would not take.
     #[error("`{name}` is no interface name: 1 to 15 bytes without `/`, space or control characters")]
-    BadInterfaceName {
+    InvalidInterfaceName {
         /// What came.
         name: String,
     },
@@ -80,7 +80,7 @@ pub enum OsError {
     #[error(
         "`{name}` already runs in this network namespace as process {pid}: stop it, or choose another name"
     )]
-    OwnerAlive {
+    AlreadyRunning {
         /// The journal's name.
         name: String,
         /// The process.
@@ -100,7 +100,7 @@ pub enum OsError {
     #[error(
         "the descriptor for packets is {what}: it must carry one packet a read, as a TUN device, SOCK_SEQPACKET or SOCK_DGRAM"
     )]
-    NoPackets {
+    NotPacketOriented {
         /// What it is.
         what: &'static str,
     },
@@ -109,13 +109,13 @@ pub enum OsError {
         "{} is the whole machine's, and this is a network namespace of its own: give it a file of its own, as \
          `ip netns exec NAME` does with /etc/netns/NAME/resolv.conf, or use --dns off", path.display()
     )]
-    SharedFile {
+    SharedResolvConf {
         /// The file.
         path: PathBuf,
     },
     /// `--share` names neither an interface nor a network.
     #[error("`{text}` is neither an interface nor a network as in 192.168.1.0/24")]
-    BadShare {
+    InvalidShareSource {
         /// What came.
         text: String,
     },
@@ -135,7 +135,7 @@ impl OsError {
                 detail: None,
             },
             Self::NameInUse { name: name(), holder: "HOLDER".into() },
-            Self::BadInterfaceName { name: name() },
+            Self::InvalidInterfaceName { name: name() },
             Self::NoInterface { name: name() },
             Self::Bind {
                 local: ([0; 4], 443).into(),
@@ -150,11 +150,11 @@ impl OsError {
             },
             Self::NftMissing,
             Self::Nft { table: "TABLE".into(), message: "MESSAGE".into() },
-            Self::OwnerAlive { name: name(), pid: 4242 },
+            Self::AlreadyRunning { name: name(), pid: 4242 },
             Self::Journal { operation: "write", path: path(), source: io(rustix::io::Errno::NOSPC) },
-            Self::NoPackets { what: "SOMETHING ELSE" },
-            Self::SharedFile { path: path() },
-            Self::BadShare { text: "TEXT".into() },
+            Self::NotPacketOriented { what: "SOMETHING ELSE" },
+            Self::SharedResolvConf { path: path() },
+            Self::InvalidShareSource { text: "TEXT".into() },
         ]
     }
 
@@ -263,18 +263,18 @@ mod tests {
         match error {
             OsError::Kernel { .. } => 0,
             OsError::NameInUse { .. } => 1,
-            OsError::BadInterfaceName { .. } => 2,
+            OsError::InvalidInterfaceName { .. } => 2,
             OsError::NoInterface { .. } => 3,
             OsError::Bind { .. } => 4,
             OsError::Listen { .. } => 5,
             OsError::SubnetInUse { .. } => 6,
             OsError::NftMissing => 7,
             OsError::Nft { .. } => 8,
-            OsError::OwnerAlive { .. } => 9,
+            OsError::AlreadyRunning { .. } => 9,
             OsError::Journal { .. } => 10,
-            OsError::NoPackets { .. } => 11,
-            OsError::SharedFile { .. } => 12,
-            OsError::BadShare { .. } => 13,
+            OsError::NotPacketOriented { .. } => 11,
+            OsError::SharedResolvConf { .. } => 12,
+            OsError::InvalidShareSource { .. } => 13,
         }
     }
 

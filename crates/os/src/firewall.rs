@@ -6,11 +6,12 @@
 //! forward policy does) stays dropped: in nftables no table can overrule the drop of another, and
 //! such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
 
-mod steering;
+mod marking;
 
 use std::path::Path;
 
 use ipnet::IpNet;
+pub use marking::{MarkBits, MarkRule, PacketMatch};
 use nftables::{
     batch::Batch,
     expr::{Expression, Meta, MetaKey, NamedExpression, Payload, PayloadField, Prefix},
@@ -20,7 +21,6 @@ use nftables::{
     types::{NfChainPolicy, NfChainType, NfFamily, NfHook},
 };
 use serde::{Deserialize, Serialize};
-pub use steering::{Bits, Packets, Steer};
 
 use crate::error::OsError;
 
@@ -42,11 +42,11 @@ pub struct Rules {
     /// What gets the address of the interface that it leaves by.
     pub masquerade: Vec<Masquerade>,
     /// What is marked; of those that fit the first counts.
-    #[serde(default)]
-    pub steer: Vec<Steer>,
-    /// Packets of this machine with this mark are left alone.
-    #[serde(default)]
-    pub spare: Option<u32>,
+    #[serde(default, rename = "steer")]
+    pub mark_rules: Vec<MarkRule>,
+    /// PacketMatch of this machine with this mark are left alone.
+    #[serde(default, rename = "spare")]
+    pub exempt_mark: Option<u32>,
 }
 
 /// One kind of packet that gets the address of the interface that it leaves by.
@@ -124,15 +124,15 @@ fn transaction(rules: &Rules) -> Nftables<'static> {
     };
     let masquerade = rules.masquerade.iter().map(statements).collect();
     chain(CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT, masquerade);
-    if !rules.steer.is_empty() {
-        let incoming = rules.steer.iter().flat_map(steering::rules);
+    if !rules.mark_rules.is_empty() {
+        let incoming = rules.mark_rules.iter().flat_map(marking::statements_of);
         chain(INCOMING, NfChainType::Filter, NfHook::Prerouting, STEERING, incoming.collect());
-        let own = rules.steer.iter().filter(|steer| steer.packets.ingress.is_empty());
-        let spared = rules.spare.map(|mark| {
+        let own = rules.mark_rules.iter().filter(|rule| rule.packets.ingress.is_empty());
+        let spared = rules.exempt_mark.map(|mark| {
             let marked = comparison(meta(MetaKey::Mark), Operator::EQ, Expression::Number(mark));
             vec![marked, Statement::Accept(None)]
         });
-        let outgoing = spared.into_iter().chain(own.flat_map(steering::rules));
+        let outgoing = spared.into_iter().chain(own.flat_map(marking::statements_of));
         chain(OUTGOING, NfChainType::Route, NfHook::Output, STEERING, outgoing.collect());
     }
     batch.to_nftables()

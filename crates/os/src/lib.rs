@@ -41,4 +41,4 @@ pub use packet_fd::PacketFd;
 pub use tcp::{TcpAcceptor, TcpOptions, TcpSocket};
 pub use tun::{Tun, TunConfig};
 pub use udp::{ConnectedUdp, Outgoing, Received, RecvBatch, UdpOptions, UdpSocket};
-pub use undo::Undo;
+pub use undo::UndoJournal;

@@ -5,7 +5,7 @@ use std::io;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Raises how many descriptors this process may have as far as it may do so itself, and returns how many that are.
-pub fn raise_open_files() -> io::Result<u64> {
+pub fn raise_open_file_limit() -> io::Result<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
@@ -19,7 +19,7 @@ mod tests {
 
     #[test]
     fn the_limit_is_the_highest_one_allowed() {
-        let raised = raise_open_files().unwrap();
+        let raised = raise_open_file_limit().unwrap();
         let limit = getrlimit(Resource::Nofile);
         assert_eq!(limit.current, limit.maximum);
         assert_eq!(limit.current.unwrap_or(u64::MAX), raised);

@@ -42,11 +42,11 @@ impl PacketFd {
             FileType::Socket => match socket_type(&fd).map_err(kernel)? {
                 SocketType::SEQPACKET => Kind::Sequenced,
                 SocketType::DGRAM => Kind::Datagrams,
-                _ => return Err(OsError::NoPackets { what: "a stream socket" }),
+                _ => return Err(OsError::NotPacketOriented { what: "a stream socket" }),
             },
             FileType::CharacterDevice => Kind::Device,
-            FileType::Fifo => return Err(OsError::NoPackets { what: "a pipe" }),
-            _ => return Err(OsError::NoPackets { what: "neither a device nor a socket" }),
+            FileType::Fifo => return Err(OsError::NotPacketOriented { what: "a pipe" }),
+            _ => return Err(OsError::NotPacketOriented { what: "neither a device nor a socket" }),
         };
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(kernel)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(kernel)?;

@@ -16,7 +16,7 @@ use std::{
 
 /// Lets this thread, and those that it starts, wake up when they asked to, not up to 50 µs later as the
 /// kernel does by default to save power (PR_SET_TIMERSLACK).
-pub fn wake_in_time() {
+pub fn reduce_timer_slack() {
     // Where it is refused, waits are less exact.
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
 }
@@ -169,16 +169,16 @@ impl AsFd for Poller {
 
 /// Wakes a poller from any thread (eventfd). Clones wake the same one.
 #[derive(Clone, Debug)]
-pub struct Wake(Arc<OwnedFd>);
+pub struct PollWaker(Arc<OwnedFd>);
 
-impl Wake {
+impl PollWaker {
     /// A new one; add it to the poller with [`Interest::Read`].
     pub fn new() -> io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes the descriptor readable. Never blocks; calls before the next [`Wake::drain`] add up to one.
+    /// Makes the descriptor readable. Never blocks; calls before the next [`PollWaker::drain`] add up to one.
     pub fn wake(&self) {
         // The only failure is a full counter, and then it is readable already.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
@@ -190,7 +190,7 @@ impl Wake {
     }
 }
 
-impl AsFd for Wake {
+impl AsFd for PollWaker {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -307,7 +307,7 @@ mod tests {
     #[test]
     fn a_wake_up_call_from_another_thread_ends_the_wait() {
         let poller = Poller::new().unwrap();
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         poller.add(&wake, 7, Interest::Read).unwrap();
         let mut events = Events::with_capacity(8);
         assert_eq!(poller.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);

@@ -7,7 +7,7 @@ use std::{fs, io, path::PathBuf};
 
 use crate::{
     error::OsError,
-    undo::{Step, Undo},
+    undo::{Step, UndoJournal},
 };
 
 /// Reads a setting.
@@ -29,7 +29,7 @@ pub fn exists(key: &str) -> bool {
 }
 
 /// Writes a setting through the journal; does nothing if it has that value already.
-pub fn set(undo: &mut Undo, key: &str, value: &str) -> Result<(), OsError> {
+pub fn set(undo: &mut UndoJournal, key: &str, value: &str) -> Result<(), OsError> {
     let before = read(key)?;
     if before == value {
         return Ok(());

@@ -5,9 +5,9 @@
 //! writing never raises SIGPIPE; what is read goes into memory that was not zeroed first. Where Multipath TCP (RFC 8684)
 //! is asked for and the kernel has none, a connection is one of TCP.
 
+mod counters;
 mod mptcp;
 mod options;
-mod sending;
 
 use std::{
     io::{self, IoSlice},
@@ -25,9 +25,9 @@ use rustix::{
     },
 };
 
-pub use mptcp::{Multipath, Subflow};
+pub use counters::{SegmentCounters, set_congestion_control};
+pub use mptcp::{MptcpState, Subflow};
 pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
-pub use sending::{Sending, set_congestion_control};
 
 use crate::error::OsError;
 
@@ -57,13 +57,13 @@ impl TcpSocket {
     }
 
     /// Starts to connect, with nothing special about the connection. The socket becomes writable when that has come to
-    /// an end: [`Self::connected`] tells which.
+    /// an end: [`Self::connect_result`] tells which.
     ///
     /// # Errors
     /// Where the kernel knows at once that it cannot be: no route, no descriptors, or a refusal of this machine.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let socket = Self::open(to, &TcpOptions::default())?;
-        socket.start(to)?;
+        socket.start_connect(to)?;
         Ok(socket)
     }
 
@@ -83,11 +83,11 @@ impl TcpSocket {
     }
 
     /// Starts to connect one that is [`open`](Self::open). It becomes writable when that has come to an end:
-    /// [`Self::connected`] tells which.
+    /// [`Self::connect_result`] tells which.
     ///
     /// # Errors
     /// As those of [`Self::connect`].
-    pub fn start(&self, to: SocketAddr) -> io::Result<()> {
+    pub fn start_connect(&self, to: SocketAddr) -> io::Result<()> {
         match rustix::net::connect(&self.0, &to) {
             // An interrupted call goes on by itself.
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
@@ -99,7 +99,7 @@ impl TcpSocket {
     ///
     /// # Errors
     /// Why there is no connection.
-    pub fn connected(&self) -> io::Result<()> {
+    pub fn connect_result(&self) -> io::Result<()> {
         self.take_error().map_or(Ok(()), Err)
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let socket = TcpSocket::connect(listener.local_addr().unwrap()).unwrap();
         let (peer, _) = listener.accept().unwrap();
         wait(&socket, Interest::Write);
-        socket.connected().unwrap();
+        socket.connect_result().unwrap();
         (socket, peer)
     }
 
@@ -399,7 +399,7 @@ mod tests {
             Err(error) => error,
             Ok(socket) => {
                 wait(&socket, Interest::Write);
-                socket.connected().unwrap_err()
+                socket.connect_result().unwrap_err()
             }
         };
         assert_eq!(ConnectFailure::of(&error), ConnectFailure::Refused);

@@ -17,10 +17,10 @@ use rustix::fs::{Mode, OFlags};
 use crate::{error::OsError, netlink::Netlink};
 
 /// Bytes of the virtio-net header in front of every packet read or written.
-pub const VNET_HEADER: usize = 10;
+pub const VNET_HEADER_LEN: usize = 10;
 
 /// Bytes that hold anything the device can deliver: header and the largest IP packet.
-pub const READ_BUFFER: usize = VNET_HEADER + 65_535;
+pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65_535;
 
 const DEVICE: &str = "/dev/net/tun";
 
@@ -163,7 +163,7 @@ impl Tun {
     }
 
     /// Reads one packet, header first, and returns their bytes together; `WouldBlock` when there is
-    /// none. A buffer below [`READ_BUFFER`] may get a packet cut short.
+    /// none. A buffer below [`READ_BUFFER_LEN`] may get a packet cut short.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(&self.fd, &mut *buffer) {
@@ -197,7 +197,7 @@ pub fn check_interface_name(name: &str) -> Result<(), OsError> {
     let strange =
         name.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b"/:%*".contains(&b));
     if long || strange || name == "." || name == ".." {
-        return Err(OsError::BadInterfaceName { name: name.to_owned() });
+        return Err(OsError::InvalidInterfaceName { name: name.to_owned() });
     }
     Ok(())
 }
@@ -270,7 +270,7 @@ fn has_tun_open(process: &Path, name: &str) -> bool {
 }
 
 fn set_header_size(fd: &OwnedFd) -> io::Result<()> {
-    let size = VNET_HEADER as libc::c_int;
+    let size = VNET_HEADER_LEN as libc::c_int;
     // SAFETY: TUNSETVNETHDRSZ reads one int, which outlives the call.
     let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, &raw const size) };
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

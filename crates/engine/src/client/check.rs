@@ -14,7 +14,7 @@ use mpvpn_control::{
     tls::{self, LastRefusal},
 };
 use mpvpn_flow::rules::{FlowMode, Rules};
-use mpvpn_os::{poll::Poller, tcp::Multipath};
+use mpvpn_os::{poll::Poller, tcp::MptcpState};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
 use mpvpn_tunnel::{Carries, ClientConfig as TunnelConfig};
@@ -185,9 +185,9 @@ fn found(trial: Trial) -> TcpMeasurement {
         tls_ms: ms(trial.tls),
         http2_ms: ms(trial.http2),
         mptcp: match trial.multipath {
-            Some(Multipath::Yes(_)) => Mptcp::Works,
-            Some(Multipath::FellBack) => Mptcp::FellBack,
-            Some(Multipath::No) => Mptcp::Missing,
+            Some(MptcpState::Active(_)) => Mptcp::Works,
+            Some(MptcpState::Fallback) => Mptcp::FellBack,
+            Some(MptcpState::NotUsed) => Mptcp::Missing,
             None => Mptcp::NoAnswer,
         },
     }

@@ -10,8 +10,8 @@ use bytes::BytesMut;
 use ipnet::IpNet;
 use mpvpn_os::{
     PacketFd, Tun,
-    poll::{Interest, Poller, Wake},
-    tun::READ_BUFFER,
+    poll::{Interest, PollWaker, Poller},
+    tun::READ_BUFFER_LEN,
 };
 use mpvpn_packet::{
     TunPacket, VNET_HDR_LEN, VnetHdr,
@@ -42,7 +42,7 @@ pub(super) struct Devices {
 
 impl From<Device> for Devices {
     fn from(main: Device) -> Self {
-        Self { main, classes: Vec::new(), is_attached: true, buffer: vec![0; READ_BUFFER] }
+        Self { main, classes: Vec::new(), is_attached: true, buffer: vec![0; READ_BUFFER_LEN] }
     }
 }
 
@@ -103,7 +103,7 @@ impl Devices {
     /// If nothing can come any more.
     pub(super) fn read(
         &mut self,
-        wake: &Wake,
+        wake: &PollWaker,
         each: impl FnMut(VnetHdr, &mut [u8]),
     ) -> Result<(), EngineError> {
         self.main.read(&mut self.buffer, wake, each)
@@ -203,7 +203,7 @@ impl Device {
     fn read(
         &self,
         buffer: &mut [u8],
-        wake: &Wake,
+        wake: &PollWaker,
         mut each: impl FnMut(VnetHdr, &mut [u8]),
     ) -> Result<(), EngineError> {
         let app = match self {
@@ -396,7 +396,7 @@ mod tests {
     #[test]
     fn more_packets_than_fit_a_turn_are_announced_again() {
         let (device, sender, _) = by_call();
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         for _ in 0..TUN_READS + 1 {
             sender.send(vec![0; 20]).unwrap();
         }

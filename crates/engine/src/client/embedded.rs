@@ -26,7 +26,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{
     PacketFd,
-    poll::{Wake, wake_in_time},
+    poll::{PollWaker, reduce_timer_slack},
 };
 use mpvpn_tunnel::Assignment;
 use mpvpn_types::{Duration, Transport, panic_text};
@@ -149,7 +149,7 @@ impl Host {
 pub struct Handle {
     orders: Sender<Order>,
     packets: Option<SyncSender<Vec<u8>>>,
-    wake: Wake,
+    wake: PollWaker,
     id: ThreadId,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -196,7 +196,7 @@ fn live(
     app: App,
     orders: Receiver<Order>,
     packets: Receiver<Vec<u8>>,
-    ready: &SyncSender<Result<Wake, EngineError>>,
+    ready: &SyncSender<Result<PollWaker, EngineError>>,
 ) {
     let slot = LastRefusal::default();
     let (mut running, mut turns) = match set_up(app, orders, packets, &slot) {
@@ -229,7 +229,7 @@ fn set_up(
     packets: Receiver<Vec<u8>>,
     slot: &LastRefusal,
 ) -> Result<(Running, Turns), EngineError> {
-    wake_in_time();
+    reduce_timer_slack();
     let turns = Turns::without_signals()?;
     let origin = ConfigSource::of_app(app.options.clone());
     let config = origin.load()?;

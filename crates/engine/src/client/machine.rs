@@ -5,11 +5,12 @@ use std::{net::IpAddr, ops::RangeInclusive, path::Path};
 use mpvpn_control::config::{ClientConfig, Dns, Routes, SteeringRule};
 use mpvpn_masque::capsule::IpRange;
 use mpvpn_os::{
-    Tun, TunConfig, Undo,
-    dns::Resolver,
-    firewall::{Bits, Packets},
+    Tun, TunConfig, UndoJournal,
+    dns::ResolverConfig,
+    firewall::{MarkBits, PacketMatch},
     tunnel_net::{
-        self, ClassNet, ClassTun, ClientNet, ClientNetConfig, Given, ShareNet, ShareSource, Steering, Wanted,
+        self, ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses,
+        ShareNet, ShareSource,
     },
     undo::{self, Interface},
 };
@@ -31,12 +32,12 @@ pub(super) struct Machine {
     /// The mark of the tunnel's own packets.
     pub(super) mark: u32,
     share: Option<ShareNet>,
-    resolver: Resolver,
+    resolver: ResolverConfig,
     /// The resolvers that were wanted last.
     wanted: Option<Vec<IpAddr>>,
     /// Where names are asked past the tunnel, and what to do about it.
     pub(super) leak: Option<String>,
-    undo: Undo,
+    undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
 }
 
@@ -53,7 +54,7 @@ fn limited_routes(assignment: &Assignment) -> Option<String> {
 impl Machine {
     /// Opens the queues of the TUN devices. What an earlier process left behind is taken back first.
     pub(super) fn open(config: &ClientConfig) -> Result<(Self, Vec<Devices>), EngineError> {
-        let undo = Undo::open(Path::new(undo::BASE), &config.tun_name)?;
+        let undo = UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name)?;
         // Flows of one client share links that no thread has to itself: one is right for most.
         let shards = config.shards.count(1);
         let open = |name: &str| {
@@ -87,7 +88,7 @@ impl Machine {
             net,
             classes,
             class_tuns,
-            resolver: Resolver::new(&tun_name),
+            resolver: ResolverConfig::new(&tun_name),
             tun_name,
             mark,
             share: None,
@@ -106,7 +107,7 @@ impl Machine {
 
     /// Makes a link fit to carry the tunnel.
     pub(super) fn prepare_link(&mut self, name: &str) {
-        if let Err(error) = self.net.prepare_link(&mut self.undo, name) {
+        if let Err(error) = self.net.loosen_reverse_path_filter(&mut self.undo, name) {
             tracing::warn!(link = %name, %error, "cannot prepare a link");
         }
     }
@@ -137,7 +138,7 @@ impl Machine {
                 assignment.routes.iter().flat_map(|range| range.to_nets()).collect(),
             ),
         };
-        let wanted = Wanted { addresses: assignment.addresses.clone(), routes, mtu };
+        let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
         let given = (0..self.class_tuns.len()).map(|at| given(assignment, at)).collect();
         self.classes.apply(&mut self.undo, given, mtu)?;
@@ -146,7 +147,7 @@ impl Machine {
 
     /// Steers by the interfaces that there are now.
     pub(super) fn look_at_links(&mut self) {
-        if let Err(error) = self.classes.look_at_links(&mut self.undo) {
+        if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
             tracing::warn!(%error, "packets are steered as before");
         }
     }
@@ -185,7 +186,7 @@ impl Machine {
         if config.routes != Routes::All || config.dns == Dns::Untouched {
             return;
         }
-        match self.resolver.past_tunnel() {
+        match self.resolver.name_servers_outside_tunnel() {
             Ok(servers) if servers.is_empty() => {}
             Ok(servers) => {
                 let list = servers.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
@@ -202,7 +203,7 @@ impl Machine {
 
     /// Lets others use the tunnel.
     pub(super) fn share(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
-        self.classes.forward(&mut self.undo)?;
+        self.classes.enable_forwarding(&mut self.undo)?;
         if config.share.is_empty() || self.share.is_some() {
             return Ok(());
         }
@@ -220,17 +221,17 @@ impl Machine {
 
 /// The addresses of the TUN of a class, counted from 0 among those that have one. With those of the client, what it sends
 /// arrives, and the answers come by the client's own TUN.
-fn given(assignment: &Assignment, at: usize) -> Given {
+fn given(assignment: &Assignment, at: usize) -> DeviceAddresses {
     let (addresses, own) = assignment.beyond(at);
-    Given { addresses, own }
+    DeviceAddresses { addresses, own }
 }
 
-fn steering(found: &SteeringRule) -> Steering {
+fn steering(found: &SteeringRule) -> ClassSteering {
     let SteeringRule { rule, kernel_match, .. } = found;
     let ports =
         |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
-    let marks = kernel_match.marks.iter().map(|mark| Bits { value: mark.value, mask: mark.mask });
-    let packets = Packets {
+    let marks = kernel_match.marks.iter().map(|mark| MarkBits { value: mark.value, mask: mark.mask });
+    let packets = PacketMatch {
         marks: marks.collect(),
         ingress: kernel_match.ingress.clone(),
         protocols: rule.protocols.clone(),
@@ -240,5 +241,5 @@ fn steering(found: &SteeringRule) -> Steering {
         ports: ports(&rule.ports),
         dscp: rule.dscp.clone(),
     };
-    Steering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
+    ClassSteering { number: rule.class.0, packets, vlans: kernel_match.vlans.clone() }
 }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use mpvpn_control::events::{self, Event, EventSender};
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 use mpvpn_path::{Order, Signs, TransportJudge, Way as Main};
 use mpvpn_tunnel::{ClassConnections, LinkPolicy};
 use mpvpn_types::{Duration, LinkId, Tier, Transport};
@@ -37,7 +37,7 @@ pub(crate) struct Ways {
     all: BTreeMap<LinkId, Way>,
     tell: Sender<(LinkId, u64, News)>,
     news: Receiver<(LinkId, u64, News)>,
-    wake: Wake,
+    wake: PollWaker,
     shard: u8,
     events: EventSender,
     /// When they were looked at, and when they are to be.
@@ -142,7 +142,7 @@ impl Way {
 }
 
 impl Ways {
-    pub(super) fn new(shard: u8, stable: Option<Arc<Stable>>, wake: Wake, events: EventSender) -> Self {
+    pub(super) fn new(shard: u8, stable: Option<Arc<Stable>>, wake: PollWaker, events: EventSender) -> Self {
         let (tell, news) = channel();
         let now = Instant::now();
         Self {

@@ -109,7 +109,7 @@ impl Attempts {
     pub(super) fn ended(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
         let at = self.standing.iter().position(|attempt| attempt.number == number)?;
         let attempt = self.standing.swap_remove(at);
-        match attempt.socket.connected() {
+        match attempt.socket.connect_result() {
             Ok(()) => Some(attempt.socket),
             Err(error) => {
                 self.note(attempt.to, &error);

@@ -55,7 +55,7 @@ impl Budget {
     /// For relays: what the configuration says, but no more than this process may have descriptors. It takes as many as
     /// it may.
     pub(crate) fn for_relays(max_relays: u32, max_user_relays: u32) -> Self {
-        let files = limits::raise_open_files().unwrap_or_else(|error| {
+        let files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
             RESERVED + u64::from(max_relays)
         });
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn there_are_no_more_relays_than_descriptors() {
-        let files = usize::try_from(limits::raise_open_files().unwrap()).unwrap_or(usize::MAX);
+        let files = usize::try_from(limits::raise_open_file_limit().unwrap()).unwrap_or(usize::MAX);
         assert_eq!(Budget::for_relays(10, 5).0.total, 10);
         assert_eq!(
             Budget::for_relays(u32::MAX, 5).0.total,

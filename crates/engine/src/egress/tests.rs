@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use mpvpn_control::access::{AccessRule, Ports};
-use mpvpn_os::poll::{Events, Wake};
+use mpvpn_os::poll::{Events, PollWaker};
 
 use super::*;
 use crate::{
@@ -104,7 +104,7 @@ struct World {
     relays: Fake,
     poller: Poller,
     events: Events,
-    wake: Wake,
+    wake: PollWaker,
     budget: Budget,
     /// Ahead of the clock.
     skipped: Duration,
@@ -124,7 +124,7 @@ impl World {
     }
 
     fn with(rules: Vec<AccessRule>, budget: Budget) -> Self {
-        let (wake, poller) = (Wake::new().unwrap(), Poller::new().unwrap());
+        let (wake, poller) = (PollWaker::new().unwrap(), Poller::new().unwrap());
         poller.add(&wake, WAKE, Interest::Read).unwrap();
         let (names, resolver) = resolver();
         let setup = EgressSetup {

@@ -71,9 +71,9 @@ impl Source {
 
     /// Lets what is sent first over a link that has come up ask who its router is, whatever was asked before. Without
     /// privilege, or in a kernel that refuses, the link is of use a little later.
-    pub(super) fn ask_neighbours_anew(&mut self, index: Option<u32>) {
+    pub(super) fn flush_unresolved_neighbours(&mut self, index: Option<u32>) {
         if let (Self::Kernel { netlink, .. }, Some(index)) = (self, index)
-            && let Err(error) = netlink.ask_neighbours_anew(index)
+            && let Err(error) = netlink.flush_unresolved_neighbours(index)
         {
             tracing::debug!(%error, "cannot ask for neighbours anew");
         }

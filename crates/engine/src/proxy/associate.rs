@@ -130,7 +130,7 @@ impl<Flow: Copy + Eq + Hash + fmt::Debug> Associations<Flow> {
             target.moved = now;
         }
         let datagram = write(from, payload);
-        let out = Outgoing { to: app, from: None, ecn: None, dscp: 0, segment: None, data: &datagram };
+        let out = Outgoing { to: app, from: None, ecn: None, dscp: 0, segment_size: None, data: &datagram };
         if let Err(error) = association.socket.send(&out) {
             tracing::trace!(%error, "a payload did not reach its app");
         }

@@ -5,7 +5,7 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 use mpvpn_packet::VnetHdr;
 
 /// Packets (of up to 64 KiB) that may wait for a shard, from all others together. Fewer lose bursts while that shard waits
@@ -31,13 +31,13 @@ pub(super) struct Handover {
 #[derive(Clone, Debug)]
 struct Peer {
     ring: SyncSender<HandedPacket>,
-    wake: Wake,
+    wake: PollWaker,
     /// It was handed packets since it was woken.
     is_handed: bool,
 }
 
 /// One for each shard, in order; each waits for one of `wakes`.
-pub(super) fn handovers(wakes: impl Iterator<Item = Wake>) -> Vec<Handover> {
+pub(super) fn handovers(wakes: impl Iterator<Item = PollWaker>) -> Vec<Handover> {
     let end = |wake| {
         let (ring, receiver) = sync_channel(PACKETS);
         (Peer { ring, wake, is_handed: false }, receiver)
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn packets_come_in_order_and_what_does_not_fit_is_counted() {
-        let wakes = [Wake::new().unwrap(), Wake::new().unwrap()];
+        let wakes = [PollWaker::new().unwrap(), PollWaker::new().unwrap()];
         let mut all = handovers(wakes.iter().cloned());
         let (mut other, mut own) = (all.pop().unwrap(), all.pop().unwrap());
         for n in 0..1000_u32 {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_shard_without_news_is_not_woken() {
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         let mut all = handovers([wake.clone()].into_iter());
         all[0].wake_peers();
         assert!(!wake.drain());

@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use mpvpn_control::config::{Nat as NatOption, ServerConfig};
 use mpvpn_os::{
-    OsError, Tun, TunConfig, Undo,
+    OsError, Tun, TunConfig, UndoJournal,
     tunnel_net::{Nat, ServerNet, ServerNetConfig},
     undo::Interface,
 };
@@ -19,14 +19,14 @@ const FIRST_MTU: u32 = 1400;
 /// The server's addresses in the tunnel, forwarding and address translation.
 pub(super) struct Machine {
     net: ServerNet,
-    undo: Undo,
+    undo: UndoJournal,
 }
 
 impl Machine {
     /// Opens as many queues of the TUN as there are shards, and sets everything up.
     pub(super) fn up(
         config: &ServerConfig,
-        mut undo: Undo,
+        mut undo: UndoJournal,
         shards: u8,
     ) -> Result<(Self, Vec<Tun>), EngineError> {
         let queues = Tun::open_queues(

@@ -8,7 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 use mpvpn_os::{
     Tun,
     poll::{Interest, Poller},
-    tun::READ_BUFFER,
+    tun::READ_BUFFER_LEN,
 };
 use mpvpn_packet::{TunPacket, VnetHdr, ip};
 
@@ -33,7 +33,7 @@ impl TunQueues {
         if let Some(queue) = queues.get(own) {
             poller.add(queue, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
         }
-        Ok(Self { queues, own, buffer: vec![0; READ_BUFFER] })
+        Ok(Self { queues, own, buffer: vec![0; READ_BUFFER_LEN] })
     }
 
     /// Reads what waits in this shard's queue, within bounds.

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-use mpvpn_os::poll::Wake;
+use mpvpn_os::poll::PollWaker;
 
 /// A thread's own end.
 #[derive(Debug)]
@@ -12,11 +12,11 @@ pub(crate) struct Inbox<T>(Receiver<T>);
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
     messages: Sender<T>,
-    wake: Wake,
+    wake: PollWaker,
 }
 
 /// Both ends; `wake` is what the owner of the inbox waits for.
-pub(super) fn mailbox<T>(wake: Wake) -> (Outbox<T>, Inbox<T>) {
+pub(super) fn mailbox<T>(wake: PollWaker) -> (Outbox<T>, Inbox<T>) {
     let (messages, inbox) = channel();
     (Outbox { messages, wake }, Inbox(inbox))
 }
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn a_message_wakes_the_thread_that_it_is_for() {
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         let (outbox, inbox) = mailbox(wake.clone());
         assert!(!wake.drain() && inbox.next().is_none());
         outbox.clone().tell("a message");
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_has_ended_is_no_error() {
-        let (outbox, inbox) = mailbox(Wake::new().unwrap());
+        let (outbox, inbox) = mailbox(PollWaker::new().unwrap());
         drop(inbox);
         outbox.tell("to nobody");
     }

@@ -70,13 +70,13 @@ impl<M, R> Drop for EndNotice<M, R> {
 
 #[cfg(test)]
 mod tests {
-    use mpvpn_os::poll::Wake;
+    use mpvpn_os::poll::PollWaker;
 
     use super::{super::mailbox::mailbox, *};
 
     #[test]
     fn a_thread_that_panics_is_noticed_and_says_why() {
-        let wake = Wake::new().unwrap();
+        let wake = PollWaker::new().unwrap();
         let (first, inbox) = mailbox(wake.clone());
         let mut threads = ShardThreads::<(), ()>::new(first);
         threads.start("doomed".to_owned(), || panic!("the ceiling fell")).unwrap();

@@ -26,7 +26,7 @@ use mpvpn_control::{
     tls::{self, LastRefusal},
 };
 use mpvpn_masque::connect_udp;
-use mpvpn_os::tcp::{KeepAlive, Multipath, Protocol, Tuning};
+use mpvpn_os::tcp::{KeepAlive, MptcpState, Protocol, Tuning};
 use mpvpn_types::Duration;
 use rustls::pki_types::ServerName;
 use tokio::{
@@ -68,7 +68,7 @@ const UNSENT: u32 = 128 << 10;
 /// A far end that is gone is found after so long.
 const GONE: Duration = Duration::from_secs(20);
 const KEEP_ALIVE: KeepAlive =
-    KeepAlive { idle: Duration::from_secs(10), pause: Duration::from_secs(3), count: 3 };
+    KeepAlive { idle: Duration::from_secs(10), interval: Duration::from_secs(3), probes: 3 };
 /// What was lost is sent again after at most so long.
 const RTO_MAX: Duration = Duration::from_secs(1);
 /// Good-byes to the server have so long to leave.
@@ -267,7 +267,7 @@ impl Stable {
             sockets: 1,
             tuning: Tuning {
                 keep_alive: KEEP_ALIVE,
-                unsent_low: Some(UNSENT),
+                notsent_lowat: Some(UNSENT),
                 user_timeout: Some(GONE),
                 rto_max: Some(RTO_MAX),
                 dscp,
@@ -290,7 +290,7 @@ async fn connect(stable: &Stable, plan: Plan) -> Result<Connected, String> {
     }
     let dialled = dial(&what).await.map_err(|error: DialError| error.to_string())?;
     let (local, remote) = (dialled.local, dialled.peer);
-    let multipath = matches!(dialled.multipath, Multipath::Yes(_));
+    let multipath = matches!(dialled.multipath, MptcpState::Active(_));
     let carrier = dialled.stream.get_ref().0.as_fd().try_clone_to_owned();
     let carrier = carrier.map_err(|error| error.to_string())?;
     let asking = async {

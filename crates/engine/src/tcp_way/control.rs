@@ -8,7 +8,7 @@
 
 use std::{convert::Infallible, future::pending, os::fd::AsFd};
 
-use mpvpn_os::tcp::{Sending, set_congestion_control};
+use mpvpn_os::tcp::{SegmentCounters, set_congestion_control};
 use tokio::time::{Duration, sleep};
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -39,21 +39,21 @@ impl Control {
 struct Choice {
     control: Control,
     quiet: u32,
-    before: Sending,
+    before: SegmentCounters,
 }
 
 impl Choice {
-    fn new(before: Sending) -> Self {
+    fn new(before: SegmentCounters) -> Self {
         Self { control: Control::Bbr, quiet: 0, before }
     }
 
     /// Takes how the connection fares now; returns what changes.
-    fn look(&mut self, now: Sending) -> Option<Control> {
+    fn look(&mut self, now: SegmentCounters) -> Option<Control> {
         let segments = now.segments.wrapping_sub(self.before.segments);
-        let repeated = now.repeated.wrapping_sub(self.before.repeated);
-        let in_vain = now.in_vain.wrapping_sub(self.before.in_vain);
+        let retransmitted = now.retransmitted.wrapping_sub(self.before.retransmitted);
+        let spurious = now.spurious.wrapping_sub(self.before.spurious);
         self.before = now;
-        let lost = repeated.saturating_sub(in_vain);
+        let lost = retransmitted.saturating_sub(spurious);
         let is_calm = segments >= BUSY && (lost <= FEW || lost <= segments / SELDOM);
         self.quiet = if is_calm { self.quiet + 1 } else { 0 };
         let control = match self.control {
@@ -77,11 +77,11 @@ pub(crate) async fn watch(socket: impl AsFd) -> Infallible {
         }
     };
     set(Control::Bbr);
-    if let Ok(before) = Sending::of(&socket) {
+    if let Ok(before) = SegmentCounters::of(&socket) {
         let mut choice = Choice::new(before);
         loop {
             sleep(EVERY).await;
-            let Ok(now) = Sending::of(&socket) else { break };
+            let Ok(now) = SegmentCounters::of(&socket) else { break };
             choice.look(now).map(set);
         }
     }
@@ -92,21 +92,21 @@ pub(crate) async fn watch(socket: impl AsFd) -> Infallible {
 mod tests {
     use super::*;
 
-    /// What is chosen when so many segments are sent, repeated and repeated in vain between the looks.
+    /// What is chosen when so many segments are sent, retransmitted and retransmitted in vain between the looks.
     fn chosen(choice: &mut Choice, looks: &[(u32, u32, u32)]) -> Vec<Option<Control>> {
-        let look = |&(segments, repeated, in_vain): &(u32, u32, u32)| {
+        let look = |&(segments, retransmitted, spurious): &(u32, u32, u32)| {
             let before = choice.before;
-            choice.look(Sending {
+            choice.look(SegmentCounters {
                 segments: before.segments.wrapping_add(segments),
-                repeated: before.repeated.wrapping_add(repeated),
-                in_vain: before.in_vain.wrapping_add(in_vain),
+                retransmitted: before.retransmitted.wrapping_add(retransmitted),
+                spurious: before.spurious.wrapping_add(spurious),
             })
         };
         looks.iter().map(look).collect()
     }
 
     fn new() -> Choice {
-        Choice::new(Sending { segments: u32::MAX - 100, repeated: u32::MAX, in_vain: u32::MAX })
+        Choice::new(SegmentCounters { segments: u32::MAX - 100, retransmitted: u32::MAX, spurious: u32::MAX })
     }
 
     #[test]

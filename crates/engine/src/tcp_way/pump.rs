@@ -22,7 +22,7 @@ use mpvpn_masque::{
 };
 use mpvpn_os::{
     OsError, Outgoing, RecvBatch, UdpOptions, UdpSocket,
-    udp::{MAX_SEGMENTS, MAX_TRAIN},
+    udp::{MAX_GSO_BYTES, MAX_GSO_SEGMENTS},
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest};
 
@@ -148,7 +148,7 @@ impl Loopback {
     /// Sends datagrams of `segment` bytes each, of which the last may be shorter.
     async fn send(&self, segment: usize, data: &[u8]) {
         let segment = u16::try_from(segment).ok();
-        let out = Outgoing { to: self.peer, from: None, ecn: None, dscp: 0, segment, data };
+        let out = Outgoing { to: self.peer, from: None, ecn: None, dscp: 0, segment_size: segment, data };
         let sent = self.ready.async_io(Interest::WRITABLE, || self.socket.send(&out)).await;
         if let Err(error) = sent {
             // Lost as on any link: the peer may be about to start again.
@@ -250,7 +250,7 @@ async fn from_stream(
             let Capsule::Datagram(value) = capsule else { continue };
             let (context, at) = varint::decode(&value).ok_or(PumpError::NoContext)?;
             let payload = &value[at..];
-            if context != CONTEXT_PAYLOAD || payload.is_empty() || payload.len() > MAX_TRAIN {
+            if context != CONTEXT_PAYLOAD || payload.is_empty() || payload.len() > MAX_GSO_BYTES {
                 continue;
             }
             received.add(payload.len());
@@ -277,8 +277,8 @@ impl Train {
         self.count == 0
             || is_even
                 && len <= self.segment
-                && self.count < MAX_SEGMENTS
-                && self.data.len() + len <= MAX_TRAIN
+                && self.count < MAX_GSO_SEGMENTS
+                && self.data.len() + len <= MAX_GSO_BYTES
     }
 
     fn push(&mut self, payload: &[u8]) {

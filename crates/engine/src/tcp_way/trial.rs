@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use mpvpn_os::tcp::{Multipath, Protocol};
+use mpvpn_os::tcp::{MptcpState, Protocol};
 use mpvpn_types::Duration;
 use tokio::time::timeout;
 
@@ -31,7 +31,7 @@ pub(crate) struct Trial {
     /// Until the server answered.
     pub(crate) http2: Duration,
     /// What the connection was then; `None` if it had to be tried once more, as TCP.
-    pub(crate) multipath: Option<Multipath>,
+    pub(crate) multipath: Option<MptcpState>,
     /// Whether the server accepts the credentials.
     pub(crate) authorized: bool,
 }
@@ -70,7 +70,7 @@ pub(crate) async fn try_out(stable: &Stable, footing: Footing, to: Vec<SocketAdd
         tls: dialled.tls,
         http2: begun.elapsed(),
         // Only now have bytes come back, on which a fallback depends.
-        multipath: is_first.then(|| Multipath::of(&socket).unwrap_or(Multipath::No)),
+        multipath: is_first.then(|| MptcpState::of(&socket).unwrap_or(MptcpState::NotUsed)),
         authorized,
     })
 }

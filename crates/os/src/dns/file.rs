@@ -46,7 +46,7 @@ pub(super) fn plan(path: &Path, set: &str) -> Result<Rewrite, OsError> {
     let real = fs::canonicalize(path).ok();
     let own_mount = real.as_deref().filter(|real| is_mount_point(real));
     if own_mount.is_none() && is_in_namespace_of_machine() {
-        return Err(OsError::SharedFile { path: path.to_owned() });
+        return Err(OsError::SharedResolvConf { path: path.to_owned() });
     }
     let rewrite = |path: &Path, before| Rewrite { path: path.to_owned(), before, set: set.to_owned() };
     Ok(match (own_mount, is_link) {

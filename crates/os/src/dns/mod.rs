@@ -18,7 +18,7 @@ pub(crate) use file::{make, revert};
 use crate::{
     error::OsError,
     netlink::Netlink,
-    undo::{Step, Undo},
+    undo::{Step, UndoJournal},
 };
 
 /// The file that programs' resolvers read (resolv.conf(5)).
@@ -32,7 +32,7 @@ const MOST: usize = 3;
 
 /// The resolver of this machine while a tunnel is up.
 #[derive(Debug)]
-pub struct Resolver {
+pub struct ResolverConfig {
     tun: String,
     servers: Vec<IpAddr>,
     way: Option<Way>,
@@ -47,7 +47,7 @@ enum Way {
     File(Step),
 }
 
-impl Resolver {
+impl ResolverConfig {
     /// Changes nothing yet. `tun` is the name of the TUN device.
     pub fn new(tun: &str) -> Self {
         Self { tun: tun.to_owned(), servers: Vec::new(), way: None }
@@ -58,7 +58,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If neither systemd-resolved nor the file takes them. Then the machine is as it was.
-    pub fn apply(&mut self, undo: &mut Undo, servers: &[IpAddr]) -> Result<(), OsError> {
+    pub fn apply(&mut self, undo: &mut UndoJournal, servers: &[IpAddr]) -> Result<(), OsError> {
         if self.servers == servers {
             return Ok(());
         }
@@ -98,7 +98,7 @@ impl Resolver {
     ///
     /// # Errors
     /// If the kernel does not tell its addresses.
-    pub fn past_tunnel(&self) -> Result<Vec<IpAddr>, OsError> {
+    pub fn name_servers_outside_tunnel(&self) -> Result<Vec<IpAddr>, OsError> {
         let asked = match &self.way {
             Some(_) => self.servers.clone(),
             None => nameservers(Path::new(FILE)),

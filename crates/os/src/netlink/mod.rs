@@ -112,7 +112,7 @@ impl Netlink {
     /// Lets the next packet ask at once for each address of an interface that is asked for in vain. What was sent while it
     /// had no carrier has begun to ask, and the kernel repeats that only every second (`retrans_time_ms`, arp(7)), holding
     /// back packets meanwhile; so this is for a link that has come back.
-    pub fn ask_neighbours_anew(&mut self, index: u32) -> Result<(), OsError> {
+    pub fn flush_unresolved_neighbours(&mut self, index: u32) -> Result<(), OsError> {
         let messages = self.socket.dump("list", "neighbours", neighbour::list_request())?;
         let unresolved = messages.iter().filter_map(Unresolved::parse);
         for neighbour in unresolved.filter(|neighbour| neighbour.index == index) {

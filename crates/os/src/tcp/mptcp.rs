@@ -27,13 +27,13 @@ const SUBFLOWS: usize = 16;
 
 /// What a connection is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Multipath {
+pub enum MptcpState {
     /// Nobody asked for Multipath TCP, this kernel has none, or there is no connection yet.
-    No,
+    NotUsed,
     /// It was asked for, and the far end does not know it or somebody on the way took it away: it is one of TCP.
-    FellBack,
+    Fallback,
     /// It is one of Multipath TCP, with these subflows.
-    Yes(Vec<Subflow>),
+    Active(Vec<Subflow>),
 }
 
 /// One TCP connection of several that are one.
@@ -45,7 +45,7 @@ pub struct Subflow {
     pub remote: SocketAddr,
 }
 
-impl Multipath {
+impl MptcpState {
     /// What the connection behind `fd` is now. One whose options are taken away after the handshake falls back with the
     /// first bytes, so ask again once some have come.
     ///
@@ -57,14 +57,14 @@ impl Multipath {
             Ok(info) => info,
             // Linux asks the only subflow, which is TCP, after a fallback.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
-                return Ok(if was_tried(&fd) { Self::FellBack } else { Self::No });
+                return Ok(if was_tried(&fd) { Self::Fallback } else { Self::NotUsed });
             }
             Err(error) => return Err(error),
         };
         Ok(match number(info, FLAGS).unwrap_or(0) {
-            flags if flags & FLAG_FALLBACK != 0 => Self::FellBack,
-            flags if flags & FLAG_REMOTE_KEY_RECEIVED == 0 => Self::No,
-            _ => Self::Yes(subflows(fd)),
+            flags if flags & FLAG_FALLBACK != 0 => Self::Fallback,
+            flags if flags & FLAG_REMOTE_KEY_RECEIVED == 0 => Self::NotUsed,
+            _ => Self::Active(subflows(fd)),
         })
     }
 }
@@ -122,8 +122,12 @@ mod tests {
 
     fn options(protocol: Protocol) -> TcpOptions {
         let tuning = Tuning {
-            keep_alive: KeepAlive { idle: Duration::from_secs(10), pause: Duration::from_secs(3), count: 3 },
-            unsent_low: Some(16 << 10),
+            keep_alive: KeepAlive {
+                idle: Duration::from_secs(10),
+                interval: Duration::from_secs(3),
+                probes: 3,
+            },
+            notsent_lowat: Some(16 << 10),
             user_timeout: Some(Duration::from_secs(20)),
             rto_max: Some(Duration::from_secs(1)),
             dscp: 10,
@@ -137,12 +141,12 @@ mod tests {
         let acceptor = TcpAcceptor::listen(local.parse().unwrap(), options_of_listener).unwrap();
         let to = acceptor.local_addr().unwrap();
         let socket = TcpSocket::open(to, &options(ours)).unwrap();
-        assert_eq!(Multipath::of(&socket).unwrap(), Multipath::No);
-        socket.start(to).unwrap();
+        assert_eq!(MptcpState::of(&socket).unwrap(), MptcpState::NotUsed);
+        socket.start_connect(to).unwrap();
         let poller = Poller::new().unwrap();
         poller.add(&socket, 0, Interest::Write).unwrap();
         assert_eq!(poller.wait(&mut Events::with_capacity(1), Some(Duration::from_secs(5))).unwrap(), 1);
-        socket.connected().unwrap();
+        socket.connect_result().unwrap();
         let listener = TcpListener::from(acceptor);
         listener.set_nonblocking(false).unwrap();
         let (mut there, _) = listener.accept().unwrap();
@@ -164,9 +168,9 @@ mod tests {
         for local in ["127.0.0.1:0", "[::1]:0"] {
             let (here, there) = pair(local, Protocol::Mptcp, Protocol::Mptcp);
             let only = Subflow { local: here.local_addr().unwrap(), remote: here.peer_addr().unwrap() };
-            assert_eq!(Multipath::of(&here).unwrap(), Multipath::Yes(vec![only]));
+            assert_eq!(MptcpState::of(&here).unwrap(), MptcpState::Active(vec![only]));
             let only = Subflow { local: only.remote, remote: only.local };
-            assert_eq!(Multipath::of(&there).unwrap(), Multipath::Yes(vec![only]));
+            assert_eq!(MptcpState::of(&there).unwrap(), MptcpState::Active(vec![only]));
         }
     }
 
@@ -176,11 +180,11 @@ mod tests {
             return println!("skipped: this kernel has no Multipath TCP");
         }
         let (here, there) = pair("127.0.0.1:0", Protocol::Mptcp, Protocol::Tcp);
-        assert_eq!(Multipath::of(&here).unwrap(), Multipath::FellBack);
-        assert_eq!(Multipath::of(&there).unwrap(), Multipath::No);
+        assert_eq!(MptcpState::of(&here).unwrap(), MptcpState::Fallback);
+        assert_eq!(MptcpState::of(&there).unwrap(), MptcpState::NotUsed);
         let (here, there) = pair("127.0.0.1:0", Protocol::Tcp, Protocol::Mptcp);
-        assert_eq!(Multipath::of(&here).unwrap(), Multipath::No);
-        assert_eq!(Multipath::of(&there).unwrap(), Multipath::No);
+        assert_eq!(MptcpState::of(&here).unwrap(), MptcpState::NotUsed);
+        assert_eq!(MptcpState::of(&there).unwrap(), MptcpState::NotUsed);
     }
 
     #[test]
@@ -190,7 +194,7 @@ mod tests {
             let read = read_bytes(fd, level, name, &mut room).map(<[u8]>::to_vec);
             read.ok().map(|bytes| i32::from_ne_bytes(bytes.try_into().unwrap()))
         };
-        let is_multipath = |fd: &TcpStream| matches!(Multipath::of(fd), Ok(Multipath::Yes(_)));
+        let is_multipath = |fd: &TcpStream| matches!(MptcpState::of(fd), Ok(MptcpState::Active(_)));
         for protocol in [Protocol::Tcp, Protocol::Mptcp] {
             let ends = pair("127.0.0.1:0", protocol, protocol);
             for end in [&ends.0, &ends.1] {

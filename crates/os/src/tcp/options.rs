@@ -21,7 +21,7 @@ pub enum Protocol {
     #[default]
     Tcp,
     /// Multipath TCP, which becomes TCP where this kernel, the far end or somebody on the way does not know it:
-    /// [`super::Multipath::of`] tells what it became.
+    /// [`super::MptcpState::of`] tells what it became.
     Mptcp,
 }
 
@@ -56,14 +56,14 @@ pub struct KeepAlive {
     /// After so long without anything from it (whole seconds, at least one).
     pub idle: Duration,
     /// Again after so long without an answer (whole seconds, at least one).
-    pub pause: Duration,
+    pub interval: Duration,
     /// So many questions without an answer end the connection.
-    pub count: u32,
+    pub probes: u32,
 }
 
 impl Default for KeepAlive {
     fn default() -> Self {
-        Self { idle: Duration::from_secs(60), pause: Duration::from_secs(15), count: 5 }
+        Self { idle: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 5 }
     }
 }
 
@@ -77,7 +77,7 @@ pub struct Tuning {
     pub keep_alive: KeepAlive,
     /// The socket is writable only while no more than so many bytes wait that were not sent yet (TCP_NOTSENT_LOWAT):
     /// what is decided when a packet leaves its queue is decided late. As the kernel has it if not given.
-    pub unsent_low: Option<u32>,
+    pub notsent_lowat: Option<u32>,
     /// The connection ends when what was sent has not been acknowledged for so long (TCP_USER_TIMEOUT, RFC 5482), rather than
     /// after a quarter of an hour. Ignored on a socket of Multipath TCP.
     pub user_timeout: Option<Duration>,
@@ -112,13 +112,13 @@ impl Tuning {
         sockopt::set_socket_keepalive(fd, true)?;
         // Sockets of Multipath TCP know these since Linux 6.10 only.
         let _ = sockopt::set_tcp_keepidle(fd, self.keep_alive.idle);
-        let _ = sockopt::set_tcp_keepintvl(fd, self.keep_alive.pause);
-        let _ = sockopt::set_tcp_keepcnt(fd, self.keep_alive.count);
+        let _ = sockopt::set_tcp_keepintvl(fd, self.keep_alive.interval);
+        let _ = sockopt::set_tcp_keepcnt(fd, self.keep_alive.probes);
         let optional = |name, value: u128| {
             let value = libc::c_int::try_from(value).unwrap_or(libc::c_int::MAX);
             let _ = set_int(fd, libc::IPPROTO_TCP, name, value);
         };
-        if let Some(bytes) = self.unsent_low {
+        if let Some(bytes) = self.notsent_lowat {
             optional(libc::TCP_NOTSENT_LOWAT, bytes.into());
         }
         if let Some(limit) = self.user_timeout {

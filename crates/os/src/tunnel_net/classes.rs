@@ -3,7 +3,7 @@
 //! Each device has a table with a default route to it, which is asked
 //! 1. for what is bound to the device, or to an address of its own;
 //! 2. for packets with its bits in the firewall mark, unless the main table knows a specific way for them. nftables
-//!    give these bits to the packets that are to be steered there, as [`Steering`] says.
+//!    give these bits to the packets that are to be steered there, as [`ClassSteering`] says.
 //!
 //! Routes that people make to the device lead there as well. Whatever leaves by it gets its address, as the server takes
 //! packets from no others.
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::{
     error::OsError,
-    firewall::{Bits, Exit, Masquerade, Origin, Packets, Rules, Steer},
+    firewall::{Exit, MarkBits, MarkRule, Masquerade, Origin, PacketMatch, Rules},
     netlink::{Family, LinkInfo, MAIN_TABLE, Netlink, Route, Rule},
     sysctl,
-    undo::{Interface, Step, Undo},
+    undo::{Interface, Step, UndoJournal},
 };
 
 /// The bits of the firewall mark that name a device.
@@ -36,21 +36,21 @@ pub struct ClassTun {
     pub number: u8,
 }
 
-/// Packets that go into the device of a class.
+/// PacketMatch that go into the device of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Steering {
+pub struct ClassSteering {
     /// The number of the device.
     pub number: u8,
     /// What is true of them.
-    pub packets: Packets,
-    /// VLANs, by the interfaces of which they come in; any if it is empty. Where [`Packets::ingress`] is not empty, such
+    pub packets: PacketMatch,
+    /// VLANs, by the interfaces of which they come in; any if it is empty. Where [`PacketMatch::ingress`] is not empty, such
     /// an interface is one of these, or stands on one.
     pub vlans: Vec<u16>,
 }
 
 /// The addresses of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Given {
+pub struct DeviceAddresses {
     /// Which.
     pub addresses: Vec<IpNet>,
     /// Whether no other device has them.
@@ -62,11 +62,11 @@ pub struct Given {
 pub struct ClassNet {
     client: ClientNetConfig,
     tuns: Vec<ClassTun>,
-    steering: Vec<Steering>,
+    steering: Vec<ClassSteering>,
     netlink: Netlink,
     in_force: InForce,
     /// What was said last: the addresses of each device, and the MTU (bytes).
-    wanted: Option<(Vec<Given>, u32)>,
+    wanted: Option<(Vec<DeviceAddresses>, u32)>,
     /// The table of the firewall that is in force.
     firewall: InForce,
 }
@@ -76,7 +76,7 @@ impl ClassNet {
     pub fn new(
         client: ClientNetConfig,
         tuns: Vec<ClassTun>,
-        steering: Vec<Steering>,
+        steering: Vec<ClassSteering>,
     ) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
         for ClassTun { interface, .. } in &tuns {
@@ -92,9 +92,9 @@ impl ClassNet {
     }
 
     /// Lets the machine pass packets on, where packets of others are to be steered.
-    pub fn forward(&mut self, undo: &mut Undo) -> Result<(), OsError> {
+    pub fn enable_forwarding(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         let others =
-            |steering: &Steering| !(steering.packets.ingress.is_empty() && steering.vlans.is_empty());
+            |steering: &ClassSteering| !(steering.packets.ingress.is_empty() && steering.vlans.is_empty());
         if !self.steering.iter().any(others) {
             return Ok(());
         }
@@ -103,7 +103,12 @@ impl ClassNet {
 
     /// Brings the machine to what is wanted now: the addresses of each device, in the order of the devices, and the MTU
     /// (bytes).
-    pub fn apply(&mut self, undo: &mut Undo, wanted: Vec<Given>, mtu: u32) -> Result<(), OsError> {
+    pub fn apply(
+        &mut self,
+        undo: &mut UndoJournal,
+        wanted: Vec<DeviceAddresses>,
+        mtu: u32,
+    ) -> Result<(), OsError> {
         if self.tuns.is_empty() || self.wanted.as_ref().is_some_and(|last| last.0 == wanted && last.1 == mtu)
         {
             return Ok(());
@@ -128,11 +133,11 @@ impl ClassNet {
             self.set_mtu(mtu)?;
         }
         self.wanted = Some((wanted, mtu));
-        self.look_at_links(undo)
+        self.update_vlan_interfaces(undo)
     }
 
     /// Finds the interfaces of VLANs anew.
-    pub fn look_at_links(&mut self, undo: &mut Undo) -> Result<(), OsError> {
+    pub fn update_vlan_interfaces(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         if self.wanted.is_none() {
             return Ok(());
         }
@@ -195,30 +200,30 @@ impl ClassNet {
             from: Origin::Anywhere,
             exit: Exit::Through(tun.interface.name.clone()),
         });
-        let steer = self.steering.iter().filter_map(|steering| {
+        let mark_rules = self.steering.iter().filter_map(|steering| {
             let packets = match steering.vlans.is_empty() {
                 true => steering.packets.clone(),
-                false => Packets { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
+                false => PacketMatch { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
             };
             // Without the interface of such a VLAN nothing fits; the empty list would fit everything.
             let can_be = steering.vlans.is_empty() || !packets.ingress.is_empty();
-            can_be.then(|| Steer { packets, set: bits(steering.number) })
+            can_be.then(|| MarkRule { packets, set: bits(steering.number) })
         });
         Rules {
             name: format!("{} classes", self.client.tun.name),
             masquerade: masquerade.collect(),
-            steer: steer.collect(),
-            spare: Some(self.client.mark),
+            mark_rules: mark_rules.collect(),
+            exempt_mark: Some(self.client.mark),
         }
     }
 }
 
-fn bits(number: u8) -> Bits {
-    Bits { value: (u32::from(number) + 1) << MASK.trailing_zeros() & MASK, mask: MASK }
+fn bits(number: u8) -> MarkBits {
+    MarkBits { value: (u32::from(number) + 1) << MASK.trailing_zeros() & MASK, mask: MASK }
 }
 
 /// The interfaces by which packets of such VLANs come in.
-fn interfaces_of(steering: &Steering, links: &[LinkInfo]) -> Vec<String> {
+fn interfaces_of(steering: &ClassSteering, links: &[LinkInfo]) -> Vec<String> {
     let ingress: BTreeSet<&str> = steering.packets.ingress.iter().map(String::as_str).collect();
     let parent = |link: &LinkInfo| links.iter().find(|other| Some(other.index) == link.parent);
     let stands_there = |link: &LinkInfo| parent(link).is_some_and(|parent| ingress.contains(&*parent.name));
@@ -259,8 +264,8 @@ mod tests {
         ];
         let found = |vlans: &[u16], ingress: &[&str]| {
             let ingress = ingress.iter().map(|name| (*name).to_owned()).collect();
-            let packets = Packets { ingress, ..Packets::default() };
-            interfaces_of(&Steering { number: 1, packets, vlans: vlans.into() }, &links).join(" ")
+            let packets = PacketMatch { ingress, ..PacketMatch::default() };
+            interfaces_of(&ClassSteering { number: 1, packets, vlans: vlans.into() }, &links).join(" ")
         };
         assert_eq!(found(&[20], &[]), "eth1.20 guests");
         assert_eq!(found(&[20, 30], &["eth1"]), "eth1.20 eth1.30");

@@ -19,7 +19,7 @@ use crate::{
     error::OsError,
     netlink::{Family, MAIN_TABLE, Netlink, Route, Rule},
     sysctl,
-    undo::{Interface, Step, Undo},
+    undo::{Interface, Step, UndoJournal},
 };
 
 /// The smallest MTU of IPv6, in bytes (RFC 8200, section 5).
@@ -48,7 +48,7 @@ impl ClientNetConfig {
 
 /// What the server assigned, and what the user wants of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct ClientNetState {
     /// The addresses of this end.
     pub addresses: Vec<IpNet>,
     /// What goes into the tunnel.
@@ -88,7 +88,7 @@ impl ClientNet {
 
     /// Brings the machine to what is wanted now, from whatever was wanted before. After an error
     /// addresses, routes and rules are as they were; trying again is fine.
-    pub fn apply(&mut self, undo: &mut Undo, wanted: &Wanted) -> Result<(), OsError> {
+    pub fn apply(&mut self, undo: &mut UndoJournal, wanted: &ClientNetState) -> Result<(), OsError> {
         let v6_possible = sysctl::exists("net/ipv6/conf/all/disable_ipv6");
         let steps = self.steps(wanted, v6_possible, sysctl::has_ipv6());
         // IPv6 leaves a device whose MTU falls below its minimum: shrink last, grow first.
@@ -104,14 +104,14 @@ impl ClientNet {
     }
 
     /// Takes everything back; the device stays up with its MTU.
-    pub fn clear(&mut self, undo: &mut Undo) -> Result<(), OsError> {
+    pub fn clear(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         self.in_force.change_to(undo, Vec::new())
     }
 
     /// Lets replies to the tunnel's own packets in at link `name`. A machine with strict reverse path
     /// checks drops them, because the way to the server leads into the tunnel, or over another link,
     /// for packets without the mark; loose checks are enough (RFC 3704, section 2.4).
-    pub fn prepare_link(&self, undo: &mut Undo, name: &str) -> Result<(), OsError> {
+    pub fn loosen_reverse_path_filter(&self, undo: &mut UndoJournal, name: &str) -> Result<(), OsError> {
         let key = sysctl::interface("ipv4", name, "rp_filter");
         let value = |key: &str| sysctl::read(key).ok().and_then(|text| text.parse::<u8>().ok()).unwrap_or(0);
         // The larger of both counts (kernel's ip-sysctl.rst).
@@ -131,7 +131,7 @@ impl ClientNet {
     }
 
     /// Everything wanted, in the order to make it: addresses, routes, and only then the rules.
-    fn steps(&self, wanted: &Wanted, v6_possible: bool, v6_in_use: bool) -> Vec<Step> {
+    fn steps(&self, wanted: &ClientNetState, v6_possible: bool, v6_in_use: bool) -> Vec<Step> {
         let carries = |address: &IpNet| match address {
             IpNet::V4(_) => true,
             IpNet::V6(_) => v6_possible && wanted.mtu >= SMALLEST_V6_MTU,
@@ -197,8 +197,12 @@ mod tests {
         ClientNet { config: ClientNetConfig::new(tun), netlink, in_force: InForce::default(), mtu: None }
     }
 
-    fn wanted(addresses: &[&str], routes: Routes) -> Wanted {
-        Wanted { addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(), routes, mtu: 1400 }
+    fn wanted(addresses: &[&str], routes: Routes) -> ClientNetState {
+        ClientNetState {
+            addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
+            routes,
+            mtu: 1400,
+        }
     }
 
     fn shown(steps: &[Step]) -> Vec<String> {

@@ -13,8 +13,8 @@ mod share;
 
 use std::collections::BTreeSet;
 
-pub use classes::{ClassNet, ClassTun, Given, Steering};
-pub use client::{ClientNet, ClientNetConfig, Routes, Wanted};
+pub use classes::{ClassNet, ClassSteering, ClassTun, DeviceAddresses};
+pub use client::{ClientNet, ClientNetConfig, ClientNetState, Routes};
 pub use server::{Nat, ServerNet, ServerNetConfig, first_address};
 pub use share::{ShareNet, ShareSource};
 
@@ -24,7 +24,7 @@ use crate::{
     error::OsError,
     netlink::{Family, Netlink},
     sysctl,
-    undo::{Step, Undo},
+    undo::{Step, UndoJournal},
 };
 
 /// The steps that are in force.
@@ -34,7 +34,7 @@ struct InForce(Vec<Step>);
 impl InForce {
     /// Makes what is wanted and not there, in order, then takes back what is there and not wanted, in
     /// reverse order. If something cannot be made, everything stays as it was before the call.
-    fn change_to(&mut self, undo: &mut Undo, wanted: Vec<Step>) -> Result<(), OsError> {
+    fn change_to(&mut self, undo: &mut UndoJournal, wanted: Vec<Step>) -> Result<(), OsError> {
         let now: BTreeSet<&Step> = self.0.iter().collect();
         let missing: Vec<Step> = wanted.iter().filter(|step| !now.contains(step)).cloned().collect();
         if let Err(error) = undo.make(&missing) {
@@ -80,7 +80,11 @@ fn prepare_device(name: &str) {
 ///
 /// An interface that learns its IPv6 routes by router advertisement would lose them, because routers
 /// ignore such advertisements, unless told otherwise (accept_ra = 2, kernel's ip-sysctl.rst) first.
-fn enable_forwarding(undo: &mut Undo, netlink: &mut Netlink, families: Families) -> Result<(), OsError> {
+fn enable_forwarding(
+    undo: &mut UndoJournal,
+    netlink: &mut Netlink,
+    families: Families,
+) -> Result<(), OsError> {
     if families.v4 {
         sysctl::set(undo, "net/ipv4/ip_forward", "1")?;
     }

@@ -7,7 +7,7 @@ use crate::{
     error::OsError,
     firewall::{Exit, Masquerade, Origin, Rules},
     netlink::Netlink,
-    undo::{Interface, Step, Undo},
+    undo::{Interface, Step, UndoJournal},
 };
 
 /// What a server wants.
@@ -43,7 +43,7 @@ pub struct ServerNet {
 
 impl ServerNet {
     /// Sets everything up.
-    pub fn up(undo: &mut Undo, config: &ServerNetConfig) -> Result<Self, OsError> {
+    pub fn up(undo: &mut UndoJournal, config: &ServerNetConfig) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
         check_free(&mut netlink, config)?;
         prepare_device(&config.tun.name);

@@ -11,7 +11,7 @@ use crate::{
     netlink::Netlink,
     sysctl,
     tun::check_interface_name,
-    undo::{Step, Undo},
+    undo::{Step, UndoJournal},
 };
 
 /// Who may use the tunnel.
@@ -32,7 +32,7 @@ impl FromStr for ShareSource {
         }
         match check_interface_name(text) {
             Ok(()) => Ok(Self::Interface(text.to_owned())),
-            Err(_) => Err(OsError::BadShare { text: text.to_owned() }),
+            Err(_) => Err(OsError::InvalidShareSource { text: text.to_owned() }),
         }
     }
 }
@@ -54,7 +54,7 @@ pub struct ShareNet {
 
 impl ShareNet {
     /// Lets `sources` use TUN device `tun`.
-    pub fn up(undo: &mut Undo, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
+    pub fn up(undo: &mut UndoJournal, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
         for source in sources {
             if let ShareSource::Interface(name) = source {

@@ -23,8 +23,8 @@ use address::{Family, RawAddress};
 pub use connected::ConnectedUdp;
 pub use receive::{Received, RecvBatch};
 use send::Sender;
-pub use send::{MAX_SEGMENTS, MAX_TRAIN, Outgoing, SendFailure};
-pub use steer::bind_group;
+pub use send::{MAX_GSO_BYTES, MAX_GSO_SEGMENTS, Outgoing, SendFailure};
+pub use steer::bind_reuseport_group;
 
 use crate::{
     error::OsError,

@@ -37,7 +37,7 @@ pub struct Received {
     /// The two ECN bits (RFC 3168).
     pub ecn: u8,
     /// Bytes of each datagram in `data`, the last may be shorter; all of `data` if it is only one.
-    pub segment: usize,
+    pub segment_size: usize,
     crowded: bool,
 }
 
@@ -46,7 +46,7 @@ impl Received {
     pub fn datagrams(mut self) -> impl Iterator<Item = BytesMut> {
         let empty = self.data.is_empty().then(BytesMut::new);
         let pieces = std::iter::from_fn(move || {
-            let len = self.segment.min(self.data.len());
+            let len = self.segment_size.min(self.data.len());
             let datagram = match self.crowded {
                 true => {
                     let copy = BytesMut::from(&self.data[..len]);
@@ -63,7 +63,7 @@ impl Received {
     /// The same where they are.
     pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
         let empty = self.data.is_empty().then_some(&[][..]);
-        empty.into_iter().chain(self.data.chunks(self.segment.max(1)))
+        empty.into_iter().chain(self.data.chunks(self.segment_size.max(1)))
     }
 }
 
@@ -219,8 +219,9 @@ impl Slot {
         }
         let data = self.buffer.split();
         let meta = Meta::parse(&self.control, self.control_length);
-        let segment = meta.segment.filter(|&size| size > 0 && size < data.len()).unwrap_or(data.len());
-        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment, data, crowded })
+        let segment_size =
+            meta.segment_size.filter(|&size| size > 0 && size < data.len()).unwrap_or(data.len());
+        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment_size, data, crowded })
     }
 }
 
@@ -229,7 +230,7 @@ impl Slot {
 struct Meta {
     local_ip: Option<IpAddr>,
     ecn: u8,
-    segment: Option<usize>,
+    segment_size: Option<usize>,
 }
 
 impl Meta {
@@ -249,7 +250,7 @@ impl Meta {
                     meta.ecn = control::integer(data).unwrap_or(0) as u8 & 0b11;
                 }
                 (libc::SOL_UDP, libc::UDP_GRO) => {
-                    meta.segment = control::integer(data).and_then(|size| usize::try_from(size).ok());
+                    meta.segment_size = control::integer(data).and_then(|size| usize::try_from(size).ok());
                 }
                 _ => {}
             }
@@ -283,7 +284,7 @@ mod tests {
             (libc::IPPROTO_IP, libc::IP_TOS, &[0b1011_1001]),
             (libc::SOL_UDP, libc::UDP_GRO, &1200_i32.to_ne_bytes()),
         ]);
-        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment: Some(1200) });
+        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment_size: Some(1200) });
     }
 
     #[test]
@@ -294,7 +295,7 @@ mod tests {
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3_i32.to_ne_bytes()),
         ]);
-        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment: None });
+        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment_size: None });
     }
 
     #[test]
@@ -366,7 +367,7 @@ mod tests {
             remote: "192.0.2.1:1".parse().unwrap(),
             local_ip: None,
             ecn: 0,
-            segment: 1200,
+            segment_size: 1200,
             crowded: true,
         };
         let datagrams: Vec<_> = received.datagrams().collect();

@@ -13,9 +13,9 @@ use super::{
 };
 
 /// A train may have no more datagrams than this (UDP_MAX_SEGMENTS of Linux before 6.9).
-pub const MAX_SEGMENTS: usize = 64;
+pub const MAX_GSO_SEGMENTS: usize = 64;
 /// A train may have no more bytes than this: 65,535 without IPv4 and UDP header.
-pub const MAX_TRAIN: usize = 65_507;
+pub const MAX_GSO_BYTES: usize = 65_507;
 
 /// One message to send.
 #[derive(Clone, Copy, Debug)]
@@ -29,14 +29,14 @@ pub struct Outgoing<'a> {
     /// The DSCP (RFC 2474), 0 to 63; 0 is that of the socket.
     pub dscp: u8,
     /// Bytes of each datagram in `data`; `None` if it is only one.
-    pub segment: Option<u16>,
+    pub segment_size: Option<u16>,
     /// The bytes.
     pub data: &'a [u8],
 }
 
 impl Outgoing<'_> {
     fn is_train(&self) -> bool {
-        self.segment.is_some_and(|size| size > 0 && self.data.len() > usize::from(size))
+        self.segment_size.is_some_and(|size| size > 0 && self.data.len() > usize::from(size))
     }
 
     /// `dscp`: what the socket's packets are marked with, beside their ECN bits.
@@ -65,7 +65,7 @@ impl Outgoing<'_> {
                 SocketAddr::V6(_) => control.push(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &value),
             }
         }
-        if let (true, Some(size)) = (self.is_train(), self.segment) {
+        if let (true, Some(size)) = (self.is_train(), self.segment_size) {
             control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
         }
         control
@@ -133,7 +133,7 @@ impl Sender {
         if !out.is_train() {
             return self.send_message(fd, out);
         }
-        if self.sends_trains() && out.data.len() <= MAX_TRAIN {
+        if self.sends_trains() && out.data.len() <= MAX_GSO_BYTES {
             match self.send_message(fd, out) {
                 Err(error) if self.refuses_trains(&error) => {}
                 result => return result,
@@ -158,10 +158,10 @@ impl Sender {
     /// Sends all datagrams of a train and returns the first error. When even the first finds the
     /// socket full, nothing was sent; when a later one does, the rest of the train is lost.
     fn send_one_by_one(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
-        let size = out.segment.map_or(out.data.len(), usize::from).max(1);
+        let size = out.segment_size.map_or(out.data.len(), usize::from).max(1);
         let mut first_error = None;
         for (index, data) in out.data.chunks(size).enumerate() {
-            match self.send_message(fd, &Outgoing { segment: None, data, ..*out }) {
+            match self.send_message(fd, &Outgoing { segment_size: None, data, ..*out }) {
                 Ok(()) => {}
                 Err(error) if SendFailure::of(&error) == SendFailure::Busy => {
                     return if index == 0 { Err(error) } else { Ok(()) };
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     fn out(to: &str, data: &'static [u8]) -> Outgoing<'static> {
-        Outgoing { to: to.parse().unwrap(), from: None, ecn: None, dscp: 0, segment: None, data }
+        Outgoing { to: to.parse().unwrap(), from: None, ecn: None, dscp: 0, segment_size: None, data }
     }
 
     #[test]
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn a_train_carries_size_source_and_ecn() {
         let message = Outgoing {
-            segment: Some(2),
+            segment_size: Some(2),
             ecn: Some(1),
             from: "192.0.2.9".parse().ok(),
             ..out("192.0.2.1:1", b"abcde")
@@ -258,7 +258,7 @@ mod tests {
     #[test]
     fn one_datagram_is_no_train_whatever_the_segment_size() {
         for segment in [None, Some(0), Some(3), Some(9)] {
-            assert!(!Outgoing { segment, ..out("[::1]:1", b"abc") }.is_train(), "{segment:?}");
+            assert!(!Outgoing { segment_size: segment, ..out("[::1]:1", b"abc") }.is_train(), "{segment:?}");
         }
     }
 

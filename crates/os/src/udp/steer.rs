@@ -30,7 +30,7 @@ const RETURN: u16 = 0x16;
 ///
 /// # Errors
 /// If the address is in use, be it by a process that shares its port.
-pub fn bind_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSocket>, OsError> {
+pub fn bind_reuseport_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSocket>, OsError> {
     if count <= 1 {
         return Ok(vec![UdpSocket::bind(options)?]);
     }

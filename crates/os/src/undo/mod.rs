@@ -1,8 +1,8 @@
 //! The journal: what was changed, and how to take it back.
 //!
 //! In: [`Step`]s, each written to disk *before* it is made. Out: the machine as it was, when the owner
-//! ends ([`Undo::undo_all`], or dropping), or when the next process of that name starts after one
-//! that was killed ([`Undo::open`]).
+//! ends ([`UndoJournal::revert_all_steps`], or dropping), or when the next process of that name starts after one
+//! that was killed ([`UndoJournal::open`]).
 //!
 //! What always holds:
 //! - At most one living process owns a name in a network namespace: it holds a lock on
@@ -30,11 +30,11 @@ pub use step::{Interface, Step};
 use crate::{error::OsError, netlink::Netlink};
 
 /// Where journals are kept unless told otherwise.
-pub const BASE: &str = "/run/mpvpn";
+pub const DEFAULT_FOLDER: &str = "/run/mpvpn";
 
 /// An open journal.
 #[derive(Debug)]
-pub struct Undo {
+pub struct UndoJournal {
     path: PathBuf,
     record: Record,
     netlink: Netlink,
@@ -51,14 +51,15 @@ struct Record {
     steps: Vec<Step>,
 }
 
-impl Undo {
+impl UndoJournal {
     /// Opens the journal `name` under `base` for this network namespace. If a process left one behind,
     /// its steps are taken back first; if that process is alive, it is an error.
     pub fn open(base: &Path, name: &str) -> Result<Self, OsError> {
         let folder = base.join(format!("netns-{}", namespace()?));
         let file = file_name(name);
         let path = folder.join(format!("{file}.json"));
-        let owner = || OsError::OwnerAlive { name: name.to_owned(), pid: load(&path).map_or(0, |r| r.pid) };
+        let owner =
+            || OsError::AlreadyRunning { name: name.to_owned(), pid: load(&path).map_or(0, |r| r.pid) };
         let lock = Lock::take(&folder, &file).map_err(|e| failed("lock", &folder, e))?.ok_or_else(owner)?;
         let mut netlink = Netlink::open()?;
         if let Some(left) = load(&path) {
@@ -94,7 +95,7 @@ impl Undo {
     }
 
     /// Writes down `steps` at once, then makes them in order. After an error the journal still has all
-    /// of them, so that [`Undo::undo_all`] takes back those that were made.
+    /// of them, so that [`UndoJournal::revert_all_steps`] takes back those that were made.
     pub fn make(&mut self, steps: &[Step]) -> Result<(), OsError> {
         if steps.is_empty() {
             return Ok(());
@@ -122,7 +123,7 @@ impl Undo {
 
     /// Takes back everything, the last first, whatever fails on the way; returns what failed. The
     /// journal is empty afterwards and can be used again.
-    pub fn undo_all(&mut self) -> Vec<OsError> {
+    pub fn revert_all_steps(&mut self) -> Vec<OsError> {
         let steps = std::mem::take(&mut self.record.steps);
         let mut errors = revert_all(&mut self.netlink, &steps);
         if let Err(error) = fs::remove_file(&self.path)
@@ -139,9 +140,9 @@ impl Undo {
     }
 }
 
-impl Drop for Undo {
+impl Drop for UndoJournal {
     fn drop(&mut self) {
-        for error in self.undo_all() {
+        for error in self.revert_all_steps() {
             tracing::warn!(%error, "could not put something back");
         }
     }
@@ -252,11 +253,11 @@ mod tests {
     #[test]
     fn everything_is_put_back_and_the_journal_is_gone() {
         let folder = Folder::new("all");
-        let mut undo = Undo::open(&folder.0, "a").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         undo.record(folder.file("one")).unwrap();
         undo.record(folder.file("two")).unwrap();
         assert!(folder.record("a").exists());
-        assert_eq!(undo.undo_all().len(), 0);
+        assert_eq!(undo.revert_all_steps().len(), 0);
         drop(undo);
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0, "something was left");
     }
@@ -264,7 +265,7 @@ mod tests {
     #[test]
     fn dropping_puts_back_too() {
         let folder = Folder::new("drop");
-        let mut undo = Undo::open(&folder.0, "a").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         undo.record(folder.file("one")).unwrap();
         let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
             let _moved = undo;
@@ -277,14 +278,14 @@ mod tests {
     #[test]
     fn a_second_owner_is_refused_and_told_the_first() {
         let folder = Folder::new("second");
-        let first = Undo::open(&folder.0, "a").unwrap();
-        match Undo::open(&folder.0, "a") {
-            Err(OsError::OwnerAlive { pid, .. }) => assert_eq!(pid, std::process::id()),
+        let first = UndoJournal::open(&folder.0, "a").unwrap();
+        match UndoJournal::open(&folder.0, "a") {
+            Err(OsError::AlreadyRunning { pid, .. }) => assert_eq!(pid, std::process::id()),
             other => panic!("{other:?}"),
         }
-        let other = Undo::open(&folder.0, "b").unwrap();
+        let other = UndoJournal::open(&folder.0, "b").unwrap();
         drop(first);
-        drop(Undo::open(&folder.0, "a").unwrap());
+        drop(UndoJournal::open(&folder.0, "a").unwrap());
         drop(other);
     }
 
@@ -296,7 +297,7 @@ mod tests {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         let gone = Record { pid: u32::MAX, start_time: 1, steps: vec![step] };
         fs::write(&path, serde_json::to_vec(&gone).unwrap()).unwrap();
-        let undo = Undo::open(&folder.0, "a").unwrap();
+        let undo = UndoJournal::open(&folder.0, "a").unwrap();
         assert!(!folder.0.join("left").exists());
         assert!(undo.steps().is_empty());
     }
@@ -316,14 +317,14 @@ mod tests {
         let path = folder.record("a");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, b"{\"pid\":1,").unwrap();
-        drop(Undo::open(&folder.0, "a").unwrap());
+        drop(UndoJournal::open(&folder.0, "a").unwrap());
         assert_eq!(fs::read(path.with_extension("unreadable")).unwrap(), b"{\"pid\":1,");
     }
 
     #[test]
     fn reverted_steps_are_forgotten() {
         let folder = Folder::new("revert");
-        let mut undo = Undo::open(&folder.0, "a").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         let (one, two) = (folder.file("one"), folder.file("two"));
         undo.record_all([one.clone(), two.clone()]).unwrap();
         assert!(undo.revert(std::slice::from_ref(&one)).is_empty());

@@ -11,13 +11,13 @@ use std::{
 
 use crate::common::{Folder, in_namespace, ip};
 use mpvpn_os::{
-    TcpAcceptor, TcpOptions, TcpSocket, Undo,
+    TcpAcceptor, TcpOptions, TcpSocket, UndoJournal,
     netlink::{
         Netlink,
         mptcp::{Endpoint, Limits, PathManager, plan},
     },
     poll::{Events, Interest, Poller},
-    tcp::{ListenOptions, Multipath, Protocol},
+    tcp::{ListenOptions, MptcpState, Protocol},
     undo::Step,
 };
 
@@ -65,11 +65,11 @@ fn endpoints() -> Vec<Endpoint> {
 fn connect(options: TcpOptions) -> TcpStream {
     let to: SocketAddr = SERVER.parse().unwrap();
     let socket = TcpSocket::open(to, &TcpOptions { protocol: Protocol::Mptcp, ..options }).unwrap();
-    socket.start(to).unwrap();
+    socket.start_connect(to).unwrap();
     let poller = Poller::new().unwrap();
     poller.add(&socket, 0, Interest::Write).unwrap();
     assert_eq!(poller.wait(&mut Events::with_capacity(1), Some(Duration::from_secs(5))).unwrap(), 1);
-    socket.connected().unwrap();
+    socket.connect_result().unwrap();
     let mut stream = TcpStream::from(socket);
     stream.set_nonblocking(false).unwrap();
     stream.write_all(b"ping").unwrap();
@@ -81,7 +81,7 @@ fn connect(options: TcpOptions) -> TcpStream {
 fn sources(stream: &TcpStream, count: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        let Multipath::Yes(subflows) = Multipath::of(stream.as_fd()).unwrap() else {
+        let MptcpState::Active(subflows) = MptcpState::of(stream.as_fd()).unwrap() else {
             panic!("fell back to TCP")
         };
         if subflows.len() >= count || Instant::now() > deadline {
@@ -133,7 +133,7 @@ fn connections_get_a_subflow_from_each_link_as_long_as_the_journal_says_so() {
         manager.add(&theirs).unwrap();
         let before = manager.limits().unwrap();
         let wanted = endpoints();
-        let mut undo = Undo::open(&folder.0, "mptcp").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "mptcp").unwrap();
         let steps = plan(&wanted).unwrap();
         assert!(steps.contains(&Step::MptcpEndpoint { endpoint: wanted[1].clone() }), "{steps:?}");
         assert!(!steps.contains(&Step::MptcpEndpoint { endpoint: theirs.clone() }), "{steps:?}");
@@ -166,7 +166,7 @@ fn limits_that_somebody_changed_since_stay() {
         let mut manager = PathManager::open().unwrap();
         let before = manager.limits().unwrap();
         let set = Limits { subflows: 5, ..before };
-        let mut undo = Undo::open(&folder.0, "limits").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "limits").unwrap();
         undo.make(&[Step::MptcpLimits { before, set }]).unwrap();
         assert_eq!(manager.limits().unwrap(), set);
         let theirs = Limits { subflows: 7, accepted: 1 };

@@ -11,14 +11,14 @@ use std::{
 use crate::common::{Folder, becomes, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
-    OsError, Tun, TunConfig, Undo,
-    firewall::{self, Bits, Exit, Masquerade, Origin, Packets, Rules},
+    OsError, Tun, TunConfig, UndoJournal,
+    firewall::{self, Exit, MarkBits, Masquerade, Origin, PacketMatch, Rules},
     netlink::{Event, Family, MAIN_TABLE, Monitor, Netlink, Route, RouteKind, Rule},
     poll::{Events, Interest, Poller},
     sysctl,
     tunnel_net::{
-        ClassNet, ClassTun, ClientNet, ClientNetConfig, Given, Nat, Routes, ServerNet, ServerNetConfig,
-        ShareNet, ShareSource, Steering, Wanted,
+        ClassNet, ClassSteering, ClassTun, ClientNet, ClientNetConfig, ClientNetState, DeviceAddresses, Nat,
+        Routes, ServerNet, ServerNetConfig, ShareNet, ShareSource,
     },
     undo::{Interface, Step},
 };
@@ -269,8 +269,8 @@ fn a_firewall_table_is_replaced_and_removed_as_a_whole() {
     });
 }
 
-fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> Wanted {
-    Wanted { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
+fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> ClientNetState {
+    ClientNetState { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
 }
 
 /// Which interface a packet would take of which `ip route get` is told this; `None` if it would not be sent.
@@ -295,7 +295,7 @@ fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
         let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
         let (device, t0) = tun("t0");
         let tunnel = Some(t0.index);
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let config = ClientNetConfig::new(t0);
         let mark = Some(config.mark);
         let mut client = ClientNet::new(config).unwrap();
@@ -332,7 +332,7 @@ fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
         assert!(undo.steps().is_empty());
 
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-        assert_eq!(undo.undo_all().len(), 0);
+        assert_eq!(undo.revert_all_steps().len(), 0);
         drop(device);
         becomes(&before, state);
     });
@@ -344,7 +344,7 @@ fn a_change_that_fails_leaves_everything_as_it_was() {
         uplink();
         let folder = Folder::new();
         let (_device, t0) = tun("t0");
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         let (before, steps) = (state(), undo.steps().to_vec());
@@ -364,24 +364,24 @@ fn strict_reverse_path_checks_are_loosened_and_restored() {
         uplink();
         let folder = Folder::new();
         let (_device, t0) = tun("t0");
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
         let key = sysctl::interface("ipv4", "eth0", "rp_filter");
         for (before, after) in [("0", "0"), ("2", "2"), ("1", "2")] {
             sysctl::write("net/ipv4/conf/all/rp_filter", "0").unwrap();
             sysctl::write(&key, before).unwrap();
-            client.prepare_link(&mut undo, "eth0").unwrap();
+            client.loosen_reverse_path_filter(&mut undo, "eth0").unwrap();
             assert_eq!(sysctl::read(&key).unwrap(), after);
-            assert_eq!(undo.undo_all().len(), 0);
+            assert_eq!(undo.revert_all_steps().len(), 0);
             assert_eq!(sysctl::read(&key).unwrap(), before);
         }
         sysctl::write("net/ipv4/conf/all/rp_filter", "1").unwrap();
         sysctl::write(&key, "0").unwrap();
-        client.prepare_link(&mut undo, "eth0").unwrap();
+        client.loosen_reverse_path_filter(&mut undo, "eth0").unwrap();
         assert_eq!(sysctl::read(&key).unwrap(), "2");
         // Somebody else decided otherwise meanwhile: that stays.
         sysctl::write(&key, "1").unwrap();
-        assert_eq!(undo.undo_all().len(), 0);
+        assert_eq!(undo.revert_all_steps().len(), 0);
         assert_eq!(sysctl::read(&key).unwrap(), "1");
     });
 }
@@ -394,7 +394,7 @@ fn a_server_forwards_and_translates_and_puts_everything_back() {
         let folder = Folder::new();
         let before = state();
         let (device, t0) = tun("t0");
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let config = ServerNetConfig {
             tun: t0.clone(),
             subnets: vec![net("10.9.0.0/24"), net("fd00:9::/64")],
@@ -424,7 +424,7 @@ fn a_server_refuses_a_subnet_that_another_interface_has() {
         let folder = Folder::new();
         let before = state();
         let (_device, t0) = tun("t0");
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let config =
             ServerNetConfig { tun: t0, subnets: vec![net("192.0.2.0/24")], mtu: 1400, nat: Nat::Masquerade };
         let error = ServerNet::up(&mut undo, &config).unwrap_err();
@@ -440,7 +440,7 @@ fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
         let folder = Folder::new();
         let before = state();
         let (_device, t0) = tun("t0");
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let missing = [ShareSource::Interface("nowhere0".into())];
         assert!(matches!(ShareNet::up(&mut undo, &t0.name, &missing), Err(OsError::NoInterface { .. })));
         let sources = [ShareSource::Interface("lan0".into()), "192.168.7.0/24".parse().unwrap()];
@@ -465,29 +465,30 @@ fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
         let eth0 = Netlink::open().unwrap().index_of("eth0").ok();
         let ((device, t0), (class_device, c0)) = (tun("t0"), tun("c0"));
         let (main, of_class) = (Some(t0.index), Some(c0.index));
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let config = ClientNetConfig::new(t0);
         let mut client = ClientNet::new(config.clone()).unwrap();
         let addresses = &["10.9.0.2/24", "fd00:9::2/64"];
         client.apply(&mut undo, &wanted(addresses, Routes::All, 1400)).unwrap();
-        let steering = |vlans: &[u16], packets| Steering { number: 1, packets, vlans: vlans.into() };
-        let udp = Packets {
+        let steering = |vlans: &[u16], packets| ClassSteering { number: 1, packets, vlans: vlans.into() };
+        let udp = PacketMatch {
             ingress: vec!["lan0".into()],
             protocols: vec![17],
             to: vec![net("198.51.100.0/24"), net("198.51.100.0/25"), net("2001:db8:7::/48")],
             ports: vec![(5060, 5061), (5061, 5070)],
             dscp: vec![46],
-            ..Packets::default()
+            ..PacketMatch::default()
         };
-        let marked = Packets {
-            marks: vec![Bits { value: 0x10, mask: 0xff }, Bits { value: 7, mask: u32::MAX }],
-            ..Packets::default()
+        let marked = PacketMatch {
+            marks: vec![MarkBits { value: 0x10, mask: 0xff }, MarkBits { value: 7, mask: u32::MAX }],
+            ..PacketMatch::default()
         };
-        let steering = vec![steering(&[], udp), steering(&[], marked), steering(&[40], Packets::default())];
+        let steering =
+            vec![steering(&[], udp), steering(&[], marked), steering(&[40], PacketMatch::default())];
         let tuns = vec![ClassTun { interface: c0, number: 1 }];
         let mut classes = ClassNet::new(config.clone(), tuns, steering).unwrap();
-        classes.forward(&mut undo).unwrap();
-        let given = |own| Given { addresses: vec![net("10.9.0.3/32"), net("fd00:9::3/128")], own };
+        classes.enable_forwarding(&mut undo).unwrap();
+        let given = |own| DeviceAddresses { addresses: vec![net("10.9.0.3/32"), net("fd00:9::3/128")], own };
         classes.apply(&mut undo, vec![given(true)], 1400).unwrap();
         assert_eq!(sysctl::read("net/ipv4/conf/c0/rp_filter").unwrap(), "2");
 
@@ -516,14 +517,14 @@ fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
             assert!(squeezed(&shown).contains(words), "{words} in\n{shown}");
         }
         assert_eq!(shown.matches("meta mark set").count(), 2 + 4 + 4, "a VLAN that is not there: {shown}");
-        classes.look_at_links(&mut undo).unwrap();
+        classes.update_vlan_interfaces(&mut undo).unwrap();
         assert_eq!(table(), shown);
 
         // Without addresses of its own it takes nothing from the main device; and it has no IPv6 below its minimum.
         classes.apply(&mut undo, vec![given(false)], 1279).unwrap();
         assert!(!ip("rule").contains("from 10.9.0.3"));
         assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));
-        assert_eq!(undo.undo_all().len(), 0);
+        assert_eq!(undo.revert_all_steps().len(), 0);
         drop((device, class_device));
         becomes(&before, state);
     });
@@ -541,21 +542,21 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_which_come_and_go() {
         assert!(add("link add link lan1 name lan1.20 type vlan id 20"));
         let folder = Folder::new();
         let ((_device, t0), (_class_device, c0)) = (tun("t0"), tun("c0"));
-        let mut undo = Undo::open(&folder.0, "t0").unwrap();
-        let packets = Packets { ingress: vec!["lan0".into()], ..Packets::default() };
-        let steering = vec![Steering { number: 1, packets, vlans: vec![20, 30] }];
+        let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
+        let packets = PacketMatch { ingress: vec!["lan0".into()], ..PacketMatch::default() };
+        let steering = vec![ClassSteering { number: 1, packets, vlans: vec![20, 30] }];
         let tuns = vec![ClassTun { interface: c0, number: 1 }];
         let mut classes = ClassNet::new(ClientNetConfig::new(t0), tuns, steering).unwrap();
-        let given = Given { addresses: vec![net("10.9.0.3/32")], own: true };
+        let given = DeviceAddresses { addresses: vec![net("10.9.0.3/32")], own: true };
         classes.apply(&mut undo, vec![given], 1400).unwrap();
         let table = || run("nft", "list table inet mpvpn_t0_classes");
         let first = table();
         assert!(first.contains(r#"iifname "lan0.20""#) && !first.contains("lan1.20"), "{first}");
         assert!(add("link add link lan0 name guests type vlan id 30"));
-        classes.look_at_links(&mut undo).unwrap();
+        classes.update_vlan_interfaces(&mut undo).unwrap();
         assert!(table().contains(r#""guests""#), "{}", table());
         ip("link delete guests");
-        classes.look_at_links(&mut undo).unwrap();
+        classes.update_vlan_interfaces(&mut undo).unwrap();
         assert_eq!(table(), first);
     });
 }
@@ -586,7 +587,7 @@ fn a_neighbour_that_was_asked_for_without_a_carrier_is_asked_for_anew() {
         assert!(unresolved().contains("192.0.2.1"), "{}", unresolved());
         far("link set far0 up");
         becomes(&true, || has_carrier("eth0"));
-        netlink.ask_neighbours_anew(eth0).unwrap();
+        netlink.flush_unresolved_neighbours(eth0).unwrap();
         assert_eq!(unresolved(), "");
         let sent = Instant::now();
         send().unwrap();
@@ -635,7 +636,7 @@ fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
         let left = state();
         assert!(left.contains("mpvpn_t0") && left.contains("0x6d70"), "the victim changed nothing: {left}");
 
-        let undo = Undo::open(&folder.0, "t0").unwrap();
+        let undo = UndoJournal::open(&folder.0, "t0").unwrap();
         assert_eq!(state(), before);
         drop(undo);
         assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "the journal was left");
@@ -645,7 +646,7 @@ fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
 /// Runs in the namespace of the process that started this one.
 fn change_everything_and_die(folder: &Path) -> ! {
     let (_tun, t0) = tun("t0");
-    let mut undo = Undo::open(folder, "t0").unwrap();
+    let mut undo = UndoJournal::open(folder, "t0").unwrap();
     let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
     client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
     let _share = ShareNet::up(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();

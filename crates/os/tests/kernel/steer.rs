@@ -11,8 +11,8 @@ use crate::common::{in_namespace, ip, run};
 use mpvpn_os::{
     OsError, RecvBatch, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
-    tun::{READ_BUFFER, VNET_HEADER},
-    udp::bind_group,
+    tun::{READ_BUFFER_LEN, VNET_HEADER_LEN},
+    udp::bind_reuseport_group,
 };
 
 fn received(sockets: &[UdpSocket]) -> Vec<usize> {
@@ -22,7 +22,8 @@ fn received(sockets: &[UdpSocket]) -> Vec<usize> {
         .map(|socket| {
             let mut count = 0;
             while socket.recv_batch(&mut batch).unwrap() > 0 {
-                count += batch.drain().map(|got| got.data.len().div_ceil(got.segment.max(1))).sum::<usize>();
+                count +=
+                    batch.drain().map(|got| got.data.len().div_ceil(got.segment_size.max(1))).sum::<usize>();
             }
             count
         })
@@ -33,7 +34,7 @@ fn received(sockets: &[UdpSocket]) -> Vec<usize> {
 fn datagrams_are_steered_by_connection_id_whoever_sends_them() {
     in_namespace(|| {
         for address in ["127.0.0.1:0", "[::1]:0"] {
-            let sockets = bind_group(&UdpOptions::new(address.parse().unwrap()), 3).unwrap();
+            let sockets = bind_reuseport_group(&UdpOptions::new(address.parse().unwrap()), 3).unwrap();
             let to = sockets[0].local_addr().unwrap();
             for first in 0..=u8::MAX {
                 let mut wanted = vec![0; 3];
@@ -60,7 +61,9 @@ fn a_group_is_bound_also_while_other_threads_start_programs() {
                 }
             });
             let failed: Vec<_> = (0..2000)
-                .filter_map(|_| bind_group(&UdpOptions::new("127.0.0.1:0".parse().unwrap()), 3).err())
+                .filter_map(|_| {
+                    bind_reuseport_group(&UdpOptions::new("127.0.0.1:0".parse().unwrap()), 3).err()
+                })
                 .collect();
             done.store(true, Ordering::Relaxed);
             assert!(failed.is_empty(), "{} of 2000: {}", failed.len(), failed[0]);
@@ -72,9 +75,9 @@ fn a_group_is_bound_also_while_other_threads_start_programs() {
 fn a_port_that_somebody_shares_is_refused_all_the_same() {
     in_namespace(|| {
         let options = UdpOptions::new("127.0.0.1:4433".parse().unwrap());
-        let _first = bind_group(&options, 2).unwrap();
+        let _first = bind_reuseport_group(&options, 2).unwrap();
         for count in [1, 2] {
-            let error = bind_group(&options, count).unwrap_err();
+            let error = bind_reuseport_group(&options, count).unwrap_err();
             assert!(matches!(&error, OsError::Bind { .. }), "{error}");
             assert!(error.to_string().contains("ss -ulpn"), "{error}");
         }
@@ -91,12 +94,14 @@ fn queues(count: u8) -> Vec<Tun> {
 
 /// UDP from 10.9.0.2 to 10.9.0.1, behind an empty virtio header.
 fn packet(from: u16, to: u16) -> Vec<u8> {
-    let mut packet = vec![0; VNET_HEADER];
+    let mut packet = vec![0; VNET_HEADER_LEN];
     packet.extend([0x45, 0, 0, 32, 0, 0, 0, 0, 64, 17, 0, 0, 10, 9, 0, 2, 10, 9, 0, 1]);
-    let sum: u32 =
-        packet[VNET_HEADER..].chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum: u32 = packet[VNET_HEADER_LEN..]
+        .chunks(2)
+        .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+        .sum();
     let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
-    packet[VNET_HEADER + 10..][..2].copy_from_slice(&sum.to_be_bytes());
+    packet[VNET_HEADER_LEN + 10..][..2].copy_from_slice(&sum.to_be_bytes());
     packet.extend(from.to_be_bytes());
     packet.extend(to.to_be_bytes());
     packet.extend([0, 12, 0, 0, b't', b'e', b's', b't']);
@@ -105,12 +110,12 @@ fn packet(from: u16, to: u16) -> Vec<u8> {
 
 /// Source and destination port of the UDP packets that wait in a queue.
 fn waiting(tun: &Tun) -> Vec<(u16, u16)> {
-    let mut buffer = vec![0; READ_BUFFER];
+    let mut buffer = vec![0; READ_BUFFER_LEN];
     let mut ports = Vec::new();
     loop {
         match tun.read(&mut buffer) {
             Ok(_) => {
-                let ip = &buffer[VNET_HEADER..];
+                let ip = &buffer[VNET_HEADER_LEN..];
                 if ip[0] == 0x45 && ip[9] == 17 {
                     ports.push((u16::from_be_bytes([ip[20], ip[21]]), u16::from_be_bytes([ip[22], ip[23]])));
                 }
@@ -157,7 +162,7 @@ fn a_queue_that_is_not_attached_gets_nothing() {
         queues[1].set_attached(false).unwrap();
         send(32);
         assert_eq!(waiting(&queues[0]).len(), 32);
-        assert!(queues[1].read(&mut [0; READ_BUFFER]).is_err(), "a queue that is not attached was read");
+        assert!(queues[1].read(&mut [0; READ_BUFFER_LEN]).is_err(), "a queue that is not attached was read");
 
         queues[1].set_attached(true).unwrap();
         let poller = Poller::new().unwrap();

@@ -11,7 +11,7 @@ use crate::common::{becomes, in_namespace, ip};
 use mpvpn_os::{
     OsError, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
-    tun::{Offload, READ_BUFFER, VNET_HEADER},
+    tun::{Offload, READ_BUFFER_LEN, VNET_HEADER_LEN},
     udp::Outgoing,
 };
 
@@ -39,7 +39,7 @@ fn next_packet(tun: &Tun, buffer: &mut [u8]) -> usize {
     let mut events = Events::with_capacity(1);
     for _ in 0..20 {
         match tun.read(buffer) {
-            Ok(length) if buffer[VNET_HEADER] >> 4 == 4 => return length,
+            Ok(length) if buffer[VNET_HEADER_LEN] >> 4 == 4 => return length,
             Ok(_) => {}
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
@@ -104,13 +104,13 @@ fn a_udp_train_comes_as_one_packet() {
             from: None,
             ecn: None,
             dscp: 0,
-            segment: Some(1200),
+            segment_size: Some(1200),
             data: &data,
         };
         socket.send(&out).unwrap();
-        let mut buffer = vec![0; READ_BUFFER];
+        let mut buffer = vec![0; READ_BUFFER_LEN];
         let length = next_packet(&tun, &mut buffer);
-        assert_eq!(length, VNET_HEADER + 20 + 8 + data.len());
+        assert_eq!(length, VNET_HEADER_LEN + 20 + 8 + data.len());
         assert_eq!(buffer[1] & 0x7f, GSO_UDP_L4);
         assert_eq!(u16::from_ne_bytes([buffer[4], buffer[5]]), 1200, "gso_size");
     });
@@ -155,7 +155,7 @@ fn wire(a: &Tun, b: &Tun, done: impl Fn() -> bool) -> usize {
     poller.add(a, 0, Interest::Read).unwrap();
     poller.add(b, 1, Interest::Read).unwrap();
     let mut events = Events::with_capacity(2);
-    let mut buffer = vec![0; READ_BUFFER];
+    let mut buffer = vec![0; READ_BUFFER_LEN];
     let mut largest = 0;
     let deadline = Instant::now() + Duration::from_secs(30);
     while !done() {
@@ -164,9 +164,9 @@ fn wire(a: &Tun, b: &Tun, done: impl Fn() -> bool) -> usize {
         for (from, to) in [(a, b), (b, a)] {
             while let Ok(length) = from.read(&mut buffer) {
                 if buffer[1] & 0x7f == GSO_TCP4 {
-                    largest = largest.max(length - VNET_HEADER);
+                    largest = largest.max(length - VNET_HEADER_LEN);
                 }
-                let (header, packet) = buffer[..length].split_at(VNET_HEADER);
+                let (header, packet) = buffer[..length].split_at(VNET_HEADER_LEN);
                 let (first, second) = packet.split_at(packet.len() / 2);
                 // A full queue drops, as any wire does; TCP repeats.
                 let _ = to.write_vectored(&[IoSlice::new(header), IoSlice::new(first), IoSlice::new(second)]);

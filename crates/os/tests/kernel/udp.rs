@@ -17,7 +17,7 @@ fn socket(local: &str) -> UdpSocket {
 }
 
 fn out(to: SocketAddr, data: &[u8]) -> Outgoing<'_> {
-    Outgoing { to, from: None, ecn: None, dscp: 0, segment: None, data }
+    Outgoing { to, from: None, ecn: None, dscp: 0, segment_size: None, data }
 }
 
 /// Receives until `bytes` bytes are there, at most 2 s.
@@ -44,11 +44,11 @@ fn a_train_arrives_as_a_train() {
             let (a, b) = (socket(address), socket(address));
             let data: Vec<u8> = (0..40 * 1200 + 77).map(|i| (i / 1200) as u8).collect();
             let to = b.local_addr().unwrap();
-            a.send(&Outgoing { segment: Some(1200), ecn: Some(2), ..out(to, &data) }).unwrap();
+            a.send(&Outgoing { segment_size: Some(1200), ecn: Some(2), ..out(to, &data) }).unwrap();
             let list = receive(&b, &mut RecvBatch::new(4), data.len());
             assert_eq!(list.len(), 1, "the train was torn");
             assert_eq!(list[0].data, data);
-            assert_eq!((list[0].segment, list[0].ecn), (1200, 2));
+            assert_eq!((list[0].segment_size, list[0].ecn), (1200, 2));
             assert_eq!(list[0].remote, a.local_addr().unwrap());
             assert_eq!(list[0].local_ip, Some(to.ip()));
         }
@@ -70,16 +70,16 @@ fn a_train_too_long_for_the_kernel_is_sent_one_by_one() {
         let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let to = b.local_addr().unwrap();
         let data = vec![1; 300 * 100];
-        a.send(&Outgoing { segment: Some(100), ..out(to, &data) }).unwrap();
+        a.send(&Outgoing { segment_size: Some(100), ..out(to, &data) }).unwrap();
         let list = receive(&b, &mut RecvBatch::new(64), data.len());
-        assert!(list.iter().all(|r| r.segment == 100));
+        assert!(list.iter().all(|r| r.segment_size == 100));
         // And larger than any UDP datagram can be.
         let data = vec![2; 100_000];
-        a.send(&Outgoing { segment: Some(1000), ..out(to, &data) }).unwrap();
+        a.send(&Outgoing { segment_size: Some(1000), ..out(to, &data) }).unwrap();
         receive(&b, &mut RecvBatch::new(64), data.len());
         // One long train does not mean that the device takes none.
         let data = vec![3; 40 * 100];
-        a.send(&Outgoing { segment: Some(100), ..out(to, &data) }).unwrap();
+        a.send(&Outgoing { segment_size: Some(100), ..out(to, &data) }).unwrap();
         assert_eq!(receive(&b, &mut RecvBatch::new(64), data.len()).len(), 1, "the train was torn");
     });
 }
@@ -120,13 +120,13 @@ fn a_dual_stack_socket_speaks_plain_ipv4() {
             .send(&Outgoing {
                 from: got.local_ip,
                 ecn: Some(2),
-                segment: Some(200),
+                segment_size: Some(200),
                 ..out(got.remote, &data)
             })
             .unwrap();
         let answer = receive(&client, &mut batch, 600).remove(0);
         assert_eq!(answer.remote, SocketAddr::from(([127, 0, 0, 5], port)));
-        assert_eq!((answer.ecn, answer.segment), (2, 200));
+        assert_eq!((answer.ecn, answer.segment_size), (2, 200));
     });
 }
 

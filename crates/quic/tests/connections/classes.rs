@@ -9,7 +9,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use mpvpn_class::{Shaper, ShaperHandle, Share};
-use mpvpn_lab::{ByteCount, Params, emulation::Channel};
+use mpvpn_lab::{ByteCount, ChannelParams, emulation::Channel};
 use mpvpn_quic::{ClientSetup, Connection, ConnectionId, Endpoint, Event, Handled, Local, TransportOptions};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, PathId, Portion, Weight};
 
@@ -81,11 +81,16 @@ fn weight(number: u64) -> Share {
 const FIRST: fn() -> Share = || Share { first: true, ..Share::default() };
 
 impl World {
-    fn new(params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
+    fn new(params: &ChannelParams, capacity: Option<BitRate>, shares: &[Share]) -> Self {
         Self::with(CongestionControl::Bbr, params, capacity, shares)
     }
 
-    fn with(cc: CongestionControl, params: &Params, capacity: Option<BitRate>, shares: &[Share]) -> Self {
+    fn with(
+        cc: CongestionControl,
+        params: &ChannelParams,
+        capacity: Option<BitRate>,
+        shares: &[Share],
+    ) -> Self {
         let now = Instant::now();
         let options = TransportOptions { cc, rng_seed: Some([3; 32]), ..TransportOptions::default() };
         let (server, setup) = crate::tls::pair(&options, &options);
@@ -312,12 +317,12 @@ impl Way {
     }
 }
 
-fn link(rate: u64, one_way: Duration) -> Params {
-    Params { rate: Some(mbit(rate)), delay: one_way, mtu: Some(1500), ..Params::default() }
+fn link(rate: u64, one_way: Duration) -> ChannelParams {
+    ChannelParams { rate: Some(mbit(rate)), delay: one_way, mtu: Some(1500), ..ChannelParams::default() }
 }
 
 /// Classes as most people have them: what is neither, calls and bulk.
-fn three(params: &Params, capacity: Option<BitRate>) -> World {
+fn three(params: &ChannelParams, capacity: Option<BitRate>) -> World {
     let mut world = World::new(params, capacity, &[weight(3), FIRST(), weight(1)]);
     world.demand(CALLS, Demand::Calls, 2);
     world
@@ -422,7 +427,7 @@ fn a_slow_link_is_used_beside_calls_at_once() {
 
 #[test]
 fn delay_that_varies_is_no_queue() {
-    let params = Params { jitter: 5 * MS, ..link(50, 10 * MS) };
+    let params = ChannelParams { jitter: 5 * MS, ..link(50, 10 * MS) };
     let mut world = three(&params, None);
     world.demand(BULK, Demand::Greedy, 1);
     world.run(4 * SECOND);

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 
 use crate::world::{MS, SERVER, TOKEN, World};
-use mpvpn_lab::{LinkSpec, Params};
+use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::ClientState;
 use mpvpn_types::{BitRate, CongestionControl, Duration, Instant, LinkId};
@@ -73,7 +73,8 @@ impl Chaos {
         let spec = |index: usize| {
             let (rate, delay) = [(50, 10), (20, 25), (100, 5)][index % 3];
             let rate = Some(BitRate::from_bps(rate * 1_000_000));
-            let params = Params { rate, delay: delay * MS, mtu: Some(1500), ..Params::default() };
+            let params =
+                ChannelParams { rate, delay: delay * MS, mtu: Some(1500), ..ChannelParams::default() };
             LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
         };
         let specs: Vec<LinkSpec> = (0..LINKS).map(spec).collect();

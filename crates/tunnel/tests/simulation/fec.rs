@@ -7,7 +7,7 @@ use std::{
 };
 
 use crate::world::{MS, TOKEN, World, tcp::Flow};
-use mpvpn_lab::{LinkSpec, Params};
+use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_packet::protocol;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{FecCounters, LinkPolicy, ResequencingCounters};
@@ -277,7 +277,8 @@ fn cubic_is_spared_the_losses_that_are_made_good() {
         let mut world = World::new();
         world.fec = policy;
         let rate = Some(BitRate::from_bps(50_000_000));
-        let params = Params { rate, delay: 20 * MS, mtu: Some(1500), loss: 0.05, ..Params::default() };
+        let params =
+            ChannelParams { rate, delay: 20 * MS, mtu: Some(1500), loss: 0.05, ..ChannelParams::default() };
         let link = LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() };
         let client = world.add_over(None, TOKEN, Scheduler::Auto, CongestionControl::Cubic, &[link]);
         world.up(client);

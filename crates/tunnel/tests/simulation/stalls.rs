@@ -4,7 +4,7 @@ use crate::world::{
     MS, TOKEN, World,
     talk::{Talk, step, streams},
 };
-use mpvpn_lab::{LinkSpec, Params};
+use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_path::Scheduler;
 use mpvpn_scenarios::Scenario;
 use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId};
@@ -12,13 +12,13 @@ use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId};
 const S: Duration = Duration::from_secs(1);
 
 /// What happens to a direction of a link.
-type Change = fn(&mut Params);
+type Change = fn(&mut ChannelParams);
 
-fn slow(params: &mut Params) {
+fn slow(params: &mut ChannelParams) {
     params.delay += 2 * S;
 }
 
-fn none(_: &mut Params) {}
+fn none(_: &mut ChannelParams) {}
 
 /// Lets transfers follow each other, each of `down` kB or `up` bytes, over two links, one of which changes after `after`
 /// and is as before 2 s later; the longest of them.
@@ -75,7 +75,7 @@ fn set(world: &mut World, client: usize, change: Change) {
 fn restore(world: &mut World, client: usize, (rate, delay): (u64, Duration)) {
     let now = world.now;
     let rate = Some(BitRate::from_bps(rate * 1_000_000));
-    let params = Params { rate, delay, mtu: Some(1500), ..Params::default() };
+    let params = ChannelParams { rate, delay, mtu: Some(1500), ..ChannelParams::default() };
     let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
     link.up.change(now, &params);
     link.down.change(now, &params);
@@ -116,7 +116,8 @@ fn repeated(links: &[LinkSpec]) -> f64 {
 fn paths_of_different_delays_and_losses_are_none_that_stall() {
     let link = |rate: u64, ms: u32, loss: f64| {
         let rate = Some(BitRate::from_bps(rate * 1_000_000));
-        let params = Params { rate, delay: ms * MS / 2, loss, mtu: Some(1500), ..Params::default() };
+        let params =
+            ChannelParams { rate, delay: ms * MS / 2, loss, mtu: Some(1500), ..ChannelParams::default() };
         LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
     };
     let scenarios = Scenario::all().unwrap();

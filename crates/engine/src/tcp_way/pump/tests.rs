@@ -38,7 +38,7 @@ impl Stage {
     }
 
     fn send(&self, segment: Option<u16>, data: &[u8]) {
-        let out = Outgoing { to: self.pump, from: None, ecn: None, dscp: 0, segment, data };
+        let out = Outgoing { to: self.pump, from: None, ecn: None, dscp: 0, segment_size: segment, data };
         self.peer.send(&out).unwrap();
     }
 
@@ -51,7 +51,7 @@ impl Stage {
             }
         };
         timeout(SOON, arrive).await.unwrap();
-        batch.drain().map(|got| (got.segment, got.data.to_vec())).collect()
+        batch.drain().map(|got| (got.segment_size, got.data.to_vec())).collect()
     }
 
     /// The payloads of the next datagrams at the far end of the stream.

@@ -20,7 +20,7 @@ use std::{
 use app::Destination;
 use bytes::BytesMut;
 use mpvpn_flow::rules::Rules;
-use mpvpn_lab::{LinkSpec, Params};
+use mpvpn_lab::{ChannelParams, LinkSpec};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
@@ -220,7 +220,7 @@ impl World {
     ) -> usize {
         let spec = |(rate, delay): &(u64, Duration)| {
             let rate = Some(BitRate::from_bps(rate * 1_000_000));
-            let params = Params { rate, delay: *delay, mtu: Some(1500), ..Params::default() };
+            let params = ChannelParams { rate, delay: *delay, mtu: Some(1500), ..ChannelParams::default() };
             LinkSpec { up: params.clone(), down: params, ..LinkSpec::default() }
         };
         self.add_over(

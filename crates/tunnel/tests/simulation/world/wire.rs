@@ -5,7 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use mpvpn_lab::{ByteCount, Params, Session, emulation::Channel};
+use mpvpn_lab::{ByteCount, ChannelParams, UdpFlow, emulation::Channel};
 use mpvpn_types::{ClassId, Duration, Instant, LinkId};
 
 /// IPv4 and UDP, bytes.
@@ -39,12 +39,12 @@ pub struct Wire {
 }
 
 /// What a TCP connection over a link is like.
-fn inside_tcp(params: &Params) -> Params {
-    Params { loss: 0.0, mtu: None, queue: QUEUE_INSIDE_TCP, session_rate: None, ..params.clone() }
+fn inside_tcp(params: &ChannelParams) -> ChannelParams {
+    ChannelParams { loss: 0.0, mtu: None, queue: QUEUE_INSIDE_TCP, session_rate: None, ..params.clone() }
 }
 
 impl Wire {
-    pub(super) fn new(params: &Params, count: ByteCount, seed: u64, now: Instant) -> Self {
+    pub(super) fn new(params: &ChannelParams, count: ByteCount, seed: u64, now: Instant) -> Self {
         Self {
             loss: params.loss,
             passed: 0,
@@ -61,14 +61,14 @@ impl Wire {
     }
 
     /// Changes some of it.
-    pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut Params)) {
+    pub fn adjust(&mut self, now: Instant, change: impl FnOnce(&mut ChannelParams)) {
         self.channel.change(now, change);
         let params = inside_tcp(self.channel.params());
         self.inside_tcp.change(now, |own| *own = params);
     }
 
     /// Changes everything at once.
-    pub fn change(&mut self, now: Instant, params: &Params) {
+    pub fn change(&mut self, now: Instant, params: &ChannelParams) {
         self.loss = params.loss;
         self.adjust(now, |own| *own = params.clone());
     }
@@ -97,8 +97,8 @@ impl Wire {
         if let Some(held) = self.held.as_mut().filter(|_| is_short) {
             return held.push((pipe, data.to_vec()));
         }
-        let session = Session::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
-        self.channel.push_of(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
+        let session = UdpFlow::new(([0, 0, 0, 0], pipe.into()).into(), ([0, 0, 0, 0], 443).into());
+        self.channel.push_with_flow(now, Some(session), data.len() as u32 + headers, (pipe, data.to_vec()));
         drop(self.channel.discarded());
     }
 

@@ -1,7 +1,7 @@
-//! Packets that get bits of a firewall mark, for a rule of routing to find.
+//! PacketMatch that get bits of a firewall mark, for a rule of routing to find.
 //!
 //! They are looked at before the kernel decides where they go: those that come in, and those of this machine where
-//! nothing asks where they came in. Only the bits of [`Steer::set`] change, as others use other bits.
+//! nothing asks where they came in. Only the bits of [`MarkRule::set`] change, as others use other bits.
 
 use std::{collections::BTreeSet, ops::RangeInclusive};
 
@@ -20,27 +20,27 @@ const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
 /// Some bits of a firewall mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Bits {
+pub struct MarkBits {
     /// How they are.
     pub value: u32,
     /// Which they are.
     pub mask: u32,
 }
 
-/// Packets, and the bits that they get.
+/// PacketMatch, and the bits that they get.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Steer {
+pub struct MarkRule {
     /// Which.
-    pub packets: Packets,
+    pub packets: PacketMatch,
     /// The bits.
-    pub set: Bits,
+    pub set: MarkBits,
 }
 
 /// A kind of packet. Every field has to fit; a list fits if one of it does, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Packets {
+pub struct PacketMatch {
     /// The mark that they have already.
-    pub marks: Vec<Bits>,
+    pub marks: Vec<MarkBits>,
     /// The interfaces that they come in by.
     pub ingress: Vec<String>,
     /// Protocols (IANA, Assigned Internet Protocol Numbers).
@@ -57,7 +57,7 @@ pub struct Packets {
     pub dscp: Vec<u8>,
 }
 
-impl Packets {
+impl PacketMatch {
     fn protocols(&self) -> Vec<u8> {
         match self.ports.is_empty() && self.from_ports.is_empty() {
             true => self.protocols.clone(),
@@ -69,19 +69,24 @@ impl Packets {
 }
 
 /// The statements of all rules for `steer`.
-pub(super) fn rules(steer: &Steer) -> Vec<Vec<Statement<'static>>> {
-    let packets = &steer.packets;
-    let marks: Vec<Option<Bits>> = match packets.marks.as_slice() {
+pub(super) fn statements_of(rule: &MarkRule) -> Vec<Vec<Statement<'static>>> {
+    let packets = &rule.packets;
+    let marks: Vec<Option<MarkBits>> = match packets.marks.as_slice() {
         [] => vec![None],
         marks => marks.iter().copied().map(Some).collect(),
     };
     let families = [Family::V4, Family::V6];
     let all = families.into_iter().flat_map(|family| marks.iter().map(move |mark| (family, *mark)));
-    all.filter_map(|(family, mark)| rule(packets, family, mark, steer.set)).collect()
+    all.filter_map(|(family, mark)| statements(packets, family, mark, rule.set)).collect()
 }
 
 /// The rule for one family, and one of the marks; `None` if no such packet can be.
-fn rule(packets: &Packets, family: Family, mark: Option<Bits>, set: Bits) -> Option<Vec<Statement<'static>>> {
+fn statements(
+    packets: &PacketMatch,
+    family: Family,
+    mark: Option<MarkBits>,
+    set: MarkBits,
+) -> Option<Vec<Statement<'static>>> {
     let (word, header) = match family {
         Family::V4 => ("ipv4", "ip"),
         Family::V6 => ("ipv6", "ip6"),
@@ -167,24 +172,27 @@ mod tests {
 
     #[test]
     fn there_is_a_rule_for_each_family_and_mark_that_can_be() {
-        let set = Bits { value: 2 << 24, mask: 0xf << 24 };
-        let count = |packets: Packets| rules(&Steer { packets, set }).len();
-        assert_eq!(count(Packets::default()), 2);
+        let set = MarkBits { value: 2 << 24, mask: 0xf << 24 };
+        let count = |packets: PacketMatch| statements_of(&MarkRule { packets, set }).len();
+        assert_eq!(count(PacketMatch::default()), 2);
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
-        let v4 = Packets { from: nets(&["10.0.0.0/8"]), ..Packets::default() };
+        let v4 = PacketMatch { from: nets(&["10.0.0.0/8"]), ..PacketMatch::default() };
         assert_eq!(count(v4.clone()), 1);
-        assert_eq!(count(Packets { to: nets(&["fd00::/8"]), ..v4.clone() }), 0);
-        let marks = vec![Bits { value: 1, mask: 1 }, Bits { value: 2, mask: 2 }];
-        assert_eq!(count(Packets { marks, ..v4 }), 2);
-        assert_eq!(count(Packets { protocols: vec![1], ports: vec![(1, 2)], ..Packets::default() }), 0);
+        assert_eq!(count(PacketMatch { to: nets(&["fd00::/8"]), ..v4.clone() }), 0);
+        let marks = vec![MarkBits { value: 1, mask: 1 }, MarkBits { value: 2, mask: 2 }];
+        assert_eq!(count(PacketMatch { marks, ..v4 }), 2);
+        assert_eq!(
+            count(PacketMatch { protocols: vec![1], ports: vec![(1, 2)], ..PacketMatch::default() }),
+            0
+        );
     }
 
     #[test]
     fn ports_are_those_of_protocols_that_have_some_and_their_ranges_are_joined() {
-        let packets = Packets { ports: vec![(7, 9), (1, 3), (4, 4), (8, 12)], ..Packets::default() };
+        let packets = PacketMatch { ports: vec![(7, 9), (1, 3), (4, 4), (8, 12)], ..PacketMatch::default() };
         assert_eq!(packets.protocols(), WITH_PORTS);
         assert_eq!(joined(&packets.ports), [1..=4, 7..=12]);
-        let packets = Packets { protocols: vec![1, 17], ..packets };
+        let packets = PacketMatch { protocols: vec![1, 17], ..packets };
         assert_eq!(packets.protocols(), [17]);
     }
 }

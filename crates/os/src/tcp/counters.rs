@@ -13,16 +13,16 @@ const DSACK_DUPS: usize = 216;
 
 /// Segments sent since a connection began; numbers wrap around. Of Multipath TCP those of its first subflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Sending {
+pub struct SegmentCounters {
     /// With data in them.
     pub segments: u32,
     /// Those that were sent once more.
-    pub repeated: u32,
+    pub retransmitted: u32,
     /// Those of them that the far end says it had already (RFC 2883), with what the network doubled.
-    pub in_vain: u32,
+    pub spurious: u32,
 }
 
-impl Sending {
+impl SegmentCounters {
     /// How the connection behind `fd` fares.
     ///
     /// # Errors
@@ -33,8 +33,8 @@ impl Sending {
         let count = |at: usize| number(info, at).ok_or(io::ErrorKind::Unsupported);
         Ok(Self {
             segments: count(DATA_SEGS_OUT)?,
-            repeated: count(TOTAL_RETRANS)?,
-            in_vain: count(DSACK_DUPS)?,
+            retransmitted: count(TOTAL_RETRANS)?,
+            spurious: count(DSACK_DUPS)?,
         })
     }
 }
@@ -61,18 +61,18 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut there, _) = listener.accept().unwrap();
-        let before = Sending::of(&here).unwrap();
+        let before = SegmentCounters::of(&here).unwrap();
         for _ in 0..10 {
             here.write_all(b"x").unwrap();
             there.read_exact(&mut [0]).unwrap();
         }
-        let after = Sending::of(&here).unwrap();
+        let after = SegmentCounters::of(&here).unwrap();
         assert_eq!(after.segments.wrapping_sub(before.segments), 10, "{before:?}, {after:?}");
-        assert_eq!((after.repeated, after.in_vain), (0, 0));
+        assert_eq!((after.retransmitted, after.spurious), (0, 0));
         // Every kernel has this one, and everybody may.
         set_congestion_control(&here, "reno").unwrap();
         assert_eq!(sockopt::tcp_congestion(&here).unwrap(), "reno");
         assert!(set_congestion_control(&here, "none-such").is_err());
-        assert!(Sending::of(std::fs::File::open("/dev/null").unwrap()).is_err());
+        assert!(SegmentCounters::of(std::fs::File::open("/dev/null").unwrap()).is_err());
     }
 }
