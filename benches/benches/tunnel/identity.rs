@@ -7,7 +7,7 @@ use ipnet::{IpNet, Ipv4Net};
 use mpvpn_masque::headers::Headers;
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, ServerSetup, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Carries, Client, ClientConfig, Server, ServerConfig};
+use mpvpn_tunnel::{Authenticate, Client, ClientConfig, Server, ServerConfig, TunnelMode};
 use mpvpn_types::{Fec, Instant};
 use rustls::{
     ClientConfig as TlsClient, DigitallySignedStruct, Error, ServerConfig as TlsServer, SignatureScheme,
@@ -59,18 +59,18 @@ impl Identity {
         tls.send_tls13_tickets = 0;
         let mut sessions = 0u128;
         let config = ServerConfig {
-            carries: Carries::Packets,
+            mode: TunnelMode::Packets,
             setup: ServerSetup::new(Arc::new(tls), &options(u32::MAX), &[7; 32]).expect("a setup"),
             subnet: SUBNET.parse().expect("a subnet"),
             subnet6: SUBNET6.parse().ok(),
             routes: (0..routes).map(|n| route(n, routes)).collect(),
-            streams: true,
+            offers_streams: true,
             dns: Vec::new(),
             auth: Box::new(Anyone),
             site: Box::new(|_| (Headers::response(404), Bytes::new())),
-            hide: false,
+            hide_wrong_credentials: false,
             max_clients: 65_000,
-            secrets: Box::new(move || {
+            new_secret: Box::new(move || {
                 sessions += 1;
                 sessions.to_be_bytes()
             }),
@@ -82,19 +82,19 @@ impl Identity {
     pub(crate) fn client(&self, now: Instant, seed: u32) -> Client {
         let setup = ClientSetup::new(self.client.clone(), &options(seed), &seed.to_be_bytes());
         let config = ClientConfig {
-            carries: Carries::Packets,
+            mode: TunnelMode::Packets,
             setup: setup.expect("a setup"),
             server_name: "mpvpn".to_owned(),
             authority: "mpvpn".to_owned(),
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: None,
             class: None,
-            more_addresses: 0,
+            additional_addresses: 0,
             scheduler: Scheduler::Auto,
             fec: Fec::Off,
             copies: 1,
-            lane: Default::default(),
-            lane_secret: Default::default(),
+            flow_rules: Default::default(),
+            isn_secret: Default::default(),
         };
         Client::new(now, config)
     }

@@ -10,7 +10,7 @@ use mpvpn_flow::{rules::Why, split_tcp::State};
 use mpvpn_masque::connect::Authority;
 use mpvpn_os::TcpSocket;
 use mpvpn_packet::{FlowKey, protocol};
-use mpvpn_tunnel::{Carried, FlowReport};
+use mpvpn_tunnel::{FlowReport, FlowTransport};
 use mpvpn_types::ClassId;
 
 use crate::pipe::Moved;
@@ -150,10 +150,10 @@ fn list<T>(
 }
 
 fn of_report(now: Instant, report: &FlowReport) -> Flow {
-    let (lane, state) = match report.carried {
-        Carried::Stream(state) => (EffectiveFlowMode::Stream, Some(state_of(state))),
-        Carried::Packets => (EffectiveFlowMode::Datagram, None),
-        Carried::Payloads => (EffectiveFlowMode::Udp, None),
+    let (lane, state) = match report.transport {
+        FlowTransport::Stream(state) => (EffectiveFlowMode::Stream, Some(state_of(state))),
+        FlowTransport::Packets => (EffectiveFlowMode::Datagram, None),
+        FlowTransport::UdpPayloads => (EffectiveFlowMode::Udp, None),
     };
     let (from, to) = ends(&report.key);
     Flow {
@@ -236,7 +236,11 @@ mod tests {
                 dst_port: 443,
                 protocol: protocol::TCP,
             },
-            carried: if port.is_multiple_of(2) { Carried::Packets } else { Carried::Stream(State::Open) },
+            transport: if port.is_multiple_of(2) {
+                FlowTransport::Packets
+            } else {
+                FlowTransport::Stream(State::Open)
+            },
             why: Why::Rule(3),
             up: 1,
             down: 2,

@@ -29,7 +29,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::{UdpOptions, UndoJournal, netlink::Netlink, privilege, udp::bind_reuseport_group, undo};
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig as TunnelConfig};
+use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig as TunnelConfig, TunnelMode};
 
 use crate::{
     EngineError, answers,
@@ -202,9 +202,12 @@ impl Authenticate for Users {
         user.map(|user| user.name).map_err(|denied| denied.to_string())
     }
 
-    fn limits(&self, user: &str) -> Limits {
-        let of = |rule: &LimitRule| Limits { classes: rule.max_classes, first: rule.max_priority };
-        LimitRule::of(&self.limits, user).map_or_else(Limits::default, of)
+    fn limits(&self, user: &str) -> ClassLimits {
+        let of = |rule: &LimitRule| ClassLimits {
+            max_classes: rule.max_classes,
+            max_priority_share: rule.max_priority,
+        };
+        LimitRule::of(&self.limits, user).map_or_else(ClassLimits::default, of)
     }
 }
 
@@ -216,17 +219,17 @@ fn tunnel_config(
 ) -> TunnelConfig {
     TunnelConfig {
         setup,
-        carries: if config.service.has_tun() { Carries::Packets } else { Carries::Streams },
+        mode: if config.service.has_tun() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
         subnet: config.subnet,
         subnet6: config.subnet6,
         routes: config.routes.clone(),
         dns: config.dns.clone(),
-        streams: !config.service.has_tun() || config.nat == NatOption::On,
+        offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
         site: Box::new(move |method| site.over_http3(method)),
-        hide: config.site.hide,
+        hide_wrong_credentials: config.site.hide,
         auth: Box::new(Users { authenticator: users, limits: config.limits.clone() }),
         max_clients: config.max_clients as usize,
-        secrets: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
+        new_secret: Box::new(|| random::<16>().unwrap_or_else(|error| panic!("{error}"))),
     }
 }
 

@@ -15,8 +15,8 @@ use mpvpn_control::{
 };
 use mpvpn_path::PathState as Judged;
 use mpvpn_tunnel::{
-    ClientReport, ClientState, Departed, FecCounters, Member, PathReport, ResequencingCounters,
-    SessionReport, TrafficCounters,
+    ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathReport,
+    ResequencingCounters, SessionReport, TrafficCounters,
 };
 use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
@@ -50,7 +50,7 @@ pub(crate) fn of_client(
     ways: &Ways,
     reports: &[(ClassId, ClientReport)],
     uptime: Duration,
-    member: Member,
+    member: ConnectionNumber,
 ) -> Status {
     let mut status = Status::new(Role::Client);
     let Some((_, report)) = reports.first() else { return status };
@@ -67,8 +67,9 @@ pub(crate) fn of_client(
         user: String::new(),
         resumed: u64::from(report.resumed),
     });
-    status.notes.extend(report.by_flows.then(|| BY_FLOWS.to_owned()));
-    let given = |at: usize| report.assignment.as_ref().map_or(Vec::new(), |all| all.beyond(at).0);
+    status.notes.extend(report.per_flow.then(|| BY_FLOWS.to_owned()));
+    let given =
+        |at: usize| report.assignment.as_ref().map_or(Vec::new(), |all| all.additional_or_first(at).0);
     let with_tun = config.class_tuns().zip(0..);
     let tuns: Vec<(ClassId, Vec<IpNet>)> = with_tun.map(|((class, _), at)| (class.id, given(at))).collect();
     for (id, report) in reports {
@@ -104,9 +105,9 @@ pub(crate) fn of_client(
             ..Class::new(&class.name)
         });
         add_resequencing(&mut status.resequencing, report.resequencing.map(resequencing_of));
-        status.flows.stream += report.streams as u64;
-        status.flows.udp += report.udp as u64;
-        status.flows.datagram += report.datagrams as u64;
+        status.flows.stream += report.stream_flows as u64;
+        status.flows.udp += report.udp_flows as u64;
+        status.flows.datagram += report.datagram_flows as u64;
         for path in &report.paths {
             let link = path.link.map(|link| link.with_class(*id));
             let Some((id, link)) = link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
@@ -275,7 +276,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
 }
 
 /// Counts what a connection that is over has come to.
-pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: Departed) {
+pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection) {
     let name = if departed.class.is_empty() { CLASS } else { &departed.class };
     // Whatever there is now is no more of it.
     let resequencing = departed.resequencing.map(|counters| resequencing_of(counters).as_over());
@@ -368,7 +369,7 @@ fn local_of(link: &Uplink, remote: SocketAddr) -> SocketAddr {
 }
 
 /// The path over a link that a class will have when it wakes, which has its socket already.
-fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Member) -> Path {
+fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: ConnectionNumber) -> Path {
     Path {
         id: id_of(at, class, &link.name, member),
         class: class.to_owned(),
@@ -399,12 +400,18 @@ fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Mem
 }
 
 /// Each connection of a session counts its paths from 0.
-fn id_of(number: u32, class: &str, link: &str, member: Member) -> String {
+fn id_of(number: u32, class: &str, link: &str, member: ConnectionNumber) -> String {
     format!("{class}/{link}/{number}{}", shard_of(member))
 }
 
 /// The name of a path: with its number, or `tcp` for a path inside TCP. A server does not know the link.
-pub(crate) fn name_of(path: PathId, class: &str, name: &str, link: Option<LinkId>, member: Member) -> String {
+pub(crate) fn name_of(
+    path: PathId,
+    class: &str,
+    name: &str,
+    link: Option<LinkId>,
+    member: ConnectionNumber,
+) -> String {
     match link.is_some_and(LinkId::is_tcp) {
         true => tcp_id(class, name, member),
         false => id_of(path.0, class, if name.is_empty() { NO_LINK } else { name }, member),
@@ -414,15 +421,21 @@ pub(crate) fn name_of(path: PathId, class: &str, name: &str, link: Option<LinkId
 /// In place of an unknown link.
 const NO_LINK: &str = "path";
 
-fn tcp_id(class: &str, link: &str, member: Member) -> String {
+fn tcp_id(class: &str, link: &str, member: ConnectionNumber) -> String {
     format!("{class}/{link}/tcp{}", shard_of(member))
 }
 
-fn shard_of(member: Member) -> String {
+fn shard_of(member: ConnectionNumber) -> String {
     if member.shard() == 0 { String::new() } else { format!("@{}", member.shard()) }
 }
 
-fn path_of(report: &PathReport, class: &str, link: &str, local: SocketAddr, member: Member) -> Path {
+fn path_of(
+    report: &PathReport,
+    class: &str,
+    link: &str,
+    local: SocketAddr,
+    member: ConnectionNumber,
+) -> Path {
     let view = &report.view;
     Path {
         id: name_of(view.id, class, link, report.link, member),

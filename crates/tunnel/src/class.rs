@@ -19,23 +19,23 @@ pub struct ClassProfile {
 
 /// What the classes of a client may not exceed, however it describes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ClassLimits {
     /// How many classes a session has, that of what belongs to no other included.
-    pub classes: u8,
+    pub max_classes: u8,
     /// What each class that goes before others gets of a link, of what is sent to the client.
-    pub first: Option<Portion>,
+    pub max_priority_share: Option<Portion>,
 }
 
-impl Default for Limits {
+impl Default for ClassLimits {
     fn default() -> Self {
-        Self { classes: ClassId::MAX, first: None }
+        Self { max_classes: ClassId::MAX, max_priority_share: None }
     }
 }
 
-impl Limits {
+impl ClassLimits {
     /// What is left of a share.
     pub(crate) fn bound(&self, share: Share) -> Share {
-        let Some(limit) = self.first.filter(|_| share.first) else { return share };
+        let Some(limit) = self.max_priority_share.filter(|_| share.first) else { return share };
         let least = match (share.max, limit) {
             (Some(Portion::Rate(asked)), Portion::Rate(limit)) => Portion::Rate(asked.min(limit)),
             (Some(Portion::Percent(asked)), Portion::Percent(limit)) => Portion::Percent(asked.min(limit)),
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_goes_first_gets_no_more_than_is_allowed() {
-        let limits = |first| Limits { first: Some(first), ..Limits::default() };
+        let limits = |first| ClassLimits { max_priority_share: Some(first), ..ClassLimits::default() };
         let share = |max| Share { first: true, max, ..Share::default() };
         let rate = |mbit: u64| Portion::Rate(BitRate::from_bps(mbit * 1_000_000));
         for (asked, limit, got) in [
@@ -204,6 +204,6 @@ mod tests {
         }
         let behind = Share { max: Some(rate(30)), ..Share::default() };
         assert_eq!(limits(rate(1)).bound(behind), behind);
-        assert_eq!(Limits::default().bound(share(None)), share(None));
+        assert_eq!(ClassLimits::default().bound(share(None)), share(None));
     }
 }

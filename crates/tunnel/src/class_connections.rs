@@ -18,8 +18,8 @@ use mpvpn_quic::Transmit;
 use mpvpn_types::{ClassId, Instant, LinkId};
 
 use crate::{
-    Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, FlowReport, LinkPolicy,
-    Member, shapers::Shapers,
+    Client, ClientChange, ClientConfig, ClientEvent, ClientReport, ClientState, ConnectionNumber, FlowReport,
+    LinkPolicy, shapers::Shapers,
 };
 use connection::{ClassConnection, Taker};
 
@@ -93,13 +93,13 @@ impl ClassConnections {
         if let Some(class) = &config.class {
             self.shapers.set_share(now, id, class.share);
         }
-        let member = Member::of(self.shard, id).unwrap_or_default();
-        let mut client = match member == Member::HOME {
+        let member = ConnectionNumber::of(self.shard, id).unwrap_or_default();
+        let mut client = match member == ConnectionNumber::INITIAL {
             true => Client::new(now, config),
-            false => Client::member(now, config, member),
+            false => Client::joining(now, config, member),
         };
-        if member == Member::HOME && several {
-            client.allow_members();
+        if member == ConnectionNumber::INITIAL && several {
+            client.allow_joins();
         }
         client.share_links(self.shapers.clone());
         ClassConnection::new(now, id, priority, client)
@@ -368,7 +368,7 @@ impl ClassConnections {
                     self.all[0].mtu = Some(*mtu);
                     continue;
                 }
-                ClientEvent::Members { secret, classes: true } => {
+                ClientEvent::JoinsAllowed { secret, other_classes: true } => {
                     self.secret = Some(secret.clone());
                     for one in &mut self.all[1..] {
                         one.client.join(now, secret.clone());

@@ -42,7 +42,7 @@ use crate::{
     udp::Inbox,
 };
 use connector::{Connector, Wanted};
-pub use flows::{Carried, FlowReport};
+pub use flows::{FlowReport, FlowTransport};
 use lane::Lane;
 pub(crate) use links::Links;
 use member::{Membership, Part};
@@ -54,27 +54,27 @@ use reports::Reports;
 pub(crate) use seen::Seen;
 use session::Session;
 pub use told::{Assignment, ClientError, ClientEvent, ClientReport, ClientState};
-pub use udp::UdpNews;
+pub use udp::UdpFlowEvent;
 
 /// The server answers a request within this time, or the connection is given up.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// What a client or a server is there for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Carries {
+pub enum TunnelMode {
     /// The packets of a TUN, by CONNECT-IP, and relays.
     #[default]
     Packets,
     /// Relays only: a client is up as soon as the server speaks HTTP/3, and gets no addresses; a server refuses
     /// CONNECT-IP.
-    Streams,
+    RelaysOnly,
 }
 
 /// What a client needs to know.
 #[derive(Clone)]
 pub struct ClientConfig {
     /// What it is there for.
-    pub carries: Carries,
+    pub mode: TunnelMode,
     /// TLS and transport.
     pub setup: ClientSetup,
     /// The name that the certificate must have.
@@ -88,7 +88,7 @@ pub struct ClientConfig {
     /// What its class is, if the client has several.
     pub class: Option<ClassProfile>,
     /// How many addresses of each family it asks for beyond the first.
-    pub more_addresses: usize,
+    pub additional_addresses: usize,
     /// How packets are spread over paths.
     pub scheduler: Scheduler,
     /// Repair that is sent beside packets, in both directions, where the server knows it.
@@ -97,9 +97,9 @@ pub struct ClientConfig {
     /// connections that no rule takes out of streams, of which there are no copies.
     pub copies: u8,
     /// Which TCP connections travel as streams.
-    pub lane: Rules,
+    pub flow_rules: Rules,
     /// Random bits, which make sequence numbers of these hard to guess.
-    pub lane_secret: [u64; 2],
+    pub isn_secret: [u64; 2],
 }
 
 /// A client: takes packets from a TUN, keeps a connection over all links, survives its loss.
@@ -125,7 +125,7 @@ pub struct Client {
 impl Client {
     /// A client without links; it does nothing until [`Self::link_up`].
     pub fn new(now: Instant, config: ClientConfig) -> Self {
-        let lane = Lane::new(now, lane_of(&config), config.lane_secret);
+        let lane = Lane::new(now, lane_of(&config), config.isn_secret);
         Self {
             authorization: config.token.as_ref().map(|token| format!("Bearer {token}")),
             endpoint: Endpoint::client(&config.setup),
@@ -346,7 +346,7 @@ impl Client {
     }
 
     /// Whether the server has said that it knows this client, by the answer to what it was asked first.
-    pub fn is_recognised(&self) -> bool {
+    pub fn is_authenticated(&self) -> bool {
         let answered = |session: &Session| session.accepted && session.request.is_some();
         self.session.as_ref().is_some_and(answered)
     }
@@ -497,9 +497,9 @@ impl Client {
             Wanted::Yes | Wanted::Ended => ClientState::Connecting,
         };
         let mut report = self.reports.report(state);
-        report.by_flows = self.session.as_ref().is_some_and(|session| session.by_flows);
-        report.streams = self.apps.lane.flows() + self.own.len();
-        report.datagrams = self.apps.seen.flows(now).count();
+        report.per_flow = self.session.as_ref().is_some_and(|session| session.by_flows);
+        report.stream_flows = self.apps.lane.flows() + self.own.len();
+        report.datagram_flows = self.apps.seen.flows(now).count();
         let Some(session) = &mut self.session else { return report };
         let Some(connection) = self.endpoint.get(session.connection) else { return report };
         if session.up {
@@ -508,7 +508,7 @@ impl Client {
         report.counters.tx_bytes += session.multipath.counters().tx_bytes;
         report.counters.rx_bytes += session.multipath.counters().rx_bytes;
         report.rates = session.multipath.rates(now);
-        report.udp = session.udp.flows.len();
+        report.udp_flows = session.udp.flows.len();
         report.drops += session.multipath.drops();
         report.sojourn = session.multipath.sojourn();
         report.resequencing = session.multipath.resequencing();
@@ -531,7 +531,7 @@ fn in_use<'a>(
 
 /// Which TCP connections travel as streams: of those there are no copies.
 fn lane_of(config: &ClientConfig) -> Rules {
-    let mut lane = config.lane.clone();
+    let mut lane = config.flow_rules.clone();
     if config.copies > 1 && lane.mode == FlowMode::Auto {
         lane.mode = FlowMode::Datagram;
     }

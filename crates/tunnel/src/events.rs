@@ -11,7 +11,7 @@ use std::{
 use mpvpn_class::CapacityChange;
 use mpvpn_types::{ClassId, Duration, LinkId, PathId};
 
-use crate::Member;
+use crate::ConnectionNumber;
 
 /// A change of a path, or of the capacity of its link.
 #[derive(Clone, Debug, PartialEq)]
@@ -138,7 +138,7 @@ pub struct ClientTag {
     /// The first tunnel address of the session, if it has one.
     pub address: Option<IpAddr>,
     /// Which connection of the session.
-    pub member: Member,
+    pub member: ConnectionNumber,
     /// The name of its class; empty without classes.
     pub class: String,
 }

@@ -39,11 +39,11 @@ mod udp;
 #[path = "../../masque/src/vectors.rs"]
 mod vectors;
 
-pub use class::{ClassProfile, Limits};
+pub use class::{ClassLimits, ClassProfile};
 pub use class_connections::{ClassConnections, ClassSetup};
 pub use client::{
-    Assignment, Carried, Carries, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState,
-    FlowReport, UdpNews,
+    Assignment, Client, ClientConfig, ClientError, ClientEvent, ClientReport, ClientState, FlowReport,
+    FlowTransport, TunnelMode, UdpFlowEvent,
 };
 pub use events::{
     ClassChange, ClientChange, ClientTag, FailureReason, PathChange, PathEvent, PathFailure, Reinjected,
@@ -53,7 +53,10 @@ pub use forward::{ForwardError, ForwardEvent, Forwarder, ResponseStatus};
 pub use mpvpn_masque::capsule::LinkPolicy;
 pub use multipath::{FecCounters, PathReport, ResequencingCounters, Role, TrafficCounters, TrafficRates};
 pub use pool::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
-pub use registry::{Member, Registry, Seat};
+pub use registry::{ConnectionNumber, ConnectionSlot, Registry};
 pub use relay::{RelayId, RelayRead};
-pub use server::{Authenticate, Departed, Page, Server, ServerConfig, ServerEvent, SessionReport, Taken};
+pub use server::{
+    Authenticate, ClosedConnection, Server, ServerConfig, ServerEvent, SessionReport, SiteResponse,
+    TunOutcome,
+};
 pub use udp::UdpId;

@@ -21,11 +21,11 @@ use crate::{AddressPool, AddressSet, Addresses, PoolExhausted, SessionSecret};
 /// The number of a connection within its session: a client that spreads its work over several threads has a connection
 /// of each, and of each of its classes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Member(u8);
+pub struct ConnectionNumber(u8);
 
-impl Member {
+impl ConnectionNumber {
     /// The connection that makes the session, and the only one of most clients.
-    pub const HOME: Self = Self(0);
+    pub const INITIAL: Self = Self(0);
     /// Connections of one session, at most.
     pub const MAX: u8 = mpvpn_quic::MAX_SHARDS * ClassId::MAX;
 
@@ -58,7 +58,7 @@ impl Member {
 
 /// A tunnel of a member, at the shard that has its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seat {
+pub struct ConnectionSlot {
     /// The number of the shard.
     pub shard: u8,
     /// The connection at that shard.
@@ -87,14 +87,14 @@ pub(crate) struct Entry {
     pub(crate) addresses: Option<AddressSet>,
     pub(crate) serial: u64,
     /// The earlier tunnel of the same member, to be closed.
-    pub(crate) replaced: Option<Seat>,
+    pub(crate) replaced: Option<ConnectionSlot>,
 }
 
 /// Who enters.
 pub(crate) struct Visitor<'a> {
     pub(crate) user: &'a str,
     pub(crate) shown: Option<SessionSecret>,
-    pub(crate) member: Member,
+    pub(crate) member: ConnectionNumber,
     /// How many classes its session may have.
     pub(crate) classes: u8,
     pub(crate) shard: u8,
@@ -104,7 +104,7 @@ pub(crate) struct Visitor<'a> {
 #[derive(Debug)]
 struct Session {
     id: SessionId,
-    members: BTreeMap<Member, Seat>,
+    members: BTreeMap<ConnectionNumber, ConnectionSlot>,
 }
 
 #[derive(Debug)]
@@ -190,7 +190,7 @@ impl Registry {
         let inner = &mut *self.lock();
         let known =
             visitor.shown.and_then(|secret| Some((secret, inner.pool.resume(&secret, visitor.user)?)));
-        if known.is_none() && visitor.member != Member::HOME {
+        if known.is_none() && visitor.member != ConnectionNumber::INITIAL {
             return Err(Denial::UnknownSession);
         }
         if known.is_none() && inner.sessions.len() >= inner.max_sessions {
@@ -218,7 +218,7 @@ impl Registry {
             *last_session = last_session.wrapping_add(1);
             Session { id: SessionId(*last_session), members: BTreeMap::new() }
         });
-        let seat = Seat { shard: visitor.shard, connection: visitor.connection, serial };
+        let seat = ConnectionSlot { shard: visitor.shard, connection: visitor.connection, serial };
         let replaced = session.members.insert(visitor.member, seat);
         let id = session.id;
         for ip in addresses.iter().flat_map(AddressSet::iter) {
@@ -256,7 +256,7 @@ impl Registry {
     }
 
     /// The connections of a session.
-    pub(crate) fn seats(&self, secret: &SessionSecret) -> Vec<Seat> {
+    pub(crate) fn seats(&self, secret: &SessionSecret) -> Vec<ConnectionSlot> {
         let inner = self.lock();
         let members = inner.sessions.get(secret).map(|session| session.members.values().copied());
         members.into_iter().flatten().collect()
@@ -264,7 +264,7 @@ impl Registry {
 
     /// A tunnel has ended. The session ends with its last one; its addresses stay reserved while
     /// others are free.
-    pub(crate) fn leave(&self, now: Instant, secret: &SessionSecret, member: Member, serial: u64) {
+    pub(crate) fn leave(&self, now: Instant, secret: &SessionSecret, member: ConnectionNumber, serial: u64) {
         let inner = &mut *self.lock();
         let Some(session) = inner.sessions.get_mut(secret) else { return };
         if session.members.get(&member).is_none_or(|seat| seat.serial != serial) {
@@ -291,7 +291,7 @@ mod tests {
     }
 
     fn visitor(shown: Option<SessionSecret>, member: u8, shard: u8, connection: usize) -> Visitor<'static> {
-        let member = Member::new(member).unwrap();
+        let member = ConnectionNumber::new(member).unwrap();
         Visitor { user: "alice", shown, member, classes: 8, shard, connection: ConnectionId(connection) }
     }
 
@@ -319,14 +319,14 @@ mod tests {
         let (first, addresses) = home(&registry, [1; 16]);
         let one = registry.enter(&visitor(Some([1; 16]), 1, 1, 7), || unreachable!()).unwrap();
         let two = registry.enter(&visitor(Some([1; 16]), 1, 0, 9), || unreachable!()).unwrap();
-        let replaced = Seat { shard: 1, connection: ConnectionId(7), serial: one.serial };
+        let replaced = ConnectionSlot { shard: 1, connection: ConnectionId(7), serial: one.serial };
         assert_eq!(two.replaced, Some(replaced));
         // The end of the replaced one must not end its successor.
-        registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), one.serial);
-        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), one.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         assert_eq!(registry.sessions(), 1);
         assert_eq!(registry.shard_of(addresses.first().v6.unwrap().into()), Some(0));
-        registry.leave(Instant::now(), &[1; 16], Member::new(1).unwrap(), two.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(1).unwrap(), two.serial);
         assert_eq!(registry.sessions(), 0);
     }
 
@@ -336,9 +336,9 @@ mod tests {
         let (first, addresses) = home(&registry, [1; 16]);
         let ip = addresses.first().v4.unwrap().into();
         let other = registry.enter(&visitor(Some([1; 16]), 3, 2, 7), || unreachable!()).unwrap();
-        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
         assert_eq!((registry.sessions(), registry.shard_of(ip)), (1, Some(2)));
-        registry.leave(Instant::now(), &[1; 16], Member::new(3).unwrap(), other.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(3).unwrap(), other.serial);
         assert_eq!((registry.sessions(), registry.shard_of(ip)), (0, None));
         let back = registry.enter(&visitor(Some([1; 16]), 0, 1, 2), || unreachable!()).unwrap();
         assert_eq!(back.addresses, Some(addresses));
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(registry.enter(&stranger, || unreachable!()).unwrap_err(), Denial::UnknownSession);
         let bob = Visitor { user: "bob", ..visitor(Some([1; 16]), 1, 0, 5) };
         assert_eq!(registry.enter(&bob, || unreachable!()).unwrap_err(), Denial::UnknownSession);
-        let bob = Visitor { member: Member::HOME, ..bob };
+        let bob = Visitor { member: ConnectionNumber::INITIAL, ..bob };
         assert_eq!(registry.enter(&bob, || [2; 16]).unwrap().addresses, None, "a session of his own");
     }
 
@@ -370,19 +370,23 @@ mod tests {
         let joined = registry.enter(&visitor(Some([1; 16]), 16, 1, 7), || unreachable!()).unwrap();
         assert_eq!(joined.addresses, Some(more));
         assert_eq!(registry.seats(&[1; 16]).iter().map(|seat| seat.shard).collect::<Vec<_>>(), [0, 1]);
-        registry.leave(Instant::now(), &[1; 16], Member::HOME, first.serial);
-        registry.leave(Instant::now(), &[1; 16], Member::new(16).unwrap(), joined.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::INITIAL, first.serial);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::new(16).unwrap(), joined.serial);
         assert_eq!(registry.shard_of("10.0.0.9".parse().unwrap()), None);
         assert_eq!(registry.seats(&[1; 16]), []);
     }
 
     #[test]
     fn a_member_is_a_class_in_a_thread() {
-        let member = Member::of(3, ClassId(2)).unwrap();
+        let member = ConnectionNumber::of(3, ClassId(2)).unwrap();
         assert_eq!((member.number(), member.class(), member.shard()), (35, ClassId(2), 3));
-        assert_eq!(Member::of(0, ClassId::DEFAULT), Some(Member::HOME));
+        assert_eq!(ConnectionNumber::of(0, ClassId::DEFAULT), Some(ConnectionNumber::INITIAL));
         assert_eq!(
-            (Member::of(16, ClassId(0)), Member::of(0, ClassId(8)), Member::new(128)),
+            (
+                ConnectionNumber::of(16, ClassId(0)),
+                ConnectionNumber::of(0, ClassId(8)),
+                ConnectionNumber::new(128)
+            ),
             (None, None, None)
         );
     }
@@ -392,7 +396,7 @@ mod tests {
         let registry = registry();
         home(&registry, [1; 16]);
         let enter = |shard, class, classes| {
-            let member = Member::of(shard, ClassId(class)).unwrap().number();
+            let member = ConnectionNumber::of(shard, ClassId(class)).unwrap().number();
             let visitor = Visitor { classes, ..visitor(Some([1; 16]), member, shard, usize::from(member)) };
             registry.enter(&visitor, || unreachable!()).map(|entry| entry.serial)
         };
@@ -401,7 +405,7 @@ mod tests {
         assert!(enter(0, 1, 2).is_ok(), "one that comes again");
         let third = enter(0, 2, 3).unwrap();
         assert_eq!(enter(1, 3, 3), Err(Denial::Classes));
-        registry.leave(Instant::now(), &[1; 16], Member::of(0, ClassId(2)).unwrap(), third);
+        registry.leave(Instant::now(), &[1; 16], ConnectionNumber::of(0, ClassId(2)).unwrap(), third);
         assert!(enter(1, 3, 3).is_ok(), "another one in its place");
         assert_eq!(enter(0, 4, 1), Err(Denial::Classes));
         assert!(enter(2, 0, 1).is_ok(), "no limit keeps the default class out");

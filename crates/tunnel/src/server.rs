@@ -31,17 +31,17 @@ use mpvpn_quic::{ConnectionId, Endpoint, Handled, Local, LostReason, Shard, Tran
 use mpvpn_types::Instant;
 
 use crate::{
-    AddressSet, Addresses, Registry, RelayId, Seat, SessionSecret, UdpId,
+    AddressSet, Addresses, ConnectionSlot, Registry, RelayId, SessionSecret, UdpId,
     client::clamp_received,
     events::{Changes, ServerChange},
     udp::Inbox,
 };
 
-pub use config::{Authenticate, Page, ServerConfig, ServerEvent, Taken};
+pub use config::{Authenticate, ServerConfig, ServerEvent, SiteResponse, TunOutcome};
 use mtus::Mtus;
 use peer::Peer;
 use peers::Peers;
-pub use report::{Departed, SessionReport};
+pub use report::{ClosedConnection, SessionReport};
 use routes::Routes;
 use sessions::Sessions;
 
@@ -59,7 +59,7 @@ pub struct Server {
     joiner: GroCoalescer,
     events: VecDeque<ServerEvent>,
     changes: Changes<ServerChange>,
-    departed: VecDeque<Departed>,
+    departed: VecDeque<ClosedConnection>,
     /// Payloads from clients.
     udp_in: Inbox,
     mtus: Mtus,
@@ -105,7 +105,7 @@ impl Server {
     }
 
     /// The server's own addresses in the tunnel.
-    pub fn own(&self) -> Addresses {
+    pub fn own_addresses(&self) -> Addresses {
         self.routes.own()
     }
 
@@ -194,7 +194,7 @@ impl Server {
     }
 
     /// A later connection of the same member has taken this one's place.
-    fn replace(&mut self, now: Instant, seat: Seat) {
+    fn replace(&mut self, now: Instant, seat: ConnectionSlot) {
         if seat.shard == self.shard.index() {
             self.close_replaced(now, seat);
         } else {
@@ -203,7 +203,7 @@ impl Server {
     }
 
     /// Closes the connection of a tunnel of this shard, if it is still there.
-    pub fn close_replaced(&mut self, now: Instant, seat: Seat) {
+    pub fn close_replaced(&mut self, now: Instant, seat: ConnectionSlot) {
         let tunnel = self.peers.get_mut(seat.connection).and_then(Peer::tunnel_mut);
         if let Some(tunnel) = tunnel.filter(|tunnel| tunnel.serial == seat.serial) {
             tunnel.replaced = true;

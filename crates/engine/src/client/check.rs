@@ -17,7 +17,7 @@ use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_os::{poll::Poller, tcp::MptcpState};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, TransportOptions};
-use mpvpn_tunnel::{Carries, ClientConfig as TunnelConfig};
+use mpvpn_tunnel::{ClientConfig as TunnelConfig, TunnelMode};
 use mpvpn_types::{Duration, Fec};
 use tokio::runtime::{Builder, Runtime};
 
@@ -213,18 +213,18 @@ fn tunnel(
     let max_udp_payload = largest_payload(mtu, headers);
     let options = TransportOptions { max_udp_payload, ..TransportOptions::default() };
     Ok(TunnelConfig {
-        carries: Carries::Streams,
+        mode: TunnelMode::RelaysOnly,
         setup: ClientSetup::new(Arc::new(tls), &options, &random::<32>()?)?,
         server_name: config.server.host.clone(),
         authority: config.server.to_string(),
         path: PATH.to_owned(),
         token: config.load_token()?.map(|token| token.reveal().to_owned()),
         class: None,
-        more_addresses: 0,
+        additional_addresses: 0,
         scheduler: Scheduler::Auto,
         fec: Fec::Off,
         copies: 1,
-        lane: Rules { mode: FlowMode::Stream, rules: Vec::new() },
-        lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+        flow_rules: Rules { mode: FlowMode::Stream, rules: Vec::new() },
+        isn_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
     })
 }

@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, time::Instant};
 
 use mpvpn_control::events::{Event, EventSender, PathName, ShortText};
-use mpvpn_tunnel::{ClassChange, ClientChange, Member, PathChange, PathEvent};
+use mpvpn_tunnel::{ClassChange, ClientChange, ConnectionNumber, PathChange, PathEvent};
 use mpvpn_types::{ClassId, LinkId};
 
 use super::classes::Classes;
@@ -19,7 +19,7 @@ use crate::{
 /// Reports the events of a shard.
 pub(super) struct ShardEvents {
     sender: EventSender,
-    member: Member,
+    member: ConnectionNumber,
     /// When the path over a link failed, by link and class. A path that is opened there later is reported as its recovery:
     /// a failed path is closed when streams wait for its data, and a new one is opened when the link works again.
     failed: BTreeMap<LinkId, Instant>,
@@ -27,7 +27,7 @@ pub(super) struct ShardEvents {
 
 impl ShardEvents {
     pub(super) fn new(sender: EventSender, shard: u8) -> Self {
-        let member = Member::of(shard, ClassId::DEFAULT).unwrap_or_default();
+        let member = ConnectionNumber::of(shard, ClassId::DEFAULT).unwrap_or_default();
         Self { sender, member, failed: BTreeMap::new() }
     }
 

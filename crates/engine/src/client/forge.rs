@@ -49,7 +49,7 @@ impl Forge {
                 scheduler: class.scheduler.unwrap_or(config.scheduler),
                 fec: class.fec,
                 copies: class.copies,
-                lane: Rules { mode: lane, ..self.tunnel.lane.clone() },
+                flow_rules: Rules { mode: lane, ..self.tunnel.flow_rules.clone() },
                 ..self.tunnel.clone()
             }
         })

@@ -222,7 +222,7 @@ impl Machine {
 /// The addresses of the TUN of a class, counted from 0 among those that have one. With those of the client, what it sends
 /// arrives, and the answers come by the client's own TUN.
 fn given(assignment: &Assignment, at: usize) -> DeviceAddresses {
-    let (addresses, own) = assignment.beyond(at);
+    let (addresses, own) = assignment.additional_or_first(at);
     DeviceAddresses { addresses, own }
 }
 

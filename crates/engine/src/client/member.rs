@@ -4,7 +4,7 @@
 use std::{net::SocketAddr, time::Instant};
 
 use mpvpn_control::{config::ClientConfig, events::Event, status::Status};
-use mpvpn_tunnel::{ClientEvent, Member};
+use mpvpn_tunnel::{ClientEvent, ConnectionNumber};
 
 use super::plane::Plane;
 use crate::{
@@ -27,7 +27,7 @@ pub(crate) enum ClientMessage {
     /// From the first shard: the classes are those of this configuration.
     Classes(Box<ClientConfig>),
     /// To the first shard: this member carries packets up to this size (bytes), or none.
-    Carries(Member, Option<usize>),
+    Carries(ConnectionNumber, Option<usize>),
 }
 
 /// The first shard of a client, as the others know it.
@@ -35,7 +35,7 @@ pub(crate) type FirstShard = shards::FirstShard<ClientMessage, Status, Status>;
 
 /// A shard beside the first.
 pub(super) struct GroCoalescer {
-    pub(super) member: Member,
+    pub(super) member: ConnectionNumber,
     pub(super) config: ClientConfig,
     pub(super) plane: Plane,
     pub(super) first: OtherShard<ClientMessage, Status>,
@@ -59,7 +59,7 @@ impl GroCoalescer {
                         up = true;
                         self.plane.assign(&assignment);
                     }
-                    ClientEvent::Changed(assignment) => self.plane.assign(&assignment),
+                    ClientEvent::AssignmentChanged(assignment) => self.plane.assign(&assignment),
                     ClientEvent::Down(reason) => {
                         up = false;
                         let (shard, reason) = (self.member.shard(), reason.into());

@@ -9,7 +9,7 @@ use mpvpn_control::{
     status::{FlowList, Status},
 };
 use mpvpn_os::PacketFd;
-use mpvpn_tunnel::{Assignment, ClassConnections, LinkPolicy, Member};
+use mpvpn_tunnel::{Assignment, ClassConnections, ConnectionNumber, LinkPolicy};
 use mpvpn_types::{LinkId, Tier};
 
 use super::{
@@ -91,7 +91,7 @@ impl Plane {
     /// The server gave these addresses.
     pub(super) fn assign(&mut self, assignment: &Assignment) {
         if let Some(devices) = &mut self.devices {
-            devices.assign(&assignment.more);
+            devices.assign(&assignment.additional);
         }
     }
 
@@ -308,7 +308,7 @@ impl Plane {
     }
 
     /// What this shard's connection does.
-    pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: Member) -> Status {
+    pub(super) fn status(&mut self, now: Instant, config: &ClientConfig, member: ConnectionNumber) -> Status {
         let reports = self.connections.reports(now);
         let uptime = now.saturating_duration_since(self.started);
         status::of_client(config, &self.sockets.links, &self.policies, &self.ways, &reports, uptime, member)

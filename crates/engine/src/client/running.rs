@@ -11,7 +11,7 @@ use mpvpn_control::{
     events::{Event, EventSender, ShortText},
     status::{FlowList, Link, Role, Status},
 };
-use mpvpn_tunnel::{Assignment, ClientEvent, Member, UdpNews};
+use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, UdpFlowEvent};
 
 use super::{
     apps::{self, Apps},
@@ -292,7 +292,7 @@ impl Running {
 
     /// What this shard alone knows.
     pub(crate) fn status(&mut self, now: Instant) -> Status {
-        let mut status = self.plane.status(now, &self.config, Member::HOME);
+        let mut status = self.plane.status(now, &self.config, ConnectionNumber::INITIAL);
         for link in &mut status.links {
             self.link_use.explain(link);
         }
@@ -360,20 +360,20 @@ impl Running {
                     self.configure()?;
                     self.kind.share(&self.config)?;
                 }
-                ClientEvent::Changed(assignment) => {
+                ClientEvent::AssignmentChanged(assignment) => {
                     let addresses = assignment.addresses.clone();
                     self.events.report(Event::AddressesChanged { addresses });
                     self.assign(assignment);
                     self.configure()?;
                 }
                 ClientEvent::Udp(flow, news) => {
-                    if let (Some(proxy), UdpNews::Refused(_) | UdpNews::Closed) =
+                    if let (Some(proxy), UdpFlowEvent::Refused(_) | UdpFlowEvent::Closed) =
                         (self.kind.proxy_mut(), news)
                     {
-                        proxy.flow_over(now, flow, news != UdpNews::Closed);
+                        proxy.flow_over(now, flow, news != UdpFlowEvent::Closed);
                     }
                 }
-                ClientEvent::Members { secret, .. } => {
+                ClientEvent::JoinsAllowed { secret, .. } => {
                     self.shards.tell(|| ClientMessage::Join(secret.clone()))
                 }
                 ClientEvent::Down(reason) => {

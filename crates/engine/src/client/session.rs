@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mpvpn_tunnel::Member;
+use mpvpn_tunnel::ConnectionNumber;
 
 /// Bytes of the largest packet before anything is known: what IPv6 needs (RFC 8200 §5).
 const FIRST_MTU: u32 = 1280;
@@ -15,7 +15,7 @@ pub(super) struct SessionState {
     resumed: u32,
     mtu: u32,
     /// Other shards' connections that carry packets, and the largest they can (bytes).
-    carrying: BTreeMap<Member, usize>,
+    carrying: BTreeMap<ConnectionNumber, usize>,
 }
 
 impl Default for SessionState {
@@ -36,7 +36,7 @@ impl SessionState {
     }
 
     /// Another shard's connection carries packets up to this size (bytes), or none.
-    pub(super) fn set_carried(&mut self, member: Member, mtu: Option<usize>) {
+    pub(super) fn set_carried(&mut self, member: ConnectionNumber, mtu: Option<usize>) {
         match mtu {
             Some(mtu) => self.carrying.insert(member, mtu),
             None => self.carrying.remove(&member),
@@ -70,8 +70,8 @@ mod tests {
 
     use super::*;
 
-    fn member(shard: u8) -> Member {
-        Member::of(shard, ClassId::DEFAULT).unwrap()
+    fn member(shard: u8) -> ConnectionNumber {
+        ConnectionNumber::of(shard, ClassId::DEFAULT).unwrap()
     }
 
     #[test]

@@ -9,7 +9,7 @@ use mpvpn_control::{
 };
 use mpvpn_flow::rules::{Rule, Rules};
 use mpvpn_quic::{ClientSetup, MAX_SHARDS, TransportOptions};
-use mpvpn_tunnel::{Carries, ClassConnections, ClientConfig as TunnelConfig, Member};
+use mpvpn_tunnel::{ClassConnections, ClientConfig as TunnelConfig, ConnectionNumber, TunnelMode};
 use mpvpn_types::{ClassId, Fec};
 
 use super::{
@@ -88,7 +88,7 @@ impl ShardParts {
     /// Starts the shards beside the first.
     fn start_others(&self, first: &mut FirstShard, queues: Vec<Devices>) -> Result<(), EngineError> {
         for (shard, devices) in (1..).zip(queues) {
-            let Some(member) = Member::of(shard, ClassId::DEFAULT) else { break };
+            let Some(member) = ConnectionNumber::of(shard, ClassId::DEFAULT) else { break };
             let mut turns = Turns::without_signals()?;
             let links = self.links(&turns)?;
             let policies = Policies::new(&self.config.links);
@@ -142,22 +142,22 @@ impl Running {
             ground,
             forge: Forge {
                 tunnel: TunnelConfig {
-                    carries: if devices.is_some() { Carries::Packets } else { Carries::Streams },
+                    mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
                     setup: setups.of(config.cc).clone(),
                     server_name: config.server.host.clone(),
                     authority: config.server.to_string(),
                     path: PATH.to_owned(),
                     token: config.load_token()?.map(|token| token.reveal().to_owned()),
                     class: None,
-                    more_addresses: config.class_tuns().count(),
+                    additional_addresses: config.class_tuns().count(),
                     scheduler: config.scheduler,
                     fec: Fec::Off,
                     copies: 1,
-                    lane: Rules {
+                    flow_rules: Rules {
                         mode: lane_of(config.lane, shards),
                         rules: config.lane_rules.iter().map(rule_of).collect(),
                     },
-                    lane_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
+                    isn_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
                 },
                 setups,
                 shards,

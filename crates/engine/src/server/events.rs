@@ -57,7 +57,7 @@ fn client_name(client: ClientTag) -> ClientName {
 mod tests {
     use std::net::IpAddr;
 
-    use mpvpn_tunnel::{Member, PathChange, PathEvent};
+    use mpvpn_tunnel::{ConnectionNumber, PathChange, PathEvent};
     use mpvpn_types::{Duration, LinkId, PathId};
 
     use super::*;
@@ -66,7 +66,7 @@ mod tests {
         ClientTag {
             user: "alice".to_owned(),
             address: Some(IpAddr::from([10, 0, 0, 2])),
-            member: Member::of(shard, ClassId(class)).unwrap(),
+            member: ConnectionNumber::of(shard, ClassId(class)).unwrap(),
             class: if class == 0 { String::new() } else { "bulk".to_owned() },
         }
     }

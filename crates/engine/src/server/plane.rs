@@ -7,7 +7,7 @@ use mpvpn_control::{
     events::EventSender,
     status::{Class, FlowList, Role, Status},
 };
-use mpvpn_tunnel::{Seat, Server, ServerEvent, SessionReport, Taken};
+use mpvpn_tunnel::{ConnectionSlot, Server, ServerEvent, SessionReport, TunOutcome};
 
 use super::{
     events::event_of,
@@ -32,7 +32,7 @@ const ROUNDS: usize = 16;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ServerMessage {
     /// A tunnel of the receiver was replaced.
-    Replaced(Seat),
+    Replaced(ConnectionSlot),
     /// To the first shard: the MTU of the clients has changed.
     MtuChanged,
 }
@@ -171,7 +171,7 @@ impl Plane {
                 ServerEvent::UdpGone(udp) => egress.gone(Asked::Udp(udp)),
             }
         }
-        while let Some(departed) = self.server.poll_departed() {
+        while let Some(departed) = self.server.poll_closed_connection() {
             status::add_departed(&mut self.departed, departed);
         }
         while let Some((udp, payload)) = self.server.poll_udp() {
@@ -183,7 +183,7 @@ impl Plane {
     fn read_tun(&mut self, now: Instant) {
         let (server, handover) = (&mut self.server, &mut self.handover);
         self.tun.read(|hdr, packet| {
-            if let Taken::By(shard) = server.handle_tun(now, hdr, packet) {
+            if let TunOutcome::ForShard(shard) = server.handle_tun(now, hdr, packet) {
                 handover.hand(shard, hdr, packet);
             }
         });
@@ -193,7 +193,7 @@ impl Plane {
     /// Packets that other shards read.
     fn take_handed(&mut self, now: Instant) {
         while let Some(mut handed) = self.handover.next() {
-            if !self.server.handle_handed(now, handed.hdr, &mut handed.packet) {
+            if !self.server.handle_handed_over(now, handed.hdr, &mut handed.packet) {
                 self.handover.count_lost();
             }
         }

@@ -13,7 +13,7 @@ pub(super) fn wishes(known: Option<&Assignment>, more: usize) -> Vec<RequestedAd
     let place = |place: usize| {
         let before = match place.checked_sub(1) {
             None => known.map(|known| &known.addresses),
-            Some(more) => known.and_then(|known| known.more.get(more)),
+            Some(more) => known.and_then(|known| known.additional.get(more)),
         };
         [Family::V4, Family::V6].map(|family| {
             let request_id = request_id(place, family);
@@ -44,7 +44,7 @@ pub(super) fn assignment(session: &Session, more: usize) -> Assignment {
         }
     }
     let (routes, dns) = (session.routes.clone(), session.agreed.dns.clone());
-    Assignment { addresses, more: beyond, routes, dns }
+    Assignment { addresses, additional: beyond, routes, dns }
 }
 
 /// The number of the request for the address of a family at this place: 0 for the first.

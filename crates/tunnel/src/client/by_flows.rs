@@ -17,7 +17,7 @@ use mpvpn_packet::{
 };
 use mpvpn_types::Instant;
 
-use super::{Carries, Client};
+use super::{Client, TunnelMode};
 use crate::multipath::extensions;
 
 /// Of a block for hosts whose addresses never leave them (RFC 7335 §4).
@@ -27,7 +27,7 @@ impl Client {
     /// Whether a server that offers no CONNECT-IP will do: where streams were asked for, or if the server says that it
     /// makes them.
     pub(super) fn may_go_by_flows(&self, error: Option<(&ResponseError, &Headers)>) -> bool {
-        let will_do = match (error, self.config.lane.mode) {
+        let will_do = match (error, self.config.flow_rules.mode) {
             (Some((ResponseError::NotOffered { .. }, headers)), FlowMode::Auto) => {
                 extensions::announces_flows(headers)
             }
@@ -36,7 +36,7 @@ impl Client {
         };
         // The flows of a TUN with several queues move from one to another.
         will_do
-            && self.config.carries == Carries::Packets
+            && self.config.mode == TunnelMode::Packets
             && !self.membership.part.is_member()
             && !self.membership.part.has_members()
     }
@@ -46,7 +46,7 @@ impl Client {
         if !self.was_up {
             tracing::warn!("the server carries no packets: only TCP and UDP will work");
         }
-        let addresses = local_addresses(self.config.lane_secret[0]);
+        let addresses = local_addresses(self.config.isn_secret[0]);
         if let Some(session) = &mut self.session {
             session.by_flows = true;
             session.request = None;

@@ -215,7 +215,7 @@ mod tests {
     use mpvpn_types::Fec;
 
     use super::*;
-    use crate::Carries;
+    use crate::TunnelMode;
 
     const LINK: LinkId = LinkId(1);
     const OTHER: LinkId = LinkId(2);
@@ -239,19 +239,19 @@ mod tests {
             tls.alpn_protocols = vec![b"h3".to_vec()];
             let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), &[7; 32]).unwrap();
             let config = ClientConfig {
-                carries: Carries::Packets,
+                mode: TunnelMode::Packets,
                 setup,
                 server_name: "mpvpn".to_owned(),
                 authority: "mpvpn".to_owned(),
                 path: "/".to_owned(),
                 token: None,
                 class: None,
-                more_addresses: 0,
+                additional_addresses: 0,
                 scheduler: Scheduler::default(),
                 fec: Fec::Off,
                 copies: 1,
-                lane: Rules::default(),
-                lane_secret: [1, 2],
+                flow_rules: Rules::default(),
+                isn_secret: [1, 2],
             };
             let (now, endpoint) = (Instant::now(), Endpoint::client(&config.setup));
             Self { now, config, endpoint, links: Links::default(), connector: Connector::new(now) }

@@ -13,7 +13,7 @@ use mpvpn_masque::{
 use mpvpn_quic::LostReason;
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, addresses, in_use};
+use super::{Client, ClientError, ClientEvent, TunnelMode, addresses, in_use};
 use crate::{
     events::ClientChange,
     multipath::{
@@ -33,7 +33,7 @@ impl Client {
                 Err(error) => return self.broken(now, &error),
             };
             match event {
-                HttpEvent::Settings(_) if self.config.carries == Carries::Streams => {
+                HttpEvent::Settings(_) if self.config.mode == TunnelMode::RelaysOnly => {
                     let asks = session.http.masque_allowed();
                     self.begin_streams(now, asks);
                 }
@@ -101,8 +101,8 @@ impl Client {
     }
 
     fn request(&mut self, now: Instant) {
-        let wishes = addresses::wishes(self.reports.assignment.as_ref(), self.config.more_addresses);
-        let offers = extensions::offers(Carries::Packets, &self.config, self.membership.part.member());
+        let wishes = addresses::wishes(self.reports.assignment.as_ref(), self.config.additional_addresses);
+        let offers = extensions::offers(TunnelMode::Packets, &self.config, self.membership.part.member());
         let Some(session) = &mut self.session else { return };
         if session.request.is_some() {
             return;
@@ -131,7 +131,7 @@ impl Client {
     }
 
     /// Switches on what was offered and the server takes.
-    fn agree(&mut self, now: Instant, of: Carries, headers: &Headers) {
+    fn agree(&mut self, now: Instant, of: TunnelMode, headers: &Headers) {
         let Some(session) = &mut self.session else { return };
         let Some(stream) = session.request else { return };
         let client = AtClient {
@@ -153,7 +153,8 @@ impl Client {
         session.accepted = true;
         self.links.apply_policies(now, &mut session.multipath, false);
         if asks && let Ok(stream) = connection.open_bi() {
-            let offers = extensions::offers(Carries::Streams, &self.config, self.membership.part.member());
+            let offers =
+                extensions::offers(TunnelMode::RelaysOnly, &self.config, self.membership.part.member());
             let request =
                 connect_mpvpn::request(&self.config.authority, self.authorization.as_deref(), offers);
             connection.write(stream, h3::encode_headers(&request));
@@ -168,7 +169,7 @@ impl Client {
         match connect_ip::check_response(headers) {
             Ok(_) => {
                 session.request = Some(stream);
-                self.agree(now, Carries::Streams, headers);
+                self.agree(now, TunnelMode::RelaysOnly, headers);
                 self.reassign();
             }
             Err(ResponseError::Unauthorized { status, .. }) => self.unauthorized(now, status),
@@ -184,7 +185,7 @@ impl Client {
     fn response(&mut self, now: Instant, headers: &Headers) {
         let error = match connect_ip::check_response(headers) {
             Ok(accepted) => {
-                self.agree(now, Carries::Packets, headers);
+                self.agree(now, TunnelMode::Packets, headers);
                 let Some(session) = &mut self.session else { return };
                 session.accepted = true;
                 match self.membership.accepted(&session.agreed, accepted.session) {
@@ -211,7 +212,7 @@ impl Client {
                 let advice = "one that wants a token answers like this to who has none: `--token` gives it";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
-            ResponseError::NotOffered { .. } if self.config.lane.mode == FlowMode::Auto => {
+            ResponseError::NotOffered { .. } if self.config.flow_rules.mode == FlowMode::Auto => {
                 let advice = "if it is a proxy for single connections, `--lane stream` uses it as one";
                 self.fail(now, ClientError::Refused(format!("{error}; {advice}")));
             }
@@ -230,7 +231,7 @@ impl Client {
     /// Tells what has changed of what the server gave.
     fn reassign(&mut self) {
         if let Some(session) = self.session.as_ref().filter(|session| session.up) {
-            self.reports.reassign(addresses::assignment(session, self.config.more_addresses));
+            self.reports.reassign(addresses::assignment(session, self.config.additional_addresses));
         }
     }
 
@@ -254,7 +255,7 @@ impl Client {
         if session.up || !session.accepted {
             return;
         }
-        if self.config.carries == Carries::Packets {
+        if self.config.mode == TunnelMode::Packets {
             if session.addresses.is_empty() {
                 return;
             }
@@ -265,13 +266,15 @@ impl Client {
         session.up = true;
         self.was_up = true;
         self.connector.backoff.succeeded();
-        self.reports.up(addresses::assignment(session, self.config.more_addresses));
+        self.reports.up(addresses::assignment(session, self.config.additional_addresses));
         self.own.allowed(&mut self.reports.events);
         if self.membership.part.has_members()
             && let Some(secret) = &self.membership.secret
         {
             let classes = self.membership.part.knows_classes();
-            self.reports.events.push_back(ClientEvent::Members { secret: secret.clone(), classes });
+            self.reports
+                .events
+                .push_back(ClientEvent::JoinsAllowed { secret: secret.clone(), other_classes: classes });
         }
     }
 }

@@ -8,13 +8,13 @@ use super::{Client, seen::Flow};
 
 /// How a flow travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Carried {
+pub enum FlowTransport {
     /// As bytes of a stream, in this state.
     Stream(State),
     /// As packets, whose connections nobody follows here.
     Packets,
     /// As UDP payloads.
-    Payloads,
+    UdpPayloads,
 }
 
 /// A flow of an app.
@@ -23,7 +23,7 @@ pub struct FlowReport {
     /// From the app to where it wants.
     pub key: FlowKey,
     /// How it travels.
-    pub carried: Carried,
+    pub transport: FlowTransport,
     /// What decided that.
     pub why: Why,
     /// From the app: bytes of its connection; where packets travel, of those.
@@ -45,7 +45,7 @@ impl Client {
         let (reach, apps) = (session.reach(), &self.apps);
         let streams = apps.lane.summaries().map(|flow| FlowReport {
             key: flow.key,
-            carried: Carried::Stream(flow.state),
+            transport: FlowTransport::Stream(flow.state),
             why: if session.by_flows { Why::NoPackets } else { apps.lane.why(&flow.key, reach, true) },
             up: flow.up,
             down: flow.down,
@@ -54,11 +54,11 @@ impl Client {
         });
         let packets = apps.seen.flows(now).map(|Flow { key, up, down, since, active }| {
             let why = apps.lane.why(&key, reach, false);
-            FlowReport { key, carried: Carried::Packets, why, up, down, since, active }
+            FlowReport { key, transport: FlowTransport::Packets, why, up, down, since, active }
         });
         let payloads = apps.udp_lane.flows().map(|Summary { key, up, down, since, active, .. }| FlowReport {
             key,
-            carried: Carried::Payloads,
+            transport: FlowTransport::UdpPayloads,
             why: Why::NoPackets,
             up,
             down,

@@ -4,7 +4,7 @@
 use mpvpn_types::{ClassId, Instant};
 
 use super::{Client, ClientConfig};
-use crate::{Member, multipath::extensions::Agreed, shapers::Shapers};
+use crate::{ConnectionNumber, multipath::extensions::Agreed, shapers::Shapers};
 
 /// What a client is in its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub(super) enum Part {
     /// It makes the session; `agreed`: the server lets others join, and `classes`: those of other classes as well.
     Home { agreed: bool, classes: bool },
     /// It joins.
-    Member(Member),
+    Member(ConnectionNumber),
 }
 
 impl Part {
@@ -39,10 +39,10 @@ impl Part {
     }
 
     /// Which of the session's connections it says that it has; it says nothing of the only one.
-    pub(super) fn member(self) -> Option<Member> {
+    pub(super) fn member(self) -> Option<ConnectionNumber> {
         match self {
             Self::Only => None,
-            Self::Home { .. } => Some(Member::HOME),
+            Self::Home { .. } => Some(ConnectionNumber::INITIAL),
             Self::Member(member) => Some(member),
         }
     }
@@ -52,7 +52,7 @@ impl Part {
         match self {
             Self::Only => true,
             Self::Home { agreed, classes } => {
-                *agreed = server.member == Some(Member::HOME.number());
+                *agreed = server.member == Some(ConnectionNumber::INITIAL.number());
                 *classes |= server.classes;
                 true
             }
@@ -103,15 +103,15 @@ impl Membership {
 }
 
 impl Client {
-    /// Asks the server to let others join: [`super::ClientEvent::Members`] says when they may. To be
+    /// Asks the server to let others join: [`super::ClientEvent::JoinsAllowed`] says when they may. To be
     /// called before the first link is up.
-    pub fn allow_members(&mut self) {
+    pub fn allow_joins(&mut self) {
         self.membership.part = Part::Home { agreed: false, classes: false };
     }
 
     /// A client that joins the session of another; it does nothing until [`Self::join`]. Its failures
     /// are never fatal: it tries again.
-    pub fn member(now: Instant, config: ClientConfig, member: Member) -> Self {
+    pub fn joining(now: Instant, config: ClientConfig, member: ConnectionNumber) -> Self {
         Self { membership: Membership::new(Part::Member(member)), ..Self::new(now, config) }
     }
 
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_member_needs_the_session_and_the_number_that_it_asked_for() {
-        let member = Member::new(17).unwrap();
+        let member = ConnectionNumber::new(17).unwrap();
         let agreed = |number| Agreed { member: Some(number), ..Agreed::default() };
         let mut membership = Membership::new(Part::Member(member));
         assert!(!membership.may_connect(), "it does not know the session");

@@ -8,7 +8,7 @@ use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, icmp
 use mpvpn_quic::LostReason;
 use mpvpn_types::{Duration, Instant, PathId};
 
-use super::{Client, Seen, UdpNews, in_use, lane::Lane, udp_lane::UdpLane};
+use super::{Client, Seen, UdpFlowEvent, in_use, lane::Lane, udp_lane::UdpLane};
 use crate::{
     UdpId,
     multipath::{DecodedDatagram, MultipathConnection},
@@ -101,7 +101,7 @@ impl Client {
             let flow = UdpId::new(session.connection, stream_id);
             if session.udp.flows.has(stream_id) {
                 self.udp_over(flow, Err(h3::code::DATAGRAM_ERROR));
-                self.udp_news(now, flow, UdpNews::Closed);
+                self.udp_news(now, flow, UdpFlowEvent::Closed);
             }
         } else if let Some(error) = malformed {
             connection.close(now, error.code(), &error.to_string());

@@ -11,7 +11,7 @@ use mpvpn_masque::{
 use mpvpn_quic::{Connection, ConnectionId, StreamId};
 use mpvpn_types::Instant;
 
-use super::{Carries, Client, ClientError, ClientEvent, in_use, session::Session};
+use super::{Client, ClientError, ClientEvent, TunnelMode, in_use, session::Session};
 use crate::{RelayId, RelayRead, relay::Relays};
 
 type Events = VecDeque<ClientEvent>;
@@ -226,7 +226,7 @@ impl Client {
 
     pub(super) fn unauthorized(&mut self, now: Instant, status: u16) {
         // Beside packets the session has shown that they are right.
-        if self.config.carries == Carries::Streams {
+        if self.config.mode == TunnelMode::RelaysOnly {
             self.fail(now, ClientError::Unauthorized(status));
         }
     }

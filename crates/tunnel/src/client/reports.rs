@@ -38,7 +38,7 @@ impl Reports {
     pub(super) fn reassign(&mut self, assignment: Assignment) {
         if self.assignment.as_ref() != Some(&assignment) {
             self.assignment = Some(assignment.clone());
-            self.events.push_back(ClientEvent::Changed(assignment));
+            self.events.push_back(ClientEvent::AssignmentChanged(assignment));
         }
     }
 
@@ -83,10 +83,10 @@ impl Reports {
             sojourn: Duration::ZERO,
             resequencing: None,
             peer_cc: None,
-            by_flows: false,
-            streams: 0,
-            udp: 0,
-            datagrams: 0,
+            per_flow: false,
+            stream_flows: 0,
+            udp_flows: 0,
+            datagram_flows: 0,
             paths: Vec::new(),
             mtu: 0,
         }
@@ -99,7 +99,7 @@ mod tests {
 
     fn assignment(address: &str) -> Assignment {
         let addresses = vec![address.parse().unwrap()];
-        Assignment { addresses, more: Vec::new(), routes: Vec::new(), dns: Vec::new() }
+        Assignment { addresses, additional: Vec::new(), routes: Vec::new(), dns: Vec::new() }
     }
 
     #[test]
@@ -110,7 +110,10 @@ mod tests {
         reports.reassign(assignment("10.0.0.3/24"));
         assert_eq!(
             Vec::from(reports.events),
-            [ClientEvent::Up(assignment("10.0.0.2/24")), ClientEvent::Changed(assignment("10.0.0.3/24"))]
+            [
+                ClientEvent::Up(assignment("10.0.0.2/24")),
+                ClientEvent::AssignmentChanged(assignment("10.0.0.3/24"))
+            ]
         );
     }
 

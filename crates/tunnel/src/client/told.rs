@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use mpvpn_masque::{capsule::IpRange, connect::ProxyError};
 use mpvpn_types::{CongestionControl, Duration};
 
-use super::UdpNews;
+use super::UdpFlowEvent;
 use crate::{PathReport, RelayId, ResequencingCounters, TrafficCounters, TrafficRates, UdpId};
 
 /// What the server gave the client.
@@ -15,7 +15,7 @@ pub struct Assignment {
     /// Addresses with the length of the prefix that was assigned.
     pub addresses: Vec<IpNet>,
     /// Those that were asked for beyond these, in the order of asking; nothing where the server gave none.
-    pub more: Vec<Vec<IpNet>>,
+    pub additional: Vec<Vec<IpNet>>,
     /// What the server offers to reach.
     pub routes: Vec<IpRange>,
     /// Resolvers that it suggests, the best first; at most three.
@@ -25,8 +25,8 @@ pub struct Assignment {
 impl Assignment {
     /// The addresses at a place of those beyond the first, counted from 0, and whether they are there: a server that
     /// gives one of each family leaves every place the first ones.
-    pub fn beyond(&self, at: usize) -> (Vec<IpNet>, bool) {
-        let own = self.more.get(at).filter(|own| !own.is_empty());
+    pub fn additional_or_first(&self, at: usize) -> (Vec<IpNet>, bool) {
+        let own = self.additional.get(at).filter(|own| !own.is_empty());
         let host = |net: &IpNet| IpNet::from(net.addr());
         (own.unwrap_or(&self.addresses).iter().map(host).collect(), own.is_some())
     }
@@ -39,15 +39,15 @@ pub enum ClientEvent {
     /// carries no packets.
     Up(Assignment),
     /// Addresses or routes have changed.
-    Changed(Assignment),
+    AssignmentChanged(Assignment),
     /// Packets up to this size (bytes) can be carried.
     Mtu(usize),
     /// Other clients may now join this session as its members ([`Client::join`](super::Client::join)).
-    Members {
+    JoinsAllowed {
         /// With this secret.
         secret: Vec<u8>,
         /// Also those of other classes.
-        classes: bool,
+        other_classes: bool,
     },
     /// [`Client::relay_open`](super::Client::relay_open) or [`Client::udp_open`](super::Client::udp_open) gave none, and
     /// may give one now.
@@ -63,7 +63,7 @@ pub enum ClientEvent {
     /// A relay is over: the destination has broken it off, or the server is lost.
     RelayGone(RelayId),
     /// What has become of a flow of UDP payloads.
-    Udp(UdpId, UdpNews),
+    Udp(UdpId, UdpFlowEvent),
     /// The connection is lost; the client tries to make a new one by itself.
     Down(String),
     /// Going on makes no sense.
@@ -122,13 +122,13 @@ pub struct ClientReport {
     /// The congestion controller that the server says it uses on the connection's paths; `None` where it says nothing.
     pub peer_cc: Option<CongestionControl>,
     /// The server carries no packets, and each flow travels by itself.
-    pub by_flows: bool,
+    pub per_flow: bool,
     /// TCP connections that travel as streams.
-    pub streams: usize,
+    pub stream_flows: usize,
     /// Flows of UDP payloads that travel by CONNECT-UDP.
-    pub udp: usize,
+    pub udp_flows: usize,
     /// Flows that travel as packets and were seen in the last two minutes, as far as they are remembered.
-    pub datagrams: usize,
+    pub datagram_flows: usize,
     /// Every path.
     pub paths: Vec<PathReport>,
     /// MTU of the tunnel (bytes).
@@ -144,13 +144,13 @@ mod tests {
         let nets = |list: &[&str]| list.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
         let assignment = Assignment {
             addresses: nets(&["10.0.0.2/24", "fd00::2/64"]),
-            more: vec![nets(&["10.0.0.3/32"]), Vec::new()],
+            additional: vec![nets(&["10.0.0.3/32"]), Vec::new()],
             routes: Vec::new(),
             dns: Vec::new(),
         };
-        assert_eq!(assignment.beyond(0), (nets(&["10.0.0.3/32"]), true));
+        assert_eq!(assignment.additional_or_first(0), (nets(&["10.0.0.3/32"]), true));
         for place in [1, 2] {
-            assert_eq!(assignment.beyond(place), (nets(&["10.0.0.2/32", "fd00::2/128"]), false));
+            assert_eq!(assignment.additional_or_first(place), (nets(&["10.0.0.2/32", "fd00::2/128"]), false));
         }
     }
 }

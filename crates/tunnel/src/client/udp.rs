@@ -24,7 +24,7 @@ const UNANSWERED: usize = 32 << 10;
 
 /// What becomes of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UdpNews {
+pub enum UdpFlowEvent {
     /// The server carries its payloads.
     Opened,
     /// The server does not; the flow is over.
@@ -52,7 +52,7 @@ impl Udp {
     pub(super) fn end(self, connection: ConnectionId, of_apps: &UdpLane, events: &mut VecDeque<ClientEvent>) {
         let gone = self.stages.into_keys().map(|stream| UdpId::new(connection, stream));
         let gone = gone.filter(|id| !of_apps.has(*id));
-        events.extend(gone.map(|id| ClientEvent::Udp(id, UdpNews::Closed)));
+        events.extend(gone.map(|id| ClientEvent::Udp(id, UdpFlowEvent::Closed)));
     }
 
     /// A payload came on a stream.
@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// Whether the server carries UDP payloads to every address to which it would translate packets.
-    pub fn udp_like_packets(&self) -> bool {
+    pub fn has_udp_extension(&self) -> bool {
         self.session.as_ref().is_some_and(|session| session.agreed.udp)
     }
 
@@ -141,12 +141,12 @@ impl Client {
                             session.udp.flows.send(now, connection, &mut session.multipath, stream, &payload);
                         }
                     }
-                    self.udp_news(now, id, UdpNews::Opened);
+                    self.udp_news(now, id, UdpFlowEvent::Opened);
                     return;
                 }
                 Err(failure) => {
                     self.udp_over(id, Ok(()));
-                    self.udp_news(now, id, UdpNews::Refused(failure));
+                    self.udp_news(now, id, UdpFlowEvent::Refused(failure));
                     if let Some(status) = refuses_credentials(&headers) {
                         self.unauthorized(now, status);
                     }
@@ -157,13 +157,14 @@ impl Client {
                 let inbox = &mut self.udp_in;
                 match session.udp.flows.take_capsules(stream, &data, |payload| inbox.push(id, payload)) {
                     Ok(()) => return,
-                    Err(code) => (UdpNews::Closed, Err(code)),
+                    Err(code) => (UdpFlowEvent::Closed, Err(code)),
                 }
             }
-            HttpEvent::Finished { .. } if is_open => (UdpNews::Closed, session.udp.flows.finish(stream)),
-            HttpEvent::StreamError { code, .. } => (UdpNews::Closed, Err(code)),
+            HttpEvent::Finished { .. } if is_open => (UdpFlowEvent::Closed, session.udp.flows.finish(stream)),
+            HttpEvent::StreamError { code, .. } => (UdpFlowEvent::Closed, Err(code)),
             HttpEvent::Reset { .. } | HttpEvent::Finished { .. } => {
-                let news = if is_open { UdpNews::Closed } else { UdpNews::Refused(ProxyError::Other) };
+                let news =
+                    if is_open { UdpFlowEvent::Closed } else { UdpFlowEvent::Refused(ProxyError::Other) };
                 (news, Err(code::REQUEST_CANCELLED))
             }
             _ => return,

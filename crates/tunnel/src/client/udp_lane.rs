@@ -10,7 +10,7 @@ use mpvpn_packet::{
 };
 use mpvpn_types::Instant;
 
-use super::{Client, ClientEvent, UdpNews};
+use super::{Client, ClientEvent, UdpFlowEvent};
 use crate::UdpId;
 
 /// The flows, and what comes for apps.
@@ -102,14 +102,14 @@ impl Client {
     }
 
     /// What has become of a flow is for the app, or for the edge.
-    pub(super) fn udp_news(&mut self, now: Instant, id: UdpId, news: UdpNews) {
+    pub(super) fn udp_news(&mut self, now: Instant, id: UdpId, news: UdpFlowEvent) {
         if !self.apps.udp_lane.has(id) {
             return self.reports.events.push_back(ClientEvent::Udp(id, news));
         }
         match news {
-            UdpNews::Opened => {}
-            UdpNews::Closed => self.apps.udp_lane.flows.forget(id),
-            UdpNews::Refused(failure) => {
+            UdpFlowEvent::Opened => {}
+            UdpFlowEvent::Closed => self.apps.udp_lane.flows.forget(id),
+            UdpFlowEvent::Refused(failure) => {
                 let reason = match failure {
                     ProxyError::Prohibited => Unreachable::Prohibited,
                     ProxyError::Refused => Unreachable::PortUnreachable,

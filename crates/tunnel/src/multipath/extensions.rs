@@ -19,7 +19,8 @@ use super::{
     reinjection::Reinjection, sequence::Sequencer,
 };
 use crate::{
-    Carries, ClassProfile, ClientConfig, Limits, Member, ServerConfig, client::Links, shapers::Shapers,
+    ClassLimits, ClassProfile, ClientConfig, ConnectionNumber, ServerConfig, TunnelMode, client::Links,
+    shapers::Shapers,
 };
 
 /// A Boolean of RFC 9651 that is true.
@@ -55,7 +56,7 @@ enum Kind {
 }
 
 /// What the client offers.
-type Offer = fn(&ClientConfig, Option<Member>) -> Option<String>;
+type Offer = fn(&ClientConfig, Option<ConnectionNumber>) -> Option<String>;
 /// Takes what the client offers, if it does, and says what the server answers.
 type Answer = fn(&mut AtServer<'_>, Option<&[u8]>) -> Option<String>;
 /// Takes the answer.
@@ -233,13 +234,13 @@ const OF_ALL: &[Extension] = &[
     // but in its networks (a Boolean). With a 501 it means that there are no packets, but such connections.
     said(
         STREAMS,
-        |server, _| server.config.streams.then(|| TRUE.to_owned()),
+        |server, _| server.config.offers_streams.then(|| TRUE.to_owned()),
         |client, answer| client.agreed.streams = is_true(answer),
     ),
     // The same of UDP payloads, by CONNECT-UDP.
     said(
         UDP,
-        |server, _| server.config.streams.then(|| TRUE.to_owned()),
+        |server, _| server.config.offers_streams.then(|| TRUE.to_owned()),
         |client, answer| client.agreed.udp = is_true(answer),
     ),
     // Resolvers that the server suggests: addresses, the best first, as in `10.0.0.1, fd00::1`.
@@ -303,7 +304,7 @@ impl<'a> Ends<'a> {
     pub(crate) fn at_server(
         multipath: &'a mut MultipathConnection,
         stream: StreamId,
-        member: Member,
+        member: ConnectionNumber,
     ) -> Self {
         let far_clock = member.shard();
         Self { multipath, stream, copies: 1, fec: Fec::Off, classes: false, far_clock }
@@ -357,8 +358,8 @@ pub(crate) struct AtServer<'a> {
 
 /// What a server knows of a client whose packets it takes.
 pub(crate) struct Admitted {
-    pub(crate) member: Member,
-    pub(crate) limits: Limits,
+    pub(crate) member: ConnectionNumber,
+    pub(crate) limits: ClassLimits,
     /// Those of the client's links.
     pub(crate) shapers: Shapers,
     /// The server's.
@@ -366,13 +367,17 @@ pub(crate) struct Admitted {
 }
 
 /// The extensions of requests for packets, or without them.
-fn all(of: Carries) -> impl Iterator<Item = &'static Extension> {
-    let of_packets = if of == Carries::Packets { OF_PACKETS } else { &[] };
+fn all(of: TunnelMode) -> impl Iterator<Item = &'static Extension> {
+    let of_packets = if of == TunnelMode::Packets { OF_PACKETS } else { &[] };
     of_packets.iter().chain(OF_ALL)
 }
 
 /// What a client offers with a request for packets, or without them: fields and values.
-pub(crate) fn offers(of: Carries, config: &ClientConfig, member: Option<Member>) -> Vec<(String, String)> {
+pub(crate) fn offers(
+    of: TunnelMode,
+    config: &ClientConfig,
+    member: Option<ConnectionNumber>,
+) -> Vec<(String, String)> {
     let offered = all(of).filter_map(|extension| {
         let value = match &extension.kind {
             Kind::Context { id, wanted, .. } => wanted(config).then(|| id.to_string()),
@@ -385,7 +390,7 @@ pub(crate) fn offers(of: Carries, config: &ClientConfig, member: Option<Member>)
 
 impl<'a> AtClient<'a> {
     /// Switches on what was offered and the server takes; `of` is what the request was for.
-    pub(crate) fn agree(mut self, of: Carries, headers: &Headers) -> Agreed {
+    pub(crate) fn agree(mut self, of: TunnelMode, headers: &Headers) -> Agreed {
         for extension in all(of) {
             let Some(answer) = headers.single(extension.field) else { continue };
             match &extension.kind {
@@ -404,7 +409,7 @@ impl<'a> AtClient<'a> {
 impl AtServer<'_> {
     /// Switches on what a client offers, and puts it into the answer. Returns its class, if it has classes.
     pub(crate) fn agree(mut self, headers: &Headers, answer: &mut Headers) -> Option<ClassProfile> {
-        let of = if self.admitted.is_some() { Carries::Packets } else { Carries::Streams };
+        let of = if self.admitted.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly };
         let mut contexts = Vec::new();
         for extension in all(of) {
             let offer = headers.single(extension.field);
@@ -427,12 +432,12 @@ impl AtServer<'_> {
 
 /// Which member of its session a connection is; `None` if it cannot be understood. Here a field that
 /// does not parse must not count as absent: the connection would take the place of the home.
-pub(crate) fn member_of(headers: &Headers) -> Option<Member> {
+pub(crate) fn member_of(headers: &Headers) -> Option<ConnectionNumber> {
     if headers.value(MEMBER).is_none() {
-        return Some(Member::HOME);
+        return Some(ConnectionNumber::INITIAL);
     }
     let number = structured::integer(headers.single(MEMBER)?)?;
-    Member::new(u8::try_from(number).ok()?)
+    ConnectionNumber::new(u8::try_from(number).ok()?)
 }
 
 /// Says in an answer without packets that there are TCP connections and UDP payloads instead.
@@ -512,12 +517,12 @@ mod tests {
 
     #[test]
     fn each_extension_has_a_field_and_a_context_of_its_own() {
-        let mut fields: Vec<_> = all(Carries::Packets).map(|extension| extension.field).collect();
+        let mut fields: Vec<_> = all(TunnelMode::Packets).map(|extension| extension.field).collect();
         fields.sort_unstable();
         fields.dedup();
         assert_eq!(fields.len(), OF_PACKETS.len() + OF_ALL.len());
         assert!(fields.iter().all(|field| field.starts_with("mpvpn-")), "{fields:?}");
-        let mut contexts: Vec<_> = all(Carries::Packets)
+        let mut contexts: Vec<_> = all(TunnelMode::Packets)
             .filter_map(|extension| match extension.kind {
                 Kind::Context { id, .. } => Some(id),
                 Kind::Value { .. } => None,
@@ -592,10 +597,10 @@ mod tests {
             MEMBER => {
                 let (shard, class) =
                     (number(&fields["thread"]) as u8, ClassId(number(&fields["class"]) as u8));
-                Member::of(shard, class).unwrap().number().to_string()
+                ConnectionNumber::of(shard, class).unwrap().number().to_string()
             }
             context => {
-                let kind = all(Carries::Packets)
+                let kind = all(TunnelMode::Packets)
                     .find(|extension| extension.field == context)
                     .map(|found| &found.kind);
                 let Some(Kind::Context { id, .. }) = kind else { panic!("{context} has no context") };
@@ -611,7 +616,7 @@ mod tests {
         let has =
             |field: &str| field == "mpvpn-class" || fields.iter().any(|vector| vector["field"] == field);
         let missing: Vec<_> =
-            all(Carries::Packets).map(|extension| extension.field).filter(|field| !has(field)).collect();
+            all(TunnelMode::Packets).map(|extension| extension.field).filter(|field| !has(field)).collect();
         assert_eq!(missing, [""; 0], "docs/vectors/fields.json; that of classes are in class.json");
     }
 
@@ -622,8 +627,8 @@ mod tests {
             values.iter().for_each(|value| headers.push(MEMBER, (*value).to_owned()));
             member_of(&headers)
         };
-        assert_eq!(member(&[]), Some(Member::HOME));
-        assert_eq!(member(&["17"]).map(Member::number), Some(17));
+        assert_eq!(member(&[]), Some(ConnectionNumber::INITIAL));
+        assert_eq!(member(&["17"]).map(ConnectionNumber::number), Some(17));
         for values in [&["x"][..], &["128"], &["-1"], &["1", "1"]] {
             assert_eq!(member(values), None, "{values:?}");
         }

@@ -10,7 +10,7 @@ use super::{
     peer::{Granted, Peer},
 };
 use crate::{
-    Member,
+    ConnectionNumber,
     multipath::extensions::{AtServer, Ends},
 };
 
@@ -45,7 +45,7 @@ impl Server {
         let Some(connection) = self.endpoint.get(id) else { return Ok(()) };
         let mut granted = Granted::new(now, connection, user, Some(stream));
         let mut answer = connect_ip::accept(None);
-        let ends = Ends::at_server(&mut granted.multipath, stream, Member::HOME);
+        let ends = Ends::at_server(&mut granted.multipath, stream, ConnectionNumber::INITIAL);
         AtServer { now, config: &self.config, connection, admitted: None, ends, class: None }
             .agree(headers, &mut answer);
         connection.write(stream, h3::encode_headers(&answer));

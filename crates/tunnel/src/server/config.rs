@@ -9,10 +9,10 @@ use mpvpn_quic::ServerSetup;
 
 #[cfg(doc)]
 use super::Server;
-use crate::{Carries, Limits, RelayId, Seat, SessionSecret, UdpId};
+use crate::{ClassLimits, ConnectionSlot, RelayId, SessionSecret, TunnelMode, UdpId};
 
 /// An answer to anybody: its head and its content.
-pub type Page = (Headers, Bytes);
+pub type SiteResponse = (Headers, Bytes);
 
 /// Decides who may use the server.
 pub trait Authenticate: Send {
@@ -23,9 +23,9 @@ pub trait Authenticate: Send {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String>;
 
     /// What a user may not exceed.
-    fn limits(&self, user: &str) -> Limits {
+    fn limits(&self, user: &str) -> ClassLimits {
         let _ = user;
-        Limits::default()
+        ClassLimits::default()
     }
 }
 
@@ -34,7 +34,7 @@ pub struct ServerConfig {
     /// TLS and transport.
     pub setup: ServerSetup,
     /// What it is there for. Without packets, nobody gets an address.
-    pub carries: Carries,
+    pub mode: TunnelMode,
     /// IPv4 addresses for clients; the first is the server's own.
     pub subnet: Ipv4Net,
     /// IPv6 addresses for clients.
@@ -43,19 +43,19 @@ pub struct ServerConfig {
     pub routes: Vec<IpNet>,
     /// Whether it says to clients that their TCP connections and UDP payloads should come by CONNECT and CONNECT-UDP: it
     /// then answers [`ServerEvent::Connect`] and [`ServerEvent::ConnectUdp`] wherever packets could go.
-    pub streams: bool,
+    pub offers_streams: bool,
     /// Resolvers that it suggests to clients, the best first.
     pub dns: Vec<IpAddr>,
     /// Who may use it.
     pub auth: Box<dyn Authenticate>,
     /// What everybody else sees: the answer to a request of this method, with its content.
-    pub site: Box<dyn Fn(&str) -> Page + Send>,
+    pub site: Box<dyn Fn(&str) -> SiteResponse + Send>,
     /// Whether wrong credentials are answered as none at all, instead of by saying so.
-    pub hide: bool,
+    pub hide_wrong_credentials: bool,
     /// Sessions at a time.
     pub max_clients: usize,
     /// Makes a secret for a new session, from a cryptographic random number generator.
-    pub secrets: Box<dyn FnMut() -> SessionSecret + Send>,
+    pub new_secret: Box<dyn FnMut() -> SessionSecret + Send>,
 }
 
 /// Something that the edge must act on.
@@ -64,7 +64,7 @@ pub enum ServerEvent {
     /// The largest packet that some client of any shard can take (bytes) has changed.
     Mtu(usize),
     /// A tunnel of another shard was replaced: [`Server::close_replaced`] is to be called there.
-    Replaced(Seat),
+    Replaced(ConnectionSlot),
     /// A client wants a TCP connection: [`Server::relay_opened`] or [`Server::relay_failed`] answers it.
     Connect {
         /// The stream that will be the connection.
@@ -97,9 +97,9 @@ pub enum ServerEvent {
 /// What became of a packet that was read from the TUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Taken {
+pub enum TunOutcome {
     /// It is on its way to a client, or answered, or dropped.
-    Here,
-    /// It is for a client of the shard with this number, for [`Server::handle_handed`] there.
-    By(u8),
+    Consumed,
+    /// It is for a client of the shard with this number, for [`Server::handle_handed_over`] there.
+    ForShard(u8),
 }

@@ -15,7 +15,7 @@ use super::{
     peer::{Granted, Peer, Tunnel},
 };
 use crate::{
-    Carries, Member, SessionSecret,
+    ConnectionNumber, SessionSecret, TunnelMode,
     events::ServerChange,
     http::Http,
     multipath::extensions::{self, Admitted, AtServer, Ends},
@@ -43,7 +43,7 @@ impl Server {
                         Ok(RequestKind::ConnectTcp) => self.connect(now, id, stream, &headers),
                         Ok(RequestKind::ConnectUdp) => self.connect_udp(now, id, stream, &headers),
                         Ok(RequestKind::ConnectMpvpn) => self.paths_request(now, id, stream, &headers),
-                        Ok(RequestKind::ConnectIp) if self.config.carries == Carries::Streams => {
+                        Ok(RequestKind::ConnectIp) if self.config.mode == TunnelMode::RelaysOnly => {
                             self.refuse_packets(now, id, stream, &headers);
                         }
                         _ => self.request(now, id, stream, &headers),
@@ -79,7 +79,7 @@ impl Server {
             return true;
         }
         let shown = connect::credentials(headers);
-        (shown.is_none() || self.config.hide) && self.user_of(id, shown.as_deref()).is_err()
+        (shown.is_none() || self.config.hide_wrong_credentials) && self.user_of(id, shown.as_deref()).is_err()
     }
 
     fn show_site(&mut self, id: ConnectionId, stream: StreamId, headers: &Headers) {
@@ -103,7 +103,7 @@ impl Server {
             Err(refusal) => return self.refuse(id, stream, &refusal),
         };
         if self.watched(now, id, &user).is_some() {
-            let (refusal, answer) = no_packets(self.config.streams);
+            let (refusal, answer) = no_packets(self.config.offers_streams);
             self.answer_and_end(id, stream, &refusal, &answer);
         }
     }
@@ -148,10 +148,10 @@ impl Server {
         };
         let shown = request.session.and_then(|secret| SessionSecret::try_from(&secret[..]).ok());
         let limits = self.config.auth.limits(&user);
-        let (shard, classes) = (self.shard.index(), limits.classes);
+        let (shard, classes) = (self.shard.index(), limits.max_classes);
         let visitor = Visitor { user: &user, shown, member, classes, shard, connection: id };
         let entry =
-            self.registry.enter(&visitor, || (self.config.secrets)()).map_err(|denial| match denial {
+            self.registry.enter(&visitor, || (self.config.new_secret)()).map_err(|denial| match denial {
                 Denial::Full => reject(503, "the server is full"),
                 Denial::UnknownSession => reject(409, "no such session to be a member of"),
                 Denial::Classes => Rejection::new(403, format!("too many classes: allowed are {classes}")),
@@ -191,7 +191,7 @@ impl Server {
             replaced: false,
             addresses: None,
             since: now,
-            serves: member == Member::HOME,
+            serves: member == ConnectionNumber::INITIAL,
             counted_mtu: None,
         });
         if let Some(peer) = self.peers.get_mut(id) {

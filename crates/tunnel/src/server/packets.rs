@@ -6,7 +6,7 @@ use mpvpn_packet::{TunPacket, VnetHdr, icmp, ip};
 use mpvpn_quic::ConnectionId;
 use mpvpn_types::Instant;
 
-use super::{Peer, Server, Taken, peer::Granted};
+use super::{Peer, Server, TunOutcome, peer::Granted};
 use crate::{
     UdpId,
     client::{clamp_received, is_link_local},
@@ -96,27 +96,31 @@ impl Server {
     }
 
     /// Takes what was read from the TUN. Answers for it come out of [`Self::poll_tun`].
-    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> Taken {
-        let Ok(view) = ip::parse(packet) else { return Taken::Here };
+    pub fn handle_tun(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> TunOutcome {
+        let Ok(view) = ip::parse(packet) else { return TunOutcome::Consumed };
         let (src, dst) = (view.src(), view.dst());
         if self.deliver(now, hdr, packet) || is_link_local(dst) || is_link_local(src) {
-            return Taken::Here;
+            return TunOutcome::Consumed;
         }
         if self.shard.count() > 1
             && let Some(shard) = self.registry.shard_of(dst)
         {
             // Just leaving this one: nobody can reach it now.
-            return if shard == self.shard.index() { Taken::Here } else { Taken::By(shard) };
+            return if shard == self.shard.index() {
+                TunOutcome::Consumed
+            } else {
+                TunOutcome::ForShard(shard)
+            };
         }
         let from = self.routes.gateway().for_source(src);
         let error =
             from.and_then(|from| icmp::unreachable(packet, icmp::Unreachable::AddressUnreachable, from));
         self.answer(error);
-        Taken::Here
+        TunOutcome::Consumed
     }
 
     /// Takes a packet that another shard read and could not carry. Returns whether this one can.
-    pub fn handle_handed(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
+    pub fn handle_handed_over(&mut self, now: Instant, hdr: VnetHdr, packet: &mut [u8]) -> bool {
         self.deliver(now, hdr, packet)
     }
 

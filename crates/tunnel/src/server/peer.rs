@@ -7,9 +7,9 @@ use mpvpn_path::Scheduler;
 use mpvpn_quic::{Connection, ConnectionId, Event as QuicEvent, LostReason, StreamId};
 use mpvpn_types::{Duration, Instant, PathId, SessionId};
 
-use super::{ServerEvent, capsules::RequestStream, report::Departed};
+use super::{ServerEvent, capsules::RequestStream, report::ClosedConnection};
 use crate::{
-    AddressSet, ClassProfile, Member, RelayId, SessionSecret,
+    AddressSet, ClassProfile, ConnectionNumber, RelayId, SessionSecret,
     events::ClientTag,
     http::Http,
     multipath::{MultipathConnection, Role},
@@ -63,7 +63,7 @@ pub(super) struct Granted {
 pub(super) struct Tunnel {
     pub(super) session: SessionId,
     pub(super) secret: SessionSecret,
-    pub(super) member: Member,
+    pub(super) member: ConnectionNumber,
     /// What its client says of its class, if it has classes.
     pub(super) class: Option<ClassProfile>,
     pub(super) serial: u64,
@@ -233,7 +233,7 @@ impl Granted {
         ClientTag {
             user: self.user.clone(),
             address: first.v4.map(IpAddr::V4).or(first.v6.map(IpAddr::V6)),
-            member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+            member: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.member),
             class: self.class_name(),
         }
     }
@@ -245,9 +245,14 @@ impl Granted {
     }
 
     /// What it has come to.
-    pub(super) fn departed(&self) -> Departed {
+    pub(super) fn departed(&self) -> ClosedConnection {
         let (counters, drops) = (self.multipath.counters(), self.multipath.drops());
-        Departed { class: self.class_name(), counters, drops, resequencing: self.multipath.resequencing() }
+        ClosedConnection {
+            class: self.class_name(),
+            counters,
+            drops,
+            resequencing: self.multipath.resequencing(),
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use mpvpn_quic::Connection;
 use mpvpn_types::{CongestionControl, Duration, Instant, SessionId};
 
 use super::Server;
-use crate::{AddressSet, Member, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
+use crate::{AddressSet, ConnectionNumber, PathReport, ResequencingCounters, TrafficCounters, TrafficRates};
 
 /// Figures of one connection of a client for status output.
 #[derive(Clone, Debug)]
@@ -13,7 +13,7 @@ pub struct SessionReport {
     /// for a client that sends no packets, only relays.
     pub session: Option<SessionId>,
     /// Which of its connections this is.
-    pub member: Member,
+    pub member: ConnectionNumber,
     /// The name of its class; empty where the client has none.
     pub class: String,
     /// The congestion controller that this end uses on its paths; `None` where there is no path.
@@ -40,7 +40,7 @@ pub struct SessionReport {
 
 /// What a connection that is over has come to.
 #[derive(Clone, Debug)]
-pub struct Departed {
+pub struct ClosedConnection {
     /// The name of its class; empty where the client had none.
     pub class: String,
     /// Bytes of inner packets.
@@ -62,7 +62,7 @@ impl Server {
             let paths = multipath.report(now, connection);
             reports.push(SessionReport {
                 session: tunnel.map(|tunnel| tunnel.session),
-                member: tunnel.map_or(Member::HOME, |tunnel| tunnel.member),
+                member: tunnel.map_or(ConnectionNumber::INITIAL, |tunnel| tunnel.member),
                 class: granted.class_name(),
                 user: granted.user.clone(),
                 addresses: tunnel.and_then(|tunnel| tunnel.addresses).unwrap_or_default(),
@@ -81,7 +81,7 @@ impl Server {
 
     /// A connection that is over, told once each. [`Self::report`] tells of the others, so that both together count on
     /// whoever comes and goes.
-    pub fn poll_departed(&mut self) -> Option<Departed> {
+    pub fn poll_closed_connection(&mut self) -> Option<ClosedConnection> {
         self.departed.pop_front()
     }
 }

@@ -12,24 +12,24 @@ use mpvpn_quic::ConnectionId;
 use rustc_hash::FxHashMap;
 
 use super::groups::Group;
-use crate::{AddressSet, Member, SessionSecret};
+use crate::{AddressSet, ConnectionNumber, SessionSecret};
 
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     /// The session that has an address.
     by_ip: FxHashMap<IpAddr, SessionSecret>,
     groups: FxHashMap<SessionSecret, Group>,
-    by_member: BTreeMap<(SessionSecret, Member), ConnectionId>,
+    by_member: BTreeMap<(SessionSecret, ConnectionNumber), ConnectionId>,
 }
 
 impl Sessions {
     /// A member of a session has this connection from now on.
-    pub(super) fn enter(&mut self, secret: SessionSecret, member: Member, id: ConnectionId) {
+    pub(super) fn enter(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionId) {
         self.by_member.insert((secret, member), id);
     }
 
     /// The connection is over; a later one of the same member stays.
-    pub(super) fn leave(&mut self, secret: SessionSecret, member: Member, id: ConnectionId) {
+    pub(super) fn leave(&mut self, secret: SessionSecret, member: ConnectionNumber, id: ConnectionId) {
         if let Entry::Occupied(entry) = self.by_member.entry((secret, member))
             && *entry.get() == id
         {
@@ -38,8 +38,11 @@ impl Sessions {
     }
 
     /// The connections of a session.
-    pub(super) fn members(&self, secret: &SessionSecret) -> impl Iterator<Item = (Member, ConnectionId)> {
-        let from = self.by_member.range((*secret, Member::HOME)..);
+    pub(super) fn members(
+        &self,
+        secret: &SessionSecret,
+    ) -> impl Iterator<Item = (ConnectionNumber, ConnectionId)> {
+        let from = self.by_member.range((*secret, ConnectionNumber::INITIAL)..);
         from.take_while(move |((other, _), _)| other == secret).map(|((_, member), id)| (*member, *id))
     }
 
@@ -91,15 +94,19 @@ mod tests {
         let addresses = pool.addresses(&SECRET).unwrap();
         let ip = addresses.iter().next().unwrap();
         let mut sessions = Sessions::default();
-        sessions.enter(SECRET, Member::HOME, FIRST);
+        sessions.enter(SECRET, ConnectionNumber::INITIAL, FIRST);
         sessions.serve(&SECRET, addresses, |_| false);
         assert!(sessions.group_at(ip).is_none(), "it does not serve yet");
         sessions.serve(&SECRET, addresses, |id| id == FIRST);
         assert!(sessions.group_at(ip).is_some());
-        sessions.enter(SECRET, Member::HOME, SECOND);
-        sessions.leave(SECRET, Member::HOME, FIRST);
-        assert_eq!(sessions.members(&SECRET).collect::<Vec<_>>(), [(Member::HOME, SECOND)], "the later one");
-        sessions.leave(SECRET, Member::HOME, SECOND);
+        sessions.enter(SECRET, ConnectionNumber::INITIAL, SECOND);
+        sessions.leave(SECRET, ConnectionNumber::INITIAL, FIRST);
+        assert_eq!(
+            sessions.members(&SECRET).collect::<Vec<_>>(),
+            [(ConnectionNumber::INITIAL, SECOND)],
+            "the later one"
+        );
+        sessions.leave(SECRET, ConnectionNumber::INITIAL, SECOND);
         sessions.serve(&SECRET, addresses, |_| true);
         assert!(sessions.group_at(ip).is_none());
         assert!(sessions.groups.is_empty() && sessions.by_ip.is_empty(), "nothing is left of it");

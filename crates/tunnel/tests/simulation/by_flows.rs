@@ -8,7 +8,7 @@ use mpvpn_masque::connect::ProxyError;
 use mpvpn_packet::{ip, protocol};
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{Carried, Carries, ClientState};
+use mpvpn_tunnel::{ClientState, FlowTransport, TunnelMode};
 use mpvpn_types::Duration;
 
 const S: Duration = Duration::from_secs(1);
@@ -17,7 +17,7 @@ const DNS: &str = "198.51.100.9:53";
 /// A machine whose flows travel one by one.
 fn world() -> (World, usize) {
     let mut world = World::new();
-    world.server_carries = Carries::Streams;
+    world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS), (20, 30 * MS)]);
     world.up(client);
@@ -60,13 +60,13 @@ fn udp_of_apps_goes_there_and_back() {
     assert_eq!(got, expected);
     assert_eq!(world.targets.len(), 2, "a flow has one request");
     let report = world.machines[client].client.report(world.now);
-    assert_eq!((report.udp, report.by_flows), (2, true));
+    assert_eq!((report.udp_flows, report.per_flow), (2, true));
     let flows = world.machines[client].client.flows(world.now);
-    assert!(flows.iter().all(|flow| flow.carried == Carried::Payloads), "{flows:?}");
+    assert!(flows.iter().all(|flow| flow.transport == FlowTransport::UdpPayloads), "{flows:?}");
     assert_eq!(flows.iter().map(|flow| (flow.up, flow.down)).collect::<Vec<_>>(), [(3, 3), (3, 3)]);
     // A query of the DNS is soon forgotten, at both ends.
     world.run(30 * S);
-    assert_eq!(world.machines[client].client.report(world.now).udp, 0);
+    assert_eq!(world.machines[client].client.report(world.now).udp_flows, 0);
     assert!(world.targets.iter().all(|target| target.gone));
 }
 
@@ -113,9 +113,9 @@ fn flows_go_on_over_a_connection_that_was_made_anew() {
 #[test]
 fn who_wants_packets_is_told_that_there_are_none() {
     let mut world = World::new();
-    world.server_carries = Carries::Streams;
+    world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
-    world.lane.mode = FlowMode::Datagram;
+    world.flow_rules.mode = FlowMode::Datagram;
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);
     world.run(5 * S);
     let fatal = world.machines[client].fatal.take().expect("an end").to_string();

@@ -8,7 +8,7 @@ use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
 use mpvpn_tunnel::{
-    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientState, Limits, SessionReport,
+    ClassConnections, ClassLimits, ClassProfile, ClassSetup, ClientConfig, ClientState, SessionReport,
 };
 use mpvpn_types::{ClassId, CongestionControl, Duration, Instant, LinkId};
 
@@ -270,7 +270,7 @@ fn classes_come_and_go_while_others_stay() {
 
 #[test]
 fn a_class_too_many_is_carried_by_the_default_one_and_says_why() {
-    let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    let mut stage = Stage::with(World::with_limits(ClassLimits { max_classes: 2, ..ClassLimits::default() }));
     stage.carried_by(BACKUP);
     stage.world.run(2 * SECOND);
     assert_eq!(stage.classes(), ["default", "critical"]);
@@ -388,7 +388,8 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
     stage.world.run(25 * MINUTE);
     assert_eq!(stage.classes(), ["default", "bulk"], "its connection would end with it");
     let now = stage.now();
-    let streams: Vec<_> = stage.connections().reports(now).iter().map(|(_, report)| report.streams).collect();
+    let streams: Vec<_> =
+        stage.connections().reports(now).iter().map(|(_, report)| report.stream_flows).collect();
     assert_eq!(streams, [0, 0, 1]);
     let moved = stage.moved(BULK);
     assert!(moved.0 >= 1000, "{moved:?}");
@@ -400,7 +401,7 @@ fn a_connection_that_begins_while_its_class_wakes_travels_in_it_and_keeps_it_awa
 
 #[test]
 fn a_connection_does_not_wait_for_a_class_that_does_not_wake() {
-    let mut stage = Stage::with(World::with_limits(Limits { classes: 2, ..Limits::default() }));
+    let mut stage = Stage::with(World::with_limits(ClassLimits { max_classes: 2, ..ClassLimits::default() }));
     let (own, their) = stage.ends(UPLOAD);
     let mut app = App::new(own, their, 1000);
     stage.exchange(&mut app, SECOND);

@@ -9,7 +9,7 @@ use mpvpn_lab::LinkSpec;
 use mpvpn_packet::ip;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{ClassProfile, LinkPolicy, Member};
+use mpvpn_tunnel::{ClassProfile, ConnectionNumber, LinkPolicy};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Instant, LinkId, Portion, Weight};
 
 const CRITICAL: ClassId = ClassId(1);
@@ -68,7 +68,7 @@ impl Site {
     /// The same, and the server's controller of the class `bulk`.
     fn with_cc(links: &[&str], lane: FlowMode, given: Option<u64>, cc: Option<CongestionControl>) -> Self {
         let mut world = World::new();
-        world.lane = Rules { mode: lane, rules: Vec::new() };
+        world.flow_rules = Rules { mode: lane, rules: Vec::new() };
         let weight = |number| Weight::new(number).unwrap();
         let class =
             |name: &str, share| ClassProfile { name: name.to_owned(), share, ..ClassProfile::default() };
@@ -82,7 +82,7 @@ impl Site {
         world.class_rules =
             ClassRules::new(vec![rule(CALL, CALL + 1, CRITICAL), rule(BACKUP, WEB - 1, BULK)]);
         let specs: Vec<LinkSpec> = links.iter().map(|text| text.parse().unwrap()).collect();
-        let member: Option<(usize, Member)> = None;
+        let member: Option<(usize, ConnectionNumber)> = None;
         let client = world.add_over(member, TOKEN, Scheduler::Auto, CongestionControl::Bbr, &specs);
         if let Some(mbit) = given {
             let rate = Some(BitRate::from_bps(mbit * 1_000_000));

@@ -3,7 +3,7 @@
 use crate::world::{MS, SERVER, TOKEN, World};
 use mpvpn_class::Share;
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{Carries, ClassProfile, ClientState, LinkPolicy};
+use mpvpn_tunnel::{ClassProfile, ClientState, LinkPolicy, TunnelMode};
 use mpvpn_types::{BitRate, CongestionControl, Duration, LinkId, Tier, Weight};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -340,20 +340,20 @@ fn the_server_uses_the_congestion_controller_that_the_client_asks_for() {
     let class = |name: &str| ClassProfile { name: name.to_owned(), ..ClassProfile::default() };
     // A class without priority sleeps until it is used.
     let critical = || ClassProfile { share: Share { first: true, ..Share::default() }, ..class("critical") };
-    for (cc, carries, classes) in [
-        (CongestionControl::Cubic, Carries::Packets, vec![]),
-        (CongestionControl::Bbr, Carries::Packets, vec![]),
-        (CongestionControl::Cubic, Carries::Packets, vec![class("default"), critical()]),
-        (CongestionControl::Cubic, Carries::Streams, vec![]),
+    for (cc, mode, classes) in [
+        (CongestionControl::Cubic, TunnelMode::Packets, vec![]),
+        (CongestionControl::Bbr, TunnelMode::Packets, vec![]),
+        (CongestionControl::Cubic, TunnelMode::Packets, vec![class("default"), critical()]),
+        (CongestionControl::Cubic, TunnelMode::RelaysOnly, vec![]),
     ] {
         let mut world = World::new();
         let connections = classes.len().max(1);
-        (world.carries, world.classes) = (carries, classes);
+        (world.mode, world.classes) = (mode, classes);
         let links = ["50mbit,10ms", "20mbit,30ms"].map(|link| link.parse().unwrap());
         let client = world.add_over(None, TOKEN, Scheduler::Auto, cc, &links);
         world.up(client);
         world.run(2 * SECOND);
-        let case = format!("{cc} as {carries:?} in {connections} connections");
+        let case = format!("{cc} as {mode:?} in {connections} connections");
         assert_eq!(controllers_of_the_server(&mut world), vec![cc; 2 * connections], "{case}");
         let report = world.machines[client].client.report(world.now);
         assert_eq!(report.peer_cc, Some(cc), "{case}");

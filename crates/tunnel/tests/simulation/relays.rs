@@ -9,7 +9,7 @@ use crate::world::{
 };
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::{PathState, Scheduler};
-use mpvpn_tunnel::{Carries, ClientError, ClientEvent, LinkPolicy};
+use mpvpn_tunnel::{ClientError, ClientEvent, LinkPolicy, TunnelMode};
 use mpvpn_types::{Duration, LinkId, Tier};
 
 const S: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ fn a_client_without_packets_asks_for_no_addresses_and_uses_all_links() {
     let rate = mbit(100_000_000, time);
     assert!(rate > 0.85 * 150.0, "{rate:.1} Mbit/s");
     assert_eq!(world.destinations[0].got, 1000);
-    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+    assert_eq!(world.machines[client].client.report(world.now).stream_flows, 0);
 }
 
 #[test]
@@ -103,7 +103,7 @@ fn a_link_that_falls_silent_is_hardly_felt_without_packets_either() {
 
 #[test]
 fn the_server_learns_about_links_without_packets_too() {
-    let (mut world, client) = world(Carries::Streams, TOKEN, &[(50, 10 * MS), (50, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, TOKEN, &[(50, 10 * MS), (50, 10 * MS)]);
     let policy = LinkPolicy { tier: Tier::Backup, ..LinkPolicy::default() };
     world.machines[client].client.set_link(world.now, LinkId(1), policy);
     world.up(client);
@@ -155,7 +155,7 @@ fn what_the_server_finds_is_told() {
     play(&mut world, client, &mut talks, S);
     let told: Vec<_> = talks.iter().map(|talk| talk.failed).collect();
     assert_eq!(told, failures.map(Some));
-    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+    assert_eq!(world.machines[client].client.report(world.now).stream_flows, 0);
 }
 
 #[test]
@@ -214,7 +214,7 @@ fn each_end_learns_that_the_other_has_broken_it_off() {
     }
     assert!(world.destinations[0].gone);
     assert!(talks[1].gone && !talks[1].ended);
-    assert_eq!(world.machines[client].client.report(world.now).streams, 0);
+    assert_eq!(world.machines[client].client.report(world.now).stream_flows, 0);
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn a_server_that_is_lost_takes_its_relays_along_and_new_ones_follow() {
 
 #[test]
 fn who_asks_too_early_is_told_when_to_ask_again() {
-    let (mut world, client) = world(Carries::Streams, TOKEN, &[(100, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, TOKEN, &[(100, 10 * MS)]);
     let mut talks = [Talk::new(1, 0)];
     talks[0].run(&mut world, client);
     assert!(talks[0].relay.is_none());
@@ -259,14 +259,14 @@ fn more_connections_than_the_server_allows_wait_for_their_turn() {
 
 #[test]
 fn a_wrong_token_is_found_before_anybody_asks_for_anything() {
-    let (mut world, client) = world(Carries::Streams, "a token that does not open", &[(100, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, "a token that does not open", &[(100, 10 * MS)]);
     world.run(2 * S);
     assert_eq!(world.machines[client].fatal, Some(ClientError::Unauthorized(401)));
 }
 
 #[test]
 fn relays_work_beside_packets_and_split_tcp_connections() {
-    let (mut world, client) = world(Carries::Packets, TOKEN, &[(100, 10 * MS), (50, 20 * MS)]);
+    let (mut world, client) = world(TunnelMode::Packets, TOKEN, &[(100, 10 * MS), (50, 20 * MS)]);
     world.up(client);
     world.run(500 * MS);
     let from = SocketAddr::new(world.address(client, true), 40_000);
@@ -291,8 +291,8 @@ fn relays_work_beside_packets_and_split_tcp_connections() {
 
 #[test]
 fn a_server_without_packets_has_relays_and_tells_who_uses_them() {
-    let (mut world, _) = world(Carries::Streams, TOKEN, &[]);
-    world.server_carries = Carries::Streams;
+    let (mut world, _) = world(TunnelMode::RelaysOnly, TOKEN, &[]);
+    world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
     let client = world.add(TOKEN, Scheduler::Auto, &[(100, 10 * MS), (50, 20 * MS)]);
     world.up(client);
@@ -308,8 +308,8 @@ fn a_server_without_packets_has_relays_and_tells_who_uses_them() {
 
 #[test]
 fn a_server_without_packets_tells_it_only_to_its_users() {
-    let (mut world, _) = world(Carries::Packets, TOKEN, &[]);
-    world.server_carries = Carries::Streams;
+    let (mut world, _) = world(TunnelMode::Packets, TOKEN, &[]);
+    world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
     let stranger = world.add("a token that does not open", Scheduler::Auto, &[(100, 10 * MS)]);
     world.run(2 * S);

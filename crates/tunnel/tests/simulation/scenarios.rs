@@ -342,11 +342,11 @@ fn what_a_client_that_has_left_carried_is_told_once() {
     let now = world.now;
     let counters = world.servers[0].report(now)[0].counters;
     assert!(counters.tx_bytes > 4000 && counters.rx_bytes > 2000, "{counters:?}");
-    assert!(world.servers[0].poll_departed().is_none(), "it is there still");
+    assert!(world.servers[0].poll_closed_connection().is_none(), "it is there still");
     world.machines[client].client.close(now, "gone");
     world.run(Duration::from_secs(1));
     assert!(world.servers[0].report(world.now).is_empty());
-    let departed = world.servers[0].poll_departed().expect("what it carried");
+    let departed = world.servers[0].poll_closed_connection().expect("what it carried");
     assert_eq!((departed.class.as_str(), departed.counters), ("", counters));
-    assert!(world.servers[0].poll_departed().is_none(), "told once");
+    assert!(world.servers[0].poll_closed_connection().is_none(), "told once");
 }

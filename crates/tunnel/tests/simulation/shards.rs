@@ -202,7 +202,7 @@ fn two_members_at_one_shard_share_it() {
 /// The second IPv4 address of a machine, as it is wanted for the TUN of a class.
 fn second(world: &World, machine: usize) -> IpAddr {
     let assignment = world.machines[machine].assignment.as_ref().expect("addresses");
-    let own = assignment.more[0].iter().map(|net| net.addr()).find(IpAddr::is_ipv4);
+    let own = assignment.additional[0].iter().map(|net| net.addr()).find(IpAddr::is_ipv4);
     own.expect("a second address")
 }
 
@@ -223,16 +223,16 @@ fn arrive(world: &mut World, machines: &[usize], to: IpAddr) -> usize {
 #[test]
 fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it() {
     let mut world = World::with_shards(2);
-    world.more_addresses = 2;
+    world.additional_addresses = 2;
     let home = world.add(TOKEN, Scheduler::Auto, &LINK);
     let member = world.add_member(home, 1, &LINK);
     world.up(home);
     world.up(member);
     let assignment = world.machines[home].assignment.clone().unwrap();
-    assert_eq!((assignment.addresses.len(), assignment.more.len()), (2, 2));
-    let all = assignment.addresses.iter().chain(assignment.more.iter().flatten());
+    assert_eq!((assignment.addresses.len(), assignment.additional.len()), (2, 2));
+    let all = assignment.addresses.iter().chain(assignment.additional.iter().flatten());
     assert_eq!(all.map(|net| net.addr()).collect::<std::collections::BTreeSet<_>>().len(), 6);
-    assert_eq!(world.machines[member].assignment.as_ref().unwrap().more, assignment.more);
+    assert_eq!(world.machines[member].assignment.as_ref().unwrap().additional, assignment.additional);
     let own = second(&world, home);
     assert_eq!(own.to_string(), "10.0.0.3");
     for machine in [home, member] {
@@ -245,7 +245,7 @@ fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it()
     }
     assert_eq!(arrive(&mut world, &[home, member], own), 2);
     // Another client gets others, and the server remembers them by the session's secret, the client by its wishes.
-    world.more_addresses = 0;
+    world.additional_addresses = 0;
     let other = world.add(TOKEN, Scheduler::Auto, &LINK);
     world.up(other);
     assert_eq!(world.address(other, true).to_string(), "10.0.0.5");
@@ -259,8 +259,8 @@ fn further_addresses_belong_to_all_connections_of_a_session_and_return_with_it()
         world.run(Duration::from_secs(20));
         world.up(home);
         assert_eq!(
-            world.machines[home].assignment.as_ref().unwrap().more,
-            assignment.more,
+            world.machines[home].assignment.as_ref().unwrap().additional,
+            assignment.additional,
             "restart: {restart}"
         );
         assert!(arrive(&mut world, &[home, member], own) > 0, "restart: {restart}");

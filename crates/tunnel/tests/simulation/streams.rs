@@ -11,12 +11,12 @@ use mpvpn_lab::Direction;
 use mpvpn_masque::connect::ProxyError;
 use mpvpn_path::{Heard, Scheduler};
 use mpvpn_scenarios::Scenario;
-use mpvpn_tunnel::Carried;
+use mpvpn_tunnel::FlowTransport;
 use mpvpn_types::{CongestionControl, Duration, LinkId};
 
 fn world(links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
-    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
+    world.flow_rules = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     let client = world.add(TOKEN, Scheduler::Auto, links);
     world.up(client);
     world.run(500 * MS);
@@ -358,10 +358,10 @@ fills! {
 }
 
 /// Which way each flow of a machine goes, and why, in the order of their ports there.
-fn ways(world: &World, client: usize) -> Vec<(u16, Carried, Why, u64, u64)> {
+fn ways(world: &World, client: usize) -> Vec<(u16, FlowTransport, Why, u64, u64)> {
     let flows = world.machines[client].client.flows(world.now);
     let mut ways: Vec<_> =
-        flows.iter().map(|flow| (flow.key.src_port, flow.carried, flow.why, flow.up, flow.down)).collect();
+        flows.iter().map(|flow| (flow.key.src_port, flow.transport, flow.why, flow.up, flow.down)).collect();
     ways.sort_by_key(|way| way.0);
     ways
 }
@@ -378,7 +378,8 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
         step(&mut world, client, &mut apps);
     }
     let all = ways(&world, client);
-    let [(40_000, Carried::Stream(State::AppEnded), Why::Translated, 1000, down @ 1..)] = all[..] else {
+    let [(40_000, FlowTransport::Stream(State::AppEnded), Why::Translated, 1000, down @ 1..)] = all[..]
+    else {
         panic!("{all:?}")
     };
     assert!(down < 2_000_000, "{down}");
@@ -391,7 +392,7 @@ fn a_client_knows_of_each_flow_how_it_travels_and_why() {
     world.server_sends(answers);
     world.run(100 * MS);
     let all = ways(&world, client);
-    assert_eq!(all[0], (4000, Carried::Packets, Why::NotTcp, 100, 200));
-    assert!(matches!(all[2], (50_000, Carried::Packets, Why::Refused, 40.., 0)), "{all:?}");
+    assert_eq!(all[0], (4000, FlowTransport::Packets, Why::NotTcp, 100, 200));
+    assert!(matches!(all[2], (50_000, FlowTransport::Packets, Why::Refused, 40.., 0)), "{all:?}");
     assert_eq!(all.len(), 3);
 }

@@ -20,7 +20,7 @@ use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_lab::LinkSpec;
 use mpvpn_packets::Packet;
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{LinkPolicy, Member};
+use mpvpn_tunnel::{ConnectionNumber, LinkPolicy};
 use mpvpn_types::{CongestionControl, Duration, Fec, LinkId};
 
 use crate::world::{MS, TOKEN, World, app::App, record::Record, tcp::Flow};
@@ -108,7 +108,7 @@ fn short_restart(world: &mut World) {
 /// A client over links, which is up for a second.
 fn start(world: &mut World, scheduler: Scheduler, cc: CongestionControl, links: &[&str]) -> usize {
     let links: Vec<LinkSpec> = links.iter().map(|link| link.parse().unwrap()).collect();
-    let member: Option<(usize, Member)> = None;
+    let member: Option<(usize, ConnectionNumber)> = None;
     let client = world.add_over(member, TOKEN, scheduler, cc, &links);
     world.up(client);
     world.run(SECOND);
@@ -116,7 +116,7 @@ fn start(world: &mut World, scheduler: Scheduler, cc: CongestionControl, links: 
 }
 
 fn start_with_streams(world: &mut World, links: &[&str]) -> usize {
-    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
+    world.flow_rules = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     start(world, Scheduler::Auto, CongestionControl::Bbr, links)
 }
 

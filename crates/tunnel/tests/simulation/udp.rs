@@ -3,16 +3,16 @@
 use crate::world::{MS, TOKEN, World};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{Carries, ClientEvent, UdpId, UdpNews};
+use mpvpn_tunnel::{ClientEvent, TunnelMode, UdpFlowEvent, UdpId};
 use mpvpn_types::{Duration, LinkId};
 
 const S: Duration = Duration::from_secs(1);
-const BOTH: [Carries; 2] = [Carries::Streams, Carries::Packets];
+const BOTH: [TunnelMode; 2] = [TunnelMode::RelaysOnly, TunnelMode::Packets];
 
 /// A client that is up.
-fn world(carries: Carries, links: &[(u64, Duration)]) -> (World, usize) {
+fn world(mode: TunnelMode, links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
-    world.carries = carries;
+    world.mode = mode;
     let client = world.add(TOKEN, Scheduler::Auto, links);
     world.up(client);
     world.run(S);
@@ -32,7 +32,7 @@ fn send(world: &mut World, client: usize, udp: UdpId, payload: &[u8]) {
 }
 
 /// What was told about flows since the last call.
-fn news(world: &mut World, client: usize) -> Vec<(UdpId, UdpNews)> {
+fn news(world: &mut World, client: usize) -> Vec<(UdpId, UdpFlowEvent)> {
     let events = std::mem::take(&mut world.machines[client].streams);
     let told = events.into_iter().filter_map(|event| match event {
         ClientEvent::Udp(udp, news) => Some((udp, news)),
@@ -43,14 +43,14 @@ fn news(world: &mut World, client: usize) -> Vec<(UdpId, UdpNews)> {
 
 #[test]
 fn payloads_go_there_and_back_from_the_first_one_on() {
-    for carries in BOTH {
-        let (mut world, client) = world(carries, &[(50, 10 * MS), (20, 30 * MS)]);
-        assert!(world.machines[client].client.udp_like_packets(), "{carries:?}");
+    for mode in BOTH {
+        let (mut world, client) = world(mode, &[(50, 10 * MS), (20, 30 * MS)]);
+        assert!(world.machines[client].client.has_udp_extension(), "{mode:?}");
         let udp = open(&mut world, client, 53);
         send(&mut world, client, udp, b"early");
         world.run(35 * MS);
-        assert_eq!(news(&mut world, client), [(udp, UdpNews::Opened)], "{carries:?}");
-        assert_eq!(world.machines[client].payloads, [(udp, b"early".to_vec())], "{carries:?}");
+        assert_eq!(news(&mut world, client), [(udp, UdpFlowEvent::Opened)], "{mode:?}");
+        assert_eq!(world.machines[client].payloads, [(udp, b"early".to_vec())], "{mode:?}");
         let room = world.machines[client].client.udp_room(udp);
         assert!((1200..1500).contains(&room), "{room}");
         for payload in [vec![7; room], vec![], vec![9; room + 1]] {
@@ -62,32 +62,32 @@ fn payloads_go_there_and_back_from_the_first_one_on() {
         assert_eq!(
             sizes,
             [5, room, 0],
-            "{carries:?}: the largest and the empty one arrive, a larger one does not"
+            "{mode:?}: the largest and the empty one arrive, a larger one does not"
         );
         let report = world.machines[client].client.report(world.now);
-        assert_eq!((report.udp, report.drops), (1, 1), "{carries:?}");
+        assert_eq!((report.udp_flows, report.drops), (1, 1), "{mode:?}");
         assert_eq!((&world.targets[0].to, &*world.targets[0].user), (&target(53), "alice"));
     }
 }
 
 #[test]
 fn what_the_server_finds_is_told() {
-    for carries in BOTH {
-        let (mut world, client) = world(carries, &[(50, 10 * MS)]);
+    for mode in BOTH {
+        let (mut world, client) = world(mode, &[(50, 10 * MS)]);
         let failures = [ProxyError::Dns, ProxyError::Prohibited, ProxyError::Unroutable, ProxyError::Busy];
         world.refuses = (1..).map(target).zip(failures).collect();
         let flows: Vec<_> = (1..=4).map(|port| open(&mut world, client, port)).collect();
         send(&mut world, client, flows[0], b"in vain");
         world.run(S);
-        let expected: Vec<_> = flows.into_iter().zip(failures.map(UdpNews::Refused)).collect();
-        assert_eq!(news(&mut world, client), expected, "{carries:?}");
-        assert_eq!(world.machines[client].client.report(world.now).udp, 0);
+        let expected: Vec<_> = flows.into_iter().zip(failures.map(UdpFlowEvent::Refused)).collect();
+        assert_eq!(news(&mut world, client), expected, "{mode:?}");
+        assert_eq!(world.machines[client].client.report(world.now).udp_flows, 0);
     }
 }
 
 #[test]
 fn each_end_learns_that_the_other_has_closed_a_flow() {
-    let (mut world, client) = world(Carries::Streams, &[(50, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, &[(50, 10 * MS)]);
     let (mine, theirs) = (open(&mut world, client, 1), open(&mut world, client, 2));
     world.run(100 * MS);
     assert_eq!(news(&mut world, client).len(), 2);
@@ -95,7 +95,7 @@ fn each_end_learns_that_the_other_has_closed_a_flow() {
     world.servers[0].udp_close(world.targets[1].udp);
     send(&mut world, client, mine, b"too late");
     world.run(100 * MS);
-    assert_eq!(news(&mut world, client), [(theirs, UdpNews::Closed)]);
+    assert_eq!(news(&mut world, client), [(theirs, UdpFlowEvent::Closed)]);
     assert!(world.targets[0].gone && !world.targets[1].gone, "who closes is told nothing");
     assert_eq!(world.machines[client].client.udp_room(theirs), 0);
     send(&mut world, client, theirs, b"too late");
@@ -105,7 +105,7 @@ fn each_end_learns_that_the_other_has_closed_a_flow() {
 
 #[test]
 fn flows_of_two_sessions_do_not_meet() {
-    let (mut world, first) = world(Carries::Streams, &[(50, 10 * MS)]);
+    let (mut world, first) = world(TunnelMode::RelaysOnly, &[(50, 10 * MS)]);
     let second = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);
     world.up(second);
     world.run(S);
@@ -123,8 +123,8 @@ fn flows_of_two_sessions_do_not_meet() {
 
 #[test]
 fn a_call_goes_on_when_a_link_dies() {
-    for carries in BOTH {
-        let (mut world, client) = world(carries, &[(50, 10 * MS), (50, 20 * MS)]);
+    for mode in BOTH {
+        let (mut world, client) = world(mode, &[(50, 10 * MS), (50, 20 * MS)]);
         let udp = open(&mut world, client, 1);
         let talk = |world: &mut World, time: Duration| {
             let (end, mut sent) = (world.now + time, 0);
@@ -137,19 +137,19 @@ fn a_call_goes_on_when_a_link_dies() {
             world.run(100 * MS);
             sent - world.machines[client].payloads.len()
         };
-        assert_eq!(talk(&mut world, 2 * S), 0, "{carries:?}");
+        assert_eq!(talk(&mut world, 2 * S), 0, "{mode:?}");
         let link = world.machines[client].links.get_mut(&LinkId(0)).unwrap();
         (link.up.loss, link.down.loss) = (1.0, 1.0);
         let lost = talk(&mut world, 3 * S);
-        assert!(lost <= 30, "{carries:?}: {lost} of 150 lost");
-        assert_eq!(talk(&mut world, 2 * S), 0, "{carries:?}: after that nothing is lost");
+        assert!(lost <= 30, "{mode:?}: {lost} of 150 lost");
+        assert_eq!(talk(&mut world, 2 * S), 0, "{mode:?}: after that nothing is lost");
     }
 }
 
 #[test]
 fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
-    for carries in BOTH {
-        let (mut world, client) = world(carries, &[(30, 5 * MS), (30, 25 * MS)]);
+    for mode in BOTH {
+        let (mut world, client) = world(mode, &[(30, 5 * MS), (30, 25 * MS)]);
         let quic = [0xc3, 0, 0, 0, 1, 0, 0, 0];
         let flows = [1, 2, 3].map(|port| open(&mut world, client, port));
         let end = world.now + 2 * S;
@@ -171,15 +171,15 @@ fn a_flow_that_hurts_when_overtaken_stays_in_order_and_others_use_the_rest() {
             let numbers: Vec<_> = own.map(|(_, payload)| payload[8..12].to_vec()).collect();
             // While a path is too full flows are moved.
             let overtaken = numbers.windows(2).filter(|pair| pair[0] > pair[1]).count();
-            assert!(overtaken * 10 < numbers.len(), "{carries:?}: {overtaken} of {}", numbers.len());
-            assert!(numbers.len() > 1800, "{carries:?}: {} of 2000", numbers.len());
+            assert!(overtaken * 10 < numbers.len(), "{mode:?}: {overtaken} of {}", numbers.len());
+            assert!(numbers.len() > 1800, "{mode:?}: {} of 2000", numbers.len());
         }
     }
 }
 
 #[test]
 fn a_thousand_flows_work_and_what_they_may_hold_is_bounded() {
-    let (mut world, client) = world(Carries::Streams, &[(100, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, &[(100, 10 * MS)]);
     let flows: Vec<_> = (1..=1000).map(|port| open(&mut world, client, port)).collect();
     for udp in &flows {
         send(&mut world, client, *udp, &udp_name(*udp));
@@ -214,14 +214,14 @@ fn udp_name(udp: UdpId) -> Vec<u8> {
 
 #[test]
 fn a_server_that_is_lost_takes_its_flows_along_and_new_ones_follow() {
-    let (mut world, client) = world(Carries::Streams, &[(50, 10 * MS)]);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, &[(50, 10 * MS)]);
     let udp = open(&mut world, client, 1);
     world.run(100 * MS);
     world.restart_server();
     world.targets.clear();
     send(&mut world, client, udp, b"lost");
     world.run(10 * S);
-    assert_eq!(news(&mut world, client), [(udp, UdpNews::Opened), (udp, UdpNews::Closed)]);
+    assert_eq!(news(&mut world, client), [(udp, UdpFlowEvent::Opened), (udp, UdpFlowEvent::Closed)]);
     let udp = open(&mut world, client, 1);
     send(&mut world, client, udp, b"again");
     world.run(S);
@@ -231,7 +231,7 @@ fn a_server_that_is_lost_takes_its_flows_along_and_new_ones_follow() {
 #[test]
 fn who_asks_too_early_is_told_when_to_ask_again() {
     let mut world = World::new();
-    world.carries = Carries::Streams;
+    world.mode = TunnelMode::RelaysOnly;
     let client = world.add(TOKEN, Scheduler::Auto, &[(50, 10 * MS)]);
     assert_eq!(world.machines[client].client.udp_open(world.now, &target(1)), None);
     assert!(!world.machines[client].client.udp_possible());

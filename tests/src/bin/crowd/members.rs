@@ -28,7 +28,7 @@ use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_quic::{ClientSetup, Local, TransportOptions};
 use mpvpn_tests::stage::{Place, Stage};
 use mpvpn_tunnel::{
-    Carries, ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState,
+    ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, TunnelMode,
 };
 use mpvpn_types::{ClassId, LinkId};
 
@@ -168,7 +168,7 @@ impl Members {
                 poller.add(socket, token, Interest::Read).expect("a socket to watch");
             }
             let config = ClientConfig {
-                carries: Carries::Packets,
+                mode: TunnelMode::Packets,
                 setup: setup.clone(),
                 // Tickets are kept by name: a name of its own keeps every client from using another's.
                 server_name: format!("client-{number}.example"),
@@ -177,11 +177,11 @@ impl Members {
                 token: None,
                 scheduler: Default::default(),
                 class: None,
-                more_addresses: 0,
+                additional_addresses: 0,
                 copies: 1,
                 fec: Default::default(),
-                lane: Default::default(),
-                lane_secret: Default::default(),
+                flow_rules: Default::default(),
+                isn_secret: Default::default(),
             };
             let client = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
             all.push(Member { client, sockets, armed: None, up: false });

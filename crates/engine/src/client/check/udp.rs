@@ -178,7 +178,7 @@ impl Trial {
                 _ => {}
             }
         }
-        if self.client.is_recognised() {
+        if self.client.is_authenticated() {
             self.authorized = Some(true);
         }
         // There is none any more where the credentials were refused.

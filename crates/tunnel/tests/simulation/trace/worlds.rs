@@ -9,7 +9,7 @@ use mpvpn_masque::connect::Authority;
 use mpvpn_packet::{VnetHdr, tcp_flags};
 use mpvpn_packets::{Packet, Tcp};
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{Carries, ClassProfile, ClassSetup, ClientConfig, LinkPolicy};
+use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig, LinkPolicy, TunnelMode};
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, LinkId, Portion, Tier, Weight};
 
 use super::{SECOND, UNEQUAL, apps, datagrams, flows, lose, set, start, start_with_streams, tcp};
@@ -189,7 +189,7 @@ pub fn streams_over_a_dead_path(world: &mut World) {
 }
 
 pub fn relays(world: &mut World) {
-    world.carries = Carries::Streams;
+    world.mode = TunnelMode::RelaysOnly;
     let client = start_with_streams(world, &UNEQUAL);
     let mut talks = [Talk::new(2, 1000), Talk::new(1, 2_000_000), Talk::new(61_050, 100)];
     talk::play(world, client, &mut talks, 6 * SECOND);
@@ -226,14 +226,14 @@ fn udp(world: &mut World, client: usize) {
 }
 
 pub fn udp_flows(world: &mut World) {
-    world.carries = Carries::Streams;
+    world.mode = TunnelMode::RelaysOnly;
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     udp(world, client);
 }
 
 /// A client with a TUN at a server that carries no packets.
 pub fn connect_udp_for_packets(world: &mut World) {
-    world.server_carries = Carries::Streams;
+    world.server_mode = TunnelMode::RelaysOnly;
     world.restart_server();
     let client = start(world, Scheduler::Auto, CongestionControl::Bbr, &UNEQUAL);
     datagrams(world, client, [5, 0], 800, 2 * SECOND);
@@ -244,7 +244,7 @@ pub fn connect_udp_for_packets(world: &mut World) {
 
 /// A client with the classes `default`, `critical` and `bulk`, told apart by ports.
 fn with_classes(world: &mut World, mode: FlowMode, links: &[&str]) -> usize {
-    world.lane = Rules { mode, rules: Vec::new() };
+    world.flow_rules = Rules { mode, rules: Vec::new() };
     let class = |name: &str, share, dscp| ClassProfile {
         name: name.to_owned(),
         share,
@@ -315,7 +315,7 @@ pub fn joined_connections(world: &mut World) {
     let record = world.record.take();
     *world = World::with_shards(2);
     world.record = record.map(|_| Record::new(world.now));
-    world.more_addresses = 1;
+    world.additional_addresses = 1;
     let first = world.add(TOKEN, Scheduler::Auto, &[(30, 10 * MS), (20, 20 * MS)]);
     let joined = world.add_member(first, 1, &[(30, 10 * MS), (20, 20 * MS)]);
     world.up(first);
@@ -420,7 +420,7 @@ pub fn idle_metered(world: &mut World) {
 
 pub fn server_restart(world: &mut World) {
     let client = start_with_streams(world, &UNEQUAL);
-    world.more_addresses = 2;
+    world.additional_addresses = 2;
     let other = start(world, Scheduler::Flow, CongestionControl::Bbr, &UNEQUAL[..1]);
     apps(world, client, &[(20, 1000)], SECOND);
     for _ in 0..2 {

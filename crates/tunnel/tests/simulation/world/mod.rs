@@ -26,8 +26,8 @@ use mpvpn_packet::{VNET_HDR_LEN, VnetHdr};
 use mpvpn_path::Scheduler;
 use mpvpn_quic::{ClientSetup, Local, TransportOptions, shard_of};
 use mpvpn_tunnel::{
-    Assignment, Carries, ClassConnections, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
-    ClientEvent, ClientState, Limits, Member, Server, ServerEvent, Taken, UdpId,
+    Assignment, ClassConnections, ClassLimits, ClassProfile, ClassSetup, Client, ClientConfig, ClientError,
+    ClientEvent, ClientState, ConnectionNumber, Server, ServerEvent, TunOutcome, TunnelMode, UdpId,
 };
 use mpvpn_types::{BitRate, ClassId, CongestionControl, Duration, Fec, Instant, LinkId};
 
@@ -125,7 +125,7 @@ pub struct World {
     /// The shards of the server.
     pub servers: Vec<Server>,
     /// What a server that is started next is there for.
-    pub server_carries: Carries,
+    pub server_mode: TunnelMode,
     /// Where packets of clients may go, at a server that is started next.
     pub routes: &'static [&'static str],
     /// Packets that one shard read and another one carried.
@@ -133,7 +133,7 @@ pub struct World {
     pub machines: Vec<Machine>,
     pub at_server: Vec<(Instant, Vec<u8>)>,
     /// Which TCP connections of clients that are added travel as streams.
-    pub lane: Rules,
+    pub flow_rules: Rules,
     /// Repair of clients that are added.
     pub fec: Fec,
     /// How often they send each packet.
@@ -141,13 +141,13 @@ pub struct World {
     /// The ECN bits (RFC 3168) that packets arrive with: 0 as where they are wiped out, 2 as they are sent.
     pub ecn: u8,
     /// How many addresses of each family they want beyond the first.
-    pub more_addresses: usize,
+    pub additional_addresses: usize,
     /// The classes of clients that are added, the default one first; none: they have no classes.
     pub classes: Vec<ClassProfile>,
     /// What is of which class.
     pub class_rules: mpvpn_class::Rules,
     /// What clients that are added are there for.
-    pub carries: Carries,
+    pub mode: TunnelMode,
     /// Destinations to which the server makes no connection, and why.
     pub refuses: Vec<(Authority, ProxyError)>,
     /// What they are connected to.
@@ -166,9 +166,9 @@ impl World {
     }
 
     /// A server with limits for its users.
-    pub fn with_limits(limits: Limits) -> Self {
+    pub fn with_limits(limits: ClassLimits) -> Self {
         let mut world = Self::new();
-        world.servers = new_servers(&world.identity, Carries::Packets, 0, 1, limits, EVERYWHERE);
+        world.servers = new_servers(&world.identity, TunnelMode::Packets, 0, 1, limits, EVERYWHERE);
         world
     }
 
@@ -178,20 +178,27 @@ impl World {
         Self {
             now: Instant::now(),
             pipes: 1,
-            servers: new_servers(&identity, Carries::Packets, 0, shards, Limits::default(), EVERYWHERE),
+            servers: new_servers(
+                &identity,
+                TunnelMode::Packets,
+                0,
+                shards,
+                ClassLimits::default(),
+                EVERYWHERE,
+            ),
             routes: EVERYWHERE,
-            server_carries: Carries::Packets,
+            server_mode: TunnelMode::Packets,
             handed: 0,
             machines: Vec::new(),
             at_server: Vec::new(),
-            lane: Rules::default(),
+            flow_rules: Rules::default(),
             fec: Fec::Off,
             copies: 1,
             ecn: 0,
-            more_addresses: 0,
+            additional_addresses: 0,
             classes: Vec::new(),
             class_rules: mpvpn_class::Rules::default(),
-            carries: Carries::default(),
+            mode: TunnelMode::default(),
             refuses: Vec::new(),
             destinations: Vec::new(),
             targets: Vec::new(),
@@ -208,12 +215,12 @@ impl World {
 
     /// Adds a client that joins the session of another one, as member `number`.
     pub fn add_member(&mut self, home: usize, number: u8, links: &[(u64, Duration)]) -> usize {
-        self.add_as(Some((home, Member::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
+        self.add_as(Some((home, ConnectionNumber::new(number).unwrap())), TOKEN, Scheduler::Auto, links)
     }
 
     fn add_as(
         &mut self,
-        member: Option<(usize, Member)>,
+        member: Option<(usize, ConnectionNumber)>,
         token: &str,
         scheduler: Scheduler,
         links: &[(u64, Duration)],
@@ -250,26 +257,26 @@ impl World {
         .unwrap();
         let setup = if self.servers.len() > 1 { setup.steered(number) } else { setup };
         ClientConfig {
-            carries: self.carries,
+            mode: self.mode,
             setup,
             server_name: "mpvpn".to_owned(),
             authority: SERVER.to_owned(),
             path: "/.well-known/masque/ip/*/*/".to_owned(),
             token: Some(token.to_owned()),
             class: None,
-            more_addresses: self.more_addresses,
+            additional_addresses: self.additional_addresses,
             scheduler,
             fec: self.fec,
             copies: self.copies,
-            lane: self.lane.clone(),
-            lane_secret: [1, 2],
+            flow_rules: self.flow_rules.clone(),
+            isn_secret: [1, 2],
         }
     }
 
     /// Adds a client over links as they are described.
     pub fn add_over(
         &mut self,
-        member: Option<(usize, Member)>,
+        member: Option<(usize, ConnectionNumber)>,
         token: &str,
         scheduler: Scheduler,
         cc: CongestionControl,
@@ -322,10 +329,10 @@ impl World {
         let shards = self.servers.len() as u8;
         self.servers = new_servers(
             &self.identity,
-            self.server_carries,
+            self.server_mode,
             self.secrets,
             shards,
-            Limits::default(),
+            ClassLimits::default(),
             self.routes,
         );
     }
@@ -528,14 +535,14 @@ impl World {
             }
             while let Some(event) = machine.client.0.poll_event(now) {
                 match event {
-                    ClientEvent::Up(assignment) | ClientEvent::Changed(assignment) => {
+                    ClientEvent::Up(assignment) | ClientEvent::AssignmentChanged(assignment) => {
                         machine.assignment = Some(assignment);
                         machine.ups += 1;
                     }
                     ClientEvent::Mtu(mtu) => machine.mtu = Some(mtu),
                     ClientEvent::Down(_) => machine.downs += 1,
                     ClientEvent::Fatal(error) => machine.fatal = Some(error),
-                    ClientEvent::Members { secret, .. } => machine.members = Some(secret),
+                    ClientEvent::JoinsAllowed { secret, .. } => machine.members = Some(secret),
                     event => machine.streams.push_back(event),
                 }
             }
@@ -581,9 +588,9 @@ impl World {
     /// The same, where the kernel chooses the queue of a shard.
     pub fn server_sends_through(&mut self, queue: usize, mut packet: Vec<u8>) {
         let taken = self.servers[queue].handle_tun(self.now, VnetHdr::NONE, &mut packet);
-        if let Taken::By(shard) = taken {
+        if let TunOutcome::ForShard(shard) = taken {
             let other = &mut self.servers[usize::from(shard)];
-            self.handed += usize::from(other.handle_handed(self.now, VnetHdr::NONE, &mut packet));
+            self.handed += usize::from(other.handle_handed_over(self.now, VnetHdr::NONE, &mut packet));
         }
     }
 

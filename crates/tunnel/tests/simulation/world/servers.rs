@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use mpvpn_masque::headers::Headers;
 use mpvpn_quic::{ServerSetup, Shard, TransportOptions};
-use mpvpn_tunnel::{Authenticate, Carries, Limits, Registry, Server, ServerConfig};
+use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig, TunnelMode};
 use mpvpn_types::CongestionControl;
 
 use super::{DNS, TOKEN};
@@ -28,7 +28,7 @@ impl Identity {
     }
 }
 
-struct Tokens(Limits);
+struct Tokens(ClassLimits);
 
 impl Authenticate for Tokens {
     fn authenticate(&self, authorization: Option<&str>) -> Result<String, String> {
@@ -38,7 +38,7 @@ impl Authenticate for Tokens {
         }
     }
 
-    fn limits(&self, _: &str) -> Limits {
+    fn limits(&self, _: &str) -> ClassLimits {
         self.0
     }
 }
@@ -99,10 +99,10 @@ pub(super) const EVERYWHERE: &[&str] = &["0.0.0.0/0", "::/0"];
 /// The shards of a server whose secrets begin with this one.
 pub(super) fn new_servers(
     identity: &Identity,
-    carries: Carries,
+    mode: TunnelMode,
     first_secret: u8,
     shards: u8,
-    limits: Limits,
+    limits: ClassLimits,
     routes: &[&str],
 ) -> Vec<Server> {
     let key = rustls::pki_types::PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap();
@@ -121,17 +121,17 @@ pub(super) fn new_servers(
         let mut secret = first_secret.wrapping_add(16 * shard.index());
         let config = ServerConfig {
             setup: setup.clone(),
-            carries,
+            mode,
             subnet,
             subnet6,
             routes: routes.iter().map(|net| net.parse().unwrap()).collect(),
-            streams: true,
+            offers_streams: true,
             dns: DNS.map(|ip| ip.parse().unwrap()).to_vec(),
             auth: Box::new(Tokens(limits)),
             site: Box::new(|_| (Headers::response(404), Bytes::from_static(b"nothing"))),
-            hide: false,
+            hide_wrong_credentials: false,
             max_clients: 200,
-            secrets: Box::new(move || {
+            new_secret: Box::new(move || {
                 secret = secret.wrapping_add(1);
                 [secret; 16]
             }),

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use mpvpn_flow::rules::{FlowMode, Rules};
 use mpvpn_masque::connect::{Authority, ProxyError};
 use mpvpn_path::Scheduler;
-use mpvpn_tunnel::{Carries, ClientEvent, RelayId, RelayRead};
+use mpvpn_tunnel::{ClientEvent, RelayId, RelayRead, TunnelMode};
 use mpvpn_types::Duration;
 
 use super::{
@@ -88,17 +88,17 @@ impl Talk {
     }
 }
 
-pub fn world(carries: Carries, token: &str, links: &[(u64, Duration)]) -> (World, usize) {
+pub fn world(mode: TunnelMode, token: &str, links: &[(u64, Duration)]) -> (World, usize) {
     let mut world = World::new();
-    world.carries = carries;
-    world.lane = Rules { mode: FlowMode::Auto, rules: Vec::new() };
+    world.mode = mode;
+    world.flow_rules = Rules { mode: FlowMode::Auto, rules: Vec::new() };
     let client = world.add(token, Scheduler::Auto, links);
     (world, client)
 }
 
 /// A client without packets that is up.
 pub fn streams(links: &[(u64, Duration)]) -> (World, usize) {
-    let (mut world, client) = world(Carries::Streams, TOKEN, links);
+    let (mut world, client) = world(TunnelMode::RelaysOnly, TOKEN, links);
     world.up(client);
     world.run(500 * MS);
     (world, client)
