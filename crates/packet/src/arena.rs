@@ -1,39 +1,42 @@
-//! Memory for packets that wait: chunks that are filled, handed out in parts, and filled again.
+//! A buffer pool for queued packets: chunks of memory that are filled, handed out in parts, and reused.
 //!
-//! In come bytes, appended to [`Arena::reserve`]. Out go [`Bytes`] that keep their chunk alive. What always
-//! holds: a chunk is filled again only when every part of it has been dropped, and in the steady state
-//! nothing is allocated. Memory that the allocator gives back to the kernel and takes again costs a page
-//! fault for every 4 KiB, which is more than the copy into it.
+//! In: bytes, appended to the buffer of [`Arena::reserve`]. Out: [`Bytes`] that keep their chunk alive. Always holds: a
+//! chunk is reused only after all its parts were dropped, and nothing is allocated in the steady state. Memory that the
+//! allocator returns to the kernel and takes again would cost a page fault for every 4 KiB, more than the copy into it.
 
 use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of a chunk: a read of 64 KiB from a TUN device, cut into packets of any usual size.
-const CHUNK: usize = 128 * 1024;
-/// Chunks that came back unused after this many requests are one too many.
-const REVIEW: u32 = 256;
-/// So many chunks are looked at for one that may be filled again. A part of the first may wait far longer than those
-/// behind it, as what is on its way over a path that has died does.
-const TRIES: usize = 32;
+/// Size of a chunk in bytes: one TUN read of up to 64 KiB, split into packets with a prefix each, fits. A smaller chunk
+/// makes such a read allocate a chunk of its own; a larger one stays alive longer for a single waiting packet.
+const CHUNK_BYTES: usize = 128 * 1024;
+/// After this many requests for a chunk, one chunk that is completely unused is freed. Fewer requests would free memory
+/// that the next burst needs; more keep the memory of a burst longer. The number is chosen (docs/design/packets.md, open
+/// questions).
+const REQUESTS_PER_TRIM: u32 = 256;
+/// Number of full chunks to examine for one that can be reused. With only one, a single packet that waits long (in flight
+/// on a dead path, for example) would block all chunks behind it; with more, a search that fails takes longer. The number
+/// is chosen (docs/design/packets.md, open questions).
+const MAX_RECLAIM_ATTEMPTS: usize = 32;
 
-/// Reusable chunks of memory.
+/// A pool of reusable chunks of memory.
 #[derive(Debug, Default)]
 pub struct Arena {
     current: BytesMut,
-    /// Full chunks, the one that was filled first in front, as its parts are usually dropped first; those that were
-    /// looked at in vain at the end.
-    filled: VecDeque<BytesMut>,
-    requests: u32,
+    /// Full chunks, oldest first, because the parts of the oldest one are usually dropped first. A chunk that was examined
+    /// and is still in use moves to the end.
+    full_chunks: VecDeque<BytesMut>,
+    requests_since_trim: u32,
 }
 
 impl Arena {
-    /// An arena that holds no memory yet.
+    /// An empty pool.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Where to append at least `bytes` bytes without the buffer being moved.
+    /// Returns a buffer to which at least `bytes` bytes can be appended without reallocation.
     #[inline]
     pub fn reserve(&mut self, bytes: usize) -> &mut BytesMut {
         if self.current.capacity() - self.current.len() < bytes {
@@ -42,13 +45,13 @@ impl Arena {
         &mut self.current
     }
 
-    /// Hands out what was appended since the last call.
+    /// Takes what was appended since the last call.
     #[inline]
     pub fn take(&mut self) -> Bytes {
         self.current.split().freeze()
     }
 
-    /// Gives all memory back that is not in use; to be called when nothing is expected for a while.
+    /// Frees all memory that no part refers to; for idle times.
     pub fn release(&mut self) {
         *self = Self::default();
     }
@@ -57,25 +60,25 @@ impl Arena {
         let unsent = self.current.split();
         let full = std::mem::take(&mut self.current);
         if full.capacity() > 0 {
-            self.filled.push_back(full);
+            self.full_chunks.push_back(full);
         }
-        let wanted = CHUNK.max(bytes + unsent.len());
-        self.current = self.reclaim(wanted).unwrap_or_else(|| BytesMut::with_capacity(wanted));
+        let min_bytes = CHUNK_BYTES.max(bytes + unsent.len());
+        self.current = self.reclaim(min_bytes).unwrap_or_else(|| BytesMut::with_capacity(min_bytes));
         self.current.extend_from_slice(&unsent);
-        self.requests += 1;
-        if self.requests == REVIEW {
-            self.requests = 0;
-            self.reclaim(CHUNK);
+        self.requests_since_trim += 1;
+        if self.requests_since_trim == REQUESTS_PER_TRIM {
+            self.requests_since_trim = 0;
+            self.reclaim(CHUNK_BYTES);
         }
     }
 
-    /// Takes out a full chunk of which nothing is in use any more.
-    fn reclaim(&mut self, wanted: usize) -> Option<BytesMut> {
-        for _ in 0..TRIES.min(self.filled.len()) {
-            if let Some(free) = self.filled.pop_front_if(|chunk| chunk.try_reclaim(wanted)) {
+    /// Removes and returns a full chunk of at least `min_bytes` that no part refers to any more.
+    fn reclaim(&mut self, min_bytes: usize) -> Option<BytesMut> {
+        for _ in 0..MAX_RECLAIM_ATTEMPTS.min(self.full_chunks.len()) {
+            if let Some(free) = self.full_chunks.pop_front_if(|chunk| chunk.try_reclaim(min_bytes)) {
                 return Some(free);
             }
-            self.filled.rotate_left(1);
+            self.full_chunks.rotate_left(1);
         }
         None
     }
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_keep_their_bytes_while_chunks_are_used_again() {
+    fn parts_keep_their_bytes_while_chunks_are_reused() {
         let mut arena = Arena::new();
         let mut waiting = VecDeque::new();
         for round in 0..10_000u32 {
@@ -101,7 +104,7 @@ mod tests {
                 assert!(part.len() == 60_000 && part.iter().all(|b| *b == byte));
             }
         }
-        assert!(arena.filled.len() <= 8, "{} chunks for 6 parts", arena.filled.len());
+        assert!(arena.full_chunks.len() <= 8, "{} chunks for 6 parts", arena.full_chunks.len());
     }
 
     #[test]
@@ -116,21 +119,21 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_is_given_back_bit_by_bit_and_at_rest_at_once() {
+    fn the_memory_of_a_burst_is_freed_gradually_and_completely_on_release() {
         let mut arena = Arena::new();
         let burst: Vec<Bytes> = (0..100).map(|_| fill(&mut arena, 2, 100_000)).collect();
-        assert!(arena.filled.len() >= 99);
+        assert!(arena.full_chunks.len() >= 99);
         drop(burst);
-        for _ in 0..100 * REVIEW {
+        for _ in 0..100 * REQUESTS_PER_TRIM {
             fill(&mut arena, 3, 100_000);
         }
-        assert!(arena.filled.len() <= 2, "{} chunks left", arena.filled.len());
+        assert!(arena.full_chunks.len() <= 2, "{} chunks left", arena.full_chunks.len());
         arena.release();
-        assert!(arena.filled.is_empty() && arena.current.capacity() == 0);
+        assert!(arena.full_chunks.is_empty() && arena.current.capacity() == 0);
     }
 
     #[test]
-    fn parts_that_wait_long_keep_few_chunks() {
+    fn a_part_that_is_held_long_keeps_only_its_own_chunk() {
         let mut arena = Arena::new();
         let mut waiting = Vec::new();
         for round in 0..10_000u32 {
@@ -138,22 +141,26 @@ mod tests {
             if round % 1000 == 0 {
                 waiting.push(part);
             }
-            assert!(arena.filled.len() <= waiting.len() + 4, "{} chunks, {round} parts", arena.filled.len());
+            assert!(
+                arena.full_chunks.len() <= waiting.len() + 4,
+                "{} chunks, {round} parts",
+                arena.full_chunks.len()
+            );
         }
         assert_eq!(waiting.len(), 10);
     }
 
     #[test]
-    fn more_than_a_chunk_fits_too() {
+    fn a_request_larger_than_a_chunk_succeeds() {
         let mut arena = Arena::new();
-        assert_eq!(fill(&mut arena, 4, 3 * CHUNK).len(), 3 * CHUNK);
+        assert_eq!(fill(&mut arena, 4, 3 * CHUNK_BYTES).len(), 3 * CHUNK_BYTES);
     }
 
     #[test]
-    fn what_was_appended_and_not_taken_moves_along() {
+    fn appended_bytes_move_to_the_next_chunk_until_taken() {
         let mut arena = Arena::new();
-        arena.reserve(CHUNK).extend_from_slice(b"first ");
-        arena.reserve(CHUNK).extend_from_slice(b"second");
+        arena.reserve(CHUNK_BYTES).extend_from_slice(b"first ");
+        arena.reserve(CHUNK_BYTES).extend_from_slice(b"second");
         assert_eq!(&arena.take()[..], b"first second");
     }
 }

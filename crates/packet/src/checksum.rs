@@ -1,24 +1,24 @@
-//! The internet checksum (RFC 1071): whole, of pseudo headers, and updated incrementally (RFC 1624).
+//! The internet checksum (RFC 1071): of whole packets, of pseudo headers, and updated incrementally (RFC 1624).
 //!
-//! A *sum* here is the folded ones-complement sum of big-endian 16-bit words, not yet complemented: sums of
-//! parts with even lengths add up with [`add`]. A *checksum* is the complement of a sum, as it stands in a
-//! header.
+//! In: bytes of a packet. Out: sums, checksums, and whether a received checksum is valid. A *sum* is the folded ones'
+//! complement sum of big-endian 16-bit words, not yet complemented; [`add`] combines the sums of parts with even lengths.
+//! A *checksum* is the complement of a sum, as stored in a header.
 
 use crate::ip::{IpPacket, Version};
 use crate::{be16, protocol};
 
-/// What a look at the transport checksum gave.
+/// The result of verifying a transport checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChecksumStatus {
-    /// It is there and right.
+    /// The checksum is present and correct.
     Valid,
-    /// It is wrong, or the transport header is malformed.
+    /// The checksum is wrong, or the transport header is malformed.
     Invalid,
-    /// There is none to check: a fragment, an unknown protocol, or UDP over IPv4 without one.
+    /// There is no checksum to verify: a fragment, an unknown protocol, or UDP over IPv4 without a checksum.
     Absent,
 }
 
-/// The ones-complement sum of `bytes`; an odd last byte counts as the high half of a word.
+/// The ones' complement sum of `bytes`; an odd last byte counts as the high half of a word.
 #[inline]
 pub fn sum(bytes: &[u8]) -> u16 {
     // Summing 32-bit words in native order into 64-bit lanes needs no carries and no byte swaps in the loop:
@@ -45,7 +45,7 @@ pub fn sum(bytes: &[u8]) -> u16 {
     u16::from_be(fold(total))
 }
 
-/// The ones-complement sum of two sums.
+/// The ones' complement sum of two sums.
 #[inline]
 pub fn add(a: u16, b: u16) -> u16 {
     let (sum, carry) = a.overflowing_add(b);
@@ -60,8 +60,7 @@ pub fn pseudo(addresses: &[u8], protocol: u8, transport_len: usize) -> u16 {
     add(sum(addresses), fold(u64::from(protocol) + u64::from(len)))
 }
 
-/// The checksum after a 16-bit word, at an even offset of what it covers, changed from `old` to `new`
-/// (RFC 1624, equation 3).
+/// The checksum after a covered 16-bit word, at an even offset, changed from `old` to `new` (RFC 1624, equation 3).
 #[inline]
 pub fn update(check: u16, old: u16, new: u16) -> u16 {
     !add(add(!check, !old), new)
@@ -74,13 +73,13 @@ pub fn update32(check: u16, old: u32, new: u32) -> u16 {
     update(high, old as u16, new as u16)
 }
 
-/// A computed UDP checksum as it is sent: 0 means "none" there, so its other form is used (RFC 768).
+/// A computed UDP checksum as sent on the wire: 0 is sent as 0xffff, because 0 means "no checksum" (RFC 768).
 #[inline]
 pub fn never_zero(check: u16) -> u16 {
     if check == 0 { 0xffff } else { check }
 }
 
-/// Whether the header checksum of an IPv4 packet is right; always so in IPv6, which has none.
+/// Whether the header checksum of an IPv4 packet is correct; true for IPv6, which has none.
 #[inline]
 pub fn verify_header(packet: &IpPacket<'_>) -> bool {
     match packet.version() {
@@ -89,7 +88,7 @@ pub fn verify_header(packet: &IpPacket<'_>) -> bool {
     }
 }
 
-/// Checks the checksum of TCP, UDP, ICMP and ICMPv6.
+/// Verifies the checksum of TCP, UDP, ICMP or ICMPv6.
 pub fn verify_transport(packet: &IpPacket<'_>) -> ChecksumStatus {
     if packet.fragment().is_some() || packet.has_routing_header() {
         return ChecksumStatus::Absent;

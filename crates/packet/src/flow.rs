@@ -1,7 +1,7 @@
-//! Which flow a packet belongs to.
+//! The flow that a packet belongs to: its 5-tuple.
 //!
-//! In comes a checked packet, out goes a small key that can be compared, ordered and hashed. The hash is the
-//! same on every machine and in every run, so both ends and all tests see the same placement of flows.
+//! In: a parsed packet. Out: a small key that can be compared, ordered and hashed. Always holds: the hash is the same on
+//! every machine and in every run, so both ends and all tests distribute flows in the same way.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,9 +10,8 @@ use crate::protocol;
 
 /// Addresses, protocol and ports of a packet.
 ///
-/// ICMP echo packets carry their identifier in both ports, so that requests and replies are one flow.
-/// Fragments (also first ones, which must not be told apart from the rest) and protocols without ports have 0
-/// in both.
+/// For ICMP echo packets both ports hold the identifier, so that requests and replies are one flow. For protocols without
+/// ports and for fragments both ports are 0; also for the first fragment, so that all fragments of a packet are one flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowKey {
     /// Source address.
@@ -23,7 +22,7 @@ pub struct FlowKey {
     pub src_port: u16,
     /// Destination port, ICMP echo identifier, or 0.
     pub dst_port: u16,
-    /// Protocol behind the IP headers.
+    /// Protocol number of the transport header (IANA).
     pub protocol: u8,
 }
 
@@ -38,28 +37,28 @@ impl FlowKey {
         Self { src: packet.src(), dst: packet.dst(), src_port, dst_port, protocol: packet.protocol() }
     }
 
-    /// Where its packets come from.
+    /// Source address and port.
     pub fn source(&self) -> SocketAddr {
         SocketAddr::new(self.src, self.src_port)
     }
 
-    /// Where they go.
+    /// Destination address and port.
     pub fn destination(&self) -> SocketAddr {
         SocketAddr::new(self.dst, self.dst_port)
     }
 
-    /// The key of packets that flow the other way.
+    /// The key of packets in the opposite direction.
     pub fn reversed(self) -> Self {
         Self { src: self.dst, dst: self.src, src_port: self.dst_port, dst_port: self.src_port, ..self }
     }
 
-    /// The same key for both directions of a flow: the smaller end comes first.
+    /// The same key for both directions of a flow: the smaller of the two ends is the source.
     pub fn undirected(self) -> Self {
         if (self.src, self.src_port) <= (self.dst, self.dst_port) { self } else { self.reversed() }
     }
 
-    /// A stable, well mixed hash of all fields. Not keyed: who can choose addresses can make it collide, so
-    /// use it to spread load and to compare quickly, never as an identity.
+    /// A stable, well mixed hash of all fields. It has no key, so an attacker who can choose addresses can produce
+    /// collisions: use it to spread load and to compare quickly, never as an identity.
     #[inline]
     pub fn hash32(&self) -> u32 {
         let ports = u64::from(self.src_port) << 16 | u64::from(self.dst_port);
@@ -118,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn echo_packets_are_told_apart_by_identifier() {
+    fn echo_packets_with_different_identifiers_are_different_flows() {
         for packet in [Packet::v4(), Packet::v6()] {
             let first = key(&packet.echo(7, 1, b""));
             assert_eq!((first.src_port, first.dst_port), (7, 7));

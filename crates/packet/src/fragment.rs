@@ -1,22 +1,26 @@
 //! Fragmentation of IPv4 packets (RFC 791 §3.2).
+//!
+//! In: a packet and an MTU. Out: fragments with complete headers, or an error if the packet must not be fragmented.
+//! Always holds: after an error nothing was appended.
 
 use arrayvec::ArrayVec;
 
 use crate::ip::{IPV4_HEADER, IpPacket, Version};
-use crate::split::{Sink, SplitError};
+use crate::split::{PacketSink, SplitError};
 use crate::{be16, checksum, put16};
 
+/// Length of the longest IPv4 header, in bytes: IHL 15 (RFC 791 §3.1).
 const MAX_HEADER: usize = 60;
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
-/// Bit of an option's type: it stands in every fragment, not only in the first.
+/// The copied flag in the type of an option: the option is repeated in every fragment (RFC 791 §3.1).
 const OPTION_COPIED: u8 = 0x80;
 
-/// Cuts a packet into fragments of at most `mtu` bytes, or passes it whole if it fits. Fragments of fragments
-/// are made too. On an error nothing is appended.
-pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Result<(), SplitError> {
+/// Splits a packet into fragments of at most `mtu` bytes, or passes it unchanged if it fits. A fragment can be fragmented
+/// again. After an error nothing was appended.
+pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut PacketSink<'_>) -> Result<(), SplitError> {
     let bytes = ip.bytes();
     if bytes.len() <= mtu {
         sink.push(bytes, &[]);
@@ -40,7 +44,7 @@ pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Re
         let is_last = take == left;
         let packet = sink.push(header, &data[at..at + take]);
 
-        // The offset cannot overflow its 13 bits: the parser refuses fragments that end behind byte 65535.
+        // The offset cannot overflow its 13 bits: the parser refuses fragments that end after byte 65535.
         let more = if is_last { word & MORE_FRAGMENTS } else { MORE_FRAGMENTS };
         let offset = (word & 0x1fff) + (at / 8) as u16;
         let len = packet.len() as u16;
@@ -54,7 +58,7 @@ pub(crate) fn fragment(ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Re
     Ok(())
 }
 
-/// The header of all fragments but the first: only options with the copied flag, padded to 4 bytes.
+/// The header of all fragments except the first: only options with the copied flag, padded to a multiple of 4 bytes.
 fn later_header(first: &[u8]) -> ArrayVec<u8, MAX_HEADER> {
     let mut header: ArrayVec<u8, MAX_HEADER> = first[..IPV4_HEADER].iter().copied().collect();
     let mut options = &first[IPV4_HEADER..];
@@ -118,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_of_fragments_keep_their_place() {
+    fn fragments_of_fragments_keep_their_offsets() {
         let data: Vec<u8> = (0..3000u32).map(|i| (i * 13) as u8).collect();
         let packet = Packet { dont_fragment: false, ..Packet::v4() }.udp(&data);
         let twice: Vec<_> =

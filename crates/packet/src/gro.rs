@@ -1,13 +1,13 @@
-//! From received packets to super-packets for the kernel: generic receive offload.
+//! Generic receive offload (GRO): merges received packets into super-packets for the kernel.
 //!
-//! In come IP packets in the order of their arrival. Out go [`TunPacket`]s, each a virtio header and a packet
-//! that one `writev` hands to a TUN device: consecutive TCP segments and UDP datagrams of a flow are merged,
-//! by the rules of Linux's own GRO (net/ipv4/tcp_offload.c, udp_offload.c), everything else passes alone and
-//! untouched. No payload is copied. Of bare acknowledgements of a flow that follow each other the last one stands
-//! for all: the kernel would take one after the other at the same moment, and send a little each time.
+//! In: IP packets in the order of their arrival. Out: [`TunPacket`]s, each a virtio header and a packet that one `writev`
+//! hands to a TUN device. Consecutive TCP segments or UDP datagrams of a flow are merged by the rules of Linux's own GRO
+//! (net/ipv4/tcp_offload.c, udp_offload.c); all other packets pass unchanged. No payload is copied. Of consecutive pure
+//! acknowledgements of a flow only the last is kept: the kernel would process all of them at the same moment, and send a
+//! few segments after each.
 //!
-//! What always holds: packets of a flow keep their order, whether they were merged or not; nothing else is lost;
-//! only packets with right checksums are merged; the kernel can cut a merged packet back into what came in.
+//! Always holds: packets of a flow keep their order, merged or not; no packet is lost except such acknowledgements; only
+//! packets with correct checksums are merged; the kernel can split a merged packet into exactly the packets that came in.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -22,32 +22,37 @@ use crate::tcp::TCP_HEADER;
 use crate::vnet::{self, VNET_HDR_LEN, VnetHdr};
 use crate::{be16, be32, protocol, put16, tcp_flags};
 
-/// How many flows can be merged at a time; one more closes the oldest.
-const OPEN_GROUPS: usize = 16;
-/// The kernel refuses UDP super-packets with more datagrams (`UDP_MAX_SEGMENTS` of older kernels).
+/// Maximum number of flows that are merged at the same time; one more closes the oldest. A smaller number merges less when
+/// flows interleave; a larger one makes each lookup, a linear search, slower. The number is chosen
+/// (docs/design/packets.md, open questions).
+const MAX_OPEN_GROUPS: usize = 16;
+/// Maximum number of datagrams in a UDP super-packet: older kernels refuse more (`UDP_MAX_SEGMENTS`). A smaller number
+/// needs more writes.
 const MAX_DATAGRAMS: u16 = 64;
-/// Bounds the buffers of one `writev` far below `IOV_MAX`, whatever sizes the sender chooses.
+/// Maximum number of segments in a TCP super-packet. It keeps the buffers of one `writev` far below `IOV_MAX` (1024) when
+/// a sender uses very small segments; of 1300 bytes at most 50 fit into a super-packet of 64 KiB anyway.
 const MAX_SEGMENTS: u16 = 256;
-/// Parts of a [`TunPacket`], at most: its headers, and a payload a segment.
+/// Maximum number of parts of a [`TunPacket`]: its headers, and one payload for each segment.
 pub const MAX_PARTS: usize = MAX_SEGMENTS as usize + 1;
-/// Virtio header, IPv6 header and the longest TCP header.
-const MAX_HEAD: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
-/// Part lists kept for reuse.
-const MAX_SPARE: usize = 128;
+/// Length in bytes of the longest headers of a super-packet: virtio header, IPv6 header, and a TCP header of 60 bytes.
+const MAX_HEADERS_LEN: usize = VNET_HDR_LEN + IPV6_HEADER + 60;
+/// Maximum number of part lists kept for reuse, about as many as one batch of received packets needs. A smaller number
+/// allocates more often; a larger one holds more memory. The number is chosen (docs/design/packets.md, open questions).
+const MAX_SPARE_PART_LISTS: usize = 128;
 
 const UDP_HEADER: usize = 8;
-/// A TCP header with timestamps as all systems write it, what stands before their values (RFC 7323, appendix A), and
-/// where the first value is.
-const WITH_TIMESTAMPS: usize = 32;
-const TIMESTAMPS: [u8; 4] = [1, 1, 8, 10];
-const TIMESTAMP_AT: usize = 24;
+/// A TCP header with the timestamps option in its usual layout (RFC 7323, appendix A): the length of the header, the bytes
+/// before the two timestamp values (two NOPs, kind 8, length 10), and the offset of the first value.
+const TCP_HEADER_WITH_TIMESTAMPS: usize = 32;
+const TIMESTAMP_OPTION_PREFIX: [u8; 4] = [1, 1, 8, 10];
+const TIMESTAMP_VALUE_OFFSET: usize = 24;
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// One packet for a TUN device with its virtio header, in parts that are to be written one behind the other.
+/// One packet for a TUN device with its virtio header, in parts for one `writev`.
 #[derive(Debug, Clone)]
 pub struct TunPacket {
-    /// The virtio header and, of a merged packet, the rewritten IP and transport headers.
-    head: ArrayVec<u8, MAX_HEAD>,
+    /// The virtio header and, in a merged packet, the rewritten IP and transport headers.
+    head: ArrayVec<u8, MAX_HEADERS_LEN>,
     first: Bytes,
     rest: Vec<Bytes>,
     len: usize,
@@ -56,18 +61,18 @@ pub struct TunPacket {
 }
 
 impl TunPacket {
-    fn alone(packet: Bytes, rest: Vec<Bytes>) -> Self {
+    fn unmerged(packet: Bytes, rest: Vec<Bytes>) -> Self {
         let head = VnetHdr::NONE.to_bytes().into_iter().collect();
         Self { len: VNET_HDR_LEN + packet.len(), head, first: packet, rest, segments: 1, flow: None }
     }
 
-    /// A packet that is complete as it is.
+    /// A single packet that was not merged.
     pub fn single(packet: Bytes) -> Self {
-        Self::alone(packet, Vec::new())
+        Self::unmerged(packet, Vec::new())
     }
 
-    /// The payload `parts` behind the headers `headers`; `None` if these are longer than any, or the parts more than
-    /// [`MAX_PARTS`] − 1.
+    /// A packet of `headers` and the payload `parts`; `None` if the headers are longer than the longest possible ones, or
+    /// there are more than [`MAX_PARTS`] − 1 parts.
     pub(crate) fn with_headers(vnet: VnetHdr, headers: &[u8], parts: Vec<Bytes>) -> Option<Self> {
         let mut head = ArrayVec::from_iter(vnet.to_bytes());
         head.try_extend_from_slice(headers).ok()?;
@@ -86,18 +91,18 @@ impl TunPacket {
         })
     }
 
-    /// The hash of its flow ([`FlowKey::hash32`]) where a [`GroCoalescer`] has looked at it.
+    /// Hash of the packet's flow ([`FlowKey::hash32`]) if the packet comes from a [`GroCoalescer`].
     pub fn flow_hash(&self) -> Option<u32> {
         self.flow
     }
 
-    /// Bytes to write, virtio header included.
-    #[expect(clippy::len_without_is_empty, reason = "the virtio header is always there")]
+    /// Length in bytes, virtio header included.
+    #[expect(clippy::len_without_is_empty, reason = "it always has a virtio header")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// How many received packets are in it.
+    /// Number of received packets that it contains.
     pub fn segments(&self) -> usize {
         usize::from(self.segments)
     }
@@ -107,14 +112,14 @@ impl TunPacket {
         VnetHdr::parse(&self.head).unwrap_or_default()
     }
 
-    /// The packet as an interface without virtio headers takes it, if it is complete and in one piece.
+    /// The packet without its virtio header, for an interface without such headers; `None` if it is a super-packet.
     pub fn as_single_packet(&self) -> Option<&[u8]> {
         let is_plain =
             self.rest.is_empty() && self.head.len() == VNET_HDR_LEN && self.vnet() == VnetHdr::NONE;
         is_plain.then_some(&self.first)
     }
 
-    /// The packet from its beginning, IP header included, if not to its end.
+    /// The leading bytes of the packet, at least the IP header.
     pub fn leading_bytes(&self) -> &[u8] {
         match self.head.get(VNET_HDR_LEN..) {
             Some(headers) if !headers.is_empty() => headers,
@@ -128,7 +133,7 @@ impl TunPacket {
         std::iter::once(IoSlice::new(&self.head)).chain(parts.map(|part| IoSlice::new(part)))
     }
 
-    /// All bytes in one piece, virtio header included; copies.
+    /// A copy of all bytes, virtio header included.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.len);
         bytes.extend_from_slice(&self.head);
@@ -139,55 +144,56 @@ impl TunPacket {
     }
 }
 
-/// Merges packets; see the module's description.
+/// Merges received packets; see the module's description.
 ///
-/// Meant for batches: push what one wakeup received, flush, pop everything. It holds what was pushed until
-/// then, so the caller's batch bounds its memory.
+/// For batches: push what one wake-up received, flush, pop everything. It holds all pushed packets until then, so the
+/// size of the caller's batch bounds its memory.
 #[derive(Debug, Default)]
 pub struct GroCoalescer {
-    /// What came in, in the order of each element's first packet.
+    /// Packets in the order of their first segments.
     queue: VecDeque<TunPacket>,
-    /// How many elements have left `queue`: the number of its first one.
-    popped: u64,
-    open: ArrayVec<Group, OPEN_GROUPS>,
-    spare: Vec<Vec<Bytes>>,
+    /// Number of elements removed from `queue`, which is the number of its first element.
+    popped_count: u64,
+    open_groups: ArrayVec<OpenGroup, MAX_OPEN_GROUPS>,
+    spare_part_lists: Vec<Vec<Bytes>>,
 }
 
-/// An element of the queue that still takes packets.
+/// An element of the queue to which further segments can be appended.
 #[derive(Debug)]
-struct Group {
+struct OpenGroup {
     key: FlowKey,
     hash: u32,
-    /// Number of the element.
+    /// Number of the element in the queue, counted from the first one ever pushed.
     number: u64,
-    shape: Shape,
-    /// Payload of every segment but the last; 0 of a bare acknowledgement.
-    size: usize,
+    layout: HeaderLayout,
+    /// Payload length in bytes of every segment but the last; 0 for a pure acknowledgement.
+    segment_size: usize,
     next_seq: u32,
     packet_len: usize,
     segments: u16,
-    /// PSH and FIN of the last segment.
-    ending: u8,
-    id: IdRule,
+    /// The PSH and FIN flags of the last segment.
+    final_flags: u8,
+    id_rule: Ipv4IdRule,
 }
 
-/// How IPv4 identifications continue (as in the kernel's `inet_gro_flush`).
+/// How the IPv4 identification changes from segment to segment (as in the kernel's `inet_gro_flush`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum IdRule {
+enum Ipv4IdRule {
     /// IPv6, or only one packet so far.
     Undecided,
-    /// All are the same; only where packets must not be fragmented.
+    /// All are the same; only allowed if packets must not be fragmented.
     Fixed,
-    /// Each is one higher.
+    /// Each is one higher than the one before.
     Counting,
 }
 
-/// Where the headers of a packet that can be merged lie.
+/// Offsets of the headers of a mergeable packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+struct HeaderLayout {
     transport: Transport,
+    /// Length of the IP header, in bytes.
     ip_header: usize,
-    /// IP and transport header, in bytes.
+    /// Length of IP and transport header together, in bytes.
     headers: usize,
 }
 
@@ -197,20 +203,20 @@ enum Transport {
     Udp,
 }
 
-/// What a received packet is to the joiner.
-enum Class {
+/// How a received packet can be merged.
+enum PacketKind {
     /// Not an IP packet.
-    Stray,
+    NotIp,
     /// A fragment, which may belong to any flow between its addresses.
     Fragment(FlowKey),
-    /// Belongs to a flow but cannot be merged.
-    Single(FlowKey),
-    /// Can be merged, or is a bare acknowledgement, in whose place a later one can stand.
-    Segment(FlowKey, Shape),
+    /// A packet of a flow that cannot be merged.
+    Unmergeable(FlowKey),
+    /// A packet that can be merged, or a pure acknowledgement that a later one can replace.
+    Mergeable(FlowKey, HeaderLayout),
 }
 
 impl GroCoalescer {
-    /// An empty joiner.
+    /// A coalescer that holds no packets.
     pub fn new() -> Self {
         Self::default()
     }
@@ -218,33 +224,33 @@ impl GroCoalescer {
     /// Takes a received packet.
     pub fn push(&mut self, packet: Bytes) {
         let flow = match classify(&packet) {
-            Class::Stray => None,
-            Class::Fragment(key) => {
-                self.close_all_between(&key);
+            PacketKind::NotIp => None,
+            PacketKind::Fragment(key) => {
+                self.close_groups_between(&key);
                 None
             }
-            Class::Single(key) => {
+            PacketKind::Unmergeable(key) => {
                 let hash = key.hash32();
                 if let Some(at) = self.find(&key, hash) {
                     self.close(at);
                 }
                 Some(hash)
             }
-            Class::Segment(key, shape) => {
+            PacketKind::Mergeable(key, layout) => {
                 let hash = key.hash32();
-                let bare = packet.len() == shape.headers;
+                let is_pure_ack = packet.len() == layout.headers;
                 match self.find(&key, hash) {
-                    Some(at) if bare && self.includes(&self.open[at], &packet, shape) => {
+                    Some(at) if is_pure_ack && self.supersedes(&self.open_groups[at], &packet, layout) => {
                         self.replace(at, packet)
                     }
-                    Some(at) if !bare && self.continues(&self.open[at], &packet, shape) => {
+                    Some(at) if !is_pure_ack && self.extends(&self.open_groups[at], &packet, layout) => {
                         self.append(at, packet)
                     }
                     Some(at) => {
                         self.close(at);
-                        self.start(key, hash, shape, packet);
+                        self.start(key, hash, layout, packet);
                     }
-                    None => self.start(key, hash, shape, packet),
+                    None => self.start(key, hash, layout, packet),
                 }
                 return;
             }
@@ -252,137 +258,137 @@ impl GroCoalescer {
         self.enqueue(packet, flow);
     }
 
-    /// Ends all merging: afterwards everything pushed can be popped.
+    /// Closes all groups: afterwards all pushed packets can be popped.
     pub fn flush(&mut self) {
-        while !self.open.is_empty() {
+        while !self.open_groups.is_empty() {
             self.close(0);
         }
     }
 
-    /// The next finished packet. Packets leave in the order in which the first of each came.
+    /// The next finished packet, in the order in which the first segment of each was pushed.
     pub fn pop(&mut self) -> Option<TunPacket> {
-        if self.open.iter().any(|group| group.number == self.popped) {
+        if self.open_groups.iter().any(|group| group.number == self.popped_count) {
             return None;
         }
-        let joined = self.queue.pop_front()?;
-        self.popped += 1;
-        Some(joined)
+        let merged = self.queue.pop_front()?;
+        self.popped_count += 1;
+        Some(merged)
     }
 
-    /// Takes back a packet that has been written, to use its memory again.
-    pub fn recycle(&mut self, joined: TunPacket) {
-        let mut parts = joined.rest;
-        if parts.capacity() == 0 || self.spare.len() == MAX_SPARE {
+    /// Takes back a written packet, to reuse its memory.
+    pub fn recycle(&mut self, merged: TunPacket) {
+        let mut parts = merged.rest;
+        if parts.capacity() == 0 || self.spare_part_lists.len() == MAX_SPARE_PART_LISTS {
             return;
         }
         parts.clear();
-        self.spare.push(parts);
+        self.spare_part_lists.push(parts);
     }
 
     fn find(&self, key: &FlowKey, hash: u32) -> Option<usize> {
-        self.open.iter().position(|group| group.hash == hash && group.key == *key)
+        self.open_groups.iter().position(|group| group.hash == hash && group.key == *key)
     }
 
-    fn element(&self, number: u64) -> usize {
-        (number - self.popped) as usize
+    fn queue_index(&self, number: u64) -> usize {
+        (number - self.popped_count) as usize
     }
 
-    /// Queues a packet on its own and returns its number.
+    /// Queues a packet as an element of its own and returns the element's number.
     fn enqueue(&mut self, packet: Bytes, flow: Option<u32>) -> u64 {
-        let number = self.popped + self.queue.len() as u64;
-        self.queue.push_back(TunPacket { flow, ..TunPacket::alone(packet, Vec::new()) });
+        let number = self.popped_count + self.queue.len() as u64;
+        self.queue.push_back(TunPacket { flow, ..TunPacket::unmerged(packet, Vec::new()) });
         number
     }
 
-    fn start(&mut self, key: FlowKey, hash: u32, shape: Shape, packet: Bytes) {
-        let flags = flags_of(&packet, shape);
-        let size = packet.len() - shape.headers;
+    fn start(&mut self, key: FlowKey, hash: u32, layout: HeaderLayout, packet: Bytes) {
+        let flags = flags_of(&packet, layout);
+        let size = packet.len() - layout.headers;
         if flags & (tcp_flags::PSH | tcp_flags::FIN) != 0 {
             self.enqueue(packet, Some(hash));
             return;
         }
-        if self.open.is_full() {
-            let oldest = (0..self.open.len()).min_by_key(|&at| self.open[at].number);
+        if self.open_groups.is_full() {
+            let oldest = (0..self.open_groups.len()).min_by_key(|&at| self.open_groups[at].number);
             self.close(oldest.unwrap_or(0));
         }
-        let next_seq = match shape.transport {
-            Transport::Tcp => be32(&packet, shape.ip_header + 4).wrapping_add(size as u32),
+        let next_seq = match layout.transport {
+            Transport::Tcp => be32(&packet, layout.ip_header + 4).wrapping_add(size as u32),
             Transport::Udp => 0,
         };
         let packet_len = packet.len();
         let number = self.enqueue(packet, Some(hash));
-        self.open.push(Group {
+        self.open_groups.push(OpenGroup {
             key,
             hash,
             number,
-            shape,
-            size,
+            layout,
+            segment_size: size,
             next_seq,
             packet_len,
             segments: 1,
-            ending: 0,
-            id: IdRule::Undecided,
+            final_flags: 0,
+            id_rule: Ipv4IdRule::Undecided,
         });
     }
 
-    /// Whether `packet`, of the same flow, can be the next one of the group.
-    fn continues(&self, group: &Group, packet: &[u8], shape: Shape) -> bool {
-        let first = &self.queue[self.element(group.number)].first;
-        let payload = packet.len() - shape.headers;
-        if group.shape != shape || payload > group.size || group.packet_len + payload > MAX_PACKET {
+    /// Whether `packet`, of the same flow, can be appended to the group.
+    fn extends(&self, group: &OpenGroup, packet: &[u8], layout: HeaderLayout) -> bool {
+        let first = &self.queue[self.queue_index(group.number)].first;
+        let payload = packet.len() - layout.headers;
+        if group.layout != layout || payload > group.segment_size || group.packet_len + payload > MAX_PACKET {
             return false;
         }
         if !same_ip_header(first, packet, group) {
             return false;
         }
-        match shape.transport {
+        match layout.transport {
             Transport::Udp => group.segments < MAX_DATAGRAMS,
             Transport::Tcp => {
                 group.segments < MAX_SEGMENTS
-                    && be32(packet, shape.ip_header + 4) == group.next_seq
-                    && same_tcp_header(&first[shape.ip_header..shape.headers], &packet[shape.ip_header..])
+                    && be32(packet, layout.ip_header + 4) == group.next_seq
+                    && same_tcp_header(&first[layout.ip_header..layout.headers], &packet[layout.ip_header..])
             }
         }
     }
 
-    /// Whether `packet`, a bare acknowledgement, says all that the one of the group says, and more.
-    fn includes(&self, group: &Group, packet: &[u8], shape: Shape) -> bool {
-        let first = &self.queue[self.element(group.number)].first;
-        if group.size > 0 || group.shape != shape || !same_service(first, packet, shape) {
+    /// Whether `packet`, a pure acknowledgement, acknowledges more than the one of the group and differs in nothing else.
+    fn supersedes(&self, group: &OpenGroup, packet: &[u8], layout: HeaderLayout) -> bool {
+        let first = &self.queue[self.queue_index(group.number)].first;
+        if group.segment_size > 0 || group.layout != layout || !same_service(first, packet, layout) {
             return false;
         }
-        let (before, after) = (&first[shape.ip_header..], &packet[shape.ip_header..]);
+        let (before, after) = (&first[layout.ip_header..], &packet[layout.ip_header..]);
         let newer = |at: usize| be32(after, at).wrapping_sub(be32(before, at)) as i32;
         before[4..8] == after[4..8]
             && before[12..14] == after[12..14]
             && newer(8) > 0
-            && (shape.headers == shape.ip_header + TCP_HEADER || newer(TIMESTAMP_AT) >= 0)
+            && (layout.headers == layout.ip_header + TCP_HEADER || newer(TIMESTAMP_VALUE_OFFSET) >= 0)
     }
 
     fn replace(&mut self, at: usize, packet: Bytes) {
-        let element = self.element(self.open[at].number);
+        let element = self.queue_index(self.open_groups[at].number);
         self.queue[element].first = packet;
     }
 
     fn append(&mut self, at: usize, mut packet: Bytes) {
-        let element = self.element(self.open[at].number);
-        let group = &mut self.open[at];
-        let ending = flags_of(&packet, group.shape) & (tcp_flags::PSH | tcp_flags::FIN);
-        let payload = packet.len() - group.shape.headers;
-        if group.id == IdRule::Undecided && group.shape.ip_header == IPV4_HEADER {
+        let element = self.queue_index(self.open_groups[at].number);
+        let group = &mut self.open_groups[at];
+        let ending = flags_of(&packet, group.layout) & (tcp_flags::PSH | tcp_flags::FIN);
+        let payload = packet.len() - group.layout.headers;
+        if group.id_rule == Ipv4IdRule::Undecided && group.layout.ip_header == IPV4_HEADER {
             let same = be16(&packet, 4) == be16(&self.queue[element].first, 4);
-            group.id = if same { IdRule::Fixed } else { IdRule::Counting };
+            group.id_rule = if same { Ipv4IdRule::Fixed } else { Ipv4IdRule::Counting };
         }
         group.segments += 1;
         group.packet_len += payload;
         group.next_seq = group.next_seq.wrapping_add(payload as u32);
-        group.ending = ending;
-        let is_last = payload < group.size || ending != 0;
+        group.final_flags = ending;
+        let is_last = payload < group.segment_size || ending != 0;
 
-        packet.advance(group.shape.headers);
+        packet.advance(group.layout.headers);
         let rest = &mut self.queue[element].rest;
         if rest.capacity() == 0 {
-            *rest = self.spare.pop().unwrap_or_else(|| Vec::with_capacity(64));
+            *rest = self.spare_part_lists.pop().unwrap_or_else(|| Vec::with_capacity(64));
         }
         rest.push(packet);
         if is_last {
@@ -390,42 +396,44 @@ impl GroCoalescer {
         }
     }
 
-    fn close_all_between(&mut self, key: &FlowKey) {
-        let between = |group: &Group| {
+    fn close_groups_between(&mut self, key: &FlowKey) {
+        let between = |group: &OpenGroup| {
             group.key.src == key.src && group.key.dst == key.dst && group.key.protocol == key.protocol
         };
-        while let Some(at) = self.open.iter().position(between) {
+        while let Some(at) = self.open_groups.iter().position(between) {
             self.close(at);
         }
     }
 
-    /// Ends a group: its packet gets its final headers.
+    /// Closes a group and writes the final headers of its packet.
     fn close(&mut self, at: usize) {
-        let group = self.open.swap_remove(at);
+        let group = self.open_groups.swap_remove(at);
         if group.segments > 1 {
-            let element = self.element(group.number);
+            let element = self.queue_index(group.number);
             finish(&mut self.queue[element], &group);
         }
     }
 }
 
-fn classify(bytes: &[u8]) -> Class {
+fn classify(bytes: &[u8]) -> PacketKind {
     let Ok(packet) = ip::parse(bytes) else {
-        return Class::Stray;
+        return PacketKind::NotIp;
     };
     let key = FlowKey::of(&packet);
     if packet.fragment().is_some() {
-        return Class::Fragment(key);
+        return PacketKind::Fragment(key);
     }
-    match shape_of(&packet) {
-        Some(shape) if bytes.len() == packet.total_len() && is_intact(&packet) => Class::Segment(key, shape),
-        _ => Class::Single(key),
+    match layout_of(&packet) {
+        Some(layout) if bytes.len() == packet.total_len() && is_intact(&packet) => {
+            PacketKind::Mergeable(key, layout)
+        }
+        _ => PacketKind::Unmergeable(key),
     }
 }
 
-/// Where the headers lie, if the packet is of a kind that can be merged: plain IP headers, and data in it or nothing
-/// but an acknowledgement.
-fn shape_of(packet: &IpPacket<'_>) -> Option<Shape> {
+/// The header layout of a packet that can be merged: IP header without options or extensions, and either payload or
+/// nothing but an acknowledgement.
+fn layout_of(packet: &IpPacket<'_>) -> Option<HeaderLayout> {
     let plain = match packet.version() {
         Version::V4 => IPV4_HEADER,
         Version::V6 => IPV6_HEADER,
@@ -441,26 +449,36 @@ fn shape_of(packet: &IpPacket<'_>) -> Option<Shape> {
             let unusual = tcp_flags::SYN | tcp_flags::RST | tcp_flags::URG;
             let usable = match transport.len().checked_sub(header) {
                 Some(1..) => header >= TCP_HEADER && transport[13] & unusual == 0,
-                Some(0) => is_bare_ack(transport),
+                Some(0) => is_pure_ack_segment(transport),
                 None => false,
             };
-            usable.then_some(Shape { transport: Transport::Tcp, ip_header, headers: ip_header + header })
+            usable.then_some(HeaderLayout {
+                transport: Transport::Tcp,
+                ip_header,
+                headers: ip_header + header,
+            })
         }
         protocol::UDP => {
             let usable = transport.len() > UDP_HEADER && usize::from(be16(transport, 4)) == transport.len();
-            usable.then_some(Shape { transport: Transport::Udp, ip_header, headers: ip_header + UDP_HEADER })
+            usable.then_some(HeaderLayout {
+                transport: Transport::Udp,
+                ip_header,
+                headers: ip_header + UDP_HEADER,
+            })
         }
         _ => None,
     }
 }
 
-/// Whether a segment without payload only acknowledges, with no option but timestamps: selective acknowledgements have
-/// each their own to say.
-fn is_bare_ack(segment: &[u8]) -> bool {
+/// Whether a segment without payload is a pure acknowledgement with no option but timestamps. An acknowledgement with
+/// SACK blocks is not: a later one does not contain the same blocks.
+fn is_pure_ack_segment(segment: &[u8]) -> bool {
     segment[13] == tcp_flags::ACK
         && match segment.len() {
             TCP_HEADER => true,
-            WITH_TIMESTAMPS => segment[TCP_HEADER..TIMESTAMP_AT] == TIMESTAMPS,
+            TCP_HEADER_WITH_TIMESTAMPS => {
+                segment[TCP_HEADER..TIMESTAMP_VALUE_OFFSET] == TIMESTAMP_OPTION_PREFIX
+            }
             _ => false,
         }
 }
@@ -470,16 +488,16 @@ fn is_intact(packet: &IpPacket<'_>) -> bool {
 }
 
 /// TCP flags; none for UDP.
-fn flags_of(packet: &[u8], shape: Shape) -> u8 {
-    match shape.transport {
-        Transport::Tcp => packet[shape.ip_header + 13],
+fn flags_of(packet: &[u8], layout: HeaderLayout) -> u8 {
+    match layout.transport {
+        Transport::Tcp => packet[layout.ip_header + 13],
         Transport::Udp => 0,
     }
 }
 
-/// Whether the IP headers ask for the same treatment.
-fn same_service(first: &[u8], packet: &[u8], shape: Shape) -> bool {
-    if shape.ip_header == IPV6_HEADER {
+/// Whether traffic class or type of service, TTL, flow label and don't-fragment bit are equal.
+fn same_service(first: &[u8], packet: &[u8], layout: HeaderLayout) -> bool {
+    if layout.ip_header == IPV6_HEADER {
         // Traffic class and flow label, hop limit.
         return first[..4] == packet[..4] && first[7] == packet[7];
     }
@@ -487,25 +505,25 @@ fn same_service(first: &[u8], packet: &[u8], shape: Shape) -> bool {
     first[1] == packet[1] && first[8] == packet[8] && first[6..8] == packet[6..8]
 }
 
-/// Whether the IP headers differ only in what segmentation gives back: length, identification and checksum.
-fn same_ip_header(first: &[u8], packet: &[u8], group: &Group) -> bool {
-    if !same_service(first, packet, group.shape) {
+/// Whether the IP headers differ only in fields that segmentation restores: length, identification and checksum.
+fn same_ip_header(first: &[u8], packet: &[u8], group: &OpenGroup) -> bool {
+    if !same_service(first, packet, group.layout) {
         return false;
     }
-    if group.shape.ip_header == IPV6_HEADER {
+    if group.layout.ip_header == IPV6_HEADER {
         return true;
     }
     let ahead = be16(packet, 4).wrapping_sub(be16(first, 4));
     let may_stay = first[6] & DONT_FRAGMENT != 0;
-    match group.id {
-        IdRule::Undecided => ahead == 1 || (ahead == 0 && may_stay),
-        IdRule::Fixed => ahead == 0,
-        IdRule::Counting => ahead == group.segments,
+    match group.id_rule {
+        Ipv4IdRule::Undecided => ahead == 1 || (ahead == 0 && may_stay),
+        Ipv4IdRule::Fixed => ahead == 0,
+        Ipv4IdRule::Counting => ahead == group.segments,
     }
 }
 
-/// Whether the TCP headers differ only in sequence number, checksum, and flags that only the first (CWR) or
-/// the last segment (PSH, FIN) may have. `first` is the header, `segment` is as long or longer.
+/// Whether the TCP headers differ only in sequence number, checksum, and flags that only the first (CWR) or the last
+/// segment (PSH, FIN) may have. `first` is a header; `segment` is at least as long.
 fn same_tcp_header(first: &[u8], segment: &[u8]) -> bool {
     let ending = tcp_flags::PSH | tcp_flags::FIN;
     let flags = first[13] & !tcp_flags::CWR;
@@ -517,12 +535,12 @@ fn same_tcp_header(first: &[u8], segment: &[u8]) -> bool {
         && first[18..] == segment[18..first.len()]
 }
 
-/// Writes the headers of a merged packet, and takes them from its first part.
-fn finish(joined: &mut TunPacket, group: &Group) {
-    let Shape { transport, ip_header, headers } = group.shape;
-    let mut head = [0; MAX_HEAD];
+/// Writes the final headers of a merged packet and removes the headers from its first part.
+fn finish(merged: &mut TunPacket, group: &OpenGroup) {
+    let HeaderLayout { transport, ip_header, headers } = group.layout;
+    let mut head = [0; MAX_HEADERS_LEN];
     let len = VNET_HDR_LEN + headers;
-    head[VNET_HDR_LEN..len].copy_from_slice(&joined.first[..headers]);
+    head[VNET_HDR_LEN..len].copy_from_slice(&merged.first[..headers]);
     let packet = &mut head[VNET_HDR_LEN..len];
     let mut gso_type = match (transport, ip_header) {
         (Transport::Udp, _) => vnet::GSO_UDP_L4,
@@ -533,7 +551,7 @@ fn finish(joined: &mut TunPacket, group: &Group) {
     let transport_len = group.packet_len - ip_header;
     let (protocol, csum_offset) = match transport {
         Transport::Tcp => {
-            packet[ip_header + 13] |= group.ending;
+            packet[ip_header + 13] |= group.final_flags;
             if packet[ip_header + 13] & tcp_flags::CWR != 0 {
                 gso_type |= vnet::GSO_ECN;
             }
@@ -561,15 +579,15 @@ fn finish(joined: &mut TunPacket, group: &Group) {
         flags: vnet::NEEDS_CSUM,
         gso_type,
         hdr_len: headers as u16,
-        gso_size: group.size as u16,
+        gso_size: group.segment_size as u16,
         csum_start: ip_header as u16,
         csum_offset: csum_offset as u16,
     };
     head[..VNET_HDR_LEN].copy_from_slice(&vnet.to_bytes());
-    joined.head = head[..len].iter().copied().collect();
-    joined.first.advance(headers);
-    joined.len = VNET_HDR_LEN + group.packet_len;
-    joined.segments = group.segments;
+    merged.head = head[..len].iter().copied().collect();
+    merged.first.advance(headers);
+    merged.len = VNET_HDR_LEN + group.packet_len;
+    merged.segments = group.segments;
 }
 
 #[cfg(test)]

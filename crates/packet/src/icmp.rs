@@ -1,8 +1,7 @@
-//! ICMP errors about packets that could not be carried.
+//! ICMP errors about packets that could not be forwarded.
 //!
-//! In comes the offending packet, out goes a complete packet to its source, or nothing where an error must
-//! not be sent (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). How often to send them is the caller's
-//! business.
+//! In: the offending packet. Out: a complete ICMP packet to its source, or nothing where an error must not be sent
+//! (RFC 1122 §3.2.2, RFC 1812 §4.3.2.7, RFC 4443 §2.4). The caller limits the rate.
 
 use std::net::IpAddr;
 
@@ -11,44 +10,44 @@ use crate::ip_header::ip_header;
 use crate::{checksum, protocol, put16};
 
 const ICMP_HEADER: usize = 8;
-/// Errors over IPv4 are at most this long, in bytes (RFC 1812 §4.3.2.3).
+/// Maximum length of an ICMP error packet over IPv4, in bytes (RFC 1812 §4.3.2.3).
 const MAX_V4: usize = 576;
-/// Errors over IPv6 are at most this long, in bytes (RFC 4443 §2.4 (c)).
+/// Maximum length of an ICMP error packet over IPv6, in bytes (RFC 4443 §2.4 (c)).
 const MAX_V6: usize = 1280;
-/// Precedence "internetwork control" (RFC 1812 §4.3.2.5).
+/// Type of service of ICMP errors over IPv4: precedence "internetwork control" (RFC 1812 §4.3.2.5).
 const TOS_V4: u8 = 0xc0;
 
-/// Why a destination cannot be reached.
+/// Why a destination is unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unreachable {
-    /// No route leads there.
+    /// No route to the destination.
     NoRoute,
-    /// A rule forbids it.
+    /// Forbidden by a rule (administratively prohibited).
     Prohibited,
-    /// The route is there, but the address does not answer.
+    /// There is a route, but the address does not answer.
     AddressUnreachable,
-    /// Nobody listens on the port.
+    /// No process listens on the port.
     PortUnreachable,
-    /// The source address may not send this way (RFC 4443 §3.1 code 5).
+    /// The source address failed the ingress or egress policy (RFC 4443 §3.1 code 5).
     SourcePolicy,
 }
 
-/// What an error says: type, code and the second word of its header, in both families.
+/// Type, code and second header word of an ICMP error, for IPv4 and IPv6.
 struct Message {
     v4: (u8, u8),
     v6: (u8, u8),
     word: u32,
-    /// Whether it may answer a packet sent to an IPv6 multicast group (RFC 4443 §2.4 (e.3)).
+    /// Whether the error may be sent about a packet to an IPv6 multicast group (RFC 4443 §2.4 (e.3)).
     answers_multicast: bool,
 }
 
-/// "Packet too big": IPv4 type 3 code 4 (RFC 1191), IPv6 type 2. `mtu` is in bytes.
+/// "Packet Too Big": IPv4 type 3 code 4 (RFC 1191), IPv6 type 2 (RFC 4443 §3.2). `mtu` is in bytes.
 pub fn packet_too_big(original: &[u8], mtu: u32, from: IpAddr) -> Option<Vec<u8>> {
     let word = if from.is_ipv4() { mtu.min(u32::from(u16::MAX)) } else { mtu };
-    error(original, from, &Message { v4: (3, 4), v6: (2, 0), word, answers_multicast: true })
+    error_about(original, from, &Message { v4: (3, 4), v6: (2, 0), word, answers_multicast: true })
 }
 
-/// "Destination unreachable": IPv4 type 3, IPv6 type 1.
+/// "Destination Unreachable": IPv4 type 3 (RFC 792), IPv6 type 1 (RFC 4443 §3.1).
 pub fn unreachable(original: &[u8], reason: Unreachable, from: IpAddr) -> Option<Vec<u8>> {
     let (v4, v6) = match reason {
         Unreachable::NoRoute => (0, 0),
@@ -57,15 +56,15 @@ pub fn unreachable(original: &[u8], reason: Unreachable, from: IpAddr) -> Option
         Unreachable::PortUnreachable => (3, 4),
         Unreachable::SourcePolicy => (13, 5),
     };
-    error(original, from, &Message { v4: (3, v4), v6: (1, v6), word: 0, answers_multicast: false })
+    error_about(original, from, &Message { v4: (3, v4), v6: (1, v6), word: 0, answers_multicast: false })
 }
 
-fn error(original: &[u8], from: IpAddr, message: &Message) -> Option<Vec<u8>> {
+fn error_about(original: &[u8], from: IpAddr, message: &Message) -> Option<Vec<u8>> {
     let packet = ip::parse(original).ok()?;
     if !may_answer(&packet, message) {
         return None;
     }
-    error_from(&packet, from, message)
+    build_error(&packet, from, message)
 }
 
 fn may_answer(packet: &IpPacket<'_>, message: &Message) -> bool {
@@ -83,7 +82,7 @@ fn may_answer(packet: &IpPacket<'_>, message: &Message) -> bool {
     source_is_a_host && destination_is_a_host && !is_error(packet)
 }
 
-/// Whether a packet is itself an ICMP error, or an ICMP message too short to tell.
+/// Whether a packet is itself an ICMP error, or an ICMP message without a type.
 fn is_error(packet: &IpPacket<'_>) -> bool {
     let kind = packet.transport().first();
     match (packet.protocol(), packet.version()) {
@@ -94,7 +93,7 @@ fn is_error(packet: &IpPacket<'_>) -> bool {
     }
 }
 
-fn error_from(original: &IpPacket<'_>, from: IpAddr, message: &Message) -> Option<Vec<u8>> {
+fn build_error(original: &IpPacket<'_>, from: IpAddr, message: &Message) -> Option<Vec<u8>> {
     let v4 = from.is_ipv4();
     let (header, max, tos, protocol, kind) = match v4 {
         true => (IPV4_HEADER, MAX_V4, TOS_V4, protocol::ICMP, message.v4),
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_too_big_tells_the_mtu_and_quotes_the_packet() {
+    fn packet_too_big_contains_the_mtu_and_quotes_the_packet() {
         let original = Packet::v4().udp(&[7; 3000]);
         let error = packet_too_big(&original, 1400, V4).unwrap();
         assert!(has_valid_lengths_and_checksums(&error));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_about_groups_broadcasts_and_made_up_sources() {
+    fn packets_to_groups_and_broadcasts_or_from_invalid_sources_get_no_error() {
         let silent = [
             ("10.0.0.2", "224.0.0.5"),
             ("10.0.0.2", "255.255.255.255"),

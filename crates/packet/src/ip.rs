@@ -1,8 +1,8 @@
 //! A cheap, strict view of an IPv4 or IPv6 packet.
 //!
-//! In comes a slice that starts with an IP header. Out goes an [`IpPacket`] whose lengths have all been
-//! checked, so that its methods cannot fail. Bytes behind the total length that the header claims (link
-//! padding) are cut off; a slice shorter than that is an error.
+//! In: a slice that starts with an IP header. Out: an [`IpPacket`]. Always holds: all its lengths were checked, so its
+//! methods cannot fail. Bytes after the total length of the header (link padding) are cut off; a slice shorter than the
+//! total length is an error.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -12,11 +12,11 @@ use crate::{be16, be32, protocol};
 pub const IPV4_HEADER: usize = 20;
 /// Length of the fixed IPv6 header, in bytes.
 pub const IPV6_HEADER: usize = 40;
-/// The most bytes an IP packet can have (IPv4 total length; jumbograms are not supported).
+/// Maximum length of an IP packet in bytes (16-bit IPv4 total length; IPv6 jumbograms are not supported).
 pub const MAX_PACKET: usize = 65_535;
 
-/// A chain of IPv6 extension headers longer than this is refused: honest packets have one or two, and walking
-/// a long one costs time that an attacker would choose.
+/// Maximum number of IPv6 extension headers. Ordinary packets have one or two; an attacker could make the parser walk
+/// thousands. RFC 8200 sets no limit, so a smaller number risks refusing a legal packet.
 const MAX_EXTENSIONS: usize = 16;
 
 const HOP_BY_HOP: u8 = 0;
@@ -45,10 +45,10 @@ pub enum ParseError {
     /// The IPv4 header length is below 20 bytes.
     #[error("expected an IPv4 header of at least 20 bytes, got {0}")]
     HeaderLength(usize),
-    /// The header claims fewer bytes than itself has, or more than there are.
-    #[error("IP header claims {claimed} bytes in all, got {have}")]
+    /// The total length in the header is less than the header, or more than the bytes received.
+    #[error("total length in the IP header is {claimed} bytes, got {have}")]
     TotalLength {
-        /// Total length by the header, in bytes.
+        /// Total length in the header, in bytes.
         claimed: usize,
         /// Bytes that were there.
         have: usize,
@@ -63,11 +63,11 @@ pub enum ParseError {
         /// Length of the packet, in bytes.
         have: usize,
     },
-    /// More extension headers than any honest packet has.
+    /// More than 16 IPv6 extension headers.
     #[error("expected at most {MAX_EXTENSIONS} IPv6 extension headers")]
     TooManyExtensions,
-    /// The fragment would lie behind the end of the largest possible packet.
-    #[error("fragment of {len} bytes at offset {offset} ends behind byte 65535")]
+    /// The fragment would extend past the largest possible packet.
+    #[error("fragment of {len} bytes at offset {offset} ends after byte 65535")]
     FragmentEnd {
         /// Offset of the fragment, in bytes.
         offset: usize,
@@ -85,7 +85,7 @@ pub enum Version {
     V6,
 }
 
-/// What the headers of a fragment say.
+/// The fragmentation fields of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fragment {
     /// Identification: 16 bits in IPv4, 32 in IPv6.
@@ -105,10 +105,10 @@ pub struct IpPacket<'a> {
     header_len: u16,
     transport_offset: u16,
     fragment: Option<Fragment>,
-    routed: bool,
+    has_routing_header: bool,
 }
 
-/// Checks the headers of `bytes` and returns the view, cut to the total length in the header.
+/// Checks the headers of `bytes` and returns a view, cut to the total length in the header.
 pub fn parse(bytes: &[u8]) -> Result<IpPacket<'_>, ParseError> {
     let Some(first) = bytes.first() else {
         return Err(ParseError::Short { need: IPV4_HEADER, have: 0 });
@@ -120,7 +120,7 @@ pub fn parse(bytes: &[u8]) -> Result<IpPacket<'_>, ParseError> {
     }
 }
 
-/// The destination of a packet, without checking anything else.
+/// The destination address of a packet; nothing else is checked.
 #[inline]
 pub fn dst_of(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.first()? >> 4 {
@@ -130,7 +130,7 @@ pub fn dst_of(bytes: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// The source of a packet, without checking anything else.
+/// The source address of a packet; nothing else is checked.
 #[inline]
 pub fn src_of(bytes: &[u8]) -> Option<IpAddr> {
     match bytes.first()? >> 4 {
@@ -141,7 +141,7 @@ pub fn src_of(bytes: &[u8]) -> Option<IpAddr> {
 }
 
 impl<'a> IpPacket<'a> {
-    /// The whole packet, without anything behind its total length.
+    /// The whole packet, without padding after its total length.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
     }
@@ -166,13 +166,13 @@ impl<'a> IpPacket<'a> {
         usize::from(self.transport_offset)
     }
 
-    /// What follows the IP headers: transport header and payload, or a fragment's data.
+    /// The bytes after the IP headers: transport header and payload, or a fragment's data.
     pub fn transport(&self) -> &'a [u8] {
         &self.bytes[self.transport_offset()..]
     }
 
-    /// Protocol of what follows the IP headers, behind all IPv6 extension headers. In a later fragment it is
-    /// the protocol that the fragment header names.
+    /// Protocol number after the IP headers and all IPv6 extension headers. In a non-first fragment it is the next header
+    /// of the fragment header.
     pub fn protocol(&self) -> u8 {
         self.protocol
     }
@@ -193,7 +193,7 @@ impl<'a> IpPacket<'a> {
         }
     }
 
-    /// The bytes of both addresses, source first: 8 or 32.
+    /// The bytes of both addresses, source first: 8 or 32 bytes.
     pub fn addresses(&self) -> &'a [u8] {
         match self.version {
             Version::V4 => &self.bytes[12..20],
@@ -227,7 +227,7 @@ impl<'a> IpPacket<'a> {
         self.tos() & 3
     }
 
-    /// Whether routers may not fragment the packet; always so in IPv6.
+    /// Whether routers must not fragment the packet; always true for IPv6.
     pub fn dont_fragment(&self) -> bool {
         match self.version {
             Version::V4 => self.bytes[6] & 0x40 != 0,
@@ -235,23 +235,23 @@ impl<'a> IpPacket<'a> {
         }
     }
 
-    /// Set if the packet is a fragment. An IPv6 "atomic" fragment (offset 0, none to follow) counts as one.
+    /// The fragmentation fields if the packet is a fragment. An IPv6 "atomic" fragment (offset 0, the only one) counts too.
     pub fn fragment(&self) -> Option<Fragment> {
         self.fragment
     }
 
-    /// Whether the transport header is in this packet: not so in a fragment with an offset.
+    /// Whether the packet contains the start of the transport header; false for a fragment with an offset.
     pub fn has_transport_header(&self) -> bool {
         self.fragment.is_none_or(|fragment| fragment.offset == 0)
     }
 
-    /// Whether an IPv6 routing header is there, whose last address and not [`dst`](Self::dst) is in the
-    /// pseudo header of checksums (RFC 8200 §8.1).
+    /// Whether the packet has an IPv6 routing header. The pseudo header then contains the last address of that header
+    /// instead of [`dst`](Self::dst) (RFC 8200 §8.1).
     pub fn has_routing_header(&self) -> bool {
-        self.routed
+        self.has_routing_header
     }
 
-    /// Source and destination port, of protocols that have them and packets that contain them.
+    /// Source and destination port; `None` if the protocol has no ports or the packet does not contain them.
     pub fn ports(&self) -> Option<(u16, u16)> {
         let with_ports = matches!(
             self.protocol,
@@ -294,7 +294,7 @@ fn parse_v4(bytes: &[u8]) -> Result<IpPacket<'_>, ParseError> {
         header_len: header_len as u16,
         transport_offset: header_len as u16,
         fragment,
-        routed: false,
+        has_routing_header: false,
     })
 }
 
@@ -315,7 +315,7 @@ fn parse_v6(bytes: &[u8]) -> Result<IpPacket<'_>, ParseError> {
         header_len: IPV6_HEADER as u16,
         transport_offset: IPV6_HEADER as u16,
         fragment: None,
-        routed: false,
+        has_routing_header: false,
     };
     walk_extensions(&mut packet)?;
     Ok(packet)
@@ -348,7 +348,7 @@ fn walk_extensions(packet: &mut IpPacket<'_>) -> Result<(), ParseError> {
         }
         packet.protocol = header[0];
         packet.transport_offset = (at + len) as u16;
-        packet.routed |= next == ROUTING;
+        packet.has_routing_header |= next == ROUTING;
         if next != FRAGMENT {
             continue;
         }
@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_behind_the_packet_is_cut_off_and_a_short_slice_is_an_error() {
+    fn padding_after_the_packet_is_cut_off_and_a_short_slice_is_an_error() {
         let mut bytes = Packet::v6().udp(b"hello");
         let len = bytes.len();
         bytes.extend_from_slice(&[0xee; 9]);

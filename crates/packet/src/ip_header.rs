@@ -1,4 +1,4 @@
-//! IP headers of packets that are made here.
+//! IP headers of packets that this crate builds.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,11 @@ use arrayvec::ArrayVec;
 use crate::ip::{IPV4_HEADER, IPV6_HEADER};
 use crate::{checksum, put16};
 
+/// Initial time to live, or hop limit: the default of hosts (IANA, IP Parameters; RFC 1700).
 const TTL: u8 = 64;
 
-/// An IP header without options, and the sum over the pseudo header of what follows: `len` bytes of `protocol`. `None`
-/// if the addresses are of two families, or there is too much.
+/// An IP header without options for `len` bytes of `protocol`, and the sum of the pseudo header. `None` if the addresses
+/// are of two families, or the packet would be too long.
 pub(crate) fn ip_header(
     from: IpAddr,
     to: IpAddr,

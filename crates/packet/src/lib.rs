@@ -1,17 +1,16 @@
-//! Everything that touches the bytes of IP packets.
+//! Reading and writing the bytes of IP packets.
 //!
-//! In come packets as the kernel or the network gives them: single IP packets, or the 64 KiB super-packets of
-//! a TUN device with virtio headers. Out go views of their headers ([`ip`], [`flow`]), packets that fit an
-//! MTU ([`split`]), super-packets for the kernel ([`gro`]), corrected headers ([`mss`]) and ICMP
-//! errors about packets that could not be carried ([`icmp`]); and the segments of TCP connections that end here
-//! ([`tcp`]), and UDP datagrams taken out of their packets and put into them ([`udp`]).
+//! In: packets from the kernel or the network, single IP packets or the 64 KiB super-packets of a TUN device with virtio
+//! headers. Out: views of their headers ([`ip`], [`flow`]), packets that fit an MTU ([`split`]), super-packets for the
+//! kernel ([`gro`]), lower maximum segment sizes ([`mss`]), ICMP errors about packets that could not be forwarded
+//! ([`icmp`]), segments of TCP connections that this process terminates ([`tcp`]), and UDP datagrams ([`udp`]).
 //!
-//! What always holds:
+//! Always holds:
 //! - No input makes this crate panic: every length and offset is checked against the slice before use.
-//! - Packets of one flow leave in the order in which they came, and none is lost or made up.
-//! - Damage is carried, never hidden: what the network brought with a wrong checksum leaves as it came, and
-//!   only checksums that the kernel left to us are made new.
-//! - Nothing here keeps time, opens files or sockets, or starts threads.
+//! - Packets of one flow keep their order; none is lost or invented, except that [`gro`] drops superseded acknowledgements.
+//! - A packet that arrives with a wrong checksum leaves with it: only checksums that the kernel left to be completed are
+//!   computed.
+//! - Nothing here reads a clock, opens files or sockets, or starts threads.
 #![forbid(unsafe_code)]
 
 mod arena;
@@ -37,7 +36,7 @@ pub use ip::{IpPacket, ParseError};
 pub use split::SplitError;
 pub use vnet::{VNET_HDR_LEN, VnetHdr};
 
-/// Protocol numbers (IANA) that this crate knows.
+/// Protocol numbers (IANA).
 pub mod protocol {
     /// ICMP for IPv4 (RFC 792).
     pub const ICMP: u8 = 1;

@@ -1,25 +1,25 @@
-//! The maximum segment size that the ends of a TCP connection announce.
+//! MSS clamping: lowers the maximum segment size that the ends of a TCP connection announce.
 //!
-//! Lowering it on the way makes both ends send segments that fit the tunnel, where Packet Too Big messages
-//! would cost a round trip or be filtered.
+//! In: a packet and an MTU. Out: the packet, with a lower MSS if it is a SYN. Both ends then send segments that fit the
+//! tunnel; Packet Too Big messages would cost a round trip, or be filtered. Always holds: an MSS is never raised or added.
 
 use crate::ip::{self, Version};
 use crate::tcp::{self, TCP_HEADER};
 use crate::{be16, checksum, protocol, put16, tcp_flags};
 
-/// What the TCP checksum field of a packet holds.
+/// The content of a packet's TCP checksum field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checksum {
     /// The checksum of the whole segment.
     Full,
-    /// The pseudo header's sum only ([`NEEDS_CSUM`](crate::vnet::NEEDS_CSUM)): it does not cover options.
+    /// Only the sum of the pseudo header ([`NEEDS_CSUM`](crate::vnet::NEEDS_CSUM)), which does not cover options.
     Partial,
 }
 
-/// Lowers the MSS option of a TCP SYN to what fits in `mtu` bytes without IP or TCP options (RFC 6691), and
-/// says whether it did. A lower value stays, and nothing is added where there is no option.
+/// Lowers the MSS option of a TCP SYN to the largest payload that fits in `mtu` bytes without IP or TCP options (RFC 6691),
+/// and returns whether it was lowered. A lower MSS is kept, and a missing option is not added.
 pub fn clamp(packet: &mut [u8], mtu: usize, checksum: Checksum) -> bool {
-    let Some((tcp, value_at, headers)) = find(packet) else {
+    let Some((tcp, value_at, headers)) = find_mss(packet) else {
         return false;
     };
     let max = u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX);
@@ -30,7 +30,7 @@ pub fn clamp(packet: &mut [u8], mtu: usize, checksum: Checksum) -> bool {
     }
     put16(segment, value_at, max);
     if checksum == Checksum::Full {
-        // At an odd offset the value's bytes lie in the halves of two words: the sum sees it swapped.
+        // At an odd offset the two bytes of the value belong to two words, so it enters the sum with swapped bytes.
         let (old, new) = if value_at % 2 == 0 { (old, max) } else { (old.swap_bytes(), max.swap_bytes()) };
         let check = checksum::update(be16(segment, 16), old, new);
         put16(segment, 16, check);
@@ -40,12 +40,12 @@ pub fn clamp(packet: &mut [u8], mtu: usize, checksum: Checksum) -> bool {
 
 /// Whether a packet is a TCP SYN that announces a maximum segment size.
 pub fn is_syn(packet: &[u8]) -> bool {
-    find(packet).is_some()
+    find_mss(packet).is_some()
 }
 
-/// Where the TCP header of a SYN starts, where its MSS value stands in it, and the length of the plain
-/// headers.
-fn find(packet: &[u8]) -> Option<(usize, usize, usize)> {
+/// The offset of the TCP header of a SYN, the offset of the MSS value in that header, and the length of IP and TCP headers
+/// without options.
+fn find_mss(packet: &[u8]) -> Option<(usize, usize, usize)> {
     let ip = ip::parse(packet).ok()?;
     if ip.protocol() != protocol::TCP || !ip.has_transport_header() {
         return None;
@@ -74,7 +74,7 @@ mod tests {
     }
 
     fn mss(bytes: &[u8]) -> u16 {
-        let (tcp, at, _) = find(bytes).unwrap();
+        let (tcp, at, _) = find_mss(bytes).unwrap();
         be16(bytes, tcp + at)
     }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn a_partial_checksum_is_left_alone() {
+    fn a_partial_checksum_is_not_changed() {
         let mut bytes = syn(&Packet::v4(), &[2, 4, 0x05, 0xb4]);
         let check = be16(&bytes, 36);
         assert!(clamp(&mut bytes, 1400, Checksum::Partial));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_are_no_syn_or_have_broken_options_stay() {
+    fn packets_that_are_no_syn_or_have_malformed_options_are_unchanged() {
         let plain = Tcp { options: vec![2, 4, 0x05, 0xb4], ..Tcp::default() };
         let mut data = Packet::v4().tcp_with(&plain, b"");
         assert!(!clamp(&mut data, 1400, Checksum::Full));

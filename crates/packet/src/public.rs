@@ -1,10 +1,13 @@
-//! Which addresses are of the internet.
+//! Which addresses are public, that is, globally reachable.
+//!
+//! In: an address. Out: whether it is public. Always holds: an IPv6 address that embeds an IPv4 address is only public if
+//! that one is.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-/// IPv4 networks that are not public (RFC 6890), and one that is a door to the host of a virtual machine.
+/// IPv4 networks that are not public (RFC 6890), and a public address that reaches the host of a virtual machine.
 const PRIVATE_V4: [Ipv4Net; 11] = [
     v4([0, 0, 0, 0], 8),
     v4([10, 0, 0, 0], 8),
@@ -14,18 +17,18 @@ const PRIVATE_V4: [Ipv4Net; 11] = [
     v4([172, 16, 0, 0], 12),
     v4([192, 0, 0, 0], 24),
     v4([192, 168, 0, 0], 16),
-    // Multicast, and what is reserved above it.
+    // Multicast, and reserved addresses.
     v4([224, 0, 0, 0], 4),
     v4([240, 0, 0, 0], 4),
-    // The agent of Azure's hosts; the other clouds have theirs in link-local or shared networks.
+    // The host agent of Azure. Other clouds use link-local or shared addresses for theirs.
     v4([168, 63, 129, 16], 32),
 ];
 
 /// IPv6 networks that are not public (RFC 6890).
 const PRIVATE_V6: [Ipv6Net; 6] = [
-    // Unspecified, loopback, and IPv4 addresses in the forms that are out of use.
+    // Unspecified, loopback, and deprecated IPv4-compatible addresses.
     v6([0, 0, 0, 0], 32),
-    // Translators of this network's own (RFC 8215).
+    // Local-use IPv4/IPv6 translation (RFC 8215).
     v6([0x64, 0xff9b, 1, 0], 48),
     v6([0xfc00, 0, 0, 0], 7),
     v6([0xfe80, 0, 0, 0], 10),
@@ -41,9 +44,9 @@ const fn v6(ip: [u16; 4], length: u8) -> Ipv6Net {
     Ipv6Net::new_assert(Ipv6Addr::new(ip[0], ip[1], ip[2], ip[3], 0, 0, 0, 0), length)
 }
 
-/// Whether an address is one of the internet: not private, loopback, link-local, multicast, shared by a carrier's
-/// customers (RFC 6598), unspecified, unique local or reserved, and no IPv6 form of such an IPv4 address (mapped,
-/// translated by RFC 6052, 6to4). The networks of documentation count as public, because labs live there.
+/// Whether an address is public: not private, loopback, link-local, multicast, carrier-grade NAT (RFC 6598), unspecified,
+/// unique local or reserved, and not an IPv6 form of such an IPv4 address (mapped, translated by RFC 6052, 6to4).
+/// Documentation networks count as public, because test labs use them.
 pub fn is_public(ip: IpAddr) -> bool {
     match ip.to_canonical() {
         IpAddr::V4(ip) => !PRIVATE_V4.iter().any(|net| net.contains(&ip)),
@@ -53,7 +56,7 @@ pub fn is_public(ip: IpAddr) -> bool {
     }
 }
 
-/// The IPv4 address that a packet to `ip` ends at where a translator (64:ff9b::/96) or a relay (2002::/16) is near.
+/// The IPv4 address that `ip` embeds: of a NAT64 translator (64:ff9b::/96, RFC 6052) or a 6to4 relay (2002::/16, RFC 3056).
 pub fn embedded_ipv4(ip: IpAddr) -> Option<IpAddr> {
     let IpAddr::V6(ip) = ip else { return None };
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into();
@@ -68,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_public_is_known() {
+    fn public_and_other_addresses_are_distinguished() {
         for ip in [
             "0.0.0.0",
             "0.1.2.3",

@@ -1,9 +1,9 @@
-//! From one read of a TUN device to packets that fit the tunnel.
+//! Segmentation: splits one read of a TUN device into packets that fit the tunnel.
 //!
-//! In comes a packet of up to 64 KiB with its virtio header. Out go complete IP packets of at most `mtu`
-//! bytes with full checksums, appended one behind the other. A TCP super-packet is cut into segments, a UDP
-//! one into datagrams, an unfinished checksum is completed, and an IPv4 packet that is too big is fragmented
-//! if it may be. Either all packets of a read are appended or, on an error, nothing is.
+//! In: a packet of up to 64 KiB with its virtio header. Out: complete IP packets of at most `mtu` bytes with full
+//! checksums, appended to one buffer. A TCP super-packet is split into segments, a UDP super-packet into datagrams; a
+//! partial checksum is completed; an IPv4 packet that is too large is fragmented if it may be. Always holds: either all
+//! packets of a read are appended or, after an error, none.
 
 use std::ops::Range;
 
@@ -17,17 +17,17 @@ use crate::{be16, be32, checksum, protocol, put16, put32, tcp_flags};
 
 const UDP_HEADER: usize = 8;
 
-/// Bytes of IPv6 and TCP headers with timestamps, rounded up.
-const TYPICAL_HEADERS: usize = 80;
+/// Length in bytes of IPv6 and TCP headers with timestamps (72), rounded up. Only an estimate for buffer sizes.
+const TYPICAL_HEADERS_LEN: usize = 80;
 
-/// The smallest TCP segment that is cut: Linux never asks for less (`TCP_MIN_GSO_SIZE`), and smaller ones
-/// would make one read into thousands of packets.
-const MIN_SEGMENT: usize = 8;
+/// Minimum payload of a TCP segment, in bytes: Linux never requests less (`TCP_MIN_GSO_SIZE`). Smaller segments would turn
+/// one read into thousands of packets; a larger minimum would refuse what the kernel may send.
+const MIN_SEGMENT_LEN: usize = 8;
 
 /// Why a read could not be split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SplitError {
-    /// Not an IP packet.
+    /// The bytes are not an IP packet.
     #[error(transparent)]
     Ip(#[from] ParseError),
     /// A packet is larger than the MTU and must not be fragmented: answer with
@@ -39,18 +39,18 @@ pub enum SplitError {
         /// The MTU, in bytes.
         mtu: usize,
     },
-    /// The virtio header asks for a kind of segmentation that was never offered.
+    /// The virtio header requests a kind of segmentation that the TUN device does not offer.
     #[error("expected segmentation type 0, 1, 4 or 5, got {0}")]
     GsoType(u8),
     /// The virtio header does not match the headers of the packet.
     #[error("segmentation type {gso_type} does not match a packet of protocol {protocol}")]
-    GsoHeaders {
+    GsoHeaderMismatch {
         /// `gso_type` of the virtio header.
         gso_type: u8,
         /// Protocol of the packet.
         protocol: u8,
     },
-    /// The segment size is zero or absurdly small.
+    /// The segment size is zero or less than [`MIN_SEGMENT_LEN`].
     #[error("segment size of {0} bytes is too small")]
     GsoSize(u16),
     /// The transport header does not fit in the packet.
@@ -62,10 +62,8 @@ pub enum SplitError {
         have: usize,
     },
     /// The checksum to complete lies outside of the transport part of the packet.
-    #[error(
-        "checksum from byte {start}, stored at {offset} from there, does not fit a packet of {len} bytes"
-    )]
-    ChecksumPlace {
+    #[error("checksum start {start} with offset {offset} lies outside of a packet of {len} bytes")]
+    ChecksumPosition {
         /// `csum_start` of the virtio header.
         start: u16,
         /// `csum_offset` of the virtio header.
@@ -75,18 +73,18 @@ pub enum SplitError {
     },
 }
 
-/// Bytes that [`split`] appends for a read of `len` bytes, at most in all usual cases: a larger appetite only
-/// costs a larger buffer.
+/// An upper estimate of the bytes that [`split`] appends for a read of `len` bytes. If unusually long headers need more,
+/// the output buffer is reallocated.
 pub fn estimated_output_len(hdr: VnetHdr, len: usize, mtu: usize, prefix: usize) -> usize {
     let size = match hdr.gso() {
         Some(Gso::None) | None => mtu,
-        Some(_) => usize::from(hdr.gso_size).min(mtu.saturating_sub(TYPICAL_HEADERS)),
+        Some(_) => usize::from(hdr.gso_size).min(mtu.saturating_sub(TYPICAL_HEADERS_LEN)),
     };
-    len + (len / size.max(TYPICAL_HEADERS) + 1) * (prefix + TYPICAL_HEADERS)
+    len + (len / size.max(TYPICAL_HEADERS_LEN) + 1) * (prefix + TYPICAL_HEADERS_LEN)
 }
 
-/// Appends to `out` the packets of one TUN read, each of at most `mtu` bytes and with `prefix` in front of
-/// it, and to `ranges` where each lies in `out`, prefix included.
+/// Appends to `out` the packets of one TUN read, each of at most `mtu` bytes and preceded by `prefix`, and to `ranges` the
+/// position of each in `out`, prefix included.
 pub fn split(
     hdr: VnetHdr,
     packet: &[u8],
@@ -96,30 +94,30 @@ pub fn split(
     ranges: &mut Vec<Range<usize>>,
 ) -> Result<(), SplitError> {
     let ip = ip::parse(packet)?;
-    let mut sink = Sink { prefix, out, ranges };
+    let mut sink = PacketSink { prefix, out, ranges };
     match hdr.gso().ok_or(SplitError::GsoType(hdr.gso_type))? {
-        Gso::None => whole(hdr, &ip, mtu, &mut sink),
-        Gso::Tcp4 => segments(hdr, &ip, Version::V4, mtu, &mut sink),
-        Gso::Tcp6 => segments(hdr, &ip, Version::V6, mtu, &mut sink),
-        Gso::Udp => datagrams(hdr, &ip, mtu, &mut sink),
+        Gso::None => split_single(hdr, &ip, mtu, &mut sink),
+        Gso::Tcp4 => split_tcp(hdr, &ip, Version::V4, mtu, &mut sink),
+        Gso::Tcp6 => split_tcp(hdr, &ip, Version::V6, mtu, &mut sink),
+        Gso::Udp => split_udp(hdr, &ip, mtu, &mut sink),
     }
 }
 
-/// Where finished packets go.
-pub(crate) struct Sink<'a> {
+/// The output buffer for finished packets.
+pub(crate) struct PacketSink<'a> {
     prefix: &'a [u8],
     out: &'a mut BytesMut,
     ranges: &'a mut Vec<Range<usize>>,
 }
 
-impl Sink<'_> {
-    /// Makes room for `count` packets with `bytes` in all.
+impl PacketSink<'_> {
+    /// Reserves space for `count` packets with `bytes` bytes in total.
     pub(crate) fn reserve(&mut self, count: usize, bytes: usize) {
         self.out.reserve(bytes + count * self.prefix.len());
         self.ranges.reserve(count);
     }
 
-    /// Appends one packet that consists of `header` and `payload`, and returns it for corrections.
+    /// Appends a packet of `header` and `payload`, and returns it so that its header can be completed.
     #[inline]
     pub(crate) fn push(&mut self, header: &[u8], payload: &[u8]) -> &mut [u8] {
         let start = self.out.len();
@@ -131,15 +129,20 @@ impl Sink<'_> {
     }
 }
 
-fn whole(hdr: VnetHdr, ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Result<(), SplitError> {
+fn split_single(
+    hdr: VnetHdr,
+    ip: &IpPacket<'_>,
+    mtu: usize,
+    sink: &mut PacketSink<'_>,
+) -> Result<(), SplitError> {
     let bytes = ip.bytes();
     if hdr.needs_csum() {
-        check_place(hdr, ip)?;
+        check_checksum_position(hdr, ip)?;
     }
     if bytes.len() <= mtu {
         let packet = sink.push(bytes, &[]);
         if hdr.needs_csum() {
-            complete(hdr, packet);
+            complete_checksum(hdr, packet);
         }
         return Ok(());
     }
@@ -147,14 +150,14 @@ fn whole(hdr: VnetHdr, ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Re
         return fragment(ip, mtu, sink);
     }
     let mut completed = bytes.to_vec();
-    complete(hdr, &mut completed);
+    complete_checksum(hdr, &mut completed);
     fragment(&ip::parse(&completed)?, mtu, sink)
 }
 
-fn check_place(hdr: VnetHdr, ip: &IpPacket<'_>) -> Result<(), SplitError> {
+fn check_checksum_position(hdr: VnetHdr, ip: &IpPacket<'_>) -> Result<(), SplitError> {
     let (start, offset) = (usize::from(hdr.csum_start), usize::from(hdr.csum_offset));
     if start < ip.header_len() || start + offset + 2 > ip.total_len() {
-        return Err(SplitError::ChecksumPlace {
+        return Err(SplitError::ChecksumPosition {
             start: hdr.csum_start,
             offset: hdr.csum_offset,
             len: ip.total_len(),
@@ -163,15 +166,14 @@ fn check_place(hdr: VnetHdr, ip: &IpPacket<'_>) -> Result<(), SplitError> {
     Ok(())
 }
 
-/// Completes a partial checksum, whose place has been checked: the field already holds the pseudo header's
-/// sum.
-fn complete(hdr: VnetHdr, packet: &mut [u8]) {
+/// Completes a partial checksum, whose position has been checked: the field already holds the sum of the pseudo header.
+fn complete_checksum(hdr: VnetHdr, packet: &mut [u8]) {
     let covered = &mut packet[usize::from(hdr.csum_start)..];
     let check = checksum::never_zero(!checksum::sum(covered));
     put16(covered, usize::from(hdr.csum_offset), check);
 }
 
-/// The IP header of a super-packet: what stays the same in all its segments has been summed once.
+/// The IP header of a super-packet, with the sum of the fields that are the same in all its segments.
 struct IpTemplate {
     version: Version,
     header_len: usize,
@@ -192,9 +194,9 @@ impl IpTemplate {
         Self { version: ip.version(), header_len, id, sum }
     }
 
-    /// Sets the length and identification of the segment number `index`.
+    /// Writes length, identification and header checksum of segment `index`.
     #[inline]
-    fn patch(&self, packet: &mut [u8], index: usize) {
+    fn write_length_and_id(&self, packet: &mut [u8], index: usize) {
         let len = packet.len() as u16;
         if self.version == Version::V6 {
             put16(packet, 4, len - self.header_len as u16);
@@ -207,18 +209,18 @@ impl IpTemplate {
     }
 }
 
-fn segments(
+fn split_tcp(
     hdr: VnetHdr,
     ip: &IpPacket<'_>,
     version: Version,
     mtu: usize,
-    sink: &mut Sink<'_>,
+    sink: &mut PacketSink<'_>,
 ) -> Result<(), SplitError> {
     check_gso(hdr, ip, protocol::TCP, 16)?;
     if ip.version() != version {
-        return Err(gso_headers(hdr, ip));
+        return Err(gso_header_mismatch(hdr, ip));
     }
-    if usize::from(hdr.gso_size) < MIN_SEGMENT {
+    if usize::from(hdr.gso_size) < MIN_SEGMENT_LEN {
         return Err(SplitError::GsoSize(hdr.gso_size));
     }
     let (bytes, tcp) = (ip.bytes(), ip.transport());
@@ -233,15 +235,15 @@ fn segments(
     let headers = offset + header_len;
     let payload = &bytes[headers..];
     let size = usize::from(hdr.gso_size).min(mtu.saturating_sub(headers));
-    if size < MIN_SEGMENT && size < payload.len() {
-        return Err(SplitError::TooBig { len: headers + MIN_SEGMENT.min(payload.len()), mtu });
+    if size < MIN_SEGMENT_LEN && size < payload.len() {
+        return Err(SplitError::TooBig { len: headers + MIN_SEGMENT_LEN.min(payload.len()), mtu });
     }
     if headers > mtu {
         return Err(SplitError::TooBig { len: headers, mtu });
     }
 
     let template = IpTemplate::of(ip);
-    let constant = checksum::add(
+    let constant_sum = checksum::add(
         checksum::pseudo(ip.addresses(), protocol::TCP, 0),
         checksum::add(
             checksum::add(checksum::sum(&tcp[..4]), checksum::sum(&tcp[8..12])),
@@ -255,7 +257,7 @@ fn segments(
         let start = index * size;
         let end = (start + size).min(payload.len());
         let packet = sink.push(&bytes[..headers], &payload[start..end]);
-        template.patch(packet, index);
+        template.write_length_and_id(packet, index);
 
         let segment = &mut packet[offset..];
         let mut flags = segment[13];
@@ -273,12 +275,17 @@ fn segments(
             checksum::add(be16(segment, 12), segment.len() as u16),
         );
         let data = checksum::sum(&segment[header_len..]);
-        put16(segment, 16, !checksum::add(checksum::add(constant, fields), data));
+        put16(segment, 16, !checksum::add(checksum::add(constant_sum, fields), data));
     }
     Ok(())
 }
 
-fn datagrams(hdr: VnetHdr, ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -> Result<(), SplitError> {
+fn split_udp(
+    hdr: VnetHdr,
+    ip: &IpPacket<'_>,
+    mtu: usize,
+    sink: &mut PacketSink<'_>,
+) -> Result<(), SplitError> {
     check_gso(hdr, ip, protocol::UDP, 6)?;
     if hdr.gso_size == 0 {
         return Err(SplitError::GsoSize(0));
@@ -295,15 +302,15 @@ fn datagrams(hdr: VnetHdr, ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -
     let largest = headers + size.min(payload.len());
 
     let template = IpTemplate::of(ip);
-    let constant =
+    let constant_sum =
         checksum::add(checksum::pseudo(ip.addresses(), protocol::UDP, 0), checksum::sum(&udp[..4]));
     let finish = |packet: &mut [u8], index: usize| {
-        template.patch(packet, index);
+        template.write_length_and_id(packet, index);
         let datagram = &mut packet[offset..];
         let len = datagram.len() as u16;
         put16(datagram, 4, len);
         let data = checksum::sum(&datagram[UDP_HEADER..]);
-        let total = checksum::add(checksum::add(constant, checksum::add(len, len)), data);
+        let total = checksum::add(checksum::add(constant_sum, checksum::add(len, len)), data);
         put16(datagram, 6, checksum::never_zero(!total));
     };
     if largest <= mtu {
@@ -325,15 +332,14 @@ fn datagrams(hdr: VnetHdr, ip: &IpPacket<'_>, mtu: usize, sink: &mut Sink<'_>) -
     Ok(())
 }
 
-/// Checks what all super-packets have in common: whole packets of the protocol, with the checksum in its
-/// place.
+/// Checks the properties of all super-packets: unfragmented packets of `protocol`, with the checksum at `csum_offset`.
 fn check_gso(hdr: VnetHdr, ip: &IpPacket<'_>, protocol: u8, csum_offset: u16) -> Result<(), SplitError> {
     if ip.protocol() != protocol || ip.fragment().is_some() || ip.has_routing_header() {
-        return Err(gso_headers(hdr, ip));
+        return Err(gso_header_mismatch(hdr, ip));
     }
     let in_place = usize::from(hdr.csum_start) == ip.transport_offset() && hdr.csum_offset == csum_offset;
     if hdr.needs_csum() && !in_place {
-        return Err(SplitError::ChecksumPlace {
+        return Err(SplitError::ChecksumPosition {
             start: hdr.csum_start,
             offset: hdr.csum_offset,
             len: ip.total_len(),
@@ -342,8 +348,8 @@ fn check_gso(hdr: VnetHdr, ip: &IpPacket<'_>, protocol: u8, csum_offset: u16) ->
     Ok(())
 }
 
-fn gso_headers(hdr: VnetHdr, ip: &IpPacket<'_>) -> SplitError {
-    SplitError::GsoHeaders { gso_type: hdr.gso_type, protocol: ip.protocol() }
+fn gso_header_mismatch(hdr: VnetHdr, ip: &IpPacket<'_>) -> SplitError {
+    SplitError::GsoHeaderMismatch { gso_type: hdr.gso_type, protocol: ip.protocol() }
 }
 
 #[cfg(test)]
@@ -438,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn udp_datagrams_that_may_be_fragmented_are() {
+    fn udp_datagrams_above_the_mtu_are_fragmented_if_allowed() {
         let base = Packet { dont_fragment: false, ..Packet::v4() };
         let (hdr, bytes) = base.udp_super_packet(&payload(3000), 1500);
         let packets = run(hdr, &bytes, 1000).unwrap();
@@ -451,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unfinished_checksum_is_completed() {
+    fn a_partial_checksum_is_completed() {
         for base in [Packet::v4(), Packet::v6()] {
             let (hdr, bytes) = base.tcp_super_packet(&Tcp::default(), b"odd", 0);
             let hdr = VnetHdr { gso_type: vnet::GSO_NONE, ..hdr };
@@ -463,14 +469,14 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_packet_passes_as_it_is_without_padding() {
+    fn a_packet_that_fits_passes_unchanged_without_padding() {
         let bytes = Packet::v4().echo(1, 1, b"hello");
         let padded = [&bytes[..], &[0; 7]].concat();
         assert_eq!(run(VnetHdr::NONE, &padded, 1500).unwrap(), [bytes]);
     }
 
     #[test]
-    fn what_is_too_big_and_must_not_be_fragmented_is_refused() {
+    fn a_packet_above_the_mtu_that_must_not_be_fragmented_is_refused() {
         for base in [Packet::v4(), Packet::v6()] {
             let bytes = base.udp(&payload(1600));
             let error = SplitError::TooBig { len: bytes.len(), mtu: 1500 };
@@ -479,19 +485,22 @@ mod tests {
     }
 
     #[test]
-    fn lying_virtio_headers_are_refused() {
+    fn inconsistent_virtio_headers_are_refused() {
         let (hdr, bytes) = Packet::v4().tcp_super_packet(&Tcp::default(), &payload(3000), 1400);
         let run = |hdr| run(hdr, &bytes, 1500).unwrap_err();
         assert_eq!(run(VnetHdr { gso_type: 3, ..hdr }), SplitError::GsoType(3));
         for gso_type in [vnet::GSO_TCPV6, vnet::GSO_UDP_L4] {
-            assert_eq!(run(VnetHdr { gso_type, ..hdr }), SplitError::GsoHeaders { gso_type, protocol: 6 });
+            assert_eq!(
+                run(VnetHdr { gso_type, ..hdr }),
+                SplitError::GsoHeaderMismatch { gso_type, protocol: 6 }
+            );
         }
         assert_eq!(run(VnetHdr { gso_size: 7, ..hdr }), SplitError::GsoSize(7));
-        assert!(matches!(run(VnetHdr { csum_start: 24, ..hdr }), SplitError::ChecksumPlace { .. }));
+        assert!(matches!(run(VnetHdr { csum_start: 24, ..hdr }), SplitError::ChecksumPosition { .. }));
         let plain = VnetHdr { gso_type: 0, ..hdr };
         for (csum_start, csum_offset) in [(0, 16), (20, 3020), (u16::MAX, u16::MAX), (3040, 0)] {
             let hdr = VnetHdr { csum_start, csum_offset, ..plain };
-            assert!(matches!(run(hdr), SplitError::ChecksumPlace { .. }));
+            assert!(matches!(run(hdr), SplitError::ChecksumPosition { .. }));
         }
     }
 

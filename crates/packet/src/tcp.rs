@@ -1,8 +1,8 @@
-//! TCP segments: checked views of those that come in, and whole packets around what goes out.
+//! TCP segments: views of received ones, and packets to send.
 //!
-//! In comes an IP packet, out goes a [`Segment`] whose lengths have been checked. And the other way round: a
-//! [`TcpHeader`] and a payload in parts become a [`TunPacket`], up to 64 KiB of one flow, which the kernel cuts and whose
-//! checksum it completes.
+//! In: an IP packet; or a [`TcpHeader`] and a payload in parts. Out: a [`Segment`]; or a [`TunPacket`] of up to 64 KiB of
+//! one flow, which the kernel segments and whose checksum it completes. Always holds: all lengths in a [`Segment`] were
+//! checked.
 
 use std::net::SocketAddr;
 
@@ -16,16 +16,16 @@ use crate::{TunPacket, be16, be32, protocol, tcp_flags};
 
 /// Length of a TCP header without options, in bytes.
 pub const TCP_HEADER: usize = 20;
-/// Where the checksum stands in it.
-const CHECKSUM_AT: u16 = 16;
+/// Offset of the checksum in the TCP header, in bytes.
+const CHECKSUM_OFFSET: u16 = 16;
 
 const OPTION_END: u8 = 0;
 const OPTION_NOP: u8 = 1;
 const OPTION_MSS: u8 = 2;
-const OPTION_MULTIPATH: u8 = 30;
-const OPTION_SCALE: u8 = 3;
-/// Higher window scales count as this one (RFC 7323 §2.3).
-const MAX_SCALE: u8 = 14;
+const OPTION_MPTCP: u8 = 30;
+const OPTION_WINDOW_SCALE: u8 = 3;
+/// The largest window scale; a higher one counts as this (RFC 7323 §2.3).
+const MAX_WINDOW_SCALE: u8 = 14;
 
 /// A view of a TCP segment (RFC 9293 §3.1).
 #[derive(Debug, Clone, Copy)]
@@ -35,7 +35,7 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    /// The segment in a packet; `None` if it is not TCP, a fragment, or malformed.
+    /// The TCP segment in a packet; `None` if the packet is not TCP, is a fragment, or is malformed.
     #[inline]
     pub fn of(packet: &IpPacket<'a>) -> Option<Self> {
         if packet.protocol() != protocol::TCP || packet.fragment().is_some() {
@@ -56,7 +56,7 @@ impl<'a> Segment<'a> {
         be32(self.header, 4)
     }
 
-    /// Acknowledgement number; means something only with [`crate::tcp_flags::ACK`].
+    /// Acknowledgement number; only valid if [`crate::tcp_flags::ACK`] is set.
     #[inline]
     pub fn ack(&self) -> u32 {
         be32(self.header, 8)
@@ -74,51 +74,51 @@ impl<'a> Segment<'a> {
         self.flags() & flags != 0
     }
 
-    /// The window as it stands there, not scaled.
+    /// The window field, not scaled.
     #[inline]
     pub fn window(&self) -> u16 {
         be16(self.header, 14)
     }
 
-    /// What the segment carries.
+    /// The payload.
     #[inline]
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Sequence numbers that the segment takes: its payload, SYN and FIN (SEG.LEN of RFC 9293 §3.3.1).
+    /// Number of sequence numbers that the segment occupies: payload bytes, SYN and FIN (SEG.LEN of RFC 9293 §3.3.1).
     #[inline]
     pub fn seq_len(&self) -> usize {
         self.payload.len() + usize::from(self.has(tcp_flags::SYN)) + usize::from(self.has(tcp_flags::FIN))
     }
 
-    /// The maximum segment size that the sender of a SYN takes, in bytes (RFC 9293 §3.7.1).
+    /// The maximum segment size option of a SYN, in bytes (RFC 9293 §3.7.1).
     pub fn mss(&self) -> Option<u16> {
         let (_, value) = mss_option(self.header)?;
         Some(value)
     }
 
-    /// The window scale that the sender of a SYN proposes, at most 14 (RFC 7323 §2).
+    /// The window scale option of a SYN, at most 14 (RFC 7323 §2).
     pub fn window_scale(&self) -> Option<u8> {
-        let (_, _, value) = options(self.header).find(|(_, kind, _)| *kind == OPTION_SCALE)?;
-        value.first().filter(|_| value.len() == 1).map(|scale| (*scale).min(MAX_SCALE))
+        let (_, _, value) = options(self.header).find(|(_, kind, _)| *kind == OPTION_WINDOW_SCALE)?;
+        value.first().filter(|_| value.len() == 1).map(|scale| (*scale).min(MAX_WINDOW_SCALE))
     }
 }
 
-/// Whether a TCP packet asks for Multipath TCP (RFC 8684 §3.1), which a connection that ends on the way would take
-/// from it.
+/// Whether a TCP packet has a Multipath TCP option (RFC 8684 §3.1). A proxy that terminates the connection would disable
+/// Multipath TCP for it.
 pub fn wants_multipath(packet: &IpPacket<'_>) -> bool {
     Segment::of(packet)
-        .is_some_and(|segment| options(segment.header).any(|(_, kind, _)| kind == OPTION_MULTIPATH))
+        .is_some_and(|segment| options(segment.header).any(|(_, kind, _)| kind == OPTION_MPTCP))
 }
 
-/// Where the value of the MSS option stands in a TCP header, and the value.
+/// The offset of the MSS option's value in a TCP header, and the value.
 pub(crate) fn mss_option(header: &[u8]) -> Option<(usize, u16)> {
     let (at, _, value) = options(header).find(|(_, kind, _)| *kind == OPTION_MSS)?;
     Some((at, u16::from_be_bytes(value.try_into().ok()?)))
 }
 
-/// Where the value of each option of a TCP header stands, its kind and the value, as far as they are well formed.
+/// The options of a TCP header: offset of the value, kind, and value. Ends at the first malformed option.
 fn options(header: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
     let mut at = TCP_HEADER;
     std::iter::from_fn(move || {
@@ -138,9 +138,9 @@ fn options(header: &[u8]) -> impl Iterator<Item = (usize, u8, &[u8])> {
 /// The headers of a segment to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpHeader {
-    /// Where it comes from.
+    /// Source address and port.
     pub from: SocketAddr,
-    /// Where it goes, of the same family.
+    /// Destination address and port, of the same family.
     pub to: SocketAddr,
     /// Sequence number.
     pub seq: u32,
@@ -148,11 +148,11 @@ pub struct TcpHeader {
     pub ack: u32,
     /// Flags, see [`crate::tcp_flags`].
     pub flags: u8,
-    /// The window as it is written, scaled already.
+    /// The window field, already scaled.
     pub window: u16,
-    /// The largest payload that this end takes, for a SYN (bytes).
+    /// Maximum segment size option for a SYN, in bytes.
     pub mss: Option<u16>,
-    /// By how many bits this end's windows are scaled, for a SYN.
+    /// Window scale option for a SYN, in bits.
     pub window_scale: Option<u8>,
 }
 
@@ -164,26 +164,26 @@ impl TcpHeader {
             options.extend(mss.to_be_bytes());
         }
         if let Some(scale) = self.window_scale {
-            options.extend([OPTION_NOP, OPTION_SCALE, 3, scale]);
+            options.extend([OPTION_NOP, OPTION_WINDOW_SCALE, 3, scale]);
         }
         options
     }
 }
 
-/// Length of the IP and TCP headers of a packet to `to`, both without options (bytes).
+/// Length in bytes of the IP and TCP headers of a packet to `to`, both without options.
 pub fn headers_len(to: SocketAddr) -> usize {
     TCP_HEADER + if to.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
 }
 
-/// The most payload that one packet to `to` can carry (bytes). The length in an IPv6 header does not count that
-/// header, but the kernel's buffers are no larger.
+/// Maximum payload in bytes of one packet to `to`. IPv6 would allow 40 bytes more, because its length field does not count
+/// the header, but the kernel's buffers are no larger.
 pub fn max_payload(to: SocketAddr) -> usize {
     MAX_PACKET - headers_len(to)
 }
 
-/// A packet for a TUN device with virtio headers: `parts`, at most [`max_payload`] bytes in at most
-/// [`crate::gro::MAX_PARTS`] − 1 parts, behind the headers `head`. The kernel cuts it into segments of `mss` bytes
-/// and completes the checksum. `None` if the addresses are of two families, or there is too much.
+/// A packet for a TUN device with virtio headers: the headers `head` and the payload `parts`, at most [`max_payload`] bytes
+/// in at most [`crate::gro::MAX_PARTS`] − 1 parts. The kernel splits it into segments of `mss` bytes and completes the
+/// checksum. `None` if the addresses are of two families, or there is too much payload.
 pub fn build_packet(head: &TcpHeader, parts: Vec<Bytes>, mss: u16) -> Option<TunPacket> {
     let payload: usize = parts.iter().map(Bytes::len).sum();
     let options = head.options();
@@ -205,7 +205,7 @@ pub fn build_packet(head: &TcpHeader, parts: Vec<Bytes>, mss: u16) -> Option<Tun
         flags: NEEDS_CSUM,
         hdr_len: bytes.len() as u16,
         csum_start: ip_len as u16,
-        csum_offset: CHECKSUM_AT,
+        csum_offset: CHECKSUM_OFFSET,
         ..VnetHdr::NONE
     };
     if payload > usize::from(mss) {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_joined_is_cut_by_the_kernel_s_rules_into_right_packets() {
+    fn a_built_super_packet_splits_into_correct_segments() {
         for packet in [Packet::v4(), Packet::v6()] {
             let payload: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
             let parts = payload.chunks(1234).map(Bytes::copy_from_slice).collect();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_a_syn_come_back() {
+    fn options_of_a_syn_are_read_as_written() {
         for packet in [Packet::v4(), Packet::v6()] {
             let head = TcpHeader {
                 flags: tcp_flags::SYN | tcp_flags::ACK,
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_options_end_the_list() {
+    fn a_malformed_option_ends_the_list() {
         let with = |options: &[u8]| {
             let tcp = Tcp { options: options.to_vec(), flags: tcp_flags::SYN, ..Tcp::default() };
             let bytes = Packet::v4().tcp_with(&tcp, b"");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn two_families_and_too_much_are_refused() {
+    fn mixed_families_and_too_much_payload_are_refused() {
         let mixed = TcpHeader { to: Packet::v6().dst, ..head(&Packet::v4()) };
         assert!(build_packet(&mixed, Vec::new(), 1400).is_none());
         for packet in [Packet::v4(), Packet::v6()] {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn no_header_that_claims_too_much_is_believed() {
+    fn a_header_length_beyond_the_packet_is_refused() {
         let mut bytes = Packet::v4().tcp(b"");
         bytes[32] = 0xf0;
         assert!(Segment::of(&ip::parse(&bytes).unwrap()).is_none());

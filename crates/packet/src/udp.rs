@@ -1,4 +1,7 @@
-//! UDP datagrams: what is in those that come in, and whole packets around what goes out.
+//! UDP datagrams: payloads of received packets, and packets to send.
+//!
+//! In: packets of a TUN device; or addresses and a payload. Out: payloads; or complete packets with checksums. Always
+//! holds: a fragment, or a datagram with inconsistent lengths, has no payload.
 
 use std::net::SocketAddr;
 
@@ -7,12 +10,14 @@ use crate::ip_header::ip_header;
 use crate::vnet::{Gso, VnetHdr};
 use crate::{be16, checksum, protocol, put16};
 
-/// Length of a UDP header (bytes).
+/// Length of a UDP header, in bytes.
 pub const UDP_HEADER: usize = 8;
-const CHECKSUM_AT: usize = 6;
+/// Offset of the checksum in the UDP header, in bytes.
+const CHECKSUM_OFFSET: usize = 6;
 
-/// The payloads of a UDP packet as a TUN device delivers it: one, or many of equal size but the last. None if it is not
-/// UDP, a fragment, or its lengths do not fit. Checksums are not looked at: the packet comes from this machine.
+/// The payloads of a UDP packet from a TUN device: one, or from a super-packet several of equal size with a possibly
+/// shorter last one. None if the packet is not UDP, is a fragment, or has inconsistent lengths. Checksums are not verified,
+/// because the packet comes from this machine.
 pub fn payloads<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> impl Iterator<Item = &'a [u8]> {
     let payload = payload(hdr, packet);
     let bytes = payload.unwrap_or_default();
@@ -20,7 +25,7 @@ pub fn payloads<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> impl Iterator<Item =
         Some(Gso::Udp) => usize::from(hdr.gso_size),
         _ => bytes.len(),
     };
-    // An empty datagram is one, too.
+    // An empty payload is a datagram, too.
     payload.filter(|payload| payload.is_empty()).into_iter().chain(bytes.chunks(size.max(1)))
 }
 
@@ -31,7 +36,7 @@ fn payload<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> Option<&'a [u8]> {
     let datagram = packet.transport();
     let whole = datagram.len();
     let len = match hdr.gso()? {
-        // The length in the header is that of one of them.
+        // The length field of a super-packet is that of one datagram.
         Gso::Udp => whole,
         Gso::None if whole >= UDP_HEADER => usize::from(be16(datagram, 4)),
         _ => return None,
@@ -39,7 +44,7 @@ fn payload<'a>(hdr: VnetHdr, packet: &IpPacket<'a>) -> Option<&'a [u8]> {
     datagram.get(UDP_HEADER..len)
 }
 
-/// A complete packet. `None` if the addresses are of two families, or there is too much.
+/// A complete packet. `None` if the addresses are of two families, or there is too much payload.
 pub fn build_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<Vec<u8>> {
     let len = UDP_HEADER + payload.len();
     let (header, pseudo) = ip_header(from.ip(), to.ip(), 0, protocol::UDP, len)?;
@@ -52,7 +57,7 @@ pub fn build_packet(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> Option<
     bytes.extend_from_slice(&[0, 0]);
     bytes.extend_from_slice(payload);
     let check = checksum::never_zero(!checksum::add(pseudo, checksum::sum(&bytes[at..])));
-    put16(&mut bytes, at + CHECKSUM_AT, check);
+    put16(&mut bytes, at + CHECKSUM_OFFSET, check);
     Some(bytes)
 }
 
@@ -67,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_is_unpacked() {
+    fn a_built_packet_yields_its_payload() {
         for shape in [Packet::v4(), Packet::v6()] {
             for payload in [&b"hello"[..], b"", &[7; 1400]] {
                 let made = build_packet(shape.src, shape.dst, payload).unwrap();
@@ -83,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn a_super_packet_is_many_datagrams() {
+    fn a_super_packet_yields_many_datagrams() {
         let (hdr, bytes) = Packet::v4().udp_super_packet(&[1; 2500], 1000);
         let sizes: Vec<_> = payloads_of(hdr, &bytes).iter().map(Vec::len).collect();
         assert_eq!(sizes, [1000, 1000, 500]);
     }
 
     #[test]
-    fn what_is_no_whole_datagram_has_no_payload() {
+    fn malformed_datagrams_and_fragments_have_no_payload() {
         let mut short = Packet::v4().udp(b"12345");
         short[25] = 200;
         assert!(payloads_of(VnetHdr::NONE, &short).is_empty(), "longer than the packet");

@@ -1,12 +1,12 @@
-//! The virtio network header in front of every packet of a TUN device opened with `IFF_VNET_HDR`.
+//! The virtio network header before every packet of a TUN device opened with `IFF_VNET_HDR`.
 //!
-//! Ten bytes in native byte order (`struct virtio_net_hdr` in linux/virtio_net.h). They say where a checksum
-//! is still to be completed and how a super-packet is to be cut.
+//! In: ten bytes in native byte order (`struct virtio_net_hdr` in linux/virtio_net.h). Out: where a checksum is still to be
+//! completed, and how a super-packet is to be segmented; and the reverse.
 
 /// Length of the header in bytes.
 pub const VNET_HDR_LEN: usize = 10;
 
-/// `flags`: the checksum at `csum_start + csum_offset` holds only the pseudo header's sum.
+/// `flags`: the checksum at `csum_start + csum_offset` holds only the sum of the pseudo header.
 pub const NEEDS_CSUM: u8 = 1;
 /// `flags`: the checksum was verified.
 pub const DATA_VALID: u8 = 2;
@@ -29,13 +29,13 @@ pub struct VnetHdr {
     pub flags: u8,
     /// [`GSO_NONE`], [`GSO_TCPV4`], [`GSO_TCPV6`] or [`GSO_UDP_L4`], perhaps with [`GSO_ECN`].
     pub gso_type: u8,
-    /// Length of all headers in bytes; a hint.
+    /// Length of all headers in bytes; only a hint (virtio 1.2 §5.1.6.2).
     pub hdr_len: u16,
     /// Payload of each segment in bytes.
     pub gso_size: u16,
-    /// Where the checksum's coverage starts, in bytes from the IP header.
+    /// Start of the bytes that the checksum covers, in bytes from the IP header.
     pub csum_start: u16,
-    /// Where the checksum stands, in bytes from `csum_start`.
+    /// Offset of the checksum field, in bytes from `csum_start`.
     pub csum_offset: u16,
 }
 
@@ -53,10 +53,10 @@ impl From<[u8; VNET_HDR_LEN]> for VnetHdr {
     }
 }
 
-/// How a super-packet is to be cut.
+/// How a super-packet is to be segmented.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gso {
-    /// Not at all.
+    /// Not at all: it is a single packet.
     None,
     /// TCP over IPv4.
     Tcp4,
@@ -88,7 +88,7 @@ impl VnetHdr {
         bytes
     }
 
-    /// How to cut the packet; `None` for types that no TUN device of ours asked for.
+    /// How to segment the packet; `None` for types that this program's TUN devices do not enable.
     pub fn gso(&self) -> Option<Gso> {
         match self.gso_type & !GSO_ECN {
             GSO_NONE => Some(Gso::None),
@@ -99,7 +99,7 @@ impl VnetHdr {
         }
     }
 
-    /// Whether the checksum is still to be completed.
+    /// Whether the checksum is partial and must be completed.
     pub fn needs_csum(&self) -> bool {
         self.flags & NEEDS_CSUM != 0
     }

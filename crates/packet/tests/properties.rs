@@ -13,7 +13,7 @@ use mpvpn_packet::{FlowKey, GroCoalescer, TunPacket, VNET_HDR_LEN, VnetHdr, ip, 
 use mpvpn_packets::{Packet, Tcp, has_valid_lengths_and_checksums, reference_sum};
 use proptest::prelude::*;
 
-/// A flow to make packets of.
+/// The addresses of a generated flow.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     Tcp,
@@ -36,26 +36,26 @@ fn split_all(hdr: VnetHdr, packet: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     ranges.into_iter().map(|range: Range<usize>| out[range].strip_prefix(b"pre").unwrap().to_vec()).collect()
 }
 
-fn join_all(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
-    let mut joiner = GroCoalescer::new();
+fn coalesce_all(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
+    let mut coalescer = GroCoalescer::new();
     for packet in packets {
-        joiner.push(Bytes::from(packet));
+        coalescer.push(Bytes::from(packet));
     }
-    joiner.flush();
-    std::iter::from_fn(|| joiner.pop()).collect()
+    coalescer.flush();
+    std::iter::from_fn(|| coalescer.pop()).collect()
 }
 
-/// What the kernel makes of a joined packet: its segments, or the packet itself.
-fn unjoin(joined: &TunPacket) -> Vec<Vec<u8>> {
-    let bytes = joined.to_vec();
-    assert_eq!(bytes.len(), joined.len());
-    if joined.vnet() == VnetHdr::NONE {
+/// The packets into which the kernel splits a merged packet.
+fn split_again(merged: &TunPacket) -> Vec<Vec<u8>> {
+    let bytes = merged.to_vec();
+    assert_eq!(bytes.len(), merged.len());
+    if merged.vnet() == VnetHdr::NONE {
         return vec![bytes[VNET_HDR_LEN..].to_vec()];
     }
-    split_all(joined.vnet(), &bytes[VNET_HDR_LEN..], 65_535)
+    split_all(merged.vnet(), &bytes[VNET_HDR_LEN..], 65_535)
 }
 
-/// A good packet of any kind, for mutation.
+/// A valid packet of any kind, for mutation.
 fn any_packet() -> impl Strategy<Value = Vec<u8>> {
     (any::<bool>(), 0..5u8, 0..1600usize, any::<u8>(), any::<u8>()).prop_map(
         |(v6, kind, len, seed, flags)| {
@@ -78,7 +78,7 @@ fn any_packet() -> impl Strategy<Value = Vec<u8>> {
     )
 }
 
-/// Random bytes, or a good packet with some bytes changed and its end perhaps cut off.
+/// Random bytes, or a valid packet with some bytes changed and its end perhaps cut off.
 fn hostile() -> impl Strategy<Value = Vec<u8>> {
     let mutated = (any_packet(), prop::collection::vec((0..96usize, any::<u8>()), 0..6), 0..40usize)
         .prop_map(|(mut bytes, changes, cut)| {
@@ -116,7 +116,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn no_bytes_make_a_view_panic_or_look_outside(bytes in hostile()) {
+    fn no_bytes_make_a_view_panic_or_read_out_of_bounds(bytes in hostile()) {
         if let Ok(packet) = ip::parse(&bytes) {
             prop_assert!(packet.total_len() <= bytes.len());
             prop_assert!(packet.header_len() <= packet.transport_offset());
@@ -148,7 +148,7 @@ proptest! {
     }
 
     #[test]
-    fn icmp_errors_are_complete_packets_that_nobody_answers(bytes in hostile(), mtu in any::<u32>()) {
+    fn icmp_errors_are_complete_packets_that_get_no_icmp_error(bytes in hostile(), mtu in any::<u32>()) {
         for from in [Packet::v4().dst.ip(), Packet::v6().dst.ip()] {
             let errors = [
                 icmp::packet_too_big(&bytes, mtu, from),
@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn the_fast_sum_equals_the_slow_one(
+    fn the_fast_sum_equals_the_reference_sum(
         bytes in prop::collection::vec(any::<u8>(), 0..4000), cut in 0..2000usize,
     ) {
         prop_assert_eq!(checksum::sum(&bytes), reference_sum(&bytes));
@@ -191,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn a_tcp_super_packet_survives_split_and_join(
+    fn a_tcp_super_packet_survives_split_and_coalescing(
         v6 in any::<bool>(),
         len in 1..20_000usize,
         gso_size in 100..2000u16,
@@ -210,8 +210,8 @@ proptest! {
         prop_assert_eq!(segments.len(), len.div_ceil(usize::from(gso_size)));
         prop_assert!(segments.iter().all(|segment| has_valid_lengths_and_checksums(segment)));
 
-        let merged: Vec<TunPacket> = join_all(segments.clone());
-        let again: Vec<Vec<u8>> = merged.iter().flat_map(unjoin).collect();
+        let merged: Vec<TunPacket> = coalesce_all(segments.clone());
+        let again: Vec<Vec<u8>> = merged.iter().flat_map(split_again).collect();
         prop_assert_eq!(&again, &segments);
         let fits_one = segments.len() > 1 && segments.len() <= 256;
         if fits_one {
@@ -222,14 +222,14 @@ proptest! {
     }
 
     #[test]
-    fn a_udp_super_packet_survives_split_and_join(
+    fn a_udp_super_packet_survives_split_and_coalescing(
         v6 in any::<bool>(), len in 1..20_000usize, gso_size in 100..2000u16, id in any::<u16>(),
     ) {
         let (hdr, whole) = Packet { id, ..base(v6, 5000) }.udp_super_packet(&bytes_of(len, 5), gso_size);
         let datagrams = split_all(hdr, &whole, 65_535);
         prop_assert!(datagrams.iter().all(|datagram| has_valid_lengths_and_checksums(datagram)));
-        let merged = join_all(datagrams.clone());
-        let again: Vec<Vec<u8>> = merged.iter().flat_map(unjoin).collect();
+        let merged = coalesce_all(datagrams.clone());
+        let again: Vec<Vec<u8>> = merged.iter().flat_map(split_again).collect();
         prop_assert_eq!(&again, &datagrams);
         if (2..=64).contains(&datagrams.len()) {
             prop_assert_eq!(merged.len(), 1);
@@ -238,15 +238,15 @@ proptest! {
     }
 
     #[test]
-    fn joining_keeps_every_packet_and_the_order_of_every_flow(
+    fn coalescing_keeps_every_packet_and_the_order_of_every_flow(
         choices in prop::collection::vec((0..24u8, 0..12u8, any::<prop::sample::Index>()), 0..200),
         pops in prop::collection::vec(any::<bool>(), 200),
     ) {
         // 24 flows: more than can be merged at a time. Each packet's identification counts within its flow.
         let mut sent: BTreeMap<u8, Vec<Vec<u8>>> = BTreeMap::new();
         let mut next_seq = [1u32; 24];
-        let mut joiner = GroCoalescer::new();
-        let mut joined = Vec::new();
+        let mut coalescer = GroCoalescer::new();
+        let mut merged = Vec::new();
         for (at, (flow, twist, index)) in choices.into_iter().enumerate() {
             let list = sent.entry(flow).or_default();
             let kind = [Kind::Tcp, Kind::Udp, Kind::Echo][usize::from(flow % 3)];
@@ -268,23 +268,23 @@ proptest! {
             };
             *seq = seq.wrapping_add(len as u32);
             if twist == 3 {
-                // Damage behind the addresses and ports, so that the packet still belongs to its flow.
+                // Damage after the addresses and ports, so that the packet still belongs to its flow.
                 let from = if flow & 8 != 0 { 46 } else { 26 };
                 let damaged = from + index.index(bytes.len() - from);
                 bytes[damaged] ^= 0x20;
             }
             list.push(bytes.clone());
-            joiner.push(Bytes::from(bytes));
-            if pops[at] && let Some(done) = joiner.pop() {
-                joined.push(done);
+            coalescer.push(Bytes::from(bytes));
+            if pops[at] && let Some(done) = coalescer.pop() {
+                merged.push(done);
             }
         }
-        joiner.flush();
-        joined.extend(std::iter::from_fn(|| joiner.pop()));
+        coalescer.flush();
+        merged.extend(std::iter::from_fn(|| coalescer.pop()));
 
         let mut received: BTreeMap<u8, Vec<Vec<u8>>> = BTreeMap::new();
-        for done in &joined {
-            let packets = unjoin(done);
+        for done in &merged {
+            let packets = split_again(done);
             prop_assert_eq!(packets.len(), done.segments());
             for bytes in packets {
                 let key = FlowKey::of(&ip::parse(&bytes).unwrap());
@@ -297,10 +297,10 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_pass_the_joiner(packets in prop::collection::vec(hostile(), 0..40)) {
-        let joined = join_all(packets.clone());
-        prop_assert_eq!(joined.iter().map(TunPacket::segments).sum::<usize>(), packets.len());
-        for done in joined.iter().filter(|done| done.segments() == 1) {
+    fn any_bytes_pass_the_coalescer(packets in prop::collection::vec(hostile(), 0..40)) {
+        let merged = coalesce_all(packets.clone());
+        prop_assert_eq!(merged.iter().map(TunPacket::segments).sum::<usize>(), packets.len());
+        for done in merged.iter().filter(|done| done.segments() == 1) {
             prop_assert!(packets.contains(&done.to_vec()[VNET_HDR_LEN..].to_vec()));
         }
     }

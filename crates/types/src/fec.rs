@@ -1,26 +1,29 @@
 use std::{fmt, str::FromStr};
 
-/// How packets are protected against loss by packets of repair (forward error correction).
+/// Forward error correction: how many repair packets protect data packets against loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Fec {
-    /// Not at all.
+    /// No repair packets.
     #[default]
     Off,
-    /// As the measured loss demands: nothing on paths that lose little.
+    /// As many repair packets as the measured loss requires; none on paths that lose little.
     Auto,
-    /// After every `data` packets, `repair` ones of repair.
+    /// After every group of `data` packets, `repair` repair packets.
     Fixed {
-        /// Packets of a group, 1 to [`Fec::MAX_DATA`].
+        /// Data packets in a group, 1 to [`Fec::MAX_DATA`].
         data: u8,
-        /// Packets of repair for it, 1 to [`Fec::MAX_REPAIR`].
+        /// Repair packets for a group, 1 to [`Fec::MAX_REPAIR`].
         repair: u8,
     },
 }
 
 impl Fec {
-    /// Packets of a group, at most: longer ones repair late.
+    /// Maximum number of data packets in a group: the index has 6 bits on the wire (docs/protocol.md, "FEC groups"). The
+    /// larger a group, the later its repair packets, which follow its last data packet; the smaller, the more repair
+    /// packets for the same protection.
     pub const MAX_DATA: u8 = 64;
-    /// Packets of repair for a group, at most.
+    /// Maximum number of repair packets for a group. With at most 64 data packets and 32 repair packets the Cauchy
+    /// coefficients of the code are distinct and not 0 (docs/design/fec.md).
     pub const MAX_REPAIR: u8 = 32;
 }
 
@@ -34,10 +37,10 @@ impl fmt::Display for Fec {
     }
 }
 
-/// Something that is no way to protect packets.
+/// A text that is not a [`Fec`] setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no protection: expected off, auto, or packets and packets of repair, as in 10+2 (1 to {data}, 1 to {repair})",
+    "`{0}` is not a FEC setting: expected off, auto, or data packets + repair packets, as in 10+2 (1 to {data}, 1 to {repair})",
     data = Fec::MAX_DATA,
     repair = Fec::MAX_REPAIR
 )]
@@ -68,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read_back() {
+    fn every_printed_setting_parses_to_itself() {
         for fec in
             [Fec::Off, Fec::Auto, Fec::Fixed { data: 10, repair: 2 }, Fec::Fixed { data: 64, repair: 32 }]
         {

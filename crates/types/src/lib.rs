@@ -1,7 +1,7 @@
-//! Names that every crate shares.
+//! Types that all crates share: identifiers, rates, sizes, settings, time, and log targets.
 //!
-//! In: nothing. Out: identifiers, rates and the clock type. Always holds: no behaviour beyond
-//! parsing and printing lives here, and nothing here depends on another crate of the workspace.
+//! In: text to parse. Out: values and their text. Always holds: nothing here does more than parsing, printing and
+//! arithmetic, and nothing depends on another crate of the workspace.
 #![forbid(unsafe_code)]
 
 mod class_name;
@@ -34,53 +34,61 @@ pub use varint::varint_len;
 pub use weight::{ParseWeightError, Weight};
 pub use word_enum::{UnknownWord, alternatives, alternatives_len};
 
-/// What a panic that was caught says.
+/// The message of a caught panic.
 pub fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no reason was told")
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("panic without a message")
 }
 
-/// A way out of this machine: an uplink (an interface with its addresses), numbered by the engine, or one of
-/// several pipes of an uplink, for the connection of one class; each with a source port of its own.
+/// Where a path leaves the client: an uplink (a network interface with its addresses), the traffic class whose connection
+/// the path belongs to, and the index of the path on that uplink. Each has a source port of its own.
 ///
-/// Stable while the process runs: a link that disappears and returns keeps its number. Numbers below
-/// [`LinkId::MAX_UPLINKS`] are the first pipes of uplinks for the class 0.
+/// The engine numbers uplinks; a link that disappears and returns keeps its number while the process runs.
+///
+/// ```text
+/// bits 12-15  index of the path on the uplink
+/// bits 9-11   class
+/// bits 0-8    uplink
+/// ```
+///
+/// So numbers below [`LinkId::MAX_UPLINKS`] are the first paths of uplinks for class 0; they also stand for the uplinks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u16);
 
 impl LinkId {
-    /// How many uplinks can be told apart.
+    /// Number of uplinks that the 9 bits can distinguish.
     pub const MAX_UPLINKS: u16 = 1 << 9;
 
-    /// The pipe of an uplink whose packets travel inside a TCP connection; those of UDP have lower numbers.
+    /// Index of the path that carries QUIC packets inside a TCP connection: the highest of 4 bits. UDP paths have lower
+    /// ones.
     pub const TCP_PATH_INDEX: u8 = 15;
 
-    /// A pipe (counted from 0, below 16) of the uplink that this one belongs to, for the same class.
-    pub const fn with_path_index(self, pipe: u8) -> Self {
-        Self(self.0 & 0xfff | (pipe as u16) << 12)
+    /// The path with this index (0 to 15) on the same uplink, for the same class.
+    pub const fn with_path_index(self, index: u8) -> Self {
+        Self(self.0 & 0xfff | (index as u16) << 12)
     }
 
-    /// Which pipe of its uplink it is, counted from 0.
+    /// Index of the path on its uplink, from 0.
     pub const fn path_index(self) -> u8 {
         (self.0 >> 12) as u8
     }
 
-    /// Whether its packets travel inside a TCP connection.
+    /// Whether the path carries QUIC packets inside a TCP connection.
     pub const fn is_tcp(self) -> bool {
         self.path_index() == Self::TCP_PATH_INDEX
     }
 
-    /// The same pipe of the same uplink for the connection of a class.
+    /// The path with the same index on the same uplink, for another class.
     pub const fn with_class(self, class: ClassId) -> Self {
         Self(self.0 & !(7 << 9) | (class.0 as u16 & 7) << 9)
     }
 
-    /// Whose connection it is for.
+    /// The class whose connection the path belongs to.
     pub const fn class(self) -> ClassId {
         ClassId((self.0 >> 9 & 7) as u8)
     }
 
-    /// The first pipe of the same uplink for the class 0, which stands for all of them.
+    /// The uplink alone: its first path for class 0.
     pub const fn uplink(self) -> Self {
         Self(self.0 & (Self::MAX_UPLINKS - 1))
     }
@@ -95,9 +103,9 @@ pub struct PathId(pub u32);
 pub struct ClassId(pub u8);
 
 impl ClassId {
-    /// The class of what no rule puts into another one, and the one whose connection makes the session.
+    /// The class of flows that match no rule. Its connection creates the session.
     pub const DEFAULT: Self = Self(0);
-    /// How many classes a session can have.
+    /// Number of classes that a session can have: 3 bits of a [`LinkId`].
     pub const MAX: u8 = 8;
 }
 
@@ -110,11 +118,11 @@ mod tests {
     use super::{ClassId, LinkId};
 
     #[test]
-    fn pipes_of_an_uplink_are_told_apart_and_belong_together() {
+    fn paths_of_an_uplink_are_distinct_and_share_the_uplink() {
         let second = LinkId(7).with_path_index(1);
         assert_eq!((second.path_index(), second.uplink()), (1, LinkId(7)));
         assert_eq!(second.with_path_index(0), LinkId(7));
-        assert!(LinkId(LinkId::MAX_UPLINKS - 1) < second, "the first pipes of all uplinks come first");
+        assert!(LinkId(LinkId::MAX_UPLINKS - 1) < second, "the first paths of all uplinks come first");
         assert!(
             LinkId(7).with_class(ClassId(3)).with_path_index(LinkId::TCP_PATH_INDEX).is_tcp()
                 && !second.is_tcp()
@@ -122,13 +130,13 @@ mod tests {
     }
 
     #[test]
-    fn each_class_has_pipes_of_its_own() {
+    fn each_class_has_paths_of_its_own() {
         let link = LinkId(7).with_class(ClassId(5)).with_path_index(2);
         assert_eq!((link.class(), link.path_index(), link.uplink()), (ClassId(5), 2, LinkId(7)));
         assert_eq!(link.with_class(ClassId::DEFAULT), LinkId(7).with_path_index(2));
         assert!(
             LinkId(LinkId::MAX_UPLINKS - 1) < LinkId(0).with_class(ClassId(1)),
-            "those of the class 0 come first"
+            "those of class 0 come first"
         );
     }
 }

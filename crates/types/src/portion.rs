@@ -2,22 +2,22 @@ use std::{fmt, str::FromStr};
 
 use crate::BitRate;
 
-/// A part of what a link carries: a rate, or so many hundredths of the link.
+/// A part of a link's capacity: a rate, or a percentage of the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Portion {
-    /// A rate of its own.
+    /// An absolute rate, whatever the capacity of the link.
     Rate(BitRate),
-    /// Hundredths of what the link carries, 1 to 100.
+    /// Percent of the link's capacity, 1 to 100.
     Percent(u8),
 }
 
 impl Portion {
-    /// What it is of a link that carries `link`.
-    pub fn of(self, link: BitRate) -> BitRate {
+    /// The rate on a link with this capacity.
+    pub fn of(self, capacity: BitRate) -> BitRate {
         match self {
             Self::Rate(rate) => rate,
             Self::Percent(percent) => {
-                BitRate::from_bps((u128::from(link.bps()) * u128::from(percent) / 100) as u64)
+                BitRate::from_bps((u128::from(capacity.bps()) * u128::from(percent) / 100) as u64)
             }
         }
     }
@@ -32,9 +32,9 @@ impl fmt::Display for Portion {
     }
 }
 
-/// Something that is no part of a link.
+/// A text that is not a part of a link's capacity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no part of a link: expected a rate as in 10mbit, or 1% to 100%")]
+#[error("`{0}` is not a part of a link: expected a rate as in 10mbit, or 1% to 100%")]
 pub struct ParsePortionError(String);
 
 impl FromStr for Portion {
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_portion_is_a_rate_or_hundredths_of_the_link() {
+    fn a_portion_is_a_rate_or_a_percentage_of_the_link() {
         let link = BitRate::from_bps(50_000_000);
         for (text, bps) in [("10mbit", 10_000_000), ("20%", 10_000_000), ("100%", 50_000_000)] {
             let portion: Portion = text.parse().unwrap();

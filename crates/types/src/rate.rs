@@ -23,7 +23,7 @@ impl BitRate {
         self.0
     }
 
-    /// How long `bytes` take at this rate; [`Duration::MAX`] at rate 0.
+    /// How long it takes to send `bytes` at this rate; [`Duration::MAX`] at rate 0.
     pub fn time_for(self, bytes: u64) -> Duration {
         if self.0 == 0 {
             return Duration::MAX;
@@ -63,7 +63,7 @@ impl TryFrom<String> for BitRate {
     }
 }
 
-/// A text that is no data rate.
+/// A text that is not a data rate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a rate: write a number with a unit, as in 100mbit, 1.5gbit or 500kbit")]
 pub struct ParseBitRateError(String);

@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
-/// Larger units first; powers of 1000, as data plans are sold.
+/// Units for printing, largest first: powers of 1000, as mobile data plans count.
 const UNITS: [(u64, &str); 4] =
     [(1_000_000_000_000, "TB"), (1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "kB")];
 
@@ -14,7 +14,7 @@ impl ByteSize {
         Self(n)
     }
 
-    /// The bytes.
+    /// The amount in bytes.
     pub const fn bytes(self) -> u64 {
         self.0
     }
@@ -35,7 +35,7 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A text that is no amount of data.
+/// A text that is not an amount of data.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not an amount of data: write a number with a unit, as in 50GB, 1.5TB or 500MB")]
 pub struct ParseByteSizeError(String);

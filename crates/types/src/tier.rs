@@ -1,5 +1,5 @@
 crate::word_enum! {
-    /// When a link is used, compared with the others.
+    /// When a link carries data, compared with the other links.
     #[derive(PartialOrd, Ord, Hash)]
     pub enum Tier {
         /// Always.
@@ -9,7 +9,7 @@ crate::word_enum! {
         Overflow = "overflow",
         /// While no primary and no overflow link works.
         Backup = "backup",
-        /// Not at all.
+        /// Never.
         Never = "never",
     }
 }
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tier_that_is_used_first_is_the_least() {
+    fn tiers_are_ordered_by_when_they_are_used() {
         assert!(Tier::ALL.is_sorted());
     }
 }

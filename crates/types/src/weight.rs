@@ -1,26 +1,27 @@
 use std::{fmt, str::FromStr};
 
-/// How much a link carries compared with the others, where the scheduler goes by that: 1 to 1000.
+/// A relative weight, 1 to 1000: of a link under the scheduler `weighted`, or of a class that competes for a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weight(u16);
 
 impl Weight {
-    /// The largest one.
+    /// The largest weight: a chosen bound (docs/design/scheduler.md, open questions). A smaller one could not express the
+    /// ratio of a fast and a slow link; a larger one only allows values that hardly differ in effect.
     pub const MAX: Self = Self(1000);
 
-    /// `None` if the number is 0 or above [`Self::MAX`].
+    /// The weight `number`; `None` if it is 0 or above [`Self::MAX`].
     pub fn new(number: u64) -> Option<Self> {
         u16::try_from(number).ok().filter(|number| (1..=Self::MAX.0).contains(number)).map(Self)
     }
 
-    /// The number.
+    /// The weight as a number.
     pub const fn get(self) -> u16 {
         self.0
     }
 }
 
 impl Default for Weight {
-    /// As much as every other link of which nothing is said.
+    /// 1: equal shares for all links or classes without a configured weight.
     fn default() -> Self {
         Self(1)
     }
@@ -32,9 +33,9 @@ impl fmt::Display for Weight {
     }
 }
 
-/// Something that is no weight.
+/// A text that is not a weight.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no weight: expected a whole number from 1 to {max}", max = Weight::MAX)]
+#[error("`{0}` is not a weight: expected a whole number from 1 to {max}", max = Weight::MAX)]
 pub struct ParseWeightError(String);
 
 impl FromStr for Weight {

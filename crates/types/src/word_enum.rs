@@ -1,7 +1,7 @@
 /// Defines an enum whose values are words: the same word in configuration, on the command line, in status and on the wire.
 ///
-/// It gets `ALL`, `WORDS`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) whose error
-/// names the words that there are, and serialization as the word.
+/// The enum gets `ALL`, `WORDS`, `as_str`, `EXPECTED`, [`Display`](std::fmt::Display), [`FromStr`](std::str::FromStr) with
+/// an error that lists the valid words, and serialization as the word.
 #[macro_export]
 macro_rules! word_enum {
     (
@@ -15,19 +15,19 @@ macro_rules! word_enum {
         $visibility enum $name { $($(#[doc = $variant_doc])+ $(#[default $($never)?])? $variant,)+ }
 
         impl $name {
-            /// All values, in the order in which help texts name them.
+            /// All values, in the order of help texts.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Each word and its meaning, as the comment of its variant says it: for help texts and documents.
+            /// Each word with the doc comment of its variant, for help texts and generated documentation.
             pub const WORDS: &'static [(&'static str, &'static str)] =
                 &[$(($word, concat!($($variant_doc, "\n"),+))),+];
 
-            /// The word for it.
+            /// The word for the value.
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$variant => $word,)+ }
             }
 
-            /// The words that there are, as in `"on" or "off"`.
+            /// All words, as in `"on" or "off"`, for error messages.
             pub const EXPECTED: &'static str = {
                 const WORDS: &[&str] = &[$($word),+];
                 const BYTES: [u8; $crate::alternatives_len(WORDS)] = $crate::alternatives(WORDS);
@@ -68,7 +68,7 @@ macro_rules! word_enum {
     };
 }
 
-/// A word that none of the values of an enum has.
+/// A word that is none of an enum's words.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is none of: {words}")]
 pub struct UnknownWord {
@@ -83,7 +83,7 @@ impl UnknownWord {
     }
 }
 
-/// How many bytes [`alternatives`] has.
+/// Length in bytes of the result of [`alternatives`].
 #[doc(hidden)]
 pub const fn alternatives_len(words: &[&str]) -> usize {
     let (mut at, mut len) = (0, 0);
@@ -94,7 +94,7 @@ pub const fn alternatives_len(words: &[&str]) -> usize {
     len
 }
 
-/// `"a", "b" or "c"`, as bytes of UTF-8.
+/// The list `"a", "b" or "c"`, as UTF-8 bytes.
 #[doc(hidden)]
 pub const fn alternatives<const N: usize>(words: &[&str]) -> [u8; N] {
     let (mut bytes, mut end, mut at) = ([0; N], 0, 0);
@@ -108,7 +108,7 @@ pub const fn alternatives<const N: usize>(words: &[&str]) -> [u8; N] {
     bytes
 }
 
-/// What stands before the word at this place.
+/// The text before the word at this index.
 const fn separator(at: usize, words: usize) -> &'static str {
     if at == 0 {
         return "";
@@ -127,7 +127,7 @@ const fn append<const N: usize>(mut bytes: [u8; N], mut end: usize, text: &[u8])
 }
 
 #[cfg(test)]
-#[allow(unreachable_pub, reason = "what the macro makes is public")]
+#[allow(unreachable_pub, reason = "the macro generates public items")]
 mod tests {
     word_enum! {
         /// For the tests.
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_word_is_told_with_those_that_there_are() {
+    fn the_error_for_an_unknown_word_lists_the_valid_ones() {
         let error = "maybe".parse::<Switch>().unwrap_err();
         assert_eq!(error.to_string(), "`maybe` is none of: on, off");
         assert_eq!(Switch::EXPECTED, r#""on" or "off""#);

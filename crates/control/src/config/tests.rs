@@ -171,7 +171,7 @@ fn mistakes_about_limits_are_told_where_they_are() {
     for (text, line, said) in [
         ("[[limit]]\nmax-classes = 0\n", 2, "`0` is no number of classes: expected 1"),
         ("[[limit]]\nmax-classes = 9\n", 2, "`9` is no number of classes"),
-        ("[[limit]]\nmax-priority = 'much'\n", 2, "`much` is no part of a link"),
+        ("[[limit]]\nmax-priority = 'much'\n", 2, "`much` is not a part of a link"),
         ("[[limit]]\nusers = []\n", 2, "the list is empty"),
         ("[[limit]]\nmax-rate = '1mbit'\n", 2, "unknown key `max-rate`"),
     ] {

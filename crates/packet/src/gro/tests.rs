@@ -5,17 +5,17 @@ use std::net::SocketAddr;
 use super::*;
 use mpvpn_packets::{Packet, Tcp};
 
-fn join(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
-    let mut joiner = GroCoalescer::new();
+fn coalesce(packets: impl IntoIterator<Item = Vec<u8>>) -> Vec<TunPacket> {
+    let mut coalescer = GroCoalescer::new();
     for packet in packets {
-        joiner.push(Bytes::from(packet));
+        coalescer.push(Bytes::from(packet));
     }
-    joiner.flush();
-    std::iter::from_fn(|| joiner.pop()).collect()
+    coalescer.flush();
+    std::iter::from_fn(|| coalescer.pop()).collect()
 }
 
-fn segment_counts(joined: &[TunPacket]) -> Vec<usize> {
-    joined.iter().map(TunPacket::segments).collect()
+fn segment_counts(merged: &[TunPacket]) -> Vec<usize> {
+    merged.iter().map(TunPacket::segments).collect()
 }
 
 /// Consecutive segments of 100 bytes with counting identifications, each changed by `change`.
@@ -37,57 +37,57 @@ fn segments(
 fn unchanged(_: u16, _: &mut Packet, _: &mut Tcp, _: &mut Vec<u8>) {}
 
 #[test]
-fn segments_in_order_become_the_packet_the_sender_would_have_handed_over() {
+fn segments_in_order_become_the_super_packet_of_the_sender() {
     for base in [Packet::v4(), Packet::v6()] {
         let data: Vec<u8> = (0..10u8).flat_map(|index| [index; 100]).collect();
         let (hdr, whole) = base.tcp_super_packet(&Tcp { seq: 1000, ..Tcp::default() }, &data, 100);
-        let joined = join(segments(&base, 10, unchanged));
-        assert_eq!(segment_counts(&joined), [10]);
-        assert_eq!(joined[0].vnet(), hdr);
-        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], whole);
-        assert_eq!(joined[0].len(), VNET_HDR_LEN + whole.len());
-        let slices: Vec<_> = joined[0].io_slices().collect();
+        let merged = coalesce(segments(&base, 10, unchanged));
+        assert_eq!(segment_counts(&merged), [10]);
+        assert_eq!(merged[0].vnet(), hdr);
+        assert_eq!(merged[0].to_vec()[VNET_HDR_LEN..], whole);
+        assert_eq!(merged[0].len(), VNET_HDR_LEN + whole.len());
+        let slices: Vec<_> = merged[0].io_slices().collect();
         assert_eq!(slices.len(), 11);
         let written: Vec<u8> = slices.iter().flat_map(|slice| slice.to_vec()).collect();
-        assert_eq!(written, joined[0].to_vec());
+        assert_eq!(written, merged[0].to_vec());
     }
 }
 
 #[test]
-fn datagrams_of_equal_size_become_one_and_a_shorter_one_ends_it() {
+fn datagrams_of_equal_size_are_merged_and_a_shorter_one_ends_the_packet() {
     for base in [Packet::v4(), Packet::v6()] {
         let sizes = [200, 200, 200, 50, 200, 200, 201];
         let packets = sizes
             .iter()
             .zip(0u16..)
             .map(|(&size, index)| Packet { id: 1 + index, ..base.clone() }.udp(&vec![index as u8; size]));
-        let joined = join(packets);
-        assert_eq!(segment_counts(&joined), [4, 2, 1]);
+        let merged = coalesce(packets);
+        assert_eq!(segment_counts(&merged), [4, 2, 1]);
         let data: Vec<u8> = [[0; 200], [1; 200], [2; 200]].concat().into_iter().chain([3; 50]).collect();
         let (hdr, whole) = base.udp_super_packet(&data, 200);
-        assert_eq!(joined[0].vnet(), hdr);
-        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], whole);
-        assert_eq!(joined[2].vnet(), VnetHdr::NONE);
+        assert_eq!(merged[0].vnet(), hdr);
+        assert_eq!(merged[0].to_vec()[VNET_HDR_LEN..], whole);
+        assert_eq!(merged[2].vnet(), VnetHdr::NONE);
     }
 }
 
 #[test]
 fn push_and_fin_end_a_packet_and_the_flags_of_the_last_are_kept() {
     for ending in [tcp_flags::PSH, tcp_flags::FIN, tcp_flags::PSH | tcp_flags::FIN] {
-        let joined = join(segments(&Packet::v4(), 5, |index, _, tcp, _| {
+        let merged = coalesce(segments(&Packet::v4(), 5, |index, _, tcp, _| {
             if index == 2 {
                 tcp.flags |= ending;
             }
         }));
-        assert_eq!(segment_counts(&joined), [3, 2]);
-        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN + 33], tcp_flags::ACK | ending);
-        assert_eq!(joined[1].to_vec()[VNET_HDR_LEN + 33], tcp_flags::ACK);
+        assert_eq!(segment_counts(&merged), [3, 2]);
+        assert_eq!(merged[0].to_vec()[VNET_HDR_LEN + 33], tcp_flags::ACK | ending);
+        assert_eq!(merged[1].to_vec()[VNET_HDR_LEN + 33], tcp_flags::ACK);
     }
 }
 
 #[test]
 fn a_shorter_segment_ends_a_packet_and_a_longer_one_starts_the_next() {
-    let short = join(segments(&Packet::v4(), 4, |index, _, tcp, payload| {
+    let short = coalesce(segments(&Packet::v4(), 4, |index, _, tcp, payload| {
         if index == 1 {
             payload.truncate(60);
         } else if index > 1 {
@@ -95,7 +95,7 @@ fn a_shorter_segment_ends_a_packet_and_a_longer_one_starts_the_next() {
         }
     }));
     assert_eq!(segment_counts(&short), [2, 2]);
-    let long = join(segments(&Packet::v4(), 2, |index, _, _, payload| {
+    let long = coalesce(segments(&Packet::v4(), 2, |index, _, _, payload| {
         if index == 1 {
             payload.push(0);
         }
@@ -104,7 +104,7 @@ fn a_shorter_segment_ends_a_packet_and_a_longer_one_starts_the_next() {
 }
 
 #[test]
-fn a_difference_in_any_header_field_that_counts_separates() {
+fn a_difference_in_a_relevant_header_field_prevents_merging() {
     type Change = fn(&mut Packet, &mut Tcp);
     let changes: [(&str, Change); 8] = [
         ("acknowledgement", |_, tcp| tcp.ack += 1),
@@ -118,12 +118,12 @@ fn a_difference_in_any_header_field_that_counts_separates() {
     ];
     for base in [Packet::v4(), Packet::v6()] {
         for (name, change) in changes {
-            let joined = join(segments(&base, 2, |index, packet, tcp, _| {
+            let merged = coalesce(segments(&base, 2, |index, packet, tcp, _| {
                 if index == 1 {
                     change(packet, tcp);
                 }
             }));
-            assert_eq!(segment_counts(&joined), [1, 1], "{name}");
+            assert_eq!(segment_counts(&merged), [1, 1], "{name}");
         }
     }
 }
@@ -131,34 +131,34 @@ fn a_difference_in_any_header_field_that_counts_separates() {
 #[test]
 fn segments_without_data_and_with_unusual_flags_pass_alone() {
     for flags in [tcp_flags::SYN, tcp_flags::RST, tcp_flags::URG] {
-        let joined = join(segments(&Packet::v4(), 3, |index, _, tcp, _| {
+        let merged = coalesce(segments(&Packet::v4(), 3, |index, _, tcp, _| {
             if index == 1 {
                 tcp.flags |= flags;
             }
         }));
-        assert_eq!(segment_counts(&joined), [1, 1, 1]);
+        assert_eq!(segment_counts(&merged), [1, 1, 1]);
     }
-    let acks = join(segments(&Packet::v4(), 3, |_, _, _, payload| payload.clear()));
+    let acks = coalesce(segments(&Packet::v4(), 3, |_, _, _, payload| payload.clear()));
     assert_eq!(segment_counts(&acks), [1, 1, 1]);
 }
 
 #[test]
 fn a_reduced_window_flag_stays_on_the_first_segment() {
-    let joined = join(segments(&Packet::v6(), 3, |index, _, tcp, _| {
+    let merged = coalesce(segments(&Packet::v6(), 3, |index, _, tcp, _| {
         if index == 0 {
             tcp.flags |= tcp_flags::CWR;
         }
     }));
-    assert_eq!(segment_counts(&joined), [3]);
-    assert_eq!(joined[0].vnet().gso_type, vnet::GSO_TCPV6 | vnet::GSO_ECN);
+    assert_eq!(segment_counts(&merged), [3]);
+    assert_eq!(merged[0].vnet().gso_type, vnet::GSO_TCPV6 | vnet::GSO_ECN);
 }
 
 #[test]
-fn ipv4_identifications_must_count_or_stay_where_fragmenting_is_forbidden() {
+fn ipv4_identifications_must_increment_or_with_dont_fragment_stay_equal() {
     let with_ids = |ids: [u16; 4], dont_fragment: bool| {
         let base = Packet { dont_fragment, ..Packet::v4() };
         let packets = segments(&base, 4, |index, packet, _, _| packet.id = ids[usize::from(index)]);
-        segment_counts(&join(packets))
+        segment_counts(&coalesce(packets))
     };
     assert_eq!(with_ids([u16::MAX, 0, 1, 2], true), [4]);
     assert_eq!(with_ids([5, 5, 5, 5], true), [4]);
@@ -169,14 +169,14 @@ fn ipv4_identifications_must_count_or_stay_where_fragmenting_is_forbidden() {
 }
 
 #[test]
-fn damaged_packets_pass_alone_untouched_and_in_their_place() {
+fn damaged_packets_pass_unmerged_unchanged_and_in_order() {
     for damaged_at in [8, 25, 60] {
         let mut packets = segments(&Packet::v4(), 5, unchanged);
         packets[2][damaged_at] ^= 1;
-        let joined = join(packets.clone());
-        assert_eq!(segment_counts(&joined), [2, 1, 2]);
-        assert_eq!(joined[1].to_vec()[VNET_HDR_LEN..], packets[2]);
-        assert_eq!(joined[1].vnet(), VnetHdr::NONE);
+        let merged = coalesce(packets.clone());
+        assert_eq!(segment_counts(&merged), [2, 1, 2]);
+        assert_eq!(merged[1].to_vec()[VNET_HDR_LEN..], packets[2]);
+        assert_eq!(merged[1].vnet(), VnetHdr::NONE);
     }
 }
 
@@ -184,105 +184,105 @@ fn damaged_packets_pass_alone_untouched_and_in_their_place() {
 fn a_datagram_without_checksum_passes_alone() {
     let mut packets: Vec<_> = (0..3).map(|id| Packet { id, ..Packet::v4() }.udp(&[1; 100])).collect();
     packets[1][26..28].fill(0);
-    assert_eq!(segment_counts(&join(packets)), [1, 1, 1]);
+    assert_eq!(segment_counts(&coalesce(packets)), [1, 1, 1]);
 }
 
 #[test]
-fn interleaved_flows_are_merged_each() {
-    let flows: Vec<Packet> = (0..OPEN_GROUPS as u16)
+fn each_of_interleaved_flows_is_merged() {
+    let flows: Vec<Packet> = (0..MAX_OPEN_GROUPS as u16)
         .map(|port| Packet { src: SocketAddr::from(([10, 1, 0, 1], 1000 + port)), ..Packet::v4() })
         .collect();
     let packets: Vec<Vec<Vec<u8>>> = flows.iter().map(|base| segments(base, 6, unchanged)).collect();
     let interleaved = (0..6).flat_map(|index| packets.iter().map(move |flow| flow[index].clone()));
-    let joined = join(interleaved);
-    assert_eq!(segment_counts(&joined), [6; OPEN_GROUPS]);
+    let merged = coalesce(interleaved);
+    assert_eq!(segment_counts(&merged), [6; MAX_OPEN_GROUPS]);
 }
 
 #[test]
-fn one_flow_too_many_closes_the_oldest_only() {
+fn a_flow_beyond_the_maximum_closes_only_the_oldest_group() {
     let flow = |port: u16| {
         let base = Packet { src: SocketAddr::from(([10, 1, 0, 1], 1000 + port)), ..Packet::v4() };
         segments(&base, 2, unchanged)
     };
-    let count = OPEN_GROUPS as u16 + 1;
+    let count = MAX_OPEN_GROUPS as u16 + 1;
     let firsts = (0..count).map(|port| flow(port)[0].clone());
     let seconds = (1..count).map(|port| flow(port)[1].clone());
-    let counts = segment_counts(&join(firsts.chain(seconds)));
+    let counts = segment_counts(&coalesce(firsts.chain(seconds)));
     assert_eq!(counts[0], 1);
-    assert_eq!(counts[1..], [2; OPEN_GROUPS]);
+    assert_eq!(counts[1..], [2; MAX_OPEN_GROUPS]);
 }
 
 #[test]
-fn nothing_of_a_flow_overtakes_a_packet_that_cannot_be_merged() {
+fn no_packet_of_a_flow_overtakes_one_that_cannot_be_merged() {
     let mut packets = segments(&Packet::v4(), 4, unchanged);
     let mut fragment = Packet { dont_fragment: false, ..Packet::v4() }.tcp(&[9; 64]);
     fragment[6] = 0x20;
     packets.insert(2, fragment);
-    let joined = join(packets);
-    assert_eq!(segment_counts(&joined), [2, 1, 2]);
+    let merged = coalesce(packets);
+    assert_eq!(segment_counts(&merged), [2, 1, 2]);
 }
 
 #[test]
 fn merged_packets_stay_within_the_limits() {
     let packets = (0..200u16).map(|id| Packet { id, ..Packet::v4() }.udp(&[7; 500]));
-    assert_eq!(segment_counts(&join(packets)), [64, 64, 64, 8]);
+    assert_eq!(segment_counts(&coalesce(packets)), [64, 64, 64, 8]);
     let tiny = segments(&Packet::v4(), 600, |index, _, tcp, payload| {
         tcp.seq = u32::from(index);
         payload.truncate(1);
     });
-    assert_eq!(segment_counts(&join(tiny)), [256, 256, 88]);
+    assert_eq!(segment_counts(&coalesce(tiny)), [256, 256, 88]);
     let large = segments(&Packet::v4(), 100, |index, _, tcp, payload| {
         tcp.seq = u32::from(index) * 1400;
         payload.resize(1400, 0);
     });
-    let joined = join(large);
-    assert_eq!(segment_counts(&joined), [46, 46, 8]);
-    assert!(joined.iter().all(|joined| joined.len() <= VNET_HDR_LEN + MAX_PACKET));
+    let merged = coalesce(large);
+    assert_eq!(segment_counts(&merged), [46, 46, 8]);
+    assert!(merged.iter().all(|merged| merged.len() <= VNET_HDR_LEN + MAX_PACKET));
 }
 
 #[test]
-fn what_is_finished_can_be_popped_before_the_flush() {
-    let mut joiner = GroCoalescer::new();
+fn finished_packets_can_be_popped_before_the_flush() {
+    let mut coalescer = GroCoalescer::new();
     let packets = segments(&Packet::v4(), 2, unchanged);
-    joiner.push(Bytes::from(Packet::v4().echo(1, 1, b"ping")));
-    joiner.push(Bytes::from(packets[0].clone()));
-    joiner.push(Bytes::from(Packet::v4().echo(1, 2, b"ping")));
-    assert_eq!(joiner.pop().map(|joined| joined.segments()), Some(1));
-    assert!(joiner.pop().is_none(), "the first segment still waits for others");
-    joiner.push(Bytes::from(packets[1].clone()));
-    joiner.flush();
-    assert_eq!(joiner.pop().map(|joined| joined.segments()), Some(2));
-    assert_eq!(joiner.pop().map(|joined| joined.segments()), Some(1));
-    assert!(joiner.pop().is_none());
+    coalescer.push(Bytes::from(Packet::v4().echo(1, 1, b"ping")));
+    coalescer.push(Bytes::from(packets[0].clone()));
+    coalescer.push(Bytes::from(Packet::v4().echo(1, 2, b"ping")));
+    assert_eq!(coalescer.pop().map(|merged| merged.segments()), Some(1));
+    assert!(coalescer.pop().is_none(), "the first segment still waits for others");
+    coalescer.push(Bytes::from(packets[1].clone()));
+    coalescer.flush();
+    assert_eq!(coalescer.pop().map(|merged| merged.segments()), Some(2));
+    assert_eq!(coalescer.pop().map(|merged| merged.segments()), Some(1));
+    assert!(coalescer.pop().is_none());
 }
 
 #[test]
-fn part_lists_are_used_again() {
-    let mut joiner = GroCoalescer::new();
+fn part_lists_are_reused() {
+    let mut coalescer = GroCoalescer::new();
     let mut lists = Vec::new();
     for _ in 0..3 {
         for packet in segments(&Packet::v4(), 8, unchanged) {
-            joiner.push(Bytes::from(packet));
+            coalescer.push(Bytes::from(packet));
         }
-        joiner.flush();
-        let joined = joiner.pop().unwrap();
-        lists.push(joined.rest.as_ptr());
-        joiner.recycle(joined);
+        coalescer.flush();
+        let merged = coalescer.pop().unwrap();
+        lists.push(merged.rest.as_ptr());
+        coalescer.recycle(merged);
     }
     assert!(lists.iter().all(|list| *list == lists[0]));
 }
 
 #[test]
-fn what_is_no_packet_passes_too() {
+fn bytes_that_are_no_ip_packet_pass_unchanged() {
     let strays = [vec![], vec![0x45], vec![0xff; 64]];
-    let joined = join(strays.clone());
-    for (joined, stray) in joined.iter().zip(strays) {
-        assert_eq!(joined.to_vec()[VNET_HDR_LEN..], stray);
+    let merged = coalesce(strays.clone());
+    for (merged, stray) in merged.iter().zip(strays) {
+        assert_eq!(merged.to_vec()[VNET_HDR_LEN..], stray);
     }
-    assert_eq!(joined.len(), 3);
+    assert_eq!(merged.len(), 3);
 }
 
-/// A bare acknowledgement, with these options.
+/// A pure acknowledgement with these options.
 fn ack(base: &Packet, number: u32, options: &[u8]) -> Vec<u8> {
     base.tcp_with(&Tcp { ack: number, options: options.to_vec(), ..Tcp::default() }, b"")
 }
@@ -295,27 +295,28 @@ fn timestamps(value: u32) -> Vec<u8> {
 }
 
 #[test]
-fn the_last_of_the_acknowledgements_that_follow_each_other_stands_for_all() {
+fn of_consecutive_pure_acknowledgements_only_the_last_is_kept() {
     for base in [Packet::v4(), Packet::v6()] {
         let other = Packet { src: SocketAddr::new(base.src.ip(), 9), ..base.clone() };
         let last = ack(&base, 300, &[]);
-        let joined = join([ack(&base, 100, &[]), ack(&other, 5, &[]), ack(&base, 200, &[]), last.clone()]);
-        let packets: Vec<_> = joined.iter().map(|joined| joined.to_vec()[VNET_HDR_LEN..].to_vec()).collect();
+        let merged =
+            coalesce([ack(&base, 100, &[]), ack(&other, 5, &[]), ack(&base, 200, &[]), last.clone()]);
+        let packets: Vec<_> = merged.iter().map(|merged| merged.to_vec()[VNET_HDR_LEN..].to_vec()).collect();
         assert_eq!(packets, [last, ack(&other, 5, &[])]);
-        assert_eq!(joined[0].vnet(), VnetHdr::NONE);
+        assert_eq!(merged[0].vnet(), VnetHdr::NONE);
         // Sequence numbers wrap, and so do timestamps.
-        let joined = join([
+        let merged = coalesce([
             ack(&base, u32::MAX, &timestamps(u32::MAX)),
             ack(&base, 1, &timestamps(u32::MAX)),
             ack(&base, 2, &timestamps(0)),
         ]);
-        assert_eq!(joined.len(), 1);
-        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], ack(&base, 2, &timestamps(0)));
+        assert_eq!(merged.len(), 1);
+        assert_eq!(merged[0].to_vec()[VNET_HDR_LEN..], ack(&base, 2, &timestamps(0)));
     }
 }
 
 #[test]
-fn an_acknowledgement_that_says_something_of_its_own_stays() {
+fn an_acknowledgement_with_other_differences_is_kept() {
     let base = Packet::v4();
     let first = ack(&base, 100, &timestamps(50));
     let with = |change: fn(&mut Packet, &mut Tcp)| {
@@ -339,14 +340,14 @@ fn an_acknowledgement_that_says_something_of_its_own_stays() {
         ("damage", damaged),
         ("data", base.tcp_with(&Tcp { ack: 200, ..Tcp::default() }, b"data")),
     ] {
-        let joined = join([first.clone(), second.clone()]);
-        assert_eq!(joined.len(), 2, "{what}");
-        assert_eq!(joined[0].to_vec()[VNET_HDR_LEN..], first, "{what}");
-        // What comes after it does not pass it either.
+        let merged = coalesce([first.clone(), second.clone()]);
+        assert_eq!(merged.len(), 2, "{what}");
+        assert_eq!(merged[0].to_vec()[VNET_HDR_LEN..], first, "{what}");
+        // Later packets do not overtake it either.
         let third = ack(&base, 300, &timestamps(70));
-        let all: Vec<_> = join([first.clone(), second.clone(), third.clone()])
+        let all: Vec<_> = coalesce([first.clone(), second.clone(), third.clone()])
             .iter()
-            .map(|joined| joined.to_vec()[VNET_HDR_LEN..].to_vec())
+            .map(|merged| merged.to_vec()[VNET_HDR_LEN..].to_vec())
             .collect();
         assert!(all == [first.clone(), second, third.clone()] || all == [first.clone(), third], "{what}");
     }
