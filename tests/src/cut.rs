@@ -7,14 +7,14 @@ use std::{
 
 use crate::{
     eventually,
+    iperf::{IperfServer, Report},
     ping::Ping,
-    stage::{Direction, Peer, Place, Stage, TUNNEL},
-    tcp::{Report, Sink, Way},
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
 /// How link 1 dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Death {
+pub enum LinkFailure {
     /// The client's cable is pulled.
     Carrier,
     /// Packets vanish, and nobody is told.
@@ -25,76 +25,84 @@ pub enum Death {
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The longest time without an answer to pings 10 ms apart, from the cut until the restore.
-    pub gap: Duration,
+    pub longest_gap: Duration,
     /// From the restore until the link carried data again.
-    pub back: Duration,
+    pub recovery_time: Duration,
     /// The eight flows meanwhile.
     pub load: Report,
 }
 
-impl Death {
-    fn strike(self, stage: &Stage) {
+impl LinkFailure {
+    fn apply(self, testbed: &Testbed) {
         match self {
-            Self::Carrier => stage.link(1).cut(),
-            Self::Silent(direction) => stage.link(1).silence(direction),
+            Self::Carrier => testbed.link(1).cut(),
+            Self::Silent(direction) => testbed.link(1).silence(direction),
         }
     }
 
-    fn heal(self, stage: &Stage) {
+    fn undo(self, testbed: &Testbed) {
         match self {
-            Self::Carrier => stage.link(1).restore(),
-            Self::Silent(_) => stage.link(1).heal(),
+            Self::Carrier => testbed.link(1).restore(),
+            Self::Silent(_) => testbed.link(1).end_silence(),
         }
     }
 }
 
 /// When what happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct Timeline {
     /// From the start of the load until the link dies.
-    pub alive: Duration,
+    pub before_cut: Duration,
     /// From when that was noticed until the link comes back.
-    pub dead: Duration,
+    pub outage: Duration,
     /// How long the load lasts, in seconds.
-    pub load: u32,
+    pub load_seconds: u32,
 }
 
-impl Course {
+impl Timeline {
     /// Long enough for rates that have settled.
-    pub const LONG: Self = Self { alive: Duration::from_secs(3), dead: Duration::from_secs(3), load: 12 };
+    pub const LONG: Self =
+        Self { before_cut: Duration::from_secs(3), outage: Duration::from_secs(3), load_seconds: 12 };
     /// Just long enough to see the link die and come back under load.
-    pub const SHORT: Self = Self { alive: Duration::from_secs(2), dead: Duration::from_secs(2), load: 9 };
+    pub const SHORT: Self =
+        Self { before_cut: Duration::from_secs(2), outage: Duration::from_secs(2), load_seconds: 9 };
 }
 
 /// Eight flows and a dense ping; link 1 dies and comes back meanwhile.
-pub fn survive(stage: &Stage, client: &Peer, death: Death, way: Way, course: Course) -> Outcome {
+pub fn cut_under_load(
+    testbed: &Testbed,
+    client: &MpvpnProcess,
+    failure: LinkFailure,
+    direction: Direction,
+    timeline: Timeline,
+) -> Outcome {
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+        client.wait_for_path(link, "active", Duration::from_secs(5));
     }
-    let sink = Sink::start(stage, Place::Server, 5201);
-    let load = sink.tcp(stage, Place::Client, TUNNEL, 8, way, course.load);
-    let dense = Ping::dense(stage, Place::Client, TUNNEL, course.load.into());
-    thread::sleep(course.alive);
+    let iperf = IperfServer::start(testbed, Host::Server, 5201);
+    let load = iperf.tcp(testbed, Host::Client, TUNNEL, 8, direction, timeline.load_seconds);
+    let dense = Ping::dense(testbed, Host::Client, TUNNEL, timeline.load_seconds.into());
+    thread::sleep(timeline.before_cut);
 
     let cut = SystemTime::now();
-    death.strike(stage);
-    client.until_path("eth1", "down", Duration::from_secs(3));
-    thread::sleep(course.dead);
+    failure.apply(testbed);
+    client.wait_for_path("eth1", "down", Duration::from_secs(3));
+    thread::sleep(timeline.outage);
     let restored = (SystemTime::now(), Instant::now());
-    death.heal(stage);
-    until_used(stage, way);
-    let back = restored.1.elapsed();
+    failure.undo(testbed);
+    wait_until_used(testbed, direction);
+    let recovery_time = restored.1.elapsed();
 
     let (load, pings) = (load.finish(), dense.finish());
-    let gap = pings.longest_gap(cut - Duration::from_millis(100), restored.0);
-    Outcome { gap, back, load }
+    let longest_gap = pings.longest_gap(cut - Duration::from_millis(100), restored.0);
+    Outcome { longest_gap, recovery_time, load }
 }
 
 /// Waits until link 1 carries data again: 200 kB, which no heartbeats add up to.
-fn until_used(stage: &Stage, way: Way) {
+fn wait_until_used(testbed: &Testbed, direction: Direction) {
     let carried = || {
-        let (received, sent) = stage.counters(Place::Client, "eth1");
-        if way == Way::Up { sent } else { received }
+        let (received, sent) = testbed.interface_bytes(Host::Client, "eth1");
+        if direction == Direction::Up { sent } else { received }
     };
     let before = carried();
     eventually(Duration::from_secs(5), "traffic on the restored link", || {

@@ -1,7 +1,7 @@
 //! What the processes of a failing test have written, kept where it outlives the stage.
 //!
 //! In: the directory of a lab. Out: its files in `target/e2e-failures/TEST`, which takes the place of those of the same
-//! test's last failure. Sockets, folders and files larger than [`LARGEST`] are left out.
+//! test's last failure. Sockets, folders and files larger than [`MAX_FILE_BYTES`] are left out.
 
 use std::{
     fs, io,
@@ -11,14 +11,14 @@ use std::{
 use crate::target_dir;
 
 /// Bytes of the largest file that is kept: logs have kilobytes, captures of packets tens of megabytes.
-const LARGEST: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Copies the files of `dir`; where they are then.
-pub(crate) fn keep(dir: &Path, test: &str) -> io::Result<PathBuf> {
-    keep_in(&target_dir().join("e2e-failures"), dir, test)
+pub(crate) fn copy_logs(dir: &Path, test: &str) -> io::Result<PathBuf> {
+    copy_logs_to(&target_dir().join("e2e-failures"), dir, test)
 }
 
-fn keep_in(failures: &Path, dir: &Path, test: &str) -> io::Result<PathBuf> {
+fn copy_logs_to(failures: &Path, dir: &Path, test: &str) -> io::Result<PathBuf> {
     let folder = failures.join(test.replace("::", "."));
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
@@ -27,7 +27,7 @@ fn keep_in(failures: &Path, dir: &Path, test: &str) -> io::Result<PathBuf> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let about = entry.metadata()?;
-        if about.is_file() && about.len() <= LARGEST {
+        if about.is_file() && about.len() <= MAX_FILE_BYTES {
             fs::copy(entry.path(), folder.join(entry.file_name()))?;
         }
     }
@@ -46,7 +46,7 @@ mod tests {
         let mut kept = PathBuf::new();
         for (name, text) in [("1-server.log", "first"), ("2-client.log", "second")] {
             fs::write(dir.path().join(name), text).expect("a file");
-            kept = keep_in(failures.path(), dir.path(), "cut::a_link").expect("files are kept");
+            kept = copy_logs_to(failures.path(), dir.path(), "cut::a_link").expect("files are kept");
             fs::remove_file(dir.path().join(name)).expect("our own file");
         }
         let found = fs::read_dir(&kept).expect("a folder").flatten().map(|entry| entry.path());

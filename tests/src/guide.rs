@@ -21,7 +21,7 @@
 //! for `mpvpn lab up`), `<!-- link 1 down -->`, `<!-- link 1 up -->`, `<!-- copy server:FILE client -->`, and blocks of
 //! shell (`<!-- sh at=server`, the lines, `-->`). The words `PIN` and `TOKEN` stand for what the server printed last.
 
-use crate::stage::Place;
+use crate::testbed::Host;
 
 /// A page, as it is to be played.
 #[derive(Debug)]
@@ -36,18 +36,18 @@ pub struct Page {
 
 impl Page {
     /// The hosts on which something is done, each once.
-    pub fn places(&self) -> Vec<Place> {
-        let mut places = Vec::new();
+    pub fn hosts(&self) -> Vec<Host> {
+        let mut hosts = Vec::new();
         for step in &self.steps {
             let used = match &step.action {
-                Action::Run(run) => vec![run.at.place],
-                Action::Write { at, .. } => vec![at.place],
+                Action::Run(run) => vec![run.at.host],
+                Action::Write { at, .. } => vec![at.host],
                 Action::Copy { from, to, .. } => vec![*from, *to],
                 Action::Check { .. } | Action::Cable { .. } => Vec::new(),
             };
-            places.extend(used.into_iter().filter(|place| !places.contains(place)).collect::<Vec<_>>());
+            hosts.extend(used.into_iter().filter(|host| !hosts.contains(host)).collect::<Vec<_>>());
         }
-        places
+        hosts
     }
 }
 
@@ -93,11 +93,11 @@ pub enum Action {
     /// A file in a home folder is copied.
     Copy {
         /// Where from.
-        from: Place,
+        from: Host,
         /// Its name.
         file: String,
         /// Where to.
-        to: Place,
+        to: Host,
     },
 }
 
@@ -105,7 +105,7 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The host.
-    pub place: Place,
+    pub host: Host,
     /// Whether the user has no privileges.
     pub user: bool,
 }
@@ -205,7 +205,7 @@ fn comment(page: &mut Page, line: usize, words: &[String], body: Vec<(usize, &st
         },
         ["copy", from, to] => {
             let (from, file) = from.split_once(':').ok_or("copy PLACE:FILE PLACE")?;
-            Action::Copy { from: place(from)?, file: file.to_owned(), to: place(to)? }
+            Action::Copy { from: host(from)?, file: file.to_owned(), to: host(to)? }
         }
         _ => return Err(format!("`{}` has no meaning", words.join(" "))),
     };
@@ -229,7 +229,7 @@ fn shell(page: &mut Page, line: usize, words: &[String], body: &[(usize, &str)])
     let (mut at, mut user, mut stays, mut code, mut skip) = (None, false, false, 0, false);
     for word in words {
         match word.split_once('=').unwrap_or((word, "")) {
-            ("at", name) => at = Some(place(name)?),
+            ("at", name) => at = Some(host(name)?),
             ("user", "") => user = true,
             ("stays", "") => stays = true,
             ("fails", number) => code = number.parse().map_err(|_| format!("`{number}` is no exit code"))?,
@@ -239,8 +239,8 @@ fn shell(page: &mut Page, line: usize, words: &[String], body: &[(usize, &str)])
     }
     match (at, skip) {
         (None, true) => Ok(()),
-        (Some(place), false) => {
-            let at = At { place, user };
+        (Some(host), false) => {
+            let at = At { host, user };
             let run = Run { at, stays, code, script: joined(body), output: Vec::new() };
             page.steps.push(Step { line, action: Action::Run(run) });
             Ok(())
@@ -254,7 +254,7 @@ fn toml(page: &mut Page, line: usize, words: &[String], body: &[(usize, &str)]) 
     let (mut at, mut user, mut file, mut of) = (None, false, None, None);
     for word in words {
         match word.split_once('=').unwrap_or((word, "")) {
-            ("at", name) => at = Some(place(name)?),
+            ("at", name) => at = Some(host(name)?),
             ("user", "") => user = true,
             ("file", path) => file = Some((path.to_owned(), false)),
             ("append", path) => file = Some((path.to_owned(), true)),
@@ -265,8 +265,8 @@ fn toml(page: &mut Page, line: usize, words: &[String], body: &[(usize, &str)]) 
     }
     let text = joined(body);
     let action = match (at, file, of) {
-        (Some(place), Some((path, append)), None) => {
-            Action::Write { at: At { place, user }, path, append, text }
+        (Some(host), Some((path, append)), None) => {
+            Action::Write { at: At { host, user }, path, append, text }
         }
         (None, None, Some(server)) => Action::Check { server, text },
         _ => return Err("say where it is written (at= and file=), or whose it is (of=)".to_owned()),
@@ -279,12 +279,12 @@ fn joined(body: &[(usize, &str)]) -> String {
     body.iter().map(|(_, text)| format!("{text}\n")).collect()
 }
 
-fn place(name: &str) -> Result<Place, String> {
+fn host(name: &str) -> Result<Host, String> {
     match name {
-        "client" => Ok(Place::Client),
-        "server" => Ok(Place::Server),
-        "inet" => Ok(Place::Inet),
-        "lan" => Ok(Place::Lan),
+        "client" => Ok(Host::Client),
+        "server" => Ok(Host::Server),
+        "inet" => Ok(Host::Inet),
+        "lan" => Ok(Host::Lan),
         _ => Err(format!("`{name}` is none of: client, server, inet, lan")),
     }
 }
@@ -371,10 +371,10 @@ mod tests {
         assert_eq!((run.script.as_str(), run.stays, run.code), ("sudo x\n", true, 0));
         assert_eq!(run.output, [(8, "up 1".to_owned())]);
         let Action::Run(run) = &page.steps[2].action else { panic!("{page:#?}") };
-        assert_eq!((run.at, run.script.as_str()), (At { place: Place::Lan, user: false }, "a\nb\n"));
+        assert_eq!((run.at, run.script.as_str()), (At { host: Host::Lan, user: false }, "a\nb\n"));
         let Action::Write { at, append, .. } = &page.steps[3].action else { panic!("{page:#?}") };
         assert!(at.user && !append);
-        assert_eq!(page.places(), [Place::Server, Place::Lan, Place::Client]);
+        assert_eq!(page.hosts(), [Host::Server, Host::Lan, Host::Client]);
     }
 
     #[test]

@@ -12,22 +12,22 @@ use std::{
     time::Duration,
 };
 
-use crate::stage::{Place, Stage};
+use crate::testbed::{Host, Testbed};
 
 /// A megabyte.
 pub const MB: u64 = 1_000_000;
 
 /// `GET /N` gives N bytes of the stream; `PUT` takes as many as `Content-Length` says and tells whether they were right.
-pub struct Site {
+pub struct TestPages {
     port: u16,
     stop: Arc<AtomicBool>,
     acceptor: Option<JoinHandle<()>>,
 }
 
-impl Site {
+impl TestPages {
     /// Serves on every address of that host.
-    pub fn start(stage: &Stage, place: Place) -> Self {
-        let listener = stage.inside(place, || {
+    pub fn start(testbed: &Testbed, host: Host) -> Self {
+        let listener = testbed.in_namespace(host, || {
             let any: SocketAddr = "[::]:0".parse().expect("an address");
             TcpListener::bind(any).expect("a free port")
         });
@@ -50,7 +50,7 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+impl Drop for TestPages {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(acceptor) = self.acceptor.take() {
@@ -80,8 +80,8 @@ fn serve(stream: &TcpStream, stop: &AtomicBool) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(Duration::from_millis(200)))?;
     stream.set_write_timeout(Some(Duration::from_millis(200)))?;
-    let mut reader = BufReader::new(Patient { stream, stop });
-    let mut writer = Patient { stream, stop };
+    let mut reader = BufReader::new(StoppableSocket { stream, stop });
+    let mut writer = StoppableSocket { stream, stop };
     let (mut head, mut request, mut length) = (String::new(), String::new(), 0_u64);
     loop {
         head.clear();
@@ -98,7 +98,7 @@ fn serve(stream: &TcpStream, stop: &AtomicBool) -> io::Result<()> {
         }
     }
     if request.starts_with("PUT") {
-        let verdict = match check(&mut reader.take(length), length) {
+        let verdict = match compare(&mut reader.take(length), length) {
             Ok(()) => "right\n".to_owned(),
             Err(complaint) => format!("{complaint}\n"),
         };
@@ -107,17 +107,17 @@ fn serve(stream: &TcpStream, stop: &AtomicBool) -> io::Result<()> {
     let path = request.split_whitespace().nth(1).unwrap_or("/");
     let size: u64 = path.trim_start_matches('/').parse().unwrap_or(0);
     write!(writer, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n")?;
-    io::copy(&mut Stream::default().take(size), &mut writer).map(drop)
+    io::copy(&mut KnownBytes::default().take(size), &mut writer).map(drop)
 }
 
 /// A socket whose time-outs only serve to look at the stop flag.
-struct Patient<'a> {
+struct StoppableSocket<'a> {
     stream: &'a TcpStream,
     stop: &'a AtomicBool,
 }
 
-impl Patient<'_> {
-    fn insist<T>(&self, mut attempt: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
+impl StoppableSocket<'_> {
+    fn retry_until_stopped<T>(&self, mut attempt: impl FnMut(&TcpStream) -> io::Result<T>) -> io::Result<T> {
         loop {
             match attempt(self.stream) {
                 Err(error)
@@ -128,15 +128,15 @@ impl Patient<'_> {
     }
 }
 
-impl Read for Patient<'_> {
+impl Read for StoppableSocket<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.insist(|mut stream| stream.read(buffer))
+        self.retry_until_stopped(|mut stream| stream.read(buffer))
     }
 }
 
-impl Write for Patient<'_> {
+impl Write for StoppableSocket<'_> {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        self.insist(|mut stream| stream.write(buffer))
+        self.retry_until_stopped(|mut stream| stream.write(buffer))
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -146,11 +146,11 @@ impl Write for Patient<'_> {
 
 /// The known bytes: eight at a time from a mixed counter, so that a lost, doubled or moved piece shows.
 #[derive(Default)]
-pub struct Stream {
+pub struct KnownBytes {
     position: u64,
 }
 
-impl Read for Stream {
+impl Read for KnownBytes {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut rest = &mut *buffer;
         while !rest.is_empty() {
@@ -174,9 +174,9 @@ fn mix(counter: u64) -> u64 {
 }
 
 /// Reads to the end and compares with the stream.
-pub fn check(reader: &mut impl Read, size: u64) -> Result<(), String> {
+pub fn compare(reader: &mut impl Read, size: u64) -> Result<(), String> {
     let (mut got, mut expected) = (vec![0; 65536], vec![0; 65536]);
-    let (mut stream, mut total) = (Stream::default(), 0_u64);
+    let (mut stream, mut total) = (KnownBytes::default(), 0_u64);
     loop {
         let n = reader.read(&mut got).map_err(|error| format!("after {total} of {size} bytes: {error}"))?;
         if n == 0 {
@@ -199,14 +199,21 @@ pub struct Download {
 }
 
 impl Download {
-    /// `size` bytes from `host`, for at most `limit`; `words` go to curl.
-    pub fn start(stage: &Stage, site: &Site, host: &str, size: u64, limit: Duration, words: &[&str]) -> Self {
+    /// `size` bytes from `host`, for at most `limit`; `args` go to curl.
+    pub fn start(
+        testbed: &Testbed,
+        site: &TestPages,
+        host: &str,
+        size: u64,
+        limit: Duration,
+        args: &[&str],
+    ) -> Self {
         let url = site.url(host, &size.to_string());
-        let mut command = stage.command(Place::Client, "curl");
-        command.args(["-gsS", "--max-time", &limit.as_secs().to_string()]).args(words).arg(&url);
+        let mut command = testbed.command(Host::Client, "curl");
+        command.args(["-gsS", "--max-time", &limit.as_secs().to_string()]).args(args).arg(&url);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("curl runs");
         let mut body: ChildStdout = child.stdout.take().expect("a pipe");
-        let checker = thread::spawn(move || check(&mut body, size));
+        let checker = thread::spawn(move || compare(&mut body, size));
         Self { child, checker: Some(checker), url }
     }
 
@@ -230,16 +237,16 @@ impl Drop for Download {
 }
 
 /// Uploads `size` bytes by curl within `limit`; the server must find them right.
-pub fn upload(stage: &Stage, site: &Site, host: &str, size: u64, limit: Duration) {
+pub fn upload(testbed: &Testbed, site: &TestPages, host: &str, size: u64, limit: Duration) {
     let url = site.url(host, "");
-    let mut command = stage.command(Place::Client, "curl");
+    let mut command = testbed.command(Host::Client, "curl");
     let (time, length) = (limit.as_secs().to_string(), format!("Content-Length: {size}"));
     command.args(["-gsS", "--max-time", &time, "-X", "PUT", "-H", &length, "-H", "Expect:"]);
     command.args(["-H", "Transfer-Encoding:", "-T", "-", &url]);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("curl runs");
     let mut input = child.stdin.take().expect("a pipe");
-    let feeder = thread::spawn(move || io::copy(&mut Stream::default().take(size), &mut input));
+    let feeder = thread::spawn(move || io::copy(&mut KnownBytes::default().take(size), &mut input));
     let output = child.wait_with_output().expect("our own child");
     let _ = feeder.join();
     let (answer, complaint) =
@@ -258,14 +265,14 @@ mod tests {
     #[test]
     fn the_check_accepts_the_stream_and_nothing_else() {
         let mut bytes = vec![0; 100_000];
-        Stream::default().read_exact(&mut bytes).expect("an endless stream");
-        assert_eq!(check(&mut bytes.as_slice(), 100_000), Ok(()));
-        assert_eq!(check(&mut &bytes[..99_999], 100_000), Err("99999 of 100000 bytes".to_owned()));
+        KnownBytes::default().read_exact(&mut bytes).expect("an endless stream");
+        assert_eq!(compare(&mut bytes.as_slice(), 100_000), Ok(()));
+        assert_eq!(compare(&mut &bytes[..99_999], 100_000), Err("99999 of 100000 bytes".to_owned()));
         bytes.swap(70_000, 70_001);
         assert!(
-            check(&mut bytes.as_slice(), 100_000).is_err_and(|complaint| complaint.contains("wrong bytes"))
+            compare(&mut bytes.as_slice(), 100_000).is_err_and(|complaint| complaint.contains("wrong bytes"))
         );
         let doubled = [&bytes[..8], &bytes[..8]].concat();
-        assert!(check(&mut doubled.as_slice(), 16).is_err());
+        assert!(compare(&mut doubled.as_slice(), 16).is_err());
     }
 }

@@ -17,15 +17,15 @@ use rustls::{
 };
 
 use crate::{
-    http::Stream,
-    stage::{Place, Stage},
+    http::KnownBytes,
+    testbed::{Host, Testbed},
 };
 
 /// How long a client may be silent.
-const SILENCE: Duration = Duration::from_secs(30);
+const IO_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// `GET /N` gives N bytes of the stream.
-pub struct SecureSite {
+pub struct HttpsPages {
     name: String,
     port: u16,
     certificate: String,
@@ -40,10 +40,10 @@ struct Progress {
     pause: AtomicU64,
 }
 
-impl SecureSite {
+impl HttpsPages {
     /// Serves on every address of that host, with a certificate for `name`. Pages wait after `pause` bytes for
-    /// [`Self::go_on`].
-    pub fn start(stage: &Stage, place: Place, name: &str, pause: u64) -> Self {
+    /// [`Self::resume`].
+    pub fn start(testbed: &Testbed, host: Host, name: &str, pause: u64) -> Self {
         let made = rcgen::generate_simple_self_signed(vec![name.to_owned()]).expect("a certificate");
         let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
         let config = ServerConfig::builder()
@@ -51,7 +51,7 @@ impl SecureSite {
             .with_single_cert(vec![made.cert.der().clone()], key)
             .expect("a certificate and its key");
         let config = Arc::new(config);
-        let listener = stage.inside(place, || TcpListener::bind("[::]:0").expect("a free port"));
+        let listener = testbed.in_namespace(host, || TcpListener::bind("[::]:0").expect("a free port"));
         let port = listener.local_addr().expect("a bound socket").port();
         listener.set_nonblocking(true).expect("a socket can be nonblocking");
         let progress = Arc::new(Progress { sent: AtomicU64::new(0), pause: AtomicU64::new(pause) });
@@ -89,14 +89,14 @@ impl SecureSite {
     }
 
     /// Nothing waits any more.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         self.progress.pause.store(u64::MAX, Ordering::Relaxed);
     }
 }
 
-impl Drop for SecureSite {
+impl Drop for HttpsPages {
     fn drop(&mut self) {
-        self.go_on();
+        self.resume();
         self.stop.store(true, Ordering::Relaxed);
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();
@@ -106,8 +106,8 @@ impl Drop for SecureSite {
 
 fn serve(stream: TcpStream, config: Arc<ServerConfig>, progress: &Progress) -> io::Result<()> {
     stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(SILENCE))?;
-    stream.set_write_timeout(Some(SILENCE))?;
+    stream.set_read_timeout(Some(IO_TIMEOUT))?;
+    stream.set_write_timeout(Some(IO_TIMEOUT))?;
     let connection = ServerConnection::new(config).map_err(io::Error::other)?;
     let mut reader = BufReader::new(StreamOwned::new(connection, stream));
     let (mut line, mut request) = (String::new(), String::new());
@@ -121,14 +121,14 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, progress: &Progress) -> i
     let size: u64 = path.trim_start_matches('/').parse().unwrap_or(0);
     let mut tls = reader.into_inner();
     write!(tls, "HTTP/1.1 200 OK\r\nContent-Length: {size}\r\nConnection: close\r\n\r\n")?;
-    let mut rest = Stream::default().take(size);
-    let mut piece = [0; 16 << 10];
+    let mut rest = KnownBytes::default().take(size);
+    let mut chunk = [0; 16 << 10];
     loop {
-        let length = rest.read(&mut piece)?;
+        let length = rest.read(&mut chunk)?;
         if length == 0 {
             break;
         }
-        tls.write_all(&piece[..length])?;
+        tls.write_all(&chunk[..length])?;
         let sent = progress.sent.fetch_add(length as u64, Ordering::Relaxed) + length as u64;
         while sent >= progress.pause.load(Ordering::Relaxed) {
             thread::sleep(Duration::from_millis(10));
@@ -141,19 +141,19 @@ fn serve(stream: TcpStream, config: Arc<ServerConfig>, progress: &Progress) -> i
 /// Answers every question with one address.
 pub struct NameServer {
     address: SocketAddr,
-    asked: Arc<AtomicU64>,
+    question_count: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl NameServer {
     /// Answers at `own` on that host, that every name has the address `answer`.
-    pub fn start(stage: &Stage, place: Place, own: Ipv4Addr, answer: Ipv4Addr) -> Self {
-        let socket = stage.inside(place, || UdpSocket::bind((own, 0)).expect("a free port"));
+    pub fn start(testbed: &Testbed, host: Host, own: Ipv4Addr, answer: Ipv4Addr) -> Self {
+        let socket = testbed.in_namespace(host, || UdpSocket::bind((own, 0)).expect("a free port"));
         let address = socket.local_addr().expect("a bound socket");
         socket.set_read_timeout(Some(Duration::from_millis(50))).expect("a socket can be patient");
-        let (asked, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (counter, stopped) = (Arc::clone(&asked), Arc::clone(&stop));
+        let (question_count, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counter, stopped) = (Arc::clone(&question_count), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let mut question = [0; 512];
             while !stopped.load(Ordering::Relaxed) {
@@ -164,7 +164,7 @@ impl NameServer {
                 }
             }
         });
-        Self { address, asked, stop, thread: Some(thread) }
+        Self { address, question_count, stop, thread: Some(thread) }
     }
 
     /// Where it answers.
@@ -173,8 +173,8 @@ impl NameServer {
     }
 
     /// Questions so far.
-    pub fn asked(&self) -> u64 {
-        self.asked.load(Ordering::Relaxed)
+    pub fn question_count(&self) -> u64 {
+        self.question_count.load(Ordering::Relaxed)
     }
 }
 

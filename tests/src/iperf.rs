@@ -1,157 +1,182 @@
-//! iperf3 runs that may fail: for systems of others, of which nothing is taken for granted.
-//!
-//! In: where to, what, which way. Out: what the receiver got, or why there is no result. A run is bounded in time.
+//! iperf3 through whatever lies between two hosts.
 
-use std::fs;
+use std::{
+    cell::RefCell,
+    fs::{self, File},
+    path::PathBuf,
+    process::Child,
+    time::Duration,
+};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::{
-    stage::{Place, Stage},
-    tcp::{Sink, Way},
+    eventually,
+    testbed::{Direction, Host, Testbed},
 };
 
-/// Bytes of socket buffer that UDP runs ask for, where the system allows it.
-const UDP_BUFFER: u64 = 1 << 20;
-
-/// What is sent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Traffic {
-    /// So many TCP flows, as fast as they go.
-    Tcp {
-        /// How many.
-        flows: u32,
-    },
-    /// Datagrams of one size at one rate.
-    Udp {
-        /// Bytes of UDP payload.
-        size: u32,
-        /// Datagrams offered a second.
-        rate: f64,
-    },
+/// A place where an iperf3 server runs.
+pub struct IperfServer {
+    host: Host,
+    port: u16,
+    server: RefCell<Server>,
 }
 
-/// What arrived.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Arrived {
+/// A running iperf3 server. It serves one run: between two it would refuse, for a moment, who comes at once.
+struct Server {
+    child: Child,
+    is_used: bool,
+}
+
+/// A running iperf3 client.
+pub struct IperfRun {
+    child: Child,
+    report: PathBuf,
+    args: String,
+}
+
+/// What the receiver saw.
+#[derive(Clone, Debug)]
+pub struct Report {
     /// Goodput at the receiver, bit/s.
     pub rate: f64,
-    /// Payload that arrived, bytes.
-    pub bytes: f64,
-    /// Datagrams sent a second; 0 for TCP.
-    pub sent: f64,
-    /// Lost datagrams, percent; 0 for TCP.
+    /// Lost datagrams of UDP runs, percent.
     pub loss_pct: f64,
+    /// Goodput in each second, bit/s, as the client saw it.
+    pub seconds: Vec<f64>,
 }
 
-/// An iperf3 server at the lab's server, started again when a run has failed.
-pub struct Target<'a> {
-    stage: &'a Stage,
-    address: String,
-    port: u16,
-    sink: Option<Sink>,
-}
-
-impl<'a> Target<'a> {
-    /// Listens at the server; clients reach it at `address`.
-    pub fn new(stage: &'a Stage, address: &str, port: u16) -> Self {
-        Self { stage, address: address.to_owned(), port, sink: None }
+impl IperfServer {
+    /// Listens on every address of that host, and is ready when this returns.
+    pub fn start(testbed: &Testbed, host: Host, port: u16) -> Self {
+        Self { host, port, server: RefCell::new(Server::start(testbed, host, port)) }
     }
 
-    /// Starts the server, if it does not run.
-    pub fn listen(&mut self) {
-        let (stage, port) = (self.stage, self.port);
-        self.sink.get_or_insert_with(|| Sink::start(stage, Place::Server, port));
+    /// Starts TCP flows to it at `to` for some seconds.
+    pub fn tcp(
+        &self,
+        testbed: &Testbed,
+        from: Host,
+        to: &str,
+        flows: u32,
+        direction: Direction,
+        seconds: u32,
+    ) -> IperfRun {
+        self.run(testbed, from, to, direction, seconds, &["-P", &flows.to_string()])
     }
 
-    /// Runs `traffic` for `seconds`, asked for by the client.
-    pub fn run(&mut self, traffic: Traffic, way: Way, seconds: u32) -> Result<Arrived, String> {
-        self.listen();
-        self.sink.as_ref().expect("made by the line above").renew(self.stage);
-        let result = self.attempt(traffic, way, seconds);
-        if result.is_err() {
-            // It may still wait for the client of the failed run.
-            self.sink = None;
+    /// Starts UDP datagrams of 1200 bytes at `megabits` a second.
+    pub fn udp(
+        &self,
+        testbed: &Testbed,
+        from: Host,
+        to: &str,
+        megabits: u32,
+        direction: Direction,
+        seconds: u32,
+    ) -> IperfRun {
+        self.run(testbed, from, to, direction, seconds, &["-u", "-l", "1200", "-b", &format!("{megabits}M")])
+    }
+
+    /// Makes sure that a server waits that has served nobody.
+    pub(crate) fn ensure_unused(&self, testbed: &Testbed) {
+        let mut server = self.server.borrow_mut();
+        if server.is_used {
+            server.end();
+            *server = Server::start(testbed, self.host, self.port);
         }
-        result
+        server.is_used = true;
     }
 
-    fn attempt(&self, traffic: Traffic, way: Way, seconds: u32) -> Result<Arrived, String> {
-        let (port, time, limit) = (self.port.to_string(), seconds.to_string(), (seconds + 8).to_string());
-        let report = self.stage.file("iperf", Place::Client);
-        let file = fs::File::create(&report).map_err(|error| format!("{}: {error}", report.display()))?;
-        let mut command = self.stage.command(Place::Client, "timeout");
-        command.args(["-k", "1", &limit, "iperf3", "-J", "--connect-timeout", "3000"]);
-        command.args(["-c", &self.address, "-p", &port, "-t", &time]);
-        match traffic {
-            Traffic::Tcp { flows } => command.args(["-P", &flows.to_string()]),
-            Traffic::Udp { size, rate } => {
-                let bits = (rate * f64::from(size) * 8.0).round().to_string();
-                let (size, buffer) = (size.to_string(), udp_buffer().to_string());
-                command.args(["-u", "-l", &size, "-b", &bits, "-w", &buffer])
-            }
-        };
-        if way == Way::Down {
+    fn run(
+        &self,
+        testbed: &Testbed,
+        from: Host,
+        to: &str,
+        direction: Direction,
+        seconds: u32,
+        more_args: &[&str],
+    ) -> IperfRun {
+        self.ensure_unused(testbed);
+        let report = testbed.file("iperf", from);
+        let file = File::create(&report).expect("a file in the stage's directory");
+        let (port, time, limit) = (self.port.to_string(), seconds.to_string(), (seconds + 20).to_string());
+        let mut command = testbed.command(from, "timeout");
+        command.args(["-k", "2", &limit, "iperf3", "-J", "--connect-timeout", "5000", "-c", to, "-p", &port]);
+        command.args(["-t", &time]).args(more_args);
+        assert_ne!(direction, Direction::Both, "one iperf3 client sends in one direction");
+        if direction == Direction::Down {
             command.arg("-R");
         }
-        let status = command.stdout(file).status().map_err(|error| format!("iperf3: {error}"))?;
-        let text = fs::read_to_string(&report).unwrap_or_default();
-        let all: Value =
-            serde_json::from_str(&text).map_err(|_| format!("iperf3 ended with {status} and no result"))?;
-        if let Some(error) = all["error"].as_str() {
-            return Err(format!("iperf3: {error}"));
-        }
-        arrived(&all["end"]).ok_or_else(|| format!("iperf3 ended with {status} and half a result"))
+        command.stdout(file.try_clone().expect("a second handle")).stderr(file);
+        let child = command.spawn().expect("timeout runs");
+        IperfRun { child, report, args: format!("iperf3 to {to}, {direction:?}, {more_args:?}") }
     }
 }
 
-/// What may be asked for without being refused.
-fn udp_buffer() -> u64 {
-    let most = |name: &str| {
-        let text = fs::read_to_string(format!("/proc/sys/net/core/{name}")).ok()?;
-        text.trim().parse::<u64>().ok()
-    };
-    ["rmem_max", "wmem_max"].into_iter().filter_map(most).fold(UDP_BUFFER, u64::min)
-}
-
-fn arrived(end: &Value) -> Option<Arrived> {
-    if let Some(packets) = end["sum"]["packets"].as_f64() {
-        let sum = &end["sum"];
-        let (seconds, lost_pct) = (sum["seconds"].as_f64()?, sum["lost_percent"].as_f64()?);
-        let size = sum["bytes"].as_f64()? / packets.max(1.0);
-        let bytes = packets * size * (1.0 - lost_pct / 100.0);
-        let seconds = seconds.max(0.001);
-        return Some(Arrived {
-            rate: bytes * 8.0 / seconds,
-            bytes,
-            sent: packets / seconds,
-            loss_pct: lost_pct,
+impl Server {
+    fn start(testbed: &Testbed, host: Host, port: u16) -> Self {
+        let file = File::create(testbed.file("iperf-server", host)).expect("a file in the stage's directory");
+        let mut command = testbed.command(host, "iperf3");
+        command.args(["-s", "-p", &port.to_string()]);
+        command.stdout(file.try_clone().expect("a second handle")).stderr(file);
+        let server = Self { child: command.spawn().expect("iperf3 runs"), is_used: false };
+        let filter = format!("sport = :{port}");
+        eventually(Duration::from_secs(5), "iperf3 listens", || {
+            let sockets = testbed.run(host, &["ss", "-ltnH", &filter]);
+            if sockets.is_empty() { Err(format!("nobody on port {port}")) } else { Ok(()) }
         });
+        server
     }
-    let sum = &end["sum_received"];
-    Some(Arrived {
-        rate: sum["bits_per_second"].as_f64()?,
-        bytes: sum["bytes"].as_f64()?,
-        sent: 0.0,
-        loss_pct: 0.0,
-    })
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
 
-    use super::*;
+impl IperfRun {
+    /// Waits for its end, which must be a good one.
+    pub fn finish(mut self) -> Report {
+        let status = self.child.wait().expect("our own child");
+        let text = fs::read_to_string(&self.report).expect("its own file");
+        let all: Value = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{} ({status}): {error}\n{text}", self.args));
+        assert!(all["error"].is_null(), "{}: {}", self.args, all["error"]);
+        let end = &all["end"];
+        let received = if end["sum_received"].is_null() { &end["sum"] } else { &end["sum_received"] };
+        let intervals = all["intervals"].as_array().map_or(&[][..], Vec::as_slice);
+        Report {
+            rate: received["bits_per_second"].as_f64().expect("a rate"),
+            loss_pct: end["sum"]["lost_percent"].as_f64().unwrap_or(0.0),
+            seconds: intervals
+                .iter()
+                .filter_map(|second| second["sum"]["bits_per_second"].as_f64())
+                .collect(),
+        }
+    }
+}
 
-    #[test]
-    fn the_receivers_view_counts() {
-        let end = json!({ "sum_sent": { "bytes": 900, "bits_per_second": 9.0 },
-                          "sum_received": { "bytes": 500, "bits_per_second": 5.0 } });
-        let tcp = arrived(&end).expect("a TCP run");
-        assert_eq!((tcp.bytes, tcp.rate, tcp.loss_pct), (500.0, 5.0, 0.0));
-        let end = json!({ "sum": { "seconds": 2.0, "bytes": 1000, "packets": 10, "lost_percent": 20.0 } });
-        let udp = arrived(&end).expect("a UDP run");
-        assert_eq!((udp.bytes, udp.rate, udp.sent, udp.loss_pct), (800.0, 3200.0, 5.0, 20.0));
-        assert_eq!(arrived(&json!({})), None);
+impl Drop for IperfRun {
+    fn drop(&mut self) {
+        // `timeout` hands this on to iperf3, which would go on after a kill.
+        if let Ok(None) = self.child.try_wait() {
+            let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        }
+        let _ = self.child.wait();
+    }
+}
+
+impl Report {
+    /// The receiver's goodput, Mbit/s.
+    pub fn megabits(&self) -> f64 {
+        self.rate / 1e6
     }
 }

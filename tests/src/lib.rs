@@ -8,32 +8,32 @@
 
 pub mod call;
 pub mod cut;
+pub mod disturbance;
 pub mod dns;
 mod failure_logs;
+pub mod fallible_iperf;
 pub mod files;
-pub mod foreign;
-pub mod gets;
+pub mod firewall;
 pub mod guide;
-pub mod home;
+pub mod hostile;
 pub mod http;
 pub mod https;
+pub mod interop_peer;
 pub mod iperf;
 pub mod machine_share;
+pub mod many_connections;
+pub mod persistent_http;
 pub mod ping;
 mod private_folders;
 pub mod proxy;
 pub mod quic_bulk;
-pub mod quiet;
 pub mod random;
-pub mod rogue;
-pub mod stage;
-pub mod stall;
+pub mod stalled_readers;
 pub mod system;
-pub mod tcp;
+pub mod testbed;
 pub mod tun_copy;
 pub mod usage;
-pub mod visits;
-pub mod wall;
+pub mod user_home;
 
 use std::{
     path::{Path, PathBuf},
@@ -57,8 +57,8 @@ pub fn eventually<T>(limit: Duration, what: &str, mut probe: impl FnMut() -> Res
 
 /// Cargo's target directory, where binaries are and reports go.
 pub fn target_dir() -> PathBuf {
-    let inside = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target");
-    std::env::var_os("CARGO_TARGET_DIR").map_or_else(inside, PathBuf::from)
+    let default_dir = || Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace").join("target");
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(default_dir, PathBuf::from)
 }
 
 /// The value below which `percent` of them are, of values in order; not a number where there is none.

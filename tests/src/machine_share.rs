@@ -1,7 +1,7 @@
 //! How much of the machine tests and rigs take, so that those that run side by side do not make each other fail.
 //!
 //! In: how much of a processor a test needs. Out: a guard. What always holds: the shares that are held on a machine, by all
-//! threads and processes together, do not exceed `PERCENT` of its processors; who holds [`Share::Whole`] runs alone; threads
+//! threads and processes together, do not exceed `SHARED_PERCENT` of its processors; who holds [`Share::Whole`] runs alone; threads
 //! of a process are served in turn, so a large share is not overtaken by small ones for ever; every wait is bounded; what a
 //! killed process held is free (flock(2)).
 
@@ -28,18 +28,18 @@ use crate::eventually;
 
 /// What is shared of each processor, percent. The rest is for the kernel, for the tests' own threads, and because nobody needs
 /// the same at all times: with more, tests miss bounds because they get no processor; with less, processors idle.
-const PERCENT: u32 = 80;
+const SHARED_PERCENT: u32 = 80;
 /// What one lock stands for, percent of a processor.
-const STEP: u32 = 10;
+const LOCK_PERCENT: u32 = 10;
 /// How long a guard is waited for. All tests that want the whole machine take a few minutes together, and a rig takes a few
 /// minutes a stage. Less would fail tests that only wait their turn; more would hide a run that hangs.
-const LIMIT: Duration = Duration::from_secs(1800);
+const WAIT_LIMIT: Duration = Duration::from_secs(1800);
 
 static ALWAYS_WHOLE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// How many locks this thread holds.
-    static HELD: Cell<usize> = const { Cell::new(0) };
+    static HELD_LOCKS: Cell<usize> = const { Cell::new(0) };
 }
 
 /// How much of the machine.
@@ -58,7 +58,7 @@ impl Share {
 
     fn locks(self, all: usize) -> usize {
         match self {
-            Self::Percent(percent) => (percent.div_ceil(STEP) as usize).clamp(1, all),
+            Self::Percent(percent) => (percent.div_ceil(LOCK_PERCENT) as usize).clamp(1, all),
             Self::Whole => all,
         }
     }
@@ -80,15 +80,15 @@ impl MachineShare {
     /// If this thread holds less already, because it would wait for itself.
     pub fn take(share: Share) -> Self {
         let processors = thread::available_parallelism().map_or(1, |count| count.get());
-        let all = processors * (PERCENT / STEP) as usize;
+        let all = processors * (SHARED_PERCENT / LOCK_PERCENT) as usize;
         let share = if ALWAYS_WHOLE.load(Ordering::Relaxed) { Share::Whole } else { share };
-        let (wanted, held) = (share.locks(all), HELD.get());
+        let (wanted, held) = (share.locks(all), HELD_LOCKS.get());
         assert!(
             held == 0 || held >= wanted,
             "this thread has {held} of {all} locks and wants {wanted}: it has to ask for the larger share first"
         );
-        let locks = if held == 0 { take_locks(wanted, all) } else { Vec::new() };
-        HELD.set(held.max(wanted));
+        let locks = if held == 0 { acquire_locks(wanted, all) } else { Vec::new() };
+        HELD_LOCKS.set(held.max(wanted));
         Self { locks, _not_send: PhantomData }
     }
 
@@ -101,7 +101,7 @@ impl MachineShare {
 impl Drop for MachineShare {
     fn drop(&mut self) {
         if !self.locks.is_empty() {
-            HELD.set(0);
+            HELD_LOCKS.set(0);
         }
     }
 }
@@ -115,7 +115,7 @@ fn folder() -> PathBuf {
 
 /// A place in the queue of this process: threads collect locks in the order in which they asked. Otherwise one that wants all
 /// locks could wait for another that asked after it, and holds them for minutes.
-struct Place(u64);
+struct Ticket(u64);
 
 struct Queue {
     next: u64,
@@ -123,28 +123,30 @@ struct Queue {
 }
 
 static QUEUE: Mutex<Queue> = Mutex::new(Queue { next: 0, waiting: VecDeque::new() });
-static MOVED: Condvar = Condvar::new();
+static QUEUE_CHANGED: Condvar = Condvar::new();
 
-impl Place {
+impl Ticket {
     /// Waits until it is the first.
     fn wait() -> Self {
         let mut queue = QUEUE.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = Self(queue.next);
+        let ticket = Self(queue.next);
         queue.next += 1;
-        queue.waiting.push_back(place.0);
-        let is_late = |queue: &mut Queue| queue.waiting.front() != Some(&place.0);
-        let waited = MOVED.wait_timeout_while(queue, LIMIT, is_late).unwrap_or_else(PoisonError::into_inner);
+        queue.waiting.push_back(ticket.0);
+        let is_waiting = |queue: &mut Queue| queue.waiting.front() != Some(&ticket.0);
+        let waited = QUEUE_CHANGED
+            .wait_timeout_while(queue, WAIT_LIMIT, is_waiting)
+            .unwrap_or_else(PoisonError::into_inner);
         let is_first = !waited.1.timed_out();
         drop(waited);
-        assert!(is_first, "other threads have waited for a share of the machine for {LIMIT:?}");
-        place
+        assert!(is_first, "other threads have waited for a share of the machine for {WAIT_LIMIT:?}");
+        ticket
     }
 }
 
-impl Drop for Place {
+impl Drop for Ticket {
     fn drop(&mut self) {
         QUEUE.lock().unwrap_or_else(PoisonError::into_inner).waiting.retain(|waiting| *waiting != self.0);
-        MOVED.notify_all();
+        QUEUE_CHANGED.notify_all();
     }
 }
 
@@ -162,17 +164,17 @@ fn try_lock(file: &File) -> bool {
 }
 
 /// Takes `wanted` locks, the next that become free.
-fn take_locks(wanted: usize, all: usize) -> Vec<File> {
-    let _place = Place::wait();
+fn acquire_locks(wanted: usize, all: usize) -> Vec<File> {
+    let _ticket = Ticket::wait();
     // Whoever holds this one is the only one that collects, so nobody waits for what another process collects.
     let folder = folder();
     let turn = open(&folder.join("turn"));
-    eventually(LIMIT, "a share of the machine", || {
+    eventually(WAIT_LIMIT, "a share of the machine", || {
         if try_lock(&turn) { Ok(()) } else { Err(format!("others wait for one, see {}", folder.display())) }
     });
     let mut free: Vec<File> = (0..all).map(|number| open(&folder.join(number.to_string()))).collect();
     let mut taken = Vec::new();
-    eventually(LIMIT, "a share of the machine", || {
+    eventually(WAIT_LIMIT, "a share of the machine", || {
         let mut at = 0;
         while at < free.len() && taken.len() < wanted {
             if try_lock(&free[at]) { taken.push(free.swap_remove(at)) } else { at += 1 }
@@ -192,8 +194,8 @@ mod tests {
 
     use super::*;
 
-    const SOON: Duration = Duration::from_secs(600);
-    const LONG_ENOUGH: Duration = Duration::from_millis(300);
+    const LOCK_TIMEOUT: Duration = Duration::from_secs(600);
+    const STILL_WAITING_AFTER: Duration = Duration::from_millis(300);
 
     /// A thread that takes a share, tells it, and keeps it until the answer is dropped.
     struct Holder {
@@ -215,11 +217,11 @@ mod tests {
         }
 
         fn waits(&self) -> bool {
-            self.has_it.recv_timeout(LONG_ENOUGH).is_err()
+            self.has_it.recv_timeout(STILL_WAITING_AFTER).is_err()
         }
 
         fn has_it(&self) {
-            self.has_it.recv_timeout(SOON).expect("a share");
+            self.has_it.recv_timeout(LOCK_TIMEOUT).expect("a share");
         }
     }
 

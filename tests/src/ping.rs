@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{
     percentile,
-    stage::{Place, Stage},
+    testbed::{Host, Testbed},
 };
 
 /// A running `ping`; its answers go to a file.
@@ -42,35 +42,31 @@ pub struct Pings {
 
 impl Ping {
     /// One ping every 10 ms for `seconds`.
-    pub fn dense(stage: &Stage, from: Place, to: &str, seconds: u64) -> Self {
-        Self::start(stage, from, &["-i", "0.01", "-w", &seconds.to_string(), to])
+    pub fn dense(testbed: &Testbed, from: Host, to: &str, seconds: u64) -> Self {
+        Self::start(testbed, from, &["-i", "0.01", "-w", &seconds.to_string(), to])
     }
 
     /// One ping every `every` for `seconds`.
-    pub fn every(stage: &Stage, from: Place, every: Duration, to: &str, seconds: u32) -> Self {
+    pub fn every(testbed: &Testbed, from: Host, every: Duration, to: &str, seconds: u32) -> Self {
         let interval = every.as_secs_f64().to_string();
-        Self::start(stage, from, &["-i", &interval, "-w", &seconds.to_string(), to])
+        Self::start(testbed, from, &["-i", &interval, "-w", &seconds.to_string(), to])
     }
 
     /// One ping every 10 ms for `seconds`, with this TOS byte.
-    pub fn marked(stage: &Stage, from: Place, tos: &str, to: &str, seconds: u64) -> Self {
-        Self::start(stage, from, &["-Q", tos, "-i", "0.01", "-w", &seconds.to_string(), to])
+    pub fn dense_with_tos(testbed: &Testbed, from: Host, tos: &str, to: &str, seconds: u64) -> Self {
+        Self::start(testbed, from, &["-Q", tos, "-i", "0.01", "-w", &seconds.to_string(), to])
     }
 
     /// The same through one interface.
-    pub fn dense_from(stage: &Stage, from: Place, interface: &str, to: &str, seconds: u64) -> Self {
-        Self::start(stage, from, &["-I", interface, "-i", "0.01", "-w", &seconds.to_string(), to])
+    pub fn dense_through(testbed: &Testbed, from: Host, interface: &str, to: &str, seconds: u64) -> Self {
+        Self::start(testbed, from, &["-I", interface, "-i", "0.01", "-w", &seconds.to_string(), to])
     }
 
-    fn start(stage: &Stage, from: Place, words: &[&str]) -> Self {
-        let answers = stage.file("ping", from);
+    fn start(testbed: &Testbed, from: Host, args: &[&str]) -> Self {
+        let answers = testbed.file("ping", from);
         let file = File::create(&answers).unwrap_or_else(|error| panic!("{}: {error}", answers.display()));
-        let mut command = stage.command(from, "ping");
-        command
-            .args(["-n", "-D"])
-            .args(words)
-            .stdout(file.try_clone().expect("a second handle"))
-            .stderr(file);
+        let mut command = testbed.command(from, "ping");
+        command.args(["-n", "-D"]).args(args).stdout(file.try_clone().expect("a second handle")).stderr(file);
         Self { child: command.spawn().expect("ping runs"), answers }
     }
 
@@ -96,14 +92,14 @@ impl Drop for Ping {
 }
 
 /// `count` pings, 100 ms apart, waited for.
-pub fn ping(stage: &Stage, from: Place, to: &str, count: u32) -> Pings {
+pub fn ping(testbed: &Testbed, from: Host, to: &str, count: u32) -> Pings {
     let limit = (count / 5 + 5).to_string();
-    Ping::start(stage, from, &["-i", "0.1", "-c", &count.to_string(), "-w", &limit, to]).finish()
+    Ping::start(testbed, from, &["-i", "0.1", "-c", &count.to_string(), "-w", &limit, to]).finish()
 }
 
 /// At least one of five pings must be answered, each within a second. The first answer is enough.
-pub fn reaches(stage: &Stage, from: Place, to: &str) {
-    let once = || Ping::start(stage, from, &["-c", "1", "-W", "1", to]).finish();
+pub fn reaches(testbed: &Testbed, from: Host, to: &str) {
+    let once = || Ping::start(testbed, from, &["-c", "1", "-W", "1", to]).finish();
     let answered = (0..5).any(|_| !once().answers.is_empty());
     assert!(answered, "{from:?} does not reach {to}: none of five pings was answered");
 }
@@ -112,10 +108,10 @@ impl Pings {
     /// The longest time without an answer between two moments; silence up to the end of it counts.
     pub fn longest_gap(&self, from: SystemTime, to: SystemTime) -> Duration {
         let (from, to) = (unix(from), unix(to));
-        let inside = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));
+        let in_namespace = self.answers.iter().map(|answer| answer.at).filter(|at| (from..to).contains(at));
         let mut last = from;
         let mut longest: f64 = 0.0;
-        for at in inside.chain([to]) {
+        for at in in_namespace.chain([to]) {
             longest = longest.max(at - last);
             last = at;
         }

@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     eventually,
-    stage::{Place, Stage},
+    testbed::{Host, Testbed},
 };
 
 /// Where it listens, at the server's host.
@@ -23,14 +23,14 @@ pub struct HttpProxy {
 
 impl HttpProxy {
     /// Starts it, and waits until it answers.
-    pub fn start(stage: &Stage) -> Self {
-        let file = stage.dir().join("tinyproxy.conf");
+    pub fn start(testbed: &Testbed) -> Self {
+        let file = testbed.dir().join("tinyproxy.conf");
         let lines = format!(
             "Port {PORT}\nListen {HOST}\nTimeout 600\nMaxClients 50\nBasicAuth anna secret\nConnectPort 4433\n"
         );
         fs::write(&file, lines).expect("a file");
-        let child = stage
-            .command(Place::Server, "tinyproxy")
+        let child = testbed
+            .command(Host::Server, "tinyproxy")
             .args(["-d", "-c"])
             .arg(&file)
             .stdout(Stdio::null())
@@ -39,7 +39,7 @@ impl HttpProxy {
             .unwrap_or_else(|error| panic!("tinyproxy: {error} (apt install tinyproxy-bin)"));
         eventually(Duration::from_secs(10), "the proxy answers", || {
             let connect = || TcpStream::connect((HOST, PORT)).map_err(|error| error.to_string());
-            stage.inside(Place::Server, connect).map(drop)
+            testbed.in_namespace(Host::Server, connect).map(drop)
         });
         Self { child }
     }

@@ -19,51 +19,51 @@ use quinn::{ClientConfig, Endpoint, EndpointConfig, ServerConfig, TransportConfi
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio::time;
 
-use crate::stage::{Place, Stage};
+use crate::testbed::{Host, Testbed};
 
 /// The word by which a binary that uses this crate is asked to be an end:
 /// `PROGRAM quic-bulk serve ADDRESS:PORT FILE` or `PROGRAM quic-bulk fetch ADDRESS:PORT FILE SECONDS`.
-pub const WORD: &str = "quic-bulk";
+pub const SUBCOMMAND: &str = "quic-bulk";
 /// The bytes that arrived are counted for each of these.
 pub const STEP: Duration = Duration::from_millis(100);
 
-const NAME: &str = "bulk";
+const SERVER_NAME: &str = "bulk";
 const PORT: u16 = 5202;
 /// UDP payload that fits the smallest tunnel MTU, 1280 bytes, with the headers of IPv4 and UDP.
-const PAYLOAD: u16 = 1252;
+const UDP_PAYLOAD_BYTES: u16 = 1252;
 /// More than any rate and round trip of the scenarios need, bytes.
-const WINDOW: u32 = 32 << 20;
-const SOCKET_BUFFER: usize = 4 << 20;
-const CHUNK: usize = 64 << 10;
+const FLOW_CONTROL_BYTES: u32 = 32 << 20;
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
+const CHUNK_BYTES: usize = 64 << 10;
 /// How long a connection may be silent before it counts as lost.
-const SILENCE: Duration = Duration::from_secs(10);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Errors of both ends are told, not handled.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// A server at the lab's server; ended when dropped.
-pub struct Source {
+pub struct QuicServer {
     child: Child,
     certificate: PathBuf,
 }
 
 /// A running download; ended when dropped.
-pub struct Fetch(Child);
+pub struct QuicDownload(Child);
 
-impl Source {
+impl QuicServer {
     /// Listens on every IPv4 address, and is ready when this returns.
-    pub fn start(stage: &Stage) -> std::result::Result<Self, String> {
-        let certificate = stage.file("quic", Place::Server);
-        let mut command = stage.command(Place::Server, &program()?);
-        command.args([WORD, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
+    pub fn start(testbed: &Testbed) -> std::result::Result<Self, String> {
+        let certificate = testbed.file("quic", Host::Server);
+        let mut command = testbed.command(Host::Server, &program()?);
+        command.args([SUBCOMMAND, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
         command.arg(&certificate);
         let child = command.spawn().map_err(|error| format!("the QUIC server does not start: {error}"))?;
-        let mut source = Self { child, certificate };
+        let mut server = Self { child, certificate };
         for _ in 0..250 {
-            if source.certificate.exists() {
-                return Ok(source);
+            if server.certificate.exists() {
+                return Ok(server);
             }
-            if let Ok(Some(status)) = source.child.try_wait() {
+            if let Ok(Some(status)) = server.child.try_wait() {
                 return Err(format!("the QUIC server ended with {status}"));
             }
             thread::sleep(Duration::from_millis(20));
@@ -72,24 +72,29 @@ impl Source {
     }
 
     /// Starts a download from it at `address` to the client, for some seconds.
-    pub fn fetch(&self, stage: &Stage, address: &str, seconds: u32) -> std::result::Result<Fetch, String> {
-        let mut command = stage.command(Place::Client, "timeout");
-        command.args(["-k", "2", &(seconds + 15).to_string(), &program()?, WORD, "fetch"]);
+    pub fn fetch(
+        &self,
+        testbed: &Testbed,
+        address: &str,
+        seconds: u32,
+    ) -> std::result::Result<QuicDownload, String> {
+        let mut command = testbed.command(Host::Client, "timeout");
+        command.args(["-k", "2", &(seconds + 15).to_string(), &program()?, SUBCOMMAND, "fetch"]);
         command.arg(format!("{address}:{PORT}")).arg(&self.certificate).arg(seconds.to_string());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().map_err(|error| format!("the QUIC client does not start: {error}"))?;
-        Ok(Fetch(child))
+        Ok(QuicDownload(child))
     }
 }
 
-impl Drop for Source {
+impl Drop for QuicServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Fetch {
+impl QuicDownload {
     /// Waits for its end: the bytes of each [`STEP`].
     pub fn finish(mut self) -> std::result::Result<Vec<u64>, String> {
         let (mut out, mut complaint) = (String::new(), String::new());
@@ -108,7 +113,7 @@ impl Fetch {
     }
 }
 
-impl Drop for Fetch {
+impl Drop for QuicDownload {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -121,38 +126,38 @@ fn program() -> std::result::Result<String, String> {
 }
 
 /// Is one end: the server for ever, the client until its time is over.
-pub fn run(words: &[String]) -> std::result::Result<(), String> {
+pub fn run(args: &[String]) -> std::result::Result<(), String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("{WORD}: no runtime: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("{SUBCOMMAND}: no runtime: {error}"))?;
     let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let result = match words[..] {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match args[..] {
         ["serve", at, file] => runtime.block_on(serve(address(at)?, Path::new(file))),
         ["fetch", from, file, seconds] => {
             let seconds = seconds.parse().map_err(|error| format!("{seconds}: {error}"))?;
             runtime.block_on(fetch(address(from)?, Path::new(file), Duration::from_secs(seconds)))
         }
-        _ => return Err(format!("{WORD} takes serve ADDRESS FILE or fetch ADDRESS FILE SECONDS")),
+        _ => return Err(format!("{SUBCOMMAND} takes serve ADDRESS FILE or fetch ADDRESS FILE SECONDS")),
     };
-    result.map_err(|error| format!("{WORD}: {error}"))
+    result.map_err(|error| format!("{SUBCOMMAND}: {error}"))
 }
 
 async fn serve(at: SocketAddr, file: &Path) -> Result<()> {
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()])?;
-    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let mut config = ServerConfig::with_single_cert(vec![made.cert.der().clone()], key)?;
+    let certificate_and_key = rcgen::generate_simple_self_signed(vec![SERVER_NAME.to_owned()])?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certificate_and_key.signing_key.serialize_der()));
+    let mut config = ServerConfig::with_single_cert(vec![certificate_and_key.cert.der().clone()], key)?;
     config.transport_config(Arc::new(transport()?));
     let endpoint = endpoint(at, Some(config))?;
     // Whoever sees the file sees all of it, and a server that listens.
     let draft = file.with_extension("draft");
-    fs::write(&draft, made.cert.der())?;
+    fs::write(&draft, certificate_and_key.cert.der())?;
     fs::rename(draft, file)?;
     while let Some(incoming) = endpoint.accept().await {
         tokio::spawn(async move {
             let Ok(connection) = incoming.await else { return };
             let Ok(mut stream) = connection.open_uni().await else { return };
             // Until the client has enough and closes.
-            while stream.write_all(&[0; CHUNK]).await.is_ok() {}
+            while stream.write_all(&[0; CHUNK_BYTES]).await.is_ok() {}
         });
     }
     Ok(())
@@ -165,10 +170,10 @@ async fn fetch(from: SocketAddr, file: &Path, length: Duration) -> Result<()> {
     config.transport_config(Arc::new(transport()?));
     let endpoint = endpoint(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), None)?;
     let began = Instant::now();
-    let connection = endpoint.connect_with(config, from, NAME)?.await?;
+    let connection = endpoint.connect_with(config, from, SERVER_NAME)?.await?;
     let mut stream = connection.accept_uni().await?;
     let mut steps = vec![0u64; length.as_millis().div_ceil(STEP.as_millis()) as usize];
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; CHUNK_BYTES];
     while began.elapsed() < length {
         let left = length.saturating_sub(began.elapsed());
         let Ok(read) = time::timeout(left, stream.read(&mut buffer)).await else { break };
@@ -188,13 +193,13 @@ fn transport() -> Result<TransportConfig> {
     let mut transport = TransportConfig::default();
     transport
         .congestion_controller_factory(Arc::new(congestion::CubicConfig::default()))
-        .initial_mtu(PAYLOAD)
-        .min_mtu(PAYLOAD)
+        .initial_mtu(UDP_PAYLOAD_BYTES)
+        .min_mtu(UDP_PAYLOAD_BYTES)
         .mtu_discovery_config(None)
-        .stream_receive_window(VarInt::from_u32(WINDOW))
-        .receive_window(VarInt::from_u32(WINDOW))
-        .send_window(WINDOW.into())
-        .max_idle_timeout(Some(SILENCE.try_into()?));
+        .stream_receive_window(VarInt::from_u32(FLOW_CONTROL_BYTES))
+        .receive_window(VarInt::from_u32(FLOW_CONTROL_BYTES))
+        .send_window(FLOW_CONTROL_BYTES.into())
+        .max_idle_timeout(Some(IDLE_TIMEOUT.try_into()?));
     Ok(transport)
 }
 
@@ -202,7 +207,7 @@ fn transport() -> Result<TransportConfig> {
 fn endpoint(at: SocketAddr, server: Option<ServerConfig>) -> Result<Endpoint> {
     let socket = UdpSocket::bind(at)?;
     // Without the right to more, what the system allows is what there is.
-    let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER);
+    let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, SOCKET_BUFFER_BYTES);
     let runtime = quinn::default_runtime().ok_or("no runtime")?;
     Ok(Endpoint::new(EndpointConfig::default(), server, socket, runtime)?)
 }

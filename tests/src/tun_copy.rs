@@ -21,68 +21,77 @@ use mpvpn_os::{
 use mpvpn_packet::{GroCoalescer, VnetHdr, split::split};
 
 use crate::{
-    stage::{Place, Stage},
-    system::{Daemon, Parts},
+    system::{Daemon, RunningSystem},
+    testbed::{Host, Testbed},
 };
 
 /// The word by which a binary that uses this crate is asked to be an end: `PROGRAM tun-copy DEVICE LOCAL REMOTE`.
-pub const WORD: &str = "tun-copy";
+pub const SUBCOMMAND: &str = "tun-copy";
 
 /// What fits a datagram on Ethernet: 1500 less the headers of IPv4 and UDP.
 const MTU: u32 = 1472;
 const PORT: u16 = 5600;
-const BUFFER: usize = 4 << 20;
+const SOCKET_BUFFER_BYTES: usize = 4 << 20;
 /// Device, address on the link and address inside, of server and client.
-const ENDS: [(Place, &str, Ipv4Addr, &str); 2] = [
-    (Place::Server, "copys", Ipv4Addr::new(10, 101, 0, 1), "10.79.0.1/24"),
-    (Place::Client, "copyc", Ipv4Addr::new(10, 101, 0, 2), "10.79.0.2/24"),
+const ENDS: [(Host, &str, Ipv4Addr, &str); 2] = [
+    (Host::Server, "copys", Ipv4Addr::new(10, 101, 0, 1), "10.79.0.1/24"),
+    (Host::Client, "copyc", Ipv4Addr::new(10, 101, 0, 2), "10.79.0.2/24"),
 ];
 
 /// Starts both ends as processes of this binary.
-pub(crate) fn start(stage: &Stage) -> Result<Parts, String> {
+pub(crate) fn start(testbed: &Testbed) -> Result<RunningSystem, String> {
     let program = std::env::current_exe().map_err(|error| format!("this program's own path: {error}"))?;
     let program = program.to_str().ok_or("this program's own path is not UTF-8")?;
     let start = |own: usize| {
-        let ((place, device, local, inside), (_, _, remote, _)) = (ENDS[own], ENDS[1 - own]);
-        let mut command = stage.command(place, program);
-        command.args([WORD, device, &format!("{local}:{PORT}"), &format!("{remote}:{PORT}")]);
-        let daemon = Daemon::start(stage, place, command)?;
+        let ((host, device, local, in_namespace), (_, _, remote, _)) = (ENDS[own], ENDS[1 - own]);
+        let mut command = testbed.command(host, program);
+        command.args([SUBCOMMAND, device, &format!("{local}:{PORT}"), &format!("{remote}:{PORT}")]);
+        let daemon = Daemon::start(testbed, host, command)?;
         crate::eventually(std::time::Duration::from_secs(5), "a TUN device", || {
-            let ready = stage.attempt(
-                place,
+            let readable = testbed.output_of(
+                host,
                 std::time::Duration::from_secs(2),
-                &["sh", "-c", &format!("ip address add {inside} dev {device} && ip link set {device} up")],
+                &[
+                    "sh",
+                    "-c",
+                    &format!("ip address add {in_namespace} dev {device} && ip link set {device} up"),
+                ],
             );
-            if ready.status.success() { Ok(()) } else { Err(daemon.tail()) }
+            if readable.status.success() { Ok(()) } else { Err(daemon.tail()) }
         });
         Ok::<_, String>(daemon)
     };
     let (server, client) = (start(0)?, start(1)?);
-    Ok(Parts::new(server, client, Ipv4Addr::new(10, 79, 0, 1), ENDS[1].1))
+    Ok(RunningSystem::new(server, client, Ipv4Addr::new(10, 79, 0, 1), ENDS[1].1))
 }
 
 /// Is one end, for ever: DEVICE LOCAL REMOTE.
-pub fn run(words: &[String]) -> Result<(), String> {
-    let [device, local, remote] = words else {
-        return Err(format!("{WORD} takes a device, the own address and the other end's, ADDRESS:PORT each"));
+pub fn run(args: &[String]) -> Result<(), String> {
+    let [device, local, remote] = args else {
+        return Err(format!(
+            "{SUBCOMMAND} takes a device, the own address and the other end's, ADDRESS:PORT each"
+        ));
     };
     let address = |text: &str| text.parse::<SocketAddr>().map_err(|error| format!("{text}: {error}"));
     let (local, remote) = (address(local)?, address(remote)?);
     let tun = Tun::open(TunConfig { name: Some(device.clone()), mtu: Some(MTU), ..TunConfig::default() });
     let tun = tun.map_err(|error| error.to_string())?;
-    let options =
-        UdpOptions { recv_buffer: Some(BUFFER), send_buffer: Some(BUFFER), ..UdpOptions::new(local) };
+    let options = UdpOptions {
+        recv_buffer: Some(SOCKET_BUFFER_BYTES),
+        send_buffer: Some(SOCKET_BUFFER_BYTES),
+        ..UdpOptions::new(local)
+    };
     let udp = UdpSocket::bind(&options).map_err(|error| error.to_string())?;
     let mut copier = Copier::new(tun, udp, remote).map_err(|error| format!("epoll: {error}"))?;
-    copier.copy().map_err(|error| format!("{WORD}: {error}"))
+    copier.copy().map_err(|error| format!("{SUBCOMMAND}: {error}"))
 }
 
 struct Copier {
     tun: Tun,
     udp: UdpSocket,
     remote: SocketAddr,
-    ready: Poller,
-    room: Poller,
+    readable: Poller,
+    writable: Poller,
     batch: RecvBatch,
     joiner: GroCoalescer,
     read: Vec<u8>,
@@ -92,19 +101,19 @@ struct Copier {
 
 impl Copier {
     /// Reads in one go before the other direction has its turn.
-    const READS: usize = 16;
+    const READS_PER_TURN: usize = 16;
 
     fn new(tun: Tun, udp: UdpSocket, remote: SocketAddr) -> io::Result<Self> {
-        let (ready, room) = (Poller::new()?, Poller::new()?);
-        ready.add(&tun, 0, Interest::Read)?;
-        ready.add(&udp, 1, Interest::Read)?;
-        room.add(&udp, 0, Interest::Write)?;
+        let (readable, writable) = (Poller::new()?, Poller::new()?);
+        readable.add(&tun, 0, Interest::Read)?;
+        readable.add(&udp, 1, Interest::Read)?;
+        writable.add(&udp, 0, Interest::Write)?;
         Ok(Self {
             tun,
             udp,
             remote,
-            ready,
-            room,
+            readable,
+            writable,
             batch: RecvBatch::new(32),
             joiner: GroCoalescer::new(),
             read: vec![0; READ_BUFFER_LEN],
@@ -116,15 +125,15 @@ impl Copier {
     fn copy(&mut self) -> io::Result<()> {
         let mut events = Events::with_capacity(2);
         loop {
-            self.ready.wait(&mut events, None)?;
+            self.readable.wait(&mut events, None)?;
             for event in events.iter().collect::<Vec<_>>() {
-                if event.token == 0 { self.fetch()? } else { self.deliver()? }
+                if event.token == 0 { self.read_tun()? } else { self.write_tun()? }
             }
         }
     }
 
-    fn fetch(&mut self) -> io::Result<()> {
-        for _ in 0..Self::READS {
+    fn read_tun(&mut self) -> io::Result<()> {
+        for _ in 0..Self::READS_PER_TURN {
             let length = match self.tun.read(&mut self.read) {
                 Ok(length) => length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
@@ -161,7 +170,7 @@ impl Copier {
             rest = &rest[count..];
             while let Err(error) = self.udp.send(&train) {
                 match SendFailure::of(&error) {
-                    SendFailure::Busy => self.await_room()?,
+                    SendFailure::Busy => self.wait_until_writable()?,
                     _ => break,
                 }
             }
@@ -169,11 +178,11 @@ impl Copier {
         Ok(())
     }
 
-    fn await_room(&self) -> io::Result<()> {
-        self.room.wait(&mut Events::with_capacity(1), None).map(drop)
+    fn wait_until_writable(&self) -> io::Result<()> {
+        self.writable.wait(&mut Events::with_capacity(1), None).map(drop)
     }
 
-    fn deliver(&mut self) -> io::Result<()> {
+    fn write_tun(&mut self) -> io::Result<()> {
         self.udp.recv_batch(&mut self.batch)?;
         for mut received in self.batch.drain() {
             let mut data = received.data.split().freeze();

@@ -15,7 +15,7 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     ticks.map(|field| Some(TICK * field.parse::<u32>().ok()?)).sum()
 }
 
-/// The most resident memory it has had since its start or the last [`forget_peak`], bytes.
+/// The most resident memory it has had since its start or the last [`reset_peak_memory`], bytes.
 pub fn peak_memory(pid: u32) -> Option<u64> {
     memory(pid, "VmHWM:")
 }
@@ -32,7 +32,7 @@ fn memory(pid: u32, key: &str) -> Option<u64> {
 }
 
 /// Lets the peak start again from what is resident now (proc(5), `clear_refs`).
-pub fn forget_peak(pid: u32) -> Option<()> {
+pub fn reset_peak_memory(pid: u32) -> Option<()> {
     fs::write(format!("/proc/{pid}/clear_refs"), "5").ok()
 }
 

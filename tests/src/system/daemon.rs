@@ -10,10 +10,10 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::stage::{Place, Stage};
+use crate::testbed::{Host, Testbed};
 
 /// How long a process may take to end when asked.
-const FAREWELL: Duration = Duration::from_secs(4);
+const TERM_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A running process, asked to end when dropped.
 pub struct Daemon {
@@ -23,10 +23,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command`, which is at `place` of `stage`.
-    pub fn start(stage: &Stage, place: Place, mut command: Command) -> Result<Self, String> {
+    /// Starts `command`, which is at `host` of `testbed`.
+    pub fn start(testbed: &Testbed, host: Host, mut command: Command) -> Result<Self, String> {
         let name = command.get_program().to_string_lossy().into_owned();
-        let log = stage.file("log", place);
+        let log = testbed.file("log", host);
         let output = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
         let errors = output.try_clone().map_err(|error| error.to_string())?;
         let child =
@@ -61,7 +61,7 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         if let (Ok(None), Some(pid)) = (self.child.try_wait(), Pid::from_raw(self.child.id().cast_signed())) {
             let _ = kill_process(pid, Signal::TERM);
-            let deadline = Instant::now() + FAREWELL;
+            let deadline = Instant::now() + TERM_TIMEOUT;
             while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
                 thread::sleep(Duration::from_millis(10));
             }

@@ -2,8 +2,8 @@
 
 use std::{fs, process::Command};
 
-use super::{Parts, wireguard};
-use crate::stage::Stage;
+use super::{RunningSystem, wireguard};
+use crate::testbed::Testbed;
 
 pub(super) const SETTINGS: &str = "defaults, MTU 1420";
 
@@ -20,11 +20,11 @@ pub(super) fn version() -> Result<String, String> {
     Ok(format!("Linux {}", kernel.trim()))
 }
 
-pub(super) fn start(stage: &Stage) -> Result<Parts, String> {
-    for (place, device) in wireguard::DEVICES {
-        stage.run(place, &["ip", "link", "add", device, "type", "wireguard"]);
+pub(super) fn start(testbed: &Testbed) -> Result<RunningSystem, String> {
+    for (host, device) in wireguard::DEVICES {
+        testbed.run(host, &["ip", "link", "add", device, "type", "wireguard"]);
     }
-    wireguard::configure(stage)?;
+    wireguard::configure(testbed)?;
     let address = "10.77.0.1".parse().expect("an address");
-    Ok(Parts { server: None, client: None, address, device: "wgc" })
+    Ok(RunningSystem { server: None, client: None, address, device: "wgc" })
 }

@@ -23,12 +23,12 @@ use std::{
 
 pub use daemon::Daemon;
 
-use crate::stage::{Place, Stage, binary};
+use crate::testbed::{Host, Testbed, binary};
 
 /// How long a system may take to carry its first packet.
-const PATIENCE: Duration = Duration::from_secs(15);
+const FIRST_PACKET_TIMEOUT: Duration = Duration::from_secs(15);
 /// The server on its end of the link, where the peers listen.
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(10, 101, 0, 1);
+const SERVER_LINK_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 101, 0, 1);
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +58,7 @@ pub enum System {
 }
 
 /// What a system consists of once it is set up.
-pub(crate) struct Parts {
+pub(crate) struct RunningSystem {
     server: Option<Daemon>,
     client: Option<Daemon>,
     /// The server inside the tunnel.
@@ -67,7 +67,7 @@ pub(crate) struct Parts {
     device: &'static str,
 }
 
-impl Parts {
+impl RunningSystem {
     pub(crate) fn new(server: Daemon, client: Daemon, address: Ipv4Addr, device: &'static str) -> Self {
         Self { server: Some(server), client: Some(client), address, device }
     }
@@ -75,7 +75,7 @@ impl Parts {
 
 /// A system that carries packets.
 pub struct Tunnel {
-    parts: Parts,
+    running: RunningSystem,
     system: System,
 }
 
@@ -168,22 +168,24 @@ impl System {
     }
 
     /// Starts it between the client and the server of a stage whose first link it uses, and waits for a ping.
-    pub fn start(self, stage: &Stage) -> Result<Tunnel, String> {
-        let parts = match self {
-            Self::Raw => Parts { server: None, client: None, address: OUTSIDE, device: "eth1" },
-            Self::TunCopy => crate::tun_copy::start(stage)?,
-            Self::Mpvpn => mpvpn::start(stage, &[])?,
-            Self::MpvpnStream => mpvpn::start(stage, &["--lane", "stream"])?,
-            Self::MpvpnTcp => mpvpn::start(stage, &["--transport", "tcp"])?,
-            Self::MpvpnTcpStream => mpvpn::start(stage, &["--transport", "tcp", "--lane", "stream"])?,
-            Self::WireguardGo => wireguard_go::start(stage)?,
-            Self::Openvpn => openvpn::start(stage, &openvpn::UDP)?,
-            Self::OpenvpnTcp => openvpn::start(stage, &openvpn::TCP)?,
-            Self::Boringtun => boringtun::start(stage)?,
-            Self::KernelWireguard => kernel_wireguard::start(stage)?,
+    pub fn start(self, testbed: &Testbed) -> Result<Tunnel, String> {
+        let running = match self {
+            Self::Raw => {
+                RunningSystem { server: None, client: None, address: SERVER_LINK_ADDRESS, device: "eth1" }
+            }
+            Self::TunCopy => crate::tun_copy::start(testbed)?,
+            Self::Mpvpn => mpvpn::start(testbed, &[])?,
+            Self::MpvpnStream => mpvpn::start(testbed, &["--lane", "stream"])?,
+            Self::MpvpnTcp => mpvpn::start(testbed, &["--transport", "tcp"])?,
+            Self::MpvpnTcpStream => mpvpn::start(testbed, &["--transport", "tcp", "--lane", "stream"])?,
+            Self::WireguardGo => wireguard_go::start(testbed)?,
+            Self::Openvpn => openvpn::start(testbed, &openvpn::UDP)?,
+            Self::OpenvpnTcp => openvpn::start(testbed, &openvpn::TCP)?,
+            Self::Boringtun => boringtun::start(testbed)?,
+            Self::KernelWireguard => kernel_wireguard::start(testbed)?,
         };
-        let mut tunnel = Tunnel { parts, system: self };
-        tunnel.await_packets(stage)?;
+        let mut tunnel = Tunnel { running, system: self };
+        tunnel.await_packets(testbed)?;
         Ok(tunnel)
     }
 }
@@ -191,31 +193,32 @@ impl System {
 impl Tunnel {
     /// The server inside the tunnel.
     pub fn address(&self) -> Ipv4Addr {
-        self.parts.address
+        self.running.address
     }
 
     /// The process at the server, if there is one.
     pub fn server(&self) -> Option<u32> {
-        self.parts.server.as_ref().map(Daemon::id)
+        self.running.server.as_ref().map(Daemon::id)
     }
 
     /// The process at the client, if there is one.
     pub fn client(&self) -> Option<u32> {
-        self.parts.client.as_ref().map(Daemon::id)
+        self.running.client.as_ref().map(Daemon::id)
     }
 
-    fn await_packets(&mut self, stage: &Stage) -> Result<(), String> {
-        let deadline = Instant::now() + PATIENCE;
+    fn await_packets(&mut self, testbed: &Testbed) -> Result<(), String> {
+        let deadline = Instant::now() + FIRST_PACKET_TIMEOUT;
         loop {
-            for daemon in [&mut self.parts.server, &mut self.parts.client].into_iter().flatten() {
+            for daemon in [&mut self.running.server, &mut self.running.client].into_iter().flatten() {
                 daemon.check()?;
             }
-            let Err(complaint) = self.carries_packets(stage) else { return Ok(()) };
+            let Err(complaint) = self.carries_packets(testbed) else { return Ok(()) };
             if Instant::now() > deadline {
-                let tails = [&self.parts.server, &self.parts.client].into_iter().flatten().map(Daemon::tail);
+                let tails =
+                    [&self.running.server, &self.running.client].into_iter().flatten().map(Daemon::tail);
                 let tails = tails.collect::<Vec<_>>().join("\n");
                 return Err(format!(
-                    "{} not ready within {PATIENCE:?}: {complaint}\n{tails}",
+                    "{} not ready within {FIRST_PACKET_TIMEOUT:?}: {complaint}\n{tails}",
                     self.system.name()
                 ));
             }
@@ -224,13 +227,13 @@ impl Tunnel {
     }
 
     /// The server answers to its tunnel address on the bare link, too: only the route tells that the tunnel is used.
-    fn carries_packets(&self, stage: &Stage) -> Result<(), String> {
-        let (target, limit) = (self.parts.address.to_string(), Duration::from_secs(2));
-        let route = stage.run(Place::Client, &["ip", "route", "get", &target]);
-        if !route.contains(&format!("dev {} ", self.parts.device)) {
+    fn carries_packets(&self, testbed: &Testbed) -> Result<(), String> {
+        let (target, limit) = (self.running.address.to_string(), Duration::from_secs(2));
+        let route = testbed.run(Host::Client, &["ip", "route", "get", &target]);
+        if !route.contains(&format!("dev {} ", self.running.device)) {
             return Err(format!("its packets would go elsewhere: {}", route.trim()));
         }
-        let ping = stage.attempt(Place::Client, limit, &["ping", "-n", "-c", "1", "-W", "0.2", &target]);
+        let ping = testbed.output_of(Host::Client, limit, &["ping", "-n", "-c", "1", "-W", "0.2", &target]);
         if ping.status.success() { Ok(()) } else { Err(format!("no ping to {target} is answered")) }
     }
 }

@@ -2,20 +2,20 @@
 
 use std::net::Ipv4Addr;
 
-use super::{Daemon, Parts};
-use crate::stage::{Place, SERVER, Stage, binary};
+use super::{Daemon, RunningSystem};
+use crate::testbed::{Host, SERVER, Testbed, binary};
 
-/// `more` are words for the client.
-pub(super) fn start(stage: &Stage, more: &[&str]) -> Result<Parts, String> {
+/// `more_args` are words for the client.
+pub(super) fn start(testbed: &Testbed, more_args: &[&str]) -> Result<RunningSystem, String> {
     let program = binary();
     let program = program.to_str().ok_or("the path of mpvpn is not UTF-8")?;
-    let run = |place, words: &[&str]| {
-        let mut command = stage.command(place, program);
-        command.args(words).arg("--api-socket").arg(stage.file("api", place));
-        Daemon::start(stage, place, command)
+    let run = |host, args: &[&str]| {
+        let mut command = testbed.command(host, program);
+        command.args(args).arg("--api-socket").arg(testbed.file("api", host));
+        Daemon::start(testbed, host, command)
     };
     let server = run(
-        Place::Server,
+        Host::Server,
         &[
             "server",
             "--listen",
@@ -30,8 +30,8 @@ pub(super) fn start(stage: &Stage, more: &[&str]) -> Result<Parts, String> {
             "none",
         ],
     )?;
-    let words = [&["client", "--server", SERVER, "--insecure", "--path", "eth1"], more].concat();
-    let client = run(Place::Client, &words)?;
+    let args = [&["client", "--server", SERVER, "--insecure", "--path", "eth1"], more_args].concat();
+    let client = run(Host::Client, &args)?;
     let address = Ipv4Addr::new(10, 0, 0, 1);
-    Ok(Parts::new(server, client, address, "mpvpn0"))
+    Ok(RunningSystem::new(server, client, address, "mpvpn0"))
 }

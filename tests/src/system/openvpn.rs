@@ -2,8 +2,8 @@
 
 use std::{net::Ipv4Addr, process::Command};
 
-use super::{Daemon, OUTSIDE, Parts};
-use crate::stage::{Place, Stage};
+use super::{Daemon, RunningSystem, SERVER_LINK_ADDRESS};
+use crate::testbed::{Host, Testbed};
 
 pub(super) const SETTINGS: &str = "point to point, TLS with pinned certificates, AES-256-GCM, UDP, --fast-io, \
     socket buffers 4 MB, TUN queue 1000, default MTU and mssfix";
@@ -11,18 +11,18 @@ pub(super) const TCP_SETTINGS: &str = "point to point, TLS with pinned certifica
     socket buffers of the system, TUN queue 1000, default MTU and mssfix";
 
 /// What it travels in: words for the server, for the client, and for both.
-pub(super) struct Carrier {
+pub(super) struct OuterTransport {
     server: &'static str,
     client: &'static str,
     both: &'static [&'static str],
 }
 
-pub(super) const UDP: Carrier = Carrier {
+pub(super) const UDP: OuterTransport = OuterTransport {
     server: "udp",
     client: "udp",
     both: &["--fast-io", "--sndbuf", "4194304", "--rcvbuf", "4194304"],
 };
-pub(super) const TCP: Carrier = Carrier {
+pub(super) const TCP: OuterTransport = OuterTransport {
     server: "tcp-server",
     client: "tcp-client",
     // A buffer of a fixed size would keep the kernel from fitting it to the link.
@@ -30,17 +30,17 @@ pub(super) const TCP: Carrier = Carrier {
 };
 
 /// Of the certificates, the server's is made by every stage.
-const CLIENT: &str = "client";
+const CLIENT_CERTIFICATE: &str = "client";
 const PORT: &str = "1194";
 const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
-pub(super) fn start(stage: &Stage, carrier: &Carrier) -> Result<Parts, String> {
-    stage.make_certificate(CLIENT);
-    let prints = [fingerprint(stage, "server")?, fingerprint(stage, CLIENT)?];
-    let outside = OUTSIDE.to_string();
-    let run = |place, own: &str, print: &str, words: &[&str]| {
-        let mut command = stage.command(place, "openvpn");
-        command.args(["--dev-type", "tun", "--verb", "2", "--txqueuelen", "1000"]).args(carrier.both);
+pub(super) fn start(testbed: &Testbed, outer: &OuterTransport) -> Result<RunningSystem, String> {
+    testbed.make_certificate(CLIENT_CERTIFICATE);
+    let prints = [fingerprint(testbed, "server")?, fingerprint(testbed, CLIENT_CERTIFICATE)?];
+    let outside = SERVER_LINK_ADDRESS.to_string();
+    let run = |host, own: &str, print: &str, args: &[&str]| {
+        let mut command = testbed.command(host, "openvpn");
+        command.args(["--dev-type", "tun", "--verb", "2", "--txqueuelen", "1000"]).args(outer.both);
         command.args(["--cipher", "AES-256-GCM", "--data-ciphers", "AES-256-GCM"]);
         command.args([
             "--cert",
@@ -50,17 +50,17 @@ pub(super) fn start(stage: &Stage, carrier: &Carrier) -> Result<Parts, String> {
             "--peer-fingerprint",
             print,
         ]);
-        command.args(words);
-        Daemon::start(stage, place, command)
+        command.args(args);
+        Daemon::start(testbed, host, command)
     };
     let [at_server, at_client] = ADDRESSES;
     let server = run(
-        Place::Server,
+        Host::Server,
         "server",
         &prints[1],
         &[
             "--proto",
-            carrier.server,
+            outer.server,
             "--dev",
             "ovs",
             "--local",
@@ -76,12 +76,12 @@ pub(super) fn start(stage: &Stage, carrier: &Carrier) -> Result<Parts, String> {
         ],
     )?;
     let client = run(
-        Place::Client,
-        CLIENT,
+        Host::Client,
+        CLIENT_CERTIFICATE,
         &prints[0],
         &[
             "--proto",
-            carrier.client,
+            outer.client,
             "--dev",
             "ovc",
             "--nobind",
@@ -95,14 +95,14 @@ pub(super) fn start(stage: &Stage, carrier: &Carrier) -> Result<Parts, String> {
         ],
     )?;
     let address = Ipv4Addr::new(10, 78, 0, 1);
-    Ok(Parts::new(server, client, address, "ovc"))
+    Ok(RunningSystem::new(server, client, address, "ovc"))
 }
 
 /// SHA-256 of a certificate, as OpenVPN wants it: pairs of hexadecimal digits with colons.
-fn fingerprint(stage: &Stage, name: &str) -> Result<String, String> {
+fn fingerprint(testbed: &Testbed, name: &str) -> Result<String, String> {
     let mut command = Command::new("openssl");
     command.args(["x509", "-noout", "-fingerprint", "-sha256", "-in", &format!("{name}.crt")]);
-    let output = command.current_dir(stage.dir()).output().map_err(|error| format!("openssl: {error}"))?;
+    let output = command.current_dir(testbed.dir()).output().map_err(|error| format!("openssl: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let print = text.split_once('=').map(|(_, print)| print.trim().to_owned());
     print

@@ -8,53 +8,53 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Daemon, OUTSIDE, Parts};
-use crate::stage::{Place, Stage};
+use super::{Daemon, RunningSystem, SERVER_LINK_ADDRESS};
+use crate::testbed::{Host, Testbed};
 
 /// The devices at server and client; the sockets by which `wg` finds them are shared by all namespaces.
-pub(super) const DEVICES: [(Place, &str); 2] = [(Place::Server, "wgs"), (Place::Client, "wgc")];
+pub(super) const DEVICES: [(Host, &str); 2] = [(Host::Server, "wgs"), (Host::Client, "wgc")];
 const ADDRESSES: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 77, 0, 1), Ipv4Addr::new(10, 77, 0, 2)];
 const PORT: u16 = 51820;
 
 /// Starts one process a side that makes the device, and configures it.
 pub(super) fn in_user_space(
-    stage: &Stage,
-    command: impl Fn(Place, &'static str) -> Command,
-) -> Result<Parts, String> {
-    let start = |(place, device)| {
+    testbed: &Testbed,
+    command: impl Fn(Host, &'static str) -> Command,
+) -> Result<RunningSystem, String> {
+    let start = |(host, device)| {
         let socket = format!("/var/run/wireguard/{device}.sock");
         // A killed process leaves its socket behind, and the next one would seem to be up too early.
         let _ = std::fs::remove_file(&socket);
-        let mut daemon = Daemon::start(stage, place, command(place, device))?;
+        let mut daemon = Daemon::start(testbed, host, command(host, device))?;
         await_socket(&mut daemon, Path::new(&socket))?;
         Ok::<_, String>(daemon)
     };
     let [server, client] = DEVICES.map(start);
-    let parts = Parts::new(server?, client?, ADDRESSES[0], DEVICES[1].1);
-    configure(stage)?;
-    Ok(parts)
+    let running = RunningSystem::new(server?, client?, ADDRESSES[0], DEVICES[1].1);
+    configure(testbed)?;
+    Ok(running)
 }
 
 /// Gives both devices keys, peers, addresses and the MTU that `wg-quick` would choose on Ethernet.
-pub(super) fn configure(stage: &Stage) -> Result<(), String> {
-    for (place, device) in DEVICES {
+pub(super) fn configure(testbed: &Testbed) -> Result<(), String> {
+    for (host, device) in DEVICES {
         succeed(
-            stage,
-            place,
+            testbed,
+            host,
             &format!("umask 077; wg genkey > {device}.key && wg pubkey < {device}.key > {device}.pub"),
         )?;
     }
-    let (outside, [at_server, at_client]) = (OUTSIDE, ADDRESSES);
+    let (outside, [at_server, at_client]) = (SERVER_LINK_ADDRESS, ADDRESSES);
     let of_server = format!("listen-port {PORT} peer $(cat wgc.pub) allowed-ips {at_client}/32");
     let of_client = format!("peer $(cat wgs.pub) endpoint {outside}:{PORT} allowed-ips {at_server}/32");
-    for ((place, device), (words, address)) in
+    for ((host, device), (args, address)) in
         DEVICES.into_iter().zip([(of_server, at_server), (of_client, at_client)])
     {
         succeed(
-            stage,
-            place,
+            testbed,
+            host,
             &format!(
-                "wg set {device} private-key {device}.key {words} && \
+                "wg set {device} private-key {device}.key {args} && \
                  ip address add {address}/24 dev {device} && ip link set {device} mtu 1420 up"
             ),
         )?;
@@ -74,10 +74,10 @@ fn await_socket(daemon: &mut Daemon, socket: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn succeed(stage: &Stage, place: Place, script: &str) -> Result<(), String> {
-    let output = stage.attempt(place, Duration::from_secs(5), &["sh", "-c", script]);
+fn succeed(testbed: &Testbed, host: Host, script: &str) -> Result<(), String> {
+    let output = testbed.output_of(host, Duration::from_secs(5), &["sh", "-c", script]);
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("`{script}` at {place:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!("`{script}` at {host:?}: {}", String::from_utf8_lossy(&output.stderr).trim()))
 }

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
-    iperf::{Target, Traffic},
+    fallible_iperf::{IperfTarget, Traffic},
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    stage::{Place, Stage, TUNNEL},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, TUNNEL, Testbed},
 };
 
 use crate::pipes::{found, until};
@@ -17,19 +17,20 @@ const TRIALS: Duration = Duration::from_secs(200);
 #[test]
 fn auto_adds_pipes_as_long_as_they_bring_more() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["55mbit,10ms,queue=60ms,session_rate=15mbit"]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--pipes", "auto"]);
+    let testbed = Testbed::new(&["55mbit,10ms,queue=60ms,session_rate=15mbit"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--pipes", "auto"]);
     let status = until(&client, "eth1", 1);
     assert_eq!(found(&status), (1, "the link was not full for long enough to try a second one".to_owned()));
-    let mut target = Target::new(&stage, TUNNEL, 5201);
-    let mut rate =
-        |seconds| target.run(Traffic::Tcp { flows: 8 }, Way::Down, seconds).expect("iperf3 runs").rate / 1e6;
+    let mut target = IperfTarget::new(&testbed, TUNNEL, 5201);
+    let mut rate = |seconds| {
+        target.run(Traffic::Tcp { flows: 8 }, Direction::Down, seconds).expect("iperf3 runs").rate / 1e6
+    };
     let one = rate(3);
-    let sink = Sink::start(&stage, Place::Server, 5301);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 8, Way::Down, TRIALS.as_secs() as u32);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5301);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, TRIALS.as_secs() as u32);
     // Two trials of 20 s each, if every turn is clear; longer ones, and a pause between, where the machine is busy.
-    let status = client.until(TRIALS, "three pipes", |status| match found(status) {
+    let status = client.wait_for_status(TRIALS, "three pipes", |status| match found(status) {
         (3.., reason) if reason.contains("brought") => Ok(()),
         (pipes, reason) => Err(format!("{pipes} pipes: {reason}")),
     });
@@ -40,7 +41,7 @@ fn auto_adds_pipes_as_long_as_they_bring_more() {
     assert!(pipes >= 3 && reason.contains("brought"), "{pipes} pipes: {reason}");
     assert!(one < 15.0 && more > 25.0, "{one:.1} Mbit/s with one pipe, {more:.1} with {pipes}");
     let api = client.socket().to_str().expect("an ASCII path");
-    let shown = stage.mpvpn(Place::Client, &["link", "show", "--api-socket", api]);
+    let shown = testbed.mpvpn(Host::Client, &["link", "show", "--api-socket", api]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let why = shown.lines().find(|line| line.starts_with("eth1: ")).expect("a line about the pipes");
     assert!(why.contains(" pipes: the "), "{shown}");
@@ -49,13 +50,13 @@ fn auto_adds_pipes_as_long_as_they_bring_more() {
 #[test]
 fn auto_leaves_a_link_alone_that_nobody_shapes() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["30mbit,10ms,queue=60ms"]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--pipes", "auto"]);
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 8, Way::Up, TRIALS.as_secs() as u32);
+    let testbed = Testbed::new(&["30mbit,10ms,queue=60ms"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--pipes", "auto"]);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Up, TRIALS.as_secs() as u32);
     // One trial, if every turn is clear; a longer one where the machine is busy.
-    client.until(TRIALS, "a trial is over", |status| match found(status) {
+    client.wait_for_status(TRIALS, "a trial is over", |status| match found(status) {
         (1, reason) if reason.starts_with("a second one") => Ok(()),
         (pipes, reason) => Err(format!("{pipes} pipes: {reason}")),
     });

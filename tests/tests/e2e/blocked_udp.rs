@@ -6,11 +6,11 @@ use std::{
 };
 
 use mpvpn_tests::{
+    firewall::{Firewall, Transport, wait_for_transport},
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::{Ping, reaches},
-    stage::{Place, SERVER, Stage, TUNNEL, paths_of},
-    tcp::{Sink, Way},
-    wall::{Travel, Wall, until_travels},
+    testbed::{Direction, Host, SERVER, TUNNEL, Testbed, paths_of},
 };
 use serde_json::Value;
 
@@ -21,12 +21,12 @@ const LINKS: [&str; 2] = ["20mbit,12.5ms,queue=60ms"; 2];
 const BACK: Duration = Duration::from_secs(30);
 
 /// No UDP gets through on these links.
-fn block(stage: &Stage, links: &[usize]) {
-    Wall { no_udp: links, ..Wall::NONE }.raise(stage);
+fn block(testbed: &Testbed, links: &[usize]) {
+    Firewall { no_udp: links, ..Firewall::OPEN }.apply(testbed);
 }
 
-fn unblock(stage: &Stage) {
-    Wall::NONE.raise(stage);
+fn unblock(testbed: &Testbed) {
+    Firewall::OPEN.apply(testbed);
 }
 
 /// The megabits of each second of a transfer.
@@ -37,68 +37,72 @@ fn megabits(seconds: &[f64]) -> Vec<f64> {
 #[test]
 fn one_link_of_two_goes_inside_tcp_and_both_are_used() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&LINKS);
-    block(&stage, &[1]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
-    let status = until_travels(&client, "eth1", Travel::Tcp, SOON);
-    until_travels(&client, "eth2", Travel::Quic, SOON);
+    let testbed = Testbed::new(&LINKS);
+    block(&testbed, &[1]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    let status = wait_for_transport(&client, "eth1", Transport::Tcp, SOON);
+    wait_for_transport(&client, "eth2", Transport::Quic, SOON);
     let path = paths_of(&status, "default").into_iter().find(|path| path["id"] == "default/eth1/tcp");
     let path = path.unwrap_or_else(|| panic!("no path inside TCP: {status:#}"));
     assert_eq!(path["remote"], SERVER, "{path:#}");
     assert!(path["local"].as_str().is_some_and(|local| local.starts_with("10.101.")), "{path:#}");
     let reason = status["links"][0]["reason"].as_str().expect("a reason");
     assert!(reason.starts_with("UDP gets no answer for "), "{reason}");
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let report = sink.tcp(&stage, Place::Client, TUNNEL, 8, Way::Down, 8).finish();
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, 8).finish();
     println!("{:.1} Mbit/s with 8 flows", report.megabits());
     assert!(report.megabits() > 24.0, "{:.1} Mbit/s over 2 × 20", report.megabits());
 }
 
 #[test]
 fn where_no_udp_gets_through_from_the_start_there_is_a_tunnel_all_the_same() {
-    let stage = Stage::new(&LINKS);
-    block(&stage, &[1, 2]);
-    let server = stage.server(&[]);
-    let mut client = stage.start_client(&[]);
-    let took = client.wait_up(SOON);
+    let testbed = Testbed::new(&LINKS);
+    block(&testbed, &[1, 2]);
+    let server = testbed.server(&[]);
+    let mut client = testbed.start_client(&[]);
+    let took = client.wait_until_up_within(SOON);
     println!("up after {took:?}");
     assert!(took < Duration::from_secs(3), "up after {took:?}");
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, SOON);
     }
-    unblock(&stage);
+    unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, BACK);
     }
     client.interrupt();
-    server.until(Duration::from_secs(5), "the client said good-bye", |status| match &status["clients"] {
-        Value::Array(clients) if clients.is_empty() => Ok(()),
-        clients => Err(format!("{clients:#}")),
-    });
+    server.wait_for_status(
+        Duration::from_secs(5),
+        "the client said good-bye",
+        |status| match &status["clients"] {
+            Value::Array(clients) if clients.is_empty() => Ok(()),
+            clients => Err(format!("{clients:#}")),
+        },
+    );
 }
 
 #[test]
 fn a_block_in_mid_flow_costs_no_connection_and_udp_returns() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["10mbit,12.5ms,queue=60ms"; 2]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::new(&["10mbit,12.5ms,queue=60ms"; 2]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Quic, SOON);
+        wait_for_transport(&client, link, Transport::Quic, SOON);
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Down, 40);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, Direction::Down, 40);
     thread::sleep(Duration::from_secs(5));
-    block(&stage, &[1, 2]);
+    block(&testbed, &[1, 2]);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, SOON);
     }
     thread::sleep(Duration::from_secs(5));
-    unblock(&stage);
+    unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, BACK);
     }
     let report = load.finish();
     let seconds = megabits(&report.seconds);
@@ -111,20 +115,20 @@ fn a_block_in_mid_flow_costs_no_connection_and_udp_returns() {
 
 #[test]
 fn a_block_is_silence_for_less_than_two_seconds() {
-    let stage = Stage::new(&LINKS);
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::new(&LINKS);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Quic, SOON);
+        wait_for_transport(&client, link, Transport::Quic, SOON);
     }
     let from = SystemTime::now();
-    let pings = Ping::dense(&stage, Place::Client, TUNNEL, 40);
+    let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 40);
     thread::sleep(Duration::from_secs(3));
-    block(&stage, &[1, 2]);
+    block(&testbed, &[1, 2]);
     thread::sleep(Duration::from_secs(5));
-    unblock(&stage);
+    unblock(&testbed);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Quic, BACK);
+        wait_for_transport(&client, link, Transport::Quic, BACK);
     }
     let to = SystemTime::now();
     let gap = pings.stop().longest_gap(from, to);
@@ -134,28 +138,28 @@ fn a_block_is_silence_for_less_than_two_seconds() {
 
 #[test]
 fn a_link_may_be_told_to_use_one_way_only() {
-    let stage = Stage::new(&LINKS);
-    let _server = stage.server(&[]);
+    let testbed = Testbed::new(&LINKS);
+    let _server = testbed.server(&[]);
     let file = "[[link]]\nname = \"eth2\"\ntransport = \"quic\"\n";
-    std::fs::write(stage.dir().join("client.toml"), file).expect("a file");
-    let client = stage.client(&["--config", "client.toml", "--transport", "tcp"]);
-    let status = until_travels(&client, "eth1", Travel::Tcp, SOON);
-    until_travels(&client, "eth2", Travel::Quic, SOON);
+    std::fs::write(testbed.dir().join("client.toml"), file).expect("a file");
+    let client = testbed.client(&["--config", "client.toml", "--transport", "tcp"]);
+    let status = wait_for_transport(&client, "eth1", Transport::Tcp, SOON);
+    wait_for_transport(&client, "eth2", Transport::Quic, SOON);
     let over_udp = |status: &Value| {
         let all = paths_of(status, "default").into_iter().filter(|path| path["link"] == "eth1");
         all.filter(|path| path["transport"] == "quic").count()
     };
     assert_eq!(over_udp(&status), 0, "{status:#}");
     assert_eq!(status["links"][0]["reason"], "TCP as configured");
-    client.until(SOON, "pings have their connection on both links", |status| {
+    client.wait_for_status(SOON, "pings have their connection on both links", |status| {
         let active = paths_of(status, "critical").iter().filter(|path| path["state"] == "active").count();
         if active == 2 { Ok(()) } else { Err(format!("{active} paths are active")) }
     });
-    block(&stage, &[2]);
-    reaches(&stage, Place::Client, TUNNEL);
+    block(&testbed, &[2]);
+    reaches(&testbed, Host::Client, TUNNEL);
     let from = SystemTime::now();
-    let pings = Ping::dense(&stage, Place::Client, TUNNEL, 5);
-    client.until(SOON, "the block is noticed", |status| {
+    let pings = Ping::dense(&testbed, Host::Client, TUNNEL, 5);
+    client.wait_for_status(SOON, "the block is noticed", |status| {
         let down = |path: &&Value| path["link"] == "eth2" && path["state"] == "down";
         paths_of(status, "critical").iter().find(|path| down(path)).map(|_| ()).ok_or("it works".to_owned())
     });
@@ -169,20 +173,20 @@ fn a_link_may_be_told_to_use_one_way_only() {
 #[test]
 fn a_cable_that_is_pulled_for_a_moment_costs_no_connection_inside_tcp() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&LINKS);
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--transport", "tcp"]);
+    let testbed = Testbed::new(&LINKS);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--transport", "tcp"]);
     for link in ["eth1", "eth2"] {
-        until_travels(&client, link, Travel::Tcp, SOON);
+        wait_for_transport(&client, link, Transport::Tcp, SOON);
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 1, Way::Down, 20);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, Direction::Down, 20);
     thread::sleep(Duration::from_secs(4));
-    stage.link(1).cut();
-    client.until_path("eth1", "down", SOON);
+    testbed.link(1).cut();
+    client.wait_for_path("eth1", "down", SOON);
     thread::sleep(Duration::from_secs(3));
-    stage.link(1).restore();
-    until_travels(&client, "eth1", Travel::Tcp, Duration::from_secs(5));
+    testbed.link(1).restore();
+    wait_for_transport(&client, "eth1", Transport::Tcp, Duration::from_secs(5));
     let report = load.finish();
     let seconds = megabits(&report.seconds);
     println!("{seconds:?} Mbit/s");

@@ -1,34 +1,35 @@
 //! The rates of two links add up.
 
 use mpvpn_tests::{
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    stage::{Place, SERVER6, Stage, TUNNEL, path_of},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, SERVER6, TUNNEL, Testbed, path_of},
 };
 
 /// Two links must carry clearly more than one could: so many times its rate.
 pub(crate) const MORE_THAN_ONE_LINK: f64 = 1.3;
 /// The rate of one of the slower links.
-const SLOWER_LINK: f64 = 40.0;
+const SLOW_LINK: f64 = 40.0;
 
 /// What eight flows get of two links, Mbit/s, with these options of the client. Both links must have carried some of it.
-pub(crate) fn rate(stage: &Stage, way: Way, client: &[&str]) -> f64 {
-    let server = stage.server(&[]);
-    let client = stage.client(client);
+pub(crate) fn rate(testbed: &Testbed, direction: Direction, client: &[&str]) -> f64 {
+    let server = testbed.server(&[]);
+    let client = testbed.client(client);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", std::time::Duration::from_secs(5));
+        client.wait_for_path(link, "active", std::time::Duration::from_secs(5));
     }
-    let sink = Sink::start(stage, Place::Server, 5201);
-    let report = sink.tcp(stage, Place::Client, TUNNEL, 8, way, 4).finish();
+    let iperf = IperfServer::start(testbed, Host::Server, 5201);
+    let report = iperf.tcp(testbed, Host::Client, TUNNEL, 8, direction, 4).finish();
     println!("{:.1?} Mbit/s", report.seconds.iter().map(|bits| bits / 1e6).collect::<Vec<_>>());
-    let sender = if way == Way::Up { client.status() } else { server.status()["clients"][0].clone() };
+    let sender =
+        if direction == Direction::Up { client.status() } else { server.status()["clients"][0].clone() };
     // Those of other classes may come first.
     let paths = sender["paths"].as_array().expect("paths");
     let used: Vec<_> = paths.iter().filter(|path| path["class"] == "default").collect();
     assert_eq!(used.len(), 2, "{sender:#}");
     for path in used {
         let sent = path["tx_bytes"].as_u64().expect("tx_bytes");
-        assert!(sent > 5_000_000, "{way:?}: {} carried only {sent} bytes: {sender:#}", path["id"]);
+        assert!(sent > 5_000_000, "{direction:?}: {} carried only {sent} bytes: {sender:#}", path["id"]);
     }
     report.megabits()
 }
@@ -36,29 +37,29 @@ pub(crate) fn rate(stage: &Stage, way: Way, client: &[&str]) -> f64 {
 #[test]
 fn eight_flows_that_keep_their_paths_use_both_links() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let rate = rate(&stage, Way::Up, &["--scheduler", "flow"]);
-    assert!(rate > MORE_THAN_ONE_LINK * SLOWER_LINK, "{rate:.0} Mbit/s");
+    let testbed = Testbed::two_slow_links();
+    let rate = rate(&testbed, Direction::Up, &["--scheduler", "flow"]);
+    assert!(rate > MORE_THAN_ONE_LINK * SLOW_LINK, "{rate:.0} Mbit/s");
 }
 
 #[test]
 fn links_may_be_ipv6_only_outside() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let rate = rate(&stage, Way::Up, &["--server", SERVER6]);
-    assert!(rate > MORE_THAN_ONE_LINK * SLOWER_LINK, "{rate:.0} Mbit/s");
+    let testbed = Testbed::two_slow_links();
+    let rate = rate(&testbed, Direction::Up, &["--server", SERVER6]);
+    assert!(rate > MORE_THAN_ONE_LINK * SLOW_LINK, "{rate:.0} Mbit/s");
 }
 
 #[test]
 fn failover_leaves_the_second_link_alone_while_the_first_is_alive() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--scheduler", "failover"]);
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let before = stage.counters(Place::Client, "eth2").1;
-    let report = sink.tcp(&stage, Place::Client, TUNNEL, 4, Way::Up, 3).finish();
-    let second = stage.counters(Place::Client, "eth2").1 - before;
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--scheduler", "failover"]);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let before = testbed.interface_bytes(Host::Client, "eth2").1;
+    let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Up, 3).finish();
+    let second = testbed.interface_bytes(Host::Client, "eth2").1 - before;
     assert!(report.megabits() > 50.0, "{:.0} Mbit/s over the first link", report.megabits());
     assert!(second < 500_000, "{second} bytes over the link that should wait");
     assert!(path_of(&client.status(), "eth2").is_some(), "the second link has a path all the same");

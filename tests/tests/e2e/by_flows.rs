@@ -3,41 +3,41 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
-    home::Home,
-    http::{Download, MB, Site},
+    http::{Download, MB, TestPages},
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    stage::{Direction, Family, Peer, Place, Stage, inet, inet4},
-    tcp::{Sink, Way},
+    testbed::{Direction, Family, Host, MpvpnProcess, Testbed, inet, inet4},
+    user_home::UserHome,
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(10);
 
 /// The server of an ordinary user, without credentials.
-fn server(stage: &Stage, home: &Home) -> Peer {
-    let words = ["server", "--auth", "none"];
-    stage.start_as_user(Place::Server, home, &words, &home.file("server-server.sock")).up()
+fn server(testbed: &Testbed, home: &UserHome) -> MpvpnProcess {
+    let args = ["server", "--auth", "none"];
+    testbed.start_as_user(Host::Server, home, &args, &home.file("server-server.sock")).wait_until_up()
 }
 
 #[test]
 fn tcp_and_udp_of_a_whole_machine_travel_without_packets() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let home = Home::new(&stage);
-    let server = server(&stage, &home);
-    let client = stage.client(&[]);
+    let testbed = Testbed::two_slow_links();
+    let home = UserHome::new(&testbed);
+    let server = server(&testbed, &home);
+    let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", SOON);
+        client.wait_for_path(link, "active", SOON);
     }
     assert!(client.address(Family::V4).starts_with("192.0.0.2"), "{:#}", client.status());
     assert!(client.log().contains("carries no packets"), "{}", client.log());
 
-    let sink = Sink::start(&stage, Place::Inet, 5201);
-    let report = sink.tcp(&stage, Place::Client, &inet4(), 4, Way::Down, 3).finish();
+    let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
+    let report = iperf.tcp(&testbed, Host::Client, &inet4(), 4, Direction::Down, 3).finish();
     assert!(report.megabits() > 60.0, "{:.0} Mbit/s of TCP over 2 × 40", report.megabits());
-    for way in [Way::Up, Way::Down] {
-        let report = sink.udp(&stage, Place::Client, &inet4(), 20, way, 2).finish();
-        assert!(report.megabits() > 19.0 && report.loss_pct < 1.0, "{way:?}: {report:?}");
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.udp(&testbed, Host::Client, &inet4(), 20, direction, 2).finish();
+        assert!(report.megabits() > 19.0 && report.loss_pct < 1.0, "{direction:?}: {report:?}");
     }
     let status = server.status();
     assert!(status["flows"]["udp"].as_u64() > Some(0), "{status:#}");
@@ -46,39 +46,39 @@ fn tcp_and_udp_of_a_whole_machine_travel_without_packets() {
 #[test]
 fn downloads_travel_without_packets_also_across_a_silent_cut() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let home = Home::new(&stage);
-    let _server = server(&stage, &home);
-    let client = stage.client(&[]);
+    let testbed = Testbed::two_slow_links();
+    let home = UserHome::new(&testbed);
+    let _server = server(&testbed, &home);
+    let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", SOON);
+        client.wait_for_path(link, "active", SOON);
     }
-    let site = Site::start(&stage, Place::Inet);
-    Download::start(&stage, &site, &inet(Family::V6), 10 * MB, LIMIT, &[]).finish();
-    let download = Download::start(&stage, &site, &inet4(), 30 * MB, LIMIT, &[]);
+    let site = TestPages::start(&testbed, Host::Inet);
+    Download::start(&testbed, &site, &inet(Family::V6), 10 * MB, LIMIT, &[]).finish();
+    let download = Download::start(&testbed, &site, &inet4(), 30 * MB, LIMIT, &[]);
     thread::sleep(Duration::from_secs(1));
-    stage.link(1).silence(Direction::Both);
+    testbed.link(1).silence(Direction::Both);
     download.finish();
-    stage.link(1).heal();
+    testbed.link(1).end_silence();
 }
 
 #[test]
 fn what_cannot_travel_is_refused_at_once() {
-    let stage = Stage::two_links();
-    let home = Home::new(&stage);
-    let _server = server(&stage, &home);
-    let _client = stage.client(&["--lane", "stream"]);
-    let output = stage.attempt(Place::Client, SOON, &["ping", "-c", "1", "-W", "3", &inet4()]);
+    let testbed = Testbed::two_links();
+    let home = UserHome::new(&testbed);
+    let _server = server(&testbed, &home);
+    let _client = testbed.client(&["--lane", "stream"]);
+    let output = testbed.output_of(Host::Client, SOON, &["ping", "-c", "1", "-W", "3", &inet4()]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(!output.status.success() && said.contains("filtered"), "{said}");
-    let output = stage.attempt(
-        Place::Client,
+    let output = testbed.output_of(
+        Host::Client,
         SOON,
         &["curl", "-sS", "--max-time", "8", &format!("http://{}:81/", inet4())],
     );
     assert_eq!(output.status.code(), Some(7), "{}", String::from_utf8_lossy(&output.stderr));
     // Private addresses are near the server, and none of the client's business.
-    let output = stage.attempt(Place::Client, SOON, &["python3", "-c", ASKS, "192.168.77.1"]);
+    let output = testbed.output_of(Host::Client, SOON, &["python3", "-c", ASKS, "192.168.77.1"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
@@ -103,10 +103,10 @@ sys.exit(2)
 
 #[test]
 fn who_wants_packets_is_told_that_there_are_none() {
-    let stage = Stage::two_links();
-    let home = Home::new(&stage);
-    let _server = server(&stage, &home);
-    let mut client = stage.start_client(&["--lane", "datagram"]);
+    let testbed = Testbed::two_links();
+    let home = UserHome::new(&testbed);
+    let _server = server(&testbed, &home);
+    let mut client = testbed.start_client(&["--lane", "datagram"]);
     assert_eq!(client.wait(LIMIT).code(), Some(1), "{}", client.log());
     assert!(client.log().contains("no CONNECT-IP"), "{}", client.log());
 }

@@ -6,7 +6,7 @@ use mpvpn_tests::{
     eventually,
     ping::reaches,
     proxy::HttpProxy,
-    stage::{Place, SERVER, Stage, TUNNEL},
+    testbed::{Host, SERVER, TUNNEL, Testbed},
 };
 
 const SOON: Duration = Duration::from_secs(15);
@@ -16,29 +16,29 @@ const WALL: &str = "add table inet wall; add chain inet wall out { type filter h
     add rule inet wall out udp dport 4433 counter reject; add rule inet wall out tcp dport 4433 counter reject";
 
 /// A stage on which the client reaches nothing but the proxy.
-fn walled() -> (Stage, HttpProxy) {
-    let stage = Stage::two_links();
-    let proxy = HttpProxy::start(&stage);
-    stage.run(Place::Client, &["nft", WALL]);
-    (stage, proxy)
+fn walled() -> (Testbed, HttpProxy) {
+    let testbed = Testbed::two_links();
+    let proxy = HttpProxy::start(&testbed);
+    testbed.run(Host::Client, &["nft", WALL]);
+    (testbed, proxy)
 }
 
 #[test]
 fn a_tunnel_goes_through_a_proxy_over_both_links() {
-    let (stage, proxy) = walled();
-    let _server = stage.server(&[]);
-    let mut client = stage.start_client(&["--via", &proxy.url("anna", "secret")]);
-    let took = client.wait_up(SOON);
+    let (testbed, proxy) = walled();
+    let _server = testbed.server(&[]);
+    let mut client = testbed.start_client(&["--via", &proxy.url("anna", "secret")]);
+    let took = client.wait_until_up_within(SOON);
     println!("up after {took:?}");
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", SOON);
+        client.wait_for_path(link, "active", SOON);
     }
     client.interrupt();
 
-    let words = ["check", "--json", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2"];
+    let args = ["check", "--json", "--server", SERVER, "--insecure", "--path", "eth1", "--path", "eth2"];
     let via = proxy.url("anna", "secret");
-    let output = stage.mpvpn(Place::Client, &[&words[..], &["--via", &via]].concat());
+    let output = testbed.mpvpn(Host::Client, &[&args[..], &["--via", &via]].concat());
     let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     println!("{found:#}");
     assert_eq!(output.status.code(), Some(0));
@@ -53,11 +53,11 @@ fn a_tunnel_goes_through_a_proxy_over_both_links() {
 
 #[test]
 fn what_the_proxy_refuses_is_said() {
-    let (stage, proxy) = walled();
-    let _server = stage.server(&[]);
+    let (testbed, proxy) = walled();
+    let _server = testbed.server(&[]);
     let why = |via: &str, server: &str| {
-        let words = ["check", "--json", "--server", server, "--insecure", "--path", "eth1", "--via", via];
-        let output = stage.mpvpn(Place::Client, &words);
+        let args = ["check", "--json", "--server", server, "--insecure", "--path", "eth1", "--via", via];
+        let output = testbed.mpvpn(Host::Client, &args);
         assert_eq!(output.status.code(), Some(1));
         let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
         found["links"][0]["tcp"]["error"].as_str().expect("an error").to_owned()
@@ -69,7 +69,7 @@ fn what_the_proxy_refuses_is_said() {
     let error = why(&proxy.url("anna", "secret"), "192.0.2.1:4434");
     assert!(error.contains("forbids connections to 192.0.2.1:4434 (403)"), "{error}");
 
-    let client = stage.start_client(&["--via", &proxy.url("anna", "wrong")]);
+    let client = testbed.start_client(&["--via", &proxy.url("anna", "wrong")]);
     eventually(SOON, "the client says why", || {
         let log = client.log();
         if log.contains("does not accept this name and password") { Ok(()) } else { Err(log) }

@@ -2,12 +2,12 @@
 
 use std::process::Output;
 
-use mpvpn_tests::stage::{LINK, Place, SERVER, Stage};
+use mpvpn_tests::testbed::{Host, LINK, SERVER, Testbed};
 use serde_json::Value;
 
-fn check(stage: &Stage, more: &[&str]) -> (Output, Value) {
-    let words = [&["check", "--json", "--server", SERVER, "--insecure"], more].concat();
-    let output = stage.mpvpn(Place::Client, &words);
+fn check(testbed: &Testbed, more: &[&str]) -> (Output, Value) {
+    let args = [&["check", "--json", "--server", SERVER, "--insecure"], more].concat();
+    let output = testbed.mpvpn(Host::Client, &args);
     let said = String::from_utf8_lossy(&output.stderr);
     let json = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
     println!("{json:#}");
@@ -29,13 +29,13 @@ fn of<'a>(check: &'a Value, link: &str) -> &'a Value {
 
 #[test]
 fn each_link_is_told_what_it_lets_through() {
-    let stage = Stage::new(&[LINK, LINK, LINK]);
-    let _server = stage.server(&[]);
-    let before = stage.network_state(Place::Client);
+    let testbed = Testbed::new(&[LINK, LINK, LINK]);
+    let _server = testbed.server(&[]);
+    let before = testbed.network_state(Host::Client);
     let multipath = std::fs::read_to_string("/proc/sys/net/mptcp/enabled").is_ok();
-    stage.run(Place::Client, &["nft", WALL]);
-    let strips = stage.attempt(
-        Place::Client,
+    testbed.run(Host::Client, &["nft", WALL]);
+    let strips = testbed.output_of(
+        Host::Client,
         std::time::Duration::from_secs(10),
         &["nft", "add", "rule", "inet", "wall", "out", "oifname", "eth3", "reset", "tcp", "option", "mptcp"],
     );
@@ -43,10 +43,10 @@ fn each_link_is_told_what_it_lets_through() {
     if !strips {
         println!("not tried: this nft cannot take options out of TCP");
     }
-    let (output, found) = check(&stage, &["--path", "eth1", "--path", "eth2", "--path", "eth3"]);
+    let (output, found) = check(&testbed, &["--path", "eth1", "--path", "eth2", "--path", "eth3"]);
     assert_eq!(output.status.code(), Some(0));
-    stage.run(Place::Client, &["nft", "delete", "table", "inet", "wall"]);
-    assert_eq!(stage.network_state(Place::Client), before, "nothing is left");
+    testbed.run(Host::Client, &["nft", "delete", "table", "inet", "wall"]);
+    assert_eq!(testbed.network_state(Host::Client), before, "nothing is left");
 
     let open = of(&found, "eth1");
     assert_eq!((&open["use"], &open["credentials"]), (&"udp".into(), &"accepted".into()));
@@ -73,21 +73,21 @@ fn each_link_is_told_what_it_lets_through() {
 
 #[test]
 fn a_wrong_token_and_a_server_that_is_not_there_are_told() {
-    let stage = Stage::new(&[LINK]);
-    let (output, found) = check(&stage, &["--path", "eth1"]);
+    let testbed = Testbed::new(&[LINK]);
+    let (output, found) = check(&testbed, &["--path", "eth1"]);
     assert_eq!(output.status.code(), Some(1));
     let link = of(&found, "eth1");
     assert_eq!(link["use"], "nothing");
     let refused = link["tcp"]["error"].as_str().expect("an error");
     assert!(refused.contains("nobody listens there"), "{refused}");
 
-    let _server = stage.server(&["--auth", "token"]);
-    let (output, found) = check(&stage, &["--path", "eth1", "--token", "wrong"]);
+    let _server = testbed.server(&["--auth", "token"]);
+    let (output, found) = check(&testbed, &["--path", "eth1", "--token", "wrong"]);
     assert_eq!(output.status.code(), Some(1));
     let link = of(&found, "eth1");
     assert_eq!((&link["use"], &link["credentials"]), (&"nothing".into(), &"refused".into()));
-    let words = ["check", "--server", SERVER, "--insecure", "--path", "eth1", "--token", "wrong"];
-    let said = stage.mpvpn(Place::Client, &words);
+    let args = ["check", "--server", SERVER, "--insecure", "--path", "eth1", "--token", "wrong"];
+    let said = testbed.mpvpn(Host::Client, &args);
     let text = String::from_utf8_lossy(&said.stdout);
     assert!(text.contains("eth1: nothing, because the server refuses the token"), "{text}");
     assert!(text.contains("next: give the token"), "{text}");

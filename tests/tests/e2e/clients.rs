@@ -3,31 +3,31 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::{ping, reaches},
-    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL},
-    tcp::{Sink, Way},
+    testbed::{Direction, Family, Host, MpvpnProcess, SERVER, TUNNEL, Testbed},
 };
 
-fn second_client(stage: &Stage, more: &[&str]) -> Peer {
-    let words = ["client", "--server", SERVER, "--insecure", "--path", "eth1"];
-    stage.start(Place::Other, &[&words[..], more].concat()).up()
+fn second_client(testbed: &Testbed, more: &[&str]) -> MpvpnProcess {
+    let args = ["client", "--server", SERVER, "--insecure", "--path", "eth1"];
+    testbed.start(Host::Other, &[&args[..], more].concat()).wait_until_up()
 }
 
 #[test]
 fn two_clients_have_their_own_addresses_and_reach_each_other() {
-    let stage = Stage::two_clients();
-    let server = stage.server(&[]);
-    let (first, second) = (stage.client(&[]), second_client(&stage, &[]));
+    let testbed = Testbed::two_clients();
+    let server = testbed.server(&[]);
+    let (first, second) = (testbed.client(&[]), second_client(&testbed, &[]));
     for family in [Family::V4, Family::V6] {
         let (one, two) = (first.address(family), second.address(family));
         assert_ne!(one, two);
-        reaches(&stage, Place::Client, &two);
-        reaches(&stage, Place::Other, &one);
-        reaches(&stage, Place::Server, &one);
-        reaches(&stage, Place::Server, &two);
+        reaches(&testbed, Host::Client, &two);
+        reaches(&testbed, Host::Other, &one);
+        reaches(&testbed, Host::Server, &one);
+        reaches(&testbed, Host::Server, &two);
     }
-    reaches(&stage, Place::Other, TUNNEL);
+    reaches(&testbed, Host::Other, TUNNEL);
     let sessions = server.status()["clients"].as_array().map(Vec::len);
     assert_eq!(sessions, Some(2), "sessions the server knows");
 }
@@ -35,45 +35,49 @@ fn two_clients_have_their_own_addresses_and_reach_each_other() {
 #[test]
 fn clients_exchange_traffic_both_ways() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::two_clients();
-    let _server = stage.server(&[]);
-    let (_first, second) = (stage.client(&[]), second_client(&stage, &[]));
-    let sink = Sink::start(&stage, Place::Other, 5201);
+    let testbed = Testbed::two_clients();
+    let _server = testbed.server(&[]);
+    let (_first, second) = (testbed.client(&[]), second_client(&testbed, &[]));
+    let iperf = IperfServer::start(&testbed, Host::Other, 5201);
     let to = second.address(Family::V4);
-    for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, &to, 4, way, 2).finish();
-        assert!(report.megabits() > 60.0, "{way:?}: {:.0} Mbit/s from client to client", report.megabits());
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.tcp(&testbed, Host::Client, &to, 4, direction, 2).finish();
+        assert!(
+            report.megabits() > 60.0,
+            "{direction:?}: {:.0} Mbit/s from client to client",
+            report.megabits()
+        );
     }
 }
 
 #[test]
 fn one_client_ending_badly_does_not_touch_the_other() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::two_clients();
-    let _server = stage.server(&[]);
-    let (_first, mut second) = (stage.client(&[]), second_client(&stage, &[]));
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 4, Way::Down, 4);
+    let testbed = Testbed::two_clients();
+    let _server = testbed.server(&[]);
+    let (_first, mut second) = (testbed.client(&[]), second_client(&testbed, &[]));
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Down, 4);
     second.kill();
     let report = load.finish();
     assert!(report.seconds.iter().all(|rate| *rate > 20e6), "{:?}", report.seconds);
-    let pings = ping(&stage, Place::Client, TUNNEL, 10);
+    let pings = ping(&testbed, Host::Client, TUNNEL, 10);
     assert_eq!(pings.answers.len(), 10);
 }
 
 #[test]
 fn clients_that_reconnect_keep_their_addresses_whoever_comes_first() {
-    let stage = Stage::two_clients();
-    let mut server = stage.server(&[]);
-    let (first, second) = (stage.client(&[]), second_client(&stage, &[]));
+    let testbed = Testbed::two_clients();
+    let mut server = testbed.server(&[]);
+    let (first, second) = (testbed.client(&[]), second_client(&testbed, &[]));
     let before = (first.status()["addresses"].clone(), second.status()["addresses"].clone());
     server.kill();
     // The first client cannot come back at once.
-    stage.link(1).silence(Direction::Both);
-    stage.link(2).silence(Direction::Both);
-    let server = stage.server(&[]);
+    testbed.link(1).silence(Direction::Both);
+    testbed.link(2).silence(Direction::Both);
+    let server = testbed.server(&[]);
     let sessions = |wanted: usize| {
-        server.until(Duration::from_secs(30), "reconnected", |status| {
+        server.wait_for_status(Duration::from_secs(30), "reconnected", |status| {
             match status["clients"].as_array().map(Vec::len) {
                 Some(count) if count == wanted => Ok(()),
                 other => Err(format!("{other:?} sessions")),
@@ -81,10 +85,10 @@ fn clients_that_reconnect_keep_their_addresses_whoever_comes_first() {
         });
     };
     sessions(1);
-    stage.link(1).heal();
-    stage.link(2).heal();
+    testbed.link(1).end_silence();
+    testbed.link(2).end_silence();
     sessions(2);
-    reaches(&stage, Place::Client, TUNNEL);
-    reaches(&stage, Place::Other, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
+    reaches(&testbed, Host::Other, TUNNEL);
     assert_eq!((first.status()["addresses"].clone(), second.status()["addresses"].clone()), before);
 }

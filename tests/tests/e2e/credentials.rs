@@ -4,24 +4,24 @@ use std::{fs, process::Command, time::Duration};
 
 use mpvpn_tests::{
     ping::reaches,
-    stage::{Peer, Place, Stage, TUNNEL},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
 const SOON: Duration = Duration::from_secs(15);
 
 /// The client must give up with exit code 1 and say all of this.
-fn refused(mut client: Peer, said: &[&str]) {
+fn refused(mut client: MpvpnProcess, said: &[&str]) {
     let status = client.wait(SOON);
     let log = client.log();
     assert_eq!(status.code(), Some(1), "{log}");
-    for words in said {
-        assert!(log.contains(words), "no {words:?} in:\n{log}");
+    for expected in said {
+        assert!(log.contains(expected), "no {expected:?} in:\n{log}");
     }
     assert!(log.contains("next:"), "no advice in:\n{log}");
 }
 
-fn fingerprint(stage: &Stage, name: &str) -> String {
-    let file = stage.dir().join(format!("{name}.crt"));
+fn fingerprint(testbed: &Testbed, name: &str) -> String {
+    let file = testbed.dir().join(format!("{name}.crt"));
     let output = Command::new("openssl")
         .args(["x509", "-noout", "-fingerprint", "-sha256", "-in"])
         .arg(file)
@@ -33,32 +33,32 @@ fn fingerprint(stage: &Stage, name: &str) -> String {
 
 #[test]
 fn a_wrong_token_gets_401_and_the_client_says_so() {
-    let stage = Stage::two_links();
-    let server = stage.server(&["--auth", "token", "--state-dir", "server-state"]);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&["--auth", "token", "--state-dir", "server-state"]);
     let made_up = format!("mpvpn_{}", "A".repeat(43));
-    refused(stage.start_client(&["--token", &made_up]), &["401"]);
+    refused(testbed.start_client(&["--token", &made_up]), &["401"]);
     // Who shows nothing is told nothing, and its own client knows what that may mean.
-    refused(stage.start_client(&[]), &["405", "--token"]);
+    refused(testbed.start_client(&[]), &["405", "--token"]);
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(0));
 }
 
 #[test]
 fn the_right_token_lets_in() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--auth", "token", "--state-dir", "server-state"]);
-    let token = fs::read_to_string(stage.dir().join("server-state/client-token")).expect("a token");
-    fs::write(stage.dir().join("token"), &token).expect("a file");
-    let mut client = stage.client(&["--token", token.trim()]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token", "--state-dir", "server-state"]);
+    let token = fs::read_to_string(testbed.dir().join("server-state/client-token")).expect("a token");
+    fs::write(testbed.dir().join("token"), &token).expect("a file");
+    let mut client = testbed.client(&["--token", token.trim()]);
     assert!(client.interrupt().success());
-    let _again = stage.client(&["--token-file", "token"]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let _again = testbed.client(&["--token-file", "token"]);
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn the_first_start_prints_a_client_command_that_works() {
-    let stage = Stage::two_links();
-    let words = ["server", "--listen", "0.0.0.0:4433", "--state-dir", "first-start"];
-    let server = stage.start(Place::Server, &words).up();
+    let testbed = Testbed::two_links();
+    let args = ["server", "--listen", "0.0.0.0:4433", "--state-dir", "first-start"];
+    let server = testbed.start(Host::Server, &args).wait_until_up();
     let log = server.log();
     let command = log
         .lines()
@@ -67,44 +67,44 @@ fn the_first_start_prints_a_client_command_that_works() {
     for option in ["--server", "--pin", "--token"] {
         assert!(command.contains(option), "no {option} in {command}");
     }
-    let mut words: Vec<&str> = command.split_whitespace().collect();
+    let mut args: Vec<&str> = command.split_whitespace().collect();
     // Which of its addresses a client can reach, the server can only guess.
-    let at = words.iter().position(|word| *word == "--server").expect("checked above") + 1;
-    words[at] = mpvpn_tests::stage::SERVER;
-    let _client = stage.start(Place::Client, &words).up();
-    reaches(&stage, Place::Client, TUNNEL);
+    let at = args.iter().position(|word| *word == "--server").expect("checked above") + 1;
+    args[at] = mpvpn_tests::testbed::SERVER;
+    let _client = testbed.start(Host::Client, &args).wait_until_up();
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn the_servers_own_certificate_is_enough_as_ca() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&["--ca", "server.crt"]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&["--ca", "server.crt"]);
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn the_fingerprint_is_enough() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&["--pin", &fingerprint(&stage, "server")]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&["--pin", &fingerprint(&testbed, "server")]);
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn another_certificate_is_refused() {
-    let stage = Stage::two_links();
-    stage.make_certificate("other");
-    let _server = stage.server(&[]);
-    refused(stage.start_client(&["--ca", "other.crt"]), &["certificate"]);
-    refused(stage.start_client(&["--pin", &fingerprint(&stage, "other")]), &["certificate"]);
+    let testbed = Testbed::two_links();
+    testbed.make_certificate("other");
+    let _server = testbed.server(&[]);
+    refused(testbed.start_client(&["--ca", "other.crt"]), &["certificate"]);
+    refused(testbed.start_client(&["--pin", &fingerprint(&testbed, "other")]), &["certificate"]);
 }
 
 #[test]
 fn an_unchecked_server_is_warned_about() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     let log = client.log();
     assert!(log.contains("WARN") && log.contains("insecure"), "no warning in:\n{log}");
 }

@@ -3,9 +3,9 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
-    http::{Download, MB, Site, upload},
+    http::{Download, MB, TestPages, upload},
     machine_share::{MachineShare, Share},
-    stage::{Family, Place, Stage, inet},
+    testbed::{Family, Host, Testbed, inet},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -13,17 +13,17 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// 50 MB through NAT; link 1 is cut meanwhile and comes back.
 fn whole(family: Family, cut: bool) {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
-    let site = Site::start(&stage, Place::Inet);
+    let testbed = Testbed::two_slow_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
+    let site = TestPages::start(&testbed, Host::Inet);
     let host = inet(family);
-    let download = Download::start(&stage, &site, &host, 50 * MB, LIMIT, &[]);
+    let download = Download::start(&testbed, &site, &host, 50 * MB, LIMIT, &[]);
     if cut {
         thread::sleep(Duration::from_secs(1));
-        stage.link(1).cut();
+        testbed.link(1).cut();
         thread::sleep(Duration::from_secs(3));
-        stage.link(1).restore();
+        testbed.link(1).restore();
     }
     download.finish();
 }
@@ -51,11 +51,11 @@ fn ipv6_brings_every_byte_across_a_cut() {
 #[test]
 fn uploads_bring_every_byte_in_both_families() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
-    let site = Site::start(&stage, Place::Inet);
+    let testbed = Testbed::two_slow_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
+    let site = TestPages::start(&testbed, Host::Inet);
     for family in [Family::V4, Family::V6] {
-        upload(&stage, &site, &inet(family), 15 * MB, LIMIT);
+        upload(&testbed, &site, &inet(family), 15 * MB, LIMIT);
     }
 }

@@ -12,9 +12,9 @@ use std::{
 use mpvpn_tests::{
     eventually,
     http::{self, MB},
-    https::{NameServer, SecureSite},
+    https::{HttpsPages, NameServer},
     machine_share::{MachineShare, Share},
-    stage::{Place, SERVER, Stage, TUNNEL, inet4},
+    testbed::{Host, SERVER, TUNNEL, Testbed, inet4},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -26,8 +26,8 @@ const PAGE: &str = "page.example";
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new(stage: &Stage, configuration: &str) -> Self {
-        let folder = Self(stage.public_folder("app"));
+    fn new(testbed: &Testbed, configuration: &str) -> Self {
+        let folder = Self(testbed.public_folder("app"));
         folder.write("client.toml", &format!("server = '{SERVER}'\ninsecure = true\n{configuration}"));
         folder
     }
@@ -63,13 +63,13 @@ struct App {
 }
 
 impl App {
-    fn start(stage: &Stage, program: &Path, words: &[&str]) -> Self {
-        let (output, log) = (stage.file("out", Place::Client), stage.file("log", Place::Client));
-        let child = stage
-            .command(Place::Client, "setpriv")
+    fn start(testbed: &Testbed, program: &Path, args: &[&str]) -> Self {
+        let (output, log) = (testbed.file("out", Host::Client), testbed.file("log", Host::Client));
+        let child = testbed
+            .command(Host::Client, "setpriv")
             .args(["--reuid", USER, "--regid", USER, "--clear-groups", "--no-new-privs"])
             .arg(program)
-            .args(words)
+            .args(args)
             .stdout(File::create(&output).expect("a file"))
             .stderr(File::create(&log).expect("a file"))
             .spawn()
@@ -127,21 +127,21 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
     const SIZE: u64 = 40 * MB;
     const PAUSE: u64 = 5 * MB;
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
     let host: Ipv4Addr = inet4().parse().expect("an address");
-    let names = NameServer::start(&stage, Place::Inet, host, host);
-    let site = SecureSite::start(&stage, Place::Inet, PAGE, PAUSE);
-    let folder = Folder::new(&stage, configuration);
+    let names = NameServer::start(&testbed, Host::Inet, host, host);
+    let site = HttpsPages::start(&testbed, Host::Inet, PAGE, PAUSE);
+    let folder = Folder::new(&testbed, configuration);
     let program = folder.take("examples/fetch");
     let file = |path: PathBuf| path.to_str().expect("an ASCII path").to_owned();
     let certificate = file(folder.write("page.pem", site.certificate()));
-    let before = stage.network_state(Place::Client);
-    let carried = |link: &str| stage.counters(Place::Client, link).0;
+    let before = testbed.network_state(Host::Client);
+    let carried = |link: &str| testbed.interface_bytes(Host::Client, link).0;
 
     let configuration = file(folder.0.join("client.toml"));
     let (asked, url) = (names.address().to_string(), site.url(SIZE));
-    let mut app = App::start(&stage, &program, &[way, &configuration, &asked, &url, &certificate]);
+    let mut app = App::start(&testbed, &program, &[way, &configuration, &asked, &url, &certificate]);
     app.until("resolved: ");
     let passed = |bytes| {
         eventually(LIMIT, "a part of the page", || match site.sent() {
@@ -151,27 +151,27 @@ fn fetches(way: &str, configuration: &str, streams: u64) {
     };
     passed(PAUSE);
     assert_eq!(app.privileges(), (USER.to_owned(), "0000000000000000".to_owned()));
-    assert_eq!(stage.network_state(Place::Client), before, "something on the machine has changed");
-    site.go_on();
+    assert_eq!(testbed.network_state(Host::Client), before, "something on the machine has changed");
+    site.resume();
     passed(4 * PAUSE);
-    stage.link(1).cut();
+    testbed.link(1).cut();
     assert!(site.sent() < SIZE, "all was sent already");
     let both = (carried("eth1"), carried("eth2"));
     assert!(both.0 > MB && both.1 > MB, "not both links carry the page: {both:?}");
     thread::sleep(Duration::from_secs(1));
-    stage.link(1).restore();
+    testbed.link(1).restore();
 
     let body = app.output.clone();
     let log = app.finish();
-    http::check(&mut File::open(&body).expect("its output"), SIZE).expect("the page, byte by byte");
-    assert!(names.asked() > 0);
+    http::compare(&mut File::open(&body).expect("its output"), SIZE).expect("the page, byte by byte");
+    assert!(names.question_count() > 0);
     assert!(log.contains("a socket of eth1 is used") && log.contains("a socket of eth2 is used"), "{log}");
     let status = log.lines().find_map(|line| line.strip_prefix("status: ")).expect("a status");
     let status: serde_json::Value = serde_json::from_str(status).expect("JSON");
     assert_eq!((&status["state"], status["links"].as_array().map(Vec::len)), (&"up".into(), Some(2)));
     assert_eq!(status["flows"]["stream"].as_u64(), Some(streams), "{status:#}");
     assert!(log.ends_with("stopped\n"), "{log}");
-    assert_eq!(stage.network_state(Place::Client), before, "something is left on the machine");
+    assert_eq!(testbed.network_state(Host::Client), before, "something is left on the machine");
 }
 
 #[test]
@@ -186,23 +186,23 @@ fn a_page_is_fetched_by_a_descriptor_as_packets_while_a_link_is_cut() {
 
 #[test]
 fn an_app_is_told_why_its_token_is_refused() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
-    let folder = Folder::new(&stage, "token = '0123456789abcdef0123456789abcdef'\n");
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+    let folder = Folder::new(&testbed, "token = '0123456789abcdef0123456789abcdef'\n");
     let program = folder.take("examples/fetch");
     let configuration = folder.0.join("client.toml");
-    let words =
+    let args =
         ["calls", configuration.to_str().expect("an ASCII path"), "192.0.2.1:53", "https://a/", "none"];
-    let mut app = App::start(&stage, &program, &words);
+    let mut app = App::start(&testbed, &program, &args);
     assert_eq!(app.end().code(), Some(1));
     assert!(app.log().contains("Failed(") && app.log().contains("refuses the token"), "{}", app.log());
 }
 
 #[test]
 fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let folder = Folder::new(&stage, "");
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let folder = Folder::new(&testbed, "");
     folder.take("libmpvpn.so");
     let program = folder.0.join("echo");
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ lies in the workspace");
@@ -218,14 +218,14 @@ fn a_program_in_c_has_two_tunnels_and_leaves_nothing() {
         .output()
         .expect("cc runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let before = stage.network_state(Place::Client);
+    let before = testbed.network_state(Host::Client);
     let configuration = folder.0.join("client.toml");
     let configuration = configuration.to_str().expect("an ASCII path");
-    let app = App::start(&stage, &program, &[configuration, TUNNEL, "10.102.0.2"]);
+    let app = App::start(&testbed, &program, &[configuration, TUNNEL, "10.102.0.2"]);
     let said = app.output.clone();
     assert_eq!(app.finish(), "", "the library prints");
     let said = fs::read_to_string(said).expect("its output");
     assert!(said.ends_with("all is well\n"), "{said}");
     assert!(said.matches("\nevent 1 ").count() >= 2, "{said}");
-    assert_eq!(stage.network_state(Place::Client), before, "something is left on the machine");
+    assert_eq!(testbed.network_state(Host::Client), before, "something is left on the machine");
 }

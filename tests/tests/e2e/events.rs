@@ -9,8 +9,8 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
-    stage::{Direction, Peer, Place, Stage, TUNNEL, binary},
-    tcp::{Sink, Way},
+    iperf::IperfServer,
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, binary},
 };
 use serde_json::Value;
 
@@ -21,14 +21,14 @@ const LONGEST_SILENCE: u64 = 600;
 const CUT: u64 = 3000;
 
 /// The number of the last event.
-fn last_number(peer: &Peer) -> u64 {
-    peer.events().last().and_then(|event| event["number"].as_u64()).expect("it came up")
+fn last_number(process: &MpvpnProcess) -> u64 {
+    process.events().last().and_then(|event| event["number"].as_u64()).expect("it came up")
 }
 
 /// The events of link 1 after the event `number`.
-fn on_link_1(peer: &Peer, number: u64) -> Vec<Value> {
+fn on_link_1(process: &MpvpnProcess, number: u64) -> Vec<Value> {
     let is_new = |event: &Value| event["number"].as_u64() > Some(number);
-    peer.events().into_iter().filter(|event| is_new(event) && event["link"] == "eth1").collect()
+    process.events().into_iter().filter(|event| is_new(event) && event["link"] == "eth1").collect()
 }
 
 fn is(event: &Value, name: &str) -> bool {
@@ -41,17 +41,17 @@ fn texts(events: &[Value]) -> Vec<&str> {
 
 #[test]
 fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", SOON);
+        client.wait_for_path(link, "active", SOON);
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 4, Way::Up, 12);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Up, 12);
     thread::sleep(Duration::from_secs(2));
     let (before, before_at_server) = (last_number(&client), last_number(&server));
-    let followed = stage.file("events", Place::Client);
+    let followed = testbed.file("events", Host::Client);
     let mut follower = Command::new(binary())
         .args(["events", "--follow", "--api-socket"])
         .arg(client.socket())
@@ -61,10 +61,10 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
         .expect("it starts");
 
     let cut = Instant::now();
-    stage.link(1).silence(Direction::Both);
-    client.until_path("eth1", "down", SOON);
+    testbed.link(1).silence(Direction::Both);
+    client.wait_for_path("eth1", "down", SOON);
     thread::sleep(Duration::from_millis(CUT).saturating_sub(cut.elapsed()));
-    stage.link(1).heal();
+    testbed.link(1).end_silence();
     let healed = cut.elapsed().as_millis() as u64;
     let story = eventually(SOON, "the return of the link among the events", || {
         let story = on_link_1(&client, before);
@@ -122,10 +122,10 @@ fn a_link_that_falls_silent_and_returns_is_reported_in_five_lines() {
 
 #[test]
 fn a_server_reports_which_clients_came_and_went() {
-    let stage = Stage::two_links();
-    let mut server = stage.server(&[]);
-    let mut client = stage.client(&[]);
-    let address = client.address(mpvpn_tests::stage::Family::V4);
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(&[]);
+    let mut client = testbed.client(&[]);
+    let address = client.address(mpvpn_tests::testbed::Family::V4);
     assert!(client.interrupt().success(), "{}", client.log());
     let story = eventually(SOON, "the end of the client among the events", || {
         let story: Vec<Value> =
@@ -139,12 +139,12 @@ fn a_server_reports_which_clients_came_and_went() {
     assert!(gone["reason"].as_str().is_some_and(|reason| reason.contains("the client ends")), "{gone:#}");
 
     // A client that loses its server reports why, and that it is connected again.
-    let client = stage.client(&[]);
+    let client = testbed.client(&[]);
     server.kill();
-    let _server = stage.server(&[]);
+    let _server = testbed.server(&[]);
     let story = eventually(Duration::from_secs(30), "the second connection among the events", || {
         // A client without traffic would notice after some 15 s.
-        stage.sends(Place::Client, (TUNNEL, 9));
+        testbed.send_empty_udp(Host::Client, (TUNNEL, 9));
         let mut story = client.events();
         story.retain(|event| event["kind"] == "session");
         let lost = story.iter().position(|event| is(event, "disconnected"));

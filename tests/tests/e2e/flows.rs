@@ -9,17 +9,17 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
-    stage::{Peer, Place, Stage, inet4},
+    testbed::{Host, MpvpnProcess, Testbed, inet4},
 };
 use serde_json::Value;
 
 const PORTS: [u16; 3] = [443, 5000, 25];
 
 /// What an app at the client and a server behind the tunnel hold open.
-fn connect(stage: &Stage, port: u16) -> (TcpStream, TcpStream) {
+fn connect(testbed: &Testbed, port: u16) -> (TcpStream, TcpStream) {
     let to = format!("{}:{port}", inet4());
-    let listener = stage.inside(Place::Inet, || TcpListener::bind(&to)).expect("a free port");
-    let mut near = stage.inside(Place::Client, || TcpStream::connect(&to)).expect("a way there");
+    let listener = testbed.in_namespace(Host::Inet, || TcpListener::bind(&to)).expect("a free port");
+    let mut near = testbed.in_namespace(Host::Client, || TcpStream::connect(&to)).expect("a way there");
     let (mut far, _) = listener.accept().expect("a connection");
     near.write_all(&[1; 1000]).expect("room");
     far.read_exact(&mut [0; 1000]).expect("all of it");
@@ -29,10 +29,10 @@ fn connect(stage: &Stage, port: u16) -> (TcpStream, TcpStream) {
 }
 
 /// The flow to a port, once it is as `wanted`.
-fn flow_to(peer: &Peer, port: u16, wanted: impl Fn(&Value) -> bool) -> Value {
+fn flow_to(process: &MpvpnProcess, port: u16, wanted: impl Fn(&Value) -> bool) -> Value {
     let to = format!("{}:{port}", inet4());
     eventually(Duration::from_secs(5), &format!("a flow to {to}"), || {
-        let flows = peer.flows();
+        let flows = process.flows();
         flows.iter().find(|flow| flow["to"] == to && wanted(flow)).cloned().ok_or(format!("{flows:#?}"))
     })
 }
@@ -44,13 +44,13 @@ fn moved(flow: &Value) -> (u64, u64) {
 
 #[test]
 fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
-    let stage = Stage::two_links();
-    let file = stage.file("lanes", Place::Client);
+    let testbed = Testbed::two_links();
+    let file = testbed.file("lanes", Host::Client);
     let rules = "[[lane-rule]]\nlane = 'stream'\nports = ['443']\n\n[[lane-rule]]\nlane = 'datagram'\nports = ['25']\n";
     fs::write(&file, rules).expect("a file to write");
-    let server = stage.server(&[]);
-    let client = stage.client(&["--config", file.to_str().expect("a path of text")]);
-    let open = PORTS.map(|port| connect(&stage, port));
+    let server = testbed.server(&[]);
+    let client = testbed.client(&["--config", file.to_str().expect("a path of text")]);
+    let open = PORTS.map(|port| connect(&testbed, port));
     for (port, lane, why, (near, _)) in [
         (443, "stream", "rule 1", &open[0]),
         (5000, "stream", "auto", &open[1]),
@@ -76,10 +76,10 @@ fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
     }
     // A half that ends is seen at both ends.
     open[0].0.shutdown(std::net::Shutdown::Write).expect("an open connection");
-    for peer in [&client, &server] {
-        flow_to(peer, 443, |flow| flow["state"] == "up-ended");
+    for process in [&client, &server] {
+        flow_to(process, 443, |flow| flow["state"] == "up-ended");
     }
-    let udp = stage.inside(Place::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
+    let udp = testbed.in_namespace(Host::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
     udp.send_to(&[0; 72], (inet4().as_str(), 9)).expect("a way there");
     let flow = flow_to(&client, 9, |_| true);
     assert_eq!(
@@ -90,9 +90,9 @@ fn both_ends_list_their_flows_with_lane_reason_and_bytes() {
     let counts = client.status()["flows"].clone();
     assert!(counts["stream"] == 2 && counts["datagram"].as_u64() >= Some(2), "{counts:#}");
     let socket = client.socket().to_str().expect("a path of text");
-    let shown = stage.mpvpn(Place::Client, &["status", "--flows", "--api-socket", socket]);
+    let shown = testbed.mpvpn(Host::Client, &["status", "--flows", "--api-socket", socket]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    for words in ["rule 1", "rule 2", "auto", "not TCP", "up-ended"] {
-        assert!(shown.contains(words), "no {words:?} in:\n{shown}");
+    for expected in ["rule 1", "rule 2", "auto", "not TCP", "up-ended"] {
+        assert!(shown.contains(expected), "no {expected:?} in:\n{shown}");
     }
 }

@@ -10,7 +10,7 @@ use mpvpn_tests::{
     eventually,
     machine_share::{MachineShare, Share},
     ping::{Ping, ping},
-    stage::{Peer, Place, Stage, TUNNEL},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
 const URL: &str = "https://192.0.2.1:4433";
@@ -18,35 +18,35 @@ const URL: &str = "https://192.0.2.1:4433";
 const MEMORY: u64 = 64 << 20;
 
 /// The head and the content of what curl gets.
-fn curl(stage: &Stage, words: &[&str]) -> String {
+fn curl(testbed: &Testbed, args: &[&str]) -> String {
     let curl = ["curl", "-sSki", "--max-time", "20"];
-    stage.run(Place::Client, &[&curl[..], words].concat())
+    testbed.run(Host::Client, &[&curl[..], args].concat())
 }
 
 #[test]
 fn a_browser_sees_a_site() {
-    let stage = Stage::two_links();
-    let root = stage.dir().join("www");
+    let testbed = Testbed::two_links();
+    let root = testbed.dir().join("www");
     fs::create_dir(&root).expect("a folder");
     fs::write(root.join("index.html"), "<p>nothing special\n").expect("a file");
-    let file = stage.dir().join("server.toml");
+    let file = testbed.dir().join("server.toml");
     fs::write(&file, format!("[site]\nroot = '{}'\n", root.display())).expect("a file");
-    let _server = stage.server(&["--config", &file.display().to_string()]);
+    let _server = testbed.server(&["--config", &file.display().to_string()]);
     for version in ["--http1.1", "--http2"] {
-        let page = curl(&stage, &[version, URL]);
+        let page = curl(&testbed, &[version, URL]);
         assert!(page.contains(" 200") && page.ends_with("<p>nothing special\n"), "{page}");
         assert!(page.contains("\r\nserver: nginx\r\n") && page.contains("\r\ndate: "), "{page}");
-        let nothing = curl(&stage, &[version, &format!("{URL}/../server.toml"), "--path-as-is"]);
+        let nothing = curl(&testbed, &[version, &format!("{URL}/../server.toml"), "--path-as-is"]);
         assert!(nothing.contains(" 404"), "{nothing}");
     }
 }
 
 /// Connects so often from one host without a word, with so many open at once.
-fn half_open(stage: &Stage, count: usize, at_once: usize) {
+fn half_open(testbed: &Testbed, count: usize, at_once: usize) {
     let mut open = Vec::new();
     for _ in 0..count.div_ceil(at_once) {
         open.clear();
-        stage.inside(Place::Inet, || {
+        testbed.in_namespace(Host::Inet, || {
             for _ in 0..at_once {
                 open.extend(TcpStream::connect("198.51.100.1:4433"));
             }
@@ -54,23 +54,23 @@ fn half_open(stage: &Stage, count: usize, at_once: usize) {
     }
 }
 
-fn lines_about_tcp(server: &Peer) -> usize {
+fn lines_about_tcp(server: &MpvpnProcess) -> usize {
     server.log().lines().filter(|line| line.contains("refused what came over TCP")).count()
 }
 
 #[test]
 fn ten_thousand_half_open_connections_leave_tunnels_alone() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
-    let _client = stage.client(&[]);
-    ping(&stage, Place::Client, TUNNEL, 3);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
+    ping(&testbed, Host::Client, TUNNEL, 3);
     let memory = server.memory();
-    let pinging = Ping::every(&stage, Place::Client, Duration::from_millis(20), TUNNEL, 8);
+    let pinging = Ping::every(&testbed, Host::Client, Duration::from_millis(20), TUNNEL, 8);
     let start = Instant::now();
-    half_open(&stage, 10_000, 500);
+    half_open(&testbed, 10_000, 500);
     let took = start.elapsed();
-    assert!(curl(&stage, &[URL]).contains(" 404"), "after {took:?}");
+    assert!(curl(&testbed, &[URL]).contains(" 404"), "after {took:?}");
     let pings = pinging.finish();
     assert!(pings.loss_pct() < 5.0, "{:.1} % lost", pings.loss_pct());
     let grown = server.memory().saturating_sub(memory);
@@ -80,17 +80,17 @@ fn ten_thousand_half_open_connections_leave_tunnels_alone() {
 
 #[test]
 fn a_server_without_descriptors_waits_for_some() {
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
     let limit = |files: &str| {
         let id = server.id().to_string();
-        stage.run(Place::Server, &["prlimit", "--pid", &id, &format!("--nofile={files}:")]);
+        testbed.run(Host::Server, &["prlimit", "--pid", &id, &format!("--nofile={files}:")]);
     };
     let is_used = |number: &u32| fs::exists(format!("/proc/{}/fd/{number}", server.id())).expect("a process");
     // The next descriptor would have the lowest number that is free.
     let free = (0..).find(|number| !is_used(number)).expect("not all are used");
     limit(&free.to_string());
-    let open = stage.inside(Place::Inet, || TcpStream::connect("198.51.100.1:4433"));
+    let open = testbed.in_namespace(Host::Inet, || TcpStream::connect("198.51.100.1:4433"));
     eventually(Duration::from_secs(10), "the server says so", || {
         match server.log().contains("cannot take TCP connections") {
             true => Ok(()),
@@ -103,5 +103,5 @@ fn a_server_without_descriptors_waits_for_some() {
     assert!(busy < Duration::from_millis(400), "{busy:?} in 2 s of waiting");
     drop(open);
     limit("1024");
-    assert!(curl(&stage, &[URL]).contains(" 404"));
+    assert!(curl(&testbed, &[URL]).contains(" 404"));
 }

@@ -21,8 +21,8 @@ use std::{
 
 use mpvpn_tests::{
     guide::{Action, At, Page, Run, parse, prints},
-    home::USER,
-    stage::{Place, Stage, binary},
+    testbed::{Host, Testbed, binary},
+    user_home::USER,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -116,7 +116,7 @@ struct Hosts {
     // Dropped in this order: what runs before the stage in which it runs.
     running: Vec<Running>,
     _site: Site,
-    stage: Stage,
+    testbed: Testbed,
     folder: PathBuf,
     /// The fingerprint and the token that a server printed last.
     secrets: Option<(String, String)>,
@@ -136,22 +136,22 @@ impl Hosts {
             0 => vec!["100mbit,12ms", "40mbit,25ms"],
             _ => page.links.iter().map(String::as_str).collect(),
         };
-        let stage = if page.lan { Stage::with_lan(&links) } else { Stage::new(&links) };
-        let folder = stage.public_folder("guide");
+        let testbed = if page.lan { Testbed::with_lan(&links) } else { Testbed::new(&links) };
+        let folder = testbed.public_folder("guide");
         let bin = folder.join("bin");
         fs::create_dir(&bin).expect("a folder");
         symlink(fs::canonicalize(binary()).expect("the binary"), bin.join("mpvpn")).expect("a link");
         fs::write(bin.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("a file");
         fs::set_permissions(bin.join("sudo"), fs::Permissions::from_mode(0o755)).expect("its owner may");
-        for place in page.places() {
-            prepare(&folder.join(name(place)));
+        for host in page.hosts() {
+            prepare(&folder.join(name(host)));
         }
-        let site = Site::start(&stage);
-        Self { running: Vec::new(), _site: site, stage, folder, secrets: None }
+        let site = Site::start(&testbed);
+        Self { running: Vec::new(), _site: site, testbed, folder, secrets: None }
     }
 
     /// A command at a host, with the host's own folders.
-    fn command(&self, at: At, words: &[&str]) -> Command {
+    fn command(&self, at: At, args: &[&str]) -> Command {
         // Each command has a mount namespace of its own, in which the folders of its host take their places.
         const ENTER: &str = r#"
             mount --bind "$0/etc" /etc && mount --bind "$0/lib" /var/lib && mount --bind "$0/run" /run/mpvpn || exit 125
@@ -160,20 +160,20 @@ impl Hosts {
             unset XDG_STATE_HOME
             export HOME="$PWD" XDG_RUNTIME_DIR="$PWD" PATH="$0/../bin:$PATH"
             exec "$@" 2>&1"#;
-        let mut command = self.stage.command(at.place, "sh");
-        command.args(["-c", ENTER]).arg(self.folder.join(name(at.place)));
+        let mut command = self.testbed.command(at.host, "sh");
+        command.args(["-c", ENTER]).arg(self.folder.join(name(at.host)));
         command.arg(if at.user { "user" } else { "home" });
         if at.user {
             let user = USER.to_string();
             command.args(["setpriv", "--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
         }
-        command.args(words);
+        command.args(args);
         command
     }
 
-    fn output(&self, at: At, words: &[&str]) -> (Option<i32>, String) {
+    fn output(&self, at: At, args: &[&str]) -> (Option<i32>, String) {
         let limit = LIMIT.as_secs().to_string();
-        let limited = [&["timeout", "-k", "2", &limit][..], words].concat();
+        let limited = [&["timeout", "-k", "2", &limit][..], args].concat();
         let output = self.command(at, &limited).output().expect("sh runs");
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     }
@@ -205,20 +205,20 @@ impl Hosts {
         let script = self.filled(&run.script)?;
         let program =
             script.trim_start_matches("sudo ").split_whitespace().next().unwrap_or_default().to_owned();
-        let same = |other: &Running| other.at.place == run.at.place && other.program == program;
+        let same = |other: &Running| other.at.host == run.at.host && other.program == program;
         while let Some(index) = self.running.iter().position(same) {
             self.running.remove(index).end()?;
         }
-        let log = self.folder.join(format!("{}-{program}.log", name(run.at.place)));
+        let log = self.folder.join(format!("{}-{program}.log", name(run.at.host)));
         let output = fs::File::create(&log).expect("a log");
         let mut command = self.command(run.at, &["sh", "-c", &format!("exec {script}")]);
         let child = command.stdout(output).spawn().expect("sh runs");
         self.running.push(Running { at: run.at, program, child, log });
         self.wait_up(run)?;
         let log = self.running.last().map(Running::log).unwrap_or_default();
-        let mut words = log.split_whitespace().skip_while(|word| *word != "--pin").skip(1);
-        if let Some(pin) = words.next() {
-            let token = words.nth(1).unwrap_or_default();
+        let mut args = log.split_whitespace().skip_while(|word| *word != "--pin").skip(1);
+        if let Some(pin) = args.next() {
+            let token = args.nth(1).unwrap_or_default();
             self.secrets = Some((pin.to_owned(), token.to_owned()));
         }
         Ok(())
@@ -252,7 +252,7 @@ impl Hosts {
     }
 
     fn write(&self, at: At, path: &str, append: bool, text: &str) -> Result<(), String> {
-        let host = self.folder.join(name(at.place));
+        let host = self.folder.join(name(at.host));
         let path = match path.strip_prefix("/etc/") {
             Some(rest) => host.join("etc").join(rest),
             None if path.starts_with('/') => return Err(format!("{path} is not below /etc")),
@@ -267,13 +267,13 @@ impl Hosts {
         Ok(())
     }
 
-    fn copy(&self, from: Place, file: &str, to: Place) -> Result<(), String> {
-        let home = |place| self.folder.join(name(place)).join("home").join(file);
+    fn copy(&self, from: Host, file: &str, to: Host) -> Result<(), String> {
+        let home = |host| self.folder.join(name(host)).join("home").join(file);
         fs::copy(home(from), home(to)).map(drop).map_err(|error| format!("{file}: {error}"))
     }
 
     fn cable(&self, link: usize, up: bool) -> Result<(), String> {
-        let link = self.stage.link(link);
+        let link = self.testbed.link(link);
         if up {
             link.restore()
         } else {
@@ -301,7 +301,7 @@ impl Hosts {
             let log = running.log();
             let lines: Vec<&str> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(20)..].join("\n");
-            format!("\n--- {} at the {}\n{end}", running.program, name(running.at.place))
+            format!("\n--- {} at the {}\n{end}", running.program, name(running.at.host))
         };
         self.running.iter().map(of).collect()
     }
@@ -365,13 +365,13 @@ fn replaced(text: &str, name: &str, value: &str) -> (String, bool) {
     (done + rest, found)
 }
 
-fn name(place: Place) -> &'static str {
-    match place {
-        Place::Client => "client",
-        Place::Server => "server",
-        Place::Inet => "inet",
-        Place::Lan => "lan",
-        Place::Other => "other",
+fn name(host: Host) -> &'static str {
+    match host {
+        Host::Client => "client",
+        Host::Server => "server",
+        Host::Inet => "inet",
+        Host::Lan => "lan",
+        Host::Other => "other",
     }
 }
 
@@ -400,8 +400,9 @@ struct Site {
 }
 
 impl Site {
-    fn start(stage: &Stage) -> Self {
-        let listener = stage.inside(Place::Inet, || TcpListener::bind("0.0.0.0:80").expect("a free port"));
+    fn start(testbed: &Testbed) -> Self {
+        let listener =
+            testbed.in_namespace(Host::Inet, || TcpListener::bind("0.0.0.0:80").expect("a free port"));
         listener.set_nonblocking(true).expect("a socket can be nonblocking");
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);

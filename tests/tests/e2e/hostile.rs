@@ -7,27 +7,28 @@ use std::{
 };
 
 use mpvpn_tests::{
+    hostile,
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::ping,
     random::Random,
-    rogue,
-    stage::{Peer, Place, Stage, TUNNEL, path_of},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed, path_of},
 };
 
 const DATAGRAMS: u64 = 10_000;
 const MEMORY: u64 = 16 << 20;
 
-fn socket(stage: &Stage, place: Place) -> UdpSocket {
-    let bound = stage.inside(place, || UdpSocket::bind("[::]:0"));
+fn socket(testbed: &Testbed, host: Host) -> UdpSocket {
+    let bound = testbed.in_namespace(host, || UdpSocket::bind("[::]:0"));
     bound.expect("a free port")
 }
 
 /// The first datagrams of a real client, caught by a server that never answers.
-fn real_datagrams(stage: &Stage) -> Vec<Vec<u8>> {
-    let listener = stage.inside(Place::Server, || UdpSocket::bind("0.0.0.0:5555")).expect("a free port");
+fn real_datagrams(testbed: &Testbed) -> Vec<Vec<u8>> {
+    let listener =
+        testbed.in_namespace(Host::Server, || UdpSocket::bind("0.0.0.0:5555")).expect("a free port");
     listener.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
-    let _client = stage.start_client(&["--server", "192.0.2.1:5555", "--tun-name", "lost0"]);
+    let _client = testbed.start_client(&["--server", "192.0.2.1:5555", "--tun-name", "lost0"]);
     let mut buffer = [0; 2048];
     let mut catch = || listener.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec());
     let caught: Vec<Vec<u8>> = (0..4).map_while(|_| catch()).collect();
@@ -36,8 +37,8 @@ fn real_datagrams(stage: &Stage) -> Vec<Vec<u8>> {
 }
 
 /// Half of it noise of any length, half real datagrams with a few bytes changed, cut short or repeated.
-fn shower(stage: &Stage, from: Place, to: SocketAddr, real: &[Vec<u8>], random: &mut Random) {
-    let socket = socket(stage, from);
+fn shower(testbed: &Testbed, from: Host, to: SocketAddr, real: &[Vec<u8>], random: &mut Random) {
+    let socket = socket(testbed, from);
     for number in 0..DATAGRAMS {
         let mut datagram = if number % 2 == 0 { random.noise(1400) } else { random.pick(real).clone() };
         random.mutate(&mut datagram);
@@ -50,10 +51,10 @@ fn shower(stage: &Stage, from: Place, to: SocketAddr, real: &[Vec<u8>], random: 
 }
 
 /// Works as before, has not panicked and not grown.
-fn unimpressed(peer: &mut Peer, memory_before: u64) {
-    let log = peer.log();
-    assert!(peer.is_running() && !log.contains("panicked"), "{log}");
-    let grown = peer.memory().saturating_sub(memory_before);
+fn unimpressed(process: &mut MpvpnProcess, memory_before: u64) {
+    let log = process.log();
+    assert!(process.is_running() && !log.contains("panicked"), "{log}");
+    let grown = process.memory().saturating_sub(memory_before);
     assert!(grown < MEMORY, "grew by {grown} bytes");
     assert!(log.lines().count() < 500, "{} lines of log", log.lines().count());
 }
@@ -61,26 +62,26 @@ fn unimpressed(peer: &mut Peer, memory_before: u64) {
 #[test]
 fn garbage_at_the_server_is_ignored() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
+    let testbed = Testbed::two_links();
     let mut random = Random::new(0x5eed_0001);
-    let real = real_datagrams(&stage);
-    let mut server = stage.server(&[]);
-    let mut client = stage.client(&[]);
+    let real = real_datagrams(&testbed);
+    let mut server = testbed.server(&[]);
+    let mut client = testbed.client(&[]);
     let (at_server, at_client) = (server.memory(), client.memory());
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 2, Way::Down, 6);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 2, Direction::Down, 6);
     let port = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
-    shower(&stage, Place::Client, port, &real, &mut random);
+    shower(&testbed, Host::Client, port, &real, &mut random);
     shower(
-        &stage,
-        Place::Inet,
+        &testbed,
+        Host::Inet,
         "[::ffff:198.51.100.1]:4433".parse().expect("an address"),
         &real,
         &mut random,
     );
     let report = load.finish();
     assert!(report.megabits() > 10.0, "{:.0} Mbit/s for the one that behaves", report.megabits());
-    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
     unimpressed(&mut server, at_server);
     unimpressed(&mut client, at_client);
@@ -89,19 +90,19 @@ fn garbage_at_the_server_is_ignored() {
 
 #[test]
 fn garbage_at_the_client_is_ignored() {
-    let stage = Stage::two_links();
-    let real = real_datagrams(&stage);
-    let _server = stage.server(&[]);
-    let mut client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let real = real_datagrams(&testbed);
+    let _server = testbed.server(&[]);
+    let mut client = testbed.client(&[]);
     let memory = client.memory();
-    let status = client.until_path("eth1", "active", Duration::from_secs(5));
+    let status = client.wait_for_path("eth1", "active", Duration::from_secs(5));
     let local: SocketAddr = path_of(&status, "eth1").expect("a path")["local"]
         .as_str()
         .and_then(|text| text.parse().ok())
         .expect("an address with a port");
     let port = format!("[::ffff:{}]:{}", local.ip(), local.port()).parse().expect("an address");
-    shower(&stage, Place::Server, port, &real, &mut Random::new(0x5eed_0003));
-    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    shower(&testbed, Host::Server, port, &real, &mut Random::new(0x5eed_0003));
+    let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
     unimpressed(&mut client, memory);
 }
@@ -109,15 +110,15 @@ fn garbage_at_the_client_is_ignored() {
 #[test]
 fn clients_that_talk_nonsense_are_survived_by_the_server() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let mut server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     let memory = server.memory();
     let remote = "[::ffff:192.0.2.1]:4433".parse().expect("an address");
-    let said = rogue::client(&stage, remote, 60, &mut Random::new(0x5eed_0004));
+    let said = hostile::client(&testbed, remote, 60, &mut Random::new(0x5eed_0004));
     println!("{said:?}");
     assert!(said.connections > 50 && said.frames > 1000 && said.datagrams > 1000, "{said:?}");
-    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert_eq!(pings.answers.len(), 20);
     assert_eq!(client.status()["state"], "up");
     unimpressed(&mut server, memory);
@@ -125,11 +126,11 @@ fn clients_that_talk_nonsense_are_survived_by_the_server() {
 
 #[test]
 fn a_server_that_talks_nonsense_is_survived_by_the_client() {
-    let stage = Stage::two_links();
+    let testbed = Testbed::two_links();
     let mut victim =
-        stage.start_client(&["--server", "192.0.2.1:5556", "--tun-name", "lost0", "--routes", "none"]);
+        testbed.start_client(&["--server", "192.0.2.1:5556", "--tun-name", "lost0", "--routes", "none"]);
     let said =
-        rogue::server(&stage, "192.0.2.1:5556", Duration::from_secs(10), &mut Random::new(0x5eed_0005));
+        hostile::server(&testbed, "192.0.2.1:5556", Duration::from_secs(10), &mut Random::new(0x5eed_0005));
     println!("{said:?}");
     assert!(said.connections > 1 && said.frames > 50, "{said:?}");
     // Giving up with a reason is allowed, falling over is not.

@@ -8,14 +8,14 @@ use std::{
 use mpvpn_tests::{
     eventually,
     machine_share::{MachineShare, Share},
-    stage::binary,
+    testbed::binary,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-fn lab(words: &[&str]) -> Output {
+fn lab(args: &[&str]) -> Output {
     let mut command = Command::new("timeout");
-    command.args(["-k", "2", "60"]).arg(binary()).arg("lab").args(words).stdin(Stdio::null());
+    command.args(["-k", "2", "60"]).arg(binary()).arg("lab").args(args).stdin(Stdio::null());
     command.output().expect("timeout runs")
 }
 
@@ -58,11 +58,11 @@ fn a_command_runs_in_a_lab_with_a_tunnel_and_its_exit_code_is_kept() {
 fn links_change_while_the_lab_runs() {
     let _share = MachineShare::take(Share::LIGHT);
     let name = format!("changing-{}", std::process::id());
-    let words = ["lab", "up", "--name", &name, "--link", "100mbit,12ms", "--link", "100mbit,12ms", "--"];
+    let args = ["lab", "up", "--name", &name, "--link", "100mbit,12ms", "--link", "100mbit,12ms", "--"];
     let mut running = Command::new("timeout")
         .args(["-k", "2", "60"])
         .arg(binary())
-        .args(words)
+        .args(args)
         .args([
             "sh",
             "-c",
@@ -159,11 +159,11 @@ fn what_a_killed_lab_leaves_goes_when_the_next_one_starts() {
     let mut killed = Running(command.spawn().expect("mpvpn runs"));
     let prefix = format!("mplab-{}-", killed.0.id());
     let processes = || -> Vec<String> {
-        let inside = |namespace: &String| {
+        let in_namespace = |namespace: &String| {
             let output = Command::new("ip").args(["netns", "pids", namespace]).output().expect("ip runs");
             String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
         };
-        namespaces(&prefix).iter().flat_map(inside).collect()
+        namespaces(&prefix).iter().flat_map(in_namespace).collect()
     };
     let started = eventually(SOON, "a server, a client and a command in its lab", || match processes() {
         all if all.len() >= 3 => Ok(all),

@@ -3,22 +3,22 @@
 use std::time::Duration;
 
 use mpvpn_tests::{
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    stage::{Place, Stage, TUNNEL, paths_of},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, TUNNEL, Testbed, paths_of},
 };
 
 #[test]
 fn sixteen_links_all_carry_traffic() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::new(&["10mbit,5ms"; 16]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
+    let testbed = Testbed::new(&["10mbit,5ms"; 16]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
     for link in 1..=16 {
-        client.until_path(&format!("eth{link}"), "active", Duration::from_secs(15));
+        client.wait_for_path(&format!("eth{link}"), "active", Duration::from_secs(15));
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let report = sink.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 4).finish();
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 16, Direction::Up, 4).finish();
     let status = client.status();
     let paths = paths_of(&status, "default");
     assert_eq!(paths.len(), 16);

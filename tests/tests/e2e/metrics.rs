@@ -5,14 +5,14 @@ use std::{collections::BTreeMap, time::Duration};
 use mpvpn_tests::{
     eventually,
     ping::reaches,
-    stage::{Place, Stage, TUNNEL},
+    testbed::{Host, TUNNEL, Testbed},
 };
 
 const AT: &str = "127.0.0.1:9464";
 
 /// The samples, by name and labels.
-fn scrape(stage: &Stage, place: Place) -> BTreeMap<String, f64> {
-    let text = stage.run(place, &["curl", "-sSf", "--max-time", "10", &format!("http://{AT}/metrics")]);
+fn scrape(testbed: &Testbed, host: Host) -> BTreeMap<String, f64> {
+    let text = testbed.run(host, &["curl", "-sSf", "--max-time", "10", &format!("http://{AT}/metrics")]);
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let parsed = samples.map(|line| {
         let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("no sample: {line}"));
@@ -28,44 +28,44 @@ fn of(samples: &BTreeMap<String, f64>, series: &str) -> f64 {
 
 #[test]
 fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--metrics", AT]);
-    let mut client = stage.client(&["--metrics", AT]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--metrics", AT]);
+    let mut client = testbed.client(&["--metrics", AT]);
+    reaches(&testbed, Host::Client, TUNNEL);
     for series in [
         "mpvpn_up",
         "mpvpn_link_up{link=\"eth2\"}",
         "mpvpn_class_up{class=\"critical\"}",
         "mpvpn_path_active{class=\"critical\",link=\"eth1\",path=\"0\"}",
     ] {
-        eventually(Duration::from_secs(10), series, || match scrape(&stage, Place::Client).get(series) {
+        eventually(Duration::from_secs(10), series, || match scrape(&testbed, Host::Client).get(series) {
             Some(1.0) => Ok(()),
             other => Err(format!("{other:?}")),
         });
     }
     let rising = [
-        (Place::Client, "mpvpn_class_transmit_bytes_total{class=\"critical\"}"),
-        (Place::Client, "mpvpn_class_receive_bytes_total{class=\"critical\"}"),
-        (Place::Client, "mpvpn_link_transmit_bytes_total{link=\"eth1\"}"),
-        (Place::Client, "mpvpn_path_transmit_packets_total{class=\"critical\",link=\"eth1\",path=\"0\"}"),
-        (Place::Server, "mpvpn_class_receive_bytes_total{class=\"critical\"}"),
+        (Host::Client, "mpvpn_class_transmit_bytes_total{class=\"critical\"}"),
+        (Host::Client, "mpvpn_class_receive_bytes_total{class=\"critical\"}"),
+        (Host::Client, "mpvpn_link_transmit_bytes_total{link=\"eth1\"}"),
+        (Host::Client, "mpvpn_path_transmit_packets_total{class=\"critical\",link=\"eth1\",path=\"0\"}"),
+        (Host::Server, "mpvpn_class_receive_bytes_total{class=\"critical\"}"),
     ];
-    let look = || rising.map(|(place, series)| of(&scrape(&stage, place), series));
+    let look = || rising.map(|(host, series)| of(&scrape(&testbed, host), series));
     let before = look();
     // Which is critical.
-    stage.run(Place::Client, &["ping", "-q", "-i", "0.01", "-c", "100", "-s", "1000", TUNNEL]);
+    testbed.run(Host::Client, &["ping", "-q", "-i", "0.01", "-c", "100", "-s", "1000", TUNNEL]);
     let after = look();
     for (at, (_, series)) in rising.iter().enumerate() {
         assert!(after[at] > before[at], "{series}: {} after {}", after[at], before[at]);
     }
-    let samples = scrape(&stage, Place::Client);
+    let samples = scrape(&testbed, Host::Client);
     let rtt = of(&samples, "mpvpn_path_rtt_seconds{class=\"default\",link=\"eth1\",path=\"0\"}");
     assert!((0.02..0.06).contains(&rtt), "{rtt} s over a link of 25 ms");
-    assert_eq!(of(&scrape(&stage, Place::Server), "mpvpn_clients"), 1.0);
+    assert_eq!(of(&scrape(&testbed, Host::Server), "mpvpn_clients"), 1.0);
     assert!(client.interrupt().success());
     // What went through is not forgotten with who sent it.
     eventually(Duration::from_secs(10), "the client to be gone", || {
-        let samples = scrape(&stage, Place::Server);
+        let samples = scrape(&testbed, Host::Server);
         let bytes = of(&samples, "mpvpn_class_receive_bytes_total{class=\"critical\"}");
         assert!(bytes >= after[4], "{bytes} after {}", after[4]);
         match of(&samples, "mpvpn_clients") {
@@ -77,12 +77,12 @@ fn counters_of_classes_links_and_paths_rise_with_traffic_at_both_ends() {
 
 #[test]
 fn a_port_that_is_taken_is_named_with_a_way_out() {
-    let stage = Stage::new(&["100mbit"]);
-    let _server = stage.server(&["--metrics", AT]);
-    let words =
+    let testbed = Testbed::new(&["100mbit"]);
+    let _server = testbed.server(&["--metrics", AT]);
+    let args =
         ["server", "--listen", "0.0.0.0:4434", "--auth", "none", "--tun-name", "other", "--metrics", AT];
     let more = ["--cert", "server.crt", "--key", "server.key", "--api-socket", "other.sock"];
-    let output = stage.mpvpn(Place::Server, &[&words[..], &more].concat());
+    let output = testbed.mpvpn(Host::Server, &[&args[..], &more].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     for word in [AT, "in use", "--metrics", "ss -ltnp"] {

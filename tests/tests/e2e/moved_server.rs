@@ -5,7 +5,7 @@ use std::{fs, path::Path, time::Duration};
 use mpvpn_lab::SERVER_V4;
 use mpvpn_tests::{
     ping::{Ping, reaches},
-    stage::{Family, Place, Stage, TUNNEL, paths_of},
+    testbed::{Family, Host, TUNNEL, Testbed, paths_of},
 };
 
 const MOVED: &str = "192.0.2.77";
@@ -14,40 +14,40 @@ const WAIT: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_client_follows_its_servers_name() {
-    let stage = Stage::two_links();
-    let hosts = stage.dir().join("hosts");
+    let testbed = Testbed::two_links();
+    let hosts = testbed.dir().join("hosts");
     let tell = |address: &str| {
         let text = format!("127.0.0.1 localhost\n{address} vpn.example\n");
         fs::write(&hosts, text).expect("a file in the stage's directory");
     };
     tell(&SERVER_V4.to_string());
-    let server = stage.server(&[]);
-    let socket = stage.dir().join("named.sock");
-    let words = ["client", "--server", "vpn.example:4433", "--insecure", "--path", "eth1", "--path", "eth2"];
+    let server = testbed.server(&[]);
+    let socket = testbed.dir().join("named.sock");
+    let args = ["client", "--server", "vpn.example:4433", "--insecure", "--path", "eth1", "--path", "eth2"];
     let more = ["--api-socket", "named.sock"];
-    let (path, words) = (Path::new("/etc/hosts"), [&words[..], &more].concat());
-    let client = stage.start_with_file(Place::Client, &hosts, path, &words, &socket).up();
-    reaches(&stage, Place::Client, TUNNEL);
+    let (path, args) = (Path::new("/etc/hosts"), [&args[..], &more].concat());
+    let client = testbed.start_with_file(Host::Client, &hosts, path, &args, &socket).wait_until_up();
+    reaches(&testbed, Host::Client, TUNNEL);
     let before = client.address(Family::V4);
 
     // Something has to move, or silence is nothing to wonder about.
-    let _pings = Ping::dense(&stage, Place::Client, TUNNEL, 40);
-    stage.run(Place::Server, &["ip", "address", "add", &format!("{MOVED}/32"), "dev", "lo"]);
-    stage.run(Place::Server, &["ip", "address", "del", &format!("{SERVER_V4}/32"), "dev", "lo"]);
-    client.until(Duration::from_secs(10), "the old address is found dead", |status| {
+    let _pings = Ping::dense(&testbed, Host::Client, TUNNEL, 40);
+    testbed.run(Host::Server, &["ip", "address", "add", &format!("{MOVED}/32"), "dev", "lo"]);
+    testbed.run(Host::Server, &["ip", "address", "del", &format!("{SERVER_V4}/32"), "dev", "lo"]);
+    client.wait_for_status(Duration::from_secs(10), "the old address is found dead", |status| {
         let paths = paths_of(status, "default");
         let dead = paths.iter().all(|path| path["state"] != "active");
         if dead { Ok(()) } else { Err("a path is active".to_owned()) }
     });
     tell(MOVED);
-    client.until(WAIT, "both links lead to the new address", |status| {
+    client.wait_for_status(WAIT, "both links lead to the new address", |status| {
         let paths = paths_of(status, "default");
         let there = |path: &&&serde_json::Value| {
             path["remote"] == format!("{MOVED}:4433") && path["state"] == "active"
         };
         if paths.iter().filter(there).count() == 2 { Ok(()) } else { Err("not yet".to_owned()) }
     });
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     assert_eq!(client.address(Family::V4), before, "the session goes on");
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
 }

@@ -8,7 +8,7 @@ use std::{
 
 use mpvpn_tests::{
     dns::{ANSWER, NameServer},
-    stage::{Peer, Place, Stage, inet4},
+    testbed::{Host, MpvpnProcess, Testbed, inet4},
 };
 
 const FILE: &str = "/etc/resolv.conf";
@@ -20,25 +20,25 @@ const SOON: Duration = Duration::from_secs(15);
 
 /// The client's machine has a file with name servers of its own, as `ip netns exec` gives it one.
 struct Machine<'a> {
-    stage: &'a Stage,
+    testbed: &'a Testbed,
     file: PathBuf,
     before: String,
 }
 
 impl<'a> Machine<'a> {
-    fn new(stage: &'a Stage) -> Self {
+    fn new(testbed: &'a Testbed) -> Self {
         let (file, before) =
-            (stage.dir().join("resolv.conf"), format!("nameserver {ON_A_LINK}\nsearch home.example\n"));
+            (testbed.dir().join("resolv.conf"), format!("nameserver {ON_A_LINK}\nsearch home.example\n"));
         fs::write(&file, &before).expect("a file in the stage's directory");
-        Self { stage, file, before }
+        Self { testbed, file, before }
     }
 
-    fn start(&self, more: &[&str]) -> Peer {
-        let socket = self.stage.file("api", Place::Client);
-        let mut words = vec!["client", "--server", mpvpn_tests::stage::SERVER, "--insecure"];
-        words.extend(["--path", "eth1", "--path", "eth2", "--api-socket", socket.to_str().expect("ASCII")]);
-        words.extend(more);
-        self.stage.start_with_file(Place::Client, &self.file, Path::new(FILE), &words, &socket)
+    fn start(&self, more: &[&str]) -> MpvpnProcess {
+        let socket = self.testbed.file("api", Host::Client);
+        let mut args = vec!["client", "--server", mpvpn_tests::testbed::SERVER, "--insecure"];
+        args.extend(["--path", "eth1", "--path", "eth2", "--api-socket", socket.to_str().expect("ASCII")]);
+        args.extend(more);
+        self.testbed.start_with_file(Host::Client, &self.file, Path::new(FILE), &args, &socket)
     }
 
     fn now(&self) -> String {
@@ -49,55 +49,55 @@ impl<'a> Machine<'a> {
     fn look_up(&self, name: &str) -> String {
         let file = self.file.to_str().expect("ASCII");
         let script = format!("mount --bind {file} {FILE} && exec getent ahostsv4 {name}");
-        self.stage.run(Place::Client, &["unshare", "--mount", "sh", "-c", &script])
+        self.testbed.run(Host::Client, &["unshare", "--mount", "sh", "-c", &script])
     }
 }
 
 #[test]
 fn names_are_asked_in_the_tunnel_and_the_file_is_put_back_however_it_ends() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let names = NameServer::start(&stage, Place::Inet);
-    let machine = Machine::new(&stage);
-    let mut client = machine.start(&["--dns", &inet4()]).up();
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let names = NameServer::start(&testbed, Host::Inet);
+    let machine = Machine::new(&testbed);
+    let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
     assert!(machine.now().contains(&format!("nameserver {}", inet4())), "{}", machine.now());
     let found = machine.look_up("a.example");
     assert!(found.contains(&ANSWER.to_string()), "{found}");
-    assert_eq!(names.askers(), [SERVER_THERE.parse::<std::net::IpAddr>().expect("an address")]);
+    assert_eq!(names.client_addresses(), [SERVER_THERE.parse::<std::net::IpAddr>().expect("an address")]);
     assert!(client.interrupt().success());
     assert_eq!(machine.now(), machine.before);
 
-    let mut client = machine.start(&["--dns", &inet4()]).up();
+    let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
     client.kill();
     assert_ne!(machine.now(), machine.before);
-    let client = machine.start(&["--dns", "off"]).up();
+    let client = machine.start(&["--dns", "off"]).wait_until_up();
     assert_eq!(machine.now(), machine.before, "the next start puts it back");
     assert!(!client.log().contains("past the tunnel"), "{}", client.log());
 }
 
 #[test]
 fn what_the_server_suggests_counts_where_everything_goes_into_the_tunnel() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--dns", &inet4(), "--dns", "2001:db8:1::2"]);
-    let machine = Machine::new(&stage);
-    let mut client = machine.start(&[]).up();
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--dns", &inet4(), "--dns", "2001:db8:1::2"]);
+    let machine = Machine::new(&testbed);
+    let mut client = machine.start(&[]).wait_until_up();
     let both = format!("nameserver {}\nnameserver 2001:db8:1::2\n", inet4());
     assert!(machine.now().ends_with(&both), "{}", machine.now());
     assert!(client.terminate().success());
     for more in [["--routes", "none"], ["--dns", "off"]] {
-        let _client = machine.start(&more).up();
+        let _client = machine.start(&more).wait_until_up();
         assert_eq!(machine.now(), machine.before, "{more:?}");
     }
 }
 
 #[test]
 fn a_name_server_on_a_link_is_told() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let machine = Machine::new(&stage);
-    let client = machine.start(&[]).up();
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let machine = Machine::new(&testbed);
+    let client = machine.start(&[]).wait_until_up();
     let told = format!("names are asked past the tunnel, at {ON_A_LINK}");
-    let status = client.until(SOON, "a note", |status| {
+    let status = client.wait_for_status(SOON, "a note", |status| {
         if status["notes"].is_array() { Ok(()) } else { Err("no note".to_owned()) }
     });
     assert!(status["notes"][0].as_str().is_some_and(|note| note.contains(&told)), "{status:#}");
@@ -107,10 +107,10 @@ fn a_name_server_on_a_link_is_told() {
 
 #[test]
 fn what_somebody_else_wrote_meanwhile_stays() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let machine = Machine::new(&stage);
-    let mut client = machine.start(&["--dns", &inet4()]).up();
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let machine = Machine::new(&testbed);
+    let mut client = machine.start(&["--dns", &inet4()]).wait_until_up();
     let other = "nameserver 192.0.2.53\n";
     fs::write(&machine.file, other).expect("a file in the stage's directory");
     assert!(client.interrupt().success());
@@ -120,16 +120,16 @@ fn what_somebody_else_wrote_meanwhile_stays() {
 
 #[test]
 fn a_namespace_leaves_the_file_of_the_whole_machine_alone() {
-    let stage = Stage::two_links();
+    let testbed = Testbed::two_links();
     let before = fs::read(FILE).ok();
-    let server = stage.server(&[]);
-    let mut client = stage.start_client(&["--dns", &inet4()]);
+    let server = testbed.server(&[]);
+    let mut client = testbed.start_client(&["--dns", &inet4()]);
     assert_eq!(client.wait(SOON).code(), Some(1), "{}", client.log());
     assert!(client.log().contains("is the whole machine's"), "{}", client.log());
     assert_eq!(fs::read(FILE).ok(), before);
     drop(server);
-    let _server = stage.server(&["--dns", &inet4()]);
-    let client = stage.client(&[]);
+    let _server = testbed.server(&["--dns", &inet4()]);
+    let client = testbed.client(&[]);
     assert!(client.log().contains("that the server suggests are not asked"), "{}", client.log());
     assert_eq!(fs::read(FILE).ok(), before);
 }

@@ -3,64 +3,64 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::reaches,
-    stage::{Family, Place, Stage, TUNNEL, inet, inet4},
-    tcp::{Sink, Way},
+    testbed::{Direction, Family, Host, TUNNEL, Testbed, inet, inet4},
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What ping prints, whatever came of it.
-fn says(stage: &Stage, words: &[&str]) -> String {
-    let output = stage.attempt(Place::Client, PATIENCE, &[&["ping", "-n"], words].concat());
+fn says(testbed: &Testbed, args: &[&str]) -> String {
+    let output = testbed.output_of(Host::Client, PATIENCE, &[&["ping", "-n"], args].concat());
     [output.stdout, output.stderr].iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect()
 }
 
 #[test]
 fn a_link_that_swallows_large_packets_carries_traffic() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["40mbit,5ms,mtu=1300", "40mbit,5ms"]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
-    client.until_path("eth1", "active", PATIENCE);
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 8, way, 3).finish();
-        assert!(report.megabits() > 24.0, "{way:?}: {:.0} Mbit/s", report.megabits());
+    let testbed = Testbed::new(&["40mbit,5ms,mtu=1300", "40mbit,5ms"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    client.wait_for_path("eth1", "active", PATIENCE);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, direction, 3).finish();
+        assert!(report.megabits() > 24.0, "{direction:?}: {:.0} Mbit/s", report.megabits());
     }
     let status = client.status();
-    let mtu = mpvpn_tests::stage::path_of(&status, "eth1").and_then(|path| path["mtu"].as_u64());
+    let mtu = mpvpn_tests::testbed::path_of(&status, "eth1").and_then(|path| path["mtu"].as_u64());
     assert!(mtu.is_some_and(|mtu| (1200..=1272).contains(&mtu)), "path MTU {mtu:?} over a link of 1300");
 }
 
 #[test]
 fn what_does_not_fit_is_answered_with_the_size_that_does() {
-    let stage = Stage::new(&["100mbit,5ms,mtu=1420"]);
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
+    let testbed = Testbed::new(&["100mbit,5ms,mtu=1420"]);
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
     // Give path MTU discovery time to find what the link takes.
     thread::sleep(Duration::from_secs(2));
     let host = inet4();
-    let refused = says(&stage, &["-M", "do", "-c", "3", "-i", "0.2", "-s", "1440", &host]);
+    let refused = says(&testbed, &["-M", "do", "-c", "3", "-i", "0.2", "-s", "1440", &host]);
     assert!(refused.contains("Frag needed") || refused.contains("too long"), "{refused}");
     let host6 = inet(Family::V6);
-    let refused = says(&stage, &["-6", "-M", "do", "-c", "3", "-i", "0.2", "-s", "1440", &host6]);
+    let refused = says(&testbed, &["-6", "-M", "do", "-c", "3", "-i", "0.2", "-s", "1440", &host6]);
     assert!(refused.contains("Packet too big") || refused.contains("too long"), "{refused}");
     // In pieces it passes, and so does what fits.
-    let pieces = says(&stage, &["-M", "dont", "-c", "3", "-i", "0.2", "-s", "3000", &host]);
+    let pieces = says(&testbed, &["-M", "dont", "-c", "3", "-i", "0.2", "-s", "3000", &host]);
     assert!(pieces.contains(" 3 received"), "{pieces}");
-    let fits = says(&stage, &["-M", "do", "-c", "3", "-i", "0.2", "-s", "1200", &host]);
+    let fits = says(&testbed, &["-M", "do", "-c", "3", "-i", "0.2", "-s", "1200", &host]);
     assert!(fits.contains(" 3 received"), "{fits}");
 }
 
 #[test]
 fn the_tunnels_mtu_follows_the_path() {
-    let stage = Stage::new(&["100mbit,5ms"]);
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
+    let testbed = Testbed::new(&["100mbit,5ms"]);
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
     let read = || -> u64 {
-        let text = stage.run(Place::Client, &["ip", "-j", "link", "show", "dev", "mpvpn0"]);
+        let text = testbed.run(Host::Client, &["ip", "-j", "link", "show", "dev", "mpvpn0"]);
         let links: serde_json::Value = serde_json::from_str(&text).expect("ip prints JSON");
         links[0]["mtu"].as_u64().expect("an MTU")
     };
@@ -69,20 +69,20 @@ fn the_tunnels_mtu_follows_the_path() {
         mtu => Err(format!("{mtu}")),
     });
     assert!(found < 1472, "{found} cannot fit into a link of 1500");
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn hops_count_and_dead_ends_are_told() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
     let host = inet4();
-    let expired = says(&stage, &["-c", "2", "-i", "0.2", "-W", "2", "-t", "1", &host]);
+    let expired = says(&testbed, &["-c", "2", "-i", "0.2", "-W", "2", "-t", "1", &host]);
     assert!(expired.contains("Time to live exceeded"), "{expired}");
     let host6 = inet(Family::V6);
-    let expired = says(&stage, &["-6", "-c", "2", "-i", "0.2", "-W", "2", "-t", "1", &host6]);
+    let expired = says(&testbed, &["-6", "-c", "2", "-i", "0.2", "-W", "2", "-t", "1", &host6]);
     assert!(expired.contains("Hop limit") || expired.contains("Time exceeded"), "{expired}");
-    let nobody = says(&stage, &["-c", "2", "-i", "0.2", "-W", "4", "10.0.0.200"]);
+    let nobody = says(&testbed, &["-c", "2", "-i", "0.2", "-W", "4", "10.0.0.200"]);
     assert!(nobody.contains("nreachable"), "an address that nobody has: {nobody}");
 }

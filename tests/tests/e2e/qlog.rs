@@ -9,8 +9,8 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
-    stage::{Place, Stage, TUNNEL, path_of},
-    tcp::{Sink, Way},
+    iperf::IperfServer,
+    testbed::{Direction, Host, TUNNEL, Testbed, path_of},
 };
 use serde_json::Value;
 
@@ -46,16 +46,16 @@ fn values(records: &[Value], kind: &str, path: u64, name: &str) -> Vec<u64> {
 
 #[test]
 fn both_ends_record_each_path_with_the_window_that_the_status_shows() {
-    let stage = Stage::new(&["20mbit,10ms", "10mbit,30ms"]);
-    let [client_folder, server_folder] = ["client-qlog", "server-qlog"].map(|name| stage.dir().join(name));
+    let testbed = Testbed::new(&["20mbit,10ms", "10mbit,30ms"]);
+    let [client_folder, server_folder] = ["client-qlog", "server-qlog"].map(|name| testbed.dir().join(name));
     let qlog = |folder: &Path| folder.to_str().expect("an ASCII path").to_owned();
-    let mut server = stage.server(&["--qlog", &qlog(&server_folder)]);
-    let mut client = stage.client(&["--qlog", &qlog(&client_folder)]);
+    let mut server = testbed.server(&["--qlog", &qlog(&server_folder)]);
+    let mut client = testbed.client(&["--qlog", &qlog(&client_folder)]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", SOON);
+        client.wait_for_path(link, "active", SOON);
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    sink.tcp(&stage, Place::Client, TUNNEL, 4, Way::Up, 3).finish();
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    iperf.tcp(&testbed, Host::Client, TUNNEL, 4, Direction::Up, 3).finish();
 
     // What the status shows is recorded within a second, unless the window has changed once more.
     let windows = eventually(SOON, "the windows of the status in the file", || {

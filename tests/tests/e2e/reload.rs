@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use mpvpn_tests::{
     ping::reaches,
-    stage::{Peer, Place, Stage, TUNNEL},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 use serde_json::Value;
 
@@ -13,21 +13,21 @@ const SOON: Duration = Duration::from_secs(10);
 const BITTORRENT: u16 = 6881;
 const FIRST: &str = "[[class]]\nname = \"bulk\"\nweight = 2\n";
 
-fn write(stage: &Stage, text: &str) {
-    fs::write(stage.dir().join("client.toml"), text).expect("a file");
+fn write(testbed: &Testbed, text: &str) {
+    fs::write(testbed.dir().join("client.toml"), text).expect("a file");
 }
 
-fn reload(stage: &Stage, peer: &Peer) -> (Option<i32>, String) {
-    let socket = peer.socket().to_str().expect("an ASCII path").to_owned();
-    let output = stage.mpvpn(Place::Client, &["config", "reload", "--api-socket", &socket]);
+fn reload(testbed: &Testbed, process: &MpvpnProcess) -> (Option<i32>, String) {
+    let socket = process.socket().to_str().expect("an ASCII path").to_owned();
+    let output = testbed.mpvpn(Host::Client, &["config", "reload", "--api-socket", &socket]);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     (output.status.code(), format!("{out}{err}"))
 }
 
 /// Waits until there are these classes, and each works on both links; `bulk` sleeps until something is sent in it.
-fn until_classes(stage: &Stage, client: &Peer, names: &[&str]) -> Value {
-    client.until(SOON, &format!("the classes {names:?}"), |status| {
-        stage.sends(Place::Client, (TUNNEL, BITTORRENT));
+fn until_classes(testbed: &Testbed, client: &MpvpnProcess, names: &[&str]) -> Value {
+    client.wait_for_status(SOON, &format!("the classes {names:?}"), |status| {
+        testbed.send_empty_udp(Host::Client, (TUNNEL, BITTORRENT));
         let list = |key: &str| status[key].as_array().cloned().unwrap_or_default();
         let classes = list("classes");
         let found: Vec<_> = classes.iter().filter_map(|class| class["name"].as_str()).collect();
@@ -52,21 +52,21 @@ fn ends(status: &Value, class: &str) -> Vec<String> {
 
 #[test]
 fn classes_come_change_and_go_without_the_others_noticing() {
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
-    write(&stage, FIRST);
-    let client = stage.client(&["--config", "client.toml", "--state-dir", "state"]);
-    let before = until_classes(&stage, &client, &["default", "critical", "bulk"]);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
+    write(&testbed, FIRST);
+    let client = testbed.client(&["--config", "client.toml", "--state-dir", "state"]);
+    let before = until_classes(&testbed, &client, &["default", "critical", "bulk"]);
 
     let cams = "[[class]]\nname = \"cams\"\ndscp = 20\n[[class.match]]\nprotocol = \"icmp\"\n";
-    write(&stage, &format!("{FIRST}{cams}"));
-    assert_eq!(reload(&stage, &client), (Some(0), "classes are as the file says now\n".to_owned()));
+    write(&testbed, &format!("{FIRST}{cams}"));
+    assert_eq!(reload(&testbed, &client), (Some(0), "classes are as the file says now\n".to_owned()));
     let status = client.status();
     assert_eq!(status["classes"][3]["state"], "asleep", "nobody has used it: {status:#}");
-    reaches(&stage, Place::Client, TUNNEL);
-    let with_cams = until_classes(&stage, &client, &["default", "critical", "bulk", "cams"]);
-    reaches(&stage, Place::Client, TUNNEL);
-    let status = client.until(SOON, "pings of the new class", |status| {
+    reaches(&testbed, Host::Client, TUNNEL);
+    let with_cams = until_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
+    reaches(&testbed, Host::Client, TUNNEL);
+    let status = client.wait_for_status(SOON, "pings of the new class", |status| {
         let bytes = status["classes"][3]["tx_bytes"].as_u64().unwrap_or(0);
         if bytes > 0 { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
     });
@@ -77,16 +77,16 @@ fn classes_come_change_and_go_without_the_others_noticing() {
     // Another mark needs other sockets, other links nothing.
     let changed = cams.replace("20", "22");
     let changed = format!("{FIRST}exclude = [\"eth2\"]\n{changed}");
-    write(&stage, &changed.replace("dscp = 22", "fec = \"sometimes\""));
-    let (code, said) = reload(&stage, &client);
+    write(&testbed, &changed.replace("dscp = 22", "fec = \"sometimes\""));
+    let (code, said) = reload(&testbed, &client);
     assert!(
         code == Some(2) && said.contains("client.toml, line 7") && said.contains("fec"),
         "{code:?}: {said}"
     );
-    until_classes(&stage, &client, &["default", "critical", "bulk", "cams"]);
-    write(&stage, &changed);
-    assert_eq!(reload(&stage, &client).0, Some(0));
-    let status = client.until(SOON, "bulk off eth2, and other sockets for cams", |status| {
+    until_classes(&testbed, &client, &["default", "critical", "bulk", "cams"]);
+    write(&testbed, &changed);
+    assert_eq!(reload(&testbed, &client).0, Some(0));
+    let status = client.wait_for_status(SOON, "bulk off eth2, and other sockets for cams", |status| {
         let paths = status["paths"].as_array().cloned().unwrap_or_default();
         let of = |class: &str, state: &str| {
             paths.iter().filter(|path| path["class"] == class && path["state"] == state).count()
@@ -102,13 +102,13 @@ fn classes_come_change_and_go_without_the_others_noticing() {
         assert_eq!(ends(&status, class), ends(&before, class), "{class} has other sockets");
     }
 
-    write(&stage, FIRST);
-    client.hang_up();
-    let status = until_classes(&stage, &client, &["default", "critical", "bulk"]);
+    write(&testbed, FIRST);
+    client.reload();
+    let status = until_classes(&testbed, &client, &["default", "critical", "bulk"]);
     assert_eq!(ends(&status, "default"), ends(&before, "default"));
     assert_eq!(status["session"]["resumed"], 0);
-    reaches(&stage, Place::Client, TUNNEL);
-    server.until(SOON, "the connection of the class to be gone", |status| {
+    reaches(&testbed, Host::Client, TUNNEL);
+    server.wait_for_status(SOON, "the connection of the class to be gone", |status| {
         let client = &status["clients"][0];
         let paths = client["paths"].as_array().into_iter().flatten();
         match paths.filter(|path| path["class"] == "cams").count() {

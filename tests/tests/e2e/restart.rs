@@ -6,39 +6,41 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
-    http::{Download, MB, Site},
+    http::{Download, MB, TestPages},
     ping::reaches,
-    stage::{Family, Peer, Place, Stage, TUNNEL},
+    testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
 const WAIT: Duration = Duration::from_secs(20);
 
 /// A download runs while `end` ends the server; a new one takes over. The client is never touched.
-fn outlive(end: impl FnOnce(&mut Peer)) {
-    let stage = Stage::two_links();
-    let mut server = stage.server(&[]);
-    let mut client = stage.client(&[]);
+fn outlive(end: impl FnOnce(&mut MpvpnProcess)) {
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(&[]);
+    let mut client = testbed.client(&[]);
     let before = (client.address(Family::V4), client.address(Family::V6));
-    let site = Site::start(&stage, Place::Server);
+    let site = TestPages::start(&testbed, Host::Server);
     // 12 s of download, so that the connection spans the restart.
     let limit = Duration::from_secs(60);
-    let download = Download::start(&stage, &site, TUNNEL, 24 * MB, limit, &["--limit-rate", "2M"]);
+    let download = Download::start(&testbed, &site, TUNNEL, 24 * MB, limit, &["--limit-rate", "2M"]);
     thread::sleep(Duration::from_secs(2));
 
     end(&mut server);
     drop(server);
     thread::sleep(Duration::from_secs(1));
-    let server = stage.server(&[]);
-    server.until(WAIT, "the client is back", |status| match status["clients"].as_array().map(Vec::len) {
-        Some(1) => Ok(()),
-        other => Err(format!("{other:?} sessions")),
+    let server = testbed.server(&[]);
+    server.wait_for_status(WAIT, "the client is back", |status| {
+        match status["clients"].as_array().map(Vec::len) {
+            Some(1) => Ok(()),
+            other => Err(format!("{other:?} sessions")),
+        }
     });
-    client.until(WAIT, "the client says so", |status| {
+    client.wait_for_status(WAIT, "the client says so", |status| {
         let state = &status["state"];
         if state == "up" { Ok(()) } else { Err(format!("{state}")) }
     });
     assert_eq!((client.address(Family::V4), client.address(Family::V6)), before, "the same addresses");
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     download.finish();
     assert!(client.is_running());
 }
@@ -52,16 +54,16 @@ fn connections_survive_a_server_that_is_restarted() {
 
 #[test]
 fn connections_survive_a_server_that_is_killed_and_started_again() {
-    outlive(Peer::kill);
+    outlive(MpvpnProcess::kill);
 }
 
 #[test]
 fn a_client_waits_for_a_server_that_is_not_there_yet() {
-    let stage = Stage::two_links();
-    let mut client = stage.start_client(&[]);
+    let testbed = Testbed::two_links();
+    let mut client = testbed.start_client(&[]);
     thread::sleep(Duration::from_secs(3));
     assert!(client.is_running(), "gave up:\n{}", client.log());
-    let _server = stage.server(&[]);
-    client.wait_up(WAIT);
-    reaches(&stage, Place::Client, TUNNEL);
+    let _server = testbed.server(&[]);
+    client.wait_until_up_within(WAIT);
+    reaches(&testbed, Host::Client, TUNNEL);
 }

@@ -2,7 +2,7 @@
 
 use mpvpn_tests::{
     ping::{ping, reaches},
-    stage::{LINK, Place, Stage},
+    testbed::{Host, LINK, Testbed},
 };
 
 /// Hosts of two networks behind the server.
@@ -10,55 +10,55 @@ const ADVERTISED: &str = "192.168.9.7";
 const OTHER: &str = "203.0.113.7";
 
 /// Packets for a host that left the client by interfaces of this kind (`tunnel` or `links`).
-fn count_departures(stage: &Stage, kind: &str, host: &str) -> u64 {
-    stage.counted(Place::Client, &format!("{kind} {host}"))
+fn count_departures(testbed: &Testbed, kind: &str, host: &str) -> u64 {
+    testbed.count_nft_packets(Host::Client, &format!("{kind} {host}"))
 }
 
 #[test]
 fn only_the_advertised_network_is_reached_through_the_tunnel() {
-    let stage = Stage::new(&[LINK]);
+    let testbed = Testbed::new(&[LINK]);
     for host in [ADVERTISED, OTHER] {
-        stage.run(Place::Inet, &["ip", "address", "add", &format!("{host}/32"), "dev", "eth0"]);
+        testbed.run(Host::Inet, &["ip", "address", "add", &format!("{host}/32"), "dev", "eth0"]);
         for (kind, device) in [("tunnel", "mpvpn0"), ("links", "eth*")] {
             let rule = format!(
                 "add table inet ways; add chain inet ways out {{ type filter hook output priority 0; }}; \
                  add rule inet ways out oifname {device} ip daddr {host} counter comment \"{kind} {host}\""
             );
-            stage.run(Place::Client, &["nft", &rule]);
+            testbed.run(Host::Client, &["nft", &rule]);
         }
     }
     // Two of them are neighbours, and one lies in another.
     let routes = ["192.168.8.0/24", "192.168.9.0/24", "192.168.9.64/26"];
-    let _server = stage.server(&routes.map(|net| ["--routes", net]).concat());
-    let mut client = stage.client(&["--routes", "advertised"]);
-    reaches(&stage, Place::Client, ADVERTISED);
-    assert!(count_departures(&stage, "tunnel", ADVERTISED) > 0);
-    let table = stage.run(Place::Client, &["ip", "route", "show", "table", "all", "dev", "mpvpn0"]);
+    let _server = testbed.server(&routes.map(|net| ["--routes", net]).concat());
+    let mut client = testbed.client(&["--routes", "advertised"]);
+    reaches(&testbed, Host::Client, ADVERTISED);
+    assert!(count_departures(&testbed, "tunnel", ADVERTISED) > 0);
+    let table = testbed.run(Host::Client, &["ip", "route", "show", "table", "all", "dev", "mpvpn0"]);
     assert!(table.contains("192.168.8.0/23") && !table.contains("default"), "{table}");
 
     // The way past the tunnel ends at the server's machine, which nobody answers.
-    ping(&stage, Place::Client, OTHER, 3);
-    let past = ["tunnel", "links"].map(|kind| count_departures(&stage, kind, OTHER));
+    ping(&testbed, Host::Client, OTHER, 3);
+    let past = ["tunnel", "links"].map(|kind| count_departures(&testbed, kind, OTHER));
     assert!(past[0] == 0 && past[1] > 0, "{past:?} packets for {OTHER} in the tunnel and past it");
     assert!(!client.log().contains("in vain"), "{}", client.log());
     assert!(client.terminate().success());
 
-    let client = stage.client(&[]);
-    reaches(&stage, Place::Client, ADVERTISED);
-    assert!(ping(&stage, Place::Client, OTHER, 3).answers.is_empty(), "a network that is not advertised");
+    let client = testbed.client(&[]);
+    reaches(&testbed, Host::Client, ADVERTISED);
+    assert!(ping(&testbed, Host::Client, OTHER, 3).answers.is_empty(), "a network that is not advertised");
     assert!(client.log().contains("--routes advertised uses the tunnel for these alone"), "{}", client.log());
 }
 
 #[test]
 fn routes_that_cannot_be_are_named_with_what_was_meant() {
-    let stage = Stage::new(&[LINK]);
-    for (words, expected) in [
+    let testbed = Testbed::new(&[LINK]);
+    for (args, expected) in [
         (&["--routes", "192.168.9.7/24"][..], "did you mean 192.168.9.0/24"),
         (&["--routes", "office"], "`office` is neither a network"),
         (&["--routes", "fd00:7::/64", "--subnet6", "none"], "--subnet6 none clients have no IPv6 addresses"),
     ] {
-        let output = stage.mpvpn(Place::Server, &[&["server"], words].concat());
+        let output = testbed.mpvpn(Host::Server, &[&["server"], args].concat());
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(2) && said.contains(expected), "{words:?}: {said}");
+        assert!(output.status.code() == Some(2) && said.contains(expected), "{args:?}: {said}");
     }
 }

@@ -13,9 +13,9 @@ use std::{
 use mpvpn_packet::{checksum, protocol};
 use mpvpn_tests::{
     eventually,
-    http::{Download, MB, Site, upload},
+    http::{Download, MB, TestPages, upload},
     machine_share::{MachineShare, Share},
-    stage::{Direction, Place, Stage, inet4},
+    testbed::{Direction, Host, Testbed, inet4},
 };
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -38,11 +38,11 @@ struct Capture {
 }
 
 impl Capture {
-    fn start(stage: &Stage, interface: &str) -> Self {
-        let file = stage.dir().join("tun.pcap");
-        let log = fs::File::create(stage.dir().join("tcpdump.log")).expect("a file to write");
-        let tcpdump = stage
-            .command(Place::Client, "tcpdump")
+    fn start(testbed: &Testbed, interface: &str) -> Self {
+        let file = testbed.dir().join("tun.pcap");
+        let log = fs::File::create(testbed.dir().join("tcpdump.log")).expect("a file to write");
+        let tcpdump = testbed
+            .command(Host::Client, "tcpdump")
             .args(["-n", "-U", "-s", "0", "-B", "65536", "-Z", "root", "-i", interface, "-w"])
             .arg(&file)
             .arg("tcp")
@@ -90,11 +90,11 @@ fn tshark(file: &PathBuf, filter: &str, fields: &[&str]) -> Vec<String> {
 }
 
 /// Both ends of a connection from the client to somewhere behind the server.
-fn connect(stage: &Stage) -> (TcpStream, TcpStream) {
+fn connect(testbed: &Testbed) -> (TcpStream, TcpStream) {
     let listener =
-        stage.inside(Place::Inet, || TcpListener::bind((inet4().as_str(), 0))).expect("a free port");
+        testbed.in_namespace(Host::Inet, || TcpListener::bind((inet4().as_str(), 0))).expect("a free port");
     let to = listener.local_addr().expect("an address");
-    let near = stage.inside(Place::Client, || TcpStream::connect(to)).expect("a way there");
+    let near = testbed.in_namespace(Host::Client, || TcpStream::connect(to)).expect("a way there");
     let (far, _) = listener.accept().expect("a connection");
     for end in [&near, &far] {
         end.set_read_timeout(Some(LIMIT)).expect("no zero");
@@ -153,20 +153,20 @@ fn is_left_to_the_kernel(line: &str) -> bool {
 #[test]
 fn tshark_finds_no_fault_with_what_apps_get() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["60mbit,10ms,loss=1%", "40mbit,20ms,loss=1%"]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--lane", "stream", "--tun-name", "mpvpn0"]);
+    let testbed = Testbed::new(&["60mbit,10ms,loss=1%", "40mbit,20ms,loss=1%"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--lane", "stream", "--tun-name", "mpvpn0"]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+        client.wait_for_path(link, "active", Duration::from_secs(5));
     }
-    let own = client.address(mpvpn_tests::stage::Family::V4);
-    let site = Site::start(&stage, Place::Inet);
-    let capture = Capture::start(&stage, "mpvpn0");
-    let download = Download::start(&stage, &site, &inet4(), 10 * MB, LIMIT, &[]);
+    let own = client.address(mpvpn_tests::testbed::Family::V4);
+    let site = TestPages::start(&testbed, Host::Inet);
+    let capture = Capture::start(&testbed, "mpvpn0");
+    let download = Download::start(&testbed, &site, &inet4(), 10 * MB, LIMIT, &[]);
     // Nobody listens there.
     let refused = format!("{}:81", inet4());
-    stage.inside(Place::Client, || TcpStream::connect(&refused)).expect_err("a refusal");
-    let pairs: Vec<_> = (0..4).map(|_| connect(&stage)).collect();
+    testbed.in_namespace(Host::Client, || TcpStream::connect(&refused)).expect_err("a refusal");
+    let pairs: Vec<_> = (0..4).map(|_| connect(&testbed)).collect();
     let [first, second, third, fourth] = <[_; 4]>::try_from(pairs).expect("four of them");
     thread::scope(|scope| {
         scope.spawn(|| half_close(first));
@@ -175,13 +175,13 @@ fn tshark_finds_no_fault_with_what_apps_get() {
         scope.spawn(|| slow_reader(fourth));
         for link in [1, 2, 1] {
             thread::sleep(Duration::from_secs(1));
-            stage.link(link).silence(Direction::Both);
+            testbed.link(link).silence(Direction::Both);
             thread::sleep(Duration::from_millis(700));
-            stage.link(link).heal();
+            testbed.link(link).end_silence();
         }
     });
     download.finish();
-    upload(&stage, &site, &inet4(), 4 * MB, LIMIT);
+    upload(&testbed, &site, &inet4(), 4 * MB, LIMIT);
     let file = capture.finish();
 
     let ours = format!("tcp && ip.src != {own}");

@@ -3,12 +3,12 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
-    cut::{Course, Death, survive},
-    http::{Download, MB, Site},
+    cut::{LinkFailure, Timeline, cut_under_load},
+    http::{Download, MB, TestPages},
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::reaches,
-    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet4, paths_of},
-    tcp::{Sink, Way},
+    testbed::{Direction, Family, Host, MpvpnProcess, SERVER, TUNNEL, Testbed, inet4, paths_of},
 };
 use serde_json::Value;
 
@@ -26,43 +26,43 @@ fn active(status: &Value, member: u8) -> Vec<&Value> {
 }
 
 /// Waits until both connections of a client have a path over each of `links` links.
-fn both_up(client: &Peer, links: usize) {
-    client.until(WAIT, "both connections up", |status| {
+fn both_up(client: &MpvpnProcess, links: usize) {
+    client.wait_for_status(WAIT, "both connections up", |status| {
         let counts = [0, 1].map(|member| active(status, member).len());
         if counts == [links; 2] { Ok(()) } else { Err(format!("{counts:?} paths")) }
     });
 }
 
-fn carried(status: &Value, member: u8, way: &str) -> u64 {
-    active(status, member).iter().filter_map(|path| path[way].as_u64()).sum()
+fn carried(status: &Value, member: u8, direction: &str) -> u64 {
+    active(status, member).iter().filter_map(|path| path[direction].as_u64()).sum()
 }
 
 #[test]
 fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let server = stage.server(TWO);
-    let client = stage.client(TWO);
+    let testbed = Testbed::two_slow_links();
+    let server = testbed.server(TWO);
+    let client = testbed.client(TWO);
     both_up(&client, 2);
     for family in [Family::V4, Family::V6] {
-        reaches(&stage, Place::Server, &client.address(family));
+        reaches(&testbed, Host::Server, &client.address(family));
     }
-    reaches(&stage, Place::Client, TUNNEL);
-    let sink = Sink::start(&stage, Place::Inet, 5201);
-    for (way, field) in [(Way::Up, "tx_bytes"), (Way::Down, "rx_bytes")] {
+    reaches(&testbed, Host::Client, TUNNEL);
+    let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
+    for (direction, field) in [(Direction::Up, "tx_bytes"), (Direction::Down, "rx_bytes")] {
         let before = client.status();
-        let report = sink.tcp(&stage, Place::Client, &inet4(), 16, way, 3).finish();
-        assert!(report.megabits() > 48.0, "{way:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
+        let report = iperf.tcp(&testbed, Host::Client, &inet4(), 16, direction, 3).finish();
+        assert!(report.megabits() > 48.0, "{direction:?}: {:.0} Mbit/s over 2 × 40", report.megabits());
         let after = client.status();
         for member in [0, 1] {
             let bytes = carried(&after, member, field) - carried(&before, member, field);
             // 3 s at 48 Mbit/s are 18 MB; sixteen flows all meet one queue once in 32,768 runs.
-            assert!(bytes > 1_000_000, "{way:?}: connection {member} carried only {bytes} bytes");
+            assert!(bytes > 1_000_000, "{direction:?}: connection {member} carried only {bytes} bytes");
         }
     }
     // After the TCP flows have raised the congestion windows: a flow of 20 Mbit/s through windows of the first second loses
     // packets, the more the busier the machine is, and that says nothing about shards.
-    let report = sink.udp(&stage, Place::Client, &inet4(), 20, Way::Down, 3).finish();
+    let report = iperf.udp(&testbed, Host::Client, &inet4(), 20, Direction::Down, 3).finish();
     assert!(report.megabits() > 18.0 && report.loss_pct < 2.0, "{report:?}");
     let status = server.status();
     let clients = status["clients"].as_array().expect("a list");
@@ -74,19 +74,19 @@ fn flows_of_one_client_are_spread_over_the_shards_of_both_ends() {
 
 #[test]
 fn connections_survive_a_restart_of_the_server() {
-    let stage = Stage::two_links();
-    let mut server = stage.server(TWO);
-    let client = stage.client(TWO);
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(TWO);
+    let client = testbed.client(TWO);
     both_up(&client, 2);
     let before = (client.address(Family::V4), client.address(Family::V6));
-    let site = Site::start(&stage, Place::Server);
+    let site = TestPages::start(&testbed, Host::Server);
     let limit = Duration::from_secs(60);
-    let download = Download::start(&stage, &site, TUNNEL, 24 * MB, limit, &["--limit-rate", "2M"]);
+    let download = Download::start(&testbed, &site, TUNNEL, 24 * MB, limit, &["--limit-rate", "2M"]);
     thread::sleep(Duration::from_secs(2));
     server.kill();
     drop(server);
-    let server = stage.server(TWO);
-    server.until(WAIT, "both connections are back", |status| {
+    let server = testbed.server(TWO);
+    server.wait_for_status(WAIT, "both connections are back", |status| {
         let counts = [0, 1].map(|member| active(&status["clients"][0], member).len());
         let sessions = status["clients"].as_array().map(Vec::len);
         if counts == [2; 2] && sessions == Some(1) { Ok(()) } else { Err(format!("{counts:?} paths")) }
@@ -98,20 +98,20 @@ fn connections_survive_a_restart_of_the_server() {
 #[test]
 fn what_is_read_by_the_wrong_shard_is_handed_over() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::two_clients();
-    let server = stage.server(TWO);
-    let first = stage.client(&[]);
-    let words = ["client", "--server", SERVER, "--insecure", "--path", "eth1"];
-    let second = stage.start(Place::Other, &words).up();
-    for (place, client) in [(Place::Client, &first), (Place::Other, &second)] {
+    let testbed = Testbed::two_clients();
+    let server = testbed.server(TWO);
+    let first = testbed.client(&[]);
+    let args = ["client", "--server", SERVER, "--insecure", "--path", "eth1"];
+    let second = testbed.start(Host::Other, &args).wait_until_up();
+    for (host, client) in [(Host::Client, &first), (Host::Other, &second)] {
         // The server speaks first: the kernel has not seen these flows and chooses queues at random.
-        let sink = Sink::start(&stage, place, 5201);
+        let iperf = IperfServer::start(&testbed, host, 5201);
         let to = client.address(Family::V4);
-        let report = sink.tcp(&stage, Place::Server, &to, 8, Way::Up, 2).finish();
-        assert!(report.megabits() > 60.0, "{place:?}: {:.0} Mbit/s from the server", report.megabits());
+        let report = iperf.tcp(&testbed, Host::Server, &to, 8, Direction::Up, 2).finish();
+        assert!(report.megabits() > 60.0, "{host:?}: {:.0} Mbit/s from the server", report.megabits());
     }
-    reaches(&stage, Place::Client, &second.address(Family::V4));
-    reaches(&stage, Place::Other, &first.address(Family::V6));
+    reaches(&testbed, Host::Client, &second.address(Family::V4));
+    reaches(&testbed, Host::Other, &first.address(Family::V6));
     assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(2));
 }
 
@@ -119,19 +119,19 @@ fn what_is_read_by_the_wrong_shard_is_handed_over() {
 fn one_end_may_have_fewer_shards() {
     let _share = MachineShare::take(Share::Percent(50));
     for (server, client, connections) in [("1", "3", 3), ("3", "1", 1), ("2", "3", 3)] {
-        let stage = Stage::two_slower_links();
-        let server = stage.server(&["--shards", server]);
-        let client = stage.client(&["--shards", client]);
+        let testbed = Testbed::two_slow_links();
+        let server = testbed.server(&["--shards", server]);
+        let client = testbed.client(&["--shards", client]);
         let all_up = |status: &Value| {
             let up: Vec<_> = (0..3).map(|member| active(status, member).len()).collect();
             let wanted: Vec<_> = (0..3).map(|member| if member < connections { 2 } else { 0 }).collect();
             if up == wanted { Ok(()) } else { Err(format!("{up:?} paths")) }
         };
-        client.until(WAIT, "all connections up", all_up);
-        let sink = Sink::start(&stage, Place::Inet, 5201);
-        for way in [Way::Up, Way::Down] {
-            let report = sink.tcp(&stage, Place::Client, &inet4(), 6, way, 2).finish();
-            assert!(report.megabits() > 40.0, "{way:?}: {:.0} Mbit/s", report.megabits());
+        client.wait_for_status(WAIT, "all connections up", all_up);
+        let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
+        for direction in [Direction::Up, Direction::Down] {
+            let report = iperf.tcp(&testbed, Host::Client, &inet4(), 6, direction, 2).finish();
+            assert!(report.megabits() > 40.0, "{direction:?}: {:.0} Mbit/s", report.megabits());
         }
         assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
     }
@@ -139,50 +139,54 @@ fn one_end_may_have_fewer_shards() {
 
 #[test]
 fn a_second_server_at_the_same_port_is_refused() {
-    let stage = Stage::two_links();
-    let server = stage.server(TWO);
-    let client = stage.client(&[]);
-    let words = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
+    let testbed = Testbed::two_links();
+    let server = testbed.server(TWO);
+    let client = testbed.client(&[]);
+    let args = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
     for shards in ["1", "2"] {
         let more =
             ["--subnet", "10.9.0.0/24", "--subnet6", "none", "--tun-name", "second0", "--auth", "none"];
-        let output = stage.mpvpn(Place::Server, &[&words[..], &more, &["--shards", shards]].concat());
+        let output = testbed.mpvpn(Host::Server, &[&args[..], &more, &["--shards", shards]].concat());
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{text}");
         assert!(text.contains("0.0.0.0:4433") && text.contains("ss -ulpn"), "{text}");
     }
     // The first one has kept all its packets.
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     drop((client, server));
 }
 
 #[test]
 fn nothing_is_left_behind() {
-    let stage = Stage::two_links();
-    let before = [Place::Server, Place::Client].map(|place| stage.network_state(place));
-    let mut server = stage.server(TWO);
-    let mut client = stage.client(TWO);
+    let testbed = Testbed::two_links();
+    let before = [Host::Server, Host::Client].map(|host| testbed.network_state(host));
+    let mut server = testbed.server(TWO);
+    let mut client = testbed.client(TWO);
     both_up(&client, 2);
     assert!(client.interrupt().success());
     assert!(server.terminate().success());
-    let after = [Place::Server, Place::Client].map(|place| stage.network_state(place));
+    let after = [Host::Server, Host::Client].map(|host| testbed.network_state(host));
     assert_eq!(before, after);
 }
 
 #[test]
 fn a_link_that_is_lost_is_lost_for_all_connections_and_hardly_noticed() {
     let _share = MachineShare::take(Share::Percent(50));
-    for death in [Death::Carrier, Death::Silent(Direction::Both)] {
-        let stage = Stage::two_slower_links();
-        let _server = stage.server(TWO);
-        let client = stage.client(TWO);
+    for failure in [LinkFailure::Carrier, LinkFailure::Silent(Direction::Both)] {
+        let testbed = Testbed::two_slow_links();
+        let _server = testbed.server(TWO);
+        let client = testbed.client(TWO);
         both_up(&client, 2);
-        let outcome = survive(&stage, &client, death, Way::Down, Course::SHORT);
-        println!("{death:?}: {outcome:?}");
-        assert!(outcome.gap <= Duration::from_millis(600), "{:?} without an answer", outcome.gap);
+        let outcome = cut_under_load(&testbed, &client, failure, Direction::Down, Timeline::SHORT);
+        println!("{failure:?}: {outcome:?}");
+        assert!(
+            outcome.longest_gap <= Duration::from_millis(600),
+            "{:?} without an answer",
+            outcome.longest_gap
+        );
         // A path that was lost is tried again while data moves.
-        let load = Sink::start(&stage, Place::Server, 5301);
-        let traffic = load.tcp(&stage, Place::Client, TUNNEL, 16, Way::Up, 4);
+        let load = IperfServer::start(&testbed, Host::Server, 5301);
+        let traffic = load.tcp(&testbed, Host::Client, TUNNEL, 16, Direction::Up, 4);
         both_up(&client, 2);
         traffic.finish();
     }

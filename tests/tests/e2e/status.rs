@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mpvpn_tests::{
     ping::reaches,
-    stage::{LINK, Peer, Place, SERVER, Stage, TUNNEL},
+    testbed::{Host, LINK, MpvpnProcess, SERVER, TUNNEL, Testbed},
 };
 use serde_json::Value;
 
@@ -73,8 +73,8 @@ fn all_have(status: &Value, list: &str, fields: &[(&str, &str)]) {
     items.iter().for_each(|item| has(item, list, fields));
 }
 
-fn common(peer: &Peer, role: &str) -> Value {
-    let status = peer.status();
+fn common(process: &MpvpnProcess, role: &str) -> Value {
+    let status = process.status();
     has(
         &status,
         "status",
@@ -98,12 +98,12 @@ fn common(peer: &Peer, role: &str) -> Value {
 
 #[test]
 fn the_client_tells_its_session_links_and_paths() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let client = stage.client(&[]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    reaches(&testbed, Host::Client, TUNNEL);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+        client.wait_for_path(link, "active", Duration::from_secs(5));
     }
     let status = common(&client, "client");
     has(&status["session"], "session", &[("server", STRING), ("user", STRING), ("resumed", NUMBER)]);
@@ -148,7 +148,7 @@ fn the_client_tells_its_session_links_and_paths() {
     let addresses = status["addresses"].as_array().expect("checked above");
     assert!(addresses.iter().any(|address| address == "10.0.0.2/24"), "{addresses:?}");
     assert!(addresses.len() >= 2, "one address a family: {addresses:?}");
-    let path = mpvpn_tests::stage::path_of(&status, "eth1").expect("a path over eth1");
+    let path = mpvpn_tests::testbed::path_of(&status, "eth1").expect("a path over eth1");
     has(path, "paths", &[("base_rtt_ms", NUMBER)]);
     let id = path["id"].as_str().expect("checked above");
     assert!(
@@ -162,11 +162,11 @@ fn the_client_tells_its_session_links_and_paths() {
 
 #[test]
 fn the_server_tells_its_clients() {
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
     assert_eq!(common(&server, "server")["clients"].as_array().map(Vec::len), Some(0));
-    let _client = stage.client(&[]);
-    reaches(&stage, Place::Client, TUNNEL);
+    let _client = testbed.client(&[]);
+    reaches(&testbed, Host::Client, TUNNEL);
     let status = common(&server, "server");
     let session = &status["clients"][0];
     has(
@@ -187,10 +187,10 @@ fn the_server_tells_its_clients() {
 
 #[test]
 fn a_person_can_read_it_too() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let client = stage.start_as_is(
-        Place::Client,
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.start_as_is(
+        Host::Client,
         &[
             "client",
             "--server",
@@ -201,10 +201,10 @@ fn a_person_can_read_it_too() {
             "--api-socket",
             "here.sock",
         ],
-        &stage.dir().join("here.sock"),
+        &testbed.dir().join("here.sock"),
     );
-    let _client = client.up();
-    let output = stage.mpvpn(Place::Client, &["status", "--api-socket", "here.sock"]);
+    let _client = client.wait_until_up();
+    let output = testbed.mpvpn(Host::Client, &["status", "--api-socket", "here.sock"]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     for word in ["eth1", "10.0.0.2", "192.0.2.1:4433", "active"] {
@@ -214,8 +214,8 @@ fn a_person_can_read_it_too() {
 
 #[test]
 fn asking_where_nobody_answers_is_a_failure_that_says_so() {
-    let stage = Stage::new(&["100mbit"]);
-    let output = stage.mpvpn(Place::Client, &["status", "--api-socket", "nobody.sock"]);
+    let testbed = Testbed::new(&["100mbit"]);
+    let output = testbed.mpvpn(Host::Client, &["status", "--api-socket", "nobody.sock"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("nobody.sock"), "{said}");
@@ -224,11 +224,11 @@ fn asking_where_nobody_answers_is_a_failure_that_says_so() {
 #[test]
 fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
     use std::os::unix::fs::PermissionsExt;
-    let stage = Stage::two_links();
-    let path = stage.dir().join("mine.sock");
-    let words = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
+    let testbed = Testbed::two_links();
+    let path = testbed.dir().join("mine.sock");
+    let args = ["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"];
     let more = ["--auth", "none", "--api-socket", "mine.sock"];
-    let mut server = stage.start_as_is(Place::Server, &[&words[..], &more].concat(), &path).up();
+    let mut server = testbed.start_as_is(Host::Server, &[&args[..], &more].concat(), &path).wait_until_up();
     let mode = std::fs::metadata(&path).expect("the socket").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     assert!(server.interrupt().success());
@@ -237,13 +237,13 @@ fn the_socket_is_for_its_owner_alone_and_goes_with_the_process() {
 
 #[test]
 fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through() {
-    let stage = Stage::two_links();
-    std::fs::write(stage.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
-    let _server = stage.server(&["--config", "server.toml"]);
-    let client = stage.client(&[]);
-    client.until(Duration::from_secs(10), "classes that are refused", |status| {
+    let testbed = Testbed::two_links();
+    std::fs::write(testbed.dir().join("server.toml"), "[[limit]]\nmax-classes = 1\n").expect("a file");
+    let _server = testbed.server(&["--config", "server.toml"]);
+    let client = testbed.client(&[]);
+    client.wait_for_status(Duration::from_secs(10), "classes that are refused", |status| {
         // To a port of `bulk`, which sleeps until then.
-        stage.sends(Place::Client, (TUNNEL, 6881));
+        testbed.send_empty_udp(Host::Client, (TUNNEL, 6881));
         let refused = |class: &Value| {
             class["state"] == "connecting"
                 && class["reason"].as_str().is_some_and(|why| why.contains("allowed are 1"))
@@ -255,7 +255,7 @@ fn a_class_that_the_server_does_not_allow_says_why_and_its_packets_get_through()
         }
     });
     // Which would be critical.
-    reaches(&stage, Place::Client, TUNNEL);
+    reaches(&testbed, Host::Client, TUNNEL);
     assert!(client.log().contains("the default one carries it"), "{}", client.log());
 }
 
@@ -266,21 +266,21 @@ fn controllers(paths: &Value) -> Vec<&str> {
 
 #[test]
 fn both_ends_use_the_congestion_controller_that_the_client_was_given() {
-    let stage = Stage::new(&[LINK]);
-    let server = stage.server(&[]);
+    let testbed = Testbed::new(&[LINK]);
+    let server = testbed.server(&[]);
     let with_classes = ["client", "--path", "eth1"];
     let without = ["proxy", "--path", "eth1", "--socks5", "127.0.0.1:1080"];
-    for words in [&with_classes[..], &without] {
+    for args in [&with_classes[..], &without] {
         for cc in ["cubic", "bbr"] {
-            let words = [words, &["--server", SERVER, "--insecure", "--cc", cc]].concat();
-            let mut client = stage.start(Place::Client, &words).up();
-            client.until(SOON, &format!("{cc} at the client"), |status| {
+            let args = [args, &["--server", SERVER, "--insecure", "--cc", cc]].concat();
+            let mut client = testbed.start(Host::Client, &args).wait_until_up();
+            client.wait_for_status(SOON, &format!("{cc} at the client"), |status| {
                 let class = &status["classes"][0];
                 let is_right =
                     class["cc"] == cc && class["peer_cc"] == cc && controllers(&status["paths"])[0] == cc;
                 if is_right { Ok(()) } else { Err(format!("{:#}", status["classes"])) }
             });
-            server.until(SOON, &format!("{cc} at the server"), |status| {
+            server.wait_for_status(SOON, &format!("{cc} at the server"), |status| {
                 let all = controllers(&status["clients"][0]["paths"]);
                 let is_right = !all.is_empty() && all.iter().all(|found| *found == cc);
                 if is_right && status["classes"][0]["cc"] == cc { Ok(()) } else { Err(format!("{status:#}")) }

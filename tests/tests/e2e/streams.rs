@@ -3,11 +3,11 @@
 use std::{fs, thread, time::Duration};
 
 use mpvpn_tests::{
-    http::{Download, MB, Site},
+    http::{Download, MB, TestPages},
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
     ping::reaches,
-    stage::{Direction, Place, Stage, TUNNEL, inet4},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, TUNNEL, Testbed, inet4},
 };
 use serde_json::Value;
 
@@ -18,12 +18,12 @@ fn streams(status: &Value) -> u64 {
 }
 
 /// What curl says of a connection to a port of a host, and after how long at most.
-fn curl(stage: &Stage, host: &str, port: u16, seconds: u32) -> (Option<i32>, Duration) {
+fn curl(testbed: &Testbed, host: &str, port: u16, seconds: u32) -> (Option<i32>, Duration) {
     let start = std::time::Instant::now();
     let url = format!("http://{host}:{port}/");
     let limit = seconds.to_string();
-    let status = stage
-        .command(Place::Client, "curl")
+    let status = testbed
+        .command(Host::Client, "curl")
         .args(["--silent", "--output", "/dev/null", "--max-time", &limit, &url])
         .status()
         .expect("curl runs");
@@ -33,79 +33,83 @@ fn curl(stage: &Stage, host: &str, port: u16, seconds: u32) -> (Option<i32>, Dur
 #[test]
 fn auto_carries_tcp_to_the_internet_as_streams_and_the_rest_as_packets() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let server = stage.server(&[]);
-    let client = stage.client(&[]);
-    reaches(&stage, Place::Client, &inet4());
-    for (place, host, wanted) in [(Place::Inet, inet4(), true), (Place::Server, TUNNEL.to_owned(), false)] {
-        let sink = Sink::start(&stage, place, 5201);
-        let load = sink.tcp(&stage, Place::Client, &host, 4, Way::Up, 4);
+    let testbed = Testbed::two_slow_links();
+    let server = testbed.server(&[]);
+    let client = testbed.client(&[]);
+    reaches(&testbed, Host::Client, &inet4());
+    for (host, address, wanted) in [(Host::Inet, inet4(), true), (Host::Server, TUNNEL.to_owned(), false)] {
+        let iperf = IperfServer::start(&testbed, host, 5201);
+        let load = iperf.tcp(&testbed, Host::Client, &address, 4, Direction::Up, 4);
         thread::sleep(Duration::from_secs(1));
         // The connection that iperf3 talks over, and four for the data.
         let expected = if wanted { 5 } else { 0 };
-        for peer in [&client, &server] {
-            peer.until(Duration::from_secs(2), &format!("{expected} streams to {host}"), |status| {
-                match streams(status) {
+        for process in [&client, &server] {
+            process.wait_for_status(
+                Duration::from_secs(2),
+                &format!("{expected} streams to {address}"),
+                |status| match streams(status) {
                     count if count == expected => Ok(()),
                     count => Err(format!("{count} streams")),
-                }
-            });
+                },
+            );
         }
         let report = load.finish();
-        assert!(report.megabits() > 48.0, "{host}: {:.0} Mbit/s over 2 × 40", report.megabits());
-        client.until(Duration::from_secs(10), "no streams are left", |status| match streams(status) {
-            0 => Ok(()),
-            left => Err(format!("{left} streams")),
+        assert!(report.megabits() > 48.0, "{address}: {:.0} Mbit/s over 2 × 40", report.megabits());
+        client.wait_for_status(Duration::from_secs(10), "no streams are left", |status| {
+            match streams(status) {
+                0 => Ok(()),
+                left => Err(format!("{left} streams")),
+            }
         });
     }
-    let sink = Sink::start(&stage, Place::Inet, 5202);
-    let report = sink.udp(&stage, Place::Client, &inet4(), 20, Way::Down, 2).finish();
+    let iperf = IperfServer::start(&testbed, Host::Inet, 5202);
+    let report = iperf.udp(&testbed, Host::Client, &inet4(), 20, Direction::Down, 2).finish();
     assert!(report.megabits() > 19.0 && report.loss_pct < 1.0, "{report:?}");
 }
 
 #[test]
 fn one_connection_fills_both_links_in_both_directions() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::new(&["30mbit,10ms", "20mbit,20ms"]);
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--lane", "stream"]);
+    let testbed = Testbed::new(&["30mbit,10ms", "20mbit,20ms"]);
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--lane", "stream"]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+        client.wait_for_path(link, "active", Duration::from_secs(5));
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 6).finish();
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, direction, 6).finish();
         let last = &report.seconds[2..];
         let rate = last.iter().sum::<f64>() / last.len() as f64 / 1e6;
-        assert!(rate > 44.0, "{way:?}: {rate:.1} of 50 Mbit/s");
+        assert!(rate > 44.0, "{direction:?}: {rate:.1} of 50 Mbit/s");
     }
 }
 
 #[test]
 fn an_app_learns_why_there_is_no_connection() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&["--lane", "stream"]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&["--lane", "stream"]);
     const NO_CONNECTION: Option<i32> = Some(7);
     // Nobody listens there.
-    let (code, time) = curl(&stage, &inet4(), 81, 10);
+    let (code, time) = curl(&testbed, &inet4(), 81, 10);
     assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
     // Forbidden by the server, which is told by an ICMP error.
-    let (code, time) = curl(&stage, "192.168.77.1", 80, 10);
+    let (code, time) = curl(&testbed, "192.168.77.1", 80, 10);
     assert!(code == NO_CONNECTION && time < Duration::from_secs(2), "{code:?} after {time:?}");
 }
 
 #[test]
 fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let file = stage.file("access", Place::Server);
+    let testbed = Testbed::two_slow_links();
+    let file = testbed.file("access", Host::Server);
     fs::write(&file, "[[access]]\nallow = false\nports = ['5201']\n").expect("a file to write");
-    let server = stage.server(&["--config", file.to_str().expect("a path of text")]);
-    let _client = stage.client(&[]);
-    let sink = Sink::start(&stage, Place::Inet, 5201);
+    let server = testbed.server(&["--config", file.to_str().expect("a path of text")]);
+    let _client = testbed.client(&[]);
+    let iperf = IperfServer::start(&testbed, Host::Inet, 5201);
     // The first connection is tried as a stream, and again as packets a second later.
-    let report = sink.tcp(&stage, Place::Client, &inet4(), 1, Way::Down, 4).finish();
+    let report = iperf.tcp(&testbed, Host::Client, &inet4(), 1, Direction::Down, 4).finish();
     assert!(report.megabits() > 20.0, "{:.0} Mbit/s", report.megabits());
     assert_eq!(streams(&server.status()), 0);
 }
@@ -113,17 +117,17 @@ fn what_the_server_makes_no_connection_to_still_goes_as_packets() {
 #[test]
 fn a_download_brings_every_byte_across_a_silent_cut() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_slower_links();
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--lane", "stream"]);
+    let testbed = Testbed::two_slow_links();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--lane", "stream"]);
     for link in ["eth1", "eth2"] {
-        client.until_path(link, "active", Duration::from_secs(5));
+        client.wait_for_path(link, "active", Duration::from_secs(5));
     }
-    let site = Site::start(&stage, Place::Inet);
-    let download = Download::start(&stage, &site, &inet4(), 50 * MB, LIMIT, &[]);
+    let site = TestPages::start(&testbed, Host::Inet);
+    let download = Download::start(&testbed, &site, &inet4(), 50 * MB, LIMIT, &[]);
     thread::sleep(Duration::from_secs(2));
-    stage.link(1).silence(Direction::Both);
+    testbed.link(1).silence(Direction::Both);
     thread::sleep(Duration::from_secs(3));
-    stage.link(1).heal();
+    testbed.link(1).end_silence();
     download.finish();
 }

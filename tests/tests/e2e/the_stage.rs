@@ -3,10 +3,10 @@
 use std::{thread, time::Duration, time::SystemTime};
 
 use mpvpn_tests::{
-    http::{Download, MB, Site, upload},
+    http::{Download, MB, TestPages, upload},
     machine_share::{MachineShare, Share},
     ping::{Ping, ping, reaches},
-    stage::{Direction, Place, Stage, TUNNEL, inet4},
+    testbed::{Direction, Host, TUNNEL, Testbed, inet4},
 };
 use serde_json::Value;
 
@@ -15,13 +15,13 @@ const SERVER: &str = "192.0.2.1";
 #[test]
 fn a_silent_link_shows_as_a_gap_between_pings() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let dense = Ping::dense(&stage, Place::Client, SERVER, 3);
+    let testbed = Testbed::two_links();
+    let dense = Ping::dense(&testbed, Host::Client, SERVER, 3);
     thread::sleep(Duration::from_millis(800));
     let from = SystemTime::now();
-    stage.link(1).silence(Direction::Down);
+    testbed.link(1).silence(Direction::Down);
     thread::sleep(Duration::from_millis(500));
-    stage.link(1).heal();
+    testbed.link(1).end_silence();
     thread::sleep(Duration::from_millis(500));
     let gap = dense.finish().longest_gap(from, SystemTime::now());
     assert!((400..700).contains(&gap.as_millis()), "{gap:?} of silence, 500 ms were made");
@@ -29,14 +29,14 @@ fn a_silent_link_shows_as_a_gap_between_pings() {
 
 #[test]
 fn bytes_arrive_whole_and_the_host_behind_is_out_of_reach() {
-    let stage = Stage::two_links();
-    let site = Site::start(&stage, Place::Server);
+    let testbed = Testbed::two_links();
+    let site = TestPages::start(&testbed, Host::Server);
     let limit = Duration::from_secs(20);
-    Download::start(&stage, &site, SERVER, 10 * MB, limit, &[]).finish();
-    Download::start(&stage, &site, "2001:db8::1", 10 * MB, limit, &[]).finish();
-    upload(&stage, &site, SERVER, 10 * MB, limit);
-    assert!(ping(&stage, Place::Client, &inet4(), 3).answers.is_empty(), "reached without a tunnel");
-    assert_eq!(stage.network_state(Place::Client), stage.network_state(Place::Client));
+    Download::start(&testbed, &site, SERVER, 10 * MB, limit, &[]).finish();
+    Download::start(&testbed, &site, "2001:db8::1", 10 * MB, limit, &[]).finish();
+    upload(&testbed, &site, SERVER, 10 * MB, limit);
+    assert!(ping(&testbed, Host::Client, &inet4(), 3).answers.is_empty(), "reached without a tunnel");
+    assert_eq!(testbed.network_state(Host::Client), testbed.network_state(Host::Client));
 }
 
 #[test]
@@ -54,18 +54,18 @@ fn stages_side_by_side_have_hosts_sockets_and_files_of_their_own() {
         "--auth",
         "none",
     ];
-    let (one, other) = (Stage::two_links(), Stage::two_links());
+    let (one, other) = (Testbed::two_links(), Testbed::two_links());
     // The same command with the same names at the same time.
-    let start = |stage: &Stage| {
-        let socket = stage.default_sockets().join("server-mpvpn0.sock");
-        stage.start_as_is(Place::Server, &SERVER, &socket).up()
+    let start = |testbed: &Testbed| {
+        let socket = testbed.default_sockets().join("server-mpvpn0.sock");
+        testbed.start_as_is(Host::Server, &SERVER, &socket).wait_until_up()
     };
     let (first, second) = (start(&one), start(&other));
     let client = one.client(&[]);
-    reaches(&one, Place::Client, TUNNEL);
-    for (stage, server, clients) in [(&one, &first, 1), (&other, &second, 0)] {
+    reaches(&one, Host::Client, TUNNEL);
+    for (testbed, server, clients) in [(&one, &first, 1), (&other, &second, 0)] {
         // Where nothing is named, status finds the only one that there is.
-        let shown = stage.mpvpn(Place::Server, &["status", "--json"]);
+        let shown = testbed.mpvpn(Host::Server, &["status", "--json"]);
         assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
         let shown: Value = serde_json::from_slice(&shown.stdout).expect("JSON");
         for status in [shown, server.status()] {
@@ -77,5 +77,5 @@ fn stages_side_by_side_have_hosts_sockets_and_files_of_their_own() {
     assert!(!gone.exists());
     assert_eq!(second.status()["state"], "up");
     let _client = other.client(&[]);
-    reaches(&other, Place::Client, TUNNEL);
+    reaches(&other, Host::Client, TUNNEL);
 }

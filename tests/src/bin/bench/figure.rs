@@ -35,11 +35,11 @@ pub(crate) enum Better {
 
 /// A figure, printed at once.
 pub(crate) fn figure(rig: &'static str, name: String, value: f64, unit: &'static str, bar: Bar) -> Figure {
-    noted(rig, name, "", value, unit, bar)
+    figure_with_note(rig, name, "", value, unit, bar)
 }
 
 /// The same, with words that differ from run to run.
-pub(crate) fn noted(
+pub(crate) fn figure_with_note(
     rig: &'static str,
     name: String,
     note: &str,
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_note_is_shown_behind_the_name() {
-        let noted = Figure { note: "of 5".to_owned(), ..figure(1.0, Bar::None) };
-        assert!(table(&[&noted]).contains("| r | n (of 5) | 1.00 |"));
+        let figure_with_note = Figure { note: "of 5".to_owned(), ..figure(1.0, Bar::None) };
+        assert!(table(&[&figure_with_note]).contains("| r | n (of 5) | 1.00 |"));
     }
 }

@@ -24,7 +24,7 @@ use std::process::ExitCode;
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_scenarios::{FlowMode, Scenario};
-use mpvpn_tests::{machine_share::MachineShare, quic_bulk, tun_copy, visits};
+use mpvpn_tests::{machine_share::MachineShare, many_connections, quic_bulk, tun_copy};
 
 use crate::{
     figure::{Figure, table},
@@ -72,14 +72,14 @@ const RIGS: [Rig; 13] = [
 ];
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.first().map(String::as_str) {
-        Some(tun_copy::WORD) => return end_of(tun_copy::run(&words[1..]), 1),
-        Some(quic_bulk::WORD) => return end_of(quic_bulk::run(&words[1..]), 1),
-        Some(visits::WORD) => return end_of(visits::run(&words[1..]), 1),
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.first().map(String::as_str) {
+        Some(tun_copy::SUBCOMMAND) => return end_of(tun_copy::run(&args[1..]), 1),
+        Some(quic_bulk::SUBCOMMAND) => return end_of(quic_bulk::run(&args[1..]), 1),
+        Some(many_connections::SUBCOMMAND) => return end_of(many_connections::run(&args[1..]), 1),
         _ => {}
     }
-    let options = match Options::parse(&words, &RIGS.map(|(name, ..)| name)) {
+    let options = match Options::parse(&args, &RIGS.map(|(name, ..)| name)) {
         Ok(options) if options.list => {
             for (name, about, _) in RIGS {
                 println!("{name:<9} {about}\n{:<9} --against: {}", "", against::about(name));
@@ -105,7 +105,7 @@ fn main() -> ExitCode {
     remove_labs_when_interrupted();
     MachineShare::always_whole();
     if let Some(directory) = &options.report_to {
-        report::write_to(directory);
+        report::set_directory(directory);
         if let Err(complaint) = against::end_with_parent() {
             return end_of(Err(complaint), 2);
         }
@@ -119,7 +119,7 @@ fn main() -> ExitCode {
     }
     let figures: Vec<&Figure> = outcomes.iter().flat_map(|(_, outcome)| &outcome.figures).collect();
     print!("{}", table(&figures));
-    if let Err(error) = report::write(&words, &outcomes) {
+    if let Err(error) = report::write(&args, &outcomes) {
         return end_of(Err(format!("the report cannot be written: {error}")), 1);
     }
     if figures.iter().all(|figure| figure.is_good()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }

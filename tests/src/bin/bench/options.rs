@@ -80,7 +80,7 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    pub(crate) fn parse(words: &[String], rigs: &[&str]) -> Result<Self, String> {
+    pub(crate) fn parse(args: &[String], rigs: &[&str]) -> Result<Self, String> {
         let mut options = Self {
             list: false,
             rigs: Vec::new(),
@@ -104,12 +104,12 @@ impl Options {
             report_to: None,
             passed_on: Vec::new(),
         };
-        let mut words = words.iter();
-        while let Some(word) = words.next() {
-            let rest = words.as_slice();
+        let mut args = args.iter();
+        while let Some(word) = args.next() {
+            let rest = args.as_slice();
             let mut number = || {
                 let number =
-                    words.next().and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0);
+                    args.next().and_then(|text| text.parse::<u32>().ok()).filter(|number| *number > 0);
                 number.ok_or(format!("{word} takes a whole number above 0"))
             };
             match word.as_str() {
@@ -118,18 +118,18 @@ impl Options {
                 "--rounds" => options.rounds = number()?,
                 "--seconds" => options.seconds = number()?,
                 "--tries" => options.tries = number()?,
-                "--systems" => options.systems = chosen(words.next(), &System::ALL, System::name)?,
-                "--settings" => options.settings = chosen(words.next(), &Setting::ALL, Setting::name)?,
+                "--systems" => options.systems = chosen(args.next(), &System::ALL, System::name)?,
+                "--settings" => options.settings = chosen(args.next(), &Setting::ALL, Setting::name)?,
                 "--quick" => options.quick = true,
                 "--runs" => options.runs = Some(number()?),
-                "--inner" => options.inner = one(words.next(), &InnerCc::ALL, InnerCc::name)?,
-                "--parts" => options.choose_parts(words.next())?,
+                "--inner" => options.inner = one(args.next(), &InnerCc::ALL, InnerCc::name)?,
+                "--parts" => options.choose_parts(args.next())?,
                 "--cuts" => options.cuts = Some(number()?),
                 "--pairs" => options.pairs = Some(number()?),
                 "--threshold" => options.threshold = f64::from(number()?),
-                "--against" => options.against = Some(words.next().ok_or("--against takes a binary")?.into()),
+                "--against" => options.against = Some(args.next().ok_or("--against takes a binary")?.into()),
                 "--report-to" => {
-                    options.report_to = Some(words.next().ok_or("--report-to takes a folder")?.into())
+                    options.report_to = Some(args.next().ok_or("--report-to takes a folder")?.into())
                 }
                 name if rigs.contains(&name) => options.rigs.push(word.clone()),
                 name if Scenario::names().any(|known| known == name) => options.scenarios.push(word.clone()),
@@ -138,7 +138,7 @@ impl Options {
             let is_of_the_comparison =
                 ["--against", "--pairs", "--threshold", "--report-to"].contains(&&**word);
             if word.starts_with('-') && !is_of_the_comparison {
-                let values = &rest[..rest.len() - words.len()];
+                let values = &rest[..rest.len() - args.len()];
                 options.passed_on.extend([word].into_iter().chain(values).cloned());
             }
         }
@@ -195,8 +195,8 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, String> {
-        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Options::parse(&words, &["speed", "peers"])
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Options::parse(&args, &["speed", "peers"])
     }
 
     #[test]

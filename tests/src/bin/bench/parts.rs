@@ -5,12 +5,12 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     figure::{Bar, Figure, figure},
-    paths::plan::caught,
+    paths::plan::catch_panic,
     report::{self, Outcome},
 };
 
 /// Runs the parts one after the other. One that fails is a figure that is missing, not the end of the others.
-pub(crate) fn each<P: Copy>(
+pub(crate) fn run_parts<P: Copy>(
     rig: &'static str,
     parts: &[P],
     name: fn(P) -> &'static str,
@@ -20,11 +20,11 @@ pub(crate) fn each<P: Copy>(
     let mut raw = Map::new();
     for &part in parts {
         let name = name(part);
-        let outcome = caught(|| run(part)).unwrap_or_else(|why| {
-            let figures = vec![missing(rig, name, &why)];
+        let outcome = catch_panic(|| run(part)).unwrap_or_else(|why| {
+            let figures = vec![unmeasured_figure(rig, name, &why)];
             Outcome { figures, raw: json!({ "error": why }), ..Outcome::default() }
         });
-        report::keep(rig, name, &outcome.raw);
+        report::save_record(rig, name, &outcome.raw);
         whole.figures.extend(outcome.figures);
         whole.chapter += &outcome.chapter;
         whole.plots.extend(outcome.plots);
@@ -35,17 +35,17 @@ pub(crate) fn each<P: Copy>(
 }
 
 /// What could not be measured has missed whatever was asked of it.
-pub(crate) fn missing(rig: &'static str, what: &str, why: &str) -> Figure {
+pub(crate) fn unmeasured_figure(rig: &'static str, what: &str, why: &str) -> Figure {
     eprintln!("  {what}: {why}");
     figure(rig, format!("{what}: it cannot be measured"), f64::NAN, "", Bar::AtLeast(0.0))
 }
 
 /// As tables and names of figures say it.
-pub(crate) fn name(way: Direction) -> &'static str {
-    if way == Direction::Up { "up" } else { "down" }
+pub(crate) fn direction_name(direction: Direction) -> &'static str {
+    if direction == Direction::Up { "up" } else { "down" }
 }
 
 /// Both, or in a hurry only what the client receives.
-pub(crate) fn ways(quick: bool) -> &'static [Direction] {
+pub(crate) fn directions(quick: bool) -> &'static [Direction] {
     if quick { &[Direction::Down] } else { &[Direction::Up, Direction::Down] }
 }

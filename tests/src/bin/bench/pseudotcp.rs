@@ -4,15 +4,15 @@
 use std::{net::Ipv4Addr, thread, time::Duration};
 
 use mpvpn_tests::{
-    gets::{Reader, Shelf},
-    stage::{Place, Stage},
+    persistent_http::{PersistentConnection, PersistentServer},
+    testbed::{Host, Testbed},
 };
 use serde_json::{Value, json};
 
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    paths::{plan::caught, play::median},
+    paths::{plan::catch_panic, play::median},
     peers::Setting,
     report::Outcome,
     stream::STREAM,
@@ -22,14 +22,14 @@ const RIG: &str = "pseudotcp";
 /// Sizes, bytes, and how often each is downloaded in a row.
 const SIZES: [(u64, u32); 5] = [(10_000, 9), (100_000, 9), (1_000_000, 9), (10_000_000, 3), (100_000_000, 1)];
 /// A download that does not count lets a connection find its window again; it need not be larger than this, bytes.
-const WARM_UP: u64 = 1_000_000;
+const MAX_WARM_UP_BYTES: u64 = 1_000_000;
 /// How often both ways have their turn.
 const ROUNDS: u32 = 5;
 /// How long a client may take after its start to have learned of its paths.
-const SETTLE: Duration = Duration::from_secs(1);
+const START_TIME: Duration = Duration::from_secs(1);
 
 /// Where a download comes from, and the device to there.
-const WAYS: [(Ipv4Addr, &str); 2] =
+const ROUTES: [(Ipv4Addr, &str); 2] =
     [(Ipv4Addr::new(10, 101, 0, 1), "eth1"), (Ipv4Addr::new(10, 0, 0, 1), "mpvpn0")];
 
 #[derive(Clone, Copy)]
@@ -50,11 +50,11 @@ impl Link {
         }
     }
 
-    fn stage(self) -> Stage {
+    fn testbed(self) -> Testbed {
         match self {
-            Self::Gigabit => Setting::Gigabit.stage(),
-            Self::Near => Stage::new(&["100mbit,2.5ms,queue=60ms"]),
-            Self::Veth => Setting::Veth.stage(),
+            Self::Gigabit => Setting::Gigabit.testbed(),
+            Self::Near => Testbed::new(&["100mbit,2.5ms,queue=60ms"]),
+            Self::Veth => Setting::Veth.testbed(),
         }
     }
 
@@ -84,8 +84,8 @@ pub(crate) fn run(options: &Options) -> Outcome {
     };
     let mut raw = Vec::new();
     for link in Link::ALL {
-        match caught(|| measure(link, rounds)) {
-            Ok(rows) => rows.iter().for_each(|row| raw.push(tell(link, row, &mut outcome))),
+        match catch_panic(|| measure(link, rounds)) {
+            Ok(rows) => rows.iter().for_each(|row| raw.push(add_row(link, row, &mut outcome))),
             Err(why) => {
                 eprintln!("  {}: {why}", link.name());
                 let name = format!("{}: it cannot be measured", link.name());
@@ -99,17 +99,17 @@ pub(crate) fn run(options: &Options) -> Outcome {
 }
 
 fn measure(link: Link, rounds: u32) -> Result<Vec<Row>, String> {
-    let stage = link.stage();
-    let (_server, _client) = (stage.server(&[]), stage.client(&STREAM));
-    thread::sleep(SETTLE);
-    let shelf = Shelf::start(&stage)?;
-    let mut readers = Vec::new();
-    for (address, device) in WAYS {
-        let route = stage.run(Place::Client, &["ip", "route", "get", &address.to_string()]);
+    let testbed = link.testbed();
+    let (_server, _client) = (testbed.server(&[]), testbed.client(&STREAM));
+    thread::sleep(START_TIME);
+    let server = PersistentServer::start(&testbed)?;
+    let mut connections = Vec::new();
+    for (address, device) in ROUTES {
+        let route = testbed.run(Host::Client, &["ip", "route", "get", &address.to_string()]);
         if !route.contains(&format!("dev {device} ")) {
             return Err(format!("what is for {address} would not leave by {device}: {}", route.trim()));
         }
-        readers.push(shelf.connect(&stage, address)?);
+        connections.push(server.connect(&testbed, address)?);
     }
     let row = |(size, _)| Row { size, times: [Vec::new(), Vec::new()] };
     let mut rows: Vec<Row> = SIZES.into_iter().map(row).collect();
@@ -117,21 +117,25 @@ fn measure(link: Link, rounds: u32) -> Result<Vec<Row>, String> {
         for (row, (_, count)) in rows.iter_mut().zip(SIZES) {
             // Whoever goes first changes from round to round.
             let order = if round % 2 == 0 { [0, 1] } else { [1, 0] };
-            for way in order {
-                let times = in_a_row(&mut readers[way], row.size, count);
-                row.times[way].extend(times.map_err(|why| format!("from {}: {why}", WAYS[way].0))?);
+            for route in order {
+                let times = download_repeatedly(&mut connections[route], row.size, count);
+                row.times[route].extend(times.map_err(|why| format!("from {}: {why}", ROUTES[route].0))?);
             }
         }
     }
     Ok(rows)
 }
 
-fn in_a_row(reader: &mut Reader, size: u64, count: u32) -> Result<Vec<f64>, String> {
-    reader.get(size.min(WARM_UP))?;
-    (0..count).map(|_| Ok(reader.get(size)?.as_secs_f64() * 1e3)).collect()
+fn download_repeatedly(
+    connection: &mut PersistentConnection,
+    size: u64,
+    count: u32,
+) -> Result<Vec<f64>, String> {
+    connection.get(size.min(MAX_WARM_UP_BYTES))?;
+    (0..count).map(|_| Ok(connection.get(size)?.as_secs_f64() * 1e3)).collect()
 }
 
-fn tell(link: Link, row: &Row, outcome: &mut Outcome) -> Value {
+fn add_row(link: Link, row: &Row, outcome: &mut Outcome) -> Value {
     let [direct, streams] = row.times.clone().map(median);
     let name = format!("{}, {} kB on streams, of the time past the tunnel", link.name(), row.size / 1000);
     outcome.figures.push(figure(RIG, name, streams / direct, "×", link.bar(row.size)));

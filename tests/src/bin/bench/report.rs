@@ -22,7 +22,7 @@ pub(crate) fn directory() -> PathBuf {
 }
 
 /// From now on they go there.
-pub(crate) fn write_to(directory: &Path) {
+pub(crate) fn set_directory(directory: &Path) {
     let _ = DIRECTORY.set(directory.to_owned());
 }
 
@@ -45,11 +45,11 @@ impl From<Vec<Figure>> for Outcome {
 }
 
 /// Writes everything to [`directory`].
-pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Result<()> {
+pub(crate) fn write(args: &[String], outcomes: &[(&str, Outcome)]) -> io::Result<()> {
     let directory = directory();
     fs::create_dir_all(&directory)?;
     let (machine, date) = (machine(), date());
-    let command = format!("bench {}", words.join(" "));
+    let command = format!("bench {}", args.join(" "));
     let figures: Vec<&Figure> = outcomes.iter().flat_map(|(_, outcome)| &outcome.figures).collect();
     let mut report =
         format!("# mpvpn, measured\n\n{machine}; {date}; `{}`\n\n{}", command.trim(), table(&figures));
@@ -57,10 +57,10 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
         report += &outcome.chapter;
         for (name, picture) in &outcome.plots {
             report += &format!("\n![{name}]({name})\n");
-            put(&directory.join(name), picture)?;
+            write_file(&directory.join(name), picture)?;
         }
     }
-    put(&directory.join("report.md"), &report)?;
+    write_file(&directory.join("report.md"), &report)?;
     let list: Vec<Value> = figures
         .iter()
         .map(|figure| {
@@ -76,11 +76,11 @@ pub(crate) fn write(words: &[String], outcomes: &[(&str, Outcome)]) -> io::Resul
         .collect();
     let all =
         json!({ "machine": machine, "date": date, "command": command.trim(), "figures": list, "raw": raw });
-    put(&directory.join("report.json"), &format!("{all:#}\n"))
+    write_file(&directory.join("report.json"), &format!("{all:#}\n"))
 }
 
 /// What was found so far outlives a run that is ended early.
-pub(crate) fn keep(rig: &str, name: &str, record: &Value) {
+pub(crate) fn save_record(rig: &str, name: &str, record: &Value) {
     let folder = directory().join(rig);
     let path = folder.join(format!("{name}.json"));
     let kept = fs::create_dir_all(&folder).and_then(|()| fs::write(&path, format!("{record:#}\n")));
@@ -89,7 +89,7 @@ pub(crate) fn keep(rig: &str, name: &str, record: &Value) {
     }
 }
 
-fn put(path: &Path, text: &str) -> io::Result<()> {
+fn write_file(path: &Path, text: &str) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     fs::write(path, text)?;
     eprintln!("wrote {}", path.display());

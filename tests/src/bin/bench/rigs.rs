@@ -6,11 +6,11 @@ use std::{
 };
 
 use mpvpn_tests::{
-    cut::{Course, Death, survive},
-    http::{Download, MB, Site},
+    cut::{LinkFailure, Timeline, cut_under_load},
+    http::{Download, MB, TestPages},
+    iperf::IperfServer,
     ping::{Ping, ping},
-    stage::{Direction, Family, Peer, Place, SERVER, Stage, TUNNEL, inet},
-    tcp::{Sink, Way},
+    testbed::{Direction, Family, Host, MpvpnProcess, SERVER, TUNNEL, Testbed, inet},
 };
 
 use crate::{
@@ -20,26 +20,26 @@ use crate::{
 };
 
 pub(crate) fn bonding(_: &Options) -> Outcome {
-    let stage = Stage::two_links();
-    let (_server, client) = pair(&stage);
+    let testbed = Testbed::two_links();
+    let (_server, client) = pair(&testbed);
     await_links(&client, 2);
-    let sink = Sink::start(&stage, Place::Server, 5201);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let mut figures = Vec::new();
-    for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 8, way, 10).finish();
-        let name = format!("8 TCP flows {way:?}");
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, direction, 10).finish();
+        let name = format!("8 TCP flows {direction:?}");
         figures.push(figure("bonding", name, report.megabits(), "Mbit/s", Bar::AtLeast(170.0)));
     }
-    for way in [Way::Up, Way::Down] {
-        let report = sink.udp(&stage, Place::Client, TUNNEL, 160, way, 10).finish();
-        let name = format!("loss of UDP, 1200 bytes, 160 Mbit/s {way:?}");
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.udp(&testbed, Host::Client, TUNNEL, 160, direction, 10).finish();
+        let name = format!("loss of UDP, 1200 bytes, 160 Mbit/s {direction:?}");
         figures.push(figure("bonding", name, report.loss_pct, "%", Bar::AtMost(1.0)));
     }
-    for way in [Way::Up, Way::Down] {
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 10).finish();
+    for direction in [Direction::Up, Direction::Down] {
+        let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, direction, 10).finish();
         figures.push(figure(
             "bonding",
-            format!("1 TCP flow {way:?}"),
+            format!("1 TCP flow {direction:?}"),
             report.megabits(),
             "Mbit/s",
             Bar::Higher,
@@ -50,23 +50,29 @@ pub(crate) fn bonding(_: &Options) -> Outcome {
 
 pub(crate) fn cut(_: &Options) -> Outcome {
     let mut figures = Vec::new();
-    for (death, way, longest) in [
-        (Death::Carrier, Way::Up, 100.0),
-        (Death::Carrier, Way::Down, 100.0),
-        (Death::Silent(Direction::Both), Way::Up, 300.0),
-        (Death::Silent(Direction::Both), Way::Down, 300.0),
-        (Death::Silent(Direction::Up), Way::Up, 300.0),
-        (Death::Silent(Direction::Down), Way::Down, 300.0),
+    for (failure, direction, longest) in [
+        (LinkFailure::Carrier, Direction::Up, 100.0),
+        (LinkFailure::Carrier, Direction::Down, 100.0),
+        (LinkFailure::Silent(Direction::Both), Direction::Up, 300.0),
+        (LinkFailure::Silent(Direction::Both), Direction::Down, 300.0),
+        (LinkFailure::Silent(Direction::Up), Direction::Up, 300.0),
+        (LinkFailure::Silent(Direction::Down), Direction::Down, 300.0),
     ] {
-        let stage = Stage::two_links();
-        let (_server, client) = pair(&stage);
-        let outcome = survive(&stage, &client, death, way, Course::LONG);
-        let what = format!("{death:?}, 8 flows {way:?}");
-        figures.push(figure("cut", format!("gap: {what}"), ms(outcome.gap), "ms", Bar::AtMost(longest)));
+        let testbed = Testbed::two_links();
+        let (_server, client) = pair(&testbed);
+        let outcome = cut_under_load(&testbed, &client, failure, direction, Timeline::LONG);
+        let what = format!("{failure:?}, 8 flows {direction:?}");
+        figures.push(figure(
+            "cut",
+            format!("gap: {what}"),
+            ms(outcome.longest_gap),
+            "ms",
+            Bar::AtMost(longest),
+        ));
         figures.push(figure(
             "cut",
             format!("used again: {what}"),
-            ms(outcome.back),
+            ms(outcome.recovery_time),
             "ms",
             Bar::AtMost(2000.0),
         ));
@@ -75,14 +81,14 @@ pub(crate) fn cut(_: &Options) -> Outcome {
 }
 
 pub(crate) fn latency(_: &Options) -> Outcome {
-    let stage = Stage::unlimited();
-    let (_server, _client) = pair(&stage);
+    let testbed = Testbed::unlimited();
+    let (_server, _client) = pair(&testbed);
     let outside = SERVER.trim_end_matches(":4433");
     let mut added: Vec<f64> = (0..3)
         .map(|_| {
-            let through = Ping::dense(&stage, Place::Client, TUNNEL, 3).finish();
+            let through = Ping::dense(&testbed, Host::Client, TUNNEL, 3).finish();
             // The server's outer address goes around the tunnel only from the link's own device.
-            let direct = Ping::dense_from(&stage, Place::Client, "eth1", outside, 3).finish();
+            let direct = Ping::dense_through(&testbed, Host::Client, "eth1", outside, 3).finish();
             through.median_rtt_ms() - direct.median_rtt_ms()
         })
         .collect();
@@ -92,25 +98,27 @@ pub(crate) fn latency(_: &Options) -> Outcome {
 }
 
 pub(crate) fn speed(_: &Options) -> Outcome {
-    let stage = Stage::unlimited();
-    let (server, client) = pair(&stage);
-    let sink = Sink::start(&stage, Place::Server, 5201);
+    let testbed = Testbed::unlimited();
+    let (server, client) = pair(&testbed);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let mut figures = Vec::new();
-    for way in [Way::Up, Way::Down] {
+    for direction in [Direction::Up, Direction::Down] {
         let before = (client.processor_time(), server.processor_time());
-        let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 10).finish();
+        let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, direction, 10).finish();
         let gigabytes = report.rate * 10.0 / 8e9;
-        let cost = |peer: &Peer, before: Duration| (peer.processor_time() - before).as_secs_f64() / gigabytes;
+        let cost = |process: &MpvpnProcess, before: Duration| {
+            (process.processor_time() - before).as_secs_f64() / gigabytes
+        };
         let (at_client, at_server) = (cost(&client, before.0), cost(&server, before.1));
         figures.push(figure(
             "speed",
-            format!("1 TCP flow {way:?}"),
+            format!("1 TCP flow {direction:?}"),
             report.rate / 1e9,
             "Gbit/s",
             Bar::AtLeast(2.0),
         ));
-        figures.push(figure("speed", format!("client {way:?}"), at_client, "CPU-s/GB", Bar::Lower));
-        figures.push(figure("speed", format!("server {way:?}"), at_server, "CPU-s/GB", Bar::Lower));
+        figures.push(figure("speed", format!("client {direction:?}"), at_client, "CPU-s/GB", Bar::Lower));
+        figures.push(figure("speed", format!("server {direction:?}"), at_server, "CPU-s/GB", Bar::Lower));
     }
     figures.into()
 }
@@ -119,18 +127,18 @@ pub(crate) fn download(_: &Options) -> Outcome {
     let mut figures = Vec::new();
     for family in [Family::V4, Family::V6] {
         for across in [false, true] {
-            let stage = Stage::two_links();
-            let (_server, client) = pair(&stage);
+            let testbed = Testbed::two_links();
+            let (_server, client) = pair(&testbed);
             await_links(&client, 2);
-            let site = Site::start(&stage, Place::Inet);
+            let site = TestPages::start(&testbed, Host::Inet);
             let began = Instant::now();
             let limit = Duration::from_secs(60);
-            let download = Download::start(&stage, &site, &inet(family), 100 * MB, limit, &[]);
+            let download = Download::start(&testbed, &site, &inet(family), 100 * MB, limit, &[]);
             if across {
                 thread::sleep(Duration::from_secs(1));
-                stage.link(1).cut();
+                testbed.link(1).cut();
                 thread::sleep(Duration::from_secs(3));
-                stage.link(1).restore();
+                testbed.link(1).restore();
             }
             download.finish();
             let name = format!("100 MB over {family:?}{}", if across { ", link 1 gone for 3 s" } else { "" });
@@ -141,40 +149,40 @@ pub(crate) fn download(_: &Options) -> Outcome {
 }
 
 pub(crate) fn memory(options: &Options) -> Outcome {
-    let stage = Stage::two_links();
-    let (server, client) = pair(&stage);
+    let testbed = Testbed::two_links();
+    let (server, client) = pair(&testbed);
     await_links(&client, 2);
     thread::sleep(Duration::from_secs(5));
     let mut figures = Vec::new();
-    for (name, peer) in [("client", &client), ("server", &server)] {
-        figures.push(figure("memory", format!("idle {name}"), megabytes(peer), "MB", Bar::AtMost(20.0)));
+    for (name, process) in [("client", &client), ("server", &server)] {
+        figures.push(figure("memory", format!("idle {name}"), megabytes(process), "MB", Bar::AtMost(20.0)));
     }
-    let sink = Sink::start(&stage, Place::Server, 5201);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     let seconds = u32::try_from(options.load.as_secs()).unwrap_or(u32::MAX).max(20);
-    let load = sink.tcp(&stage, Place::Client, TUNNEL, 8, Way::Down, seconds);
+    let load = iperf.tcp(&testbed, Host::Client, TUNNEL, 8, Direction::Down, seconds);
     // What buffers a busy tunnel needs are there after a while: growth is counted from then on.
     thread::sleep(Duration::from_secs(10));
     let busy = (megabytes(&client), megabytes(&server));
     load.finish();
-    for (name, peer, before) in [("client", &client, busy.0), ("server", &server, busy.1)] {
-        figures.push(figure("memory", format!("busy {name}"), megabytes(peer), "MB", Bar::AtMost(64.0)));
-        let growth = megabytes(peer) - before;
+    for (name, process, before) in [("client", &client, busy.0), ("server", &server, busy.1)] {
+        figures.push(figure("memory", format!("busy {name}"), megabytes(process), "MB", Bar::AtMost(64.0)));
+        let growth = megabytes(process) - before;
         let name = format!("growth of the {name} in {} s of load", seconds - 10);
         figures.push(figure("memory", name, growth, "MB", Bar::AtMost(2.0)));
     }
-    let pings = ping(&stage, Place::Client, TUNNEL, 10);
+    let pings = ping(&testbed, Host::Client, TUNNEL, 10);
     assert_eq!(pings.answers.len(), 10, "the tunnel is idle again");
     figures.into()
 }
 
-fn pair(stage: &Stage) -> (Peer, Peer) {
-    (stage.server(&[]), stage.client(&[]))
+fn pair(testbed: &Testbed) -> (MpvpnProcess, MpvpnProcess) {
+    (testbed.server(&[]), testbed.client(&[]))
 }
 
 /// Waits until the first so many links carry something.
-pub(crate) fn await_links(client: &Peer, links: usize) {
+pub(crate) fn await_links(client: &MpvpnProcess, links: usize) {
     for link in 1..=links {
-        client.until_path(&format!("eth{link}"), "active", Duration::from_secs(5));
+        client.wait_for_path(&format!("eth{link}"), "active", Duration::from_secs(5));
     }
 }
 
@@ -182,6 +190,6 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-fn megabytes(peer: &Peer) -> f64 {
-    peer.memory() as f64 / 1e6
+fn megabytes(process: &MpvpnProcess) -> f64 {
+    process.memory() as f64 / 1e6
 }

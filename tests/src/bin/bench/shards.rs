@@ -3,18 +3,18 @@
 use std::thread;
 
 use mpvpn_tests::{
-    quiet::undisturbed,
-    stage::{Place, Stage, TUNNEL},
-    tcp::{Sink, Way},
+    disturbance::measure_undisturbed,
+    iperf::IperfServer,
+    testbed::{Direction, Host, TUNNEL, Testbed},
 };
 use serde_json::{Value, json};
 
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    parts::missing,
-    paths::plan::caught,
-    peers::{in_turn, median, name},
+    parts::{direction_name, unmeasured_figure},
+    paths::plan::catch_panic,
+    peers::{in_turn, median},
     report::Outcome,
     rigs::await_links,
 };
@@ -34,9 +34,10 @@ const SETUPS: [Setup; 3] = [
     Setup { title: "two links, 1 shard", links: &["unlimited", "unlimited"], shards: "1" },
     Setup { title: "two links, 2 shards", links: &["unlimited", "unlimited"], shards: "2" },
 ];
-const LOADS: [(u32, Way); 4] = [(1, Way::Up), (1, Way::Down), (8, Way::Up), (8, Way::Down)];
+const LOADS: [(u32, Direction); 4] =
+    [(1, Direction::Up), (1, Direction::Down), (8, Direction::Up), (8, Direction::Down)];
 /// A second shard takes nothing away where there are no more processors, but runs differ by that much.
-const NO_LESS: f64 = 0.95;
+const MIN_RATIO_WITH_SHARED_CORES: f64 = 0.95;
 
 pub(crate) fn run(options: &Options) -> Outcome {
     // Gbit/s: of each load, of each setup, of each round.
@@ -46,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
     for round in 0..options.rounds {
         for (at, setup) in in_turn(&SETUPS.iter().enumerate().collect::<Vec<_>>(), round) {
             eprintln!("  round {} of {}, {}", round + 1, options.rounds, setup.title);
-            match caught(|| Ok(play(setup, options))) {
+            match catch_panic(|| Ok(measure_setup(setup, options))) {
                 Ok(found) => {
                     for (load, (rate, calm)) in found.into_iter().enumerate() {
                         rates[load][at].push(rate);
@@ -54,7 +55,7 @@ pub(crate) fn run(options: &Options) -> Outcome {
                     }
                 }
                 Err(why) => {
-                    outcome.figures.push(missing(RIG, setup.title, &why));
+                    outcome.figures.push(unmeasured_figure(RIG, setup.title, &why));
                     rates.iter_mut().for_each(|rates| rates[at].push(f64::NAN));
                 }
             }
@@ -70,32 +71,34 @@ pub(crate) fn run(options: &Options) -> Outcome {
         };
         compare(1, 0, Bar::AtLeast(1.0));
         // Both ends, the traffic's programs and the kernel share two processors already with one shard each.
-        compare(2, 1, Bar::AtLeast(if cores > 2 { 1.0 } else { NO_LESS }));
+        compare(2, 1, Bar::AtLeast(if cores > 2 { 1.0 } else { MIN_RATIO_WITH_SHARED_CORES }));
     }
     outcome.chapter = chapter(options, &rates, disturbed);
-    outcome.raw = told(&rates, disturbed);
+    outcome.raw = raw_json(&rates, disturbed);
     outcome
 }
 
 /// The rate of each load (Gbit/s), and whether nothing else on the machine disturbed it.
-fn play(setup: &Setup, options: &Options) -> Vec<(f64, bool)> {
-    let stage = Stage::new(setup.links);
+fn measure_setup(setup: &Setup, options: &Options) -> Vec<(f64, bool)> {
+    let testbed = Testbed::new(setup.links);
     let shards = ["--shards", setup.shards];
-    let _server = stage.server(&shards);
-    let client = stage.client(&[&shards[..], &["--lane", "datagram"]].concat());
+    let _server = testbed.server(&shards);
+    let client = testbed.client(&[&shards[..], &["--lane", "datagram"]].concat());
     await_links(&client, setup.links.len());
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let measure = |(flows, way): (u32, Way)| {
-        let run = || sink.tcp(&stage, Place::Client, TUNNEL, flows, way, options.seconds).finish().rate / 1e9;
-        let watched = undisturbed(options.tries, run);
-        eprintln!("    {flows} {way:?}: {:.2} Gbit/s", watched.value);
-        (watched.value, !watched.disturbance.is_too_much())
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let measure = |(flows, direction): (u32, Direction)| {
+        let run = || {
+            iperf.tcp(&testbed, Host::Client, TUNNEL, flows, direction, options.seconds).finish().rate / 1e9
+        };
+        let measurement = measure_undisturbed(options.tries, run);
+        eprintln!("    {flows} {direction:?}: {:.2} Gbit/s", measurement.value);
+        (measurement.value, !measurement.disturbance.exceeds_limit())
     };
     LOADS.into_iter().map(measure).collect()
 }
 
-fn title((flows, way): (u32, Way)) -> String {
-    format!("{flows} TCP flow{} {}", if flows == 1 { "" } else { "s" }, name(way))
+fn title((flows, direction): (u32, Direction)) -> String {
+    format!("{flows} TCP flow{} {}", if flows == 1 { "" } else { "s" }, direction_name(direction))
 }
 
 fn chapter(options: &Options, rates: &[Vec<Vec<f64>>], disturbed: u32) -> String {
@@ -117,7 +120,7 @@ fn chapter(options: &Options, rates: &[Vec<Vec<f64>>], disturbed: u32) -> String
     text
 }
 
-fn told(rates: &[Vec<Vec<f64>>], disturbed: u32) -> Value {
+fn raw_json(rates: &[Vec<Vec<f64>>], disturbed: u32) -> Value {
     let loads: Vec<Value> = LOADS
         .iter()
         .zip(rates)

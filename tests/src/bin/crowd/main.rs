@@ -5,33 +5,33 @@
 //! stdout. Exit code 1: a bar was missed.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // Edge: it runs processes and sockets and reads clocks.
 
-mod members;
+mod crowd_clients;
 
 use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
 
 use mpvpn_lab::remove_labs_when_interrupted;
 use mpvpn_tests::{
     files::allow_files,
+    iperf::IperfServer,
     machine_share::MachineShare,
     ping::Ping,
-    stage::{Peer, Place, Stage, TUNNEL},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, MpvpnProcess, TUNNEL, Testbed},
 };
 
-use members::{Crowd, files};
+use crowd_clients::{Crowd, files};
 
-/// The server's address on the side of [`Place::Inet`], where the crowd is: the busy client has its link to itself.
+/// The server's address on the side of [`Host::Inet`], where the crowd is: the busy client has its link to itself.
 const SERVER: &str = "198.51.100.1:4433";
 /// What an idle client may cost the server, KiB.
-const BAR: f64 = 128.0;
+const MAX_IDLE_CLIENT_KIB: f64 = 128.0;
 /// Files that this process has open beside those of the clients, at most.
-const OWN_FILES: usize = 100;
+const OTHER_OPEN_FILES: usize = 100;
 /// What one more client may take to connect, on average, before the run is given up.
-const PATIENCE: Duration = Duration::from_millis(100);
+const CONNECT_TIMEOUT_PER_CLIENT: Duration = Duration::from_millis(100);
 /// Path MTU discovery is over, and what handshakes left has been given back.
-const SETTLE: Duration = Duration::from_secs(5);
+const SETTLE_TIME: Duration = Duration::from_secs(5);
 /// What a server does not need any more it has given back.
-const GIVEN_BACK: Duration = Duration::from_secs(20);
+const MEMORY_RETURN_TIME: Duration = Duration::from_secs(20);
 
 struct Options {
     clients: usize,
@@ -41,10 +41,10 @@ struct Options {
 }
 
 impl Options {
-    fn parse(mut words: impl Iterator<Item = String>) -> Result<Self, String> {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut options = Self { clients: 10_000, at_once: 64, idle: 30, load: 3 };
-        while let Some(word) = words.next() {
-            let value = words.next().and_then(|value| value.parse::<u32>().ok()).filter(|value| *value > 0);
+        while let Some(word) = args.next() {
+            let value = args.next().and_then(|value| value.parse::<u32>().ok()).filter(|value| *value > 0);
             let value = value.ok_or_else(|| format!("{word} wants a number above 0"))?;
             match word.as_str() {
                 "--clients" => options.clients = value as usize,
@@ -59,12 +59,12 @@ impl Options {
 
     /// Whether this process may have as many files open as the clients need.
     fn check_files(&self) -> Result<(), String> {
-        let wanted = files(self.clients) + OWN_FILES;
+        let wanted = files(self.clients) + OTHER_OPEN_FILES;
         let allowed = allow_files(wanted as u64)? as usize;
         if allowed >= wanted {
             return Ok(());
         }
-        let most = allowed.saturating_sub(OWN_FILES) / files(1);
+        let most = allowed.saturating_sub(OTHER_OPEN_FILES) / files(1);
         Err(format!(
             "{} clients need {wanted} open files, and {allowed} are allowed\n  next: crowd --clients {most}, or raise the \
              limit (ulimit -n {wanted})",
@@ -91,32 +91,35 @@ fn main() -> ExitCode {
 
 /// Whether the bar was met.
 fn run(options: &Options) -> bool {
-    let stage = Stage::unlimited();
+    let testbed = Testbed::unlimited();
     let most = (options.clients + 1).to_string();
-    let server = stage.start(
-        Place::Server,
+    let server = testbed.start(
+        Host::Server,
         &[
             &["server", "--listen", "0.0.0.0:4433", "--cert", "server.crt", "--key", "server.key"][..],
             &["--subnet", "10.0.0.0/16", "--auth", "none", "--max-clients", &most],
         ]
         .concat(),
     );
-    let server = server.up();
-    let client = stage.client(&[]);
-    let sink = Sink::start(&stage, Place::Server, 5201);
-    let alone = Busy::measure(&stage, &server, &client, &sink, options.load);
+    let server = server.wait_until_up();
+    let client = testbed.client(&[]);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
+    let alone = BusyClient::measure(&testbed, &server, &client, &iperf, options.load);
 
     let before = (server.memory(), server.processor_time());
     let address: SocketAddr = SERVER.parse().expect("an address");
-    let crowd = Crowd::start(&stage, Place::Inet, address, options.clients, options.at_once);
+    let crowd = Crowd::start(&testbed, Host::Inet, address, options.clients, options.at_once);
     let count = options.clients as f64;
-    let took = crowd.wait_up(options.clients, PATIENCE * options.clients as u32 + SETTLE);
-    let shaken = server.processor_time() - before.1;
+    let took = crowd.wait_until_up_within(
+        options.clients,
+        CONNECT_TIMEOUT_PER_CLIENT * options.clients as u32 + SETTLE_TIME,
+    );
+    let handshake_time = server.processor_time() - before.1;
     row("clients", count, "");
     row("time to connect all", took.as_secs_f64(), "s");
     row("connected", count / took.as_secs_f64(), "1/s");
-    row("server's processor time to connect one", shaken.as_secs_f64() * 1e3 / count, "ms");
-    thread::sleep(SETTLE);
+    row("server's processor time to connect one", handshake_time.as_secs_f64() * 1e3 / count, "ms");
+    thread::sleep(SETTLE_TIME);
     let each = (server.memory() - before.0) as f64 / 1024.0 / count;
     row("server's memory a client, connected", each, "KiB");
 
@@ -127,17 +130,17 @@ fn run(options: &Options) -> bool {
     let each = (server.memory() - before.0) as f64 / 1024.0 / count;
     row("server's memory a client, idle", each, "KiB");
 
-    let crowded = Busy::measure(&stage, &server, &client, &sink, options.load);
-    for (name, unit, of) in Busy::ROWS {
+    let crowded = BusyClient::measure(&testbed, &server, &client, &iperf, options.load);
+    for (name, unit, of) in BusyClient::ROWS {
         row(&format!("busy client: {name}, alone"), of(&alone), unit);
         row(&format!("busy client: {name}, among the idle"), of(&crowded), unit);
     }
     row("clients that lost their connection", crowd.lost() as f64, "");
     let whole = crowd.lost() == 0;
     crowd.leave();
-    thread::sleep(GIVEN_BACK);
+    thread::sleep(MEMORY_RETURN_TIME);
     row("server's memory after all left", server.memory() as f64 / 1024.0 / 1024.0, "MiB");
-    each <= BAR && whole
+    each <= MAX_IDLE_CLIENT_KIB && whole
 }
 
 fn row(name: &str, value: f64, unit: &str) {
@@ -145,7 +148,7 @@ fn row(name: &str, value: f64, unit: &str) {
 }
 
 /// What one client's packets take.
-struct Busy {
+struct BusyClient {
     ping_ms: f64,
     ping_p99_ms: f64,
     up: f64,
@@ -154,26 +157,32 @@ struct Busy {
     cost: f64,
 }
 
-type Row = (&'static str, &'static str, fn(&Busy) -> f64);
+type Row = (&'static str, &'static str, fn(&BusyClient) -> f64);
 
-impl Busy {
+impl BusyClient {
     const ROWS: [Row; 5] = [
-        ("ping, median", "ms", |busy| busy.ping_ms),
-        ("ping, 99 %", "ms", |busy| busy.ping_p99_ms),
-        ("TCP up", "Mbit/s", |busy| busy.up),
-        ("TCP down", "Mbit/s", |busy| busy.down),
-        ("server's processor time", "s/GB", |busy| busy.cost),
+        ("ping, median", "ms", |busy_client| busy_client.ping_ms),
+        ("ping, 99 %", "ms", |busy_client| busy_client.ping_p99_ms),
+        ("TCP up", "Mbit/s", |busy_client| busy_client.up),
+        ("TCP down", "Mbit/s", |busy_client| busy_client.down),
+        ("server's processor time", "s/GB", |busy_client| busy_client.cost),
     ];
 
-    fn measure(stage: &Stage, server: &Peer, client: &Peer, sink: &Sink, seconds: u32) -> Self {
+    fn measure(
+        testbed: &Testbed,
+        server: &MpvpnProcess,
+        client: &MpvpnProcess,
+        iperf: &IperfServer,
+        seconds: u32,
+    ) -> Self {
         client.status();
-        let pings = Ping::dense(stage, Place::Client, TUNNEL, seconds.into()).finish();
+        let pings = Ping::dense(testbed, Host::Client, TUNNEL, seconds.into()).finish();
         let mut times: Vec<f64> = pings.answers.iter().map(|answer| answer.rtt_ms).collect();
         assert!(times.len() > 10, "{} of {} pings were answered", times.len(), pings.sent);
         times.sort_by(f64::total_cmp);
         let started = server.processor_time();
-        let [up, down] = [Way::Up, Way::Down]
-            .map(|way| sink.tcp(stage, Place::Client, TUNNEL, 1, way, seconds).finish().rate);
+        let [up, down] = [Direction::Up, Direction::Down]
+            .map(|direction| iperf.tcp(testbed, Host::Client, TUNNEL, 1, direction, seconds).finish().rate);
         let bytes = (up + down) / 8.0 * f64::from(seconds);
         Self {
             ping_ms: times[times.len() / 2],

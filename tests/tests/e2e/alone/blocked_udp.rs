@@ -1,21 +1,21 @@
 //! Networks that let no UDP through, without any other limit.
 
 use mpvpn_tests::{
+    iperf::IperfServer,
     machine_share::{MachineShare, Share},
-    stage::{Place, Stage, TUNNEL},
-    tcp::{Sink, Way},
+    testbed::{Direction, Host, TUNNEL, Testbed},
 };
 
 #[test]
 fn fast_transfers_inside_tcp_cost_no_session() {
     let _share = MachineShare::take(Share::Whole);
-    let stage = Stage::unlimited();
-    let _server = stage.server(&[]);
-    let client = stage.client(&["--transport", "tcp", "--lane", "stream"]);
-    let sink = Sink::start(&stage, Place::Server, 5201);
+    let testbed = Testbed::unlimited();
+    let _server = testbed.server(&[]);
+    let client = testbed.client(&["--transport", "tcp", "--lane", "stream"]);
+    let iperf = IperfServer::start(&testbed, Host::Server, 5201);
     for _ in 0..6 {
-        for way in [Way::Up, Way::Down] {
-            let report = sink.tcp(&stage, Place::Client, TUNNEL, 1, way, 1).finish();
+        for direction in [Direction::Up, Direction::Down] {
+            let report = iperf.tcp(&testbed, Host::Client, TUNNEL, 1, direction, 1).finish();
             assert!(report.megabits() > 100.0, "{:.0} Mbit/s", report.megabits());
         }
     }

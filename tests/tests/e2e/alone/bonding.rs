@@ -3,8 +3,7 @@
 use mpvpn_tests::{
     machine_share::{MachineShare, Share},
     ping::ping,
-    stage::{Place, Stage, TUNNEL},
-    tcp::Way,
+    testbed::{Direction, Host, TUNNEL, Testbed},
 };
 
 use crate::bonding::{MORE_THAN_ONE_LINK, rate};
@@ -15,26 +14,26 @@ const LINK: f64 = 100.0;
 #[test]
 fn eight_uploads_use_both_links() {
     let _share = MachineShare::take(Share::Whole);
-    let stage = Stage::two_links();
-    let rate = rate(&stage, Way::Up, &[]);
+    let testbed = Testbed::two_links();
+    let rate = rate(&testbed, Direction::Up, &[]);
     assert!(rate > MORE_THAN_ONE_LINK * LINK, "{rate:.0} Mbit/s");
 }
 
 #[test]
 fn eight_downloads_use_both_links() {
     let _share = MachineShare::take(Share::Whole);
-    let stage = Stage::two_links();
-    let rate = rate(&stage, Way::Down, &[]);
+    let testbed = Testbed::two_links();
+    let rate = rate(&testbed, Direction::Down, &[]);
     assert!(rate > MORE_THAN_ONE_LINK * LINK, "{rate:.0} Mbit/s");
 }
 
 #[test]
 fn the_tunnel_adds_little_to_an_idle_links_round_trip() {
     let _share = MachineShare::take(Share::Whole);
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
-    let _client = stage.client(&[]);
-    let pings = ping(&stage, Place::Client, TUNNEL, 20);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
+    let pings = ping(&testbed, Host::Client, TUNNEL, 20);
     assert!(pings.answers.len() >= 19, "{} of {} pings answered", pings.answers.len(), pings.sent);
     let rtt = pings.median_rtt_ms();
     assert!((25.0..40.0).contains(&rtt), "{rtt} ms over links of 25 ms");

@@ -9,10 +9,10 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
-    foreign::{Foreign, Program},
+    interop_peer::{InteropPeer, Program},
     machine_share::{MachineShare, Share},
     ping::Ping,
-    stage::{Family, Place, Stage, TUNNEL, inet},
+    testbed::{Family, Host, TUNNEL, Testbed, inet},
 };
 
 use super::{echo, far_end};
@@ -22,94 +22,94 @@ const MEMORY: u64 = 16 << 20;
 const HOST: [&str; 2] = ["192.0.2.1", "4433"];
 
 /// Says what aioquic's client is to do with a connection, and waits until it has.
-fn tcp(stage: &Stage, words: &[&str]) -> String {
-    let said = Foreign::start(stage, Place::Client, Program::Python("tcp.py"), &[&HOST, words].concat())
-        .succeed(LIMIT);
+fn tcp(testbed: &Testbed, args: &[&str]) -> String {
+    let said = InteropPeer::start(testbed, Host::Client, Program::Python("tcp.py"), &[&HOST, args].concat())
+        .wait_for_success(LIMIT);
     assert!(said.ends_with("done\n"), "{said}");
     said
 }
 
 #[test]
 fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
     for family in [Family::V4, Family::V6] {
-        let (authority, _) = far_end(&stage, family, 1, echo);
-        tcp(&stage, &["both_ways", &authority]);
+        let (authority, _) = far_end(&testbed, family, 1, echo);
+        tcp(&testbed, &["both_ways", &authority]);
     }
-    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
+    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
         stream.write_all(b"greeting").expect("a greeting");
         stream.shutdown(Shutdown::Write).expect("an end");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("what comes after the end");
         text
     });
-    tcp(&stage, &["far_end_first", &authority]);
+    tcp(&testbed, &["far_end_first", &authority]);
     assert_eq!(heard.join().expect("a host that does not panic"), "late answer");
 }
 
 #[test]
 fn a_reset_travels_both_ways() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
     // What is not read when it is closed makes a RST of it.
-    let (authority, _) = far_end(&stage, Family::V4, 1, |stream| {
+    let (authority, _) = far_end(&testbed, Family::V4, 1, |stream| {
         stream.peek(&mut [0]).expect("bytes");
     });
-    tcp(&stage, &["far_end_breaks", &authority]);
-    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
+    tcp(&testbed, &["far_end_breaks", &authority]);
+    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
         let mut data = [0; 6];
         stream.read_exact(&mut data).expect("bytes");
         stream.write_all(&data).expect("room for bytes");
         stream.read(&mut data).map_err(|error| error.kind())
     });
-    tcp(&stage, &["breaks", &authority]);
+    tcp(&testbed, &["breaks", &authority]);
     assert_eq!(heard.join().expect("a host that does not panic"), Err(ErrorKind::ConnectionReset));
 }
 
 #[test]
 fn a_refusal_says_why() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
     let closed = format!("{}:9", inet(Family::V4));
-    let mut words = vec!["refusals", &closed, "502/connection_refused"];
+    let mut args = vec!["refusals", &closed, "502/connection_refused"];
     for private in ["127.0.0.1:80", "[::1]:80", "192.168.77.1:80", "169.254.169.254:80", "[fe80::1]:80"] {
-        words.extend([private, "403/destination_ip_prohibited"]);
+        args.extend([private, "403/destination_ip_prohibited"]);
     }
-    words.extend(["198.51.100.2:0", "400"]);
-    tcp(&stage, &words);
+    args.extend(["198.51.100.2:0", "400"]);
+    tcp(&testbed, &args);
 }
 
 #[test]
 fn a_connection_needs_a_token_where_tunnels_do() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
-    let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
-    let (authority, _) = far_end(&stage, Family::V4, 2, echo);
-    tcp(&stage, &["credentials", &authority, token.trim()]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+    let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
+    let (authority, _) = far_end(&testbed, Family::V4, 2, echo);
+    tcp(&testbed, &["credentials", &authority, token.trim()]);
 }
 
 #[test]
 fn sixty_four_mebibytes_come_back_right() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::unlimited();
-    let server = stage.server(&[]);
+    let testbed = Testbed::unlimited();
+    let server = testbed.server(&[]);
     let memory = server.memory();
-    let (authority, _) = far_end(&stage, Family::V4, 1, echo);
-    tcp(&stage, &["much", &authority, "64"]);
+    let (authority, _) = far_end(&testbed, Family::V4, 1, echo);
+    tcp(&testbed, &["much", &authority, "64"]);
     let grown = server.memory().saturating_sub(memory);
     assert!(grown < 2 * MEMORY, "grew by {grown} bytes");
 }
 
 #[test]
 fn a_client_that_breaks_the_rules_is_told_which_one_and_disturbs_nobody() {
-    let stage = Stage::two_links();
-    let mut server = stage.server(&[]);
-    let _client = stage.client(&[]);
+    let testbed = Testbed::two_links();
+    let mut server = testbed.server(&[]);
+    let _client = testbed.client(&[]);
     let memory = server.memory();
-    let pings = Ping::every(&stage, Place::Client, Duration::from_millis(100), TUNNEL, 10);
-    let said =
-        Foreign::start(&stage, Place::Client, Program::Python("hostile_client.py"), &HOST).succeed(LIMIT);
+    let pings = Ping::every(&testbed, Host::Client, Duration::from_millis(100), TUNNEL, 10);
+    let said = InteropPeer::start(&testbed, Host::Client, Program::Python("hostile_client.py"), &HOST)
+        .wait_for_success(LIMIT);
     println!("{said}");
     assert!(said.contains(" 0 wrong"), "{said}");
     let pings = pings.finish();
@@ -151,10 +151,10 @@ const TRIES: usize = 2;
 
 #[test]
 fn servers_that_break_the_rules_are_survived_with_a_reason_and_tried_again() {
-    let stage = Stage::two_links();
-    let words = ["192.0.2.1", "server.crt", "server.key"];
-    let mut server = Foreign::start(&stage, Place::Server, Program::Python("hostile_server.py"), &words);
-    server.says("up");
+    let testbed = Testbed::two_links();
+    let args = ["192.0.2.1", "server.crt", "server.key"];
+    let mut server = InteropPeer::start(&testbed, Host::Server, Program::Python("hostile_server.py"), &args);
+    server.wait_for_line("up");
     let ports = server.log();
     let port_of = |way: &str| {
         let found = ports.lines().filter_map(|line| line.split_once(' ')).find(|(_, name)| *name == way);
@@ -163,7 +163,7 @@ fn servers_that_break_the_rules_are_survived_with_a_reason_and_tried_again() {
     let start = |way: &str| {
         let port = port_of(way);
         let (address, tun) = (format!("192.0.2.1:{port}"), format!("tun{port}"));
-        stage.start_client(&["--server", &address, "--routes", "none", "--tun-name", &tun])
+        testbed.start_client(&["--server", &address, "--routes", "none", "--tun-name", &tun])
     };
     for some in WAYS.chunks(12) {
         let clients: Vec<_> = some.iter().map(|way| (way, start(way.0))).collect();
@@ -185,6 +185,6 @@ fn servers_that_break_the_rules_are_survived_with_a_reason_and_tried_again() {
     }
     // What some servers send for an address and the length of its network.
     let mut lenient = start("host_bits");
-    lenient.wait_up(LIMIT);
+    lenient.wait_until_up_within(LIMIT);
     assert!(lenient.interrupt().success(), "{}", lenient.log());
 }

@@ -3,11 +3,11 @@
 use std::{fs, time::Duration};
 
 use mpvpn_tests::{
-    foreign::{Foreign, Program},
-    http::{Download, MB, Site, upload},
+    http::{Download, MB, TestPages, upload},
+    interop_peer::{InteropPeer, Program},
     machine_share::{MachineShare, Share},
     ping::reaches,
-    stage::{Family, Place, SERVER, Stage, TUNNEL, inet, inet4},
+    testbed::{Family, Host, SERVER, TUNNEL, Testbed, inet, inet4},
 };
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -17,94 +17,97 @@ const FOREIGN_TUNNEL: &str = "10.9.0.1";
 const FOREIGN_TUNNEL6: &str = "fd09::1";
 
 /// A client that sends the tunnel's networks and those behind the server into the tunnel.
-fn go_client(stage: &Stage, more: &[&str]) -> Foreign {
-    let mut words = vec!["client", "-server", SERVER];
+fn go_client(testbed: &Testbed, more: &[&str]) -> InteropPeer {
+    let mut args = vec!["client", "-server", SERVER];
     for network in ["10.0.0.0/24", "198.51.100.0/24", "2001:db8:1::/64"] {
-        words.extend(["-route", network]);
+        args.extend(["-route", network]);
     }
-    words.extend(more);
-    Foreign::start(stage, Place::Client, Program::ConnectIp, &words)
+    args.extend(more);
+    InteropPeer::start(testbed, Host::Client, Program::ConnectIp, &args)
 }
 
 /// A server that forwards to the host behind it with its own address.
-fn go_server(stage: &Stage, more: &[&str]) -> Foreign {
+fn go_server(testbed: &Testbed, more: &[&str]) -> InteropPeer {
     const ROUTER: &str = "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 && nft add table inet interop && \
         nft add chain inet interop after '{ type nat hook postrouting priority srcnat; }' && \
         nft add rule inet interop after oifname inet0 masquerade";
-    stage.run(Place::Server, &["sh", "-c", ROUTER]);
-    go_server_again(stage, more)
+    testbed.run(Host::Server, &["sh", "-c", ROUTER]);
+    go_server_again(testbed, more)
 }
 
-fn go_server_again(stage: &Stage, more: &[&str]) -> Foreign {
-    let mut words = vec!["server", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key"];
-    words.extend(["-address", "10.9.0.1/24", "-assign", "10.9.0.2/32", "-advertise", "0.0.0.0/0"]);
-    words.extend(["-address", "fd09::1/64", "-assign", "fd09::2/128", "-advertise", "::/0"]);
-    words.extend(more);
-    let mut server = Foreign::start(stage, Place::Server, Program::ConnectIp, &words);
-    server.says("up");
+fn go_server_again(testbed: &Testbed, more: &[&str]) -> InteropPeer {
+    let mut args = vec!["server", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key"];
+    args.extend(["-address", "10.9.0.1/24", "-assign", "10.9.0.2/32", "-advertise", "0.0.0.0/0"]);
+    args.extend(["-address", "fd09::1/64", "-assign", "fd09::2/128", "-advertise", "::/0"]);
+    args.extend(more);
+    let mut server = InteropPeer::start(testbed, Host::Server, Program::ConnectIp, &args);
+    server.wait_for_line("up");
     server
 }
 
 #[test]
 fn its_client_gets_addresses_of_both_families_and_reaches_what_is_behind_us() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let server = stage.server(&[]);
-    let site = Site::start(&stage, Place::Inet);
+    let testbed = Testbed::two_links();
+    let server = testbed.server(&[]);
+    let site = TestPages::start(&testbed, Host::Inet);
     for asks in ["-ask=true", "-ask=false"] {
-        let mut client = go_client(&stage, &[asks]);
-        let said = client.says("up");
+        let mut client = go_client(&testbed, &[asks]);
+        let said = client.wait_for_line("up");
         assert!(said.contains("address=10.0.0.") && said.contains("address=fd00:6d70:766e:"), "{said}");
         assert!(said.contains("route=0.0.0.0-255.255.255.255/0"), "{said}");
-        reaches(&stage, Place::Client, TUNNEL);
+        reaches(&testbed, Host::Client, TUNNEL);
         for family in [Family::V4, Family::V6] {
-            reaches(&stage, Place::Client, &inet(family));
-            Download::start(&stage, &site, &inet(family), 10 * MB, LIMIT, &[]).finish();
+            reaches(&testbed, Host::Client, &inet(family));
+            Download::start(&testbed, &site, &inet(family), 10 * MB, LIMIT, &[]).finish();
         }
-        upload(&stage, &site, &inet4(), 10 * MB, LIMIT);
+        upload(&testbed, &site, &inet4(), 10 * MB, LIMIT);
         assert_eq!(server.status()["clients"].as_array().map(Vec::len), Some(1));
         client.terminate();
-        server.until(Duration::from_secs(5), "the client is gone", |status| {
-            match status["clients"].as_array() {
+        server.wait_for_status(
+            Duration::from_secs(5),
+            "the client is gone",
+            |status| match status["clients"].as_array() {
                 Some(clients) if clients.is_empty() => Ok(()),
                 clients => Err(format!("{clients:?}")),
-            }
-        });
+            },
+        );
     }
 }
 
 #[test]
 fn its_client_needs_a_token_where_ours_does() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
-    let refused = go_client(&stage, &["-token", "0123456789abcdef0123456789abcdef"]).fail(LIMIT);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+    let refused =
+        go_client(&testbed, &["-token", "0123456789abcdef0123456789abcdef"]).wait_for_failure(LIMIT);
     assert!(refused.contains("refused: 401"), "{refused}");
-    let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
-    let mut client = go_client(&stage, &["-token", token.trim()]);
-    client.says("up");
-    reaches(&stage, Place::Client, TUNNEL);
+    let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
+    let mut client = go_client(&testbed, &["-token", token.trim()]);
+    client.wait_for_line("up");
+    reaches(&testbed, Host::Client, TUNNEL);
 }
 
 #[test]
 fn our_client_works_on_one_path_with_its_server() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let site = Site::start(&stage, Place::Inet);
+    let testbed = Testbed::two_links();
+    let site = TestPages::start(&testbed, Host::Inet);
     for unasked in ["-unasked=false", "-unasked=true"] {
         let _server = match unasked {
-            "-unasked=false" => go_server(&stage, &[unasked]),
-            _ => go_server_again(&stage, &[unasked]),
+            "-unasked=false" => go_server(&testbed, &[unasked]),
+            _ => go_server_again(&testbed, &[unasked]),
         };
-        let mut client = stage.client(&["--server", FOREIGN]);
+        let mut client = testbed.client(&["--server", FOREIGN]);
         assert_eq!(client.address(Family::V4), "10.9.0.2");
         assert_eq!(client.address(Family::V6), "fd09::2");
         for host in [FOREIGN_TUNNEL, FOREIGN_TUNNEL6, &inet4(), &inet(Family::V6)] {
-            reaches(&stage, Place::Client, host);
+            reaches(&testbed, Host::Client, host);
         }
         for family in [Family::V4, Family::V6] {
-            Download::start(&stage, &site, &inet(family), 10 * MB, LIMIT, &[]).finish();
+            Download::start(&testbed, &site, &inet(family), 10 * MB, LIMIT, &[]).finish();
         }
-        upload(&stage, &site, &inet4(), 10 * MB, LIMIT);
+        upload(&testbed, &site, &inet4(), 10 * MB, LIMIT);
         let status = client.status();
         let active = status["paths"]
             .as_array()
@@ -116,10 +119,10 @@ fn our_client_works_on_one_path_with_its_server() {
 
 #[test]
 fn our_client_comes_back_over_the_other_link_and_after_a_restart_of_its_server() {
-    let stage = Stage::two_links();
-    let server = go_server(&stage, &[]);
-    let client = stage.client(&["--server", FOREIGN]);
-    reaches(&stage, Place::Client, FOREIGN_TUNNEL);
+    let testbed = Testbed::two_links();
+    let server = go_server(&testbed, &[]);
+    let client = testbed.client(&["--server", FOREIGN]);
+    reaches(&testbed, Host::Client, FOREIGN_TUNNEL);
     let status = client.status();
     let used =
         status["paths"].as_array().and_then(|paths| paths.iter().find(|path| path["state"] == "active"));
@@ -127,13 +130,13 @@ fn our_client_comes_back_over_the_other_link_and_after_a_restart_of_its_server()
         Some("eth1") => (1, "eth2"),
         _ => (2, "eth1"),
     };
-    stage.link(used).cut();
-    client.until_path(other, "active", LIMIT);
-    reaches(&stage, Place::Client, FOREIGN_TUNNEL);
+    testbed.link(used).cut();
+    client.wait_for_path(other, "active", LIMIT);
+    reaches(&testbed, Host::Client, FOREIGN_TUNNEL);
     drop(server);
-    let _again = go_server_again(&stage, &[]);
+    let _again = go_server_again(&testbed, &[]);
     mpvpn_tests::eventually(LIMIT, "the tunnel works again", || {
-        let pings = mpvpn_tests::ping::ping(&stage, Place::Client, FOREIGN_TUNNEL, 1);
+        let pings = mpvpn_tests::ping::ping(&testbed, Host::Client, FOREIGN_TUNNEL, 1);
         if pings.answers.is_empty() { Err("no answer".to_owned()) } else { Ok(()) }
     });
 }

@@ -9,10 +9,10 @@ use std::{
 
 use mpvpn_tests::{
     eventually,
-    foreign::{Foreign, Program},
-    http::{Download, MB, Site},
+    http::{Download, MB, TestPages},
+    interop_peer::{InteropPeer, Program},
     machine_share::{MachineShare, Share},
-    stage::{Family, Peer, Place, Stage, TUNNEL, inet, inet4},
+    testbed::{Family, Host, MpvpnProcess, TUNNEL, Testbed, inet, inet4},
 };
 
 use super::{echo, far_end, udp_echo};
@@ -23,44 +23,44 @@ const PROXY: &str = "https://192.0.2.1:4433";
 const MEMORY: u64 = 32 << 20;
 
 /// Says what the client is to do, and waits until it has.
-fn client(stage: &Stage, token: &str, words: &[&str]) -> String {
-    let said = start(stage, token, words).succeed(LIMIT);
+fn client(testbed: &Testbed, token: &str, args: &[&str]) -> String {
+    let said = start(testbed, token, args).wait_for_success(LIMIT);
     assert!(said.ends_with("done\n"), "{said}");
     said
 }
 
-fn start(stage: &Stage, token: &str, words: &[&str]) -> Foreign {
-    let words = [&HOST[..], &[token], words].concat();
-    Foreign::start(stage, Place::Client, Program::Python("http2.py"), &words)
+fn start(testbed: &Testbed, token: &str, args: &[&str]) -> InteropPeer {
+    let args = [&HOST[..], &[token], args].concat();
+    InteropPeer::start(testbed, Host::Client, Program::Python("http2.py"), &args)
 }
 
 /// A server that wants a token, and the token.
-fn server(stage: &Stage) -> (Peer, String) {
-    server_with(stage, &[])
+fn server(testbed: &Testbed) -> (MpvpnProcess, String) {
+    server_with(testbed, &[])
 }
 
-fn server_with(stage: &Stage, more: &[&str]) -> (Peer, String) {
-    let server = stage.server(&[&["--auth", "token", "--state-dir", "state"], more].concat());
-    let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
+fn server_with(testbed: &Testbed, more: &[&str]) -> (MpvpnProcess, String) {
+    let server = testbed.server(&[&["--auth", "token", "--state-dir", "state"], more].concat());
+    let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
     (server, token.trim().to_owned())
 }
 
 #[test]
 fn curl_fetches_through_the_server_as_through_any_https_proxy() {
     let _share = MachineShare::take(Share::Percent(50));
-    let stage = Stage::two_links();
-    let (_server, token) = server(&stage);
-    let site = Site::start(&stage, Place::Inet);
+    let testbed = Testbed::two_links();
+    let (_server, token) = server(&testbed);
+    let site = TestPages::start(&testbed, Host::Inet);
     let (name, bearer) = (format!("default:{token}"), format!("Proxy-Authorization: Bearer {token}"));
-    let knows_http2 = stage.run(Place::Client, &["curl", "--help", "all"]).contains("--proxy-http2");
+    let knows_http2 = testbed.run(Host::Client, &["curl", "--help", "all"]).contains("--proxy-http2");
     let proxy = ["-x", PROXY, "--proxy-insecure", "--proxytunnel"];
     for credentials in [["-U", &name], ["--proxy-header", &bearer]] {
         for family in [Family::V4, Family::V6] {
-            let words = [&proxy[..], &credentials].concat();
-            Download::start(&stage, &site, &inet(family), 5 * MB, LIMIT, &words).finish();
+            let args = [&proxy[..], &credentials].concat();
+            Download::start(&testbed, &site, &inet(family), 5 * MB, LIMIT, &args).finish();
             if knows_http2 {
-                let words = [&words[..], &["--proxy-http2"]].concat();
-                Download::start(&stage, &site, &inet(family), 5 * MB, LIMIT, &words).finish();
+                let args = [&args[..], &["--proxy-http2"]].concat();
+                Download::start(&testbed, &site, &inet(family), 5 * MB, LIMIT, &args).finish();
             }
         }
     }
@@ -71,92 +71,92 @@ fn curl_fetches_through_the_server_as_through_any_https_proxy() {
 
 #[test]
 fn bytes_travel_both_ways_and_each_direction_ends_by_itself() {
-    let stage = Stage::two_links();
-    let (_server, token) = server(&stage);
-    let (authority, _) = far_end(&stage, Family::V4, 1, echo);
-    client(&stage, &token, &["both_ways", &authority]);
-    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
+    let testbed = Testbed::two_links();
+    let (_server, token) = server(&testbed);
+    let (authority, _) = far_end(&testbed, Family::V4, 1, echo);
+    client(&testbed, &token, &["both_ways", &authority]);
+    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
         stream.write_all(b"greeting").expect("a greeting");
         stream.shutdown(Shutdown::Write).expect("an end");
         let mut text = String::new();
         stream.read_to_string(&mut text).expect("what comes after the end");
         text
     });
-    client(&stage, &token, &["far_end_first", &authority]);
+    client(&testbed, &token, &["far_end_first", &authority]);
     assert_eq!(heard.join().expect("a host that does not panic"), "late answer");
 }
 
 #[test]
 fn a_reset_travels_both_ways() {
-    let stage = Stage::two_links();
-    let (_server, token) = server(&stage);
+    let testbed = Testbed::two_links();
+    let (_server, token) = server(&testbed);
     // What is not read when it is closed makes a RST of it.
-    let (authority, _) = far_end(&stage, Family::V4, 1, |stream| {
+    let (authority, _) = far_end(&testbed, Family::V4, 1, |stream| {
         stream.peek(&mut [0]).expect("bytes");
     });
-    client(&stage, &token, &["far_end_breaks", &authority]);
-    let (authority, heard) = far_end(&stage, Family::V4, 1, |mut stream| {
+    client(&testbed, &token, &["far_end_breaks", &authority]);
+    let (authority, heard) = far_end(&testbed, Family::V4, 1, |mut stream| {
         let mut data = [0; 6];
         stream.read_exact(&mut data).expect("bytes");
         stream.write_all(&data).expect("room for bytes");
         stream.read(&mut data).map_err(|error| error.kind())
     });
-    client(&stage, &token, &["breaks", &authority]);
+    client(&testbed, &token, &["breaks", &authority]);
     assert_eq!(heard.join().expect("a host that does not panic"), Err(ErrorKind::ConnectionReset));
 }
 
 #[test]
 fn a_refusal_says_why() {
-    let stage = Stage::two_links();
-    let (_server, token) = server(&stage);
+    let testbed = Testbed::two_links();
+    let (_server, token) = server(&testbed);
     let closed = format!("{}:9", inet4());
-    let mut words = vec!["refusals", &closed, "502/connection_refused"];
+    let mut args = vec!["refusals", &closed, "502/connection_refused"];
     for private in ["127.0.0.1:80", "[::1]:80", "192.168.77.1:80", "169.254.169.254:80"] {
-        words.extend([private, "403/destination_ip_prohibited"]);
+        args.extend([private, "403/destination_ip_prohibited"]);
     }
-    words.extend(["198.51.100.2:0", "400"]);
-    client(&stage, &token, &words);
+    args.extend(["198.51.100.2:0", "400"]);
+    client(&testbed, &token, &args);
 }
 
 #[test]
 fn much_comes_back_right_and_takes_little_memory() {
     let _share = MachineShare::take(Share::Percent(100));
-    let stage = Stage::unlimited();
-    let (server, token) = server(&stage);
+    let testbed = Testbed::unlimited();
+    let (server, token) = server(&testbed);
     let memory = server.memory();
-    let (authority, _) = far_end(&stage, Family::V4, 2, echo);
-    client(&stage, &token, &["much", &authority, "32"]);
+    let (authority, _) = far_end(&testbed, Family::V4, 2, echo);
+    client(&testbed, &token, &["much", &authority, "32"]);
     let grown = server.memory().saturating_sub(memory);
     assert!(grown < MEMORY, "grew by {grown} bytes");
 }
 
 #[test]
 fn payloads_of_udp_travel_in_capsules_and_hostile_ones_end_their_request_only() {
-    let stage = Stage::two_links();
-    let (mut server, token) = server(&stage);
-    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&stage, family).to_string());
-    client(&stage, &token, &["payloads", &v4, &v6]);
+    let testbed = Testbed::two_links();
+    let (mut server, token) = server(&testbed);
+    let [v4, v6] = [Family::V4, Family::V6].map(|family| udp_echo(&testbed, family).to_string());
+    client(&testbed, &token, &["payloads", &v4, &v6]);
     let memory = server.memory();
-    println!("{}", client(&stage, &token, &["hostile", &v4]));
+    println!("{}", client(&testbed, &token, &["hostile", &v4]));
     let grown = server.memory().saturating_sub(memory);
     assert!(grown < MEMORY, "grew by {grown} bytes");
-    client(&stage, &token, &["upgrades", &v4, TUNNEL]);
+    client(&testbed, &token, &["upgrades", &v4, TUNNEL]);
     assert!(server.is_running() && !server.log().contains("panicked"), "{}", server.log());
 }
 
 #[test]
 fn packets_travel_in_capsules_and_the_status_says_from_where() {
-    let stage = Stage::two_links();
-    let (server, token) = server(&stage);
-    let mut client = start(&stage, &token, &["packets", TUNNEL, &inet4()]);
-    client.says("answered");
+    let testbed = Testbed::two_links();
+    let (server, token) = server(&testbed);
+    let mut client = start(&testbed, &token, &["packets", TUNNEL, &inet4()]);
+    client.wait_for_line("answered");
     let status = server.status();
     let clients = status["clients"].as_array().expect("a list");
     let remote = clients.first().and_then(|client| client["paths"][0]["remote"].as_str());
     let remote: SocketAddr =
         remote.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{status:#}"));
     assert!(!remote.ip().is_loopback(), "the client is at {remote}");
-    client.succeed(LIMIT);
+    client.wait_for_success(LIMIT);
     eventually(Duration::from_secs(10), "the session ends", || match server.status()["clients"].as_array() {
         Some(left) if left.is_empty() => Ok(()),
         left => Err(format!("{left:?}")),
@@ -165,11 +165,11 @@ fn packets_travel_in_capsules_and_the_status_says_from_where() {
 
 #[test]
 fn clients_of_the_first_drafts_are_served_where_the_server_is_told_to() {
-    let stage = Stage::two_links();
-    let (authority, _) = far_end(&stage, Family::V4, 1, echo);
-    let udp = udp_echo(&stage, Family::V4).to_string();
+    let testbed = Testbed::two_links();
+    let (authority, _) = far_end(&testbed, Family::V4, 1, echo);
+    let udp = udp_echo(&testbed, Family::V4).to_string();
     for (more, story) in [(&["--old-clients"][..], "old"), (&[], "not_old")] {
-        let (_server, token) = server_with(&stage, more);
-        client(&stage, &token, &[story, &authority, &udp]);
+        let (_server, token) = server_with(&testbed, more);
+        client(&testbed, &token, &[story, &authority, &udp]);
     }
 }

@@ -8,8 +8,8 @@ use std::{
 };
 
 use mpvpn_tests::{
-    foreign::{Foreign, Program},
-    stage::{Family, Place, Stage},
+    interop_peer::{InteropPeer, Program},
+    testbed::{Family, Host, Testbed},
 };
 
 use super::udp_echo;
@@ -19,19 +19,19 @@ const OURS: &str = "https://192.0.2.1:4433/.well-known/masque/udp/{target_host}/
 const FOREIGN: &str = "192.0.2.1:4434";
 const THEIRS: &str = "https://192.0.2.1:4434/.well-known/masque/udp/{target_host}/{target_port}/";
 
-fn go_client(stage: &Stage, to: &str, more: &[&str]) -> Foreign {
-    let words = [&["client", "-template", OURS, "-to", to], more].concat();
-    Foreign::start(stage, Place::Client, Program::Masque, &words)
+fn go_client(testbed: &Testbed, to: &str, more: &[&str]) -> InteropPeer {
+    let args = [&["client", "-template", OURS, "-to", to], more].concat();
+    InteropPeer::start(testbed, Host::Client, Program::Masque, &args)
 }
 
 #[test]
 fn its_client_gets_every_datagram_back() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&[]);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&[]);
     for family in [Family::V4, Family::V6] {
-        let host = udp_echo(&stage, family).to_string();
+        let host = udp_echo(&testbed, family).to_string();
         for size in ["1", "1000", "1200"] {
-            let said = go_client(&stage, &host, &["-count", "20", "-size", size]).succeed(LIMIT);
+            let said = go_client(&testbed, &host, &["-count", "20", "-size", size]).wait_for_success(LIMIT);
             assert!(said.contains("echoed 20"), "{said}");
         }
     }
@@ -39,17 +39,17 @@ fn its_client_gets_every_datagram_back() {
 
 #[test]
 fn its_client_learns_why_it_is_refused() {
-    let stage = Stage::two_links();
-    let _server = stage.server(&["--auth", "token", "--state-dir", "state"]);
-    let token = fs::read_to_string(stage.dir().join("state/client-token")).expect("a token");
-    let host = udp_echo(&stage, Family::V4).to_string();
-    let said = go_client(&stage, &host, &[]).fail(LIMIT);
+    let testbed = Testbed::two_links();
+    let _server = testbed.server(&["--auth", "token", "--state-dir", "state"]);
+    let token = fs::read_to_string(testbed.dir().join("state/client-token")).expect("a token");
+    let host = udp_echo(&testbed, Family::V4).to_string();
+    let said = go_client(&testbed, &host, &[]).wait_for_failure(LIMIT);
     assert!(said.contains("refused: 405"), "{said}");
-    let said = go_client(&stage, &host, &["-token", "0123456789abcdef"]).fail(LIMIT);
+    let said = go_client(&testbed, &host, &["-token", "0123456789abcdef"]).wait_for_failure(LIMIT);
     assert!(said.contains("refused: 401") || said.contains("refused: 407"), "{said}");
-    let said = go_client(&stage, "127.0.0.1:53", &["-token", token.trim()]).fail(LIMIT);
+    let said = go_client(&testbed, "127.0.0.1:53", &["-token", token.trim()]).wait_for_failure(LIMIT);
     assert!(said.contains("refused: 403") && said.contains("destination_ip_prohibited"), "{said}");
-    go_client(&stage, &host, &["-token", token.trim()]).succeed(LIMIT);
+    go_client(&testbed, &host, &["-token", token.trim()]).wait_for_success(LIMIT);
 }
 
 /// An app's UDP association with a SOCKS5 proxy (RFC 1928 §7): it lives as long as the connection.
@@ -59,8 +59,8 @@ struct Association {
 }
 
 impl Association {
-    fn new(stage: &Stage, proxy: &str) -> Self {
-        stage.inside(Place::Client, || {
+    fn new(testbed: &Testbed, proxy: &str) -> Self {
+        testbed.in_namespace(Host::Client, || {
             let mut connection = TcpStream::connect(proxy).expect("a proxy");
             connection.set_read_timeout(Some(LIMIT)).expect("a socket takes a time-out");
             connection.write_all(&[5, 1, 0]).expect("room for bytes");
@@ -91,21 +91,21 @@ impl Association {
 }
 
 /// Its proxy, which carries UDP and nothing else.
-fn go_proxy(stage: &Stage) -> Foreign {
-    let words =
+fn go_proxy(testbed: &Testbed) -> InteropPeer {
+    let args =
         ["proxy", "-listen", FOREIGN, "-cert", "server.crt", "-key", "server.key", "-template", THEIRS];
-    let mut server = Foreign::start(stage, Place::Server, Program::Masque, &words);
-    server.says("up");
+    let mut server = InteropPeer::start(testbed, Host::Server, Program::Masque, &args);
+    server.wait_for_line("up");
     server
 }
 
 #[test]
 fn udp_of_a_whole_machine_travels_over_its_proxy() {
-    let stage = Stage::two_links();
-    let _server = go_proxy(&stage);
-    let client = stage.client(&["--server", FOREIGN, "--lane", "stream"]);
-    let host = udp_echo(&stage, Family::V4);
-    let app = stage.inside(Place::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
+    let testbed = Testbed::two_links();
+    let _server = go_proxy(&testbed);
+    let client = testbed.client(&["--server", FOREIGN, "--lane", "stream"]);
+    let host = udp_echo(&testbed, Family::V4);
+    let app = testbed.in_namespace(Host::Client, || UdpSocket::bind("0.0.0.0:0")).expect("a free port");
     app.set_read_timeout(Some(Duration::from_secs(5))).expect("a socket takes a time-out");
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
         app.send_to(text, host).expect("a datagram leaves");
@@ -113,8 +113,8 @@ fn udp_of_a_whole_machine_travels_over_its_proxy() {
         let (length, from) = app.recv_from(&mut back).expect("an answer to the first question");
         assert_eq!((&back[..length], from), (text, host));
     }
-    let list = stage
-        .mpvpn(Place::Client, &["status", "--flows", "--api-socket", &client.socket().to_string_lossy()]);
+    let list = testbed
+        .mpvpn(Host::Client, &["status", "--flows", "--api-socket", &client.socket().to_string_lossy()]);
     let list = String::from_utf8_lossy(&list.stdout).into_owned();
     assert!(list.contains(&host.to_string()) && list.contains("the server carries no packets"), "{list}");
 }
@@ -122,12 +122,12 @@ fn udp_of_a_whole_machine_travels_over_its_proxy() {
 #[test]
 fn udp_of_an_app_travels_over_its_proxy() {
     const SOCKS5: &str = "127.0.0.1:1080";
-    let stage = Stage::two_links();
-    let _server = go_proxy(&stage);
-    let words = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
-    let _proxy = stage.start(Place::Client, &words).up();
-    let host = udp_echo(&stage, Family::V4);
-    let app = Association::new(&stage, SOCKS5);
+    let testbed = Testbed::two_links();
+    let _server = go_proxy(&testbed);
+    let args = ["proxy", "--server", FOREIGN, "--insecure", "--socks5", SOCKS5];
+    let _proxy = testbed.start(Host::Client, &args).wait_until_up();
+    let host = udp_echo(&testbed, Family::V4);
+    let app = Association::new(&testbed, SOCKS5);
     for text in [&b"a question"[..], b"another", &[7; 1000]] {
         app.ask(host, text);
     }

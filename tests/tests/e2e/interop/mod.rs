@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use mpvpn_tests::stage::{Family, Place, Stage, inet};
+use mpvpn_tests::testbed::{Family, Host, Testbed, inet};
 
 mod aioquic;
 mod connect_ip_go;
@@ -24,12 +24,12 @@ fn at(family: Family, port: u16) -> SocketAddr {
 
 /// A host behind the server that takes so many connections: where it listens, and what comes of the last one.
 fn far_end<T: Send + 'static>(
-    stage: &Stage,
+    testbed: &Testbed,
     family: Family,
     connections: u32,
     serve: fn(TcpStream) -> T,
 ) -> (String, JoinHandle<T>) {
-    let listener = stage.inside(Place::Inet, || TcpListener::bind("[::]:0")).expect("a free port");
+    let listener = testbed.in_namespace(Host::Inet, || TcpListener::bind("[::]:0")).expect("a free port");
     let port = listener.local_addr().expect("a bound socket").port();
     let serving = thread::spawn(move || {
         let one = || {
@@ -55,8 +55,8 @@ fn echo(mut stream: TcpStream) {
 }
 
 /// A host behind the server that sends every datagram back: where it listens.
-fn udp_echo(stage: &Stage, family: Family) -> SocketAddr {
-    let socket = stage.inside(Place::Inet, || UdpSocket::bind("[::]:0")).expect("a free port");
+fn udp_echo(testbed: &Testbed, family: Family) -> SocketAddr {
+    let socket = testbed.in_namespace(Host::Inet, || UdpSocket::bind("[::]:0")).expect("a free port");
     let port = socket.local_addr().expect("a bound socket").port();
     socket.set_read_timeout(Some(PATIENCE)).expect("a socket takes a time-out");
     thread::spawn(move || {

@@ -22,7 +22,7 @@ use std::{
 };
 
 use mpvpn_scenarios::Scenario;
-use mpvpn_tests::stage::binary;
+use mpvpn_tests::testbed::binary;
 use serde_json::{Value, json};
 
 use self::{

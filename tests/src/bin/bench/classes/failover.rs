@@ -7,30 +7,30 @@ use std::{
 
 use mpvpn_tests::{
     ping::{Ping, Pings},
-    stage::{Direction, Place, TUNNEL},
+    testbed::{Direction, Host, TUNNEL},
 };
 use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{CRITICAL, DEFAULT, Line, Scene},
+    class_testbed::{CRITICAL, ClassTestbed, ClassTraffic, DEFAULT},
 };
 use crate::{
-    figure::{Bar, noted},
+    figure::{Bar, figure_with_note},
     options::Options,
     report::Outcome,
 };
 
 const LINKS: [&str; 2] = ["50mbit,10ms,queue=60ms", "50mbit,15ms,queue=60ms"];
 /// Of these the second only waits.
-const WAITS: &str = "[[link]]\nname = \"eth2\"\ntier = \"backup\"\n";
+const SECOND_LINK_IS_BACKUP: &str = "[[link]]\nname = \"eth2\"\ntier = \"backup\"\n";
 
 /// What is played. Pings are critical by a rule that every client has.
 struct Case {
     title: &'static str,
     before: &'static str,
-    critical: Line,
-    every: Duration,
+    critical: ClassTraffic,
+    interval: Duration,
     /// Pings that may be lost until the primary link is back.
     lost: f64,
 }
@@ -38,38 +38,38 @@ struct Case {
 const CASES: [Case; 4] = [
     Case {
         title: "a ping each second",
-        before: WAITS,
+        before: SECOND_LINK_IS_BACKUP,
         critical: CRITICAL,
-        every: Duration::from_secs(1),
+        interval: Duration::from_secs(1),
         lost: 1.0,
     },
     Case {
         title: "100 pings a second",
-        before: WAITS,
+        before: SECOND_LINK_IS_BACKUP,
         critical: CRITICAL,
-        every: Duration::from_millis(10),
+        interval: Duration::from_millis(10),
         lost: 15.0,
     },
     Case {
         title: "100 pings a second, two copies",
         before: "",
         critical: CRITICAL.with("copies = 2"),
-        every: Duration::from_millis(10),
+        interval: Duration::from_millis(10),
         lost: 0.0,
     },
     Case {
         title: "100 pings a second, two copies, one link a backup",
-        before: WAITS,
+        before: SECOND_LINK_IS_BACKUP,
         critical: CRITICAL.with("copies = 2"),
-        every: Duration::from_millis(10),
+        interval: Duration::from_millis(10),
         lost: 0.0,
     },
 ];
 
 /// What was lost before the primary link was healed, and after it.
-struct Found {
+struct PingLoss {
     sent: u64,
-    meanwhile: u64,
+    during_outage: u64,
     after: u64,
 }
 
@@ -83,47 +83,51 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     };
     let mut raw = Vec::new();
     for case in &CASES {
-        let found = measure(case, seconds)?;
+        let ping_loss = measure(case, seconds)?;
         let mut ask = |which: &str, lost, most| {
-            let (what, of) = (format!("{}: {which}", case.title), format!("of {}", found.sent));
-            outcome.figures.push(noted(RIG, what, &of, lost as f64, "", Bar::AtMost(most)));
+            let (what, of) = (format!("{}: {which}", case.title), format!("of {}", ping_loss.sent));
+            outcome.figures.push(figure_with_note(RIG, what, &of, lost as f64, "", Bar::AtMost(most)));
         };
-        ask("lost, primary silent", found.meanwhile, case.lost);
-        ask("lost when it is back", found.after, 0.0);
-        outcome.chapter +=
-            &format!("| {} | {} | {} | {} |\n", case.title, found.sent, found.meanwhile, found.after);
-        raw.push(json!({ "case": case.title, "sent": found.sent, "lost_meanwhile": found.meanwhile,
-                         "lost_after": found.after }));
+        ask("lost, primary silent", ping_loss.during_outage, case.lost);
+        ask("lost when it is back", ping_loss.after, 0.0);
+        outcome.chapter += &format!(
+            "| {} | {} | {} | {} |\n",
+            case.title, ping_loss.sent, ping_loss.during_outage, ping_loss.after
+        );
+        raw.push(
+            json!({ "case": case.title, "sent": ping_loss.sent, "lost_meanwhile": ping_loss.during_outage,
+                         "lost_after": ping_loss.after }),
+        );
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
 
-fn measure(case: &Case, seconds: u32) -> Result<Found, String> {
-    let scene = Scene::new(&LINKS, case.before, &[case.critical, DEFAULT])?;
+fn measure(case: &Case, seconds: u32) -> Result<PingLoss, String> {
+    let setup = ClassTestbed::new(&LINKS, case.before, &[case.critical, DEFAULT])?;
     let third = Duration::from_secs(u64::from(seconds) / 3);
-    let ping = Ping::every(&scene.stage, Place::Client, case.every, TUNNEL, seconds);
+    let ping = Ping::every(&setup.testbed, Host::Client, case.interval, TUNNEL, seconds);
     thread::sleep(third);
-    scene.stage.link(1).silence(Direction::Both);
+    setup.testbed.link(1).silence(Direction::Both);
     thread::sleep(third);
     let healed = SystemTime::now();
-    scene.stage.link(1).heal();
+    setup.testbed.link(1).end_silence();
     let pings = ping.finish();
     if pings.answers.is_empty() {
         return Err(format!("{}: no ping was answered", case.title));
     }
-    Ok(found(&pings, healed))
+    Ok(ping_loss(&pings, healed))
 }
 
 /// What was lost of the pings before the first one that was sent after `healed` and answered, and of those after it.
-fn found(pings: &Pings, healed: SystemTime) -> Found {
+fn ping_loss(pings: &Pings, healed: SystemTime) -> PingLoss {
     let healed = healed.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64();
     let mut after = pings.answers.iter().filter(|answer| answer.at - answer.rtt_ms / 1e3 > healed);
     let first = after.next().map_or(u64::MAX, |answer| answer.number);
     let last = pings.answers.iter().map(|answer| answer.number).max().unwrap_or(0);
     let answered = pings.answers.iter().filter(|answer| answer.number < first).count() as u64;
-    let meanwhile = first.min(last + 1).saturating_sub(1 + answered);
-    Found { sent: pings.sent, meanwhile, after: pings.missing().saturating_sub(meanwhile) }
+    let during_outage = first.min(last + 1).saturating_sub(1 + answered);
+    PingLoss { sent: pings.sent, during_outage, after: pings.missing().saturating_sub(during_outage) }
 }
 
 #[cfg(test)]
@@ -138,8 +142,8 @@ mod tests {
         let answer = |number| Answer { at: number as f64 / 10.0 + 0.025, rtt_ms: 25.0, number };
         let pings = Pings { answers: numbers.map(answer).collect(), sent: 101 };
         let lost = |seconds| {
-            let found = found(&pings, SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds));
-            (found.sent, found.meanwhile, found.after)
+            let ping_loss = ping_loss(&pings, SystemTime::UNIX_EPOCH + Duration::from_secs_f64(seconds));
+            (ping_loss.sent, ping_loss.during_outage, ping_loss.after)
         };
         assert_eq!((lost(5.95), lost(8.05), lost(20.0)), ((101, 4, 1), (101, 4, 1), (101, 5, 0)));
     }

@@ -9,54 +9,54 @@ use mpvpn_lab::Direction;
 use mpvpn_tests::{
     call::{Call, DENSE},
     ping::Pings,
-    stage::Place,
+    testbed::Host,
 };
 use serde_json::{Value, json};
 
 use super::{
-    RIG, measured,
-    scene::{BULK, CRITICAL, DEFAULT, Scene, THREE},
-    tell_call,
+    RIG, call_json,
+    class_testbed::{ALL_CLASSES, BULK, CRITICAL, ClassTestbed, DEFAULT},
+    measured,
 };
 use crate::{
     figure::{Bar, Figure, figure},
     options::Options,
-    parts::{name, ways},
-    paths::load::{Load, START_UP},
+    parts::{direction_name, directions},
+    paths::load::{Load, START_UP_SECONDS},
     report::Outcome,
 };
 
 const LINK: &str = "150mbit,6.5ms,queue=60ms";
 /// Offered in each class, Mbit/s.
-const OFFERED: u32 = 40;
+const OFFERED_MBIT: u32 = 40;
 /// What bulk loses, per cent.
-const LOSSES: [u32; 2] = [10, 30];
+const LOSS_PERCENTS: [u32; 2] = [10, 30];
 /// How far what was dropped may be from that.
-const TOLERANCE: f64 = 3.0;
+const LOSS_TOLERANCE_PERCENT: f64 = 3.0;
 /// The server's end of the link, past the tunnel.
-const PAST: (&str, u16) = ("10.101.0.1", 5399);
+const BESIDE_TUNNEL: (&str, u16) = ("10.101.0.1", 5399);
 /// The table of nftables.
 const TABLE: &str = "netdev bench_loss";
 /// Loads have greeted their servers within this.
-const GREETING: Duration = Duration::from_millis(500);
+const CONNECT_TIME: Duration = Duration::from_millis(500);
 
 /// What was found in a run.
-struct Found {
-    way: Direction,
+struct LossResult {
+    direction: Direction,
     /// Bulk's loss as it was dropped, per cent.
     dropped: f64,
-    /// Goodput in the order of [`THREE`], Mbit/s, and datagrams that were lost.
+    /// Goodput in the order of [`ALL_CLASSES`], Mbit/s, and datagrams that were lost.
     loads: Vec<(f64, u64)>,
     /// Critical's and default's.
     calls: [Pings; 2],
     /// One that takes the link past the tunnel: what the machine and the link themselves do to calls.
-    past: Pings,
+    beside_tunnel: Pings,
 }
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let seconds = if options.quick { 5 } else { 10 };
-    let scene = Scene::new(&[LINK], "", &THREE)?;
-    let _sinks = THREE.iter().map(|line| line.sink(&scene)).collect::<Result<Vec<_>, _>>()?;
+    let setup = ClassTestbed::new(&[LINK], "", &ALL_CLASSES)?;
+    let _iperf_servers = ALL_CLASSES.iter().map(|line| line.iperf(&setup)).collect::<Result<Vec<_>, _>>()?;
     let mut outcome = Outcome {
         chapter: "\n## Loss in one class\n\n| way | bulk loses, % | class | Mbit/s | lost | round trip, ms: median | 99 % |\n\
                   |---|---:|---|---:|---:|---:|---:|\n"
@@ -64,62 +64,74 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ..Outcome::default()
     };
     let mut raw = Vec::new();
-    for &way in ways(options.quick) {
-        let what = format!("no loss, {}", name(way));
-        let calm = measured(&what, options, &mut outcome, || measure(&scene, way, 0, seconds))?;
-        let mut all = vec![calm];
-        for percent in LOSSES {
-            let what = format!("{percent} % loss in bulk, {}", name(way));
-            let found = measured(&what, options, &mut outcome, || measure(&scene, way, percent, seconds))?;
-            outcome.figures.extend(figures(&all[0], &found, percent));
-            all.push(found);
+    for &direction in directions(options.quick) {
+        let what = format!("no loss, {}", direction_name(direction));
+        let baseline = measured(&what, options, &mut outcome, || measure(&setup, direction, 0, seconds))?;
+        let mut all = vec![baseline];
+        for percent in LOSS_PERCENTS {
+            let what = format!("{percent} % loss in bulk, {}", direction_name(direction));
+            let result =
+                measured(&what, options, &mut outcome, || measure(&setup, direction, percent, seconds))?;
+            outcome.figures.extend(figures(&all[0], &result, percent));
+            all.push(result);
         }
-        for found in &all {
-            let lines = lines(found);
+        for result in &all {
+            let lines = lines(result);
             eprint!("{lines}");
             outcome.chapter += &lines;
-            raw.push(tell(found));
+            raw.push(result_json(result));
         }
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
 
-fn measure(scene: &Scene, way: Direction, percent: u32, seconds: u32) -> Result<Found, String> {
+fn measure(
+    setup: &ClassTestbed,
+    direction: Direction,
+    percent: u32,
+    seconds: u32,
+) -> Result<LossResult, String> {
     // iperf3 greets its server with one datagram that it never repeats.
-    inject(scene, 0)?;
-    let loads = THREE.map(|line| line.load(scene, Load::Udp(OFFERED), way, seconds));
+    inject(setup, 0)?;
+    let loads = ALL_CLASSES.map(|line| line.load(setup, Load::Udp(OFFERED_MBIT), direction, seconds));
     let loads: Vec<_> = loads.into_iter().collect::<Result<_, _>>()?;
-    thread::sleep(GREETING);
-    inject(scene, percent)?;
-    thread::sleep(Duration::from_secs(START_UP.into()) - GREETING);
-    let calls = [CRITICAL.call(scene, DENSE)?, DEFAULT.call(scene, DENSE)?];
-    let past = Call::start(&scene.stage, PAST, DENSE)?;
+    thread::sleep(CONNECT_TIME);
+    inject(setup, percent)?;
+    thread::sleep(Duration::from_secs(START_UP_SECONDS.into()) - CONNECT_TIME);
+    let calls = [CRITICAL.call(setup, DENSE)?, DEFAULT.call(setup, DENSE)?];
+    let beside_tunnel = Call::start(&setup.testbed, BESIDE_TUNNEL, DENSE)?;
     let mut arrived = Vec::new();
     for load in loads {
         let load = load.finish()?;
         arrived.push((load.mbit, load.lost.ok_or("iperf3 does not say what was lost")?));
     }
     let [critical, default] = calls.map(|call| call.finish());
-    let dropped = dropped(scene)?;
-    if (dropped - f64::from(percent)).abs() > TOLERANCE {
+    let dropped = dropped(setup)?;
+    if (dropped - f64::from(percent)).abs() > LOSS_TOLERANCE_PERCENT {
         return Err(format!("{dropped:.1} % of bulk's packets were dropped instead of {percent} %"));
     }
-    Ok(Found { way, dropped, loads: arrived, calls: [critical?, default?], past: past.finish()? })
+    Ok(LossResult {
+        direction,
+        dropped,
+        loads: arrived,
+        calls: [critical?, default?],
+        beside_tunnel: beside_tunnel.finish()?,
+    })
 }
 
 /// Lets so many of bulk's packets vanish, both ways, in place of what vanished before.
-fn inject(scene: &Scene, percent: u32) -> Result<(), String> {
-    let ports: Vec<String> = scene.ports(BULK.class).iter().map(u16::to_string).collect();
+fn inject(setup: &ClassTestbed, percent: u32) -> Result<(), String> {
+    let ports: Vec<String> = setup.ports(BULK.class).iter().map(u16::to_string).collect();
     let ports = ports.join(", ");
-    let link = scene.stage.link(1);
-    for (place, device, side) in [
-        (Place::Server, link.handle().server_device(), "sport"),
-        (Place::Client, link.handle().client_device(), "dport"),
+    let link = setup.testbed.link(1);
+    for (host, device, side) in [
+        (Host::Server, link.handle().server_device(), "sport"),
+        (Host::Client, link.handle().client_device(), "dport"),
     ] {
         let is_bulk = format!("udp {side} {{ {ports} }}");
-        scene.nft(
-            place,
+        setup.nft(
+            host,
             &format!(
                 "table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n  chain in {{\n    \
                  type filter hook ingress device \"{device}\" priority 0\n    {is_bulk} counter\n    \
@@ -131,10 +143,10 @@ fn inject(scene: &Scene, percent: u32) -> Result<(), String> {
 }
 
 /// Per cent of bulk's packets that were dropped since then.
-fn dropped(scene: &Scene) -> Result<f64, String> {
+fn dropped(setup: &ClassTestbed) -> Result<f64, String> {
     let (mut all, mut gone) = (0, 0);
-    for place in [Place::Server, Place::Client] {
-        let listing = scene.stage.run(place, &["nft", "-j", "list", "table", "netdev", "bench_loss"]);
+    for host in [Host::Server, Host::Client] {
+        let listing = setup.testbed.run(host, &["nft", "-j", "list", "table", "netdev", "bench_loss"]);
         let listing: Value = serde_json::from_str(&listing).map_err(|error| format!("nft: {error}"))?;
         let rules = listing["nftables"].as_array().into_iter().flatten();
         let counters = rules.flat_map(|rule| rule["rule"]["expr"].as_array().into_iter().flatten());
@@ -146,48 +158,52 @@ fn dropped(scene: &Scene) -> Result<f64, String> {
     Ok(100.0 * gone as f64 / all.max(1) as f64)
 }
 
-fn figures(calm: &Found, found: &Found, percent: u32) -> Vec<Figure> {
+fn figures(baseline: &LossResult, result: &LossResult, percent: u32) -> Vec<Figure> {
     let mut all = Vec::new();
     for (at, line) in [CRITICAL, DEFAULT].iter().enumerate() {
-        let what = format!("{}, {percent} % loss in bulk, {}", line.class, name(found.way));
+        let what = format!("{}, {percent} % loss in bulk, {}", line.class, direction_name(result.direction));
         let mut ask = |which: &str, value, unit, bar| {
             all.push(figure(RIG, format!("{what}: {which}"), value, unit, bar));
         };
-        let more = |percent| found.calls[at].rtt_ms(percent) - calm.calls[at].rtt_ms(percent);
-        ask("throughput kept", 100.0 * found.loads[at].0 / calm.loads[at].0, "%", Bar::AtLeast(99.0));
+        let more = |percent| result.calls[at].rtt_ms(percent) - baseline.calls[at].rtt_ms(percent);
+        ask("throughput kept", 100.0 * result.loads[at].0 / baseline.loads[at].0, "%", Bar::AtLeast(99.0));
         ask("round trip, median more", more(50), "ms", Bar::AtMost(0.5));
         ask("round trip, 99 % more", more(99), "ms", Bar::AtMost(3.0));
-        let lost = found.loads[at].1 + found.calls[at].lost();
+        let lost = result.loads[at].1 + result.calls[at].lost();
         ask("lost", lost as f64, "", Bar::AtMost(0.0));
     }
-    let what = format!("bulk, {percent} % loss in it, {}: throughput kept", name(found.way));
-    all.push(figure(RIG, what, 100.0 * found.loads[2].0 / calm.loads[2].0, "%", Bar::Higher));
+    let what = format!("bulk, {percent} % loss in it, {}: throughput kept", direction_name(result.direction));
+    all.push(figure(RIG, what, 100.0 * result.loads[2].0 / baseline.loads[2].0, "%", Bar::Higher));
     all
 }
 
-fn lines(found: &Found) -> String {
+fn lines(result: &LossResult) -> String {
     let mut text = String::new();
-    for (at, line) in THREE.iter().enumerate() {
-        let (mbit, lost) = found.loads[at];
-        let times = found
+    for (at, line) in ALL_CLASSES.iter().enumerate() {
+        let (mbit, lost) = result.loads[at];
+        let times = result
             .calls
             .get(at)
             .map_or(" | ".to_owned(), |calls| format!("{:.2} | {:.2}", calls.rtt_ms(50), calls.rtt_ms(99)));
-        let lost = lost + found.calls.get(at).map_or(0, Pings::lost);
+        let lost = lost + result.calls.get(at).map_or(0, Pings::lost);
         text += &format!(
             "| {} | {:.1} | {} | {mbit:.1} | {lost} | {times} |\n",
-            name(found.way),
-            found.dropped,
+            direction_name(result.direction),
+            result.dropped,
             line.class
         );
     }
-    let (past, way) = (&found.past, name(found.way));
-    let times = format!("{:.2} | {:.2}", past.rtt_ms(50), past.rtt_ms(99));
-    text + &format!("| {way} | {:.1} | past the tunnel |  | {} | {times} |\n", found.dropped, past.lost())
+    let (beside_tunnel, direction) = (&result.beside_tunnel, direction_name(result.direction));
+    let times = format!("{:.2} | {:.2}", beside_tunnel.rtt_ms(50), beside_tunnel.rtt_ms(99));
+    text + &format!(
+        "| {direction} | {:.1} | past the tunnel |  | {} | {times} |\n",
+        result.dropped,
+        beside_tunnel.lost()
+    )
 }
 
-fn tell(found: &Found) -> Value {
-    let calls = found.calls.iter().chain([&found.past]).map(tell_call);
-    json!({ "way": name(found.way), "dropped_pct": found.dropped, "mbit_and_lost": found.loads,
+fn result_json(result: &LossResult) -> Value {
+    let calls = result.calls.iter().chain([&result.beside_tunnel]).map(call_json);
+    json!({ "way": direction_name(result.direction), "dropped_pct": result.dropped, "mbit_and_lost": result.loads,
             "calls": calls.collect::<Vec<_>>() })
 }

@@ -5,71 +5,79 @@ use serde_json::{Value, json};
 
 use super::{
     RIG,
-    scene::{Line, Scene},
+    class_testbed::{ClassTestbed, ClassTraffic},
 };
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    parts::name,
+    parts::direction_name,
     paths::load::Load,
     report::Outcome,
 };
 
 /// Lost each way, per cent.
-const LOSSES: [u32; 3] = [0, 10, 30];
+const LOSS_PERCENTS: [u32; 3] = [0, 10, 30];
 
-/// A class, and what is asked of it at each of [`LOSSES`], Mbit/s.
+/// A class, and what is asked of it at each of [`LOSS_PERCENTS`], Mbit/s.
 struct Row {
     title: &'static str,
-    line: Line,
+    line: ClassTraffic,
     bars: Option<[f64; 3]>,
     /// What a tunnel of the same kind by others reaches there.
-    theirs: Option<[f64; 3]>,
+    reference: Option<[f64; 3]>,
 }
 
 /// What the reference reached, and at 30 % more than that on streams.
 const ROWS: [Row; 4] = [
     Row {
         title: "bbr, datagram",
-        line: Line::new("bbr-packets", 5330).with("cc = \"bbr\"\nlane = \"datagram\""),
+        line: ClassTraffic::new("bbr-packets", 5330).with("cc = \"bbr\"\nlane = \"datagram\""),
         bars: Some([15.0, 0.5, 0.5]),
-        theirs: Some([15.0, 0.5, 0.5]),
+        reference: Some([15.0, 0.5, 0.5]),
     },
     Row {
         title: "bbr, stream",
-        line: Line::new("bbr-streams", 5340).with("cc = \"bbr\"\nlane = \"stream\""),
+        line: ClassTraffic::new("bbr-streams", 5340).with("cc = \"bbr\"\nlane = \"stream\""),
         bars: Some([47.0, 28.0, 33.0]),
-        theirs: Some([47.0, 28.0, 26.0]),
+        reference: Some([47.0, 28.0, 26.0]),
     },
     Row {
         title: "cubic, datagram",
-        line: Line::new("cubic-packets", 5350).with("cc = \"cubic\"\nlane = \"datagram\""),
+        line: ClassTraffic::new("cubic-packets", 5350).with("cc = \"cubic\"\nlane = \"datagram\""),
         bars: None,
-        theirs: None,
+        reference: None,
     },
     Row {
         title: "cubic, stream",
-        line: Line::new("cubic-streams", 5360).with("cc = \"cubic\"\nlane = \"stream\""),
+        line: ClassTraffic::new("cubic-streams", 5360).with("cc = \"cubic\"\nlane = \"stream\""),
         bars: None,
-        theirs: Some([50.0, 41.0, 15.0]),
+        reference: Some([50.0, 41.0, 15.0]),
     },
 ];
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let seconds = if options.quick { 6 } else { 10 };
-    let ways = &[Direction::Up][..];
+    let directions = &[Direction::Up][..];
     // One of each way for each row and loss.
-    let mut found = vec![[[f64::NAN; 3]; ROWS.len()]; ways.len()];
-    for (at, loss) in LOSSES.iter().enumerate() {
-        let scene =
-            Scene::new(&[&format!("60mbit,15ms,loss={loss}%,queue=60ms")], "", &ROWS.map(|row| row.line))?;
+    let mut found = vec![[[f64::NAN; 3]; ROWS.len()]; directions.len()];
+    for (at, loss) in LOSS_PERCENTS.iter().enumerate() {
+        let setup = ClassTestbed::new(
+            &[&format!("60mbit,15ms,loss={loss}%,queue=60ms")],
+            "",
+            &ROWS.map(|row| row.line),
+        )?;
         for (row, cells) in ROWS.iter().enumerate() {
-            let _sink = cells.line.sink(&scene)?;
-            for (way, of_way) in ways.iter().zip(&mut found) {
+            let _iperf = cells.line.iperf(&setup)?;
+            for (direction, of_direction) in directions.iter().zip(&mut found) {
                 // What does not get through at all is a figure, too.
-                let run = cells.line.load(&scene, Load::Tcp(1, options.inner), *way, seconds);
-                of_way[row][at] = run.and_then(|run| run.finish()).map_or(0.0, |arrived| arrived.mbit);
-                eprintln!("    {}, {loss} %, {}: {:.1} Mbit/s", cells.title, name(*way), of_way[row][at]);
+                let run = cells.line.load(&setup, Load::Tcp(1, options.inner), *direction, seconds);
+                of_direction[row][at] = run.and_then(|run| run.finish()).map_or(0.0, |arrived| arrived.mbit);
+                eprintln!(
+                    "    {}, {loss} %, {}: {:.1} Mbit/s",
+                    cells.title,
+                    direction_name(*direction),
+                    of_direction[row][at]
+                );
             }
         }
     }
@@ -81,26 +89,26 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ..Outcome::default()
     };
     for (row, cells) in ROWS.iter().enumerate() {
-        for (way, of_way) in ways.iter().zip(&found) {
-            let line = tell(cells, *way, of_way[row], &mut outcome);
+        for (direction, of_direction) in directions.iter().zip(&found) {
+            let line = add_row(cells, *direction, of_direction[row], &mut outcome);
             outcome.chapter += &line;
         }
     }
     let titles: Vec<&str> = ROWS.iter().map(|row| row.title).collect();
-    let ways: Vec<&str> = ways.iter().map(|way| name(*way)).collect();
-    outcome.raw = json!({ "ways": ways, "rows": titles, "loss_pct": LOSSES, "mbit": Value::from_iter(
-        found.iter().map(|of_way| json!(of_way))) });
+    let directions: Vec<&str> = directions.iter().map(|direction| direction_name(*direction)).collect();
+    outcome.raw = json!({ "ways": directions, "rows": titles, "loss_pct": LOSS_PERCENTS, "mbit": Value::from_iter(
+        found.iter().map(|of_direction| json!(of_direction))) });
     Ok(outcome)
 }
 
-fn tell(row: &Row, way: Direction, mbit: [f64; 3], outcome: &mut Outcome) -> String {
-    let mut line = format!("| {} | {} |", row.title, name(way));
-    for (at, loss) in LOSSES.iter().enumerate() {
+fn add_row(row: &Row, direction: Direction, mbit: [f64; 3], outcome: &mut Outcome) -> String {
+    let mut line = format!("| {} | {} |", row.title, direction_name(direction));
+    for (at, loss) in LOSS_PERCENTS.iter().enumerate() {
         let bar = row.bars.map_or(Bar::Higher, |bars| Bar::AtLeast(bars[at]));
-        let what = format!("{}, {loss} % loss, {}", row.title, name(way));
+        let what = format!("{}, {loss} % loss, {}", row.title, direction_name(direction));
         outcome.figures.push(figure(RIG, what, mbit[at], "Mbit/s", bar));
-        let theirs = row.theirs.map_or(String::new(), |theirs| format!(" ({})", theirs[at]));
-        line += &format!(" {:.1}{theirs} |", mbit[at]);
+        let reference = row.reference.map_or(String::new(), |reference| format!(" ({})", reference[at]));
+        line += &format!(" {:.1}{reference} |", mbit[at]);
     }
     line + "\n"
 }

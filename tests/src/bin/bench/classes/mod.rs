@@ -3,15 +3,15 @@
 //!
 //! Traffic is told apart by its port, with rules of the client's file as anybody would write them.
 
+mod class_testbed;
 mod competition;
 mod failover;
 mod isolation;
 mod loss;
 mod nine;
-mod scene;
 mod striping;
 
-use mpvpn_tests::{ping::Pings, quiet::undisturbed};
+use mpvpn_tests::{disturbance::measure_undisturbed, ping::Pings};
 use serde_json::{Value, json};
 
 use crate::{
@@ -68,7 +68,7 @@ impl Part {
 }
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    parts::each(RIG, &options.class_parts, Part::name, |part| part.run(options))
+    parts::run_parts(RIG, &options.class_parts, Part::name, |part| part.run(options))
 }
 
 /// Measures, and again while something else uses the machine. What disturbed the try that counts is a figure as well.
@@ -78,16 +78,16 @@ fn measured<T>(
     outcome: &mut Outcome,
     task: impl FnMut() -> Result<T, String>,
 ) -> Result<T, String> {
-    let watched = undisturbed(options.tries, task);
-    if watched.disturbance.is_too_much() {
-        let what = format!("{what}: disturbed in each of {} tries, at least by", watched.tries);
-        outcome.figures.push(figure(RIG, what, watched.disturbance.total(), "cores", Bar::None));
+    let measurement = measure_undisturbed(options.tries, task);
+    if measurement.disturbance.exceeds_limit() {
+        let what = format!("{what}: disturbed in each of {} tries, at least by", measurement.tries);
+        outcome.figures.push(figure(RIG, what, measurement.disturbance.total(), "cores", Bar::None));
     }
-    watched.value
+    measurement.value
 }
 
 /// A call, for the report's JSON.
-fn tell_call(calls: &Pings) -> Value {
+fn call_json(calls: &Pings) -> Value {
     json!({ "sent": calls.sent, "lost": calls.lost(), "median_ms": calls.rtt_ms(50), "p99_ms": calls.rtt_ms(99),
             "most_ms": calls.rtt_ms(100) })
 }

@@ -8,21 +8,21 @@ use std::{
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
-    stage::{Stage, TUNNEL},
-    wall::{Travel, Wall},
+    firewall::{Firewall, Transport},
+    testbed::{TUNNEL, Testbed},
 };
 use serde_json::{Value, json};
 
-use super::{DEVICES, Pair, RIG, mean};
+use super::{DEVICES, RIG, TunnelPair, mean};
 use crate::{
-    figure::{Bar, Figure, noted},
+    figure::{Bar, Figure, figure_with_note},
     options::Options,
-    parts::{missing, name, ways},
+    parts::{direction_name, directions, unmeasured_figure},
     paths::{
-        harm,
-        load::{Iperf, Kind, Load, PORT, START_UP, Sink},
+        impairment,
+        load::{Iperf, IperfServer, Load, PORT, START_UP_SECONDS, TcpKind},
         mptcp,
-        plan::caught,
+        plan::catch_panic,
         play::median,
     },
     report::Outcome,
@@ -30,36 +30,39 @@ use crate::{
 
 const LINK: &str = "10mbit,10ms,queue=60ms";
 /// How long before the cut the rate over both counts no more: the load begins a moment after it was started.
-const BEFORE_CUT: f64 = 0.5;
+const BEFORE_CUT_S: f64 = 0.5;
 /// Until the rate over one link counts.
-const AFTER_CUT: f64 = 2.0;
+const AFTER_CUT_S: f64 = 2.0;
 /// Until the rate over both counts again, and how long that is looked at.
-const AFTER_RETURN: f64 = 1.0;
-const LOOK: f64 = 3.0;
+const AFTER_RETURN_S: f64 = 1.0;
+const RETURN_WINDOW_S: f64 = 3.0;
 
 /// Who carries the connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum TestedSystem {
     /// mpvpn with these options.
     Tunnel(&'static str, &'static [&'static str]),
     Kernel,
 }
 
-const ALL: [Who; 3] =
-    [Who::Tunnel("packets", &[]), Who::Tunnel("streams", &["--lane", "stream"]), Who::Kernel];
+const TESTED_SYSTEMS: [TestedSystem; 3] = [
+    TestedSystem::Tunnel("packets", &[]),
+    TestedSystem::Tunnel("streams", &["--lane", "stream"]),
+    TestedSystem::Kernel,
+];
 
 /// One run, rates in Mbit/s.
-struct Found {
-    both: f64,
-    one: f64,
+struct LabRun {
+    both_links_mbit: f64,
+    one_link_mbit: f64,
     /// From one second after the return.
-    again: f64,
+    after_return_mbit: f64,
     /// From the return until the links carried 80 % of what they had carried; endless if never.
-    back: f64,
+    recovery_s: f64,
     /// The longest time in which nothing arrived, seconds.
-    stall: f64,
+    longest_stall_s: f64,
     /// Why the connection was lost.
-    lost: Option<String>,
+    error: Option<String>,
     steps: Vec<f64>,
 }
 
@@ -77,25 +80,27 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ..Outcome::default()
     };
     let mut raw = Vec::new();
-    for who in ALL {
-        match caught(|| measure(who, options, third, runs)) {
+    for system in TESTED_SYSTEMS {
+        match catch_panic(|| measure(system, options, third, runs)) {
             Ok(rows) => {
-                for (way, found) in &rows {
-                    outcome.figures.extend(figures(who, *way, found));
-                    outcome.chapter += &line(who, *way, found);
-                    raw.push(tell(who, *way, found));
+                for (direction, runs_done) in &rows {
+                    outcome.figures.extend(figures(system, *direction, runs_done));
+                    outcome.chapter += &table_row(system, *direction, runs_done);
+                    raw.push(json_of_runs(system, *direction, runs_done));
                 }
             }
             // It is there for comparison.
-            Err(why) if who == Who::Kernel => eprintln!("  {}: not measured: {why}", who.name()),
-            Err(why) => outcome.figures.push(missing(RIG, &who.name(), &why)),
+            Err(why) if system == TestedSystem::Kernel => {
+                eprintln!("  {}: not measured: {why}", system.name())
+            }
+            Err(why) => outcome.figures.push(unmeasured_figure(RIG, &system.name(), &why)),
         }
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
 
-impl Who {
+impl TestedSystem {
     fn name(self) -> String {
         match self {
             Self::Tunnel(lane, _) => format!("2 × 10 Mbit/s without UDP, TCP as {lane}"),
@@ -106,131 +111,156 @@ impl Who {
 
 /// All runs of one of them.
 fn measure(
-    who: Who,
+    system: TestedSystem,
     options: &Options,
     third: u32,
     runs: u32,
-) -> Result<Vec<(Direction, Vec<Found>)>, String> {
-    let stage = Stage::new(&[LINK; 2]);
+) -> Result<Vec<(Direction, Vec<LabRun>)>, String> {
+    let testbed = Testbed::new(&[LINK; 2]);
     let load = Load::Tcp(1, options.inner);
-    let (pair, _sink) = match who {
-        Who::Kernel => (None, mptcp::prepare(&stage, DEVICES.len())?),
-        Who::Tunnel(_, words) => {
-            let wall = Wall { no_udp: &[1, 2], ..Wall::NONE };
-            (Some(Pair::start(&stage, wall, words)), Sink::start(&stage, Kind::Tcp, PORT)?)
+    let (pair, _iperf) = match system {
+        TestedSystem::Kernel => (None, mptcp::prepare(&testbed, DEVICES.len())?),
+        TestedSystem::Tunnel(_, args) => {
+            let firewall = Firewall { no_udp: &[1, 2], ..Firewall::OPEN };
+            (
+                Some(TunnelPair::start(&testbed, firewall, args)),
+                IperfServer::start(&testbed, TcpKind::Tcp, PORT)?,
+            )
         }
     };
     let mut rows = Vec::new();
-    for &way in ways(options.quick) {
-        let mut found = Vec::new();
+    for &direction in directions(options.quick) {
+        let mut runs_done = Vec::new();
         for _ in 0..runs {
-            pair.iter().for_each(|pair| pair.settle([Travel::Tcp; 2]));
-            let before = mptcp::joins(&stage);
-            let start = |seconds| match who {
-                Who::Kernel => mptcp::start(&stage, load, way, seconds),
-                Who::Tunnel(..) => Iperf::start(&stage, Kind::Tcp, (TUNNEL, PORT), load, way, seconds),
+            pair.iter().for_each(|pair| pair.wait_for_transports([Transport::Tcp; 2]));
+            let before = mptcp::joins(&testbed);
+            let start = |seconds| match system {
+                TestedSystem::Kernel => mptcp::start(&testbed, load, direction, seconds),
+                TestedSystem::Tunnel(..) => {
+                    Iperf::start(&testbed, TcpKind::Tcp, (TUNNEL, PORT), load, direction, seconds)
+                }
             };
-            let run = play(&stage, way, third, start)?;
-            if who == Who::Kernel && mptcp::joins(&stage) == before {
+            let run = play(&testbed, direction, third, start)?;
+            if system == TestedSystem::Kernel && mptcp::joins(&testbed) == before {
                 return Err("no subflow joined: is net.mptcp.enabled 1?".to_owned());
             }
             eprintln!(
                 "    {}, {}: {:.1}, {:.1}, {:.1} Mbit/s, back after {:.2} s",
-                who.name(),
-                name(way),
-                run.both,
-                run.one,
-                run.again,
-                run.back
+                system.name(),
+                direction_name(direction),
+                run.both_links_mbit,
+                run.one_link_mbit,
+                run.after_return_mbit,
+                run.recovery_s
             );
-            found.push(run);
+            runs_done.push(run);
         }
-        rows.push((way, found));
+        rows.push((direction, runs_done));
     }
     Ok(rows)
 }
 
 /// Lets link 1 be silent for the second third of what `start` starts.
 fn play(
-    stage: &Stage,
-    way: Direction,
+    testbed: &Testbed,
+    direction: Direction,
     third: u32,
     start: impl FnOnce(u32) -> Result<Iperf, String>,
-) -> Result<Found, String> {
+) -> Result<LabRun, String> {
     let run = start(3 * third)?;
     let begin = Instant::now();
     let length = Duration::from_secs(third.into());
-    let due = [1, 2].map(|thirds| Duration::from_secs(START_UP.into()) + length * thirds);
+    let due = [1, 2].map(|thirds| Duration::from_secs(START_UP_SECONDS.into()) + length * thirds);
     let [cut, healed] = due.map(|due| begin + due);
     thread::sleep(cut.saturating_duration_since(Instant::now()));
-    stage.link(1).silence(Direction::Both);
+    testbed.link(1).silence(Direction::Both);
     thread::sleep(healed.saturating_duration_since(Instant::now()));
-    stage.link(1).heal();
+    testbed.link(1).end_silence();
     let healed = Instant::now();
     let arrived = run.finish();
-    let histories = harm::histories(stage, DEVICES.len()).ok_or("the links tell nothing")?;
-    let back = harm::back(&histories, way, (cut, healed), healed + length);
+    let histories = impairment::histories(testbed, DEVICES.len()).ok_or("the links tell nothing")?;
+    let recovery_s = impairment::recovery_time(&histories, direction, (cut, healed), healed + length);
     let [cut, healed] = due.map(|due| due.as_secs_f64());
-    let lost = arrived.as_ref().err().cloned();
-    let stall = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.stall().as_secs_f64());
+    let error = arrived.as_ref().err().cloned();
+    let longest_stall_s = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.longest_stall().as_secs_f64());
     let steps = arrived.map(|arrived| arrived.steps).unwrap_or_default();
-    Ok(Found {
-        both: mean(&steps, START_UP.into(), cut - BEFORE_CUT),
-        one: mean(&steps, cut + AFTER_CUT, healed),
-        again: mean(&steps, healed + AFTER_RETURN, healed + AFTER_RETURN + LOOK),
-        back: back.map_or(f64::INFINITY, |back| back.as_secs_f64()),
-        stall,
-        lost,
+    Ok(LabRun {
+        both_links_mbit: mean(&steps, START_UP_SECONDS.into(), cut - BEFORE_CUT_S),
+        one_link_mbit: mean(&steps, cut + AFTER_CUT_S, healed),
+        after_return_mbit: mean(&steps, healed + AFTER_RETURN_S, healed + AFTER_RETURN_S + RETURN_WINDOW_S),
+        recovery_s: recovery_s.map_or(f64::INFINITY, |recovery_s| recovery_s.as_secs_f64()),
+        longest_stall_s,
+        error,
         steps,
     })
 }
 
 /// The middle of the runs.
-fn middle(found: &[Found], of: impl Fn(&Found) -> f64) -> f64 {
-    median(found.iter().map(of).collect())
+fn median_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {
+    median(runs_done.iter().map(of).collect())
 }
 
-fn worst(found: &[Found], of: impl Fn(&Found) -> f64) -> f64 {
-    found.iter().map(of).fold(0.0, f64::max)
+fn maximum_of(runs_done: &[LabRun], of: impl Fn(&LabRun) -> f64) -> f64 {
+    runs_done.iter().map(of).fold(0.0, f64::max)
 }
 
 /// The kernel's are told and not judged.
-fn figures(who: Who, way: Direction, found: &[Found]) -> Vec<Figure> {
+fn figures(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -> Vec<Figure> {
     let mut all = Vec::new();
     let mut ask = |which: &str, note: &str, value, unit, bar| {
-        let bar = if who == Who::Kernel { Bar::None } else { bar };
-        all.push(noted(RIG, format!("{}, {}: {which}", who.name(), name(way)), note, value, unit, bar));
+        let bar = if system == TestedSystem::Kernel { Bar::None } else { bar };
+        all.push(figure_with_note(
+            RIG,
+            format!("{}, {}: {which}", system.name(), direction_name(direction)),
+            note,
+            value,
+            unit,
+            bar,
+        ));
     };
-    ask("over both links", "", middle(found, |run| run.both), "Mbit/s", Bar::AtLeast(18.0));
-    ask("over one after the cut", "", middle(found, |run| run.one), "Mbit/s", Bar::AtLeast(9.0));
-    let lost = found.iter().filter_map(|run| run.lost.as_deref()).collect::<Vec<_>>();
-    let note = format!("of {}{}", found.len(), lost.first().map_or(String::new(), |why| format!(": {why}")));
-    ask("connections lost", &note, lost.len() as f64, "", Bar::AtMost(0.0));
-    let back = worst(found, |run| run.back);
-    ask("links carry 80 % again after, at most", "", back, "s", Bar::AtMost(1.0));
-    let share = middle(found, |run| 100.0 * run.again / run.both);
+    ask("over both links", "", median_of(runs_done, |run| run.both_links_mbit), "Mbit/s", Bar::AtLeast(18.0));
+    ask(
+        "over one after the cut",
+        "",
+        median_of(runs_done, |run| run.one_link_mbit),
+        "Mbit/s",
+        Bar::AtLeast(9.0),
+    );
+    let error = runs_done.iter().filter_map(|run| run.error.as_deref()).collect::<Vec<_>>();
+    let note =
+        format!("of {}{}", runs_done.len(), error.first().map_or(String::new(), |why| format!(": {why}")));
+    ask("connections lost", &note, error.len() as f64, "", Bar::AtMost(0.0));
+    let recovery_s = maximum_of(runs_done, |run| run.recovery_s);
+    ask("links carry 80 % again after, at most", "", recovery_s, "s", Bar::AtMost(1.0));
+    let share = median_of(runs_done, |run| 100.0 * run.after_return_mbit / run.both_links_mbit);
     ask("goodput from 1 s after the return, of that before", "", share, "%", Bar::AtLeast(80.0));
-    ask("nothing arrived for, at most", "", worst(found, |run| run.stall), "s", Bar::Lower);
+    ask(
+        "nothing arrived for, at most",
+        "",
+        maximum_of(runs_done, |run| run.longest_stall_s),
+        "s",
+        Bar::Lower,
+    );
     all
 }
 
-fn line(who: Who, way: Direction, found: &[Found]) -> String {
+fn table_row(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -> String {
     format!(
         "| {} | {} | {:.2} | {:.2} | {:.2} | {:.2} | {:.1} |\n",
-        who.name(),
-        name(way),
-        middle(found, |run| run.both),
-        middle(found, |run| run.one),
-        middle(found, |run| run.again),
-        worst(found, |run| run.back),
-        worst(found, |run| run.stall)
+        system.name(),
+        direction_name(direction),
+        median_of(runs_done, |run| run.both_links_mbit),
+        median_of(runs_done, |run| run.one_link_mbit),
+        median_of(runs_done, |run| run.after_return_mbit),
+        maximum_of(runs_done, |run| run.recovery_s),
+        maximum_of(runs_done, |run| run.longest_stall_s)
     )
 }
 
-fn tell(who: Who, way: Direction, found: &[Found]) -> Value {
-    let run = |run: &Found| {
-        json!({ "both": run.both, "one": run.one, "again": run.again, "back_s": run.back, "stall_s": run.stall,
-                "lost": run.lost, "mbit_per_100ms": run.steps })
+fn json_of_runs(system: TestedSystem, direction: Direction, runs_done: &[LabRun]) -> Value {
+    let run = |run: &LabRun| {
+        json!({ "both": run.both_links_mbit, "one": run.one_link_mbit, "again": run.after_return_mbit, "back_s": run.recovery_s, "stall_s": run.longest_stall_s,
+                "lost": run.error, "mbit_per_100ms": run.steps })
     };
-    json!({ "who": who.name(), "way": name(way), "runs": found.iter().map(run).collect::<Vec<_>>() })
+    json!({ "who": system.name(), "way": direction_name(direction), "runs": runs_done.iter().map(run).collect::<Vec<_>>() })
 }

@@ -7,63 +7,63 @@ use std::{
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
+    firewall::{Firewall, Transport, check_transport},
     ping::Ping,
-    stage::{LINK, Place, Stage, TUNNEL},
-    wall::{Travel, Wall, travels},
+    testbed::{Host, LINK, TUNNEL, Testbed},
 };
 use serde_json::{Value, json};
 
-use super::{DEVICES, Pair, RIG, mean};
+use super::{DEVICES, RIG, TunnelPair, mean};
 use crate::{
-    figure::{Bar, Figure, figure, noted},
+    figure::{Bar, Figure, figure, figure_with_note},
     options::Options,
-    parts::{missing, name, ways},
+    parts::{direction_name, directions, unmeasured_figure},
     paths::{
-        load::{Iperf, Kind, Load, PORT, START_UP, Sink},
-        plan::caught,
+        load::{Iperf, IperfServer, Load, PORT, START_UP_SECONDS, TcpKind},
+        plan::catch_panic,
         play::median,
-        talk::Talk,
+        quiet_connection::QuietConnection,
     },
     report::Outcome,
 };
 
 const FLOWS: u32 = 8;
 /// Before UDP is blocked, in seconds after the start-up.
-const BEFORE: u32 = 5;
+const BEFORE_BLOCK_S: u32 = 5;
 /// How long it is blocked, in seconds.
-const BLOCKED: u32 = 10;
+const BLOCK_S: u32 = 10;
 /// The load goes on for so long after that, in seconds: QUIC must be back by then.
-const AFTER: u32 = 35;
+const AFTER_BLOCK_S: u32 = 35;
 /// From one look at the client's status to the next.
-const GLANCE: Duration = Duration::from_millis(200);
+const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// From an answer of the quiet connection to its next question.
-const PAUSE: Duration = Duration::from_millis(100);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 /// The last answer before a block may be as old.
-const MARGIN: Duration = Duration::from_millis(100);
+const LOOK_BACK: Duration = Duration::from_millis(100);
 /// Until the rate inside TCP counts, in seconds.
-const SETTLED: f64 = 3.0;
+const SETTLE_AFTER_CHANGE_S: f64 = 3.0;
 
-const ONE: Wall<'static> = Wall { no_udp: &[1], ..Wall::NONE };
-const BOTH: Wall<'static> = Wall { no_udp: &[1, 2], ..Wall::NONE };
+const FIRST_LINK_BLOCKED: Firewall<'static> = Firewall { no_udp: &[1], ..Firewall::OPEN };
+const BOTH_LINKS_BLOCKED: Firewall<'static> = Firewall { no_udp: &[1, 2], ..Firewall::OPEN };
 
 /// A block in mid-flow. Times in seconds, rates in Mbit/s.
-struct Found {
-    before: f64,
-    meanwhile: f64,
-    after: f64,
+struct BlockResult {
+    before_mbit: f64,
+    blocked_mbit: f64,
+    after_mbit: f64,
     /// The longest time without an answer to pings while UDP was blocked, and from then on.
-    silence: [f64; 2],
+    longest_ping_gap_s: [f64; 2],
     /// The longest time in which the flows got nothing.
-    stall: f64,
+    longest_stall_s: f64,
     /// From the end of the block until both links travelled by QUIC alone; endless if not in time.
-    quic: f64,
+    quic_after_s: f64,
     /// Why connections were lost.
     lost: Vec<String>,
     steps: Vec<f64>,
 }
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
-    let stage = Stage::two_links();
+    let testbed = Testbed::two_links();
     let mut outcome = Outcome {
         chapter: format!(
             "\n## UDP blocked on one of two links, and on both in mid-flow\n\nTwice {LINK}, {FLOWS} TCP flows.\n\n\
@@ -73,45 +73,46 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
         ..Outcome::default()
     };
     let mut raw = Vec::new();
-    for &way in ways(options.quick) {
-        let what = format!("UDP blocked on link 1, {FLOWS} flows {}", name(way));
-        let mbit = caught(|| together(&stage, options, way));
+    for &direction in directions(options.quick) {
+        let what = format!("UDP blocked on link 1, {FLOWS} flows {}", direction_name(direction));
+        let mbit = catch_panic(|| measure_one_link_blocked(&testbed, options, direction));
         let sum = mbit.as_ref().map_or(f64::NAN, |mbit| median(mbit.clone()));
         match mbit {
             Ok(mbit) => {
                 let what = format!("{what}: QUIC + TCP");
                 outcome.figures.push(figure(RIG, what, sum, "Mbit/s", Bar::AtLeast(165.0)));
-                raw.push(json!({ "case": "one link", "way": name(way), "mbit": mbit }));
+                raw.push(json!({ "case": "one link", "way": direction_name(direction), "mbit": mbit }));
             }
-            Err(why) => outcome.figures.push(missing(RIG, &what, &why)),
+            Err(why) => outcome.figures.push(unmeasured_figure(RIG, &what, &why)),
         }
-        let what = format!("UDP blocked on both in mid-flow, {FLOWS} flows {}", name(way));
-        match caught(|| block(&stage, options, way)) {
-            Ok(found) => {
-                outcome.figures.extend(found.figures(&what));
-                outcome.chapter += &format!("| {} | {sum:.1} | {} |\n", name(way), found.cells());
-                raw.push(found.tell(way));
+        let what = format!("UDP blocked on both in mid-flow, {FLOWS} flows {}", direction_name(direction));
+        match catch_panic(|| measure_block(&testbed, options, direction)) {
+            Ok(result) => {
+                outcome.figures.extend(result.figures(&what));
+                outcome.chapter +=
+                    &format!("| {} | {sum:.1} | {} |\n", direction_name(direction), result.cells());
+                raw.push(result.tell(direction));
             }
-            Err(why) => outcome.figures.push(missing(RIG, &what, &why)),
+            Err(why) => outcome.figures.push(unmeasured_figure(RIG, &what, &why)),
         }
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
 
-impl Found {
+impl BlockResult {
     fn figures(&self, what: &str) -> Vec<Figure> {
         let why = self.lost.first().map_or("", String::as_str);
         let lost = format!("{what}: connections lost");
-        let lost = noted(RIG, lost, why, self.lost.len() as f64, "", Bar::AtMost(0.0));
+        let lost = figure_with_note(RIG, lost, why, self.lost.len() as f64, "", Bar::AtMost(0.0));
         let others = [
-            ("no ping answered for", self.silence[0], "s", Bar::AtMost(2.0)),
-            ("nothing arrived for", self.stall, "s", Bar::AtMost(2.0)),
-            ("unblocked, by QUIC again after", self.quic, "s", Bar::AtMost(30.0)),
-            ("unblocked, no ping answered for", self.silence[1], "s", Bar::Lower),
-            ("over QUIC", self.before, "Mbit/s", Bar::Higher),
-            ("inside TCP", self.meanwhile, "Mbit/s", Bar::Higher),
-            ("over QUIC again", self.after, "Mbit/s", Bar::Higher),
+            ("no ping answered for", self.longest_ping_gap_s[0], "s", Bar::AtMost(2.0)),
+            ("nothing arrived for", self.longest_stall_s, "s", Bar::AtMost(2.0)),
+            ("unblocked, by QUIC again after", self.quic_after_s, "s", Bar::AtMost(30.0)),
+            ("unblocked, no ping answered for", self.longest_ping_gap_s[1], "s", Bar::Lower),
+            ("over QUIC", self.before_mbit, "Mbit/s", Bar::Higher),
+            ("inside TCP", self.blocked_mbit, "Mbit/s", Bar::Higher),
+            ("over QUIC again", self.after_mbit, "Mbit/s", Bar::Higher),
         ];
         let others = others
             .into_iter()
@@ -120,86 +121,103 @@ impl Found {
     }
 
     fn cells(&self) -> String {
-        let Self { before, meanwhile, after, silence, stall, quic, .. } = self;
-        format!("{before:.1} | {meanwhile:.1} | {after:.1} | {:.2} | {stall:.1} | {quic:.1}", silence[0])
+        let Self {
+            before_mbit,
+            blocked_mbit,
+            after_mbit,
+            longest_ping_gap_s,
+            longest_stall_s,
+            quic_after_s,
+            ..
+        } = self;
+        format!(
+            "{before_mbit:.1} | {blocked_mbit:.1} | {after_mbit:.1} | {:.2} | {longest_stall_s:.1} | {quic_after_s:.1}",
+            longest_ping_gap_s[0]
+        )
     }
 
-    fn tell(&self, way: Direction) -> Value {
-        json!({ "case": "both in mid-flow", "way": name(way), "lost": self.lost, "silence_s": self.silence,
-                "stall_s": self.stall, "quic_s": self.quic, "mbit_per_100ms": self.steps })
+    fn tell(&self, direction: Direction) -> Value {
+        json!({ "case": "both in mid-flow", "way": direction_name(direction), "lost": self.lost, "silence_s": self.longest_ping_gap_s,
+                "stall_s": self.longest_stall_s, "quic_s": self.quic_after_s, "mbit_per_100ms": self.steps })
     }
 }
 
 /// The rates of some runs over both links, one inside TCP.
-fn together(stage: &Stage, options: &Options, way: Direction) -> Result<Vec<f64>, String> {
+fn measure_one_link_blocked(
+    testbed: &Testbed,
+    options: &Options,
+    direction: Direction,
+) -> Result<Vec<f64>, String> {
     let (seconds, runs) = if options.quick { (6, 1) } else { (10, 3) };
-    let pair = Pair::start(stage, ONE, &[]);
-    let _sink = Sink::start(stage, Kind::Tcp, PORT)?;
+    let pair = TunnelPair::start(testbed, FIRST_LINK_BLOCKED, &[]);
+    let _iperf = IperfServer::start(testbed, TcpKind::Tcp, PORT)?;
     let run = |_| {
-        pair.settle([Travel::Tcp, Travel::Quic]);
-        let mbit = load(stage, options, way, seconds)?.finish()?.mbit;
+        pair.wait_for_transports([Transport::Tcp, Transport::Quic]);
+        let mbit = load(testbed, options, direction, seconds)?.finish()?.mbit;
         // Otherwise it was not what is measured.
         let status = pair.client.status();
-        travels(&status, DEVICES[0], Travel::Tcp)?;
-        travels(&status, DEVICES[1], Travel::Quic)?;
+        check_transport(&status, DEVICES[0], Transport::Tcp)?;
+        check_transport(&status, DEVICES[1], Transport::Quic)?;
         Ok(mbit)
     };
     (0..options.runs.unwrap_or(runs)).map(run).collect()
 }
 
-fn load(stage: &Stage, options: &Options, way: Direction, seconds: u32) -> Result<Iperf, String> {
-    Iperf::start(stage, Kind::Tcp, (TUNNEL, PORT), Load::Tcp(FLOWS, options.inner), way, seconds)
+fn load(testbed: &Testbed, options: &Options, direction: Direction, seconds: u32) -> Result<Iperf, String> {
+    Iperf::start(testbed, TcpKind::Tcp, (TUNNEL, PORT), Load::Tcp(FLOWS, options.inner), direction, seconds)
 }
 
 /// Blocks UDP on both links in the middle of a load, and lets it through again.
-fn block(stage: &Stage, options: &Options, way: Direction) -> Result<Found, String> {
+fn measure_block(testbed: &Testbed, options: &Options, direction: Direction) -> Result<BlockResult, String> {
     // How soon UDP is tried again depends on how often it has failed: each block is the first of its client.
-    let pair = Pair::start(stage, Wall::NONE, &[]);
-    pair.settle([Travel::Quic; 2]);
-    let _sink = Sink::start(stage, Kind::Tcp, PORT)?;
-    let talk = Talk::start(stage, TUNNEL, PAUSE)?;
-    let seconds = BEFORE + BLOCKED + AFTER;
-    let load = load(stage, options, way, seconds)?;
-    let pings = Ping::dense(stage, Place::Client, TUNNEL, u64::from(START_UP + seconds));
-    let (begin, wall) = (Instant::now(), SystemTime::now());
-    let [block, unblock, end] = [BEFORE, BEFORE + BLOCKED, seconds].map(|seconds| START_UP + seconds);
+    let pair = TunnelPair::start(testbed, Firewall::OPEN, &[]);
+    pair.wait_for_transports([Transport::Quic; 2]);
+    let _iperf = IperfServer::start(testbed, TcpKind::Tcp, PORT)?;
+    let quiet_connection = QuietConnection::start(testbed, TUNNEL, REQUEST_INTERVAL)?;
+    let seconds = BEFORE_BLOCK_S + BLOCK_S + AFTER_BLOCK_S;
+    let load = load(testbed, options, direction, seconds)?;
+    let pings = Ping::dense(testbed, Host::Client, TUNNEL, u64::from(START_UP_SECONDS + seconds));
+    let (begin, begin_wall_clock) = (Instant::now(), SystemTime::now());
+    let [measure_block, unblock, end] =
+        [BEFORE_BLOCK_S, BEFORE_BLOCK_S + BLOCK_S, seconds].map(|seconds| START_UP_SECONDS + seconds);
     let sleep_until = |seconds: u32| {
         let due = begin + Duration::from_secs(seconds.into());
         thread::sleep(due.saturating_duration_since(Instant::now()));
     };
-    sleep_until(block);
+    sleep_until(measure_block);
     let blocked = SystemTime::now();
-    BOTH.raise(stage);
+    BOTH_LINKS_BLOCKED.apply(testbed);
     sleep_until(unblock);
-    Wall::NONE.raise(stage);
+    Firewall::OPEN.apply(testbed);
     let unblocked = (SystemTime::now(), Instant::now());
-    let quic = loop {
+    let quic_after_s = loop {
         let status = pair.client.status();
-        if DEVICES.iter().all(|device| travels(&status, device, Travel::Quic).is_ok()) {
+        if DEVICES.iter().all(|device| check_transport(&status, device, Transport::Quic).is_ok()) {
             break unblocked.1.elapsed().as_secs_f64();
         }
         if begin.elapsed() >= Duration::from_secs(end.into()) {
             break f64::INFINITY;
         }
-        thread::sleep(GLANCE);
+        thread::sleep(STATUS_POLL_INTERVAL);
     };
-    let (arrived, talk, pings) = (load.finish(), talk.finish(), pings.finish());
-    let lost = [arrived.as_ref().err(), talk.as_ref().err()].into_iter().flatten().cloned().collect();
-    let stall = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.stall().as_secs_f64());
+    let (arrived, quiet_connection, pings) = (load.finish(), quiet_connection.finish(), pings.finish());
+    let lost =
+        [arrived.as_ref().err(), quiet_connection.as_ref().err()].into_iter().flatten().cloned().collect();
+    let longest_stall_s = arrived.as_ref().map_or(f64::NAN, |arrived| arrived.longest_stall().as_secs_f64());
     let steps = arrived.map(|arrived| arrived.steps).unwrap_or_default();
     // The last pings are under way when there are no more.
-    let last = wall + Duration::from_secs(u64::from(end) - 1);
-    let [block, unblock, end] = [block, unblock, end].map(f64::from);
-    Ok(Found {
-        before: mean(&steps, START_UP.into(), block),
-        meanwhile: mean(&steps, block + SETTLED, unblock),
-        after: mean(&steps, unblock + quic + SETTLED, end),
-        silence: [
-            pings.longest_gap(blocked - MARGIN, unblocked.0).as_secs_f64(),
+    let last = begin_wall_clock + Duration::from_secs(u64::from(end) - 1);
+    let [measure_block, unblock, end] = [measure_block, unblock, end].map(f64::from);
+    Ok(BlockResult {
+        before_mbit: mean(&steps, START_UP_SECONDS.into(), measure_block),
+        blocked_mbit: mean(&steps, measure_block + SETTLE_AFTER_CHANGE_S, unblock),
+        after_mbit: mean(&steps, unblock + quic_after_s + SETTLE_AFTER_CHANGE_S, end),
+        longest_ping_gap_s: [
+            pings.longest_gap(blocked - LOOK_BACK, unblocked.0).as_secs_f64(),
             pings.longest_gap(unblocked.0, last).as_secs_f64(),
         ],
-        stall,
-        quic,
+        longest_stall_s,
+        quic_after_s,
         lost,
         steps,
     })

@@ -10,8 +10,8 @@ mod stripped;
 use std::time::Duration;
 
 use mpvpn_tests::{
-    stage::{Peer, Stage},
-    wall::{Travel, Wall, until_travels},
+    firewall::{Firewall, Transport, wait_for_transport},
+    testbed::{MpvpnProcess, Testbed},
 };
 
 use crate::{options::Options, parts, peers, report::Outcome};
@@ -20,7 +20,7 @@ const RIG: &str = "mptcp";
 /// The links of all parts that have two.
 const DEVICES: [&str; 2] = ["eth1", "eth2"];
 /// How long links may take until they travel as they should.
-const SETTLE: Duration = Duration::from_secs(40);
+const TRANSPORT_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// What the rig consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,28 +58,28 @@ impl Part {
 }
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    parts::each(RIG, &options.mptcp_parts, Part::name, |part| part.run(options))
+    parts::run_parts(RIG, &options.mptcp_parts, Part::name, |part| part.run(options))
 }
 
 /// A server and a client that meet a wall from their start.
-struct Pair {
+struct TunnelPair {
     // Dropped before the stage that is borrowed for them.
-    client: Peer,
-    _server: Peer,
+    client: MpvpnProcess,
+    _server: MpvpnProcess,
 }
 
-impl Pair {
-    /// `more` are words for the client.
-    fn start(stage: &Stage, wall: Wall<'_>, more: &[&str]) -> Self {
-        wall.raise(stage);
-        let server = stage.server(&[]);
-        Self { client: stage.client(more), _server: server }
+impl TunnelPair {
+    /// `more_args` are words for the client.
+    fn start(testbed: &Testbed, firewall: Firewall<'_>, more_args: &[&str]) -> Self {
+        firewall.apply(testbed);
+        let server = testbed.server(&[]);
+        Self { client: testbed.client(more_args), _server: server }
     }
 
     /// Waits until both links travel like that.
-    fn settle(&self, how: [Travel; 2]) {
+    fn wait_for_transports(&self, how: [Transport; 2]) {
         for (device, how) in DEVICES.iter().zip(how) {
-            until_travels(&self.client, device, how, SETTLE);
+            wait_for_transport(&self.client, device, how, TRANSPORT_TIMEOUT);
         }
     }
 }

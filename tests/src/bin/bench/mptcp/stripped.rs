@@ -3,19 +3,19 @@
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
-    stage::{Peer, Stage, TUNNEL},
-    wall::{Travel, Wall, stripped, transports, until_travels},
+    firewall::{Firewall, Transport, count_stripped_segments, transports, wait_for_transport},
+    testbed::{MpvpnProcess, TUNNEL, Testbed},
 };
 use serde_json::{Value, json};
 
-use super::{DEVICES, Pair, RIG};
+use super::{DEVICES, RIG, TunnelPair};
 use crate::{
     figure::{Bar, figure},
     options::Options,
-    parts::missing,
+    parts::unmeasured_figure,
     paths::{
-        load::{Iperf, Kind, Load, PORT, Sink},
-        plan::caught,
+        load::{Iperf, IperfServer, Load, PORT, TcpKind},
+        plan::catch_panic,
     },
     report::Outcome,
 };
@@ -35,7 +35,7 @@ const CASES: [Case; 3] = [
 ];
 
 /// What was found in a case.
-struct Found {
+struct CaseResult {
     /// What carries data on each link.
     transports: Vec<Vec<String>>,
     /// Why each link is as it is.
@@ -54,10 +54,10 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     };
     let mut raw = Vec::new();
     for case in &CASES {
-        let found = match caught(|| measure(case, options)) {
-            Ok(found) => found,
+        let result = match catch_panic(|| measure(case, options)) {
+            Ok(result) => result,
             Err(why) => {
-                outcome.figures.push(missing(RIG, case.title, &why));
+                outcome.figures.push(unmeasured_figure(RIG, case.title, &why));
                 continue;
             }
         };
@@ -65,54 +65,59 @@ pub(super) fn run(options: &Options) -> Result<Outcome, String> {
             let what = format!("{}: {which}", case.title);
             outcome.figures.push(figure(RIG, what, value as f64, "", bar));
         };
-        let (bare, whole): (Vec<usize>, Vec<usize>) = (1..=2).partition(|link| case.links.contains(link));
-        ask("links that carry data", found.used().count(), Bar::AtLeast(1.0));
-        if !bare.is_empty() {
-            let told = found.called_mptcp(&bare);
-            ask("stripped links that are said to use Multipath TCP", told, Bar::AtMost(0.0));
+        let (stripped_links, unstripped): (Vec<usize>, Vec<usize>) =
+            (1..=2).partition(|link| case.links.contains(link));
+        ask("links that carry data", result.links_in_use().count(), Bar::AtLeast(1.0));
+        if !stripped_links.is_empty() {
+            let count = result.count_reported_mptcp(&stripped_links);
+            ask("stripped links that are said to use Multipath TCP", count, Bar::AtMost(0.0));
         }
-        if !whole.is_empty() {
-            ask("links with options that are said to use it", found.called_mptcp(&whole), whole_bar());
+        if !unstripped.is_empty() {
+            ask(
+                "links with options that are said to use it",
+                result.count_reported_mptcp(&unstripped),
+                mptcp_bar(),
+            );
         }
         let what = format!("{}: 1 TCP flow down", case.title);
-        outcome.figures.push(figure(RIG, what, found.mbit, "Mbit/s", Bar::Higher));
-        outcome.chapter += &found.line(case);
-        raw.push(json!({ "case": case.title, "segments": found.segments, "transports": found.transports,
-                         "reasons": found.reasons, "mbit": found.mbit }));
+        outcome.figures.push(figure(RIG, what, result.mbit, "Mbit/s", Bar::Higher));
+        outcome.chapter += &result.line(case);
+        raw.push(json!({ "case": case.title, "segments": result.segments, "transports": result.transports,
+                         "reasons": result.reasons, "mbit": result.mbit }));
     }
     outcome.raw = Value::Array(raw);
     Ok(outcome)
 }
 
-fn measure(case: &Case, options: &Options) -> Result<Found, String> {
-    let stage = Stage::new(&[LINK; 2]);
-    let wall = Wall { no_udp: &[1, 2], no_mptcp: case.links };
-    let pair = Pair::start(&stage, wall, &[]);
+fn measure(case: &Case, options: &Options) -> Result<CaseResult, String> {
+    let testbed = Testbed::new(&[LINK; 2]);
+    let firewall = Firewall { no_udp: &[1, 2], no_mptcp: case.links };
+    let pair = TunnelPair::start(&testbed, firewall, &[]);
     for (number, device) in (1..).zip(DEVICES) {
         // A link without the options may be left out, but then the other must be there.
-        let settled = caught(|| {
-            until_travels(&pair.client, device, Travel::Tcp, super::SETTLE);
+        let settled = catch_panic(|| {
+            wait_for_transport(&pair.client, device, Transport::Tcp, super::TRANSPORT_TIMEOUT);
             Ok(())
         });
         if !case.links.contains(&number) {
             settled?;
         }
     }
-    let segments = stripped(&stage);
+    let segments = count_stripped_segments(&testbed);
     if segments == 0 && !case.links.is_empty() && has_mptcp() {
         return Err("no segment had options of Multipath TCP".to_owned());
     }
     let seconds = if options.quick { 4 } else { 10 };
-    let _sink = Sink::start(&stage, Kind::Tcp, PORT)?;
+    let _iperf = IperfServer::start(&testbed, TcpKind::Tcp, PORT)?;
     let load = Load::Tcp(1, options.inner);
-    let load = Iperf::start(&stage, Kind::Tcp, (TUNNEL, PORT), load, Direction::Down, seconds)?;
+    let load = Iperf::start(&testbed, TcpKind::Tcp, (TUNNEL, PORT), load, Direction::Down, seconds)?;
     let mbit = load.finish()?.mbit;
-    Ok(Found { segments, mbit, ..Found::of(&pair.client) })
+    Ok(CaseResult { segments, mbit, ..CaseResult::of(&pair.client) })
 }
 
-impl Found {
+impl CaseResult {
     /// What a client says.
-    fn of(client: &Peer) -> Self {
+    fn of(client: &MpvpnProcess) -> Self {
         let status = client.status();
         let of_link = |device: &&str| transports(&status, device).into_iter().map(str::to_owned).collect();
         let reason = |device: &&str| {
@@ -129,12 +134,12 @@ impl Found {
     }
 
     /// Links that carry data.
-    fn used(&self) -> impl Iterator<Item = &Vec<String>> {
+    fn links_in_use(&self) -> impl Iterator<Item = &Vec<String>> {
         self.transports.iter().filter(|transports| !transports.is_empty())
     }
 
     /// How many of these links are said to use Multipath TCP.
-    fn called_mptcp(&self, links: &[usize]) -> usize {
+    fn count_reported_mptcp(&self, links: &[usize]) -> usize {
         let is = |link: &&usize| self.transports[**link - 1].iter().any(|transport| transport == "mptcp");
         links.iter().filter(is).count()
     }
@@ -151,7 +156,7 @@ impl Found {
 }
 
 /// Where the kernel has Multipath TCP it is used, and said.
-fn whole_bar() -> Bar {
+fn mptcp_bar() -> Bar {
     if has_mptcp() { Bar::AtLeast(1.0) } else { Bar::Higher }
 }
 
@@ -166,16 +171,16 @@ mod tests {
 
     #[test]
     fn links_are_counted_by_what_they_are_said_to_use() {
-        let texts = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
-        let found = Found {
+        let texts = |all: &[&str]| all.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let result = CaseResult {
             transports: vec![texts(&["tcp"]), texts(&["mptcp"])],
             reasons: texts(&["UDP gets no answer", ""]),
             segments: 3,
             mbit: 9.0,
         };
-        assert_eq!((found.called_mptcp(&[1]), found.called_mptcp(&[1, 2])), (0, 1));
-        assert_eq!(found.used().count(), 2);
+        assert_eq!((result.count_reported_mptcp(&[1]), result.count_reported_mptcp(&[1, 2])), (0, 1));
+        assert_eq!(result.links_in_use().count(), 2);
         let case = Case { title: "a case", links: &[1] };
-        assert_eq!(found.line(&case), "| a case | 3 | tcp (UDP gets no answer) | mptcp () | 9.00 |\n");
+        assert_eq!(result.line(&case), "| a case | 3 | tcp (UDP gets no answer) | mptcp () | 9.00 |\n");
     }
 }

@@ -5,33 +5,40 @@ use mpvpn_scenarios::{Bars, Scenario, ShareOf};
 use serde_json::{Value, json};
 
 use super::{
-    harm::Harm,
-    load::{Load, START_UP},
-    play::{Measured, Row, median},
+    impairment::Impairment,
+    load::{Load, START_UP_SECONDS},
+    path_rates::Resent,
+    play::{Row, RunResult, median},
     rig,
-    watch::Resent,
 };
-use crate::figure::{Bar, Figure, figure, noted};
+use crate::figure::{Bar, Figure, figure, figure_with_note};
 
 /// What the table begins with.
-pub(crate) const HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
+pub(crate) const TABLE_HEAD: &str = "| scenario | load | way | Mbit/s | % of (1 − loss) × sum | % of the ceiling | best link alone | \
     kernel MPTCP | bytes sent ÷ payload | sent again, % | longest gap, ms | bars |\n\
     |---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---|\n";
 
 /// What may be sent again where no link loses anything, percent: queues overflow now and then.
-const IDLE_REPAIR: f64 = 0.3;
+const MAX_REPAIR_WITHOUT_LOSS_PERCENT: f64 = 0.3;
 
 /// Every bar that is asked of a row.
 pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
     let bars = &scenario.bars;
-    let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.way);
+    let what = format!("{}, {} {:?}", scenario.name, row.load.name(), row.direction);
     let mut all = Vec::new();
     let mut ask = |name: &str, note: &str, value: f64, unit, bar| {
-        all.push(noted(rig(scenario.flow_mode), format!("{what}: {name}"), note, value, unit, bar));
+        all.push(figure_with_note(
+            rig(scenario.flow_mode),
+            format!("{what}: {name}"),
+            note,
+            value,
+            unit,
+            bar,
+        ));
     };
     let mbit = row.mbit().unwrap_or(f64::NAN);
     if let Some(least) = row.index.and_then(|index| bars.min_share.get(index)) {
-        let reference_rate = scenario.reference_rate(row.way).bps() as f64 / 1e6;
+        let reference_rate = scenario.reference_rate(row.direction).bps() as f64 / 1e6;
         let of = match bars.share_of {
             ShareOf::UsableRate => "share of (1 − loss) × sum",
             ShareOf::PayloadCeiling => "share of the ceiling",
@@ -50,22 +57,22 @@ pub(crate) fn figures(scenario: &Scenario, row: &Row) -> Vec<Figure> {
         ask("best link alone", "", single, "Mbit/s", Bar::AtLeast(least));
     }
     if let Some(most) = bars.max_repair {
-        let loss = scenario.loss(row.way);
+        let loss = scenario.loss(row.direction);
         let more = row.sent_per_payload() / row.clean_sent_per_payload() - 1.0;
         ask("sent more, of what the loss takes", "", more * (1.0 - loss) / loss, "×", Bar::AtMost(most));
         let idle = row.clean.as_ref().and_then(|run| run.resent).map_or(f64::NAN, Resent::percent);
-        ask("sent again without loss", "", idle, "%", Bar::AtMost(IDLE_REPAIR));
+        ask("sent again without loss", "", idle, "%", Bar::AtMost(MAX_REPAIR_WITHOUT_LOSS_PERCENT));
     }
-    harm_figures(bars, row, &mut ask);
+    impairment_figures(bars, row, &mut ask);
     if all.is_empty() {
         all.push(figure(rig(scenario.flow_mode), format!("{what}: goodput"), mbit, "Mbit/s", Bar::Higher));
     }
     all
 }
 
-fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f64, &'static str, Bar)) {
-    let harms: Vec<&Harm> = row.runs.iter().flat_map(|run| &run.harms).collect();
-    let gaps: Vec<f64> = harms.iter().map(|harm| harm.gap.as_secs_f64() * 1e3).collect();
+fn impairment_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f64, &'static str, Bar)) {
+    let impairments: Vec<&Impairment> = row.runs.iter().flat_map(|run| &run.impairments).collect();
+    let gaps: Vec<f64> = impairments.iter().map(|impairment| impairment.gap.as_secs_f64() * 1e3).collect();
     let of = format!("of {}", gaps.len());
     if let Some(most) = bars.max_gap_ms {
         ask("gap, median", &of, median(gaps.clone()), "ms", Bar::AtMost(most));
@@ -90,13 +97,16 @@ fn harm_figures(bars: &Bars, row: &Row, ask: &mut impl FnMut(&str, &str, f64, &'
         }
     }
     if let Some(most) = bars.max_back_s {
-        let back = |harm: &&Harm| harm.back.map_or(f64::INFINITY, |back| back.as_secs_f64());
-        let worst = harms.iter().map(back).reduce(f64::max).unwrap_or(f64::NAN);
+        let back = |impairment: &&Impairment| {
+            impairment.recovery_time.map_or(f64::INFINITY, |back| back.as_secs_f64())
+        };
+        let worst = impairments.iter().map(back).reduce(f64::max).unwrap_or(f64::NAN);
         ask("back at 80 %", "", worst, "s", Bar::AtMost(most));
     }
-    if row.runs.iter().any(|run| run.talk.is_some()) {
+    if row.runs.iter().any(|run| run.quiet_connection.is_some()) {
         let broken = row.runs.iter().filter(|run| run.arrived.is_err()).count();
-        let lost = row.runs.iter().filter(|run| run.talk.as_ref().is_some_and(Result::is_err)).count();
+        let lost =
+            row.runs.iter().filter(|run| run.quiet_connection.as_ref().is_some_and(Result::is_err)).count();
         ask("runs and quiet connections lost", "", (broken + lost) as f64, "", Bar::AtMost(0.0));
     }
 }
@@ -108,9 +118,9 @@ impl Row {
             return self.mbit().unwrap_or(f64::NAN);
         };
         // The clocks of iperf3 and of the events differ by the time in which connections are made.
-        let end = (f64::from(START_UP) + from.as_secs_f64() - 0.3) * 10.0;
-        let before = |run: &Measured| {
-            let steps = run.arrived.as_ref().ok()?.steps.get(START_UP as usize * 10..end as usize)?;
+        let end = (f64::from(START_UP_SECONDS) + from.as_secs_f64() - 0.3) * 10.0;
+        let before = |run: &RunResult| {
+            let steps = run.arrived.as_ref().ok()?.steps.get(START_UP_SECONDS as usize * 10..end as usize)?;
             Some(steps.iter().sum::<f64>() / steps.len() as f64)
         };
         median(self.runs.iter().map(|run| before(run).unwrap_or(f64::NAN)).collect())
@@ -118,11 +128,11 @@ impl Row {
 
     /// Bytes of IP packets on the links for each byte of payload.
     fn sent_per_payload(&self) -> f64 {
-        median(self.runs.iter().filter_map(Measured::sent_per_payload).collect())
+        median(self.runs.iter().filter_map(RunResult::sent_per_payload).collect())
     }
 
     fn clean_sent_per_payload(&self) -> f64 {
-        self.clean.as_ref().and_then(Measured::sent_per_payload).unwrap_or(f64::NAN)
+        self.clean.as_ref().and_then(RunResult::sent_per_payload).unwrap_or(f64::NAN)
     }
 
     /// Packets sent again, percent of the numbered; `None` where the sender does not tell.
@@ -133,16 +143,16 @@ impl Row {
 
     /// The longest time in which nothing came: of pings around harms, else of TCP.
     fn gap_ms(&self) -> f64 {
-        let of_run = |run: &Measured| {
-            let harms = run.harms.iter().map(|harm| harm.gap);
-            let stall = run.arrived.as_ref().ok().map(|arrived| arrived.stall());
-            harms.max().or(stall).map_or(f64::NAN, |gap| gap.as_secs_f64() * 1e3)
+        let of_run = |run: &RunResult| {
+            let impairments = run.impairments.iter().map(|impairment| impairment.gap);
+            let longest_stall = run.arrived.as_ref().ok().map(|arrived| arrived.longest_stall());
+            impairments.max().or(longest_stall).map_or(f64::NAN, |gap| gap.as_secs_f64() * 1e3)
         };
         self.runs.iter().map(of_run).fold(0.0, f64::max)
     }
 }
 
-impl Measured {
+impl RunResult {
     fn sent_per_payload(&self) -> Option<f64> {
         Some(self.sent / self.arrived.as_ref().ok()?.bytes)
     }
@@ -175,10 +185,10 @@ pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String
         "| {} | {} | {:?} | {} | {} | {} | {single} | {mptcp} | {:.2} | {again} | {:.0} | {verdict} |\n",
         scenario.name,
         row.load.name(),
-        row.way,
+        row.direction,
         mbit.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1}")),
-        share(scenario.usable_rate(row.way).bps() as f64),
-        share(scenario.payload_ceiling(row.way).bps() as f64),
+        share(scenario.usable_rate(row.direction).bps() as f64),
+        share(scenario.payload_ceiling(row.direction).bps() as f64),
         row.sent_per_payload(),
         row.gap_ms(),
     )
@@ -187,18 +197,18 @@ pub(crate) fn line(scenario: &Scenario, row: &Row, figures: &[Figure]) -> String
 /// Everything of the row.
 pub(crate) fn raw(row: &Row) -> Value {
     let runs = row.runs.iter().map(|run| {
-        let harms = run.harms.iter().map(
-            |harm| json!({ "gap_ms": harm.gap.as_secs_f64() * 1e3, "back_s": harm.back.map(|back| back.as_secs_f64()) }),
+        let impairments = run.impairments.iter().map(
+            |impairment| json!({ "gap_ms": impairment.gap.as_secs_f64() * 1e3, "back_s": impairment.recovery_time.map(|back| back.as_secs_f64()) }),
         );
         let arrived = run.arrived.as_ref();
         json!({
             "mbit": arrived.ok().map(|arrived| arrived.mbit), "error": arrived.err(),
             "steps_100ms_mbit": arrived.ok().map(|arrived| &arrived.steps),
-            "stall_ms": arrived.ok().map(|arrived| arrived.stall().as_millis() as u64),
-            "sent_bytes": run.sent, "lost_pings": run.lost_pings, "harms": harms.collect::<Vec<_>>(),
+            "stall_ms": arrived.ok().map(|arrived| arrived.longest_stall().as_millis() as u64),
+            "sent_bytes": run.sent, "lost_pings": run.lost_pings, "harms": impairments.collect::<Vec<_>>(),
             "lost_datagrams": arrived.ok().and_then(|arrived| arrived.lost),
             "numbered": run.resent.map(|found| found.numbered), "sent_again": run.resent.map(|found| found.again),
-            "quiet_connection": run.talk.as_ref().map(|talk| match talk {
+            "quiet_connection": run.quiet_connection.as_ref().map(|quiet_connection| match quiet_connection {
                 Ok(longest) => json!({ "longest_answer_ms": longest.as_millis() as u64 }),
                 Err(why) => json!({ "error": why }),
             }),
@@ -210,7 +220,7 @@ pub(crate) fn raw(row: &Row) -> Value {
     let mptcp =
         row.mptcp.as_ref().map(|found| json!({ "mbit": found.as_ref().ok(), "error": found.as_ref().err() }));
     json!({
-        "load": row.load.name(), "way": if row.way == Direction::Up { "up" } else { "down" },
+        "load": row.load.name(), "way": if row.direction == Direction::Up { "up" } else { "down" },
         "runs": runs.collect::<Vec<_>>(),
         "sent_per_payload": row.sent_per_payload(), "without_loss": row.clean_sent_per_payload(), "alone": singles.collect::<Vec<_>>(), "mptcp": mptcp,
     })

@@ -10,13 +10,13 @@ use std::{
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
-    quic_bulk::{self, Fetch, Source},
-    stage::{Place, Stage},
+    quic_bulk::{self, QuicDownload, QuicServer},
+    testbed::{Host, Testbed},
 };
 use serde_json::Value;
 
 /// What TCP needs to find its rate is not counted, in seconds.
-pub(crate) const START_UP: u32 = 2;
+pub(crate) const START_UP_SECONDS: u32 = 2;
 /// The step of the goodput over time.
 pub(crate) const STEP: Duration = quic_bulk::STEP;
 /// The same as iperf3 takes it, in seconds.
@@ -24,7 +24,7 @@ const STEP_S: &str = "0.1";
 /// Where iperf3 listens, unless a rig wants several.
 pub(crate) const PORT: u16 = 5201;
 /// UDP payload of inner datagrams, bytes.
-const DATAGRAM: &str = "1200";
+const UDP_PAYLOAD_BYTES: &str = "1200";
 
 /// The congestion control of inner TCP. Every run names it, for both ends: what the machine has by default differs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Load {
 
 /// How the kernel makes the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TcpKind {
     Tcp,
     /// Through `mptcpize`.
     Mptcp,
@@ -78,7 +78,7 @@ pub(crate) enum Kind {
 
 /// What arrived.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct LoadResult {
     /// Goodput at the receiver after the start-up, Mbit/s.
     pub(crate) mbit: f64,
     /// The same in each [`STEP`], from the beginning.
@@ -91,46 +91,46 @@ pub(crate) struct Arrived {
     pub(crate) started: SystemTime,
 }
 
-impl Arrived {
+impl LoadResult {
     /// The longest time in which nothing arrived after the start-up, to the grain of the steps.
-    pub(crate) fn stall(&self) -> Duration {
+    pub(crate) fn longest_stall(&self) -> Duration {
         let silent = |part: &&[f64]| part.iter().all(|mbit| *mbit < 0.01);
-        let counted = self.steps.get(START_UP as usize * 10..).unwrap_or_default();
-        let groups = counted.chunk_by(|a, b| (*a < 0.01) == (*b < 0.01)).filter(silent);
+        let count_nft_packets = self.steps.get(START_UP_SECONDS as usize * 10..).unwrap_or_default();
+        let groups = count_nft_packets.chunk_by(|a, b| (*a < 0.01) == (*b < 0.01)).filter(silent);
         STEP * groups.map(<[f64]>::len).max().unwrap_or(0) as u32
     }
 }
 
 /// An iperf3 server; ended when dropped.
-pub(crate) struct Sink(Child);
+pub(crate) struct IperfServer(Child);
 
-impl Sink {
+impl IperfServer {
     /// Listens on every address of the server.
-    pub(crate) fn start(stage: &Stage, kind: Kind, port: u16) -> Result<Self, String> {
+    pub(crate) fn start(testbed: &Testbed, kind: TcpKind, port: u16) -> Result<Self, String> {
         let mut command = match kind {
-            Kind::Tcp => stage.command(Place::Server, "iperf3"),
-            Kind::Mptcp => {
-                let mut command = stage.command(Place::Server, "mptcpize");
+            TcpKind::Tcp => testbed.command(Host::Server, "iperf3"),
+            TcpKind::Mptcp => {
+                let mut command = testbed.command(Host::Server, "mptcpize");
                 command.args(["run", "iperf3"]);
                 command
             }
         };
         let log =
-            File::create(stage.file("iperf-server", Place::Server)).map_err(|error| error.to_string())?;
+            File::create(testbed.file("iperf-server", Host::Server)).map_err(|error| error.to_string())?;
         // Where the server receives, its client reports what it says: in the same form and as often.
         let child = command.args(["-s", "-J", "-i", STEP_S, "-p", &port.to_string()]).stdout(log).spawn();
-        let sink = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
+        let iperf = Self(child.map_err(|error| format!("iperf3 does not start: {error}"))?);
         for _ in 0..100 {
             thread::sleep(Duration::from_millis(20));
-            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{port}")]).is_empty() {
-                return Ok(sink);
+            if !testbed.run(Host::Server, &["ss", "-ltnH", &format!("sport = :{port}")]).is_empty() {
+                return Ok(iperf);
             }
         }
         Err("iperf3 does not listen after 2 s".to_owned())
     }
 }
 
-impl Drop for Sink {
+impl Drop for IperfServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -138,22 +138,27 @@ impl Drop for Sink {
 }
 
 /// Traffic that is under way; ended when dropped.
-pub(crate) enum Run {
+pub(crate) enum LoadRun {
     Iperf(Iperf),
-    Quic(Fetch, SystemTime),
+    Quic(QuicDownload, SystemTime),
 }
 
-impl Run {
-    /// Starts a download from `source` at `address`, for some seconds after the start-up.
-    pub(crate) fn quic(stage: &Stage, source: &Source, address: &str, seconds: u32) -> Result<Self, String> {
-        Ok(Self::Quic(source.fetch(stage, address, seconds + START_UP)?, SystemTime::now()))
+impl LoadRun {
+    /// Starts a download from `quic_server` at `address`, for some seconds after the start-up.
+    pub(crate) fn quic(
+        testbed: &Testbed,
+        quic_server: &QuicServer,
+        address: &str,
+        seconds: u32,
+    ) -> Result<Self, String> {
+        Ok(Self::Quic(quic_server.fetch(testbed, address, seconds + START_UP_SECONDS)?, SystemTime::now()))
     }
 
     /// Waits for its end.
-    pub(crate) fn finish(self) -> Result<Arrived, String> {
+    pub(crate) fn finish(self) -> Result<LoadResult, String> {
         match self {
             Self::Iperf(iperf) => iperf.finish(),
-            Self::Quic(fetch, started) => Ok(of_steps(&fetch.finish()?, started)),
+            Self::Quic(fetch, started) => Ok(from_step_bytes(&fetch.finish()?, started)),
         }
     }
 }
@@ -169,30 +174,30 @@ impl Iperf {
     /// Starts what iperf3 can send between the client and the sink at an address and port, for some seconds after the
     /// start-up.
     pub(crate) fn start(
-        stage: &Stage,
-        kind: Kind,
+        testbed: &Testbed,
+        kind: TcpKind,
         (address, port): (&str, u16),
         load: Load,
-        way: Direction,
+        direction: Direction,
         seconds: u32,
     ) -> Result<Self, String> {
-        let report = stage.file("iperf", Place::Client);
+        let report = testbed.file("iperf", Host::Client);
         let file = File::create(&report).map_err(|error| format!("{}: {error}", report.display()))?;
-        let limit = (seconds + START_UP + 15).to_string();
-        let mut command = stage.command(Place::Client, "timeout");
+        let limit = (seconds + START_UP_SECONDS + 15).to_string();
+        let mut command = testbed.command(Host::Client, "timeout");
         command.args(["-k", "2", &limit]);
-        if kind == Kind::Mptcp {
+        if kind == TcpKind::Mptcp {
             command.args(["mptcpize", "run"]);
         }
         command.args(["iperf3", "-J", "--get-server-output", "--connect-timeout", "5000"]);
         command.args(["-c", address, "-p", &port.to_string(), "-i", STEP_S]);
-        command.args(["-t", &seconds.to_string(), "-O", &START_UP.to_string()]);
+        command.args(["-t", &seconds.to_string(), "-O", &START_UP_SECONDS.to_string()]);
         match load {
             Load::Tcp(flows, cc) => command.args(["-C", cc.name(), "-P", &flows.to_string()]),
-            Load::Udp(mbit) => command.args(["-u", "-l", DATAGRAM, "-b", &format!("{mbit}M")]),
+            Load::Udp(mbit) => command.args(["-u", "-l", UDP_PAYLOAD_BYTES, "-b", &format!("{mbit}M")]),
             Load::Quic => return Err("iperf3 knows no QUIC".to_owned()),
         };
-        if way == Direction::Down {
+        if direction == Direction::Down {
             command.arg("-R");
         }
         let started = SystemTime::now();
@@ -201,7 +206,7 @@ impl Iperf {
     }
 
     /// Waits for its end.
-    pub(crate) fn finish(mut self) -> Result<Arrived, String> {
+    pub(crate) fn finish(mut self) -> Result<LoadResult, String> {
         let status = self.child.wait().map_err(|error| error.to_string())?;
         // The server says farewell a moment after the client: the next run would find it busy.
         thread::sleep(Duration::from_millis(100));
@@ -211,7 +216,8 @@ impl Iperf {
         if let Some(error) = all["error"].as_str() {
             return Err(format!("iperf3: {error}"));
         }
-        read(&all, self.started).ok_or_else(|| format!("iperf3 ended with {status} and half a result"))
+        parse_report(&all, self.started)
+            .ok_or_else(|| format!("iperf3 ended with {status} and half a result"))
     }
 }
 
@@ -222,14 +228,14 @@ impl Drop for Iperf {
     }
 }
 
-fn read(all: &Value, started: SystemTime) -> Option<Arrived> {
+fn parse_report(all: &Value, started: SystemTime) -> Option<LoadResult> {
     let reversed = all["start"]["test_start"]["reverse"] == 1;
     let at_server = all["server_output_json"]["intervals"].as_array().filter(|_| !reversed);
     let intervals = at_server.or(all["intervals"].as_array())?;
     let sums = || intervals.iter().map(|interval| &interval["sum"]);
     let end = &all["end"];
     let received = if end["sum_received"].is_null() { &end["sum"] } else { &end["sum_received"] };
-    Some(Arrived {
+    Some(LoadResult {
         mbit: received["bits_per_second"].as_f64()? / 1e6,
         steps: sums().filter_map(|sum| sum["bits_per_second"].as_f64()).map(|rate| rate / 1e6).collect(),
         bytes: sums().filter_map(|sum| sum["bytes"].as_f64()).sum(),
@@ -239,12 +245,12 @@ fn read(all: &Value, started: SystemTime) -> Option<Arrived> {
 }
 
 /// What came of a download whose bytes were counted in steps.
-fn of_steps(bytes: &[u64], started: SystemTime) -> Arrived {
+fn from_step_bytes(bytes: &[u64], started: SystemTime) -> LoadResult {
     let in_a_step = |bytes: &u64| *bytes as f64 * 8e-6 / STEP.as_secs_f64();
     let steps: Vec<f64> = bytes.iter().map(in_a_step).collect();
-    let counted = steps.get(START_UP as usize * 10..).unwrap_or_default();
-    Arrived {
-        mbit: counted.iter().sum::<f64>() / counted.len().max(1) as f64,
+    let count_nft_packets = steps.get(START_UP_SECONDS as usize * 10..).unwrap_or_default();
+    LoadResult {
+        mbit: count_nft_packets.iter().sum::<f64>() / count_nft_packets.len().max(1) as f64,
         bytes: bytes.iter().sum::<u64>() as f64,
         lost: None,
         steps,
@@ -267,10 +273,10 @@ mod tests {
         let mut intervals = vec![sum(0.0); 20];
         intervals.extend([5.0, 0.0, 5.0, 0.0, 0.0, 0.0, 5.0].map(sum));
         let all = json!({ "intervals": intervals, "end": { "sum_received": { "bits_per_second": 7e6 } } });
-        let arrived = read(&all, SystemTime::now()).expect("a result");
-        assert_eq!((arrived.mbit, arrived.stall()), (7.0, Duration::from_millis(300)));
+        let arrived = parse_report(&all, SystemTime::now()).expect("a result");
+        assert_eq!((arrived.mbit, arrived.longest_stall()), (7.0, Duration::from_millis(300)));
         assert!((arrived.bytes - 1.5e6 / 8.0).abs() < 1.0);
-        assert!(read(&json!({}), SystemTime::now()).is_none());
+        assert!(parse_report(&json!({}), SystemTime::now()).is_none());
     }
 
     #[test]
@@ -281,7 +287,7 @@ mod tests {
                 "server_output_json": { "intervals": [sum(8.0)] },
                 "end": { "sum": { "bits_per_second": 8e6, "lost_packets": 3 } },
             });
-            let arrived = read(&all, SystemTime::now()).expect("a result");
+            let arrived = parse_report(&all, SystemTime::now()).expect("a result");
             assert_eq!((arrived.mbit, arrived.lost), (8.0, Some(3)));
             arrived.steps
         };
@@ -292,7 +298,7 @@ mod tests {
     fn the_start_of_a_download_is_not_counted() {
         let mut bytes = vec![0; 20];
         bytes.extend([125_000, 0, 250_000]);
-        let arrived = of_steps(&bytes, SystemTime::now());
+        let arrived = from_step_bytes(&bytes, SystemTime::now());
         assert_eq!((arrived.mbit, arrived.bytes, arrived.steps[20]), (10.0, 375_000.0, 10.0));
     }
 }

@@ -1,22 +1,22 @@
 //! Scenarios with real traffic: what links of all kinds give together, beside the best of them alone and beside the
 //! kernel's Multipath TCP, and what it costs when one is lost.
 
-mod draw;
-pub(crate) mod harm;
+mod chart;
+pub(crate) mod impairment;
 mod judge;
 pub(crate) mod load;
 pub(crate) mod mptcp;
+mod path_rates;
 pub(crate) mod plan;
 pub(crate) mod play;
-pub(crate) mod talk;
-mod watch;
+pub(crate) mod quiet_connection;
 
 use std::time::{Duration, Instant};
 
 use mpvpn_scenarios::{FlowMode, Scenario};
 use serde_json::{Value, json};
 
-use self::plan::{Plan, caught};
+use self::plan::{Plan, catch_panic};
 use crate::{
     figure::{Bar, figure},
     options::Options,
@@ -44,7 +44,7 @@ pub(crate) fn names(flow_mode: FlowMode) -> Vec<&'static str> {
 /// Plays the scenarios that are wanted and have bars for that lane.
 pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
     let rig = rig(flow_mode);
-    let mut plan = if options.quick { Plan::QUICK } else { Plan::WHOLE };
+    let mut plan = if options.quick { Plan::QUICK } else { Plan::FULL };
     plan.inner = options.inner;
     plan.runs = options.runs.unwrap_or(plan.runs);
     plan.repeat = options.cuts.or(plan.repeat);
@@ -64,8 +64,10 @@ pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
     let count = scenarios.len();
     eprintln!("  {count} scenarios, {}; each is in target/bench/{rig} as soon as it is done", about(left));
     let (began, mut failed) = (Instant::now(), Vec::new());
-    let mut outcome =
-        Outcome { chapter: format!("\n## {}\n\n{}", title(flow_mode), judge::HEAD), ..Outcome::default() };
+    let mut outcome = Outcome {
+        chapter: format!("\n## {}\n\n{}", title(flow_mode), judge::TABLE_HEAD),
+        ..Outcome::default()
+    };
     let mut raw = serde_json::Map::new();
     if scenarios.is_empty() {
         let name = "there is no scenario to play".to_owned();
@@ -74,7 +76,7 @@ pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
     for (number, scenario) in (1..).zip(&scenarios) {
         eprintln!("  {number} of {count}, {} left: {}: {}", about(left), scenario.name, scenario.story);
         // One scenario that fails is a figure that is missing, not the end of the others.
-        let record = match caught(|| play::play(scenario, plan)) {
+        let record = match catch_panic(|| play::play(scenario, plan)) {
             Ok(rows) => {
                 let has_failed = |row: &play::Row| row.runs.iter().any(|run| run.arrived.is_err());
                 if rows.iter().any(has_failed) {
@@ -92,7 +94,7 @@ pub(crate) fn for_flow_mode(flow_mode: FlowMode, options: &Options) -> Outcome {
                 json!({ "error": why })
             }
         };
-        report::keep(rig, scenario.name, &record);
+        report::save_record(rig, scenario.name, &record);
         raw.insert(scenario.name.to_owned(), record);
         left = left.saturating_sub(plan.estimate(scenario));
     }
@@ -122,7 +124,7 @@ fn record(scenario: &Scenario, rows: &[play::Row], outcome: &mut Outcome) -> Val
     outcome.chapter += &lines;
     outcome
         .plots
-        .push((format!("{}/{}.svg", rig(scenario.flow_mode), scenario.name), draw::draw(scenario, rows)));
+        .push((format!("{}/{}.svg", rig(scenario.flow_mode), scenario.name), chart::draw(scenario, rows)));
     json!({ "table": lines.lines().collect::<Vec<_>>(), "rows": rows.iter().map(judge::raw).collect::<Value>() })
 }
 

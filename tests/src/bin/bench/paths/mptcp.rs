@@ -2,58 +2,58 @@
 
 use mpvpn_lab::{Direction, SERVER_V4};
 use mpvpn_scenarios::Scenario;
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::testbed::{Host, Testbed};
 
-use super::load::{Iperf, Kind, Load, PORT, Sink};
+use super::load::{Iperf, IperfServer, Load, PORT, TcpKind};
 
 /// Goodput in Mbit/s, or why there is none.
 pub(crate) type Result<T> = std::result::Result<T, String>;
 
 /// Lets both kernels use all links.
-pub(crate) fn prepare(stage: &Stage, links: usize) -> Result<Sink> {
-    for place in [Place::Client, Place::Server] {
-        ask(stage, place, &["ip", "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"])?;
+pub(crate) fn prepare(testbed: &Testbed, links: usize) -> Result<IperfServer> {
+    for host in [Host::Client, Host::Server] {
+        ask(testbed, host, &["ip", "mptcp", "limits", "set", "subflow", "8", "add_addr_accepted", "8"])?;
     }
     for number in 1..=links {
         let (address, device) = (format!("10.{}.0.2", 100 + number), format!("eth{number}"));
-        ask(stage, Place::Client, &["ip", "mptcp", "endpoint", "add", &address, "dev", &device, "subflow"])?;
+        ask(testbed, Host::Client, &["ip", "mptcp", "endpoint", "add", &address, "dev", &device, "subflow"])?;
     }
-    Sink::start(stage, Kind::Mptcp, PORT)
+    IperfServer::start(testbed, TcpKind::Mptcp, PORT)
 }
 
 /// One run. A connection that did not join its second subflow is no measure of several links.
 pub(crate) fn run(
-    stage: &Stage,
+    testbed: &Testbed,
     scenario: &Scenario,
     load: Load,
-    way: Direction,
+    direction: Direction,
     seconds: u32,
 ) -> Result<f64> {
-    let before = joins(stage);
-    let arrived = start(stage, load, way, seconds)?.finish()?;
-    if scenario.links.len() > 1 && joins(stage) == before {
+    let before = joins(testbed);
+    let arrived = start(testbed, load, direction, seconds)?.finish()?;
+    if scenario.links.len() > 1 && joins(testbed) == before {
         return Err("no subflow joined: is net.mptcp.enabled 1?".to_owned());
     }
     Ok(arrived.mbit)
 }
 
 /// Traffic past any tunnel.
-pub(crate) fn start(stage: &Stage, load: Load, way: Direction, seconds: u32) -> Result<Iperf> {
-    Iperf::start(stage, Kind::Mptcp, (&SERVER_V4.to_string(), PORT), load, way, seconds)
+pub(crate) fn start(testbed: &Testbed, load: Load, direction: Direction, seconds: u32) -> Result<Iperf> {
+    Iperf::start(testbed, TcpKind::Mptcp, (&SERVER_V4.to_string(), PORT), load, direction, seconds)
 }
 
-fn ask(stage: &Stage, place: Place, words: &[&str]) -> Result<()> {
-    let output = stage.attempt(place, std::time::Duration::from_secs(5), words);
+fn ask(testbed: &Testbed, host: Host, args: &[&str]) -> Result<()> {
+    let output = testbed.output_of(host, std::time::Duration::from_secs(5), args);
     if output.status.success() {
         return Ok(());
     }
-    Err(format!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
+    Err(format!("{}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim()))
 }
 
 /// How many subflows the server's kernel has accepted.
-pub(crate) fn joins(stage: &Stage) -> u64 {
-    let table = stage
-        .inside(Place::Server, || std::fs::read_to_string("/proc/thread-self/net/netstat"))
+pub(crate) fn joins(testbed: &Testbed) -> u64 {
+    let table = testbed
+        .in_namespace(Host::Server, || std::fs::read_to_string("/proc/thread-self/net/netstat"))
         .unwrap_or_default();
     counter(&table, "MPTcpExt:", "MPJoinAckRx")
 }

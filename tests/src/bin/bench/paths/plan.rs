@@ -8,12 +8,12 @@ use std::{
 use mpvpn_scenarios::{FlowMode, Scenario};
 use mpvpn_types::panic_text;
 
-use super::load::{InnerCc, Load, START_UP};
+use super::load::{InnerCc, Load, START_UP_SECONDS};
 
 /// A stage, a server and its clients are there after so long.
-const SET_UP: Duration = Duration::from_secs(8);
+const SETUP_TIME: Duration = Duration::from_secs(8);
 /// From the end of a run to the start of the next one.
-const BETWEEN: Duration = Duration::from_millis(1500);
+const PAUSE_BETWEEN_RUNS: Duration = Duration::from_millis(1500);
 
 /// How much of a scenario is played.
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Plan {
     /// Seconds of a run without events, where not as the scenario says.
     pub(crate) seconds: Option<u32>,
     /// Rows with more flows are left out, unless none would be left.
-    pub(crate) most_flows: u32,
+    pub(crate) max_flows: u32,
     /// How often events are repeated, where not as the scenario says.
     pub(crate) repeat: Option<u32>,
     /// The congestion control of inner TCP.
@@ -34,10 +34,10 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// How much is played by default.
-    pub(crate) const WHOLE: Self = Self {
+    pub(crate) const FULL: Self = Self {
         runs: 3,
         seconds: None,
-        most_flows: u32::MAX,
+        max_flows: u32::MAX,
         repeat: None,
         inner: InnerCc::Cubic,
         random_cuts: None,
@@ -46,7 +46,7 @@ impl Plan {
     pub(crate) const QUICK: Self = Self {
         runs: 1,
         seconds: Some(6),
-        most_flows: 4,
+        max_flows: 4,
         repeat: Some(3),
         inner: InnerCc::Cubic,
         random_cuts: Some(15),
@@ -70,7 +70,7 @@ impl Plan {
             let all = scenario.flows.iter().enumerate().filter(move |(_, flows)| **flows <= most);
             all.map(|(index, flows)| (Some(index), Load::Tcp(*flows, self.inner))).collect::<Vec<_>>()
         };
-        let few = tcp(self.most_flows);
+        let few = tcp(self.max_flows);
         let mut loads = if few.is_empty() { tcp(u32::MAX) } else { few };
         loads.extend(scenario.quic.then_some((Some(0), Load::Quic)));
         loads.extend(scenario.udp_mbit.map(|mbit| (None, Load::Udp(mbit))));
@@ -89,14 +89,14 @@ impl Plan {
     }
 
     /// Whether kernel MPTCP is measured as well.
-    pub(crate) fn asks_kernel(scenario: &Scenario) -> bool {
+    pub(crate) fn measures_kernel_mptcp(scenario: &Scenario) -> bool {
         scenario.flow_mode == FlowMode::Datagram
             && (scenario.event.is_empty() || scenario.bars.min_single_mbit.is_some())
     }
 
     /// Whether single links are measured as well. With streams only where a bar is about them: they have been with
     /// packets already.
-    pub(crate) fn asks_singles(scenario: &Scenario) -> bool {
+    pub(crate) fn measures_single_links(scenario: &Scenario) -> bool {
         let bars = &scenario.bars;
         let is_wanted = match scenario.flow_mode {
             FlowMode::Datagram => scenario.event.is_empty(),
@@ -107,28 +107,32 @@ impl Plan {
 
     /// About how long the scenario takes.
     pub(crate) fn estimate(&self, scenario: &Scenario) -> Duration {
-        let start_up = Duration::from_secs(START_UP.into());
-        let calm = start_up + BETWEEN + Duration::from_secs(self.seconds(scenario).into());
+        let start_up = Duration::from_secs(START_UP_SECONDS.into());
+        let calm = start_up + PAUSE_BETWEEN_RUNS + Duration::from_secs(self.seconds(scenario).into());
         let whole = match scenario.event.is_empty() {
             true => calm,
             false => {
                 start_up
-                    + BETWEEN
+                    + PAUSE_BETWEEN_RUNS
                     + Duration::from_secs(u64::from(scenario.seconds) * u64::from(scenario.repeat))
             }
         };
         let loads = self.loads(scenario);
         let rows = (loads.len() * scenario.directions.len()) as u32;
-        let mut time = SET_UP + whole * self.runs(scenario) * rows;
+        let mut time = SETUP_TIME + whole * self.runs(scenario) * rows;
         if scenario.bars.max_repair.is_some() {
             time += calm * rows;
         }
-        if Self::asks_kernel(scenario) {
+        if Self::measures_kernel_mptcp(scenario) {
             let tcp = loads.iter().filter(|(_, load)| matches!(load, Load::Tcp(..))).count() as u32;
             time += calm * self.runs * tcp * scenario.directions.len() as u32;
         }
-        if Self::asks_singles(scenario) {
-            let alone = scenario.directions.iter().map(|way| scenario.best_link_candidates(*way).len()).max();
+        if Self::measures_single_links(scenario) {
+            let alone = scenario
+                .directions
+                .iter()
+                .map(|direction| scenario.best_link_candidates(*direction).len())
+                .max();
             time += calm * self.runs * rows * alone.unwrap_or(0) as u32;
         }
         time
@@ -136,7 +140,7 @@ impl Plan {
 }
 
 /// What `task` came to. One that panics has failed like any other: the next ones have their turn.
-pub(crate) fn caught<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(crate) fn catch_panic<T>(task: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned()))
 }
 
@@ -154,16 +158,16 @@ mod tests {
             let loads = plan.loads(&plan.of(scenario(name)));
             loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>()
         };
-        assert_eq!(named(Plan::WHOLE, "two_100"), ["1 TCP", "4 TCP", "16 TCP"]);
+        assert_eq!(named(Plan::FULL, "two_100"), ["1 TCP", "4 TCP", "16 TCP"]);
         assert_eq!(named(Plan::QUICK, "two_100"), ["1 TCP", "4 TCP"]);
         assert_eq!(named(Plan::QUICK, "lossy"), ["1 TCP", "4 TCP", "QUIC"]);
-        assert_eq!(named(Plan::WHOLE, "redundant_cut"), ["4 TCP", "UDP, 20 Mbit/s"]);
+        assert_eq!(named(Plan::FULL, "redundant_cut"), ["4 TCP", "UDP, 20 Mbit/s"]);
         let cuts = |plan: Plan| plan.of(scenario("random_cuts")).impairments().len();
-        assert_eq!((cuts(Plan::WHOLE), cuts(Plan::QUICK)), (100, 15));
+        assert_eq!((cuts(Plan::FULL), cuts(Plan::QUICK)), (100, 15));
         let seconds = |plan: Plan, name| plan.estimate(&plan.of(scenario(name))).as_secs();
-        assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::WHOLE, "cut_silent"));
+        assert!(seconds(Plan::QUICK, "cut_silent") < seconds(Plan::FULL, "cut_silent"));
         // Three loads over both links, three over each of two links, two by MPTCP; each three times 10 s and more.
-        assert!((330..460).contains(&seconds(Plan::WHOLE, "lossy")), "{}", seconds(Plan::WHOLE, "lossy"));
+        assert!((330..460).contains(&seconds(Plan::FULL, "lossy")), "{}", seconds(Plan::FULL, "lossy"));
     }
 
     #[test]
@@ -171,7 +175,7 @@ mod tests {
         let played = |name, flow_mode| scenario(name).for_flow_mode(flow_mode).expect(name);
         let asks = |name, flow_mode| {
             let scenario = played(name, flow_mode);
-            (Plan::asks_kernel(&scenario), Plan::asks_singles(&scenario))
+            (Plan::measures_kernel_mptcp(&scenario), Plan::measures_single_links(&scenario))
         };
         assert_eq!(
             (asks("equal", FlowMode::Datagram), asks("equal", FlowMode::Stream)),
@@ -181,13 +185,13 @@ mod tests {
             (asks("lte_geo", FlowMode::Stream), asks("two_10", FlowMode::Stream)),
             ((false, false), (false, true))
         );
-        let loads = Plan::WHOLE.loads(&played("equal", FlowMode::Stream));
+        let loads = Plan::FULL.loads(&played("equal", FlowMode::Stream));
         assert_eq!(loads.into_iter().map(|(_, load)| load.name()).collect::<Vec<_>>(), ["1 TCP", "4 TCP"]);
     }
 
     #[test]
     fn what_panics_has_failed() {
-        assert_eq!(caught(|| Ok(1)), Ok(1));
-        assert_eq!(caught::<()>(|| panic!("why {}", 1)), Err("why 1".to_owned()));
+        assert_eq!(catch_panic(|| Ok(1)), Ok(1));
+        assert_eq!(catch_panic::<()>(|| panic!("why {}", 1)), Err("why 1".to_owned()));
     }
 }

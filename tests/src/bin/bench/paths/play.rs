@@ -6,31 +6,31 @@ use std::time::Duration;
 use mpvpn_lab::{Direction, LinkStats};
 use mpvpn_scenarios::{Change, FlowMode, Scenario};
 use mpvpn_tests::{
-    quic_bulk::Source,
-    stage::{Peer, Stage, TUNNEL},
+    quic_bulk::QuicServer,
+    testbed::{MpvpnProcess, TUNNEL, Testbed},
 };
 
 use super::{
-    harm::{self, Harm},
-    load::{Arrived, Iperf, Kind, Load, PORT, Run, Sink},
+    impairment::{self, Impairment},
+    load::{Iperf, IperfServer, Load, LoadResult, LoadRun, PORT, TcpKind},
     mptcp,
-    plan::{Plan, caught},
-    watch::{Curves, Resent, Watch, resent},
+    path_rates::{PathRateWatch, PathRates, Resent, resent},
+    plan::{Plan, catch_panic},
 };
 
 /// How long all paths may take to be active.
-const SETTLE: Duration = Duration::from_secs(10);
+const PATHS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What was found of one load in one direction.
 pub(crate) struct Row {
     pub(crate) load: Load,
     /// Which of the scenario's numbers of flows has the bars of this one.
     pub(crate) index: Option<usize>,
-    pub(crate) way: Direction,
+    pub(crate) direction: Direction,
     /// Over all links.
-    pub(crate) runs: Vec<Measured>,
+    pub(crate) runs: Vec<RunResult>,
     /// The same without any loss, where repair is judged.
-    pub(crate) clean: Option<Measured>,
+    pub(crate) clean: Option<RunResult>,
     /// Over single links, counted from 1: medians, Mbit/s.
     pub(crate) singles: Vec<(usize, Result<f64, String>)>,
     /// Kernel MPTCP, Mbit/s; `None` where it was not asked.
@@ -38,106 +38,107 @@ pub(crate) struct Row {
 }
 
 /// One run over all links.
-pub(crate) struct Measured {
-    pub(crate) arrived: Result<Arrived, String>,
+pub(crate) struct RunResult {
+    pub(crate) arrived: Result<LoadResult, String>,
     /// Bytes of IP packets that went into the links in that direction.
     pub(crate) sent: f64,
-    pub(crate) curves: Curves,
+    pub(crate) path_rates: PathRates,
     /// What the sender numbered and sent again.
     pub(crate) resent: Option<Resent>,
-    pub(crate) harms: Vec<Harm>,
+    pub(crate) impairments: Vec<Impairment>,
     /// Pings that were not answered, where pings were sent.
     pub(crate) lost_pings: Option<u64>,
     /// How long the quiet TCP connection waited at most, or how it was lost; where there was one.
-    pub(crate) talk: Option<Result<Duration, String>>,
+    pub(crate) quiet_connection: Option<Result<Duration, String>>,
 }
 
 /// Plays it.
 pub(crate) fn play(scenario: &Scenario, plan: Plan) -> Result<Vec<Row>, String> {
-    let stage = Stage::of(&scenario.links);
+    let testbed = Testbed::of(&scenario.links);
     let mut rows = Vec::new();
-    for &way in &scenario.directions {
+    for &direction in &scenario.directions {
         for (index, load) in plan.loads(scenario) {
             let (runs, singles) = (Vec::new(), Vec::new());
-            rows.push(Row { load, index, way, runs, clean: None, singles, mptcp: None });
+            rows.push(Row { load, index, direction, runs, clean: None, singles, mptcp: None });
         }
     }
-    if Plan::asks_kernel(scenario) {
-        beside(&stage, scenario, plan, &mut rows);
+    if Plan::measures_kernel_mptcp(scenario) {
+        measure_kernel_mptcp(&testbed, scenario, plan, &mut rows);
     }
-    let server = stage.server(&[]);
-    let sink = Sink::start(&stage, Kind::Tcp, PORT)?;
-    let source = if scenario.quic { Some(Source::start(&stage)?) } else { None };
-    let scene = Scene { scenario, stage: &stage, plan, server, source };
-    scene.together(&mut rows);
-    if Plan::asks_singles(scenario) {
-        scene.alone(&mut rows);
+    let server = testbed.server(&[]);
+    let iperf = IperfServer::start(&testbed, TcpKind::Tcp, PORT)?;
+    let quic_server = if scenario.quic { Some(QuicServer::start(&testbed)?) } else { None };
+    let scenario_run = ScenarioRun { scenario, testbed: &testbed, plan, server, quic_server };
+    scenario_run.measure_all_links(&mut rows);
+    if Plan::measures_single_links(scenario) {
+        scenario_run.measure_single_links(&mut rows);
     }
-    drop(sink);
+    drop(iperf);
     Ok(rows)
 }
 
 /// Measures kernel MPTCP, before there is a tunnel.
-fn beside(stage: &Stage, scenario: &Scenario, plan: Plan, rows: &mut [Row]) {
-    let sink = caught(|| mptcp::prepare(stage, scenario.links.len()));
+fn measure_kernel_mptcp(testbed: &Testbed, scenario: &Scenario, plan: Plan, rows: &mut [Row]) {
+    let iperf = catch_panic(|| mptcp::prepare(testbed, scenario.links.len()));
     for row in rows.iter_mut().filter(|row| matches!(row.load, Load::Tcp(..))) {
-        if let Err(why) = &sink {
+        if let Err(why) = &iperf {
             row.mptcp = Some(Err(why.clone()));
             continue;
         }
-        let run = || caught(|| mptcp::run(stage, scenario, row.load, row.way, plan.seconds(scenario)));
+        let run =
+            || catch_panic(|| mptcp::run(testbed, scenario, row.load, row.direction, plan.seconds(scenario)));
         let found = (0..plan.runs).map(|_| run()).collect::<Result<_, _>>().map(median);
-        eprintln!("    kernel MPTCP, {}, {:?}: {}", row.load.name(), row.way, said(&found));
+        eprintln!("    kernel MPTCP, {}, {:?}: {}", row.load.name(), row.direction, rate_or_error(&found));
         row.mptcp = Some(found);
     }
 }
 
 /// A stage with a server, on which clients play.
-struct Scene<'a> {
+struct ScenarioRun<'a> {
     scenario: &'a Scenario,
-    stage: &'a Stage,
+    testbed: &'a Testbed,
     plan: Plan,
-    server: Peer,
-    source: Option<Source>,
+    server: MpvpnProcess,
+    quic_server: Option<QuicServer>,
 }
 
-impl Scene<'_> {
+impl ScenarioRun<'_> {
     /// A client over all links, or over that one, whose paths are all active. All links become what `change` makes of
     /// them.
-    fn client(&self, only: Option<usize>, change: &Change) -> Result<Peer, String> {
+    fn client(&self, only: Option<usize>, change: &Change) -> Result<MpvpnProcess, String> {
         for (number, spec) in (1..).zip(&self.scenario.links) {
-            let link = self.stage.link(number);
+            let link = self.testbed.link(number);
             change.apply(link.handle(), spec).map_err(|error| format!("link {number}: {error}"))?;
         }
         let options = &self.scenario.client;
         let pipes = options.pipes.map(|pipes| pipes.to_string());
         let device = only.map(|index| format!("eth{}", index + 1));
-        let words = [
+        let args = [
             ("--scheduler", options.scheduler.as_deref()),
             ("--cc", options.cc.as_deref()),
             ("--pipes", pipes.as_deref()),
             ("--lane", (self.scenario.flow_mode == FlowMode::Stream).then_some("stream")),
             ("--path", device.as_deref()),
         ];
-        let words: Vec<&str> =
-            words.iter().filter_map(|(key, value)| Some([*key, (*value)?])).flatten().collect();
-        let client = self.stage.client(&words);
+        let args: Vec<&str> =
+            args.iter().filter_map(|(key, value)| Some([*key, (*value)?])).flatten().collect();
+        let client = self.testbed.client(&args);
         let used = |index: &usize| only.is_none_or(|only| only == *index);
         for index in (0..self.scenario.links.len()).filter(used) {
-            client.until_path(&format!("eth{}", index + 1), "active", SETTLE);
+            client.wait_for_path(&format!("eth{}", index + 1), "active", PATHS_TIMEOUT);
         }
         Ok(client)
     }
 
     /// Every row over all links.
-    fn together(&self, rows: &mut [Row]) {
+    fn measure_all_links(&self, rows: &mut [Row]) {
         let mut client = None;
         for row in &mut *rows {
             for _ in 0..self.plan.runs(self.scenario) {
-                let measured = self.next(&mut client, &Change::Restore, row);
+                let measured = self.run_with_client(&mut client, &Change::Restore, row);
                 row.runs.push(measured);
             }
-            eprintln!("    {}, {:?}: {}", row.load.name(), row.way, said(&row.mbit()));
+            eprintln!("    {}, {:?}: {}", row.load.name(), row.direction, rate_or_error(&row.mbit()));
         }
         if self.scenario.bars.max_repair.is_none() {
             return;
@@ -145,23 +146,28 @@ impl Scene<'_> {
         // What was learned of losses is not to be known here.
         client = None;
         for row in rows {
-            let measured = self.next(&mut client, &Change::Set("loss=0".to_owned()), row);
+            let measured = self.run_with_client(&mut client, &Change::Set("loss=0".to_owned()), row);
             let found = measured.arrived.as_ref().map(|arrived| arrived.mbit).map_err(Clone::clone);
-            eprintln!("    without loss, {}, {:?}: {}", row.load.name(), row.way, said(&found));
+            eprintln!(
+                "    without loss, {}, {:?}: {}",
+                row.load.name(),
+                row.direction,
+                rate_or_error(&found)
+            );
             row.clean = Some(measured);
         }
     }
 
     /// One run with `client`, or with a new one over links that `change` has changed, if there is none that works.
-    fn next(&self, client: &mut Option<Peer>, change: &Change, row: &Row) -> Measured {
-        let measured = caught(|| {
-            if client.as_mut().is_none_or(|peer| !peer.is_running()) {
+    fn run_with_client(&self, client: &mut Option<MpvpnProcess>, change: &Change, row: &Row) -> RunResult {
+        let measured = catch_panic(|| {
+            if client.as_mut().is_none_or(|process| !process.is_running()) {
                 *client = None;
                 *client = Some(self.client(None, change)?);
             }
             self.run(client.as_ref().ok_or("no client")?, row)
         });
-        let measured = measured.unwrap_or_else(Measured::failed);
+        let measured = measured.unwrap_or_else(RunResult::failed);
         if measured.arrived.is_err() {
             // The next run shall not have the troubles of this one.
             *client = None;
@@ -170,73 +176,75 @@ impl Scene<'_> {
     }
 
     /// Every row over every link that may be the best alone.
-    fn alone(&self, rows: &mut [Row]) {
-        let ways = self.scenario.directions.iter();
+    fn measure_single_links(&self, rows: &mut [Row]) {
+        let directions = self.scenario.directions.iter();
         let mut candidates: Vec<usize> =
-            ways.flat_map(|way| self.scenario.best_link_candidates(*way)).collect();
+            directions.flat_map(|direction| self.scenario.best_link_candidates(*direction)).collect();
         candidates.sort_unstable();
         candidates.dedup();
         for index in candidates {
-            let client = caught(|| self.client(Some(index), &Change::Restore));
+            let client = catch_panic(|| self.client(Some(index), &Change::Restore));
             for row in &mut *rows {
                 let run = || {
                     client.as_ref().map_err(Clone::clone)?;
-                    caught(|| self.traffic(row, self.plan.seconds(self.scenario))?.finish())
+                    catch_panic(|| self.traffic(row, self.plan.seconds(self.scenario))?.finish())
                 };
                 let runs: Result<Vec<_>, _> =
                     (0..self.plan.runs).map(|_| run().map(|arrived| arrived.mbit)).collect();
                 let found = runs.map(median);
-                let (load, way) = (row.load.name(), row.way);
-                eprintln!("    link {} alone, {load}, {way:?}: {}", index + 1, said(&found));
+                let (load, direction) = (row.load.name(), row.direction);
+                eprintln!("    link {} alone, {load}, {direction:?}: {}", index + 1, rate_or_error(&found));
                 row.singles.push((index + 1, found));
             }
         }
     }
 
-    fn traffic(&self, row: &Row, seconds: u32) -> Result<Run, String> {
-        match (row.load, &self.source) {
-            (Load::Quic, Some(source)) => Run::quic(self.stage, source, TUNNEL, seconds),
+    fn traffic(&self, row: &Row, seconds: u32) -> Result<LoadRun, String> {
+        match (row.load, &self.quic_server) {
+            (Load::Quic, Some(quic_server)) => LoadRun::quic(self.testbed, quic_server, TUNNEL, seconds),
             (Load::Quic, None) => Err("there is no QUIC server".to_owned()),
             (load, _) => {
-                Iperf::start(self.stage, Kind::Tcp, (TUNNEL, PORT), load, row.way, seconds).map(Run::Iperf)
+                Iperf::start(self.testbed, TcpKind::Tcp, (TUNNEL, PORT), load, row.direction, seconds)
+                    .map(LoadRun::Iperf)
             }
         }
     }
 
-    fn run(&self, client: &Peer, row: &Row) -> Result<Measured, String> {
-        let sender = if row.way == Direction::Up { client } else { &self.server };
-        let before = (self.sent(row.way), resent(sender.socket()));
-        let watch = Watch::start(client.socket(), row.way);
+    fn run(&self, client: &MpvpnProcess, row: &Row) -> Result<RunResult, String> {
+        let sender = if row.direction == Direction::Up { client } else { &self.server };
+        let before = (self.sent(row.direction), resent(sender.socket()));
+        let watch = PathRateWatch::start(client.socket(), row.direction);
         let run = || {
             if self.scenario.event.is_empty() {
                 let run = self.traffic(row, self.plan.seconds(self.scenario));
-                return Ok(Measured {
-                    arrived: run.and_then(Run::finish),
-                    ..Measured::failed(String::new())
+                return Ok(RunResult {
+                    arrived: run.and_then(LoadRun::finish),
+                    ..RunResult::failed(String::new())
                 });
             }
             let start = |seconds| self.traffic(row, seconds);
-            let harmed = harm::harmed(self.stage, self.scenario, row.way, start)?;
-            Ok(Measured {
-                arrived: harmed.arrived,
-                harms: harmed.harms,
-                lost_pings: Some(harmed.lost_pings),
-                talk: Some(harmed.talk),
-                ..Measured::failed(String::new())
+            let run_with_events =
+                impairment::run_with_events(self.testbed, self.scenario, row.direction, start)?;
+            Ok(RunResult {
+                arrived: run_with_events.arrived,
+                impairments: run_with_events.impairments,
+                lost_pings: Some(run_with_events.lost_pings),
+                quiet_connection: Some(run_with_events.quiet_connection),
+                ..RunResult::failed(String::new())
             })
         };
-        let measured = caught(run);
-        let curves = watch.finish();
-        let (sent, after) = (self.sent(row.way) - before.0, resent(sender.socket()));
+        let measured = catch_panic(run);
+        let path_rates = watch.finish();
+        let (sent, after) = (self.sent(row.direction) - before.0, resent(sender.socket()));
         let resent = before.1.zip(after).map(|(before, after)| after.since(before));
-        Ok(Measured { sent, curves, resent, ..measured? })
+        Ok(RunResult { sent, path_rates, resent, ..measured? })
     }
 
     /// Bytes that went into all links in a direction so far, as if lost packets had been as long as the others.
-    fn sent(&self, way: Direction) -> f64 {
+    fn sent(&self, direction: Direction) -> f64 {
         let of_link = |number| {
-            let LinkStats { up, down } = self.stage.link(number).handle().stats().unwrap_or_default();
-            let counters = if way == Direction::Up { up } else { down };
+            let LinkStats { up, down } = self.testbed.link(number).handle().stats().unwrap_or_default();
+            let counters = if direction == Direction::Up { up } else { down };
             let packets = counters.packets + counters.dropped_loss + counters.dropped_queue;
             counters.bytes as f64 * packets as f64 / (counters.packets.max(1)) as f64
         };
@@ -244,17 +252,17 @@ impl Scene<'_> {
     }
 }
 
-impl Measured {
+impl RunResult {
     /// A run of which nothing is known but why it failed.
     fn failed(why: String) -> Self {
         Self {
             arrived: Err(why),
             sent: f64::NAN,
-            curves: Curves::default(),
+            path_rates: PathRates::default(),
             resent: None,
-            harms: Vec::new(),
+            impairments: Vec::new(),
             lost_pings: None,
-            talk: None,
+            quiet_connection: None,
         }
     }
 }
@@ -273,7 +281,7 @@ impl Row {
     }
 }
 
-fn said(found: &Result<f64, String>) -> String {
+fn rate_or_error(found: &Result<f64, String>) -> String {
     found.as_ref().map_or_else(Clone::clone, |mbit| format!("{mbit:.1} Mbit/s"))
 }
 

@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use mpvpn_tests::{quiet, system::System, wall::Wall};
+use mpvpn_tests::{disturbance, firewall::Firewall, system::System};
 use serde_json::{Value, json};
 
 use super::{
-    Contest, Scope, Setting, Versions,
-    notebook::{MEASURES, Measure, Notebook, known},
+    PeerComparison, Scope, Setting, Versions,
+    samples::{MEASURES, Measure, SampleLog, measure_of},
 };
 use crate::{
     figure::{Bar, Figure},
@@ -17,103 +17,103 @@ use crate::{
 };
 
 /// mpvpn with its defaults.
-pub(super) const PEERS: Contest = Contest {
+pub(super) const PEERS: PeerComparison = PeerComparison {
     rig: "peers",
     title: "Peers",
     ours: &[System::Mpvpn],
     rival: System::WireguardGo,
     bars: &BARS,
     scope: Scope::Everything,
-    wall: Wall::NONE,
+    firewall: Firewall::OPEN,
 };
 /// mpvpn with TCP on streams.
-pub(super) const STREAM: Contest = Contest {
+pub(super) const STREAM: PeerComparison = PeerComparison {
     rig: "stream",
     title: "Streams beside another VPN",
     ours: &[System::MpvpnStream],
     rival: System::WireguardGo,
     bars: &STREAM_BARS,
     scope: Scope::Tcp,
-    wall: Wall::NONE,
+    firewall: Firewall::OPEN,
 };
 /// mpvpn inside TCP, with TCP as packets and on streams.
-pub(super) const INSIDE_TCP: Contest = Contest {
+pub(super) const INSIDE_TCP: PeerComparison = PeerComparison {
     rig: "mptcp",
     title: "Inside TCP beside another VPN over TCP",
     ours: &[System::MpvpnTcp, System::MpvpnTcpStream],
     rival: System::OpenvpnTcp,
     bars: &INSIDE_TCP_BARS,
     scope: Scope::Tcp,
-    wall: Wall { no_udp: &[1], ..Wall::NONE },
+    firewall: Firewall { no_udp: &[1], ..Firewall::OPEN },
 };
 
 /// What is asked of mpvpn: where, what, and how much.
-const BARS: [(Setting, &str, Asked); 28] = [
-    (Setting::Veth, "tcp1_up", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp1_down", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp1_up_cpu_client", Asked::AtMost(1.5)),
-    (Setting::Veth, "tcp1_up_cpu_server", Asked::AtMost(1.5)),
-    (Setting::Veth, "tcp1_down_cpu_client", Asked::AtMost(1.5)),
-    (Setting::Veth, "tcp1_down_cpu_server", Asked::AtMost(1.5)),
-    (Setting::Plain, "tcp1_up", Asked::TimesRival(1.5)),
-    (Setting::Plain, "tcp1_down", Asked::TimesRival(1.5)),
-    (Setting::Gigabit, "tcp1_up", Asked::Told),
-    (Setting::Gigabit, "tcp1_down", Asked::Told),
-    (Setting::Veth, "tcp8_up", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp8_down", Asked::TimesRival(2.5)),
-    (Setting::Veth, "udp1200", Asked::TimesRival(2.0)),
-    (Setting::Veth, "udp1200", Asked::AtLeast(120.0)),
-    (Setting::Veth, "udp512", Asked::Told),
-    (Setting::Veth, "udp64", Asked::Told),
-    (Setting::Veth, "idle_median", Asked::AtMost(0.2)),
-    (Setting::Veth, "idle_p99", Asked::AtMost(0.6)),
-    (Setting::Slow, "load_up_median", Asked::AtMost(5.0)),
-    (Setting::Slow, "load_up_p99", Asked::AtMost(15.0)),
-    (Setting::Slow, "load_down_median", Asked::AtMost(5.0)),
-    (Setting::Slow, "load_down_p99", Asked::AtMost(15.0)),
-    (Setting::Slow, "load_up_rate", Asked::Told),
-    (Setting::Slow, "load_down_rate", Asked::Told),
-    (Setting::Veth, "rss_client", Asked::AtMost(64.0)),
-    (Setting::Veth, "rss_server", Asked::AtMost(64.0)),
-    (Setting::Veth, "rss_stalled_client", Asked::AtMost(64.0)),
-    (Setting::Veth, "rss_stalled_server", Asked::AtMost(64.0)),
+const BARS: [(Setting, &str, Requirement); 28] = [
+    (Setting::Veth, "tcp1_up", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_down", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_up_cpu_client", Requirement::AtMost(1.5)),
+    (Setting::Veth, "tcp1_up_cpu_server", Requirement::AtMost(1.5)),
+    (Setting::Veth, "tcp1_down_cpu_client", Requirement::AtMost(1.5)),
+    (Setting::Veth, "tcp1_down_cpu_server", Requirement::AtMost(1.5)),
+    (Setting::Plain, "tcp1_up", Requirement::TimesRival(1.5)),
+    (Setting::Plain, "tcp1_down", Requirement::TimesRival(1.5)),
+    (Setting::Gigabit, "tcp1_up", Requirement::ReportOnly),
+    (Setting::Gigabit, "tcp1_down", Requirement::ReportOnly),
+    (Setting::Veth, "tcp8_up", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp8_down", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "udp1200", Requirement::TimesRival(2.0)),
+    (Setting::Veth, "udp1200", Requirement::AtLeast(120.0)),
+    (Setting::Veth, "udp512", Requirement::ReportOnly),
+    (Setting::Veth, "udp64", Requirement::ReportOnly),
+    (Setting::Veth, "idle_median", Requirement::AtMost(0.2)),
+    (Setting::Veth, "idle_p99", Requirement::AtMost(0.6)),
+    (Setting::Slow, "load_up_median", Requirement::AtMost(5.0)),
+    (Setting::Slow, "load_up_p99", Requirement::AtMost(15.0)),
+    (Setting::Slow, "load_down_median", Requirement::AtMost(5.0)),
+    (Setting::Slow, "load_down_p99", Requirement::AtMost(15.0)),
+    (Setting::Slow, "load_up_rate", Requirement::ReportOnly),
+    (Setting::Slow, "load_down_rate", Requirement::ReportOnly),
+    (Setting::Veth, "rss_client", Requirement::AtMost(64.0)),
+    (Setting::Veth, "rss_server", Requirement::AtMost(64.0)),
+    (Setting::Veth, "rss_stalled_client", Requirement::AtMost(64.0)),
+    (Setting::Veth, "rss_stalled_server", Requirement::AtMost(64.0)),
 ];
 
 /// What is asked of it with TCP on streams.
-const STREAM_BARS: [(Setting, &str, Asked); 12] = [
-    (Setting::Veth, "tcp1_up", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp1_down", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp8_up", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp8_down", Asked::TimesRival(2.5)),
-    (Setting::Veth, "tcp1_up_cpu_client", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp1_up_cpu_server", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp1_down_cpu_client", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp1_down_cpu_server", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp8_up_cpu_client", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp8_up_cpu_server", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp8_down_cpu_client", Asked::AtMost(1.2)),
-    (Setting::Veth, "tcp8_down_cpu_server", Asked::AtMost(1.2)),
+const STREAM_BARS: [(Setting, &str, Requirement); 12] = [
+    (Setting::Veth, "tcp1_up", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_down", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp8_up", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp8_down", Requirement::TimesRival(2.5)),
+    (Setting::Veth, "tcp1_up_cpu_client", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp1_up_cpu_server", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp1_down_cpu_client", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp1_down_cpu_server", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp8_up_cpu_client", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp8_up_cpu_server", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp8_down_cpu_client", Requirement::AtMost(1.2)),
+    (Setting::Veth, "tcp8_down_cpu_server", Requirement::AtMost(1.2)),
 ];
 
 /// What is asked of it inside TCP.
-const INSIDE_TCP_BARS: [(Setting, &str, Asked); 8] = [
-    (Setting::Veth, "tcp1_up", Asked::TimesRival(1.5)),
-    (Setting::Veth, "tcp1_down", Asked::TimesRival(1.5)),
-    (Setting::Veth, "tcp1_up", Asked::Told),
-    (Setting::Veth, "tcp1_down", Asked::Told),
-    (Setting::Veth, "tcp1_up_cpu_client", Asked::Told),
-    (Setting::Veth, "tcp1_up_cpu_server", Asked::Told),
-    (Setting::Veth, "tcp1_down_cpu_client", Asked::Told),
-    (Setting::Veth, "tcp1_down_cpu_server", Asked::Told),
+const INSIDE_TCP_BARS: [(Setting, &str, Requirement); 8] = [
+    (Setting::Veth, "tcp1_up", Requirement::TimesRival(1.5)),
+    (Setting::Veth, "tcp1_down", Requirement::TimesRival(1.5)),
+    (Setting::Veth, "tcp1_up", Requirement::ReportOnly),
+    (Setting::Veth, "tcp1_down", Requirement::ReportOnly),
+    (Setting::Veth, "tcp1_up_cpu_client", Requirement::ReportOnly),
+    (Setting::Veth, "tcp1_up_cpu_server", Requirement::ReportOnly),
+    (Setting::Veth, "tcp1_down_cpu_client", Requirement::ReportOnly),
+    (Setting::Veth, "tcp1_down_cpu_server", Requirement::ReportOnly),
 ];
 
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum Requirement {
     AtLeast(f64),
     AtMost(f64),
     /// So many times what the rival does in the same round.
     TimesRival(f64),
-    Told,
+    ReportOnly,
 }
 
 /// End of the file name, title, and what is drawn of which setting.
@@ -183,13 +183,13 @@ const PLOTS: [Plot; 5] = [
 
 pub(super) fn outcome(
     options: &Options,
-    contest: &Contest,
+    comparison: &PeerComparison,
     versions: &Versions,
-    notes: &Notebook,
+    log: &SampleLog,
 ) -> Outcome {
-    let figures = figures(options, contest, notes);
-    let chapter = chapter(options, contest, versions, notes);
-    let plots = plots(options, contest, notes);
+    let figures = figures(options, comparison, log);
+    let chapter = chapter(options, comparison, versions, log);
+    let plots = plots(options, comparison, log);
     let versions: Vec<Value> = versions
         .iter()
         .map(|(system, version)| {
@@ -197,7 +197,7 @@ pub(super) fn outcome(
                     "setup": system.settings() })
         })
         .collect();
-    let mut raw = notes.json();
+    let mut raw = log.json();
     raw["systems"] = Value::Array(versions);
     raw["rounds"] = json!(options.rounds);
     raw["seconds"] = json!(options.seconds);
@@ -205,43 +205,43 @@ pub(super) fn outcome(
 }
 
 /// Only what was asked for is judged; what was and has no value has missed its bar.
-fn figures(options: &Options, contest: &Contest, notes: &Notebook) -> Vec<Figure> {
-    let ours = contest.ours.iter().filter(|system| options.systems.contains(system));
-    let asked = || contest.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
+fn figures(options: &Options, comparison: &PeerComparison, log: &SampleLog) -> Vec<Figure> {
+    let ours = comparison.ours.iter().filter(|system| options.systems.contains(system));
+    let asked = || comparison.bars.iter().filter(|(setting, ..)| options.settings.contains(setting));
     let judged = |ours: System| {
         asked().filter_map(move |(setting, key, asked)| {
-            judged(contest, ours, *setting, known(key), *asked, options, notes)
+            judged(comparison, ours, *setting, measure_of(key), *asked, options, log)
         })
     };
     ours.flat_map(|system| judged(*system)).collect()
 }
 
 fn judged(
-    contest: &Contest,
+    comparison: &PeerComparison,
     ours: System,
     setting: Setting,
     measure: &Measure,
-    asked: Asked,
+    asked: Requirement,
     options: &Options,
-    notes: &Notebook,
+    log: &SampleLog,
 ) -> Option<Figure> {
-    let (rig, rival) = (contest.rig, contest.rival);
-    let note = if notes.is_disturbed(setting, ours, measure.key) { "*" } else { "" };
-    let who = if contest.ours.len() > 1 { format!("{}, ", ours.name()) } else { String::new() };
+    let (rig, rival) = (comparison.rig, comparison.rival);
+    let note = if log.is_disturbed(setting, ours, measure.key) { "*" } else { "" };
+    let who = if comparison.ours.len() > 1 { format!("{}, ", ours.name()) } else { String::new() };
     let name = format!("{who}{}, {}", setting.name(), measure.title);
     let absolute = |bar| {
-        let value = notes.median(setting, ours, measure.key).unwrap_or(f64::NAN);
+        let value = log.median(setting, ours, measure.key).unwrap_or(f64::NAN);
         Some(Figure { rig, name: name.clone(), note: note.to_owned(), value, unit: measure.unit, bar })
     };
     match asked {
-        Asked::AtLeast(bar) => absolute(Bar::AtLeast(bar)),
-        Asked::AtMost(bar) => absolute(Bar::AtMost(bar)),
-        Asked::Told => absolute(measure.direction()),
-        Asked::TimesRival(bar) => {
-            let value = notes.ratio(setting, ours, rival, measure.key);
+        Requirement::AtLeast(bar) => absolute(Bar::AtLeast(bar)),
+        Requirement::AtMost(bar) => absolute(Bar::AtMost(bar)),
+        Requirement::ReportOnly => absolute(measure.direction()),
+        Requirement::TimesRival(bar) => {
+            let value = log.ratio(setting, ours, rival, measure.key);
             // Without figures of the rival there is nothing to judge; missing figures of ours beside them are a miss.
             let judged =
-                options.systems.contains(&rival) && notes.median(setting, rival, measure.key).is_some();
+                options.systems.contains(&rival) && log.median(setting, rival, measure.key).is_some();
             if !judged && value.is_none() {
                 return None;
             }
@@ -253,31 +253,31 @@ fn judged(
     }
 }
 
-fn chapter(options: &Options, contest: &Contest, versions: &Versions, notes: &Notebook) -> String {
+fn chapter(options: &Options, comparison: &PeerComparison, versions: &Versions, log: &SampleLog) -> String {
     let mut text = format!(
         "\n## {}\n\n{}\n\n| system | version | setup |\n|---|---|---|\n",
-        contest.title,
-        method(options, notes)
+        comparison.title,
+        method(options, log)
     );
     for (system, version) in versions {
         let version = version.clone().unwrap_or_else(|why| format!("not installed: {why}"));
         let _ = writeln!(text, "| {} | {} | {} |", system.name(), one_line(&version), system.settings());
     }
     for &setting in &options.settings {
-        text += &section(contest, setting, versions, notes);
+        text += &section(comparison, setting, versions, log);
     }
-    if !notes.failures().is_empty() {
+    if !log.failures().is_empty() {
         text += "\n### What did not work\n\n";
     }
-    for (turn, why) in notes.failures() {
-        let (setting, system) = (turn.setting.name(), turn.system.name());
-        let _ = writeln!(text, "- round {}, {setting}, {system}: {}", turn.round, one_line(why));
+    for (run_key, why) in log.failures() {
+        let (setting, system) = (run_key.setting.name(), run_key.system.name());
+        let _ = writeln!(text, "- round {}, {setting}, {system}: {}", run_key.round, one_line(why));
     }
     text
 }
 
-fn method(options: &Options, notes: &Notebook) -> String {
-    let (samples, repeated, disturbed) = notes.counts();
+fn method(options: &Options, log: &SampleLog) -> String {
+    let (samples, repeated, disturbed) = log.counts();
     format!(
         "Client and server of each system run on this one machine, in network namespaces, one system at a time; in \
          each of {} rounds all have their turn, each round beginning with another. Figures are medians over the \
@@ -293,49 +293,50 @@ fn method(options: &Options, notes: &Notebook) -> String {
         options.rounds,
         options.seconds,
         options.tries,
-        quiet::LIMIT
+        disturbance::MAX_DISTURBANCE_CORES
     )
 }
 
-fn section(contest: &Contest, setting: Setting, versions: &Versions, notes: &Notebook) -> String {
-    let here: Vec<System> =
+fn section(comparison: &PeerComparison, setting: Setting, versions: &Versions, log: &SampleLog) -> String {
+    let available: Vec<System> =
         versions.iter().filter(|(_, version)| version.is_ok()).map(|(system, _)| *system).collect();
     let mut text = format!("\n### {}: {}\n\n| |", setting.name(), setting.about());
-    here.iter().for_each(|system| text += &format!(" {} |", system.name()));
-    let (ours, rival) = (contest.ours[0], contest.rival);
+    available.iter().for_each(|system| text += &format!(" {} |", system.name()));
+    let (ours, rival) = (comparison.ours[0], comparison.rival);
     text += &format!(" {} ÷ {} |\n|---|", ours.name(), rival.name());
-    text += &"---:|".repeat(here.len() + 1);
+    text += &"---:|".repeat(available.len() + 1);
     text.push('\n');
     for measure in &MEASURES {
-        let values: Vec<_> = here.iter().map(|system| notes.median(setting, *system, measure.key)).collect();
+        let values: Vec<_> =
+            available.iter().map(|system| log.median(setting, *system, measure.key)).collect();
         if values.iter().all(Option::is_none) {
             continue;
         }
         let _ = write!(text, "| {}, {} |", measure.title, measure.unit);
-        for (system, value) in here.iter().zip(values) {
-            let bound = if notes.is_sender_bound(setting, *system, measure.key) { ">" } else { "" };
-            let mark = if notes.is_disturbed(setting, *system, measure.key) { "*" } else { "" };
+        for (system, value) in available.iter().zip(values) {
+            let bound = if log.is_sender_bound(setting, *system, measure.key) { ">" } else { "" };
+            let mark = if log.is_disturbed(setting, *system, measure.key) { "*" } else { "" };
             let _ = write!(text, " {bound}{}{mark} |", value.map_or("–".to_owned(), number));
         }
-        let ratio = notes.ratio(setting, ours, rival, measure.key);
+        let ratio = log.ratio(setting, ours, rival, measure.key);
         let _ = writeln!(text, " {} |", ratio.map_or(String::new(), number));
     }
     text
 }
 
-fn plots(options: &Options, contest: &Contest, notes: &Notebook) -> Vec<(String, String)> {
+fn plots(options: &Options, comparison: &PeerComparison, log: &SampleLog) -> Vec<(String, String)> {
     let plot = |(file, title, measures): &Plot| {
         let panels: Vec<Panel> = measures
             .iter()
-            .filter_map(|(setting, key)| panel(*setting, known(key), options, notes))
+            .filter_map(|(setting, key)| panel(*setting, measure_of(key), options, log))
             .collect();
-        (!panels.is_empty()).then(|| (format!("{}-{file}", contest.rig), draw(title, &panels)))
+        (!panels.is_empty()).then(|| (format!("{}-{file}", comparison.rig), draw(title, &panels)))
     };
     PLOTS.iter().filter_map(plot).collect()
 }
 
-fn panel(setting: Setting, measure: &Measure, options: &Options, notes: &Notebook) -> Option<Panel> {
-    let bar = |system: &System| Some((system.name(), notes.median(setting, *system, measure.key)?));
+fn panel(setting: Setting, measure: &Measure, options: &Options, log: &SampleLog) -> Option<Panel> {
+    let bar = |system: &System| Some((system.name(), log.median(setting, *system, measure.key)?));
     let bars: Vec<_> = options.systems.iter().filter_map(bar).collect();
     let title = format!("{}: {}", setting.name(), measure.title);
     (!bars.is_empty()).then_some(Panel { title, unit: measure.unit, bars })

@@ -4,46 +4,46 @@
 //! stopped. Who begins changes from round to round. What is judged are medians, and medians of the ratios of each round.
 
 mod judge;
-mod notebook;
-mod pace;
+mod rate_search;
+mod samples;
 mod setting;
-mod turn;
+mod system_run;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     time::Instant,
 };
 
-use mpvpn_tests::{system::System, wall::Wall};
+use mpvpn_tests::{firewall::Firewall, system::System};
 use mpvpn_types::panic_text;
 
 use self::{
-    judge::{Asked, INSIDE_TCP, PEERS, STREAM},
-    notebook::{Notebook, Turn},
-    turn::{Paces, Session},
+    judge::{INSIDE_TCP, PEERS, Requirement, STREAM},
+    samples::{RunKey, SampleLog},
+    system_run::{KnownRates, SystemRun},
 };
-pub(crate) use self::{notebook::median, setting::Setting, turn::name};
+pub(crate) use self::{samples::median, setting::Setting};
 use crate::{options::Options, report::Outcome};
 
 /// Rounds with everything. In later ones only what is compared by its rate is measured again: that varies most.
 const FULL_ROUNDS: u32 = 3;
 /// How many values in a row stay disturbed until repeating is given up: then it is the machine.
-const HOPELESS: usize = 24;
+const MAX_DISTURBED_IN_A_ROW: usize = 24;
 
 /// What is known of a system before it runs: its version, or why it is not here.
 type Versions = Vec<(System, Result<String, String>)>;
 
 /// A rig that compares: who is judged, by what, and what is measured.
-struct Contest {
+struct PeerComparison {
     rig: &'static str,
     title: &'static str,
     /// The first one is shown beside the rival.
     ours: &'static [System],
     rival: System,
-    bars: &'static [(Setting, &'static str, Asked)],
+    bars: &'static [(Setting, &'static str, Requirement)],
     scope: Scope,
     /// What keeps away what is not to be used.
-    wall: Wall<'static>,
+    firewall: Firewall<'static>,
 }
 
 /// What is measured.
@@ -69,13 +69,13 @@ pub(crate) fn inside_tcp(options: &Options) -> Outcome {
     over_veth(options, &INSIDE_TCP)
 }
 
-fn over_veth(options: &Options, contest: &Contest) -> Outcome {
+fn over_veth(options: &Options, comparison: &PeerComparison) -> Outcome {
     let rounds = if options.quick { 1 } else { options.rounds };
-    let systems = [contest.ours, &[contest.rival]].concat();
-    compare(&Options { rounds, systems, settings: vec![Setting::Veth], ..options.clone() }, contest)
+    let systems = [comparison.ours, &[comparison.rival]].concat();
+    compare(&Options { rounds, systems, settings: vec![Setting::Veth], ..options.clone() }, comparison)
 }
 
-fn compare(options: &Options, contest: &Contest) -> Outcome {
+fn compare(options: &Options, comparison: &PeerComparison) -> Outcome {
     let versions: Versions = options.systems.iter().map(|system| (*system, system.version())).collect();
     for (system, version) in &versions {
         match version {
@@ -83,43 +83,44 @@ fn compare(options: &Options, contest: &Contest) -> Outcome {
             Err(why) => eprintln!("  {}: not here: {why}", system.name()),
         }
     }
-    let here: Vec<System> =
+    let available: Vec<System> =
         versions.iter().filter(|(_, version)| version.is_ok()).map(|(system, _)| *system).collect();
-    let mut notes = Notebook::default();
-    let mut paces = Paces::new();
+    let mut log = SampleLog::default();
+    let mut known_rates = KnownRates::new();
     for round in 1..=options.rounds {
         let is_full = round <= FULL_ROUNDS;
         // The emulated link is for pings only.
         for &setting in options.settings.iter().filter(|setting| is_full || **setting != Setting::Slow) {
             eprintln!("  round {round} of {}, {}: {}", options.rounds, setting.name(), setting.about());
-            let stage = setting.stage();
-            contest.wall.raise(&stage);
-            for system in in_turn(&here, round).into_iter().filter(|system| is_full || !system.is_reference())
+            let testbed = setting.testbed();
+            comparison.firewall.apply(&testbed);
+            for system in
+                in_turn(&available, round).into_iter().filter(|system| is_full || !system.is_reference())
             {
-                let turn = Turn { round, setting, system };
-                let tries = if notes.is_hopeless(HOPELESS) { 1 } else { options.tries };
-                let session = Session {
-                    turn,
-                    stage: &stage,
+                let run_key = RunKey { round, setting, system };
+                let tries = if log.is_always_disturbed(MAX_DISTURBED_IN_A_ROW) { 1 } else { options.tries };
+                let system_run = SystemRun {
+                    run_key,
+                    testbed: &testbed,
                     seconds: options.seconds,
-                    scope: contest.scope,
+                    scope: comparison.scope,
                     tries,
-                    is_full: is_full && contest.scope == Scope::Everything,
-                    notes: &mut notes,
-                    paces: &mut paces,
+                    is_full: is_full && comparison.scope == Scope::Everything,
+                    log: &mut log,
+                    known_rates: &mut known_rates,
                 };
                 let began = Instant::now();
                 // One system that fails is a figure that is missing, not the end of the others.
-                match catch_unwind(AssertUnwindSafe(|| session.run())) {
+                match catch_unwind(AssertUnwindSafe(|| system_run.run())) {
                     Ok(Ok(())) => {}
-                    Ok(Err(why)) => notes.fail(turn, why),
-                    Err(panic) => notes.fail(turn, panic_text(&*panic).to_owned()),
+                    Ok(Err(why)) => log.fail(run_key, why),
+                    Err(panic) => log.fail(run_key, panic_text(&*panic).to_owned()),
                 }
                 eprintln!("    {:<13} took {} s", system.name(), began.elapsed().as_secs());
             }
         }
     }
-    judge::outcome(options, contest, &versions, &notes)
+    judge::outcome(options, comparison, &versions, &log)
 }
 
 /// All of them, each round beginning with another.

@@ -1,14 +1,14 @@
 //! The links on which systems are compared.
 
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::testbed::{Host, Testbed};
 use serde_json::Value;
 
 /// The two ends of the link.
-const ENDS: [(Place, &str); 2] = [(Place::Client, "eth1"), (Place::Server, "up1")];
+const ENDS: [(Host, &str); 2] = [(Host::Client, "eth1"), (Host::Server, "up1")];
 /// Everything by which packets could cross a veth pair in one piece.
 const OFFLOADS: [&str; 4] = ["tso", "gso", "gro", "tx-udp-segmentation"];
 /// The largest frame that Ethernet carries, without its checksum: bytes.
-const FRAME: f64 = 1514.0;
+const MAX_FRAME_BYTES: f64 = 1514.0;
 
 /// One link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,31 +41,29 @@ impl Setting {
     }
 
     /// Builds it.
-    pub(crate) fn stage(self) -> Stage {
+    pub(crate) fn testbed(self) -> Testbed {
         if self == Self::Slow {
-            return Stage::new(&["100mbit,5ms,queue=60ms"]);
+            return Testbed::new(&["100mbit,5ms,queue=60ms"]);
         }
-        let stage = Stage::unlimited();
-        for (place, device) in ENDS {
+        let testbed = Testbed::unlimited();
+        for (host, device) in ENDS {
             if matches!(self, Self::Plain | Self::Gigabit) {
-                let mut words = vec!["ethtool", "-K", device];
-                words.extend(OFFLOADS.iter().flat_map(|offload| [offload, "off"]));
-                stage.run(place, &words);
+                let mut args = vec!["ethtool", "-K", device];
+                args.extend(OFFLOADS.iter().flat_map(|offload| [offload, "off"]));
+                testbed.run(host, &args);
             }
             if self == Self::Gigabit {
                 let shape = ["rate", "1gbit", "burst", "64kb", "latency", "20ms"];
-                stage.run(
-                    place,
-                    &[&["tc", "qdisc", "add", "dev", device, "root", "tbf"], &shape[..]].concat(),
-                );
+                testbed
+                    .run(host, &[&["tc", "qdisc", "add", "dev", device, "root", "tbf"], &shape[..]].concat());
             }
         }
-        stage
+        testbed
     }
 
     /// Complains if frames of that mean size show that packets crossed whole where they should not.
     pub(crate) fn check_frames(self, mean: f64) -> Result<(), String> {
-        let whole = matches!(self, Self::Plain | Self::Gigabit) && mean > FRAME;
+        let whole = matches!(self, Self::Plain | Self::Gigabit) && mean > MAX_FRAME_BYTES;
         if whole {
             Err(format!("frames of {mean:.0} bytes on the link, although its offloads are off"))
         } else {
@@ -75,12 +73,12 @@ impl Setting {
 }
 
 /// Frames and their bytes that the server's end has received and sent.
-pub(crate) fn frames(stage: &Stage) -> (f64, f64) {
-    let (place, device) = ENDS[1];
-    let listing = stage.run(place, &["ip", "-j", "-s", "link", "show", "dev", device]);
+pub(crate) fn frames(testbed: &Testbed) -> (f64, f64) {
+    let (host, device) = ENDS[1];
+    let listing = testbed.run(host, &["ip", "-j", "-s", "link", "show", "dev", device]);
     let stats: Value = serde_json::from_str(&listing).unwrap_or_default();
     let count = |what: &str| {
-        ["rx", "tx"].iter().filter_map(|way| stats[0]["stats64"][way][what].as_f64()).sum::<f64>()
+        ["rx", "tx"].iter().filter_map(|direction| stats[0]["stats64"][direction][what].as_f64()).sum::<f64>()
     };
     (count("packets"), count("bytes"))
 }

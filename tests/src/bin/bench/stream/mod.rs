@@ -1,7 +1,7 @@
 //! TCP whose bytes travel on streams: over links of all kinds, beside another VPN, with many connections, and with
 //! readers that stop reading.
 
-mod peaks;
+mod peak_memory;
 mod readers;
 mod short;
 
@@ -49,5 +49,5 @@ impl Part {
 }
 
 pub(crate) fn run(options: &Options) -> Outcome {
-    parts::each(RIG, &options.parts, Part::name, |part| part.run(options))
+    parts::run_parts(RIG, &options.parts, Part::name, |part| part.run(options))
 }

@@ -3,68 +3,68 @@
 use std::{thread, time::Duration};
 
 use mpvpn_tests::{
-    stage::{Stage, TUNNEL},
-    visits::{Host, Repeated},
+    many_connections::{ConnectionServer, ShortConnections},
+    testbed::{TUNNEL, Testbed},
 };
 use serde_json::{Value, json};
 
-use super::{RIG, STREAM, peaks::Peaks};
+use super::{RIG, STREAM, peak_memory::PeakMemory};
 use crate::{
-    figure::{Bar, Figure, figure, noted},
+    figure::{Bar, Figure, figure, figure_with_note},
     options::Options,
     report::Outcome,
 };
 
 /// Connections at once.
-const HELD: u32 = 10_000;
+const CONCURRENT_CONNECTIONS: u32 = 10_000;
 /// What the server lets one user have by default is less than that.
-const ROOM: [&str; 2] = ["--max-user-relays", "12000"];
+const HIGHER_RELAY_LIMIT: [&str; 2] = ["--max-user-relays", "12000"];
 /// The connections that were held end meanwhile.
-const REST: Duration = Duration::from_secs(2);
+const CLOSE_TIME: Duration = Duration::from_secs(2);
 /// The server's end of the link, past the tunnel.
-const OUTSIDE: &str = "10.101.0.1";
+const SERVER_LINK_ADDRESS: &str = "10.101.0.1";
 
 pub(super) fn run(options: &Options) -> Result<Outcome, String> {
     let seconds = if options.quick { 4 } else { 10 };
-    let stage = Stage::unlimited();
-    let (server, client) = (stage.server(&ROOM), stage.client(&STREAM));
-    let host = Host::start(&stage)?;
+    let testbed = Testbed::unlimited();
+    let (server, client) = (testbed.server(&HIGHER_RELAY_LIMIT), testbed.client(&STREAM));
+    let connection_server = ConnectionServer::start(&testbed)?;
     let idle = [client.memory(), server.memory()];
-    let peaks = Peaks::start([client.id(), server.id()]);
-    let held = host.hold(&stage, TUNNEL, HELD)?;
-    let most = peaks.finish();
-    let name = format!("{HELD} connections at once");
-    let mut figures = vec![failures(&name, &held.why, held.failed as f64)];
+    let peak_memory = PeakMemory::start([client.id(), server.id()]);
+    let held = connection_server.hold(&testbed, TUNNEL, CONCURRENT_CONNECTIONS)?;
+    let most = peak_memory.finish();
+    let name = format!("{CONCURRENT_CONNECTIONS} connections at once");
+    let mut figures = vec![failures(&name, &held.first_error, held.failed as f64)];
     for (what, time) in [("made in", held.opening), ("all answered in", held.asking)] {
         figures.push(figure(RIG, format!("{name}, {what}"), time.as_secs_f64(), "s", Bar::Lower));
     }
     for (end, (idle, most)) in ["client", "server"].iter().zip(idle.into_iter().zip(most)) {
-        let each = most.saturating_sub(idle) as f64 / 1e3 / f64::from(HELD);
+        let each = most.saturating_sub(idle) as f64 / 1e3 / f64::from(CONCURRENT_CONNECTIONS);
         figures.push(figure(RIG, format!("{name}, memory of the {end} for each"), each, "kB", Bar::Lower));
     }
-    thread::sleep(REST);
+    thread::sleep(CLOSE_TIME);
     // What the machine and the loader can do, for comparison.
-    let direct = host.repeat(&stage, OUTSIDE, seconds)?;
-    let through = host.repeat(&stage, TUNNEL, seconds)?;
+    let direct = connection_server.repeat(&testbed, SERVER_LINK_ADDRESS, seconds)?;
+    let through = connection_server.repeat(&testbed, TUNNEL, seconds)?;
     let name = "short connections";
     let past = format!("{name} past the tunnel");
-    figures.push(figure(RIG, past, a_second(&direct), "/s", Bar::None));
-    figures.push(figure(RIG, name.to_owned(), a_second(&through), "/s", Bar::AtLeast(2000.0)));
-    figures.push(failures(name, &through.why, through.failed as f64));
-    let raw = json!({ "direct": told(&direct), "through": told(&through),
-                      "held": { "failed": held.failed, "why": held.why, "opening_s": held.opening.as_secs_f64(),
+    figures.push(figure(RIG, past, per_second(&direct), "/s", Bar::None));
+    figures.push(figure(RIG, name.to_owned(), per_second(&through), "/s", Bar::AtLeast(2000.0)));
+    figures.push(failures(name, &through.first_error, through.failed as f64));
+    let raw = json!({ "direct": json_of(&direct), "through": json_of(&through),
+                      "held": { "failed": held.failed, "why": held.first_error, "opening_s": held.opening.as_secs_f64(),
                                 "asking_s": held.asking.as_secs_f64(), "idle_bytes": idle, "most_bytes": most } });
     Ok(Outcome { figures, raw, ..Outcome::default() })
 }
 
-fn a_second(found: &Repeated) -> f64 {
+fn per_second(found: &ShortConnections) -> f64 {
     found.done as f64 / found.time.as_secs_f64()
 }
 
 fn failures(what: &str, why: &str, count: f64) -> Figure {
-    noted(RIG, format!("{what}, failed"), why, count, "", Bar::AtMost(0.0))
+    figure_with_note(RIG, format!("{what}, failed"), why, count, "", Bar::AtMost(0.0))
 }
 
-fn told(found: &Repeated) -> Value {
-    json!({ "done": found.done, "failed": found.failed, "seconds": found.time.as_secs_f64(), "why": found.why })
+fn json_of(found: &ShortConnections) -> Value {
+    json!({ "done": found.done, "failed": found.failed, "seconds": found.time.as_secs_f64(), "why": found.first_error })
 }

@@ -5,18 +5,18 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::stage::Stage;
+use crate::testbed::Testbed;
 
 /// `nobody`.
 pub const USER: u32 = 65534;
 
 /// The user's folder, for sockets and for what has to survive a restart. It goes with the stage.
-pub struct Home(PathBuf);
+pub struct UserHome(PathBuf);
 
-impl Home {
+impl UserHome {
     /// A new, empty one.
-    pub fn new(stage: &Stage) -> Self {
-        let dir = stage.public_folder("home");
+    pub fn new(testbed: &Testbed) -> Self {
+        let dir = testbed.public_folder("home");
         chown(&dir, Some(USER), Some(USER)).expect("root may give it away");
         Self(dir)
     }

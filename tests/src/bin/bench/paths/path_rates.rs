@@ -17,13 +17,13 @@ use mpvpn_lab::Direction;
 use serde_json::Value;
 
 /// How often the client is asked.
-const EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How long it may take to answer.
-const LIMIT: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The rates of the paths of a run.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Curves {
+pub(crate) struct PathRates {
     /// The middles of the steps, seconds since the watch began.
     pub(crate) times: Vec<f64>,
     /// For each path, by its ID, Mbit/s in each step.
@@ -33,33 +33,33 @@ pub(crate) struct Curves {
 }
 
 /// A watch that goes on until it is asked for what it saw.
-pub(crate) struct Watch {
+pub(crate) struct PathRateWatch {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<Curves>,
+    thread: JoinHandle<PathRates>,
 }
 
-impl Watch {
-    /// Watches the client whose API is at `socket`; `way` says which bytes count.
-    pub(crate) fn start(socket: &Path, way: Direction) -> Self {
+impl PathRateWatch {
+    /// Watches the client whose API is at `socket`; `direction` says which bytes count.
+    pub(crate) fn start(socket: &Path, direction: Direction) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (socket, seen) = (socket.to_owned(), Arc::clone(&stop));
-        Self { stop, thread: thread::spawn(move || watch(&socket, way, &seen)) }
+        Self { stop, thread: thread::spawn(move || watch_path_rates(&socket, direction, &seen)) }
     }
 
-    pub(crate) fn finish(self) -> Curves {
+    pub(crate) fn finish(self) -> PathRates {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
     }
 }
 
-fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
-    let key = if way == Direction::Up { "tx_bytes" } else { "rx_bytes" };
+fn watch_path_rates(socket: &Path, direction: Direction, stop: &AtomicBool) -> PathRates {
+    let key = if direction == Direction::Up { "tx_bytes" } else { "rx_bytes" };
     let began = Instant::now();
-    let mut curves = Curves { began: Some(SystemTime::now()), ..Curves::default() };
+    let mut path_rates = PathRates { began: Some(SystemTime::now()), ..PathRates::default() };
     let mut before: BTreeMap<String, u64> = BTreeMap::new();
     let mut looked = began;
     while !stop.load(Ordering::Relaxed) {
-        let due = looked + EVERY;
+        let due = looked + POLL_INTERVAL;
         // A client that does not answer in time leaves a longer step, not a wrong one.
         if let Ok(status) = status(socket) {
             let now = Instant::now();
@@ -69,13 +69,13 @@ fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
                 let id = path["id"].as_str().unwrap_or_default().to_owned();
                 bytes.insert(id, path[key].as_u64().unwrap_or(0));
             }
-            if !curves.times.is_empty() || !before.is_empty() {
-                curves.times.push((looked - began).as_secs_f64() + passed / 2.0);
-                let steps = curves.times.len();
+            if !path_rates.times.is_empty() || !before.is_empty() {
+                path_rates.times.push((looked - began).as_secs_f64() + passed / 2.0);
+                let steps = path_rates.times.len();
                 for (id, bytes) in &bytes {
                     // A path that came anew has carried nothing before.
                     let more = bytes.saturating_sub(before.get(id).copied().unwrap_or(0));
-                    let curve = curves.paths.entry(id.clone()).or_default();
+                    let curve = path_rates.paths.entry(id.clone()).or_default();
                     curve.resize(steps - 1, 0.0);
                     curve.push(more as f64 * 8e-6 / passed);
                 }
@@ -84,9 +84,9 @@ fn watch(socket: &Path, way: Direction, stop: &AtomicBool) -> Curves {
         }
         thread::sleep(due.saturating_duration_since(Instant::now()));
     }
-    let steps = curves.times.len();
-    curves.paths.values_mut().for_each(|curve| curve.resize(steps, 0.0));
-    curves
+    let steps = path_rates.times.len();
+    path_rates.paths.values_mut().for_each(|curve| curve.resize(steps, 0.0));
+    path_rates
 }
 
 /// Packets that a sender numbered, and those of them that it sent again.
@@ -126,7 +126,7 @@ pub(crate) fn resent(socket: &Path) -> Option<Resent> {
 fn status(socket: &Path) -> Result<Value, String> {
     let text = (|| {
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(LIMIT))?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.write_all(b"GET /v1/status HTTP/1.1\r\nHost: mpvpn\r\nConnection: close\r\n\r\n")?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;

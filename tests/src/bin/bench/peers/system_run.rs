@@ -6,60 +6,62 @@ use std::{
 };
 
 use mpvpn_tests::{
-    iperf::{Arrived, Target, Traffic},
+    disturbance::{Measurement, measure_undisturbed},
+    fallible_iperf::{IperfResult, IperfTarget, Traffic},
     ping::{Ping, Pings},
-    quiet::{Watched, undisturbed},
-    stage::{Place, Stage},
-    stall::{Ways, stall},
+    stalled_readers::run_stalled_readers,
     system::{System, Tunnel},
-    tcp::Way,
-    usage::{forget_peak, peak_memory, processor_time},
+    testbed::{Direction, Host, Testbed},
+    usage::{peak_memory, processor_time, reset_peak_memory},
 };
 use serde_json::{Value, json};
 
 use super::{
     Scope, Setting,
-    notebook::{Conditions, Notebook, Turn, median, percentile},
-    pace::{Found, Length, Probe, search},
+    rate_search::{Probe, ProbeLength, SearchResult, search},
+    samples::{Conditions, RunKey, SampleLog, median, percentile},
     setting::frames,
 };
+use crate::parts::direction_name;
 
 const PORT: u16 = 5201;
 /// Connections whose readers stop, half of them in either direction.
-const STALLED: usize = 32;
+const STALLED_CONNECTIONS: usize = 32;
 
 /// What searches found so far, datagrams a second.
-pub(super) type Paces = BTreeMap<(Setting, System, u32), f64>;
+pub(super) type KnownRates = BTreeMap<(Setting, System, u32), f64>;
 
 /// A system on its link, and where its figures go.
-pub(super) struct Session<'a> {
-    pub(super) turn: Turn,
-    pub(super) stage: &'a Stage,
+pub(super) struct SystemRun<'a> {
+    pub(super) run_key: RunKey,
+    pub(super) testbed: &'a Testbed,
     pub(super) seconds: u32,
     pub(super) scope: Scope,
     /// How often a disturbed run is tried.
     pub(super) tries: u32,
     /// Whether pings, memory and small datagrams are measured, too.
     pub(super) is_full: bool,
-    pub(super) notes: &'a mut Notebook,
-    pub(super) paces: &'a mut Paces,
+    pub(super) log: &'a mut SampleLog,
+    pub(super) known_rates: &'a mut KnownRates,
 }
 
-impl Session<'_> {
+impl SystemRun<'_> {
     /// Starts the system, measures, and stops it.
     pub(super) fn run(mut self) -> Result<(), String> {
-        let tunnel = self.turn.system.start(self.stage)?;
-        if self.turn.setting == Setting::Slow {
+        let tunnel = self.run_key.system.start(self.testbed)?;
+        if self.run_key.setting == Setting::Slow {
             return self.under_load(&tunnel);
         }
-        let everything = self.is_full && self.turn.setting == Setting::Veth;
+        let everything = self.is_full && self.run_key.setting == Setting::Veth;
         if everything {
             self.idle(&tunnel)?;
         }
         let address = tunnel.address().to_string();
-        let mut target = Target::new(self.stage, &address, PORT);
-        for (flows, way) in [(1, Way::Up), (1, Way::Down), (8, Way::Up), (8, Way::Down)] {
-            self.tcp(&tunnel, &mut target, flows, way)?;
+        let mut target = IperfTarget::new(self.testbed, &address, PORT);
+        for (flows, direction) in
+            [(1, Direction::Up), (1, Direction::Down), (8, Direction::Up), (8, Direction::Down)]
+        {
+            self.tcp(&tunnel, &mut target, flows, direction)?;
         }
         if everything {
             self.memory(&tunnel, "rss");
@@ -75,26 +77,32 @@ impl Session<'_> {
     }
 
     fn note(&mut self, key: &str, value: f64, conditions: &Conditions) {
-        self.notes.note(self.turn, key, value, conditions);
+        self.log.note(self.run_key, key, value, conditions);
     }
 
-    fn tcp(&mut self, tunnel: &Tunnel, target: &mut Target<'_>, flows: u32, way: Way) -> Result<(), String> {
+    fn tcp(
+        &mut self,
+        tunnel: &Tunnel,
+        target: &mut IperfTarget<'_>,
+        flows: u32,
+        direction: Direction,
+    ) -> Result<(), String> {
         let ends = [tunnel.client(), tunnel.server()];
         let spent = || ends.map(|end| end.and_then(processor_time));
-        let (stage, seconds) = (self.stage, self.seconds);
-        let watched = undisturbed(self.tries, || {
-            let (before, crossed) = (spent(), frames(stage));
-            let arrived = target.run(Traffic::Tcp { flows }, way, seconds)?;
-            let (after, now) = (spent(), frames(stage));
+        let (testbed, seconds) = (self.testbed, self.seconds);
+        let measurement = measure_undisturbed(self.tries, || {
+            let (before, crossed) = (spent(), frames(testbed));
+            let arrived = target.run(Traffic::Tcp { flows }, direction, seconds)?;
+            let (after, now) = (spent(), frames(testbed));
             Ok::<_, String>((arrived, before, after, (now.1 - crossed.1) / (now.0 - crossed.0)))
         });
-        let (result, conditions) = split(watched, Value::Null);
+        let (result, conditions) = split(measurement, Value::Null);
         let (arrived, before, after, frame) = result?;
-        if (flows, way) == (1, Way::Up) {
+        if (flows, direction) == (1, Direction::Up) {
             self.note("frame", frame, &conditions);
-            self.turn.setting.check_frames(frame)?;
+            self.run_key.setting.check_frames(frame)?;
         }
-        let key = format!("tcp{flows}_{}", name(way));
+        let key = format!("tcp{flows}_{}", direction_name(direction));
         self.note(&key, arrived.rate / 1e6, &conditions);
         for (end, (before, after)) in ["client", "server"].iter().zip(before.into_iter().zip(after)) {
             if let (Some(before), Some(after)) = (before, after) {
@@ -105,41 +113,44 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn udp(&mut self, target: &mut Target<'_>, size: u32) -> Result<(), String> {
-        let place = (self.turn.setting, self.turn.system, size);
-        let (known, seconds) = (self.paces.get(&place).copied(), self.seconds);
+    fn udp(&mut self, target: &mut IperfTarget<'_>, size: u32) -> Result<(), String> {
+        let key = (self.run_key.setting, self.run_key.system, size);
+        let (measure_of, seconds) = (self.known_rates.get(&key).copied(), self.seconds);
         // A search has many probes: they are not repeated as often.
         let tries = self.tries.min(2);
-        let watched = undisturbed(1, || {
-            search(known, |rate, length| {
-                let seconds = if length == Length::Short { 1 } else { seconds };
-                let probe = undisturbed(tries, || target.run(Traffic::Udp { size, rate }, Way::Up, seconds));
+        let measurement = measure_undisturbed(1, || {
+            search(measure_of, |rate, length| {
+                let seconds = if length == ProbeLength::Short { 1 } else { seconds };
+                let probe = measure_undisturbed(tries, || {
+                    target.run(Traffic::Udp { size, rate }, Direction::Up, seconds)
+                });
                 let arrived = probe.value.ok();
-                let loss_pct = arrived.map_or(0.0, |arrived: Arrived| arrived.loss_pct);
+                let loss_pct = arrived.map_or(0.0, |arrived: IperfResult| arrived.loss_pct);
                 Probe { offered: rate, sent: arrived.map(|arrived| arrived.sent), loss_pct }
             })
         });
-        let probes = |found: &Found| found.probes.iter().map(Probe::json).collect::<Vec<_>>();
-        let details = watched.value.as_ref().map_or(
+        let probes = |found: &SearchResult| found.probes.iter().map(Probe::json).collect::<Vec<_>>();
+        let details = measurement.value.as_ref().map_or(
             Value::Null,
             |found| json!({ "probes": probes(found), "sender_bound": found.sender_bound }),
         );
-        let (found, conditions) = split(watched, details);
+        let (found, conditions) = split(measurement, details);
         let found = found
             .ok_or_else(|| format!("no rate of UDP datagrams of {size} bytes passes with < 1 % loss"))?;
-        self.paces.insert(place, found.rate);
+        self.known_rates.insert(key, found.rate);
         self.note(&format!("udp{size}"), found.rate / 1e3, &conditions);
         Ok(())
     }
 
     /// Pings of an idle tunnel, beside those past it.
     fn idle(&mut self, tunnel: &Tunnel) -> Result<(), String> {
-        let (stage, seconds, address) = (self.stage, u64::from(self.seconds), tunnel.address().to_string());
-        let watched = undisturbed(self.tries, || {
-            let direct = direct(stage, seconds);
-            (direct, Ping::dense(stage, Place::Client, &address, seconds).finish())
+        let (testbed, seconds, address) =
+            (self.testbed, u64::from(self.seconds), tunnel.address().to_string());
+        let measurement = measure_undisturbed(self.tries, || {
+            let direct = direct(testbed, seconds);
+            (direct, Ping::dense(testbed, Host::Client, &address, seconds).finish())
         });
-        let ((direct, through), conditions) = split(watched, Value::Null);
+        let ((direct, through), conditions) = split(measurement, Value::Null);
         let base = median(times(&direct)).ok_or("no ping past the tunnel was answered")?;
         self.note("direct_median", base, &conditions);
         self.pings("idle", &through, base, &conditions)
@@ -163,18 +174,18 @@ impl Session<'_> {
     /// Pings while 8 flows fill the link.
     fn under_load(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         const RAMP: Duration = Duration::from_secs(1);
-        let (stage, seconds, address) = (self.stage, self.seconds.max(3), tunnel.address().to_string());
-        let watched = undisturbed(self.tries, || direct(stage, 2));
-        let (direct, conditions) = split(watched, Value::Null);
+        let (testbed, seconds, address) = (self.testbed, self.seconds.max(3), tunnel.address().to_string());
+        let measurement = measure_undisturbed(self.tries, || direct(testbed, 2));
+        let (direct, conditions) = split(measurement, Value::Null);
         let base = median(times(&direct)).ok_or("no ping past the tunnel was answered")?;
         self.note("direct_median", base, &conditions);
-        for way in [Way::Up, Way::Down] {
-            let mut target = Target::new(stage, &address, PORT);
+        for direction in [Direction::Up, Direction::Down] {
+            let mut target = IperfTarget::new(testbed, &address, PORT);
             target.listen();
-            let watched = undisturbed(self.tries, || {
+            let measurement = measure_undisturbed(self.tries, || {
                 let began = SystemTime::now();
-                let pings = Ping::dense(stage, Place::Client, &address, u64::from(seconds) + 1);
-                let arrived = target.run(Traffic::Tcp { flows: 8 }, way, seconds + 2);
+                let pings = Ping::dense(testbed, Host::Client, &address, u64::from(seconds) + 1);
+                let arrived = target.run(Traffic::Tcp { flows: 8 }, direction, seconds + 2);
                 let mut pings = pings.finish();
                 let all = pings.answers.len() as u64;
                 let from =
@@ -184,8 +195,8 @@ impl Session<'_> {
                 pings.sent -= all - pings.answers.len() as u64;
                 (arrived, pings)
             });
-            let ((arrived, pings), conditions) = split(watched, Value::Null);
-            let what = format!("load_{}", name(way));
+            let ((arrived, pings), conditions) = split(measurement, Value::Null);
+            let what = format!("load_{}", direction_name(direction));
             self.note(&format!("{what}_rate"), arrived?.rate / 1e6, &conditions);
             self.pings(&what, &pings, base, &conditions)?;
         }
@@ -204,29 +215,31 @@ impl Session<'_> {
     fn stalled(&mut self, tunnel: &Tunnel) -> Result<(), String> {
         [tunnel.client(), tunnel.server()].into_iter().flatten().for_each(|process| {
             // Where the kernel has no such thing, the peak of the flows before counts too.
-            let _ = forget_peak(process);
+            let _ = reset_peak_memory(process);
         });
         let time = Duration::from_secs(u64::from(self.seconds) + 1);
-        stall(self.stage, tunnel.address().into(), STALLED, Ways::Both, time)?;
+        run_stalled_readers(
+            self.testbed,
+            tunnel.address().into(),
+            STALLED_CONNECTIONS,
+            Direction::Both,
+            time,
+        )?;
         self.memory(tunnel, "rss_stalled");
         Ok(())
     }
 }
 
-fn split<T>(watched: Watched<T>, details: Value) -> (T, Conditions) {
-    (watched.value, Conditions { disturbance: watched.disturbance, tries: watched.tries, details })
-}
-
-pub(crate) fn name(way: Way) -> &'static str {
-    match way {
-        Way::Up => "up",
-        Way::Down => "down",
-    }
+fn split<T>(measurement: Measurement<T>, details: Value) -> (T, Conditions) {
+    (
+        measurement.value,
+        Conditions { disturbance: measurement.disturbance, tries: measurement.tries, details },
+    )
 }
 
 /// Pings of the server's end of the link, past any tunnel.
-fn direct(stage: &Stage, seconds: u64) -> Pings {
-    Ping::dense_from(stage, Place::Client, "eth1", "10.101.0.1", seconds).finish()
+fn direct(testbed: &Testbed, seconds: u64) -> Pings {
+    Ping::dense_through(testbed, Host::Client, "eth1", "10.101.0.1", seconds).finish()
 }
 
 fn times(pings: &Pings) -> Vec<f64> {

@@ -10,13 +10,12 @@ use std::{
 };
 
 use crate::{
-    eventually,
-    stage::{Place, Stage},
-    target_dir,
+    eventually, target_dir,
+    testbed::{Host, Testbed},
 };
 
 /// How long a program may take to say what it has to say first.
-const PATIENCE: Duration = Duration::from_secs(20);
+const FIRST_OUTPUT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Which program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +34,7 @@ fn sources() -> PathBuf {
 }
 
 /// Where the built programs are, which are made at the first call.
-fn built() -> &'static Path {
+fn built_programs() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
         let dir = target_dir().join("interop");
@@ -51,40 +50,43 @@ fn built() -> &'static Path {
 }
 
 /// A running program, ended by its process id when dropped.
-pub struct Foreign {
+pub struct InteropPeer {
     child: Child,
     log: PathBuf,
-    words: String,
+    args: String,
 }
 
-impl Foreign {
+impl InteropPeer {
     /// Starts it there.
-    pub fn start(stage: &Stage, place: Place, program: Program, words: &[&str]) -> Self {
+    pub fn start(testbed: &Testbed, host: Host, program: Program, args: &[&str]) -> Self {
         let mut command = match program {
-            Program::ConnectIp => stage.command(place, &built().join("connect-ip").to_string_lossy()),
-            Program::Masque => stage.command(place, &built().join("masque").to_string_lossy()),
+            Program::ConnectIp => {
+                testbed.command(host, &built_programs().join("connect-ip").to_string_lossy())
+            }
+            Program::Masque => testbed.command(host, &built_programs().join("masque").to_string_lossy()),
             Program::Python(script) => {
-                let mut command = stage.command(place, &built().join("venv/bin/python").to_string_lossy());
+                let mut command =
+                    testbed.command(host, &built_programs().join("venv/bin/python").to_string_lossy());
                 command.arg("-u").arg(sources().join(script)).env("PYTHONDONTWRITEBYTECODE", "1");
                 command
             }
         };
-        let log = stage.file("foreign", place);
+        let log = testbed.file("foreign", host);
         let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
-        command.args(words).stdout(output.try_clone().expect("a second handle")).stderr(output);
+        command.args(args).stdout(output.try_clone().expect("a second handle")).stderr(output);
         let child = command.spawn().unwrap_or_else(|error| panic!("{program:?}: {error}"));
-        Self { child, log, words: format!("{program:?} {}", words.join(" ")) }
+        Self { child, log, args: format!("{program:?} {}", args.join(" ")) }
     }
 
     /// Waits for a line that starts with this word; the rest of it.
-    pub fn says(&mut self, word: &str) -> String {
-        eventually(PATIENCE, &format!("{} says `{word}`", self.words), || {
+    pub fn wait_for_line(&mut self, word: &str) -> String {
+        eventually(FIRST_OUTPUT_TIMEOUT, &format!("{} says `{word}`", self.args), || {
             let log = self.log();
             let line = log.lines().find_map(|line| line.strip_prefix(word));
             match (line, self.child.try_wait().expect("our own child")) {
                 (Some(line), _) => Ok(line.trim().to_owned()),
                 (None, None) => Err(log),
-                (None, Some(status)) => panic!("{} ended with {status}:\n{log}", self.words),
+                (None, Some(status)) => panic!("{} ended with {status}:\n{log}", self.args),
             }
         })
     }
@@ -96,24 +98,24 @@ impl Foreign {
             if let Some(status) = self.child.try_wait().expect("our own child") {
                 return status;
             }
-            assert!(Instant::now() < deadline, "{} still runs after {limit:?}:\n{}", self.words, self.log());
+            assert!(Instant::now() < deadline, "{} still runs after {limit:?}:\n{}", self.args, self.log());
             thread::sleep(Duration::from_millis(10));
         }
     }
 
     /// Waits for a good end: all it wrote.
-    pub fn succeed(mut self, limit: Duration) -> String {
+    pub fn wait_for_success(mut self, limit: Duration) -> String {
         let status = self.wait(limit);
         let log = self.log();
-        assert!(status.success(), "{} ended with {status}:\n{log}", self.words);
+        assert!(status.success(), "{} ended with {status}:\n{log}", self.args);
         log
     }
 
     /// Waits for a bad end: all it wrote.
-    pub fn fail(mut self, limit: Duration) -> String {
+    pub fn wait_for_failure(mut self, limit: Duration) -> String {
         let status = self.wait(limit);
         let log = self.log();
-        assert!(!status.success(), "{} succeeded:\n{log}", self.words);
+        assert!(!status.success(), "{} succeeded:\n{log}", self.args);
         log
     }
 
@@ -130,13 +132,13 @@ impl Foreign {
     }
 }
 
-impl Drop for Foreign {
+impl Drop for InteropPeer {
     fn drop(&mut self) {
         if thread::panicking() {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();
             let end = lines[lines.len().saturating_sub(40)..].join("\n");
-            eprintln!("--- {} (end of {})\n{end}", self.words, self.log.display());
+            eprintln!("--- {} (end of {})\n{end}", self.args, self.log.display());
         }
         let _ = self.child.kill();
         let _ = self.child.wait();

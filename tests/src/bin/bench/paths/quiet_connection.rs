@@ -12,47 +12,47 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::testbed::{Host, Testbed};
 
 /// A connection whose answer takes longer counts as lost. TCP repeats a question seldom after it was lost a few times.
-const LIMIT: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The connection, until it is asked how it was.
-pub(crate) struct Talk {
+pub(crate) struct QuietConnection {
     stop: Arc<AtomicBool>,
-    asking: JoinHandle<io::Result<Vec<Duration>>>,
+    requests: JoinHandle<io::Result<Vec<Duration>>>,
 }
 
-impl Talk {
+impl QuietConnection {
     /// Connects the client to the server's `address` inside the tunnel; `pause` is from an answer to the next question.
-    pub(crate) fn start(stage: &Stage, address: &str, pause: Duration) -> Result<Self, String> {
+    pub(crate) fn start(testbed: &Testbed, address: &str, pause: Duration) -> Result<Self, String> {
         let ip: IpAddr = address.parse().map_err(|error| format!("{address}: {error}"))?;
-        let listener = stage.inside(Place::Server, || TcpListener::bind((ip, 0)));
+        let listener = testbed.in_namespace(Host::Server, || TcpListener::bind((ip, 0)));
         let connect = |listener: TcpListener| {
             let to = listener.local_addr()?;
-            thread::spawn(move || give_back(&listener));
-            let stream =
-                stage.inside(Place::Client, || TcpStream::connect_timeout(&to, Duration::from_secs(5)))?;
+            thread::spawn(move || echo(&listener));
+            let stream = testbed
+                .in_namespace(Host::Client, || TcpStream::connect_timeout(&to, Duration::from_secs(5)))?;
             stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(LIMIT))?;
+            stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
             Ok::<_, io::Error>((stream, to))
         };
         let (stream, _): (TcpStream, SocketAddr) =
             listener.and_then(connect).map_err(|error| format!("a TCP connection to talk over: {error}"))?;
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&stop);
-        Ok(Self { stop, asking: thread::spawn(move || ask(stream, pause, &seen)) })
+        Ok(Self { stop, requests: thread::spawn(move || send_requests(stream, pause, &seen)) })
     }
 
     /// How long each answer took, or why the connection was lost.
     pub(crate) fn finish(self) -> Result<Vec<Duration>, String> {
         self.stop.store(true, Ordering::Relaxed);
-        let asked = self.asking.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
+        let asked = self.requests.join().unwrap_or_else(|_| Err(io::Error::other("it panicked")));
         asked.map_err(|error| format!("the quiet TCP connection: {error}"))
     }
 }
 
-fn ask(mut stream: TcpStream, pause: Duration, stop: &AtomicBool) -> io::Result<Vec<Duration>> {
+fn send_requests(mut stream: TcpStream, pause: Duration, stop: &AtomicBool) -> io::Result<Vec<Duration>> {
     let mut times = Vec::new();
     for number in (0u8..=255).cycle() {
         if stop.load(Ordering::Relaxed) {
@@ -71,7 +71,7 @@ fn ask(mut stream: TcpStream, pause: Duration, stop: &AtomicBool) -> io::Result<
 }
 
 /// Serves one connection until its other end closes it.
-fn give_back(listener: &TcpListener) -> io::Result<()> {
+fn echo(listener: &TcpListener) -> io::Result<()> {
     let (mut stream, _) = listener.accept()?;
     stream.set_nodelay(true)?;
     let mut byte = [0];

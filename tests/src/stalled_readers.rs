@@ -10,64 +10,55 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::stage::{Place, Stage};
+use crate::testbed::{Direction, Host, Testbed};
 
 /// What a reader takes before it stops, bytes.
-const TAKEN: usize = 256 << 10;
+const READ_BEFORE_STALL_BYTES: usize = 256 << 10;
 /// What a writer hands over at once, bytes.
-const PIECE: usize = 64 << 10;
+const WRITE_BYTES: usize = 64 << 10;
 /// How often a writer that cannot go on looks at the time.
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Which way the data goes that nobody reads, seen from the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ways {
-    /// Half of the flows up, half of them down.
-    Both,
-    /// All of them down.
-    Down,
-}
+const DEADLINE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Opens `flows` connections from the client to `address` and holds them for `time` with readers that have stopped.
 /// Returns the bytes that writers got rid of.
-pub fn stall(
-    stage: &Stage,
+pub fn run_stalled_readers(
+    testbed: &Testbed,
     address: IpAddr,
     flows: usize,
-    ways: Ways,
+    directions: Direction,
     time: Duration,
 ) -> Result<u64, String> {
-    let listener = stage
-        .inside(Place::Server, || TcpListener::bind((address, 0)))
+    let listener = testbed
+        .in_namespace(Host::Server, || TcpListener::bind((address, 0)))
         .map_err(|error| format!("no listener at {address}: {error}"))?;
     let target = listener.local_addr().map_err(|error| error.to_string())?;
     let deadline = Instant::now() + time;
-    let mut pushed = 0;
+    let mut written = 0;
     thread::scope(|scope| {
         let mut tasks = Vec::new();
         for number in 0..flows {
-            let (near, far) = connect(stage, &listener, target)?;
-            let is_up = ways == Ways::Both && number % 2 == 0;
+            let (near, far) = connect(testbed, &listener, target)?;
+            let is_up = directions == Direction::Both && number % 2 == 0;
             let (writer, reader) = if is_up { (near, far) } else { (far, near) };
             tasks.push(scope.spawn(move || write_until(writer, deadline)));
             tasks.push(scope.spawn(move || stop_reading(reader, deadline)));
         }
         for task in tasks {
             let result = task.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            pushed += result.map_err(|error| format!("a stalled flow broke: {error}"))?;
+            written += result.map_err(|error| format!("a stalled flow broke: {error}"))?;
         }
-        Ok(pushed)
+        Ok(written)
     })
 }
 
 fn connect(
-    stage: &Stage,
+    testbed: &Testbed,
     listener: &TcpListener,
     target: SocketAddr,
 ) -> Result<(TcpStream, TcpStream), String> {
     let limit = Duration::from_secs(3);
-    let near = stage
-        .inside(Place::Client, || TcpStream::connect_timeout(&target, limit))
+    let near = testbed
+        .in_namespace(Host::Client, || TcpStream::connect_timeout(&target, limit))
         .map_err(|error| format!("cannot connect to {target}: {error}"))?;
     let (far, _) = listener.accept().map_err(|error| format!("cannot accept at {target}: {error}"))?;
     Ok((near, far))
@@ -75,11 +66,11 @@ fn connect(
 
 /// How many bytes it could hand over.
 fn write_until(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64> {
-    stream.set_write_timeout(Some(LOOK))?;
-    let piece = vec![0x55; PIECE];
+    stream.set_write_timeout(Some(DEADLINE_POLL_INTERVAL))?;
+    let chunk = vec![0x55; WRITE_BYTES];
     let mut written = 0;
     while Instant::now() < deadline {
-        match stream.write(&piece) {
+        match stream.write(&chunk) {
             Ok(count) => written += count as u64,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(error),
@@ -89,9 +80,9 @@ fn write_until(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64>
 }
 
 fn stop_reading(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64> {
-    stream.set_read_timeout(Some(LOOK))?;
-    let (mut taken, mut buffer) = (0, vec![0; PIECE]);
-    while taken < TAKEN && Instant::now() < deadline {
+    stream.set_read_timeout(Some(DEADLINE_POLL_INTERVAL))?;
+    let (mut taken, mut buffer) = (0, vec![0; WRITE_BYTES]);
+    while taken < READ_BEFORE_STALL_BYTES && Instant::now() < deadline {
         match stream.read(&mut buffer) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(count) => taken += count,
@@ -100,6 +91,6 @@ fn stop_reading(mut stream: TcpStream, deadline: Instant) -> std::io::Result<u64
         }
     }
     // The writer looks at the time before this side closes.
-    thread::sleep(deadline.saturating_duration_since(Instant::now()) + 2 * LOOK);
+    thread::sleep(deadline.saturating_duration_since(Instant::now()) + 2 * DEADLINE_POLL_INTERVAL);
     Ok(0)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mpvpn_tests::{quiet::Disturbance, system::System};
+use mpvpn_tests::{disturbance::Disturbance, system::System};
 use serde_json::{Value, json};
 
 use super::Setting;
@@ -71,13 +71,13 @@ pub(crate) const MEASURES: [Measure; 35] = [
 ];
 
 /// The measure of that key.
-pub(crate) fn known(key: &str) -> &'static Measure {
+pub(crate) fn measure_of(key: &str) -> &'static Measure {
     MEASURES.iter().find(|measure| measure.key == key).unwrap_or_else(|| panic!("no measure {key}"))
 }
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Turn {
+pub(crate) struct RunKey {
     pub(crate) round: u32,
     pub(crate) setting: Setting,
     pub(crate) system: System,
@@ -86,7 +86,7 @@ pub(crate) struct Turn {
 /// One value, and under what conditions it came about.
 #[derive(Clone, Debug)]
 pub(crate) struct Sample {
-    turn: Turn,
+    run_key: RunKey,
     key: &'static str,
     value: f64,
     disturbance: Disturbance,
@@ -96,24 +96,24 @@ pub(crate) struct Sample {
 
 /// All samples of a run.
 #[derive(Default)]
-pub(crate) struct Notebook {
+pub(crate) struct SampleLog {
     samples: Vec<Sample>,
-    failures: Vec<(Turn, String)>,
+    failures: Vec<(RunKey, String)>,
 }
 
-impl Notebook {
+impl SampleLog {
     /// Notes a value and how it came about.
-    pub(crate) fn note(&mut self, turn: Turn, key: &str, value: f64, conditions: &Conditions) {
-        let measure = known(key);
+    pub(crate) fn note(&mut self, run_key: RunKey, key: &str, value: f64, conditions: &Conditions) {
+        let measure = measure_of(key);
         eprintln!(
             "    {:<13} {}: {value:.2} {}{}",
-            turn.system.name(),
+            run_key.system.name(),
             measure.title,
             measure.unit,
             conditions.mark()
         );
         self.samples.push(Sample {
-            turn,
+            run_key,
             key: measure.key,
             value,
             disturbance: conditions.disturbance.clone(),
@@ -123,26 +123,31 @@ impl Notebook {
     }
 
     /// Notes that something did not work.
-    pub(crate) fn fail(&mut self, turn: Turn, why: String) {
-        eprintln!("    {:<13} failed: {why}", turn.system.name());
-        self.failures.push((turn, why));
+    pub(crate) fn fail(&mut self, run_key: RunKey, why: String) {
+        eprintln!("    {:<13} failed: {why}", run_key.system.name());
+        self.failures.push((run_key, why));
     }
 
-    pub(crate) fn failures(&self) -> &[(Turn, String)] {
+    pub(crate) fn failures(&self) -> &[(RunKey, String)] {
         &self.failures
     }
 
     /// The value of that round.
     fn value(&self, round: u32, setting: Setting, system: System, key: &str) -> Option<f64> {
-        let turn = Turn { round, setting, system };
-        self.samples.iter().find(|sample| sample.turn == turn && sample.key == key).map(|sample| sample.value)
+        let run_key = RunKey { round, setting, system };
+        self.samples
+            .iter()
+            .find(|sample| sample.run_key == run_key && sample.key == key)
+            .map(|sample| sample.value)
     }
 
     /// The values of all rounds.
     pub(crate) fn values(&self, setting: Setting, system: System, key: &str) -> Vec<f64> {
         self.samples
             .iter()
-            .filter(|sample| (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key))
+            .filter(|sample| {
+                (sample.run_key.setting, sample.run_key.system, sample.key) == (setting, system, key)
+            })
             .map(|sample| sample.value)
             .collect()
     }
@@ -153,7 +158,7 @@ impl Notebook {
 
     /// The median of the ratios of each round: what drifts from round to round is not in it.
     pub(crate) fn ratio(&self, setting: Setting, of: System, to: System, key: &str) -> Option<f64> {
-        let last = self.samples.iter().map(|sample| sample.turn.round).max()?;
+        let last = self.samples.iter().map(|sample| sample.run_key.round).max()?;
         let ratios = (1..=last).filter_map(|round| {
             Some(self.value(round, setting, of, key)? / self.value(round, setting, to, key)?)
         });
@@ -163,29 +168,29 @@ impl Notebook {
     /// Whether something else used the machine while one of these was measured, however often it was tried.
     pub(crate) fn is_disturbed(&self, setting: Setting, system: System, key: &str) -> bool {
         self.samples.iter().any(|sample| {
-            (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key)
-                && sample.disturbance.is_too_much()
+            (sample.run_key.setting, sample.run_key.system, sample.key) == (setting, system, key)
+                && sample.disturbance.exceeds_limit()
         })
     }
 
     /// Whether the sender of the traffic was the limit in any of these.
     pub(crate) fn is_sender_bound(&self, setting: Setting, system: System, key: &str) -> bool {
         self.samples.iter().any(|sample| {
-            (sample.turn.setting, sample.turn.system, sample.key) == (setting, system, key)
+            (sample.run_key.setting, sample.run_key.system, sample.key) == (setting, system, key)
                 && sample.details["sender_bound"] == true
         })
     }
 
     /// Whether the last `count` values that can be disturbed all are.
-    pub(crate) fn is_hopeless(&self, count: usize) -> bool {
-        let exposed = self.samples.iter().rev().filter(|sample| known(sample.key).unit != "MB");
-        exposed.clone().take(count).filter(|sample| sample.disturbance.is_too_much()).count() == count
+    pub(crate) fn is_always_disturbed(&self, count: usize) -> bool {
+        let exposed = self.samples.iter().rev().filter(|sample| measure_of(sample.key).unit != "MB");
+        exposed.clone().take(count).filter(|sample| sample.disturbance.exceeds_limit()).count() == count
     }
 
     /// Samples in all, those repeated, and those that stayed disturbed.
     pub(crate) fn counts(&self) -> (usize, usize, usize) {
         let repeated = self.samples.iter().filter(|sample| sample.tries > 1).count();
-        let disturbed = self.samples.iter().filter(|sample| sample.disturbance.is_too_much()).count();
+        let disturbed = self.samples.iter().filter(|sample| sample.disturbance.exceeds_limit()).count();
         (self.samples.len(), repeated, disturbed)
     }
 
@@ -194,20 +199,22 @@ impl Notebook {
         let samples: Vec<Value> = self.samples.iter().map(Sample::json).collect();
         let mut keys: BTreeMap<(Setting, System, &str), Vec<f64>> = BTreeMap::new();
         for sample in &self.samples {
-            keys.entry((sample.turn.setting, sample.turn.system, sample.key)).or_default().push(sample.value);
+            keys.entry((sample.run_key.setting, sample.run_key.system, sample.key))
+                .or_default()
+                .push(sample.value);
         }
         let medians: Vec<Value> = keys
             .into_iter()
             .map(|((setting, system, key), values)| {
                 json!({ "setting": setting.name(), "system": system.name(), "measure": key,
-                        "unit": known(key).unit, "runs": values.len(), "median": median(values) })
+                        "unit": measure_of(key).unit, "runs": values.len(), "median": median(values) })
             })
             .collect();
         let failures: Vec<Value> = self
             .failures
             .iter()
-            .map(|(turn, why)| {
-                json!({ "round": turn.round, "setting": turn.setting.name(), "system": turn.system.name(), "why": why })
+            .map(|(run_key, why)| {
+                json!({ "round": run_key.round, "setting": run_key.setting.name(), "system": run_key.system.name(), "why": why })
             })
             .collect();
         json!({ "medians": medians, "runs": samples, "failures": failures })
@@ -216,10 +223,10 @@ impl Notebook {
 
 impl Sample {
     fn json(&self) -> Value {
-        json!({ "round": self.turn.round, "setting": self.turn.setting.name(), "system": self.turn.system.name(),
-                "measure": self.key, "value": self.value, "unit": known(self.key).unit, "tries": self.tries,
+        json!({ "round": self.run_key.round, "setting": self.run_key.setting.name(), "system": self.run_key.system.name(),
+                "measure": self.key, "value": self.value, "unit": measure_of(self.key).unit, "tries": self.tries,
                 "foreign_cores": self.disturbance.foreign, "stolen_cores": self.disturbance.stolen,
-                "disturbed": self.disturbance.is_too_much(), "by": self.disturbance.worst,
+                "disturbed": self.disturbance.exceeds_limit(), "by": self.disturbance.top_process,
                 "details": self.details })
     }
 }
@@ -234,7 +241,7 @@ pub(crate) struct Conditions {
 
 impl Conditions {
     fn mark(&self) -> String {
-        if self.disturbance.is_too_much() {
+        if self.disturbance.exceeds_limit() {
             format!("  (disturbed: {})", self.disturbance)
         } else {
             String::new()
@@ -280,13 +287,13 @@ mod tests {
     #[test]
     fn every_measure_has_a_key_of_its_own() {
         for measure in &MEASURES {
-            assert_eq!(known(measure.key), measure);
+            assert_eq!(measure_of(measure.key), measure);
         }
     }
 
     #[test]
     fn ratios_are_those_of_the_same_round() {
-        let mut notes = Notebook::default();
+        let mut log = SampleLog::default();
         let fine = Conditions { disturbance: Disturbance::default(), tries: 1, details: Value::Null };
         // The machine was half as fast in round 2; in round 3 the other failed.
         for (round, system, value) in [
@@ -296,23 +303,23 @@ mod tests {
             (2, System::WireguardGo, 1.0),
             (3, System::Mpvpn, 6.0),
         ] {
-            notes.note(Turn { round, setting: Setting::Veth, system }, "tcp1_up", value, &fine);
+            log.note(RunKey { round, setting: Setting::Veth, system }, "tcp1_up", value, &fine);
         }
-        let ratio = notes.ratio(Setting::Veth, System::Mpvpn, System::WireguardGo, "tcp1_up");
+        let ratio = log.ratio(Setting::Veth, System::Mpvpn, System::WireguardGo, "tcp1_up");
         assert_eq!(ratio, Some(3.0));
-        assert_eq!(notes.median(Setting::Veth, System::Mpvpn, "tcp1_up"), Some(6.0));
-        assert_eq!(notes.ratio(Setting::Plain, System::Mpvpn, System::WireguardGo, "tcp1_up"), None);
-        assert_eq!(notes.json()["medians"][0]["runs"], 3);
+        assert_eq!(log.median(Setting::Veth, System::Mpvpn, "tcp1_up"), Some(6.0));
+        assert_eq!(log.ratio(Setting::Plain, System::Mpvpn, System::WireguardGo, "tcp1_up"), None);
+        assert_eq!(log.json()["medians"][0]["runs"], 3);
     }
 
     #[test]
     fn a_machine_that_is_always_busy_is_known_as_such() {
-        let mut notes = Notebook::default();
-        let turn = Turn { round: 1, setting: Setting::Veth, system: System::Mpvpn };
+        let mut log = SampleLog::default();
+        let run_key = RunKey { round: 1, setting: Setting::Veth, system: System::Mpvpn };
         let mut note = |key, foreign| {
             let disturbance = Disturbance { foreign, ..Disturbance::default() };
-            notes.note(turn, key, 1.0, &Conditions { disturbance, tries: 3, details: Value::Null });
-            notes.is_hopeless(3)
+            log.note(run_key, key, 1.0, &Conditions { disturbance, tries: 3, details: Value::Null });
+            log.is_always_disturbed(3)
         };
         assert!(
             !note("tcp1_up", 0.0)

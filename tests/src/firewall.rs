@@ -8,52 +8,52 @@ use std::{fs, time::Duration};
 
 use serde_json::Value;
 
-use crate::stage::{Peer, Place, Stage, paths_of};
+use crate::testbed::{Host, MpvpnProcess, Testbed, paths_of};
 
 /// The table of nftables.
 const TABLE: &str = "netdev wall";
 /// The comment of rules that strip.
-const STRIPPED: &str = "stripped";
+const STRIPPED_COMMENT: &str = "stripped";
 
 /// What does not get through.
 #[derive(Clone, Copy, Debug)]
-pub struct Wall<'a> {
+pub struct Firewall<'a> {
     /// Links that let no UDP through to the server's port or from it.
     pub no_udp: &'a [usize],
     /// Links on which TCP loses the options of Multipath TCP (RFC 8684), in both directions.
     pub no_mptcp: &'a [usize],
 }
 
-impl Wall<'_> {
+impl Firewall<'_> {
     /// Everything gets through.
-    pub const NONE: Self = Wall { no_udp: &[], no_mptcp: &[] };
+    pub const OPEN: Self = Firewall { no_udp: &[], no_mptcp: &[] };
 
     /// Raises it in place of what was there.
-    pub fn raise(&self, stage: &Stage) {
-        for (place, side) in [(Place::Server, "dport"), (Place::Client, "sport")] {
+    pub fn apply(&self, testbed: &Testbed) {
+        for (host, side) in [(Host::Server, "dport"), (Host::Client, "sport")] {
             let mut links = [self.no_udp, self.no_mptcp].concat();
             links.sort_unstable();
             links.dedup();
-            let chains: String = links.iter().map(|link| self.chain(stage, place, side, *link)).collect();
-            let file = stage.file("nft", place);
+            let chains: String = links.iter().map(|link| self.chain(testbed, host, side, *link)).collect();
+            let file = testbed.file("nft", host);
             fs::write(&file, format!("table {TABLE}\ndelete table {TABLE}\ntable {TABLE} {{\n{chains}}}\n"))
                 .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-            stage.run(place, &["nft", "-f", file.to_str().expect("an ASCII path")]);
+            testbed.run(host, &["nft", "-f", file.to_str().expect("an ASCII path")]);
         }
     }
 
     /// What arrives over one link.
-    fn chain(&self, stage: &Stage, place: Place, side: &str, link: usize) -> String {
-        let handle = stage.link(link);
+    fn chain(&self, testbed: &Testbed, host: Host, side: &str, link: usize) -> String {
+        let handle = testbed.link(link);
         let handle = handle.handle();
-        let device = if place == Place::Server { handle.server_device() } else { handle.client_device() };
+        let device = if host == Host::Server { handle.server_device() } else { handle.client_device() };
         let mut rules = String::new();
         if self.no_udp.contains(&link) {
             rules += &format!("    udp {side} 4433 counter drop\n");
         }
         if self.no_mptcp.contains(&link) {
             rules += &format!(
-                "    tcp option mptcp exists counter reset tcp option mptcp comment \"{STRIPPED}\"\n"
+                "    tcp option mptcp exists counter reset tcp option mptcp comment \"{STRIPPED_COMMENT}\"\n"
             );
         }
         format!(
@@ -63,13 +63,13 @@ impl Wall<'_> {
 }
 
 /// How many segments have lost options of Multipath TCP since the wall stands.
-pub fn stripped(stage: &Stage) -> u64 {
-    [Place::Server, Place::Client].map(|place| stage.counted(place, STRIPPED)).iter().sum()
+pub fn count_stripped_segments(testbed: &Testbed) -> u64 {
+    [Host::Server, Host::Client].map(|host| testbed.count_nft_packets(host, STRIPPED_COMMENT)).iter().sum()
 }
 
 /// How the packets of a link travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Travel {
+pub enum Transport {
     /// In UDP.
     Quic,
     /// Inside HTTP/2 over TCP or Multipath TCP.
@@ -84,16 +84,18 @@ pub fn transports<'a>(status: &'a Value, link: &str) -> Vec<&'a str> {
 }
 
 /// Complains unless a link is used in this way only.
-pub fn travels(status: &Value, link: &str, how: Travel) -> Result<(), String> {
+pub fn check_transport(status: &Value, link: &str, how: Transport) -> Result<(), String> {
     match transports(status, link)[..] {
-        [transport] if ["tcp", "mptcp"].contains(&transport) == (how == Travel::Tcp) => Ok(()),
+        [transport] if ["tcp", "mptcp"].contains(&transport) == (how == Transport::Tcp) => Ok(()),
         ref others => Err(format!("{link} is used by {others:?}")),
     }
 }
 
 /// Waits until a link is used in this way only.
-pub fn until_travels(client: &Peer, link: &str, how: Travel, limit: Duration) -> Value {
-    client.until(limit, &format!("{link} travels by {how:?}"), |status| travels(status, link, how))
+pub fn wait_for_transport(client: &MpvpnProcess, link: &str, how: Transport, limit: Duration) -> Value {
+    client.wait_for_status(limit, &format!("{link} travels by {how:?}"), |status| {
+        check_transport(status, link, how)
+    })
 }
 
 #[cfg(test)]
@@ -110,11 +112,11 @@ mod tests {
             path("eth2", "standby", "tcp"), path("eth3", "active", "quic"), path("eth3", "active", "tcp"),
         ] });
         assert_eq!((transports(&status, "eth1"), transports(&status, "eth2")), (vec!["mptcp"], vec!["quic"]));
-        let is = |link, how| travels(&status, link, how).is_ok();
-        assert!(is("eth1", Travel::Tcp) && !is("eth1", Travel::Quic));
-        assert!(is("eth2", Travel::Quic) && !is("eth2", Travel::Tcp));
+        let is = |link, how| check_transport(&status, link, how).is_ok();
+        assert!(is("eth1", Transport::Tcp) && !is("eth1", Transport::Quic));
+        assert!(is("eth2", Transport::Quic) && !is("eth2", Transport::Tcp));
         for nothing in ["eth3", "eth4"] {
-            assert!(!is(nothing, Travel::Tcp) && !is(nothing, Travel::Quic), "{nothing}");
+            assert!(!is(nothing, Transport::Tcp) && !is(nothing, Transport::Quic), "{nothing}");
         }
     }
 }

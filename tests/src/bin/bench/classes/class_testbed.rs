@@ -4,19 +4,19 @@ use std::{fs, time::Duration};
 
 use mpvpn_lab::Direction;
 use mpvpn_tests::{
-    call::{Call, Pace},
-    stage::{Peer, Place, Stage, TUNNEL},
+    call::{Call, CallProfile},
+    testbed::{Host, MpvpnProcess, TUNNEL, Testbed},
 };
 use serde_json::Value;
 
-use crate::paths::load::{Iperf, Kind, Load, Sink};
+use crate::paths::load::{Iperf, IperfServer, Load, TcpKind};
 
 /// How long all paths may take to be there.
-const SETTLE: Duration = Duration::from_secs(15);
+const PATHS_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A class with a table in the file: what is for one of its ten ports belongs to it.
 #[derive(Clone, Copy)]
-pub(super) struct Line {
+pub(super) struct ClassTraffic {
     pub(super) class: &'static str,
     /// Of iperf3; calls have the port after it.
     pub(super) port: u16,
@@ -24,7 +24,7 @@ pub(super) struct Line {
     pub(super) more: &'static str,
 }
 
-impl Line {
+impl ClassTraffic {
     pub(super) const fn new(class: &'static str, port: u16) -> Self {
         Self { class, port, more: "" }
     }
@@ -40,64 +40,64 @@ impl Line {
     }
 
     /// The class's call.
-    pub(super) fn call(&self, scene: &Scene, pace: Pace) -> Result<Call, String> {
-        Call::start(&scene.stage, (TUNNEL, self.port + 1), pace)
+    pub(super) fn call(&self, setup: &ClassTestbed, profile: CallProfile) -> Result<Call, String> {
+        Call::start(&setup.testbed, (TUNNEL, self.port + 1), profile)
     }
 
     /// The class's load, in the seconds after what TCP needs to find its rate.
     pub(super) fn load(
         &self,
-        scene: &Scene,
+        setup: &ClassTestbed,
         load: Load,
-        way: Direction,
+        direction: Direction,
         seconds: u32,
     ) -> Result<Iperf, String> {
-        Iperf::start(&scene.stage, Kind::Tcp, (TUNNEL, self.port), load, way, seconds)
+        Iperf::start(&setup.testbed, TcpKind::Tcp, (TUNNEL, self.port), load, direction, seconds)
     }
 
     /// Who takes it at the server.
-    pub(super) fn sink(&self, scene: &Scene) -> Result<Sink, String> {
-        Sink::start(&scene.stage, Kind::Tcp, self.port)
+    pub(super) fn iperf(&self, setup: &ClassTestbed) -> Result<IperfServer, String> {
+        IperfServer::start(&setup.testbed, TcpKind::Tcp, self.port)
     }
 }
 
-pub(super) const CRITICAL: Line = Line::new("critical", 5300);
-pub(super) const DEFAULT: Line = Line::new("default", 5310);
-pub(super) const BULK: Line = Line::new("bulk", 5320);
+pub(super) const CRITICAL: ClassTraffic = ClassTraffic::new("critical", 5300);
+pub(super) const DEFAULT: ClassTraffic = ClassTraffic::new("default", 5310);
+pub(super) const BULK: ClassTraffic = ClassTraffic::new("bulk", 5320);
 /// The three that are there from the start.
-pub(super) const THREE: [Line; 3] = [CRITICAL, DEFAULT, BULK];
+pub(super) const ALL_CLASSES: [ClassTraffic; 3] = [CRITICAL, DEFAULT, BULK];
 
 /// A stage with a server and a client.
-pub(super) struct Scene {
+pub(super) struct ClassTestbed {
     // Dropped before the stage they play on.
-    pub(super) client: Peer,
-    pub(super) server: Peer,
-    pub(super) stage: Stage,
+    pub(super) client: MpvpnProcess,
+    pub(super) server: MpvpnProcess,
+    pub(super) testbed: Testbed,
 }
 
-impl Scene {
+impl ClassTestbed {
     /// A client over these links with these classes, all of whose paths are there and none of which sleeps. `before` is
     /// what its file says before the tables of its classes.
-    pub(super) fn new(links: &[&str], before: &str, lines: &[Line]) -> Result<Self, String> {
-        let stage = Stage::new(links);
-        let tables: String = lines.iter().map(Line::table).collect();
-        let file = stage.dir().join("classes.toml");
+    pub(super) fn new(links: &[&str], before: &str, lines: &[ClassTraffic]) -> Result<Self, String> {
+        let testbed = Testbed::new(links);
+        let tables: String = lines.iter().map(ClassTraffic::table).collect();
+        let file = testbed.dir().join("classes.toml");
         fs::write(&file, format!("{before}\n{tables}"))
             .map_err(|error| format!("{}: {error}", file.display()))?;
-        let server = stage.server(&[]);
-        let client = stage.client(&["--config", "classes.toml"]);
-        let scene = Self { client, server, stage };
+        let server = testbed.server(&[]);
+        let client = testbed.client(&["--config", "classes.toml"]);
+        let setup = Self { client, server, testbed };
         for line in lines {
-            scene.until_there(line, links.len());
+            setup.wait_for_paths(line, links.len());
         }
-        Ok(scene)
+        Ok(setup)
     }
 
     /// Uses a class until it has paths over so many links that carry data or wait for their turn.
-    fn until_there(&self, Line { class, port, .. }: &Line, links: usize) {
+    fn wait_for_paths(&self, ClassTraffic { class, port, .. }: &ClassTraffic, links: usize) {
         let what = format!("paths of {class} over {links} links");
-        self.client.until(SETTLE, &what, |status| {
-            self.stage.sends(Place::Client, (TUNNEL, *port));
+        self.client.wait_for_status(PATHS_TIMEOUT, &what, |status| {
+            self.testbed.send_empty_udp(Host::Client, (TUNNEL, *port));
             let mut classes = status["classes"].as_array().into_iter().flatten();
             let own = classes.find(|entry| entry["name"] == *class).ok_or("there is no such class")?;
             if own["state"] != "up" {
@@ -120,10 +120,10 @@ impl Scene {
     }
 
     /// Runs `nft` with a file.
-    pub(super) fn nft(&self, place: Place, text: &str) -> Result<String, String> {
-        let file = self.stage.file("nft", place);
+    pub(super) fn nft(&self, host: Host, text: &str) -> Result<String, String> {
+        let file = self.testbed.file("nft", host);
         fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
-        Ok(self.stage.run(place, &["nft", "-j", "-f", file.to_str().unwrap_or_default()]))
+        Ok(self.testbed.run(host, &["nft", "-j", "-f", file.to_str().unwrap_or_default()]))
     }
 }
 

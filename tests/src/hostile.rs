@@ -17,12 +17,12 @@ use mpvpn_types::LinkId;
 
 use crate::{
     random::Random,
-    stage::{Place, Stage},
+    testbed::{Host, Testbed},
 };
 
 /// How many pieces of each kind were said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Said {
+pub struct SentCounts {
     /// Connections that were established.
     pub connections: u64,
     /// Frames and capsules.
@@ -32,64 +32,65 @@ pub struct Said {
 }
 
 /// Connects `rounds` times to the server at `remote`, and misbehaves each time.
-pub fn client(stage: &Stage, remote: SocketAddr, rounds: u32, random: &mut Random) -> Said {
+pub fn client(testbed: &Testbed, remote: SocketAddr, rounds: u32, random: &mut Random) -> SentCounts {
     let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
     let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");
-    let mut said = Said::default();
+    let mut sent = SentCounts::default();
     for _ in 0..rounds {
         let local = Local::link(LinkId(0));
-        let mut wire = Wire::new(stage, Place::Client, "[::]:0", Endpoint::client(&setup), Some(local));
-        let connect = wire.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
+        let mut driver =
+            EndpointDriver::new(testbed, Host::Client, "[::]:0", Endpoint::client(&setup), Some(local));
+        let connect = driver.endpoint.connect(Instant::now(), &setup, local, remote, "mpvpn");
         let id = connect.expect("a name and an address that can be connected to");
-        let mut speech = Speech::client();
+        let mut session = HostileSession::client();
         let end = Instant::now() + Duration::from_millis(150);
         while Instant::now() < end
-            && wire.turn(&mut |wire_id, connection, event| {
-                if wire_id == id {
-                    speech.hear(connection, event, random, &mut said);
+            && driver.drive_once(&mut |event_id, connection, event| {
+                if event_id == id {
+                    session.handle_event(connection, event, random, &mut sent);
                 }
             })
         {}
         if !random.one_in(4)
-            && let Some(connection) = wire.endpoint.get(id)
+            && let Some(connection) = driver.endpoint.get(id)
         {
             connection.close(Instant::now(), random.bits() % 0x200, "enough");
-            wire.turn(&mut |_, _, _| ());
+            driver.drive_once(&mut |_, _, _| ());
         }
     }
-    said
+    sent
 }
 
 /// Serves at this address of the server's host for some time, and misbehaves towards everybody who comes.
-pub fn server(stage: &Stage, address: &str, time: Duration, random: &mut Random) -> Said {
-    let identity = Identity::load(&stage.dir().join("server.crt"), &stage.dir().join("server.key"));
+pub fn server(testbed: &Testbed, address: &str, time: Duration, random: &mut Random) -> SentCounts {
+    let identity = Identity::load(&testbed.dir().join("server.crt"), &testbed.dir().join("server.key"));
     let tls = tls::server_config(&identity.expect("the stage's certificate"), &[], &[b"h3"])
         .expect("a TLS configuration");
     let setup = ServerSetup::new(Arc::new(tls), &TransportOptions::default(), b"rogue")
         .expect("a QUIC configuration");
-    let mut wire = Wire::new(stage, Place::Server, address, Endpoint::server(&setup), None);
-    let (mut said, mut speeches) = (Said::default(), Vec::<(ConnectionId, Speech)>::new());
+    let mut driver = EndpointDriver::new(testbed, Host::Server, address, Endpoint::server(&setup), None);
+    let (mut sent, mut sessions) = (SentCounts::default(), Vec::<(ConnectionId, HostileSession)>::new());
     let end = Instant::now() + time;
     while Instant::now() < end {
-        wire.turn(&mut |id, connection, event| {
+        driver.drive_once(&mut |id, connection, event| {
             if event == Some(&Event::Connected) {
-                speeches.retain(|(known, _)| *known != id);
-                speeches.push((id, Speech::server()));
+                sessions.retain(|(known, _)| *known != id);
+                sessions.push((id, HostileSession::server()));
             }
-            if let Some((_, speech)) = speeches.iter_mut().find(|(known, _)| *known == id) {
-                speech.hear(connection, event, random, &mut said);
+            if let Some((_, session)) = sessions.iter_mut().find(|(known, _)| *known == id) {
+                session.handle_event(connection, event, random, &mut sent);
             }
         });
     }
-    said
+    sent
 }
 
 /// Hears every event of a connection, and in every turn `None`.
 type Listener<'a> = &'a mut dyn FnMut(ConnectionId, &mut Connection, Option<&Event>);
 
 /// Sockets and clock around an endpoint.
-struct Wire {
+struct EndpointDriver {
     socket: UdpSocket,
     endpoint: Endpoint,
     local: Option<Local>,
@@ -97,9 +98,9 @@ struct Wire {
     buffer: Vec<u8>,
 }
 
-impl Wire {
-    fn new(stage: &Stage, place: Place, address: &str, endpoint: Endpoint, local: Option<Local>) -> Self {
-        let socket = stage.inside(place, || UdpSocket::bind(address)).expect("a free port");
+impl EndpointDriver {
+    fn new(testbed: &Testbed, host: Host, address: &str, endpoint: Endpoint, local: Option<Local>) -> Self {
+        let socket = testbed.in_namespace(host, || UdpSocket::bind(address)).expect("a free port");
         socket.set_read_timeout(Some(Duration::from_millis(1))).expect("a socket takes a time-out");
         // A client has one connection, the first.
         let connections = if local.is_some() { vec![ConnectionId(0)] } else { Vec::new() };
@@ -107,7 +108,7 @@ impl Wire {
     }
 
     /// Receives what there is, tells it, sends what there is. `false`: no connection is left.
-    fn turn(&mut self, tell: Listener<'_>) -> bool {
+    fn drive_once(&mut self, on_event: Listener<'_>) -> bool {
         let mut datagram = [0; 2048];
         for _ in 0..64 {
             let Ok((length, remote)) = self.socket.recv_from(&mut datagram) else { break };
@@ -118,7 +119,7 @@ impl Wire {
         }
         let mut open = Vec::new();
         for id in std::mem::take(&mut self.connections) {
-            if self.serve(id, tell) {
+            if self.serve(id, on_event) {
                 open.push(id);
             }
         }
@@ -129,19 +130,19 @@ impl Wire {
         !self.connections.is_empty()
     }
 
-    fn serve(&mut self, id: ConnectionId, tell: Listener) -> bool {
+    fn serve(&mut self, id: ConnectionId, on_event: Listener) -> bool {
         let Some(connection) = self.endpoint.get(id) else { return false };
         let now = Instant::now();
         if connection.poll_timeout().is_some_and(|at| at <= now) {
             connection.handle_timeout(now);
         }
         while let Some(event) = connection.poll_event(now) {
-            tell(id, connection, Some(&event));
+            on_event(id, connection, Some(&event));
             if event == Event::Datagrams {
                 connection.receive_datagrams(drop);
             }
         }
-        tell(id, connection, None);
+        on_event(id, connection, None);
         self.buffer.clear();
         while let Some(transmit) = connection.poll_transmit(now, &mut self.buffer) {
             let _ = send(&self.socket, transmit.remote, &self.buffer, transmit.segment_size);
@@ -157,40 +158,40 @@ fn send(socket: &UdpSocket, remote: SocketAddr, data: &[u8], segment: Option<usi
 }
 
 /// What a rogue says on one connection.
-struct Speech {
+struct HostileSession {
     is_client: bool,
     request: Option<u64>,
-    spoke: Instant,
-    times: u32,
+    last_sent: Instant,
+    rounds_sent: u32,
 }
 
 /// Between two speeches.
-const PAUSE: Duration = Duration::from_millis(4);
+const SEND_INTERVAL: Duration = Duration::from_millis(4);
 /// After so many speeches a server closes the connection, if nobody else has.
-const PATIENCE: u32 = 60;
+const MAX_ROUNDS: u32 = 60;
 
-impl Speech {
+impl HostileSession {
     fn client() -> Self {
-        Self { is_client: true, request: None, spoke: Instant::now(), times: 0 }
+        Self { is_client: true, request: None, last_sent: Instant::now(), rounds_sent: 0 }
     }
 
     fn server() -> Self {
-        Self { is_client: false, request: None, spoke: Instant::now(), times: 0 }
+        Self { is_client: false, request: None, last_sent: Instant::now(), rounds_sent: 0 }
     }
 
-    fn hear(
+    fn handle_event(
         &mut self,
         connection: &mut Connection,
         event: Option<&Event>,
         random: &mut Random,
-        said: &mut Said,
+        sent: &mut SentCounts,
     ) {
         match event {
             Some(Event::Connected) => {
-                said.connections += 1;
-                self.preface(connection, random, said);
+                sent.connections += 1;
+                self.open_control_streams(connection, random, sent);
                 if self.is_client {
-                    self.ask(connection, random, said);
+                    self.send_requests(connection, random, sent);
                 }
             }
             Some(Event::StreamReadable(id)) if !self.is_client && id % 4 == 0 && self.request.is_none() => {
@@ -200,25 +201,26 @@ impl Speech {
                     random.mutate(&mut answer);
                 }
                 connection.write(*id, answer.into());
-                said.frames += 1;
-                self.babble(connection, *id, random, said);
+                sent.frames += 1;
+                self.send_random_frames(connection, *id, random, sent);
             }
             _ => {}
         }
-        let Some(id) = self.request.filter(|_| event.is_none() && self.spoke.elapsed() > PAUSE) else {
+        let Some(id) = self.request.filter(|_| event.is_none() && self.last_sent.elapsed() > SEND_INTERVAL)
+        else {
             return;
         };
-        self.spoke = Instant::now();
-        self.times += 1;
-        self.babble(connection, id, random, said);
-        self.datagrams(connection, id, random, said);
-        if !self.is_client && self.times == PATIENCE {
+        self.last_sent = Instant::now();
+        self.rounds_sent += 1;
+        self.send_random_frames(connection, id, random, sent);
+        self.send_datagrams(connection, id, random, sent);
+        if !self.is_client && self.rounds_sent == MAX_ROUNDS {
             connection.close(Instant::now(), random.bits() % 0x200, "enough");
         }
     }
 
     /// The control stream, mostly right: otherwise everything ends there.
-    fn preface(&self, connection: &mut Connection, random: &mut Random, said: &mut Said) {
+    fn open_control_streams(&self, connection: &mut Connection, random: &mut Random, sent: &mut SentCounts) {
         let settings = [&[0x08, 0x01, 0x33, 0x01, 0x01, 0x00, 0x07, 0x00][..]].concat();
         let mut control = [vec![0x00], frame(SETTINGS, &settings)].concat();
         if random.one_in(4) {
@@ -227,13 +229,13 @@ impl Speech {
         for bytes in [control, vec![0x02], vec![0x03], random.noise(40)] {
             if let Ok(id) = connection.open_uni() {
                 connection.write(id, bytes.into());
-                said.frames += 1;
+                sent.frames += 1;
             }
         }
     }
 
     /// Requests: one as it should be, and some that should not.
-    fn ask(&mut self, connection: &mut Connection, random: &mut Random, said: &mut Said) {
+    fn send_requests(&mut self, connection: &mut Connection, random: &mut Random, sent: &mut SentCounts) {
         for number in 0..6 {
             let Ok(id) = connection.open_bi() else { return };
             let protocol = *random.pick(&["connect-ip", "connect-ip", "connect-udp", "websocket"]);
@@ -259,7 +261,7 @@ impl Speech {
                 random.mutate(&mut request);
             }
             connection.write(id, request.into());
-            said.frames += 1;
+            sent.frames += 1;
             self.request.get_or_insert(id);
             if random.one_in(4) {
                 connection.finish(id);
@@ -270,7 +272,13 @@ impl Speech {
     }
 
     /// Capsules in DATA frames, frames of other kinds, and noise.
-    fn babble(&self, connection: &mut Connection, id: u64, random: &mut Random, said: &mut Said) {
+    fn send_random_frames(
+        &self,
+        connection: &mut Connection,
+        id: u64,
+        random: &mut Random,
+        sent: &mut SentCounts,
+    ) {
         // What the peer does not read must not pile up here.
         if connection.unsent(id) > 100_000 {
             return;
@@ -297,12 +305,18 @@ impl Speech {
                 _ => {}
             }
             connection.write(id, bytes.into());
-            said.frames += 1;
+            sent.frames += 1;
         }
     }
 
     /// HTTP datagrams: IP packets from addresses that are not ours, with lengths that are not true.
-    fn datagrams(&self, connection: &mut Connection, id: u64, random: &mut Random, said: &mut Said) {
+    fn send_datagrams(
+        &self,
+        connection: &mut Connection,
+        id: u64,
+        random: &mut Random,
+        sent: &mut SentCounts,
+    ) {
         let Some(path) = connection.paths().next() else { return };
         for _ in 0..20 {
             let mut packet = vec![0x45, 0, 0, 84, 0, 0, 0, 0, 64, 1, 0, 0, 10, 0, 0, 2, 10, 0, 0, 1];
@@ -318,7 +332,7 @@ impl Speech {
                 datagram.truncate(random.below(3));
             }
             connection.queue(path, Bytes::from(datagram));
-            said.datagrams += 1;
+            sent.datagrams += 1;
         }
     }
 }

@@ -14,30 +14,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::stage::{Place, Stage};
+use crate::testbed::{Host, Testbed};
 
 /// What is read or written at once, bytes.
-const PIECE: usize = 256 << 10;
+const CHUNK_BYTES: usize = 256 << 10;
 /// How long nothing may come.
-const SILENCE: Duration = Duration::from_secs(20);
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A server at the lab's server that answers `GET /N` with N bytes; takes no more connections once dropped.
-pub struct Shelf {
+pub struct PersistentServer {
     port: u16,
     stop: Arc<AtomicBool>,
     acceptor: Option<JoinHandle<()>>,
 }
 
 /// A connection to it from the client.
-pub struct Reader {
+pub struct PersistentConnection {
     stream: BufReader<TcpStream>,
-    piece: Vec<u8>,
+    chunk: Vec<u8>,
 }
 
-impl Shelf {
+impl PersistentServer {
     /// Serves on every IPv4 address.
-    pub fn start(stage: &Stage) -> Result<Self, String> {
-        let bound = stage.inside(Place::Server, || {
+    pub fn start(testbed: &Testbed) -> Result<Self, String> {
+        let bound = testbed.in_namespace(Host::Server, || {
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
             listener.set_nonblocking(true)?;
             Ok::<_, io::Error>((listener.local_addr()?.port(), listener))
@@ -50,14 +50,14 @@ impl Shelf {
     }
 
     /// Connects to it at `address`.
-    pub fn connect(&self, stage: &Stage, address: Ipv4Addr) -> Result<Reader, String> {
+    pub fn connect(&self, testbed: &Testbed, address: Ipv4Addr) -> Result<PersistentConnection, String> {
         let to = SocketAddr::from((address, self.port));
-        let stream = stage.inside(Place::Client, || TcpStream::connect_timeout(&to, SILENCE));
-        stream.and_then(Reader::new).map_err(|error| format!("a connection to {to}: {error}"))
+        let stream = testbed.in_namespace(Host::Client, || TcpStream::connect_timeout(&to, READ_TIMEOUT));
+        stream.and_then(PersistentConnection::new).map_err(|error| format!("a connection to {to}: {error}"))
     }
 }
 
-impl Drop for Shelf {
+impl Drop for PersistentServer {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(acceptor) = self.acceptor.take() {
@@ -66,11 +66,11 @@ impl Drop for Shelf {
     }
 }
 
-impl Reader {
+impl PersistentConnection {
     fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(SILENCE))?;
-        Ok(Self { stream: BufReader::new(stream), piece: vec![0; PIECE] })
+        stream.set_read_timeout(Some(READ_TIMEOUT))?;
+        Ok(Self { stream: BufReader::new(stream), chunk: vec![0; CHUNK_BYTES] })
     }
 
     /// Asks for so many bytes: how long it took until all of them were there.
@@ -81,8 +81,8 @@ impl Reader {
     }
 
     fn fetch(&mut self, size: u64) -> io::Result<()> {
-        let question = format!("GET /{size} HTTP/1.1\r\nHost: shelf\r\n\r\n");
-        self.stream.get_mut().write_all(question.as_bytes())?;
+        let request = format!("GET /{size} HTTP/1.1\r\nHost: shelf\r\n\r\n");
+        self.stream.get_mut().write_all(request.as_bytes())?;
         let head = head(&mut self.stream)?;
         let length = head.iter().find_map(|line| line.strip_prefix("Content-Length: ")?.parse::<u64>().ok());
         if length != Some(size) {
@@ -90,8 +90,8 @@ impl Reader {
         }
         let mut left = size;
         while left > 0 {
-            let most = self.piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            match self.stream.read(&mut self.piece[..most])? {
+            let length = self.chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            match self.stream.read(&mut self.chunk[..length])? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 count => left -= count as u64,
             }
@@ -113,22 +113,22 @@ fn accept(listener: &TcpListener, stop: &AtomicBool) {
 fn serve(stream: TcpStream) -> io::Result<()> {
     stream.set_nonblocking(false)?;
     stream.set_nodelay(true)?;
-    let (mut stream, piece) = (BufReader::new(stream), vec![0x55; PIECE]);
+    let (mut stream, chunk) = (BufReader::new(stream), vec![0x55; CHUNK_BYTES]);
     loop {
         let head = head(&mut stream)?;
         let path = head.first().and_then(|line| line.strip_prefix("GET /")?.split(' ').next());
         let size: u64 = path.and_then(|path| path.parse().ok()).ok_or(io::ErrorKind::InvalidData)?;
         let mut answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n").into_bytes();
         // What is small leaves with its head.
-        let with_head = usize::try_from(size).unwrap_or(usize::MAX).min(piece.len());
-        answer.extend_from_slice(&piece[..with_head]);
+        let with_head = usize::try_from(size).unwrap_or(usize::MAX).min(chunk.len());
+        answer.extend_from_slice(&chunk[..with_head]);
         let out = stream.get_mut();
         out.write_all(&answer)?;
         let mut left = size - with_head as u64;
         while left > 0 {
-            let most = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-            out.write_all(&piece[..most])?;
-            left -= most as u64;
+            let length = chunk.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            out.write_all(&chunk[..length])?;
+            left -= length as u64;
         }
     }
 }
@@ -157,8 +157,8 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let stream = TcpStream::connect(listener.local_addr().expect("an address")).expect("a listener");
         let served = thread::spawn(move || serve(listener.accept()?.0));
-        let mut reader = Reader::new(stream).expect("a connected socket");
-        for size in [0, 1, 10_000, PIECE as u64, PIECE as u64 + 1, 1_000_000] {
+        let mut reader = PersistentConnection::new(stream).expect("a connected socket");
+        for size in [0, 1, 10_000, CHUNK_BYTES as u64, CHUNK_BYTES as u64 + 1, 1_000_000] {
             assert!(reader.get(size).is_ok(), "{size} bytes");
         }
         drop(reader);

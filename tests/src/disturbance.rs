@@ -13,13 +13,13 @@ use std::{
 use crate::usage::TICK;
 
 /// Foreign or stolen time, in cores, from which on a measurement counts as disturbed.
-pub const LIMIT: f64 = 0.1;
+pub const MAX_DISTURBANCE_CORES: f64 = 0.1;
 /// `PF_KTHREAD` of the kernel's `sched.h`.
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
 /// What came of a measurement, and under what conditions.
 #[derive(Clone, Debug)]
-pub struct Watched<T> {
+pub struct Measurement<T> {
     /// The result of the least disturbed try.
     pub value: T,
     /// What disturbed that one.
@@ -36,13 +36,13 @@ pub struct Disturbance {
     /// Taken by the host.
     pub stolen: f64,
     /// The foreign process that used most.
-    pub worst: Option<String>,
+    pub top_process: Option<String>,
 }
 
 impl Disturbance {
     /// Whether the measurement should be repeated.
-    pub fn is_too_much(&self) -> bool {
-        self.total() > LIMIT
+    pub fn exceeds_limit(&self) -> bool {
+        self.total() > MAX_DISTURBANCE_CORES
     }
 
     /// How much it was, in cores.
@@ -54,35 +54,35 @@ impl Disturbance {
 impl fmt::Display for Disturbance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:.2} cores foreign, {:.2} stolen", self.foreign, self.stolen)?;
-        self.worst.as_ref().map_or(Ok(()), |name| write!(f, ", most by {name}"))
+        self.top_process.as_ref().map_or(Ok(()), |name| write!(f, ", most by {name}"))
     }
 }
 
 /// Runs `task`, and again while it was disturbed, at most `tries` times: the least disturbed counts.
-pub fn undisturbed<T>(tries: u32, mut task: impl FnMut() -> T) -> Watched<T> {
+pub fn measure_undisturbed<T>(tries: u32, mut task: impl FnMut() -> T) -> Measurement<T> {
     least_disturbed(tries, || {
-        let before = Reading::now();
+        let before = CpuCounters::now();
         let value = task();
-        (value, before.until(&Reading::now()))
+        (value, before.until(&CpuCounters::now()))
     })
 }
 
-fn least_disturbed<T>(tries: u32, mut attempt: impl FnMut() -> (T, Disturbance)) -> Watched<T> {
+fn least_disturbed<T>(tries: u32, mut attempt: impl FnMut() -> (T, Disturbance)) -> Measurement<T> {
     let mut best = attempt();
     let mut tried = 1;
-    while best.1.is_too_much() && tried < tries {
+    while best.1.exceeds_limit() && tried < tries {
         let next = attempt();
         tried += 1;
         if next.1.total() < best.1.total() {
             best = next;
         }
     }
-    Watched { value: best.0, disturbance: best.1, tries: tried }
+    Measurement { value: best.0, disturbance: best.1, tries: tried }
 }
 
 /// The counters at one moment.
 #[derive(Debug)]
-struct Reading {
+struct CpuCounters {
     at: Instant,
     processors: Processors,
     processes: Vec<Process>,
@@ -103,12 +103,12 @@ struct Process {
     kernel: bool,
     name: String,
     /// Ticks of its own.
-    own: u64,
+    own_ticks: u64,
     /// The same, and of those of its children that have ended.
-    all: u64,
+    total_ticks: u64,
 }
 
-impl Reading {
+impl CpuCounters {
     fn now() -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         Self { at: Instant::now(), processors: Processors::parse(&stat), processes: processes() }
@@ -116,17 +116,18 @@ impl Reading {
 
     fn until(&self, after: &Self) -> Disturbance {
         let time = (after.at - self.at).max(Duration::from_millis(1));
-        let me = std::process::id();
-        let (before, now) = (Shares::of(&self.processes, me), Shares::of(&after.processes, me));
+        let own_pid = std::process::id();
+        let (before, now) =
+            (TicksByOwner::of(&self.processes, own_pid), TicksByOwner::of(&after.processes, own_pid));
         let cores =
             |ticks: u64| (TICK * u32::try_from(ticks).unwrap_or(u32::MAX)).as_secs_f64() / time.as_secs_f64();
-        let seen = now.foreign.saturating_sub(before.foreign);
-        let explained = seen + now.ours.saturating_sub(before.ours);
+        let foreign_ticks = now.foreign.saturating_sub(before.foreign);
+        let visible_ticks = foreign_ticks + now.ours.saturating_sub(before.ours);
         let tasks = after.processors.tasks.saturating_sub(self.processors.tasks);
         Disturbance {
-            foreign: cores(seen + tasks.saturating_sub(explained)),
+            foreign: cores(foreign_ticks + tasks.saturating_sub(visible_ticks)),
             stolen: cores(after.processors.steal.saturating_sub(self.processors.steal)),
-            worst: worst(&self.processes, &after.processes, me),
+            top_process: top_process(&self.processes, &after.processes, own_pid),
         }
     }
 }
@@ -143,30 +144,30 @@ impl Processors {
 }
 
 /// Ticks by whose they are.
-struct Shares {
+struct TicksByOwner {
     ours: u64,
     foreign: u64,
 }
 
-impl Shares {
-    fn of(processes: &[Process], me: u32) -> Self {
+impl TicksByOwner {
+    fn of(processes: &[Process], own_pid: u32) -> Self {
         let parents: BTreeMap<u32, u32> =
             processes.iter().map(|process| (process.pid, process.parent)).collect();
         let mut shares = Self { ours: 0, foreign: 0 };
         for process in processes {
-            let share = if process.kernel || descends(process.pid, me, &parents) {
+            let share = if process.kernel || is_descendant(process.pid, own_pid, &parents) {
                 &mut shares.ours
             } else {
                 &mut shares.foreign
             };
             // What has ended is counted where it was waited for, so that nothing is lost between two readings.
-            *share += process.all;
+            *share += process.total_ticks;
         }
         shares
     }
 }
 
-fn descends(mut pid: u32, ancestor: u32, parents: &BTreeMap<u32, u32>) -> bool {
+fn is_descendant(mut pid: u32, ancestor: u32, parents: &BTreeMap<u32, u32>) -> bool {
     // Process ids are read one by one: a cycle is unlikely, not impossible.
     for _ in 0..64 {
         if pid == ancestor {
@@ -181,13 +182,15 @@ fn descends(mut pid: u32, ancestor: u32, parents: &BTreeMap<u32, u32>) -> bool {
 }
 
 /// The foreign process that used most between two readings, if it used more than a tick.
-fn worst(before: &[Process], after: &[Process], me: u32) -> Option<String> {
+fn top_process(before: &[Process], after: &[Process], own_pid: u32) -> Option<String> {
     let parents: BTreeMap<u32, u32> = after.iter().map(|process| (process.pid, process.parent)).collect();
-    let earlier: BTreeMap<u32, u64> = before.iter().map(|process| (process.pid, process.own)).collect();
+    let earlier: BTreeMap<u32, u64> = before.iter().map(|process| (process.pid, process.own_ticks)).collect();
     after
         .iter()
-        .filter(|process| !process.kernel && !descends(process.pid, me, &parents))
-        .map(|process| (process.own.saturating_sub(earlier.get(&process.pid).copied().unwrap_or(0)), process))
+        .filter(|process| !process.kernel && !is_descendant(process.pid, own_pid, &parents))
+        .map(|process| {
+            (process.own_ticks.saturating_sub(earlier.get(&process.pid).copied().unwrap_or(0)), process)
+        })
         .filter(|(ticks, _)| *ticks > 1)
         .max_by_key(|(ticks, _)| *ticks)
         .map(|(_, process)| format!("{} ({})", process.name, process.pid))
@@ -208,14 +211,14 @@ fn parse(stat: &str) -> Option<Process> {
     let (name, rest) = rest.rsplit_once(") ")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let number = |n: usize| fields.get(n)?.parse::<u64>().ok();
-    let own = number(11)? + number(12)?;
+    let own_ticks = number(11)? + number(12)?;
     Some(Process {
         pid: pid.parse().ok()?,
         parent: fields.get(1)?.parse().ok()?,
         kernel: number(6)? & KERNEL_THREAD != 0,
         name: name.to_owned(),
-        own,
-        all: own + number(13)? + number(14)?,
+        own_ticks,
+        total_ticks: own_ticks + number(13)? + number(14)?,
     })
 }
 
@@ -223,19 +226,19 @@ fn parse(stat: &str) -> Option<Process> {
 mod tests {
     use super::*;
 
-    fn process(pid: u32, parent: u32, all: u64) -> Process {
-        Process { pid, parent, kernel: false, name: format!("p{pid}"), own: all, all }
+    fn process(pid: u32, parent: u32, total_ticks: u64) -> Process {
+        Process { pid, parent, kernel: false, name: format!("p{pid}"), own_ticks: total_ticks, total_ticks }
     }
 
-    fn reading(at: Instant, tasks: u64, steal: u64, processes: &[Process]) -> Reading {
-        Reading { at, processors: Processors { tasks, steal }, processes: processes.to_vec() }
+    fn counters(at: Instant, tasks: u64, steal: u64, processes: &[Process]) -> CpuCounters {
+        CpuCounters { at, processors: Processors { tasks, steal }, processes: processes.to_vec() }
     }
 
     #[test]
     fn a_line_of_stat_is_read_whatever_the_name() {
         let line = "17 (a) b (c) S 4 17 17 0 -1 4194560 1 2 3 4 50 60 7 8 20 0 1 0 100 0 0";
         let read = parse(line).expect("well formed");
-        assert_eq!((read.pid, read.parent, read.own, read.all), (17, 4, 110, 125));
+        assert_eq!((read.pid, read.parent, read.own_ticks, read.total_ticks), (17, 4, 110, 125));
         assert_eq!(read.name, "a) b (c");
         assert!(!read.kernel);
         assert!(
@@ -252,25 +255,33 @@ mod tests {
 
     #[test]
     fn others_are_told_from_our_own() {
-        let (me, start) = (std::process::id(), Instant::now());
-        let (child, other) = (me + 1, me + 2);
-        let before =
-            reading(start, 1000, 10, &[process(me, 1, 5), process(child, me, 0), process(other, 1, 40)]);
+        let (own_pid, start) = (std::process::id(), Instant::now());
+        let (child, other) = (own_pid + 1, own_pid + 2);
+        let before = counters(
+            start,
+            1000,
+            10,
+            &[process(own_pid, 1, 5), process(child, own_pid, 0), process(other, 1, 40)],
+        );
         let end = start + Duration::from_secs(1);
-        let after =
-            reading(end, 1200, 13, &[process(me, 1, 5), process(child, me, 150), process(other, 1, 70)]);
+        let after = counters(
+            end,
+            1200,
+            13,
+            &[process(own_pid, 1, 5), process(child, own_pid, 150), process(other, 1, 70)],
+        );
         let found = before.until(&after);
         // 30 ticks were the other's, 20 nobody's.
         assert!((found.foreign - 0.5).abs() < 1e-9, "{found}");
         assert!((found.stolen - 0.03).abs() < 1e-9, "{found}");
-        assert_eq!(found.worst, Some(format!("p{other} ({other})")));
+        assert_eq!(found.top_process, Some(format!("p{other} ({other})")));
     }
 
     #[test]
     fn a_foreign_child_that_ended_meanwhile_is_counted_once() {
         let (start, shell) = (Instant::now(), u32::MAX - 1);
-        let before = reading(start, 0, 0, &[process(shell, 1, 10), process(shell - 1, shell, 100)]);
-        let after = reading(start + Duration::from_secs(1), 0, 0, &[process(shell, 1, 130)]);
+        let before = counters(start, 0, 0, &[process(shell, 1, 10), process(shell - 1, shell, 100)]);
+        let after = counters(start + Duration::from_secs(1), 0, 0, &[process(shell, 1, 130)]);
         assert!((before.until(&after).foreign - 0.2).abs() < 1e-9);
     }
 
@@ -278,11 +289,11 @@ mod tests {
     fn a_disturbed_run_is_repeated_and_the_least_disturbed_one_counts() {
         let run = |shares: &[f64], tries| {
             let mut list = shares.iter().enumerate();
-            let watched = least_disturbed(tries, || {
+            let measurement = least_disturbed(tries, || {
                 let (number, foreign) = list.next().expect("no more tries than allowed");
                 (number, Disturbance { foreign: *foreign, ..Disturbance::default() })
             });
-            (watched.value, watched.tries)
+            (measurement.value, measurement.tries)
         };
         assert_eq!(run(&[0.05], 3), (0, 1));
         assert_eq!(run(&[0.9, 0.02], 3), (1, 2));

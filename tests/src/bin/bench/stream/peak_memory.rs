@@ -12,34 +12,34 @@ use std::{
 use mpvpn_tests::usage::resident_memory;
 
 /// From one look to the next.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The most memory that two processes have until it is asked for.
-pub(super) struct Peaks {
+pub(super) struct PeakMemory {
     stop: Arc<AtomicBool>,
-    looking: JoinHandle<[u64; 2]>,
+    thread: JoinHandle<[u64; 2]>,
 }
 
-impl Peaks {
+impl PeakMemory {
     pub(super) fn start(processes: [u32; 2]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&stop);
-        let look = move || {
-            let mut most = [0; 2];
-            while !seen.load(Ordering::Relaxed) {
-                for (most, process) in most.iter_mut().zip(processes) {
-                    *most = resident_memory(process).unwrap_or(0).max(*most);
+        let stopped = Arc::clone(&stop);
+        let poll = move || {
+            let mut peak = [0; 2];
+            while !stopped.load(Ordering::Relaxed) {
+                for (peak, process) in peak.iter_mut().zip(processes) {
+                    *peak = resident_memory(process).unwrap_or(0).max(*peak);
                 }
-                thread::sleep(LOOK);
+                thread::sleep(POLL_INTERVAL);
             }
-            most
+            peak
         };
-        Self { stop, looking: thread::spawn(look) }
+        Self { stop, thread: thread::spawn(poll) }
     }
 
     /// Bytes.
     pub(super) fn finish(self) -> [u64; 2] {
         self.stop.store(true, Ordering::Relaxed);
-        self.looking.join().unwrap_or_default()
+        self.thread.join().unwrap_or_default()
     }
 }

@@ -26,7 +26,7 @@ use mpvpn_control::{
 };
 use mpvpn_os::poll::{Events, Interest, Poller};
 use mpvpn_quic::{ClientSetup, Local, TransportOptions};
-use mpvpn_tests::stage::{Place, Stage};
+use mpvpn_tests::testbed::{Host, Testbed};
 use mpvpn_tunnel::{
     ClassConnections, ClassProfile, ClassSetup, ClientConfig, ClientEvent, ClientState, TunnelMode,
 };
@@ -35,50 +35,50 @@ use mpvpn_types::{ClassId, LinkId};
 /// A client's only link.
 const LINK: LinkId = LinkId(0);
 /// The longest wait for something to happen: the wish to leave is seen after it.
-const NAP: Duration = Duration::from_millis(20);
+const MAX_POLL_WAIT: Duration = Duration::from_millis(20);
 /// Silence after which those who took leave have said all they had to.
-const FAREWELL: Duration = Duration::from_millis(300);
+const CLOSE_QUIET_TIME: Duration = Duration::from_millis(300);
 
 /// The clients, as who started them sees them. They leave when this is dropped.
 pub(crate) struct Crowd {
-    news: Arc<News>,
+    counters: Arc<SharedCounters>,
     thread: Option<JoinHandle<()>>,
     began: Instant,
 }
 
 #[derive(Default)]
-struct News {
+struct SharedCounters {
     up: AtomicUsize,
     lost: AtomicUsize,
     leave: AtomicBool,
 }
 
 impl Crowd {
-    /// Lets `count` clients at `place` connect to `server`, at most `at_once` at a time.
+    /// Lets `count` clients at `host` connect to `server`, at most `at_once` at a time.
     pub(crate) fn start(
-        stage: &Stage,
-        place: Place,
+        testbed: &Testbed,
+        host: Host,
         server: SocketAddr,
         count: usize,
         at_once: usize,
     ) -> Self {
         let own = || class_ids().into_iter().map(|class| (class, socket(server))).collect();
-        let sockets = stage.inside(place, || (0..count).map(|_| own()).collect::<Vec<_>>());
-        let news = Arc::new(News::default());
-        let theirs = news.clone();
+        let sockets = testbed.in_namespace(host, || (0..count).map(|_| own()).collect::<Vec<_>>());
+        let counters = Arc::new(SharedCounters::default());
+        let shared = counters.clone();
         let began = Instant::now();
         let thread = thread::Builder::new().name("crowd".into());
-        let thread = thread.spawn(move || Members::new(sockets, server, theirs).live(at_once));
-        Self { news, thread: Some(thread.expect("a thread")), began }
+        let thread = thread.spawn(move || CrowdClients::new(sockets, server, shared).run(at_once));
+        Self { counters, thread: Some(thread.expect("a thread")), began }
     }
 
     /// Waits until `count` clients are up: how long that took from the start.
-    pub(crate) fn wait_up(&self, count: usize, limit: Duration) -> Duration {
-        while self.news.up.load(Relaxed) < count {
+    pub(crate) fn wait_until_up_within(&self, count: usize, limit: Duration) -> Duration {
+        while self.counters.up.load(Relaxed) < count {
             assert!(
                 self.began.elapsed() < limit && self.thread.as_ref().is_some_and(|it| !it.is_finished()),
                 "{} of {count} clients are up after {:?}",
-                self.news.up.load(Relaxed),
+                self.counters.up.load(Relaxed),
                 self.began.elapsed()
             );
             thread::sleep(Duration::from_millis(1));
@@ -88,7 +88,7 @@ impl Crowd {
 
     /// Clients that were up and lost their connection, counted as often as they did.
     pub(crate) fn lost(&self) -> usize {
-        self.news.lost.load(Relaxed)
+        self.counters.lost.load(Relaxed)
     }
 
     /// All say good-bye.
@@ -97,7 +97,7 @@ impl Crowd {
     }
 
     fn end(&mut self) {
-        self.news.leave.store(true, Relaxed);
+        self.counters.leave.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             // Its panic has been printed, and who waits for its clients has noticed.
             let _ = thread.join();
@@ -133,29 +133,29 @@ fn class_ids() -> Vec<ClassId> {
 /// The sockets of a client.
 type Sockets = Vec<(ClassId, UdpSocket)>;
 
-struct Member {
-    client: ClassConnections,
+struct CrowdClient {
+    connections: ClassConnections,
     sockets: Sockets,
     /// Its place in the queue of timers.
-    armed: Option<Instant>,
+    timer_at: Option<Instant>,
     up: bool,
 }
 
-struct Members {
-    all: Vec<Member>,
+struct CrowdClients {
+    all: Vec<CrowdClient>,
     server: SocketAddr,
-    news: Arc<News>,
+    counters: Arc<SharedCounters>,
     poller: Poller,
     timers: BTreeSet<(Instant, usize)>,
     /// Those from here on have not been told to connect.
     started: usize,
     out: Vec<u8>,
     /// When a client last had something to say or to hear.
-    stirred: Instant,
+    last_activity: Instant,
 }
 
-impl Members {
-    fn new(sockets: Vec<Sockets>, server: SocketAddr, news: Arc<News>) -> Self {
+impl CrowdClients {
+    fn new(sockets: Vec<Sockets>, server: SocketAddr, counters: Arc<SharedCounters>) -> Self {
         let now = Instant::now();
         let tls = tls::client_config(&Trust::Insecure, &[b"h3"]).expect("a TLS configuration");
         let setup = ClientSetup::new(Arc::new(tls), &TransportOptions::default(), b"crowd");
@@ -183,129 +183,132 @@ impl Members {
                 flow_rules: Default::default(),
                 isn_secret: Default::default(),
             };
-            let client = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
-            all.push(Member { client, sockets, armed: None, up: false });
+            let connections = ClassConnections::new(now, classes(&config), Rules::default(), 0, false);
+            all.push(CrowdClient { connections, sockets, timer_at: None, up: false });
         }
         Self {
             all,
             server,
-            news,
+            counters,
             poller,
             timers: BTreeSet::new(),
             started: 0,
             out: Vec::with_capacity(64 << 10),
-            stirred: now,
+            last_activity: now,
         }
     }
 
     /// Connects them all and keeps them alive until they shall leave.
-    fn live(mut self, at_once: usize) {
+    fn run(mut self, at_once: usize) {
         let mut events = Events::with_capacity(1024);
-        while !self.news.leave.load(Relaxed) {
+        while !self.counters.leave.load(Relaxed) {
             let now = Instant::now();
-            while self.started < self.all.len() && self.started - self.news.up.load(Relaxed) < at_once {
-                let member = &mut self.all[self.started];
-                for (class, _) in &member.sockets {
-                    member.client.link_up(now, LINK.with_class(*class), self.server);
+            while self.started < self.all.len() && self.started - self.counters.up.load(Relaxed) < at_once {
+                let client = &mut self.all[self.started];
+                for (class, _) in &client.sockets {
+                    client.connections.link_up(now, LINK.with_class(*class), self.server);
                 }
                 self.started += 1;
-                self.drive(now, self.started - 1);
+                self.send_and_poll(now, self.started - 1);
             }
-            self.turn(&mut events);
+            self.poll_once(&mut events);
         }
         let now = Instant::now();
         for number in 0..self.started {
-            self.all[number].client.close(now, "the crowd leaves");
-            self.drive(now, number);
+            self.all[number].connections.close(now, "the crowd leaves");
+            self.send_and_poll(now, number);
         }
-        while self.stirred.elapsed() < FAREWELL {
-            self.turn(&mut events);
+        while self.last_activity.elapsed() < CLOSE_QUIET_TIME {
+            self.poll_once(&mut events);
         }
     }
 
     /// Waits for datagrams or a timer, and serves those whose they are.
-    fn turn(&mut self, events: &mut Events) {
+    fn poll_once(&mut self, events: &mut Events) {
         let now = Instant::now();
-        let next = self.timers.first().map_or(NAP, |(at, _)| at.saturating_duration_since(now).min(NAP));
+        let next = self
+            .timers
+            .first()
+            .map_or(MAX_POLL_WAIT, |(at, _)| at.saturating_duration_since(now).min(MAX_POLL_WAIT));
         self.poller.wait(events, Some(next)).expect("epoll");
         let now = Instant::now();
         for event in events.iter() {
             let (number, at) = ((event.token >> 8) as usize, (event.token & 0xff) as usize);
             self.receive(now, number, at);
-            self.drive(now, number);
+            self.send_and_poll(now, number);
         }
         while let Some((at, number)) = self.timers.first().copied()
             && at <= now
         {
             self.timers.pop_first();
-            self.all[number].armed = None;
-            self.all[number].client.handle_timeout(now);
-            self.drive(now, number);
+            self.all[number].timer_at = None;
+            self.all[number].connections.handle_timeout(now);
+            self.send_and_poll(now, number);
         }
     }
 
     fn receive(&mut self, now: Instant, number: usize, at: usize) {
         let mut datagram = [0; 2048];
-        let member = &mut self.all[number];
-        let (class, socket) = &member.sockets[at];
+        let client = &mut self.all[number];
+        let (class, socket) = &client.sockets[at];
         loop {
             match socket.recv(&mut datagram) {
                 Ok(length) => {
                     let data = BytesMut::from(&datagram[..length]);
-                    member.client.handle_datagram(now, LINK.with_class(*class), self.server, 0, data);
+                    client.connections.handle_datagram(now, LINK.with_class(*class), self.server, 0, data);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // An ICMP error of something sent earlier; the client has timers for that.
                 Err(_) => {}
             }
-            self.stirred = now;
+            self.last_activity = now;
         }
-        member.client.handle_batch(now, *class);
+        client.connections.handle_batch(now, *class);
     }
 
     /// Sends what a client has to say, takes its news, and notes when it wants to be looked at again.
-    fn drive(&mut self, now: Instant, number: usize) {
-        let member = &mut self.all[number];
+    fn send_and_poll(&mut self, now: Instant, number: usize) {
+        let client = &mut self.all[number];
         loop {
             self.out.clear();
-            let Some(transmit) = member.client.poll_transmit(now, &mut self.out) else { break };
+            let Some(transmit) = client.connections.poll_transmit(now, &mut self.out) else { break };
             let class = transmit.local.and_then(Local::as_link).map(LinkId::class);
-            let Some((_, socket)) = member.sockets.iter().find(|(id, _)| Some(*id) == class) else {
+            let Some((_, socket)) = client.sockets.iter().find(|(id, _)| Some(*id) == class) else {
                 continue;
             };
             for datagram in self.out.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
                 // What does not fit the socket now is a lost packet, as on any link.
                 let _ = socket.send(datagram);
             }
-            self.stirred = now;
+            self.last_activity = now;
         }
-        while member.client.poll_tun(now).is_some() {}
-        while let Some(event) = member.client.poll_event(now) {
+        while client.connections.poll_tun(now).is_some() {}
+        while let Some(event) = client.connections.poll_event(now) {
             match event {
-                ClientEvent::Down(_) if std::mem::take(&mut member.up) => {
-                    self.news.up.fetch_sub(1, Relaxed);
-                    self.news.lost.fetch_add(1, Relaxed);
+                ClientEvent::Down(_) if std::mem::take(&mut client.up) => {
+                    self.counters.up.fetch_sub(1, Relaxed);
+                    self.counters.lost.fetch_add(1, Relaxed);
                 }
                 ClientEvent::Fatal(error) => panic!("client {number}: {error}"),
                 _ => {}
             }
         }
         let connecting = |state| state == ClientState::Connecting;
-        if !member.up && !member.client.reports(now).iter().any(|(_, report)| connecting(report.state)) {
-            member.up = true;
-            self.news.up.fetch_add(1, Relaxed);
+        if !client.up && !client.connections.reports(now).iter().any(|(_, report)| connecting(report.state)) {
+            client.up = true;
+            self.counters.up.fetch_add(1, Relaxed);
         }
-        let next = member.client.poll_timeout(now);
-        if next == member.armed {
+        let next = client.connections.poll_timeout(now);
+        if next == client.timer_at {
             return;
         }
-        if let Some(at) = member.armed.take() {
+        if let Some(at) = client.timer_at.take() {
             self.timers.remove(&(at, number));
         }
         if let Some(at) = next {
             self.timers.insert((at, number));
         }
-        member.armed = next;
+        client.timer_at = next;
     }
 }
 

@@ -21,10 +21,10 @@ use serde_json::Value;
 
 use crate::{
     eventually, failure_logs,
-    home::{Home, USER},
     machine_share::{MachineShare, Share},
     private_folders::PrivateFolders,
     usage::resident_memory,
+    user_home::{USER, UserHome},
 };
 
 /// Where the server is reached, over every link.
@@ -36,13 +36,13 @@ pub const TUNNEL: &str = "10.0.0.1";
 /// A link that is neither fast nor slow: 100 Mbit/s, 12.5 ms each way, 60 ms of queue.
 pub const LINK: &str = "100mbit,12.5ms,queue=60ms";
 /// A link that is slower, so that several stories with such links fill them at the same time: 40 Mbit/s.
-pub const SLOWER_LINK: &str = "40mbit,12.5ms,queue=60ms";
+pub const SLOW_LINK: &str = "40mbit,12.5ms,queue=60ms";
 /// How long a tunnel may take to come up before the test gives up.
-const PATIENCE: Duration = Duration::from_secs(15);
+const UP_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// The hosts of a lab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Host {
     /// The client, with one interface a link: `eth1`, `eth2` …
     Client,
     /// The server.
@@ -57,22 +57,22 @@ pub enum Place {
 
 /// A lab with a certificate in its directory. Others may run beside it, unless its thread has the whole machine: nothing
 /// that its processes change is seen by those of another stage.
-pub struct Stage {
+pub struct Testbed {
     lab: Lab,
     folders: PrivateFolders,
     started: Cell<u32>,
     _machine: MachineShare,
 }
 
-impl Stage {
+impl Testbed {
     /// One emulated link for each specification.
     pub fn new(links: &[&str]) -> Self {
-        Self::raise(Lab::builder().links(specs(links)))
+        Self::build(Lab::builder().links(specs(links)))
     }
 
     /// One link for each description.
     pub fn of(links: &[LinkSpec]) -> Self {
-        Self::raise(Lab::builder().links(links.iter().cloned()))
+        Self::build(Lab::builder().links(links.iter().cloned()))
     }
 
     /// Two links as in the figures the project is held to.
@@ -81,33 +81,33 @@ impl Stage {
     }
 
     /// Two links of 40 Mbit/s, for stories about what is done with the rate of links, whatever it is.
-    pub fn two_slower_links() -> Self {
-        Self::new(&[SLOWER_LINK, SLOWER_LINK])
+    pub fn two_slow_links() -> Self {
+        Self::new(&[SLOW_LINK, SLOW_LINK])
     }
 
     /// With a LAN behind the client.
     pub fn with_lan(links: &[&str]) -> Self {
-        Self::raise(Lab::builder().links(specs(links)).lan(true))
+        Self::build(Lab::builder().links(specs(links)).lan(true))
     }
 
     /// Two links, and a second client.
     pub fn two_clients() -> Self {
-        Self::raise(Lab::builder().links(specs(&[LINK, LINK])).other_client(true))
+        Self::build(Lab::builder().links(specs(&[LINK, LINK])).other_client(true))
     }
 
     /// A plain veth pair for a link: no emulation, for speed.
     pub fn unlimited() -> Self {
-        Self::raise(Lab::builder().link(LinkSpec::unlimited()))
+        Self::build(Lab::builder().link(LinkSpec::unlimited()))
     }
 
-    fn raise(builder: LabBuilder) -> Self {
+    fn build(builder: LabBuilder) -> Self {
         remove_labs_when_interrupted();
         let machine = MachineShare::take(Share::LIGHT);
         let lab = builder.build().unwrap_or_else(|error| panic!("no lab: {error}"));
         let folders = PrivateFolders::new(lab.dir()).expect("folders in the lab's directory");
-        let stage = Self { lab, folders, started: Cell::new(0), _machine: machine };
-        stage.make_certificate("server");
-        stage
+        let testbed = Self { lab, folders, started: Cell::new(0), _machine: machine };
+        testbed.make_certificate("server");
+        testbed
     }
 
     /// `NAME.crt` and `NAME.key` in the lab's directory, made the way the guide says.
@@ -128,7 +128,7 @@ impl Stage {
     }
 
     /// Gives the client one more interface with a default route, a plain veth pair to the server.
-    pub fn plug(&self, name: &str, net: u8) {
+    pub fn add_interface(&self, name: &str, net: u8) {
         let (client, server) = (self.lab.client().name(), self.lab.server().name());
         let far = format!("{name}-far");
         let status = Command::new("ip")
@@ -138,20 +138,17 @@ impl Stage {
             .status()
             .expect("ip runs");
         assert!(status.success(), "no interface {name}");
-        for (place, device, host) in [(Place::Server, far.as_str(), 1), (Place::Client, name, 2)] {
-            self.run(place, &["ip", "address", "add", &format!("10.{net}.0.{host}/24"), "dev", device]);
-            self.run(place, &["ip", "link", "set", device, "up"]);
+        for (host, device, last_octet) in [(Host::Server, far.as_str(), 1), (Host::Client, name, 2)] {
+            self.run(host, &["ip", "address", "add", &format!("10.{net}.0.{last_octet}/24"), "dev", device]);
+            self.run(host, &["ip", "link", "set", device, "up"]);
         }
         let way = format!("10.{net}.0.1");
-        self.run(
-            Place::Client,
-            &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"],
-        );
+        self.run(Host::Client, &["ip", "route", "add", "default", "via", &way, "dev", name, "metric", "200"]);
     }
 
     /// Takes it away again.
-    pub fn unplug(&self, name: &str) {
-        self.run(Place::Client, &["ip", "link", "delete", name]);
+    pub fn remove_interface(&self, name: &str) {
+        self.run(Host::Client, &["ip", "link", "delete", name]);
     }
 
     /// The lab's directory: certificates, logs, sockets. The processes of the stage start in it.
@@ -176,35 +173,36 @@ impl Stage {
     }
 
     /// A name in the lab's directory that nothing else has.
-    pub fn file(&self, kind: &str, place: Place) -> PathBuf {
+    pub fn file(&self, kind: &str, host: Host) -> PathBuf {
         let number = self.started.replace(self.started.get() + 1);
-        self.dir().join(format!("{number}-{place:?}.{kind}").to_lowercase())
+        self.dir().join(format!("{number}-{host:?}.{kind}").to_lowercase())
     }
 
-    fn namespace(&self, place: Place) -> &Namespace {
-        match place {
-            Place::Client => self.lab.client(),
-            Place::Server => self.lab.server(),
-            Place::Inet => self.lab.inet(),
-            Place::Lan => self.lab.lan().expect("a stage made with_lan"),
-            Place::Other => self.lab.other_client().expect("a stage of two_clients"),
+    fn namespace(&self, host: Host) -> &Namespace {
+        match host {
+            Host::Client => self.lab.client(),
+            Host::Server => self.lab.server(),
+            Host::Inet => self.lab.inet(),
+            Host::Lan => self.lab.lan().expect("a stage made with_lan"),
+            Host::Other => self.lab.other_client().expect("a stage of two_clients"),
         }
     }
 
     /// Sends an empty UDP datagram from there.
-    pub fn sends(&self, from: Place, to: (&str, u16)) {
-        let sent = self.inside(from, || UdpSocket::bind("0.0.0.0:0").and_then(|it| it.send_to(&[], to)));
+    pub fn send_empty_udp(&self, from: Host, to: (&str, u16)) {
+        let sent =
+            self.in_namespace(from, || UdpSocket::bind("0.0.0.0:0").and_then(|it| it.send_to(&[], to)));
         sent.unwrap_or_else(|error| panic!("a datagram from {from:?} to {to:?}: {error}"));
     }
 
     /// Runs `task` in a thread inside the namespace. Sockets it returns stay there.
-    pub fn inside<T: Send>(&self, place: Place, task: impl FnOnce() -> T + Send) -> T {
-        self.namespace(place).enter(task).unwrap_or_else(|error| panic!("cannot enter {place:?}: {error}"))
+    pub fn in_namespace<T: Send>(&self, host: Host, task: impl FnOnce() -> T + Send) -> T {
+        self.namespace(host).enter(task).unwrap_or_else(|error| panic!("cannot enter {host:?}: {error}"))
     }
 
     /// A command to run there; it ends with the thread that starts it.
-    pub fn command(&self, place: Place, program: &str) -> Command {
-        let mut command = self.namespace(place).command(program);
+    pub fn command(&self, host: Host, program: &str) -> Command {
+        let mut command = self.namespace(host).command(program);
         self.folders.apply(&mut command);
         command.current_dir(self.dir()).stdin(Stdio::null());
         // A proxy of the machine on which the tests run is none of a stage's.
@@ -215,29 +213,25 @@ impl Stage {
     }
 
     /// Runs a short command there to its end, for at most `limit`.
-    pub fn attempt(&self, place: Place, limit: Duration, words: &[&str]) -> Output {
-        self.command(place, "timeout")
+    pub fn output_of(&self, host: Host, limit: Duration, args: &[&str]) -> Output {
+        self.command(host, "timeout")
             .args(["-k", "2", &limit.as_secs().max(1).to_string()])
-            .args(words)
+            .args(args)
             .output()
-            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+            .unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
 
     /// The same, and it must succeed: its standard output.
-    pub fn run(&self, place: Place, words: &[&str]) -> String {
-        let output = self.attempt(place, Duration::from_secs(30), words);
+    pub fn run(&self, host: Host, args: &[&str]) -> String {
+        let output = self.output_of(host, Duration::from_secs(30), args);
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(
-            output.status.success(),
-            "{words:?} at {place:?} ended with {}:\n{out}\n{err}",
-            output.status
-        );
+        assert!(output.status.success(), "{args:?} at {host:?} ended with {}:\n{out}\n{err}", output.status);
         out.into_owned()
     }
 
     /// How many packets the nftables rules of a place with this comment and a counter have met.
-    pub fn counted(&self, place: Place, comment: &str) -> u64 {
-        let rules: Value = serde_json::from_str(&self.run(place, &["nft", "-j", "list", "ruleset"]))
+    pub fn count_nft_packets(&self, host: Host, comment: &str) -> u64 {
+        let rules: Value = serde_json::from_str(&self.run(host, &["nft", "-j", "list", "ruleset"]))
             .expect("nft prints JSON");
         let rules = rules["nftables"].as_array().expect("a list").iter();
         let rules = rules.filter(|item| item["rule"]["comment"] == comment);
@@ -246,109 +240,109 @@ impl Stage {
     }
 
     /// Bytes that interface has received and sent.
-    pub fn counters(&self, place: Place, interface: &str) -> (u64, u64) {
-        let listing = self.run(place, &["ip", "-j", "-s", "link", "show", "dev", interface]);
+    pub fn interface_bytes(&self, host: Host, interface: &str) -> (u64, u64) {
+        let listing = self.run(host, &["ip", "-j", "-s", "link", "show", "dev", interface]);
         let stats: Value = serde_json::from_str(&listing).expect("ip prints JSON");
         let count = |way: &str| stats[0]["stats64"][way]["bytes"].as_u64().expect("a counter");
         (count("rx"), count("tx"))
     }
 
     /// Starts a server that lets everybody in, and waits until it is up.
-    pub fn server(&self, more: &[&str]) -> Peer {
-        self.server_with("server", more)
+    pub fn server(&self, more_args: &[&str]) -> MpvpnProcess {
+        self.server_with("server", more_args)
     }
 
     /// The same with another certificate.
-    pub fn server_with(&self, certificate: &str, more: &[&str]) -> Peer {
+    pub fn server_with(&self, certificate: &str, more_args: &[&str]) -> MpvpnProcess {
         let (cert, key) = (format!("{certificate}.crt"), format!("{certificate}.key"));
-        let mut words = vec!["server", "--listen", "0.0.0.0:4433", "--listen", "[::]:4433", "--cert", &cert];
-        words.extend(["--key", &key, "--subnet", "10.0.0.0/24"]);
-        if !more.contains(&"--auth") {
-            words.extend(["--auth", "none"]);
+        let mut args = vec!["server", "--listen", "0.0.0.0:4433", "--listen", "[::]:4433", "--cert", &cert];
+        args.extend(["--key", &key, "--subnet", "10.0.0.0/24"]);
+        if !more_args.contains(&"--auth") {
+            args.extend(["--auth", "none"]);
         }
-        words.extend(more);
-        self.start(Place::Server, &words).up()
+        args.extend(more_args);
+        self.start(Host::Server, &args).wait_until_up()
     }
 
     /// Starts a client over all links that checks no certificate, and waits until it is up.
-    pub fn client(&self, more: &[&str]) -> Peer {
-        self.start_client(more).up()
+    pub fn client(&self, more_args: &[&str]) -> MpvpnProcess {
+        self.start_client(more_args).wait_until_up()
     }
 
-    /// The same without waiting. `--server`, `--ca`, `--pin` and `--path` of `more` take the place of its own.
-    pub fn start_client(&self, more: &[&str]) -> Peer {
+    /// The same without waiting. `--server`, `--ca`, `--pin` and `--path` of `more_args` take the place of its own.
+    pub fn start_client(&self, more_args: &[&str]) -> MpvpnProcess {
         let links: Vec<String> = self.lab.links().iter().map(LinkHandle::client_device).collect();
-        let mut words = vec!["client"];
-        if !more.contains(&"--server") {
-            words.extend(["--server", SERVER]);
+        let mut args = vec!["client"];
+        if !more_args.contains(&"--server") {
+            args.extend(["--server", SERVER]);
         }
-        if !more.contains(&"--ca") && !more.contains(&"--pin") {
-            words.push("--insecure");
+        if !more_args.contains(&"--ca") && !more_args.contains(&"--pin") {
+            args.push("--insecure");
         }
-        if !more.contains(&"--path") {
-            words.extend(links.iter().flat_map(|link| ["--path", link.as_str()]));
+        if !more_args.contains(&"--path") {
+            args.extend(links.iter().flat_map(|link| ["--path", link.as_str()]));
         }
-        words.extend(more);
-        self.start(Place::Client, &words)
+        args.extend(more_args);
+        self.start(Host::Client, &args)
     }
 
     /// Starts `mpvpn` with these words and an API socket of its own.
-    pub fn start(&self, place: Place, words: &[&str]) -> Peer {
-        let socket = self.file("api", place);
-        let mut words = words.to_vec();
+    pub fn start(&self, host: Host, args: &[&str]) -> MpvpnProcess {
+        let socket = self.file("api", host);
+        let mut args = args.to_vec();
         let path = socket.to_str().expect("an ASCII path");
-        words.extend(["--api-socket", path]);
-        self.start_as_is(place, &words, &socket)
+        args.extend(["--api-socket", path]);
+        self.start_as_is(host, &args, &socket)
     }
 
     /// Starts `mpvpn` with exactly these words; `socket` is where it will answer.
-    pub fn start_as_is(&self, place: Place, words: &[&str], socket: &Path) -> Peer {
-        self.spawn(self.command(place, binary().to_str().expect("an ASCII path")), place, words, socket)
+    pub fn start_as_is(&self, host: Host, args: &[&str], socket: &Path) -> MpvpnProcess {
+        self.spawn(self.command(host, binary().to_str().expect("an ASCII path")), host, args, socket)
     }
 
     /// The same for a process that finds the file `own` at `path`. What is written into that file later counts
     /// for it, too.
     pub fn start_with_file(
         &self,
-        place: Place,
+        host: Host,
         own: &Path,
         path: &Path,
-        words: &[&str],
+        args: &[&str],
         socket: &Path,
-    ) -> Peer {
-        let mut command = self.command(place, "unshare");
+    ) -> MpvpnProcess {
+        let mut command = self.command(host, "unshare");
         let script = r#"mount --bind "$0" "$1" && shift && exec "$@""#;
         command.args(["--mount", "sh", "-c", script]).arg(own).arg(path).arg(binary());
-        self.spawn(command, place, words, socket)
+        self.spawn(command, host, args, socket)
     }
 
     /// The same as an ordinary user, who has no privilege.
-    pub fn start_as_user(&self, place: Place, home: &Home, words: &[&str], socket: &Path) -> Peer {
-        let mut command = self.command(place, "setpriv");
+    pub fn start_as_user(&self, host: Host, home: &UserHome, args: &[&str], socket: &Path) -> MpvpnProcess {
+        let mut command = self.command(host, "setpriv");
         let user = USER.to_string();
         command.args(["--reuid", &user, "--regid", &user, "--clear-groups", "--no-new-privs"]);
         command.arg(binary()).env("XDG_RUNTIME_DIR", home.path()).env("XDG_STATE_HOME", home.path());
-        self.spawn(command, place, words, socket)
+        self.spawn(command, host, args, socket)
     }
 
-    fn spawn(&self, mut command: Command, place: Place, words: &[&str], socket: &Path) -> Peer {
-        let log = self.file("log", place);
+    fn spawn(&self, mut command: Command, host: Host, args: &[&str], socket: &Path) -> MpvpnProcess {
+        let log = self.file("log", host);
         let output = File::create(&log).unwrap_or_else(|error| panic!("{}: {error}", log.display()));
         let child = command
-            .args(words)
+            .args(args)
             .stdout(output.try_clone().expect("a second handle"))
             .stderr(output)
             .spawn()
             .unwrap_or_else(|error| panic!("{}: {error}", binary().display()));
-        Peer { words: words.join(" "), child, log, socket: socket.to_owned(), ended: None }
+        MpvpnProcess { args: args.join(" "), child, log, socket: socket.to_owned(), ended: None }
     }
 
     /// Runs `mpvpn` to its end, which must come soon.
-    pub fn mpvpn(&self, place: Place, words: &[&str]) -> Output {
+    pub fn mpvpn(&self, host: Host, args: &[&str]) -> Output {
         let binary = binary();
         let mut all = vec![binary.to_str().expect("an ASCII path")];
-        all.extend(words);
-        self.attempt(place, Duration::from_secs(20), &all)
+        all.extend(args);
+        self.output_of(host, Duration::from_secs(20), &all)
     }
 
     /// Keeps what its processes have written beyond its end, and says where. A test that panics does so by itself.
@@ -356,22 +350,22 @@ impl Stage {
         let thread = thread::current();
         // A test that runs in the only thread has no name of its own.
         let test = thread.name().filter(|name| *name != "main").unwrap_or(self.lab.prefix());
-        match failure_logs::keep(self.dir(), test) {
+        match failure_logs::copy_logs(self.dir(), test) {
             Ok(folder) => eprintln!("the whole logs: {}", folder.display()),
             Err(error) => eprintln!("the logs cannot be kept: {error}"),
         }
     }
 
     /// Everything of a host's network that mpvpn may change, as text to compare.
-    pub fn network_state(&self, place: Place) -> String {
+    pub fn network_state(&self, host: Host) -> String {
         const LOOK: &str = "ip -o link | sed 's/^[0-9]*: //' | cut -d' ' -f1-5; ip -o addr | sed 's/^[0-9]*: //'; \
             ip rule; ip -6 rule; ip route show table all; ip -6 route show table all; nft list ruleset; \
             grep -rs . /proc/sys/net/ipv4/ip_forward /proc/sys/net/ipv4/conf /proc/sys/net/ipv6/conf | sort";
-        self.run(place, &["sh", "-c", LOOK])
+        self.run(host, &["sh", "-c", LOOK])
     }
 }
 
-impl Drop for Stage {
+impl Drop for Testbed {
     fn drop(&mut self) {
         if thread::panicking() {
             self.keep_logs();
@@ -422,7 +416,7 @@ impl Link<'_> {
     }
 
     /// Lets them pass again.
-    pub fn heal(self) {
+    pub fn end_silence(self) {
         self.0.loss(Direction::Both, 0.0).unwrap_or_else(|error| panic!("{error}"));
     }
 }
@@ -445,33 +439,33 @@ pub fn binary() -> PathBuf {
 }
 
 /// A running `mpvpn`, ended by its process id when dropped.
-pub struct Peer {
-    words: String,
+pub struct MpvpnProcess {
+    args: String,
     child: Child,
     log: PathBuf,
     socket: PathBuf,
     ended: Option<ExitStatus>,
 }
 
-impl Peer {
+impl MpvpnProcess {
     /// Waits until it says that it is up.
-    pub fn up(mut self) -> Self {
-        self.wait_up(PATIENCE);
+    pub fn wait_until_up(mut self) -> Self {
+        self.wait_until_up_within(UP_TIMEOUT);
         self
     }
 
     /// The same, for at most `limit`; how long it took.
-    pub fn wait_up(&mut self, limit: Duration) -> Duration {
+    pub fn wait_until_up_within(&mut self, limit: Duration) -> Duration {
         let began = Instant::now();
         loop {
             if let Some(status) = self.poll_exit() {
-                panic!("`mpvpn {}` ended with {status} instead of coming up:\n{}", self.words, self.log());
+                panic!("`mpvpn {}` ended with {status} instead of coming up:\n{}", self.args, self.log());
             }
             let state = self.try_status().map(|status| status["state"].clone());
             if state.as_ref().is_ok_and(|state| state == "up") {
                 return began.elapsed();
             }
-            assert!(began.elapsed() < limit, "not up within {limit:?}: {state:?}\n{}", self.tail());
+            assert!(began.elapsed() < limit, "not up within {limit:?}: {state:?}\n{}", self.log_tail());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -483,7 +477,7 @@ impl Peer {
 
     /// What `mpvpn status --json` prints about it.
     pub fn status(&self) -> Value {
-        self.ask(&[]).unwrap_or_else(|error| panic!("no status: {error}\n{}", self.tail()))
+        self.query_status(&[]).unwrap_or_else(|error| panic!("no status: {error}\n{}", self.log_tail()))
     }
 
     /// The same, asked for without a process of its own: it is what `mpvpn status --json` prints.
@@ -494,30 +488,31 @@ impl Peer {
 
     /// What `mpvpn status --flows --json` prints: the list of flows.
     pub fn flows(&self) -> Vec<Value> {
-        let answer =
-            self.ask(&["--flows"]).unwrap_or_else(|error| panic!("no flows: {error}\n{}", self.tail()));
+        let answer = self
+            .query_status(&["--flows"])
+            .unwrap_or_else(|error| panic!("no flows: {error}\n{}", self.log_tail()));
         answer["flows"].as_array().expect("flows is a list").clone()
     }
 
-    fn ask(&self, more: &[&str]) -> Result<Value, String> {
-        let answer = self.run("status", more)?;
+    fn query_status(&self, more_args: &[&str]) -> Result<Value, String> {
+        let answer = self.run("status", more_args)?;
         serde_json::from_str(&answer).map_err(|error| error.to_string())
     }
 
     /// What `mpvpn events --json` prints: the events, the last one at the end.
     pub fn events(&self) -> Vec<Value> {
         let lines =
-            self.run("events", &[]).unwrap_or_else(|error| panic!("no events: {error}\n{}", self.tail()));
+            self.run("events", &[]).unwrap_or_else(|error| panic!("no events: {error}\n{}", self.log_tail()));
         let read = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
         lines.lines().map(read).collect()
     }
 
     /// What a command prints in JSON about it.
-    fn run(&self, command: &str, more: &[&str]) -> Result<String, String> {
+    fn run(&self, command: &str, more_args: &[&str]) -> Result<String, String> {
         let output = Command::new(binary())
             .args([command, "--json", "--api-socket"])
             .arg(&self.socket)
-            .args(more)
+            .args(more_args)
             .stdin(Stdio::null())
             .output()
             .map_err(|error| error.to_string())?;
@@ -528,7 +523,12 @@ impl Peer {
     }
 
     /// Waits until the status is as `wanted` wants it, which complains otherwise.
-    pub fn until(&self, limit: Duration, what: &str, wanted: impl Fn(&Value) -> Result<(), String>) -> Value {
+    pub fn wait_for_status(
+        &self,
+        limit: Duration,
+        what: &str,
+        wanted: impl Fn(&Value) -> Result<(), String>,
+    ) -> Value {
         eventually(limit, what, || {
             let status = self.try_status()?;
             wanted(&status).map(|()| status.clone()).map_err(|complaint| format!("{complaint}: {status:#}"))
@@ -536,8 +536,8 @@ impl Peer {
     }
 
     /// Waits until the path over `link` is in `state`.
-    pub fn until_path(&self, link: &str, state: &str, limit: Duration) -> Value {
-        self.until(limit, &format!("{link} {state}"), |status| {
+    pub fn wait_for_path(&self, link: &str, state: &str, limit: Duration) -> Value {
+        self.wait_for_status(limit, &format!("{link} {state}"), |status| {
             let found = path_of(status, link).map(|path| path["state"] == state);
             if found == Some(true) { Ok(()) } else { Err(format!("no {state} path over {link}")) }
         })
@@ -591,12 +591,12 @@ impl Peer {
     }
 
     /// Asks it by SIGHUP to read its configuration again.
-    pub fn hang_up(&self) {
+    pub fn reload(&self) {
         self.signal(libc::SIGHUP);
     }
 
     fn signal(&self, signal: libc::c_int) {
-        assert!(self.ended.is_none(), "`mpvpn {}` has ended already:\n{}", self.words, self.log());
+        assert!(self.ended.is_none(), "`mpvpn {}` has ended already:\n{}", self.args, self.log());
         // SAFETY: plain system call; the child is not yet waited for, so its process id is still its own.
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
@@ -608,7 +608,7 @@ impl Peer {
             if let Some(status) = self.poll_exit() {
                 return status;
             }
-            assert!(Instant::now() < deadline, "still running after {limit:?}\n{}", self.tail());
+            assert!(Instant::now() < deadline, "still running after {limit:?}\n{}", self.log_tail());
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -633,18 +633,18 @@ impl Peer {
     }
 
     /// The end of that, with a heading.
-    fn tail(&self) -> String {
+    fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let end = lines[lines.len().saturating_sub(40)..].join("\n");
-        format!("--- mpvpn {} (end of {})\n{end}", self.words, self.log.display())
+        format!("--- mpvpn {} (end of {})\n{end}", self.args, self.log.display())
     }
 }
 
-impl Drop for Peer {
+impl Drop for MpvpnProcess {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("{}", self.tail());
+            eprintln!("{}", self.log_tail());
         }
         // A graceful end first: also tests that end by failing should leave little behind.
         if self.poll_exit().is_none() {

@@ -6,15 +6,15 @@
 use serde_json::{Value, json};
 
 /// Loss that is still fine, percent.
-const FINE: f64 = 1.0;
+const MAX_LOSS_PERCENT: f64 = 1.0;
 /// Where a first search starts, datagrams a second.
-const START: f64 = 60_000.0;
+const START_RATE: f64 = 60_000.0;
 /// Below this a system carries nothing worth a search.
-const LEAST: f64 = 500.0;
+const MIN_RATE: f64 = 500.0;
 /// By which a later search goes up and down.
-const STEP: f64 = 1.07;
+const STEP_FACTOR: f64 = 1.07;
 /// A sender that gets away less than this share of what it was asked for is itself the limit.
-const KEEPS_UP: f64 = 0.93;
+const SENDER_BOUND_RATIO: f64 = 0.93;
 
 /// What came of one probe.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,14 +28,14 @@ pub(crate) struct Probe {
 
 /// How long a probe is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Length {
+pub(crate) enum ProbeLength {
     Short,
     Full,
 }
 
 /// The result of a search.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Found {
+pub(crate) struct SearchResult {
     /// Received, datagrams a second.
     pub(crate) rate: f64,
     /// Whether iperf3 could not send more.
@@ -44,8 +44,8 @@ pub(crate) struct Found {
 }
 
 impl Probe {
-    fn is_fine(&self) -> bool {
-        self.sent.is_some() && self.loss_pct < FINE
+    fn is_within_loss_limit(&self) -> bool {
+        self.sent.is_some() && self.loss_pct < MAX_LOSS_PERCENT
     }
 
     fn received(&self) -> f64 {
@@ -53,7 +53,7 @@ impl Probe {
     }
 
     fn is_sender_bound(&self) -> bool {
-        self.sent.is_some_and(|sent| sent < self.offered * KEEPS_UP)
+        self.sent.is_some_and(|sent| sent < self.offered * SENDER_BOUND_RATIO)
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -61,31 +61,35 @@ impl Probe {
     }
 }
 
-/// Searches; `known` is what an earlier search found.
-pub(crate) fn search(known: Option<f64>, mut probe: impl FnMut(f64, Length) -> Probe) -> Option<Found> {
+/// Searches; `known_rate` is what an earlier search found.
+pub(crate) fn search(
+    known_rate: Option<f64>,
+    mut probe: impl FnMut(f64, ProbeLength) -> Probe,
+) -> Option<SearchResult> {
     let mut probes = Vec::new();
     let mut try_at = |rate: f64, length| {
         let probe = probe(rate, length);
         probes.push(probe.clone());
         probe
     };
-    let rate = match known {
+    let rate = match known_rate {
         Some(rate) => rate,
         None => bracket(&mut try_at)?,
     };
-    let best = climb(rate, known.is_some(), &mut try_at)?;
+    let best = refine(rate, known_rate.is_some(), &mut try_at)?;
     let rate = best.received();
-    let at_best = |probe: &&Probe| probe.is_fine() && probe.received() >= rate * KEEPS_UP;
+    let at_best =
+        |probe: &&Probe| probe.is_within_loss_limit() && probe.received() >= rate * SENDER_BOUND_RATIO;
     let sender_bound = probes.iter().filter(at_best).any(Probe::is_sender_bound);
-    Some(Found { rate, sender_bound, probes })
+    Some(SearchResult { rate, sender_bound, probes })
 }
 
 /// Short probes until good and bad are within a tenth: the highest rate that was fine.
-fn bracket(try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<f64> {
-    let (mut low, mut high, mut rate) = (0.0_f64, f64::INFINITY, START);
+fn bracket(try_at: &mut impl FnMut(f64, ProbeLength) -> Probe) -> Option<f64> {
+    let (mut low, mut high, mut rate) = (0.0_f64, f64::INFINITY, START_RATE);
     for _ in 0..12 {
-        let probe = try_at(rate, Length::Short);
-        if probe.is_fine() {
+        let probe = try_at(rate, ProbeLength::Short);
+        if probe.is_within_loss_limit() {
             low = low.max(probe.received());
             if probe.is_sender_bound() {
                 break;
@@ -93,7 +97,7 @@ fn bracket(try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<f64> {
         } else {
             high = high.min(rate);
         }
-        if high < low * 1.1 || high < LEAST {
+        if high < low * 1.1 || high < MIN_RATE {
             break;
         }
         rate = match (low > 0.0, high.is_finite()) {
@@ -106,22 +110,22 @@ fn bracket(try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<f64> {
 }
 
 /// Full probes: down in growing steps until one is fine, or up while they are.
-fn climb(start: f64, upward: bool, try_at: &mut impl FnMut(f64, Length) -> Probe) -> Option<Probe> {
+fn refine(start: f64, upward: bool, try_at: &mut impl FnMut(f64, ProbeLength) -> Probe) -> Option<Probe> {
     let mut rate = start;
     let mut best: Option<Probe> = None;
     for tries in 1..=6 {
-        let probe = try_at(rate, Length::Full);
-        match (probe.is_fine(), &best) {
+        let probe = try_at(rate, ProbeLength::Full);
+        match (probe.is_within_loss_limit(), &best) {
             (true, _) => {
                 let done = !upward || probe.is_sender_bound() || rate < start;
                 best = Some(probe);
                 if done {
                     break;
                 }
-                rate *= STEP;
+                rate *= STEP_FACTOR;
             }
             (false, Some(_)) => break,
-            (false, None) => rate /= STEP.powi(tries),
+            (false, None) => rate /= STEP_FACTOR.powi(tries),
         }
     }
     best
@@ -132,7 +136,7 @@ mod tests {
     use super::*;
 
     /// A system that carries so much, and a sender that sends so much.
-    fn link(capacity: f64, sender: f64) -> impl FnMut(f64, Length) -> Probe {
+    fn link(capacity: f64, sender: f64) -> impl FnMut(f64, ProbeLength) -> Probe {
         move |offered, _| {
             let sent = offered.min(sender);
             Probe { offered, sent: Some(sent), loss_pct: 100.0 * (1.0 - capacity / sent).max(0.0) }
@@ -150,8 +154,9 @@ mod tests {
 
     #[test]
     fn a_later_search_follows_changes_both_ways() {
-        for (known, capacity) in [(100_000.0, 111_000.0), (100_000.0, 90_000.0), (100_000.0, 101_000.0)] {
-            let found = search(Some(known), link(capacity, 1e9)).expect("something");
+        for (known_rate, capacity) in [(100_000.0, 111_000.0), (100_000.0, 90_000.0), (100_000.0, 101_000.0)]
+        {
+            let found = search(Some(known_rate), link(capacity, 1e9)).expect("something");
             assert!((0.9 * capacity..=capacity * 1.01).contains(&found.rate), "{capacity}: {found:?}");
             assert!(found.probes.len() <= 4);
         }

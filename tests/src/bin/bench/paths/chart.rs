@@ -5,7 +5,7 @@ use mpvpn_scenarios::Scenario;
 
 use super::{
     load::STEP,
-    play::{Measured, Row},
+    play::{Row, RunResult},
 };
 
 const TOP: f64 = 112.0;
@@ -28,14 +28,14 @@ pub(crate) fn draw(scenario: &Scenario, rows: &[Row]) -> String {
         &format!("links: {}; inner TCP and QUIC: Cubic where not said", links.join("  +  ")),
     );
     let drawn = rows.iter().filter_map(|row| Some((row, row.runs.first()?)));
-    let mut names: Vec<&String> = drawn.clone().flat_map(|(_, run)| run.curves.paths.keys()).collect();
+    let mut names: Vec<&String> = drawn.clone().flat_map(|(_, run)| run.path_rates.paths.keys()).collect();
     names.sort();
     names.dedup();
     legend(&mut svg, &names);
     let mut top = TOP;
     for (row, run) in drawn {
         let best = row.best_single().map(|single| single.1);
-        panel(&mut svg, top, &format!("{}, {:?}", row.load.name(), row.way), run, &names, best);
+        panel(&mut svg, top, &format!("{}, {:?}", row.load.name(), row.direction), run, &names, best);
         top += PITCH;
     }
     svg.text((LEFT + RIGHT) / 2.0, top - 10.0, "middle", 14, "#444", "time (s)");
@@ -60,17 +60,17 @@ fn legend(svg: &mut Svg, names: &[&String]) {
     svg.text(x + 194.0, 86.0, "start", 14, "#333", "best link alone");
 }
 
-fn panel(svg: &mut Svg, top: f64, title: &str, run: &Measured, names: &[&String], best: Option<f64>) {
-    let curves = &run.curves;
-    let mut below = vec![0.0; curves.times.len()];
+fn panel(svg: &mut Svg, top: f64, title: &str, run: &RunResult, names: &[&String], best: Option<f64>) {
+    let path_rates = &run.path_rates;
+    let mut below = vec![0.0; path_rates.times.len()];
     let mut stack = Vec::new();
     for name in names {
-        if let Some(curve) = curves.paths.get(*name) {
+        if let Some(curve) = path_rates.paths.get(*name) {
             below.iter_mut().zip(curve).for_each(|(sum, rate)| *sum += rate);
         }
-        stack.push(curves.times.iter().copied().zip(below.iter().copied()).collect::<Vec<_>>());
+        stack.push(path_rates.times.iter().copied().zip(below.iter().copied()).collect::<Vec<_>>());
     }
-    let began = curves.began.unwrap_or(std::time::UNIX_EPOCH);
+    let began = path_rates.began.unwrap_or(std::time::UNIX_EPOCH);
     let since = |at: std::time::SystemTime| at.duration_since(began).map_or(0.0, |time| time.as_secs_f64());
     let received: Vec<(f64, f64)> = run.arrived.as_ref().map_or_else(
         |_| Vec::new(),
@@ -84,12 +84,12 @@ fn panel(svg: &mut Svg, top: f64, title: &str, run: &Measured, names: &[&String]
                 .collect()
         },
     );
-    let seconds = curves.times.last().copied().unwrap_or(1.0).max(1.0);
+    let seconds = path_rates.times.last().copied().unwrap_or(1.0).max(1.0);
     let highest =
         stack.last().into_iter().flatten().chain(&received).map(|point| point.1).fold(1.0, f64::max);
     let panel = Panel::new((top, top + PANEL), seconds, highest.max(best.unwrap_or(0.0)) * 1.1, "Mbit/s");
-    for harm in &run.harms {
-        svg.band(&panel, (since(harm.from), since(harm.to)));
+    for impairment in &run.impairments {
+        svg.band(&panel, (since(impairment.from), since(impairment.to)));
     }
     svg.grid(&panel);
     svg.areas(&panel, &stack);

@@ -23,36 +23,36 @@ use tokio::{
 
 use crate::{
     files::allow_files,
-    stage::{Place, Stage},
+    testbed::{Host, Testbed},
 };
 
 /// The word by which a binary that uses this crate is asked to be an end: `PROGRAM visits serve ADDRESS:PORT`,
 /// `PROGRAM visits repeat ADDRESS:PORT SECONDS` or `PROGRAM visits hold ADDRESS:PORT COUNT`.
-pub const WORD: &str = "visits";
+pub const SUBCOMMAND: &str = "visits";
 
 const PORT: u16 = 5203;
 /// Questions and answers, bytes.
-const MESSAGE: usize = 300;
+const MESSAGE_BYTES: usize = 300;
 /// What a question begins with after whose answer the server closes.
-const LAST: u8 = 1;
+const CLOSE_AFTER_ANSWER: u8 = 1;
 /// Short connections at a time, and long ones that are being made at a time.
-const AT_ONCE: usize = 128;
+const MAX_CONCURRENT: usize = 128;
 /// How long a step of a connection may take before it has failed.
-const PATIENCE: Duration = Duration::from_secs(20);
+const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long connections are held before they are used.
-const REST: Duration = Duration::from_secs(2);
+const HOLD_TIME: Duration = Duration::from_secs(2);
 /// Files a process may have open: more than any count asks for.
-const FILES: u64 = 65_536;
+const MAX_OPEN_FILES: u64 = 65_536;
 
 /// Errors of an end are told, not handled.
 type Result<T> = std::result::Result<T, String>;
 
 /// A server at the lab's server; ended when dropped.
-pub struct Host(Child);
+pub struct ConnectionServer(Child);
 
 /// Connections one after the other.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Repeated {
+pub struct ShortConnections {
     /// Those that came to their end as they should.
     pub done: u64,
     /// The others.
@@ -60,12 +60,12 @@ pub struct Repeated {
     /// How long all of them took.
     pub time: Duration,
     /// What the first one that failed said.
-    pub why: String,
+    pub first_error: String,
 }
 
 /// Connections at once.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct HeldConnections {
     /// Those that could not be made, or whose question was not answered after the rest.
     pub failed: u64,
     /// How long it took to make all of them.
@@ -73,51 +73,52 @@ pub struct Held {
     /// How long it took until all questions, asked together, were answered.
     pub asking: Duration,
     /// What the first one that failed said.
-    pub why: String,
+    pub first_error: String,
 }
 
-impl Host {
+impl ConnectionServer {
     /// Listens on every IPv4 address, and is ready when this returns.
-    pub fn start(stage: &Stage) -> Result<Self> {
-        let mut command = stage.command(Place::Server, &program()?);
-        command.args([WORD, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
-        let host = Self(command.spawn().map_err(|error| format!("the server does not start: {error}"))?);
+    pub fn start(testbed: &Testbed) -> Result<Self> {
+        let mut command = testbed.command(Host::Server, &program()?);
+        command.args([SUBCOMMAND, "serve", &SocketAddr::from((Ipv4Addr::UNSPECIFIED, PORT)).to_string()]);
+        let connection_server =
+            Self(command.spawn().map_err(|error| format!("the server does not start: {error}"))?);
         for _ in 0..250 {
             thread::sleep(Duration::from_millis(20));
-            if !stage.run(Place::Server, &["ss", "-ltnH", &format!("sport = :{PORT}")]).is_empty() {
-                return Ok(host);
+            if !testbed.run(Host::Server, &["ss", "-ltnH", &format!("sport = :{PORT}")]).is_empty() {
+                return Ok(connection_server);
             }
         }
         Err("the server does not listen after 5 s".to_owned())
     }
 
     /// Lets the client make connections to it at `address` one after the other, several at a time, for some seconds.
-    pub fn repeat(&self, stage: &Stage, address: &str, seconds: u32) -> Result<Repeated> {
-        let (numbers, why) = self.ask(stage, "repeat", address, seconds, seconds)?;
+    pub fn repeat(&self, testbed: &Testbed, address: &str, seconds: u32) -> Result<ShortConnections> {
+        let (numbers, first_error) = self.ask(testbed, "repeat", address, seconds, seconds)?;
         let [done, failed, ms] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
-        Ok(Repeated { done, failed, time: Duration::from_millis(ms), why })
+        Ok(ShortConnections { done, failed, time: Duration::from_millis(ms), first_error })
     }
 
     /// Lets the client make so many connections to it at `address`, hold them, and use each once.
-    pub fn hold(&self, stage: &Stage, address: &str, count: u32) -> Result<Held> {
-        let (numbers, why) = self.ask(stage, "hold", address, count, 120)?;
+    pub fn hold(&self, testbed: &Testbed, address: &str, count: u32) -> Result<HeldConnections> {
+        let (numbers, first_error) = self.ask(testbed, "hold", address, count, 120)?;
         let [failed, opening, asking] = numbers[..] else { return Err(format!("no result: {numbers:?}")) };
         let (opening, asking) = (Duration::from_millis(opening), Duration::from_millis(asking));
-        Ok(Held { failed, opening, asking, why })
+        Ok(HeldConnections { failed, opening, asking, first_error })
     }
 
     /// The numbers of the line that the client's end prints, and the words after them.
     fn ask(
         &self,
-        stage: &Stage,
+        testbed: &Testbed,
         what: &str,
         address: &str,
         number: u32,
         seconds: u32,
     ) -> Result<(Vec<u64>, String)> {
         let limit = (seconds + 45).to_string();
-        let mut command = stage.command(Place::Client, "timeout");
-        command.args(["-k", "2", &limit, &program()?, WORD, what, &format!("{address}:{PORT}")]);
+        let mut command = testbed.command(Host::Client, "timeout");
+        command.args(["-k", "2", &limit, &program()?, SUBCOMMAND, what, &format!("{address}:{PORT}")]);
         command.arg(number.to_string()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(|error| format!("the client does not start: {error}"))?;
         let mut line = String::new();
@@ -128,13 +129,13 @@ impl Host {
         if !status.success() {
             return Err(format!("the client ended with {status}"));
         }
-        let (numbers, why) = line.trim().split_once(';').ok_or("the client has printed nothing")?;
+        let (numbers, first_error) = line.trim().split_once(';').ok_or("the client has printed nothing")?;
         let numbers = numbers.split_whitespace().map(str::parse).collect::<std::result::Result<_, _>>();
-        Ok((numbers.map_err(|error| format!("{line}: {error}"))?, why.trim().to_owned()))
+        Ok((numbers.map_err(|error| format!("{line}: {error}"))?, first_error.trim().to_owned()))
     }
 }
 
-impl Drop for Host {
+impl Drop for ConnectionServer {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -147,25 +148,29 @@ fn program() -> Result<String> {
 }
 
 /// Is one end: the server for ever, the client until it has done what it was asked for.
-pub fn run(words: &[String]) -> Result<()> {
+pub fn run(args: &[String]) -> Result<()> {
     // Whoever needs more than are allowed will say so.
-    allow_files(FILES)?;
+    allow_files(MAX_OPEN_FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("{WORD}: no runtime: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("{SUBCOMMAND}: no runtime: {error}"))?;
     let address = |text: &str| text.parse().map_err(|error| format!("{text}: {error}"));
     let number = |text: &str| text.parse::<u32>().map_err(|error| format!("{text}: {error}"));
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let tasks = LocalSet::new();
-    let result = match words[..] {
+    let result = match args[..] {
         ["serve", at] => tasks.block_on(&runtime, serve(address(at)?)),
         ["repeat", to, seconds] => {
             let time = Duration::from_secs(number(seconds)?.into());
             tasks.block_on(&runtime, repeat(address(to)?, time))
         }
         ["hold", to, count] => tasks.block_on(&runtime, hold(address(to)?, number(count)? as usize)),
-        _ => return Err(format!("{WORD} takes serve ADDRESS, repeat ADDRESS SECONDS or hold ADDRESS COUNT")),
+        _ => {
+            return Err(format!(
+                "{SUBCOMMAND} takes serve ADDRESS, repeat ADDRESS SECONDS or hold ADDRESS COUNT"
+            ));
+        }
     };
-    result.map_err(|error| format!("{WORD}: {error}"))
+    result.map_err(|error| format!("{SUBCOMMAND}: {error}"))
 }
 
 async fn serve(at: SocketAddr) -> Result<()> {
@@ -185,11 +190,11 @@ async fn serve(at: SocketAddr) -> Result<()> {
 
 async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
-    let mut message = [0; MESSAGE];
+    let mut message = [0; MESSAGE_BYTES];
     loop {
         stream.read_exact(&mut message).await?;
         stream.write_all(&message).await?;
-        if message[0] == LAST {
+        if message[0] == CLOSE_AFTER_ANSWER {
             return stream.shutdown().await;
         }
     }
@@ -198,11 +203,11 @@ async fn answer(mut stream: TcpStream) -> std::io::Result<()> {
 async fn repeat(to: SocketAddr, length: Duration) -> Result<()> {
     let began = Instant::now();
     let mut tasks = JoinSet::new();
-    for _ in 0..AT_ONCE {
+    for _ in 0..MAX_CONCURRENT {
         tasks.spawn_local(async move {
             let (mut done, mut complaints) = (0_u64, Vec::new());
             while began.elapsed() < length {
-                match visit(to).await {
+                match short_connection(to).await {
                     Ok(()) => done += 1,
                     Err(complaint) => complaints.push(complaint),
                 }
@@ -213,16 +218,16 @@ async fn repeat(to: SocketAddr, length: Duration) -> Result<()> {
     let found = tasks.join_all().await;
     let done: u64 = found.iter().map(|(done, _)| done).sum();
     let complaints: Vec<&String> = found.iter().flat_map(|(_, complaints)| complaints).collect();
-    let why = complaints.first().map_or("", |why| why.as_str());
-    println!("{done} {} {} ; {why}", complaints.len(), began.elapsed().as_millis());
+    let first_error = complaints.first().map_or("", |first_error| first_error.as_str());
+    println!("{done} {} {} ; {first_error}", complaints.len(), began.elapsed().as_millis());
     Ok(())
 }
 
 /// A connection with one question that the server closes after its answer.
-async fn visit(to: SocketAddr) -> Result<()> {
+async fn short_connection(to: SocketAddr) -> Result<()> {
     let mut stream = connect(to).await?;
-    talk(&mut stream, LAST).await?;
-    let rest = time::timeout(PATIENCE, stream.read(&mut [0])).await;
+    exchange(&mut stream, CLOSE_AFTER_ANSWER).await?;
+    let rest = time::timeout(STEP_TIMEOUT, stream.read(&mut [0])).await;
     match rest {
         Ok(Ok(0)) => Ok(()),
         Ok(Ok(_)) => Err("more than an answer".to_owned()),
@@ -233,35 +238,35 @@ async fn visit(to: SocketAddr) -> Result<()> {
 
 async fn hold(to: SocketAddr, count: usize) -> Result<()> {
     let began = Instant::now();
-    let (doors, all) = (Rc::new(Semaphore::new(AT_ONCE)), Rc::new(Barrier::new(count + 1)));
+    let (permits, all_open) = (Rc::new(Semaphore::new(MAX_CONCURRENT)), Rc::new(Barrier::new(count + 1)));
     let mut tasks = JoinSet::new();
     for _ in 0..count {
-        let (doors, all) = (Rc::clone(&doors), Rc::clone(&all));
+        let (permits, all_open) = (Rc::clone(&permits), Rc::clone(&all_open));
         tasks.spawn_local(async move {
-            let made = match doors.acquire().await {
+            let made = match permits.acquire().await {
                 Ok(_door) => connect(to).await,
                 Err(error) => Err(error.to_string()),
             };
-            all.wait().await;
-            time::sleep(REST).await;
+            all_open.wait().await;
+            time::sleep(HOLD_TIME).await;
             let mut stream = made?;
-            talk(&mut stream, 0).await?;
+            exchange(&mut stream, 0).await?;
             // Nobody leaves before all have been answered.
             Ok(stream)
         });
     }
-    all.wait().await;
+    all_open.wait().await;
     let opening = began.elapsed();
     let found: Vec<Result<TcpStream>> = tasks.join_all().await;
-    let asking = began.elapsed().saturating_sub(opening + REST);
+    let asking = began.elapsed().saturating_sub(opening + HOLD_TIME);
     let complaints: Vec<&String> = found.iter().filter_map(|found| found.as_ref().err()).collect();
-    let why = complaints.first().map_or("", |why| why.as_str());
-    println!("{} {} {} ; {why}", complaints.len(), opening.as_millis(), asking.as_millis());
+    let first_error = complaints.first().map_or("", |first_error| first_error.as_str());
+    println!("{} {} {} ; {first_error}", complaints.len(), opening.as_millis(), asking.as_millis());
     Ok(())
 }
 
 async fn connect(to: SocketAddr) -> Result<TcpStream> {
-    let stream = time::timeout(PATIENCE, TcpStream::connect(to)).await;
+    let stream = time::timeout(STEP_TIMEOUT, TcpStream::connect(to)).await;
     let stream = stream.map_err(|_| "no connection in time".to_owned())?;
     let stream = stream.map_err(|error| format!("connect: {error}"))?;
     stream.set_nodelay(true).map_err(|error| error.to_string())?;
@@ -269,14 +274,14 @@ async fn connect(to: SocketAddr) -> Result<TcpStream> {
 }
 
 /// A question that begins with that byte, and its answer.
-async fn talk(stream: &mut TcpStream, first: u8) -> Result<()> {
-    let (mut question, mut answer) = ([0x55; MESSAGE], [0; MESSAGE]);
+async fn exchange(stream: &mut TcpStream, first: u8) -> Result<()> {
+    let (mut question, mut answer) = ([0x55; MESSAGE_BYTES], [0; MESSAGE_BYTES]);
     question[0] = first;
     let both = async {
         stream.write_all(&question).await?;
         stream.read_exact(&mut answer).await
     };
-    let read = time::timeout(PATIENCE, both).await.map_err(|_| "no answer in time".to_owned())?;
+    let read = time::timeout(STEP_TIMEOUT, both).await.map_err(|_| "no answer in time".to_owned())?;
     read.map_err(|error| format!("the answer: {error}"))?;
     if answer == question { Ok(()) } else { Err("another answer".to_owned()) }
 }
@@ -294,9 +299,9 @@ mod tests {
         LocalSet::new().block_on(&runtime, async {
             tokio::task::spawn_local(serve(free));
             tokio::task::yield_now().await;
-            assert_eq!(visit(free).await, Ok(()));
+            assert_eq!(short_connection(free).await, Ok(()));
             let mut stream = connect(free).await.expect("a connection");
-            assert_eq!((talk(&mut stream, 0).await, talk(&mut stream, 0).await), (Ok(()), Ok(())));
+            assert_eq!((exchange(&mut stream, 0).await, exchange(&mut stream, 0).await), (Ok(()), Ok(())));
         });
     }
 
@@ -304,6 +309,10 @@ mod tests {
     fn nobody_there_is_a_failure() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-        assert!(runtime.block_on(visit(free)).is_err_and(|why| why.starts_with("connect: ")));
+        assert!(
+            runtime
+                .block_on(short_connection(free))
+                .is_err_and(|first_error| first_error.starts_with("connect: "))
+        );
     }
 }
