@@ -7,19 +7,19 @@ use std::time::Instant;
 
 use mpvpn_control::api::ControlRequest;
 
-use crate::{EngineError, client::Running as Client, server::Running as Server, turn::Turns};
+use crate::{EngineError, client::Running as Client, event_loop::EventLoop, server::Running as Server};
 
 /// Answers as a client.
-pub(crate) fn of_client(
+pub(crate) fn answer_client_request(
     client: &mut Client,
-    turns: &Turns,
+    event_loop: &EventLoop,
     now: Instant,
     question: ControlRequest,
 ) -> Result<(), EngineError> {
     match question {
         ControlRequest::Status(reply) => {
             // When the status says `up`, addresses, routes and resolvers are set. Streams are filled soon.
-            client.apply_events(turns, now)?;
+            client.apply_events(event_loop, now)?;
             if let Some(round) = client.shards.ask_status(now, reply) {
                 let own = client.status(now);
                 client.shards.report_status(round, own);
@@ -30,7 +30,7 @@ pub(crate) fn of_client(
                 client.shards.report_flows(round, client.flows(now));
             }
         }
-        ControlRequest::Reload(reply) => drop(reply.send(client.reload(turns, now))),
+        ControlRequest::Reload(reply) => drop(reply.send(client.reload(event_loop, now))),
         ControlRequest::Link { name, change, reply } => {
             drop(reply.send(client.change_link(now, &name, &change)))
         }
@@ -39,16 +39,16 @@ pub(crate) fn of_client(
 }
 
 /// Answers as a server.
-pub(crate) fn of_server(server: &mut Server, now: Instant, question: ControlRequest) {
+pub(crate) fn answer_server_request(server: &mut Server, now: Instant, question: ControlRequest) {
     match question {
         ControlRequest::Status(reply) => {
             if let Some(round) = server.shards.ask_status(now, reply) {
-                server.shards.report_status(round, server.plane.report(now));
+                server.shards.report_status(round, server.data_plane.report(now));
             }
         }
         ControlRequest::Flows(reply) => {
             if let Some(round) = server.shards.ask_flows(now, reply) {
-                server.shards.report_flows(round, server.plane.flows(now));
+                server.shards.report_flows(round, server.data_plane.flows(now));
             }
         }
         ControlRequest::Reload(reply) => drop(reply.send(server.reload())),

@@ -7,26 +7,26 @@
 //! A client for proxies, or inside an app ([`embedded`]), has one shard and no TUN, changes nothing on the machine, and
 //! needs no privilege.
 
-mod apps;
+mod auto_pipes;
 pub mod check;
 mod classes;
+mod connection_factory;
+mod data_plane;
 mod device;
 pub mod embedded;
 mod events;
-mod forge;
 mod kind;
 mod link_use;
 mod machine;
-mod member;
-mod names;
-mod pipes;
-mod plane;
+mod other_shard;
+mod proxy_streams;
 mod quotas;
 mod running;
+mod server_name;
 mod session;
 mod sockets;
 mod start;
-pub(crate) mod ways;
+pub(crate) mod transports;
 
 use std::sync::Arc;
 
@@ -41,14 +41,14 @@ use mpvpn_tunnel::ClientError;
 
 use crate::{
     EngineError,
-    links::Ground,
-    slow::{Offers, Slow},
-    turn::Turns,
+    event_loop::EventLoop,
+    links::LinkSocketOptions,
+    slow_thread::{Services, SlowThread},
 };
 use kind::ClientKind;
 use machine::Machine;
 pub(crate) use running::Running;
-use start::{ClientParts, PATH};
+use start::{CONNECT_IP_PATH, ClientParts};
 
 /// Keeps a tunnel up until told to stop. What may change meanwhile is read from `origin` when asked to.
 ///
@@ -59,7 +59,7 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     if !is_proxy && !privilege::has_net_admin() {
         return Err(EngineError::Privilege);
     }
-    let mut turns = Turns::new()?;
+    let mut event_loop = EventLoop::new()?;
     let slot = LastRefusal::default();
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], &slot)?;
     let api = api::Server::bind(&config.api_socket)?;
@@ -67,19 +67,25 @@ pub fn run(config: ClientConfig, origin: ConfigSource<ClientOptions>) -> Result<
     let state_dir = Some(config.state_dir.clone());
     let parts = match is_proxy {
         true => {
-            let kind = ClientKind::Proxy(Box::new(apps::listen(&config.proxies, &turns.poller)?));
-            ClientParts { kind, queues: Vec::new(), ground: Ground::default(), state_dir }
+            let kind =
+                ClientKind::Proxy(Box::new(proxy_streams::listen(&config.proxies, &event_loop.poller)?));
+            ClientParts { kind, queues: Vec::new(), socket_options: LinkSocketOptions::default(), state_dir }
         }
         false => {
             let (machine, queues) = Machine::open(&config)?;
             let tuns = machine.tuns().map(str::to_owned).collect();
-            let ground = Ground { tuns, mark: Some(machine.mark), ..Ground::default() };
-            ClientParts { kind: ClientKind::Machine(Box::new(machine)), queues, ground, state_dir }
+            let socket_options =
+                LinkSocketOptions { tuns, mark: Some(machine.mark), ..LinkSocketOptions::default() };
+            ClientParts { kind: ClientKind::Machine(Box::new(machine)), queues, socket_options, state_dir }
         }
     };
-    let slow = Slow::start(Offers { api: Some(api), metrics, front: None }, None, turns.wake.clone())?;
-    let mut running = Running::new((config, origin), &turns, Arc::new(tls), parts, slow)?;
-    let result = running.run(&mut turns);
+    let slow = SlowThread::start(
+        Services { api: Some(api), metrics, https_server: None },
+        None,
+        event_loop.wake.clone(),
+    )?;
+    let mut running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
+    let result = running.run(&mut event_loop);
     let end = running.end();
     result.map_err(|error| refusal(error, &slot)).and(end)
 }

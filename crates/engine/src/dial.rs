@@ -35,26 +35,26 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 
 pub(crate) use proxy::ProxyError;
 
-use crate::links::Footing;
+use crate::links::BindOptions;
 
 /// Addresses that are tried.
-const ADDRESSES: usize = 4;
+const MAX_ADDRESSES: usize = 4;
 /// From one attempt at the same address to the next, where there may be several.
-const AGAIN: Duration = Duration::from_millis(250);
+const PARALLEL_CONNECT_INTERVAL: Duration = Duration::from_millis(250);
 /// HTTP/2 over TLS (RFC 9113, section 3.2).
 pub(crate) const ALPN: &[u8] = b"h2";
 
 /// Where to and how.
-pub(crate) struct Dial {
+pub(crate) struct DialOptions {
     /// The link.
-    pub(crate) footing: Footing,
+    pub(crate) bind_options: BindOptions,
     /// Addresses of the server, or of the proxy; the first that takes the connection counts.
     pub(crate) to: Vec<SocketAddr>,
     /// What the proxy is asked for, if there is one.
-    pub(crate) via: Option<Behind>,
+    pub(crate) via: Option<ProxyTarget>,
     /// What the connection is tried as.
     pub(crate) protocol: Protocol,
-    /// Sockets that try it beside each other, each [`AGAIN`] after the one before: the kernel repeats a SYN once a
+    /// Sockets that try it beside each other, each [`PARALLEL_CONNECT_INTERVAL`] after the one before: the kernel repeats a SYN once a
     /// second at most, and a link that is away may be back at any time.
     pub(crate) sockets: usize,
     /// How it is kept.
@@ -70,9 +70,9 @@ pub(crate) struct Dial {
     pub(crate) limit: Duration,
 }
 
-/// A server behind a proxy.
+/// A server proxy_target a proxy.
 #[derive(Clone, Debug)]
-pub(crate) struct Behind {
+pub(crate) struct ProxyTarget {
     /// The server, whose name the proxy resolves.
     pub(crate) server: ServerAddr,
     /// Who asks.
@@ -81,7 +81,7 @@ pub(crate) struct Behind {
 
 /// A connection to the server.
 #[derive(Debug)]
-pub(crate) struct Connected {
+pub(crate) struct DialedConnection {
     /// What is written there reaches the server.
     pub(crate) stream: TlsStream<TcpStream>,
     /// Which address took the connection: the server's, or the proxy's.
@@ -100,7 +100,7 @@ pub(crate) struct Connected {
 
 /// A part of the way to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum DialStep {
     /// TCP, to the server or the proxy.
     Connect,
     /// The proxy, until it has a connection to the server.
@@ -109,7 +109,7 @@ pub(crate) enum Step {
     Tls,
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for DialStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Connect => "connecting",
@@ -137,7 +137,7 @@ pub(crate) enum DialError {
     #[error("the app does not let the socket be used")]
     Unprotected,
     /// The far end, or somebody on the way, refused the connection.
-    #[error("TCP {to}: {}", refused(.source))]
+    #[error("TCP {to}: {}", connect_failure_text(.source))]
     Connect {
         /// Where to.
         to: SocketAddr,
@@ -148,7 +148,7 @@ pub(crate) enum DialError {
     #[error("{step} took longer than {} s", .limit.as_secs())]
     TimedOut {
         /// The step.
-        step: Step,
+        step: DialStep,
         /// How long it may take.
         limit: Duration,
     },
@@ -166,7 +166,7 @@ pub(crate) enum DialError {
     NoHttp2,
 }
 
-fn refused(error: &io::Error) -> String {
+fn connect_failure_text(error: &io::Error) -> String {
     match ConnectFailure::of(error) {
         ConnectFailure::Refused => "refused: nobody listens there, or a firewall is in between".to_owned(),
         ConnectFailure::Unroutable => "no route leads there".to_owned(),
@@ -181,16 +181,17 @@ fn refused(error: &io::Error) -> String {
 ///
 /// # Errors
 /// Those of the last address that was tried.
-pub(crate) async fn dial(dial: &Dial) -> Result<Connected, DialError> {
-    let is_given = dial.footing.is_given && dial.footing.addresses.is_empty();
-    let reached =
-        |to: &&SocketAddr| is_given || dial.footing.addresses.iter().any(|ip| ip.is_ipv4() == to.is_ipv4());
+pub(crate) async fn dial(dial: &DialOptions) -> Result<DialedConnection, DialError> {
+    let is_from_app = dial.bind_options.is_from_app && dial.bind_options.addresses.is_empty();
+    let reached = |to: &&SocketAddr| {
+        is_from_app || dial.bind_options.addresses.iter().any(|ip| ip.is_ipv4() == to.is_ipv4())
+    };
     let mut last =
         DialError::NoAddress(dial.to.first().map_or_else(|| "the server".to_owned(), ToString::to_string));
-    for to in dial.to.iter().filter(reached).take(ADDRESSES) {
+    for to in dial.to.iter().filter(reached).take(MAX_ADDRESSES) {
         let begun = Instant::now();
         match connect(dial, *to).await {
-            Ok(stream) => return shake_hands(dial, stream, *to, begun.elapsed()).await,
+            Ok(stream) => return handshake(dial, stream, *to, begun.elapsed()).await,
             Err(error) => last = error,
         }
     }
@@ -198,24 +199,24 @@ pub(crate) async fn dial(dial: &Dial) -> Result<Connected, DialError> {
 }
 
 /// The first of the sockets for which anything comes out counts.
-async fn connect(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
+async fn connect(dial: &DialOptions, to: SocketAddr) -> Result<TcpStream, DialError> {
     let race = async {
         let mut all = vec![Box::pin(connect_one(dial, to))];
         loop {
             let more = all.len() < dial.sockets;
             tokio::select! {
                 biased;
-                done = first_of(&mut all) => return done,
-                () = sleep(AGAIN), if more => {}
+                done = first_ready(&mut all) => return done,
+                () = sleep(PARALLEL_CONNECT_INTERVAL), if more => {}
             }
             all.push(Box::pin(connect_one(dial, to)));
         }
     };
-    within(dial.limit, Step::Connect, race).await?
+    with_timeout(dial.limit, DialStep::Connect, race).await?
 }
 
 /// What the first of several that is done comes to; none of them may be waited for again then.
-pub(crate) async fn first_of<F: Future>(all: &mut [Pin<Box<F>>]) -> F::Output {
+pub(crate) async fn first_ready<F: Future>(all: &mut [Pin<Box<F>>]) -> F::Output {
     poll_fn(|cx| {
         let done = all.iter_mut().find_map(|one| match one.as_mut().poll(cx) {
             Poll::Ready(done) => Some(done),
@@ -226,24 +227,24 @@ pub(crate) async fn first_of<F: Future>(all: &mut [Pin<Box<F>>]) -> F::Output {
     .await
 }
 
-async fn connect_one(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError> {
+async fn connect_one(dial: &DialOptions, to: SocketAddr) -> Result<TcpStream, DialError> {
     let socket = |device: Option<&str>, local| {
         TcpSocket::open(
             to,
             &TcpOptions {
                 local,
                 device: device.map(str::to_owned),
-                mark: dial.footing.mark,
+                mark: dial.bind_options.mark,
                 protocol: dial.protocol,
                 tuning: dial.tuning,
             },
         )
     };
     let (socket, _) = dial
-        .footing
-        .stand(to, socket, io::Error::raw_os_error)
-        .map_err(|source| DialError::Bind { link: dial.footing.name.clone(), source })?;
-    if !dial.footing.is_protected(socket.as_fd()) {
+        .bind_options
+        .bind_socket(to, socket, io::Error::raw_os_error)
+        .map_err(|source| DialError::Bind { link: dial.bind_options.name.clone(), source })?;
+    if !dial.bind_options.is_protected(socket.as_fd()) {
         return Err(DialError::Unprotected);
     }
     let failed = |source| DialError::Connect { to, source };
@@ -256,22 +257,23 @@ async fn connect_one(dial: &Dial, to: SocketAddr) -> Result<TcpStream, DialError
     }
 }
 
-async fn shake_hands(
-    dial: &Dial,
+async fn handshake(
+    dial: &DialOptions,
     mut stream: TcpStream,
     peer: SocketAddr,
     connect: Duration,
-) -> Result<Connected, DialError> {
+) -> Result<DialedConnection, DialError> {
     let local = stream.local_addr().map_err(|source| DialError::Connect { to: peer, source })?;
     let mut proxy = None;
-    if let Some(behind) = &dial.via {
+    if let Some(proxy_target) = &dial.via {
         let begun = Instant::now();
-        within(dial.limit, Step::Proxy, proxy::ask(&mut stream, behind)).await??;
+        with_timeout(dial.limit, DialStep::Proxy, proxy::send_connect(&mut stream, proxy_target)).await??;
         proxy = Some(begun.elapsed());
     }
     let begun = Instant::now();
     let connector = TlsConnector::from(Arc::clone(&dial.tls));
-    let stream = within(dial.limit, Step::Tls, connector.connect(dial.name.clone(), stream)).await?;
+    let stream =
+        with_timeout(dial.limit, DialStep::Tls, connector.connect(dial.name.clone(), stream)).await?;
     let stream = stream.map_err(|error| match dial.refusal.take() {
         Some(refusal) => DialError::Refused(refusal),
         None => DialError::Tls(error),
@@ -282,10 +284,14 @@ async fn shake_hands(
         return Err(DialError::NoHttp2);
     }
     let multipath = MptcpState::of(socket.as_fd()).unwrap_or(MptcpState::NotUsed);
-    Ok(Connected { stream, peer, local, multipath, connect, proxy, tls })
+    Ok(DialedConnection { stream, peer, local, multipath, connect, proxy, tls })
 }
 
-async fn within<T>(limit: Duration, step: Step, what: impl Future<Output = T>) -> Result<T, DialError> {
+async fn with_timeout<T>(
+    limit: Duration,
+    step: DialStep,
+    what: impl Future<Output = T>,
+) -> Result<T, DialError> {
     timeout(limit, what).await.map_err(|_: Elapsed| DialError::TimedOut { step, limit })
 }
 

@@ -4,7 +4,7 @@
 //! In: what clients want ([`Egress::connect`]), that their streams have bytes or room, their payloads, sockets that are
 //! ready, names that were resolved, time. Out: calls of [`Relays`], through which bytes and payloads go to and come from
 //! the clients. [`Access`] says what is forbidden, `own_addresses` which addresses are this machine's, `names` which
-//! names are known, `attempts` connects, a [`Pipe`] moves bytes, `datagrams` payloads.
+//! names are known, `attempts` connects, a [`Splice`] moves bytes, `datagrams` payloads.
 //!
 //! Always holds:
 //! - What is done for one connection does not depend on how many there are, but for the logarithm in the timers.
@@ -17,9 +17,9 @@
 
 mod attempts;
 mod budget;
-mod datagrams;
-mod names;
-mod own_addresses;
+mod local_addresses;
+mod name_cache;
+mod udp_flow;
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -39,24 +39,24 @@ use slab::Slab;
 
 use crate::{
     flows::Connection,
-    pipe::{ByteStreams, Pipe, Scratch},
-    resolver::Asker,
+    resolver::ResolverClient,
+    splice::{ByteStreams, Splice, SpliceBuffers},
 };
-use attempts::{Attempts, Standing};
+use attempts::{Attempts, AttemptsState};
 pub(crate) use budget::Budget;
 use budget::Permit;
-use datagrams::{Early, Port};
-use names::{Found, Names};
-use own_addresses::OwnAddresses;
-pub(crate) use own_addresses::{ReadAddresses, addresses_of_this_machine};
+use local_addresses::LocalAddresses;
+pub(crate) use local_addresses::{ReadLocalAddresses, local_address_reader};
+use name_cache::{LookupResult, NameCache};
+use udp_flow::{EarlyPayloads, UdpFlow};
 
 /// The tokens of its sockets are this or more.
-pub(crate) const EGRESS: u64 = 1 << 32;
+pub(crate) const FIRST_EGRESS_TOKEN: u64 = 1 << 32;
 
 /// A connection that does not stand after so long, the name included, is given up.
-const CONNECT: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 /// Messages a receive call of a UDP socket.
-const BATCH: usize = 16;
+const MAX_MESSAGES_PER_RECV: usize = 16;
 /// Bits of a token for the place of a relay in the table; above them those of the attempt, then the generation.
 const SLOT_BITS: u32 = 27;
 const ATTEMPT_BITS: u32 = 5;
@@ -89,32 +89,32 @@ pub(crate) struct EgressSetup {
     /// What clients may connect to.
     pub(crate) access: Arc<Access>,
     /// Reads the addresses of this machine.
-    pub(crate) addresses: ReadAddresses,
+    pub(crate) addresses: ReadLocalAddresses,
     /// Resolves names.
-    pub(crate) asker: Asker,
+    pub(crate) resolver: ResolverClient,
     /// Sockets, those of all shards together.
     pub(crate) relays: Budget,
-    /// Names that are being asked for, those of all shards together.
-    pub(crate) names: Budget,
+    /// NameCache that are being asked for, those of all shards together.
+    pub(crate) lookups: Budget,
 }
 
 /// The connections of one shard.
 pub(crate) struct Egress<Id> {
     access: Arc<Access>,
-    own: OwnAddresses,
-    names: Names<u64>,
-    asker: Asker,
+    local_addresses: LocalAddresses,
+    name_cache: NameCache<u64>,
+    resolver: ResolverClient,
     relay_budget: Budget,
-    name_budget: Budget,
+    lookup_budget: Budget,
     table: Slab<Relay<Id>>,
     slots: HashMap<Id, usize>,
     /// The one timer of each relay, with its place in the table.
     timers: BTreeSet<(Instant, usize)>,
     /// Tells a relay from those that had its place before.
     generation: u32,
-    open: usize,
-    open_udp: usize,
-    scratch: Scratch,
+    open_connections: usize,
+    open_udp_flows: usize,
+    buffers: SpliceBuffers,
     batch: RecvBatch,
 }
 
@@ -132,13 +132,13 @@ struct Relay<Id> {
 
 enum Stage {
     /// The name of a TCP connection's destination is being asked for, until then.
-    Naming(Instant),
+    ResolvingTcp(Instant),
     /// The name of a UDP flow's target is.
-    NamingUdp(Early),
+    ResolvingUdp(EarlyPayloads),
     /// It is given up then.
     Connecting(Instant, Box<Attempts>),
-    Open(Pipe),
-    Udp(Port),
+    Open(Splice),
+    Udp(UdpFlow),
 }
 
 impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
@@ -149,40 +149,40 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     pub(crate) fn new(now: Instant, setup: EgressSetup) -> Result<Self, String> {
         Ok(Self {
             access: setup.access,
-            own: OwnAddresses::new(now, setup.addresses)?,
-            names: Names::new(),
-            asker: setup.asker,
+            local_addresses: LocalAddresses::new(now, setup.addresses)?,
+            name_cache: NameCache::new(),
+            resolver: setup.resolver,
             relay_budget: setup.relays,
-            name_budget: setup.names,
+            lookup_budget: setup.lookups,
             table: Slab::new(),
             slots: HashMap::new(),
             timers: BTreeSet::new(),
             generation: 0,
-            open: 0,
-            open_udp: 0,
-            scratch: Scratch::default(),
-            batch: RecvBatch::new(BATCH),
+            open_connections: 0,
+            open_udp_flows: 0,
+            buffers: SpliceBuffers::default(),
+            batch: RecvBatch::new(MAX_MESSAGES_PER_RECV),
         })
     }
 
     /// Connections of this shard that stand.
-    pub(crate) fn open(&self) -> usize {
-        self.open
+    pub(crate) fn open_connections(&self) -> usize {
+        self.open_connections
     }
 
     /// UDP flows of this shard.
-    pub(crate) fn open_udp(&self) -> usize {
-        self.open_udp
+    pub(crate) fn open_udp_flows(&self) -> usize {
+        self.open_udp_flows
     }
 
     /// The connections of clients: those that stand, and those that are being made.
     pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
         self.table.iter().map(|(_, relay)| {
             let (lane, moved) = match &relay.stage {
-                Stage::Open(pipe) => (EffectiveFlowMode::Stream, Some(pipe.moved())),
-                Stage::Naming(_) | Stage::Connecting(..) => (EffectiveFlowMode::Stream, None),
-                Stage::Udp(port) => (EffectiveFlowMode::Udp, Some(port.moved())),
-                Stage::NamingUdp(_) => (EffectiveFlowMode::Udp, None),
+                Stage::Open(splice) => (EffectiveFlowMode::Stream, Some(splice.transfer_state())),
+                Stage::ResolvingTcp(_) | Stage::Connecting(..) => (EffectiveFlowMode::Stream, None),
+                Stage::Udp(flow) => (EffectiveFlowMode::Udp, Some(flow.transfer_state())),
+                Stage::ResolvingUdp(_) => (EffectiveFlowMode::Udp, None),
             };
             Connection::of_client(relay.permit.user(), &relay.to, lane, relay.since, moved)
         })
@@ -198,38 +198,38 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         (user, to, transport): (&str, Authority, Transport),
     ) {
         // One stream has one connection.
-        self.gone(id);
+        self.on_client_gone(id);
         let permit = match self.relay_budget.take(user) {
             Ok(permit) if self.table.len() < 1 << SLOT_BITS => permit,
             Ok(_) => return refuse(now, relays, id, &to, ProxyError::Busy, "the table is full"),
-            Err(full) => return refuse(now, relays, id, &to, ProxyError::Busy, full),
+            Err(limit) => return refuse(now, relays, id, &to, ProxyError::Busy, limit),
         };
         self.generation = self.generation.checked_add(1).unwrap_or(1);
-        let until = now + CONNECT;
+        let until = now + CONNECT_TIMEOUT;
         let stage = match transport {
-            Transport::Tcp => Stage::Naming(until),
-            Transport::Udp => Stage::NamingUdp(Early::default()),
+            Transport::Tcp => Stage::ResolvingTcp(until),
+            Transport::Udp => Stage::ResolvingUdp(EarlyPayloads::default()),
         };
         let generation = self.generation;
         let relay = Relay { id, generation, since: now, due: until, to, permit, stage };
         let slot = self.table.insert(relay);
         self.slots.insert(id, slot);
         self.timers.insert((until, slot));
-        self.find(now, poller, relays, slot);
+        self.resolve(now, poller, relays, slot);
     }
 
     /// A payload of the client for the target of the flow `id`.
-    pub(crate) fn payload(&mut self, now: Instant, id: Id, payload: &[u8]) {
+    pub(crate) fn send_payload(&mut self, now: Instant, id: Id, payload: &[u8]) {
         let Some(&slot) = self.slots.get(&id) else { return };
         match &mut self.table[slot].stage {
-            Stage::Udp(port) => port.send(now, payload),
-            Stage::NamingUdp(early) => early.keep(payload),
+            Stage::Udp(flow) => flow.send(now, payload),
+            Stage::ResolvingUdp(early) => early.keep(payload),
             _ => {}
         }
     }
 
     /// The stream `id` has bytes, or has ended: they go to the destination as far as that takes them.
-    pub(crate) fn readable<R: Relays<Id = Id>>(
+    pub(crate) fn on_stream_readable<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -237,11 +237,13 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         id: Id,
     ) {
         let Some(&slot) = self.slots.get(&id) else { return };
-        self.pump(now, poller, relays, slot, |pipe, relays, scratch| pipe.readable(now, relays, id, scratch));
+        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
+            splice.on_stream_readable(now, relays, id, buffers)
+        });
     }
 
     /// The stream `id` has room again.
-    pub(crate) fn writable<R: Relays<Id = Id>>(
+    pub(crate) fn on_stream_writable<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -249,29 +251,29 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         id: Id,
     ) {
         let Some(&slot) = self.slots.get(&id) else { return };
-        self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-            pipe.fill_stream(now, relays, id, scratch)
+        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
+            splice.move_to_stream(now, relays, id, buffers)
         });
     }
 
     /// The client has reset the stream, or is gone itself: the connection is broken, and nothing more is told.
-    pub(crate) fn gone(&mut self, id: Id) {
+    pub(crate) fn on_client_gone(&mut self, id: Id) {
         let Some(&slot) = self.slots.get(&id) else { return };
         let token = self.token(slot, 0);
-        let relay = self.take(slot);
+        let relay = self.remove(slot);
         match relay.stage {
-            Stage::Open(pipe) => pipe.reset(),
-            Stage::Naming(_) | Stage::NamingUdp(_) => {
+            Stage::Open(splice) => splice.reset(),
+            Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_) => {
                 if let Host::Name(name) = &relay.to.host {
-                    self.names.leave(name, token);
+                    self.name_cache.remove_waiter(name, token);
                 }
             }
             Stage::Connecting(..) | Stage::Udp(_) => {}
         }
     }
 
-    /// A socket with a token from [`EGRESS`] upwards is ready.
-    pub(crate) fn ready<R: Relays<Id = Id>>(
+    /// A socket with a token from [`FIRST_EGRESS_TOKEN`] upwards is ready.
+    pub(crate) fn on_socket_ready<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -282,32 +284,37 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let Some(relay) = self.table.get_mut(slot) else { return };
         let id = relay.id;
         match &mut relay.stage {
-            Stage::Naming(_) | Stage::NamingUdp(_) => {}
-            Stage::Udp(port) => {
+            Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_) => {}
+            Stage::Udp(flow) => {
                 let each = |payload: &[u8]| relays.payload(now, id, payload);
-                if let Err(error) = port.receive(now, &mut self.batch, each) {
-                    self.broken(now, relays, slot, &error);
+                if let Err(error) = flow.receive(now, &mut self.batch, each) {
+                    self.abort_relay(now, relays, slot, &error);
                 }
             }
-            Stage::Connecting(_, attempts) => match attempts.ended(now, attempt) {
-                Some(socket) => self.stands(now, poller, relays, slot, socket, event.token),
-                None => self.advance(now, poller, relays, slot),
+            Stage::Connecting(_, attempts) => match attempts.on_socket_ready(now, attempt) {
+                Some(socket) => self.on_connected(now, poller, relays, slot, socket, event.token),
+                None => self.advance_attempts(now, poller, relays, slot),
             },
             // Those of attempts that lost are stale.
-            Stage::Open(pipe) if pipe.token() != event.token => {}
-            Stage::Open(_) => self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-                pipe.ready(now, event, relays, id, scratch)
+            Stage::Open(splice) if splice.token() != event.token => {}
+            Stage::Open(_) => self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
+                splice.on_socket_ready(now, event, relays, id, buffers)
             }),
         }
     }
 
     /// Takes the answers of the resolver, which has woken this thread.
-    pub(crate) fn resolved<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R) {
-        while let Some(answer) = self.asker.next() {
-            let (waiting, found) = self.names.answer(now, &answer.name, answer.found);
+    pub(crate) fn poll_resolver<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+    ) {
+        while let Some(answer) = self.resolver.next() {
+            let (waiting, found) = self.name_cache.complete(now, &answer.name, answer.result);
             for token in waiting {
                 if let Some((slot, _)) = self.locate(token) {
-                    self.found(now, poller, relays, slot, &found);
+                    self.on_resolved(now, poller, relays, slot, &found);
                 }
             }
         }
@@ -327,24 +334,24 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         while let Some(&(_, slot)) = self.timers.first().filter(|(due, _)| *due <= now) {
             match &self.table[slot].stage {
-                Stage::Naming(_) | Stage::NamingUdp(_) => {
-                    self.give_up(now, relays, slot, "its name was not resolved in time")
+                Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_) => {
+                    self.fail_timed_out(now, relays, slot, "its name was not resolved in time")
                 }
                 Stage::Connecting(until, _) if *until <= now => {
-                    self.give_up(now, relays, slot, "it does not answer");
+                    self.fail_timed_out(now, relays, slot, "it does not answer");
                 }
-                Stage::Connecting(..) => self.advance(now, poller, relays, slot),
-                Stage::Open(pipe) => match pipe.expires() {
+                Stage::Connecting(..) => self.advance_attempts(now, poller, relays, slot),
+                Stage::Open(splice) => match splice.expires() {
                     expires if expires <= now => {
-                        self.broken(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                        self.abort_relay(now, relays, slot, &io::ErrorKind::TimedOut.into());
                     }
-                    expires => self.arm(slot, expires),
+                    expires => self.set_timer(slot, expires),
                 },
-                Stage::Udp(port) => match port.expires() {
+                Stage::Udp(flow) => match flow.expires() {
                     expires if expires <= now => {
-                        self.broken(now, relays, slot, &io::ErrorKind::TimedOut.into());
+                        self.abort_relay(now, relays, slot, &io::ErrorKind::TimedOut.into());
                     }
-                    expires => self.arm(slot, expires),
+                    expires => self.set_timer(slot, expires),
                 },
             }
         }
@@ -353,51 +360,51 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     /// Breaks all connections; nothing is told.
     pub(crate) fn end(&mut self) {
         for relay in self.table.drain() {
-            if let Stage::Open(pipe) = relay.stage {
-                pipe.reset();
+            if let Stage::Open(splice) = relay.stage {
+                splice.reset();
             }
         }
         self.slots.clear();
         self.timers.clear();
-        (self.open, self.open_udp) = (0, 0);
+        (self.open_connections, self.open_udp_flows) = (0, 0);
     }
 
     /// Looks for the addresses of a new relay.
-    fn find<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
+    fn resolve<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
         let name = match &self.table[slot].to.host {
             Host::Addr(ip) => {
                 let found = Ok([*ip].into());
-                return self.found(now, poller, relays, slot, &found);
+                return self.on_resolved(now, poller, relays, slot, &found);
             }
             Host::Name(name) => name.clone(),
         };
-        if let Some(found) = self.names.known(now, &name) {
-            return self.found(now, poller, relays, slot, &found);
+        if let Some(found) = self.name_cache.cached(now, &name) {
+            return self.on_resolved(now, poller, relays, slot, &found);
         }
         let token = self.token(slot, 0);
-        if self.names.join(&name, token) {
+        if self.name_cache.add_waiter(&name, token) {
             return;
         }
-        match self.name_budget.take(self.table[slot].permit.user()) {
-            Ok(permit) if self.asker.ask(&name) => self.names.asked(&name, token, permit),
+        match self.lookup_budget.take(self.table[slot].permit.user()) {
+            Ok(permit) if self.resolver.query(&name) => self.name_cache.start_lookup(&name, token, permit),
             Ok(_) => self.fail(now, relays, slot, ProxyError::Busy, "too many names are being resolved"),
-            Err(full) => {
-                self.fail(now, relays, slot, ProxyError::Busy, format!("of names to resolve, {full}"))
+            Err(limit) => {
+                self.fail(now, relays, slot, ProxyError::Busy, format!("of names to resolve, {limit}"))
             }
         }
     }
 
     /// The addresses of a relay are known, or that there are none.
-    fn found<R: Relays<Id = Id>>(
+    fn on_resolved<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         relays: &mut R,
         slot: usize,
-        found: &Found,
+        found: &LookupResult,
     ) {
         let relay = &mut self.table[slot];
-        if !matches!(relay.stage, Stage::Naming(_) | Stage::NamingUdp(_)) {
+        if !matches!(relay.stage, Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_)) {
             return;
         }
         let list: &[IpAddr] = match found {
@@ -413,8 +420,8 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         let (mut allowed, mut denied) = (Vec::with_capacity(list.len()), None);
         for ip in list {
             let address = SocketAddr::new(*ip, relay.to.port);
-            let own = &mut self.own;
-            match self.access.check(relay.permit.user(), address, |ip| own.contains(now, ip)) {
+            let local_addresses = &mut self.local_addresses;
+            match self.access.check(relay.permit.user(), address, |ip| local_addresses.contains(now, ip)) {
                 Ok(()) => allowed.push(address),
                 Err(reason) => denied = denied.or(Some(reason)),
             }
@@ -423,57 +430,63 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
             return self.fail(now, relays, slot, ProxyError::Prohibited, reason);
         }
         match &mut relay.stage {
-            Stage::NamingUdp(early) => {
+            Stage::ResolvingUdp(early) => {
                 let early = std::mem::take(early);
-                self.open_port(now, poller, relays, slot, &allowed, early);
+                self.open_udp_flow(now, poller, relays, slot, &allowed, early);
             }
-            Stage::Naming(until) => {
+            Stage::ResolvingTcp(until) => {
                 relay.stage = Stage::Connecting(*until, Box::new(Attempts::new(now, allowed)));
-                self.advance(now, poller, relays, slot);
+                self.advance_attempts(now, poller, relays, slot);
             }
             _ => {}
         }
     }
 
     /// Opens the socket of a UDP flow.
-    fn open_port<R: Relays<Id = Id>>(
+    fn open_udp_flow<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         relays: &mut R,
         slot: usize,
         addresses: &[SocketAddr],
-        early: Early,
+        early: EarlyPayloads,
     ) {
-        let port = match Port::open(now, poller, self.token(slot, 0), addresses, early) {
-            Ok(port) => port,
+        let flow = match UdpFlow::open(now, poller, self.token(slot, 0), addresses, early) {
+            Ok(flow) => flow,
             Err((failure, error)) => return self.fail(now, relays, slot, failure, error),
         };
-        self.arm(slot, port.expires());
+        self.set_timer(slot, flow.expires());
         let relay = &mut self.table[slot];
-        relay.stage = Stage::Udp(port);
-        self.open_udp += 1;
+        relay.stage = Stage::Udp(flow);
+        self.open_udp_flows += 1;
         tracing::debug!(id = ?relay.id, to = %relay.to, user = relay.permit.user(), "carries UDP");
         relays.opened(now, relay.id);
     }
 
     /// Begins what is to begin of a relay's attempts.
-    fn advance<R: Relays<Id = Id>>(&mut self, now: Instant, poller: &Poller, relays: &mut R, slot: usize) {
+    fn advance_attempts<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        relays: &mut R,
+        slot: usize,
+    ) {
         let token = self.token(slot, 0);
         let relay = &mut self.table[slot];
         let Stage::Connecting(until, attempts) = &mut relay.stage else { return };
         let with_number = |number| token | u64::from(number) << SLOT_BITS;
         match attempts.advance(now, poller, &relay.permit, with_number) {
-            Standing::Failed(failure, reason) => self.fail(now, relays, slot, failure, reason),
-            Standing::Open => {
+            AttemptsState::Failed(failure, reason) => self.fail(now, relays, slot, failure, reason),
+            AttemptsState::InProgress => {
                 let due = attempts.poll_timeout().map_or(*until, |next| next.min(*until));
-                self.arm(slot, due);
+                self.set_timer(slot, due);
             }
         }
     }
 
     /// The connection stands.
-    fn stands<R: Relays<Id = Id>>(
+    fn on_connected<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -484,57 +497,71 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
     ) {
         let relay = &mut self.table[slot];
         // The other attempts end here.
-        relay.stage = Stage::Open(Pipe::new(now, socket, token, Interest::Write));
-        self.open += 1;
+        relay.stage = Stage::Open(Splice::new(now, socket, token, Interest::Write));
+        self.open_connections += 1;
         let id = relay.id;
         tracing::debug!(?id, to = %relay.to, user = relay.permit.user(), "connected");
         relays.opened(now, id);
         // The client may have sent its first bytes already.
-        self.pump(now, poller, relays, slot, |pipe, relays, scratch| {
-            pipe.fill_socket(now, relays, id, scratch)
+        self.move_bytes(now, poller, relays, slot, |splice, relays, buffers| {
+            splice.move_to_socket(now, relays, id, buffers)
         });
     }
 
     /// Moves bytes of a connection that stands, and sees what has become of it.
-    fn pump<R: Relays<Id = Id>>(
+    fn move_bytes<R: Relays<Id = Id>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         relays: &mut R,
         slot: usize,
-        moves: impl FnOnce(&mut Pipe, &mut R, &mut Scratch) -> io::Result<()>,
+        transfer: impl FnOnce(&mut Splice, &mut R, &mut SpliceBuffers) -> io::Result<()>,
     ) {
         let relay = &mut self.table[slot];
-        let Stage::Open(pipe) = &mut relay.stage else { return };
-        let moved = moves(pipe, relays, &mut self.scratch).and_then(|()| pipe.watch(poller));
+        let Stage::Open(splice) = &mut relay.stage else { return };
+        let moved = transfer(splice, relays, &mut self.buffers).and_then(|()| splice.update_interest(poller));
         match moved {
-            Err(error) => self.broken(now, relays, slot, &error),
-            Ok(()) if pipe.has_ended() => drop(self.take(slot)),
+            Err(error) => self.abort_relay(now, relays, slot, &error),
+            Ok(()) if splice.has_ended() => drop(self.remove(slot)),
             Ok(()) => {
                 // The timer that is set for a later time finds out by itself; half a connection has less.
-                let expires = pipe.expires();
+                let expires = splice.expires();
                 if expires < relay.due {
-                    self.arm(slot, expires);
+                    self.set_timer(slot, expires);
                 }
             }
         }
     }
 
     /// A connection that stood has broken.
-    fn broken<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, error: &io::Error) {
-        let relay = self.take(slot);
+    fn abort_relay<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        slot: usize,
+        error: &io::Error,
+    ) {
+        let relay = self.remove(slot);
         tracing::debug!(id = ?relay.id, to = %relay.to, %error, "over");
-        if let Stage::Open(pipe) = relay.stage {
-            pipe.reset();
+        if let Stage::Open(splice) = relay.stage {
+            splice.reset();
         }
         relays.abort(now, relay.id);
     }
 
-    fn give_up<R: Relays<Id = Id>>(&mut self, now: Instant, relays: &mut R, slot: usize, reason: &str) {
+    fn fail_timed_out<R: Relays<Id = Id>>(
+        &mut self,
+        now: Instant,
+        relays: &mut R,
+        slot: usize,
+        reason: &str,
+    ) {
         let token = self.token(slot, 0);
         let relay = &self.table[slot];
-        if let (Stage::Naming(_) | Stage::NamingUdp(_), Host::Name(name)) = (&relay.stage, &relay.to.host) {
-            self.names.leave(name, token);
+        if let (Stage::ResolvingTcp(_) | Stage::ResolvingUdp(_), Host::Name(name)) =
+            (&relay.stage, &relay.to.host)
+        {
+            self.name_cache.remove_waiter(name, token);
         }
         self.fail(now, relays, slot, ProxyError::TimedOut, reason);
     }
@@ -548,24 +575,24 @@ impl<Id: Copy + Eq + std::hash::Hash + fmt::Debug> Egress<Id> {
         failure: ProxyError,
         reason: impl fmt::Display,
     ) {
-        let relay = self.take(slot);
+        let relay = self.remove(slot);
         refuse(now, relays, relay.id, &relay.to, failure, reason);
     }
 
     /// Sets the timer of a relay.
-    fn arm(&mut self, slot: usize, due: Instant) {
+    fn set_timer(&mut self, slot: usize, due: Instant) {
         let relay = &mut self.table[slot];
         self.timers.remove(&(relay.due, slot));
         self.timers.insert((due, slot));
         relay.due = due;
     }
 
-    fn take(&mut self, slot: usize) -> Relay<Id> {
+    fn remove(&mut self, slot: usize) -> Relay<Id> {
         let relay = self.table.remove(slot);
         self.slots.remove(&relay.id);
         self.timers.remove(&(relay.due, slot));
-        self.open -= usize::from(matches!(relay.stage, Stage::Open(_)));
-        self.open_udp -= usize::from(matches!(relay.stage, Stage::Udp(_)));
+        self.open_connections -= usize::from(matches!(relay.stage, Stage::Open(_)));
+        self.open_udp_flows -= usize::from(matches!(relay.stage, Stage::Udp(_)));
         relay
     }
 

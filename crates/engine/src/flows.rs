@@ -13,11 +13,11 @@ use mpvpn_packet::{FlowKey, protocol};
 use mpvpn_tunnel::{FlowReport, FlowTransport};
 use mpvpn_types::ClassId;
 
-use crate::pipe::Moved;
+use crate::splice::TransferState;
 
 /// A connection that ends at this process.
 pub(crate) struct Connection<'a> {
-    end: End<'a>,
+    owner: Owner<'a>,
     to: &'a Authority,
     lane: EffectiveFlowMode,
     state: FlowState,
@@ -29,7 +29,7 @@ pub(crate) struct Connection<'a> {
 }
 
 /// Whose it is.
-enum End<'a> {
+enum Owner<'a> {
     /// At a server: that of a client of this user.
     User(&'a str),
     /// At a proxy: that of the app at the other end of this socket.
@@ -43,14 +43,14 @@ impl<'a> Connection<'a> {
         to: &'a Authority,
         lane: EffectiveFlowMode,
         since: Instant,
-        moved: Option<Moved>,
+        transfer: Option<TransferState>,
     ) -> Self {
-        let new = || Self { lane, ..Self::new(End::User(user), to, since) };
-        moved.map_or_else(new, |moved| Self {
-            state: state(moved.stream_ended, moved.socket_ended),
-            up: moved.to_socket,
-            down: moved.from_socket,
-            active: moved.active,
+        let new = || Self { lane, ..Self::new(Owner::User(user), to, since) };
+        transfer.map_or_else(new, |transfer| Self {
+            state: connection_state(transfer.stream_ended, transfer.socket_ended),
+            up: transfer.to_socket,
+            down: transfer.from_socket,
+            active: transfer.last_activity,
             ..new()
         })
     }
@@ -60,28 +60,28 @@ impl<'a> Connection<'a> {
         socket: &'a TcpSocket,
         to: &'a Authority,
         since: Instant,
-        moved: Option<Moved>,
+        transfer: Option<TransferState>,
     ) -> Self {
-        let new = || Self::new(End::App(socket), to, since);
-        moved.map_or_else(new, |moved| Self {
-            state: state(moved.socket_ended, moved.stream_ended),
-            up: moved.from_socket,
-            down: moved.to_socket,
-            active: moved.active,
+        let new = || Self::new(Owner::App(socket), to, since);
+        transfer.map_or_else(new, |transfer| Self {
+            state: connection_state(transfer.socket_ended, transfer.stream_ended),
+            up: transfer.from_socket,
+            down: transfer.to_socket,
+            active: transfer.last_activity,
             ..new()
         })
     }
 
-    fn new(end: End<'a>, to: &'a Authority, since: Instant) -> Self {
+    fn new(owner: Owner<'a>, to: &'a Authority, since: Instant) -> Self {
         let lane = EffectiveFlowMode::Stream;
-        Self { end, to, lane, state: FlowState::Opening, up: 0, down: 0, since, active: since }
+        Self { owner, to, lane, state: FlowState::Opening, up: 0, down: 0, since, active: since }
     }
 
     fn flow(self, now: Instant) -> Flow {
-        let (user, from, why) = match self.end {
-            End::User(user) => (user.to_owned(), String::new(), ""),
+        let (user, from, why) = match self.owner {
+            Owner::User(user) => (user.to_owned(), String::new(), ""),
             // One that is broken has no address any more.
-            End::App(socket) => (
+            Owner::App(socket) => (
                 String::new(),
                 socket.peer_addr().map_or_else(|_| String::new(), |ip| ip.to_string()),
                 "proxy",
@@ -89,7 +89,7 @@ impl<'a> Connection<'a> {
         };
         Flow {
             class: String::new(),
-            protocol: protocol_of(if self.lane == EffectiveFlowMode::Udp {
+            protocol: protocol_name(if self.lane == EffectiveFlowMode::Udp {
                 protocol::UDP
             } else {
                 protocol::TCP
@@ -109,7 +109,7 @@ impl<'a> Connection<'a> {
 }
 
 /// That of a connection that stands, of which these halves have ended.
-fn state(up_ended: bool, down_ended: bool) -> FlowState {
+fn connection_state(up_ended: bool, down_ended: bool) -> FlowState {
     match (up_ended, down_ended) {
         (false, false) => FlowState::Open,
         (true, false) => FlowState::UpEnded,
@@ -119,22 +119,31 @@ fn state(up_ended: bool, down_ended: bool) -> FlowState {
 }
 
 /// The flows of a client with a TUN.
-pub(crate) fn of_tun(now: Instant, reports: Vec<(ClassId, FlowReport)>, config: &ClientConfig) -> FlowList {
-    let flow = |(id, report)| Flow { class: config.class_name(id), ..of_report(now, &report) };
-    list(Role::Client, reports, |(_, report)| report.active, flow)
+pub(crate) fn tun_flows(
+    now: Instant,
+    reports: Vec<(ClassId, FlowReport)>,
+    config: &ClientConfig,
+) -> FlowList {
+    let flow = |(id, report)| Flow { class: config.class_name(id), ..flow_of_report(now, &report) };
+    most_recent(Role::Client, reports, |(_, report)| report.active, flow)
 }
 
 /// The connections of apps at a proxy, or those of clients at a server.
-pub(crate) fn of_connections<'a>(
+pub(crate) fn connection_flows<'a>(
     now: Instant,
     role: Role,
     connections: impl Iterator<Item = Connection<'a>>,
 ) -> FlowList {
-    list(role, connections.collect(), |connection| connection.active, |connection| connection.flow(now))
+    most_recent(
+        role,
+        connections.collect(),
+        |connection| connection.active,
+        |connection| connection.flow(now),
+    )
 }
 
 /// The latest of all, of which only those are written out.
-fn list<T>(
+fn most_recent<T>(
     role: Role,
     mut all: Vec<T>,
     active: impl Fn(&T) -> Instant,
@@ -149,21 +158,21 @@ fn list<T>(
     FlowList { flows: all.into_iter().map(flow).collect(), left_out: left_out as u64, ..FlowList::new(role) }
 }
 
-fn of_report(now: Instant, report: &FlowReport) -> Flow {
+fn flow_of_report(now: Instant, report: &FlowReport) -> Flow {
     let (lane, state) = match report.transport {
-        FlowTransport::Stream(state) => (EffectiveFlowMode::Stream, Some(state_of(state))),
+        FlowTransport::Stream(state) => (EffectiveFlowMode::Stream, Some(proxied_state(state))),
         FlowTransport::Packets => (EffectiveFlowMode::Datagram, None),
         FlowTransport::UdpPayloads => (EffectiveFlowMode::Udp, None),
     };
-    let (from, to) = ends(&report.key);
+    let (from, to) = endpoints(&report.key);
     Flow {
-        protocol: protocol_of(report.key.protocol),
+        protocol: protocol_name(report.key.protocol),
         user: String::new(),
         class: String::new(),
         from,
         to,
         mode: lane,
-        why: why(report.why),
+        why: reason_text(report.why),
         state,
         up_bytes: report.up,
         down_bytes: report.down,
@@ -172,7 +181,7 @@ fn of_report(now: Instant, report: &FlowReport) -> Flow {
     }
 }
 
-fn state_of(state: State) -> FlowState {
+fn proxied_state(state: State) -> FlowState {
     match state {
         State::Opening => FlowState::Opening,
         State::Open => FlowState::Open,
@@ -182,7 +191,7 @@ fn state_of(state: State) -> FlowState {
     }
 }
 
-fn why(why: Why) -> String {
+fn reason_text(why: Why) -> String {
     match why {
         Why::Rule(number) => return format!("rule {number}"),
         Why::Mode => "lane option",
@@ -197,7 +206,7 @@ fn why(why: Why) -> String {
     .to_owned()
 }
 
-fn protocol_of(number: u8) -> String {
+fn protocol_name(number: u8) -> String {
     match number {
         protocol::TCP => "tcp".to_owned(),
         protocol::UDP => "udp".to_owned(),
@@ -207,7 +216,7 @@ fn protocol_of(number: u8) -> String {
 }
 
 /// Addresses, with ports where the protocol has them.
-fn ends(key: &FlowKey) -> (String, String) {
+fn endpoints(key: &FlowKey) -> (String, String) {
     match key.protocol {
         protocol::TCP | protocol::UDP => (key.source().to_string(), key.destination().to_string()),
         _ => (key.src.to_string(), key.dst.to_string()),
@@ -250,7 +259,7 @@ mod tests {
         let now = start + Duration::from_secs(1500);
         let config = ClientConfig::new("vpn.example".parse().unwrap(), Trust::Insecure);
         let reports = (1..=1500).map(|number| (ClassId(1), report(number)));
-        let list = of_tun(now, reports.collect(), &config);
+        let list = tun_flows(now, reports.collect(), &config);
         assert_eq!(list.flows[0].class, "critical");
         assert_eq!((list.flows.len(), list.left_out), (FlowList::MAX_FLOWS, 500));
         assert!(list.flows.iter().zip(0..).all(|(flow, at)| flow.idle_s == f64::from(at)));

@@ -15,7 +15,7 @@ use h2::{Reason, RecvStream, SendStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Bytes handed over at a time: more of one stream would hold up the others.
-const PIECE: usize = 64 << 10;
+const MAX_WRITE_BYTES: usize = 64 << 10;
 
 /// Both halves.
 #[derive(Debug)]
@@ -41,11 +41,11 @@ impl H2Stream {
 
     /// Ready when the peer has reset the stream or the connection is over, though nobody reads or writes.
     pub(crate) fn poll_reset(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        // Of a stream that has ended in this direction nothing is told any more.
+        // Of a stream that has ended in this direction nothing is reset any more.
         if self.finished {
             return Poll::Pending;
         }
-        self.send.poll_reset(cx).map(|told| told.map_or_else(broken, |reason| broken(reason.into())))
+        self.send.poll_reset(cx).map(|reset| reset.map_or_else(io_error, |reason| io_error(reason.into())))
     }
 }
 
@@ -58,7 +58,7 @@ impl AsyncRead for H2Stream {
         while self.unread.is_empty() {
             match ready!(self.receive.poll_data(cx)) {
                 Some(Ok(data)) => self.unread = data,
-                Some(Err(error)) => return Poll::Ready(Err(broken(error))),
+                Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
                 None => return Poll::Ready(Ok(())),
             }
         }
@@ -76,8 +76,8 @@ impl AsyncWrite for H2Stream {
         if data.is_empty() {
             return Poll::Ready(Ok(0));
         }
-        let count = ready!(poll_room(&mut self.send, cx, data.len()))?;
-        self.send.send_data(Bytes::copy_from_slice(&data[..count]), false).map_err(broken)?;
+        let count = ready!(poll_capacity(&mut self.send, cx, data.len()))?;
+        self.send.send_data(Bytes::copy_from_slice(&data[..count]), false).map_err(io_error)?;
         Poll::Ready(Ok(count))
     }
 
@@ -89,7 +89,7 @@ impl AsyncWrite for H2Stream {
     fn poll_shutdown(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !self.finished {
             self.finished = true;
-            self.send.send_data(Bytes::new(), true).map_err(broken)?;
+            self.send.send_data(Bytes::new(), true).map_err(io_error)?;
         }
         Poll::Ready(Ok(()))
     }
@@ -103,42 +103,42 @@ impl Drop for H2Stream {
     }
 }
 
-/// Waits for room to write some of `wanted` bytes, more than none: how many may be written.
+/// Waits for room to write some of `requested` bytes, more than none: how many may be written.
 ///
 /// # Errors
 /// Why the stream takes nothing any more.
-pub(crate) fn poll_room(
+pub(crate) fn poll_capacity(
     send: &mut SendStream<Bytes>,
     cx: &mut Context<'_>,
-    wanted: usize,
+    requested: usize,
 ) -> Poll<io::Result<usize>> {
-    let wanted = wanted.min(PIECE);
-    send.reserve_capacity(wanted);
+    let requested = requested.min(MAX_WRITE_BYTES);
+    send.reserve_capacity(requested);
     loop {
-        // Only more room than there was is told of.
+        // Only more room than there was is reset of.
         match send.capacity() {
             0 => {}
-            room => return Poll::Ready(Ok(room.min(wanted))),
+            capacity => return Poll::Ready(Ok(capacity.min(requested))),
         }
         match ready!(send.poll_capacity(cx)) {
             Some(Ok(_)) => {}
-            Some(Err(error)) => return Poll::Ready(Err(broken(error))),
-            None => return Poll::Ready(Err(closed(send, cx))),
+            Some(Err(error)) => return Poll::Ready(Err(io_error(error))),
+            None => return Poll::Ready(Err(close_error(send, cx))),
         }
     }
 }
 
 /// Why a stream takes nothing any more.
-fn closed(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> io::Error {
+fn close_error(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> io::Error {
     match send.poll_reset(cx) {
-        Poll::Ready(Ok(reason)) => broken(reason.into()),
-        Poll::Ready(Err(error)) => broken(error),
+        Poll::Ready(Ok(reason)) => io_error(reason.into()),
+        Poll::Ready(Err(error)) => io_error(error),
         Poll::Pending => io::ErrorKind::BrokenPipe.into(),
     }
 }
 
 /// The error for who reads and writes.
-fn broken(error: h2::Error) -> io::Error {
+fn io_error(error: h2::Error) -> io::Error {
     match error.is_io() {
         true => error.into_io().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()),
         false => io::Error::new(io::ErrorKind::ConnectionReset, error),

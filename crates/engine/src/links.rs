@@ -1,8 +1,8 @@
 //! The links of a client: which interfaces they are, and whether they can carry packets.
 
-mod footing;
-mod inside;
-mod seen;
+mod bind_options;
+mod source;
+mod tcp_sockets;
 
 use std::{
     collections::BTreeMap,
@@ -24,21 +24,21 @@ use mpvpn_types::{ClassId, LinkId};
 
 use crate::{
     EngineError,
-    policies::{Meter, Meters, Policies},
-    turn::SOCKETS,
-    wire::{SOCKET_BUFFER, Wire},
+    event_loop::FIRST_SOCKET_TOKEN,
+    packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
+    policies::{LinkMeter, LinkMeters, LinkPolicies},
 };
-pub(crate) use footing::Footing;
-pub use seen::GivenLink;
-use seen::{Seen, Source};
+pub(crate) use bind_options::BindOptions;
+pub use source::GivenLink;
+use source::{InterfaceSnapshot, LinkSource};
 
 /// The word for "every interface with a default route".
 const AUTO: &str = "auto";
 /// The largest UDP payload that is ever used (bytes): a packet of IP has room for little more.
-pub(crate) const LARGEST_PAYLOAD: u16 = 65_000;
+pub(crate) const MAX_UDP_PAYLOAD: u16 = 65_000;
 /// Headers of IP and UDP (bytes).
-pub(crate) const IPV4_UDP: u32 = 28;
-pub(crate) const IPV6_UDP: u32 = 48;
+pub(crate) const IPV4_UDP_HEADER_BYTES: u32 = 28;
+pub(crate) const IPV6_UDP_HEADER_BYTES: u32 = 48;
 
 /// One link, or one of several pipes of a link: they differ in their sockets only.
 #[derive(Debug)]
@@ -49,16 +49,16 @@ pub(crate) struct Link {
     pub(crate) mtu: u32,
     /// Where the server is, seen from here; set while the link can carry packets.
     pub(crate) remote: Option<SocketAddr>,
-    pub(crate) wire: Option<Wire>,
+    pub(crate) socket: Option<BufferedUdpSocket>,
     /// The address that the socket is bound to, where it could not be bound to the device.
     bound: Option<IpAddr>,
-    pub(crate) meter: Meter,
+    pub(crate) meter: LinkMeter,
     /// Why it cannot be used.
     pub(crate) reason: &'static str,
     /// How many pipes the link has over UDP.
     pub(crate) pipes: u8,
     /// Its interface can carry packets, wherever the server is.
-    pub(crate) ready: bool,
+    pub(crate) has_carrier: bool,
 }
 
 /// What changed about a link.
@@ -77,7 +77,7 @@ pub type Protect = Arc<dyn Fn(BorrowedFd<'_>, &str) -> bool + Send + Sync>;
 
 /// What the sockets of links stand on.
 #[derive(Clone, Default)]
-pub(crate) struct Ground {
+pub(crate) struct LinkSocketOptions {
     /// Interfaces that are no links.
     pub(crate) tuns: Vec<String>,
     /// The mark of the tunnel's own packets, which needs privilege.
@@ -89,15 +89,15 @@ pub(crate) struct Ground {
     pub(crate) events: EventSender,
 }
 
-impl Ground {
+impl LinkSocketOptions {
     /// What sockets of a link with these addresses stand on; whether the app told of it.
-    fn footing(&self, name: &str, addresses: &[IpAddr], is_given: bool) -> Footing {
-        Footing {
+    fn bind_options(&self, name: &str, addresses: &[IpAddr], is_from_app: bool) -> BindOptions {
+        BindOptions {
             name: name.to_owned(),
             addresses: addresses.to_vec(),
             mark: self.mark,
             protect: self.protect.clone(),
-            is_given,
+            is_from_app,
         }
     }
 }
@@ -105,9 +105,9 @@ impl Ground {
 /// All links of a client.
 pub(crate) struct Links {
     names: Vec<String>,
-    meters: Meters,
-    ground: Ground,
-    source: Source,
+    meters: LinkMeters,
+    socket_options: LinkSocketOptions,
+    source: LinkSource,
     pub(crate) links: BTreeMap<LinkId, Link>,
     remotes: Vec<SocketAddr>,
     /// The classes that have sockets of their own, the default one first.
@@ -127,18 +127,18 @@ impl Links {
     pub(crate) fn new(
         names: &[String],
         classes: Vec<LinkClass>,
-        meters: &Meters,
-        mut ground: Ground,
+        meters: &LinkMeters,
+        mut socket_options: LinkSocketOptions,
         poller: &Poller,
     ) -> Result<Self, EngineError> {
-        let source = match ground.given.take() {
-            Some(given) => Source::App(given),
-            None => Source::kernel(poller)?,
+        let source = match socket_options.given.take() {
+            Some(given) => LinkSource::App(given),
+            None => LinkSource::kernel(poller)?,
         };
         let mut links = Self {
             names: names.to_vec(),
             meters: meters.clone(),
-            ground,
+            socket_options,
             source,
             links: BTreeMap::new(),
             remotes: Vec::new(),
@@ -161,12 +161,12 @@ impl Links {
         // Names may come and go without end where a pattern fits them all.
         if number < LinkId::MAX_UPLINKS && !self.uplinks().any(|(_, link)| link.name == name) {
             self.insert(LinkId(number), name, 1);
-            self.insert_classes(LinkId(number), name);
+            self.insert_class_sockets(LinkId(number), name);
         }
     }
 
     /// Gives a link a socket for each class that has none there.
-    fn insert_classes(&mut self, uplink: LinkId, name: &str) {
+    fn insert_class_sockets(&mut self, uplink: LinkId, name: &str) {
         for class in self.classes.clone() {
             let id = uplink.with_class(class.id);
             if !self.links.contains_key(&id) {
@@ -182,13 +182,13 @@ impl Links {
         self.links.retain(|id, _| mark(&classes, id.class()).is_some());
         for (id, link) in &mut self.links {
             if !id.is_tcp() && mark(&self.classes, id.class()) != mark(&classes, id.class()) {
-                link.wire = None;
+                link.socket = None;
             }
         }
         self.classes = classes;
         let uplinks: Vec<_> = self.uplinks().map(|(id, link)| (id, link.name.clone())).collect();
         for (id, name) in uplinks {
-            self.insert_classes(id, &name);
+            self.insert_class_sockets(id, &name);
         }
     }
 
@@ -199,12 +199,12 @@ impl Links {
             addresses: Vec::new(),
             mtu: 1500,
             remote: None,
-            wire: None,
+            socket: None,
             bound: None,
             meter: self.meters.of(name),
             reason: "not looked at yet",
             pipes,
-            ready: false,
+            has_carrier: false,
         };
         self.links.insert(id, link);
     }
@@ -215,14 +215,14 @@ impl Links {
     }
 
     /// Whether a link still has this pipe.
-    pub(crate) fn has(&self, id: LinkId) -> bool {
+    pub(crate) fn has_pipe(&self, id: LinkId) -> bool {
         self.links.get(&id.uplink()).is_some_and(|link| id.path_index() < link.pipes || id.is_tcp())
     }
 
     /// What other sockets of a link stand on.
-    pub(crate) fn footing(&self, id: LinkId) -> Option<Footing> {
+    pub(crate) fn bind_options(&self, id: LinkId) -> Option<BindOptions> {
         let link = self.links.get(&id.uplink())?;
-        Some(self.ground.footing(&link.name, &link.addresses, self.source.is_given()))
+        Some(self.socket_options.bind_options(&link.name, &link.addresses, self.source.is_from_app()))
     }
 
     /// The server's addresses, best first.
@@ -236,22 +236,26 @@ impl Links {
     }
 
     /// The app knows other links now, which take the place of all that were known before.
-    pub(crate) fn give(&mut self, poller: &Poller, given: Vec<GivenLink>) -> Result<(), EngineError> {
-        if let Source::Kernel { monitor, .. } = &self.source {
+    pub(crate) fn set_app_links(
+        &mut self,
+        poller: &Poller,
+        given: Vec<GivenLink>,
+    ) -> Result<(), EngineError> {
+        if let LinkSource::Kernel { monitor, .. } = &self.source {
             poller.remove(monitor).map_err(EngineError::io("stop watching the network"))?;
         }
-        self.source = Source::App(given);
+        self.source = LinkSource::App(given);
         Ok(())
     }
 
     /// Reads all news; returns whether anything has changed that matters.
-    pub(crate) fn news(&mut self) -> bool {
+    pub(crate) fn read_kernel_events(&mut self) -> bool {
         let is_auto = self.is_auto();
-        let Source::Kernel { monitor, .. } = &mut self.source else { return false };
+        let LinkSource::Kernel { monitor, .. } = &mut self.source else { return false };
         let mut matters = false;
         while let Ok(Some(event)) = monitor.next() {
             matters |= match event {
-                Event::Link { name, .. } => !self.ground.tuns.contains(&name),
+                Event::Link { name, .. } => !self.socket_options.tuns.contains(&name),
                 Event::Route { route, .. } => is_auto && route.is_default(),
                 Event::Address { .. } | Event::Overrun => true,
             };
@@ -263,49 +267,49 @@ impl Links {
     pub(crate) fn rescan(
         &mut self,
         poller: &Poller,
-        policies: &Policies,
+        policies: &LinkPolicies,
     ) -> Result<Vec<LinkChange>, EngineError> {
         if self.is_auto()
-            && let Source::Kernel { netlink, .. } = &mut self.source
+            && let LinkSource::Kernel { netlink, .. } = &mut self.source
         {
-            let tuns: Vec<&str> = self.ground.tuns.iter().map(String::as_str).collect();
+            let tuns: Vec<&str> = self.socket_options.tuns.iter().map(String::as_str).collect();
             for name in netlink.default_route_interfaces(&tuns)? {
                 self.add(&name);
             }
         }
-        let seen = self.source.look()?;
-        for info in seen.infos.iter().filter(|info| !info.loopback) {
-            let meant = |name: &String| {
-                is_pattern(name) && is_match(name, &info.name) || seen.is_given() && name == AUTO
+        let snapshot = self.source.snapshot()?;
+        for info in snapshot.infos.iter().filter(|info| !info.loopback) {
+            let is_selected = |name: &String| {
+                is_pattern(name) && is_match(name, &info.name) || snapshot.is_from_app() && name == AUTO
             };
-            if !self.ground.tuns.contains(&info.name) && self.names.iter().any(meant) {
+            if !self.socket_options.tuns.contains(&info.name) && self.names.iter().any(is_selected) {
                 self.add(&info.name);
             }
         }
         let uplinks: Vec<LinkId> = self.uplinks().map(|(id, _)| id).collect();
         let mut changes = Vec::new();
         for id in uplinks {
-            let change = self.look_at(id, &seen, poller, policies);
+            let change = self.update_link(id, &snapshot, poller, policies);
             if matches!(change, Some(LinkChange::Up(..))) {
                 let index = self.links.get(&id).and_then(|link| link.index);
                 self.source.flush_unresolved_neighbours(index);
             }
             changes.extend(change);
-            self.count_pipes(id, policies);
+            self.apply_pipe_count(id, policies);
         }
         let is_pipe = |id: &LinkId| *id != id.uplink() && !id.is_tcp();
         let pipes: Vec<LinkId> = self.links.keys().copied().filter(is_pipe).collect();
         for id in pipes {
-            changes.extend(match self.has(id) {
-                true => self.look_at(id, &seen, poller, policies),
-                false => self.close(id),
+            changes.extend(match self.has_pipe(id) {
+                true => self.update_link(id, &snapshot, poller, policies),
+                false => self.close_pipe(id),
             });
         }
         Ok(changes)
     }
 
     /// Gives a link the pipes that it is to have. Without an address nothing can be said about that.
-    fn count_pipes(&mut self, id: LinkId, policies: &Policies) {
+    fn apply_pipe_count(&mut self, id: LinkId, policies: &LinkPolicies) {
         let Some(link) = self.links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
         link.pipes = policies.pipes(&link.name).open;
         let (name, count) = (link.name.clone(), link.pipes);
@@ -318,25 +322,25 @@ impl Links {
         }
     }
 
-    fn close(&mut self, id: LinkId) -> Option<LinkChange> {
+    fn close_pipe(&mut self, id: LinkId) -> Option<LinkChange> {
         let link = self.links.get_mut(&id)?;
-        link.wire = None;
+        link.socket = None;
         link.remote.take().map(|_| LinkChange::Gone(id))
     }
 
-    fn look_at(
+    fn update_link(
         &mut self,
         id: LinkId,
-        seen: &Seen,
+        snapshot: &InterfaceSnapshot,
         poller: &Poller,
-        policies: &Policies,
+        policies: &LinkPolicies,
     ) -> Option<LinkChange> {
         let link = self.links.get_mut(&id)?;
-        let info = seen.info(&link.name);
-        let own = info.map(|info| seen.addresses(info)).unwrap_or_default();
-        let reached = |remote: &&SocketAddr| info.is_some_and(|info| seen.reaches(info, &own, **remote));
+        let info = snapshot.info(&link.name);
+        let own = info.map(|info| snapshot.addresses(info)).unwrap_or_default();
+        let reached = |remote: &&SocketAddr| info.is_some_and(|info| snapshot.reaches(info, &own, **remote));
         let remote = self.remotes.iter().find(reached).copied();
-        link.ready = info.is_some_and(|info| info.up && info.carrier) && !own.is_empty();
+        link.has_carrier = info.is_some_and(|info| info.up && info.carrier) && !own.is_empty();
         link.reason = match (info, remote) {
             (None, _) => "no such interface",
             (Some(info), _) if !info.up => "switched off",
@@ -355,27 +359,28 @@ impl Links {
             if info.is_none() {
                 // The socket is bound to a device that is gone.
                 link.index = None;
-                link.wire = None;
+                link.socket = None;
             }
             return was_up.then_some(LinkChange::Down(id));
         }
         let index = info.map(|info| info.index);
         let remote = remote?;
         let family = |remote: SocketAddr| remote.is_ipv4();
-        let rebind = link.wire.is_none()
+        let rebind = link.socket.is_none()
             || link.index != index
-            || seen.is_given() && before.2 != link.addresses
+            || snapshot.is_from_app() && before.2 != link.addresses
             || link.bound.is_some_and(|ip| !link.addresses.contains(&ip))
             || before.1.is_some_and(|old| family(old) != family(remote));
         if rebind {
-            link.wire = None;
+            link.socket = None;
             let class = self.classes.iter().find(|class| class.id == id.class());
             let dscp = class.and_then(|class| class.dscp).unwrap_or(policies.of(&link.name).dscp);
-            let footing = self.ground.footing(&link.name, &link.addresses, seen.is_given());
-            match bind(&footing, remote, dscp, poller, id) {
-                Ok((wire, bound)) => (link.wire, link.bound) = (Some(wire), bound),
+            let bind_options =
+                self.socket_options.bind_options(&link.name, &link.addresses, snapshot.is_from_app());
+            match bind(&bind_options, remote, dscp, poller, id) {
+                Ok((socket, bound)) => (link.socket, link.bound) = (Some(socket), bound),
                 Err(error) => {
-                    self.ground.events.report(events::Event::LinkUnusable {
+                    self.socket_options.events.report(events::Event::LinkUnusable {
                         link: link.name.as_str().into(),
                         reason: ShortText::of(&error),
                     });
@@ -394,14 +399,14 @@ impl Links {
     }
 
     /// The largest UDP payload that any link could carry (bytes).
-    pub(crate) fn max_payload(&mut self) -> u16 {
-        let infos = self.source.look().map(|seen| seen.infos).unwrap_or_default();
+    pub(crate) fn max_udp_payload(&mut self) -> u16 {
+        let infos = self.source.snapshot().map(|snapshot| snapshot.infos).unwrap_or_default();
         let auto = self.is_auto();
-        let largest = infos
+        let max_mtu = infos
             .iter()
             .filter(|info| {
                 if auto {
-                    !info.loopback && !self.ground.tuns.contains(&info.name) && info.up
+                    !info.loopback && !self.socket_options.tuns.contains(&info.name) && info.up
                 } else {
                     self.names.iter().any(|name| is_match(name, &info.name))
                 }
@@ -410,13 +415,13 @@ impl Links {
             .max()
             .unwrap_or(1500);
         // IPv6 finds its lower limit by probing.
-        largest_payload(largest, IPV4_UDP)
+        max_udp_payload(max_mtu, IPV4_UDP_HEADER_BYTES)
     }
 }
 
 /// The largest UDP payload that an interface could carry beside so many bytes of headers (bytes).
-pub(crate) fn largest_payload(mtu: u32, headers: u32) -> u16 {
-    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, LARGEST_PAYLOAD)
+pub(crate) fn max_udp_payload(mtu: u32, headers: u32) -> u16 {
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX).clamp(1200, MAX_UDP_PAYLOAD)
 }
 
 fn is_pattern(name: &str) -> bool {
@@ -425,30 +430,30 @@ fn is_pattern(name: &str) -> bool {
 
 /// A UDP socket for a link, and its address if it is bound to that.
 fn bind(
-    footing: &Footing,
+    bind_options: &BindOptions,
     remote: SocketAddr,
     dscp: u8,
     poller: &Poller,
     id: LinkId,
-) -> Result<(Wire, Option<IpAddr>), EngineError> {
+) -> Result<(BufferedUdpSocket, Option<IpAddr>), EngineError> {
     let any =
         if remote.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = |device: Option<&str>, local: Option<IpAddr>| {
         UdpSocket::bind(&UdpOptions {
             device: device.map(str::to_owned),
-            mark: footing.mark,
-            recv_buffer: Some(SOCKET_BUFFER),
-            send_buffer: Some(SOCKET_BUFFER),
+            mark: bind_options.mark,
+            recv_buffer: Some(SOCKET_BUFFER_BYTES),
+            send_buffer: Some(SOCKET_BUFFER_BYTES),
             dscp,
             ..UdpOptions::new(SocketAddr::new(local.unwrap_or(any), 0))
         })
     };
-    let (socket, bound) = footing.stand(remote, socket, OsError::errno)?;
-    if !footing.is_protected(socket.as_fd()) {
+    let (socket, bound) = bind_options.bind_socket(remote, socket, OsError::errno)?;
+    if !bind_options.is_protected(socket.as_fd()) {
         return Err(EngineError::Unprotected);
     }
     poller
-        .add(&socket, SOCKETS + u64::from(id.0), Interest::Read)
+        .add(&socket, FIRST_SOCKET_TOKEN + u64::from(id.0), Interest::Read)
         .map_err(EngineError::io("watch a socket"))?;
-    Ok((Wire::new(socket), bound))
+    Ok((BufferedUdpSocket::new(socket), bound))
 }

@@ -16,25 +16,25 @@ use mpvpn_types::{BitRate, ByteSize, Tier, Transport};
 
 /// The policies of all links, by the names of interfaces.
 #[derive(Clone, Debug)]
-pub(crate) struct Policies {
+pub(crate) struct LinkPolicies {
     configured: Vec<LinkConfig>,
     changed: BTreeMap<String, LinkConfig>,
     /// Links whose quota is used up, and until when.
-    spent: BTreeMap<String, (ByteSize, Day)>,
+    exhausted_quotas: BTreeMap<String, (ByteSize, Day)>,
     /// Connections that share what a link may carry.
-    shares: u64,
+    connection_count: u64,
     /// What was found for links whose number of pipes nobody has said.
-    pipes: BTreeMap<String, PipeCount>,
+    auto_pipes: BTreeMap<String, PipeCount>,
 }
 
-impl Policies {
+impl LinkPolicies {
     pub(crate) fn new(configured: &[LinkConfig]) -> Self {
         Self {
             configured: configured.to_vec(),
             changed: BTreeMap::new(),
-            spent: BTreeMap::new(),
-            shares: 1,
-            pipes: BTreeMap::new(),
+            exhausted_quotas: BTreeMap::new(),
+            connection_count: 1,
+            auto_pipes: BTreeMap::new(),
         }
     }
 
@@ -51,17 +51,17 @@ impl Policies {
 
     /// Says something else about all links, and forgets what was said of single ones; whether that is news.
     pub(crate) fn configure(&mut self, links: &[LinkConfig]) -> bool {
-        let news = self.configured != links || !self.changed.is_empty();
+        let changed = self.configured != links || !self.changed.is_empty();
         self.configured = links.to_vec();
         self.changed.clear();
-        news
+        changed
     }
 
     /// Notes whether the quota of a link is used up; whether that is news.
-    pub(crate) fn set_spent(&mut self, name: &str, spent: Option<(ByteSize, Day)>) -> bool {
+    pub(crate) fn set_quota_exhausted(&mut self, name: &str, spent: Option<(ByteSize, Day)>) -> bool {
         let before = match spent {
-            Some(spent) => self.spent.insert(name.to_owned(), spent),
-            None => self.spent.remove(name),
+            Some(spent) => self.exhausted_quotas.insert(name.to_owned(), spent),
+            None => self.exhausted_quotas.remove(name),
         };
         before != spent
     }
@@ -70,7 +70,7 @@ impl Policies {
     pub(crate) fn pipes(&self, name: &str) -> PipeCount {
         match self.of(name).pipes.unwrap_or_default() {
             Pipes::Count(count) => PipeCount::all(count.clamp(1, Pipes::MAX)),
-            Pipes::Auto => self.pipes.get(name).copied().unwrap_or(PipeCount::all(1)),
+            Pipes::Auto => self.auto_pipes.get(name).copied().unwrap_or(PipeCount::all(1)),
         }
     }
 
@@ -80,29 +80,29 @@ impl Policies {
     }
 
     /// Whether the number of pipes is to be found out.
-    pub(crate) fn is_auto(&self, name: &str) -> bool {
+    pub(crate) fn has_auto_pipes(&self, name: &str) -> bool {
         self.of(name).pipes == Some(Pipes::Auto)
     }
 
     /// Notes how many pipes a link is to have if nobody has said that; whether that is news.
-    pub(crate) fn find_pipes(&mut self, name: &str, count: PipeCount) -> bool {
-        self.pipes.insert(name.to_owned(), count).unwrap_or(PipeCount::all(1)) != count
+    pub(crate) fn set_auto_pipes(&mut self, name: &str, count: PipeCount) -> bool {
+        self.auto_pipes.insert(name.to_owned(), count).unwrap_or(PipeCount::all(1)) != count
     }
 
     /// Sets how many connections there are; whether that is news.
-    pub(crate) fn set_shares(&mut self, shares: usize) -> bool {
-        let shares = shares.max(1) as u64;
-        std::mem::replace(&mut self.shares, shares) != shares
+    pub(crate) fn set_connection_count(&mut self, connections: usize) -> bool {
+        let connections = connections.max(1) as u64;
+        std::mem::replace(&mut self.connection_count, connections) != connections
     }
 
     /// When a link is used, as things are.
     pub(crate) fn tier(&self, name: &str) -> Tier {
-        if self.spent.contains_key(name) { Tier::Never } else { self.of(name).tier }
+        if self.exhausted_quotas.contains_key(name) { Tier::Never } else { self.of(name).tier }
     }
 
     /// Why a link is never used; empty if it is.
-    pub(crate) fn why_never(&self, name: &str) -> String {
-        match self.spent.get(name) {
+    pub(crate) fn never_reason(&self, name: &str) -> String {
+        match self.exhausted_quotas.get(name) {
             _ if self.of(name).tier == Tier::Never => "as configured".to_owned(),
             Some((quota, until)) => format!("the quota of {quota} is used up until {until}"),
             None => String::new(),
@@ -112,57 +112,57 @@ impl Policies {
     /// What one connection is to do with a link.
     pub(crate) fn policy(&self, name: &str) -> LinkPolicy {
         let link = self.of(name).policy();
-        let share = |rate: BitRate| BitRate::from_bps(rate.bps() / self.shares);
+        let share = |rate: BitRate| BitRate::from_bps(rate.bps() / self.connection_count);
         LinkPolicy { tier: self.tier(name), up: link.up.map(share), down: link.down.map(share), ..link }
     }
 }
 
 /// Counts what each link carries, whichever thread sends and receives it: bytes of IP packets.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meters(Arc<Mutex<BTreeMap<String, Meter>>>);
+pub(crate) struct LinkMeters(Arc<Mutex<BTreeMap<String, LinkMeter>>>);
 
 /// What one link has carried since the start, whatever paths it had.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meter(Arc<Carried>);
+pub(crate) struct LinkMeter(Arc<MeterCounters>);
 
 #[derive(Debug, Default)]
-struct Carried {
+struct MeterCounters {
     /// IP packets, in both directions.
-    whole: AtomicU64,
+    ip_packet_bytes: AtomicU64,
     /// UDP payloads sent, and received.
-    payloads: [AtomicU64; 2],
+    udp_payload_bytes: [AtomicU64; 2],
 }
 
 /// Which way something goes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Way {
+pub(crate) enum Direction {
     Sent,
     Received,
 }
 
-impl Meters {
-    pub(crate) fn of(&self, name: &str) -> Meter {
+impl LinkMeters {
+    pub(crate) fn of(&self, name: &str) -> LinkMeter {
         let mut meters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         meters.entry(name.to_owned()).or_default().clone()
     }
 }
 
-impl Meter {
+impl LinkMeter {
     /// Counts UDP payloads to or from an IPv4 or IPv6 address.
-    pub(crate) fn count(&self, way: Way, payload: usize, datagrams: usize, v4: bool) {
-        let header = if v4 { 28 } else { 48 };
-        self.0.whole.fetch_add((payload + datagrams * header) as u64, Relaxed);
-        self.0.payloads[way as usize].fetch_add(payload as u64, Relaxed);
+    pub(crate) fn count(&self, direction: Direction, payload: usize, datagrams: usize, is_ipv4: bool) {
+        let header = if is_ipv4 { 28 } else { 48 };
+        self.0.ip_packet_bytes.fetch_add((payload + datagrams * header) as u64, Relaxed);
+        self.0.udp_payload_bytes[direction as usize].fetch_add(payload as u64, Relaxed);
     }
 
     /// Bytes of IP packets, in both directions.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.0.whole.load(Relaxed)
+    pub(crate) fn ip_bytes(&self) -> u64 {
+        self.0.ip_packet_bytes.load(Relaxed)
     }
 
     /// Bytes of UDP payloads that went this way.
-    pub(crate) fn payload(&self, way: Way) -> u64 {
-        self.0.payloads[way as usize].load(Relaxed)
+    pub(crate) fn payload_bytes(&self, direction: Direction) -> u64 {
+        self.0.udp_payload_bytes[direction as usize].load(Relaxed)
     }
 }
 
@@ -170,10 +170,10 @@ impl Meter {
 mod tests {
     use super::*;
 
-    fn policies() -> Policies {
+    fn policies() -> LinkPolicies {
         let link = |name: &str, tier| LinkConfig { name: name.into(), tier, ..LinkConfig::default() };
         let first = LinkConfig { up: Some(BitRate::from_bps(8_000_000)), ..link("wwan*", Tier::Backup) };
-        Policies::new(&[first, link("wwan0", Tier::Never)])
+        LinkPolicies::new(&[first, link("wwan0", Tier::Never)])
     }
 
     #[test]
@@ -186,28 +186,34 @@ mod tests {
         assert!(policies.configure(&[]) && !policies.configure(&[]));
         assert_eq!(policies.tier("wwan0"), Tier::Primary);
         policies = self::policies();
-        assert!(policies.set_shares(4));
+        assert!(policies.set_connection_count(4));
         assert_eq!(policies.policy("wwan0").up, Some(BitRate::from_bps(2_000_000)));
     }
 
     #[test]
     fn a_link_counts_what_every_socket_of_it_carries() {
-        let meters = Meters::default();
-        meters.of("eth0").count(Way::Sent, 3000, 2, true);
-        meters.of("eth0").count(Way::Received, 100, 1, false);
+        let meters = LinkMeters::default();
+        meters.of("eth0").count(Direction::Sent, 3000, 2, true);
+        meters.of("eth0").count(Direction::Received, 100, 1, false);
         let meter = meters.of("eth0");
-        assert_eq!((meter.payload(Way::Sent), meter.payload(Way::Received)), (3000, 100));
-        assert_eq!((meter.bytes(), meters.of("eth1").bytes()), (3056 + 148, 0));
+        assert_eq!(
+            (meter.payload_bytes(Direction::Sent), meter.payload_bytes(Direction::Received)),
+            (3000, 100)
+        );
+        assert_eq!((meter.ip_bytes(), meters.of("eth1").ip_bytes()), (3056 + 148, 0));
     }
 
     #[test]
     fn a_used_up_quota_is_the_reason() {
         let mut policies = policies();
         let spent = (ByteSize::from_bytes(50_000_000_000), Day::of(1_796_083_200));
-        assert!(policies.set_spent("wwan0", Some(spent)) && !policies.set_spent("wwan0", Some(spent)));
+        assert!(
+            policies.set_quota_exhausted("wwan0", Some(spent))
+                && !policies.set_quota_exhausted("wwan0", Some(spent))
+        );
         assert_eq!(policies.tier("wwan0"), Tier::Never);
-        assert_eq!(policies.why_never("wwan0"), "the quota of 50 GB is used up until 1 December");
-        assert!(policies.set_spent("wwan0", None));
-        assert_eq!((policies.tier("wwan0"), policies.why_never("wwan0").as_str()), (Tier::Backup, ""));
+        assert_eq!(policies.never_reason("wwan0"), "the quota of 50 GB is used up until 1 December");
+        assert!(policies.set_quota_exhausted("wwan0", None));
+        assert_eq!((policies.tier("wwan0"), policies.never_reason("wwan0").as_str()), (Tier::Backup, ""));
     }
 }

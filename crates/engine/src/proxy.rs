@@ -3,8 +3,8 @@
 //!
 //! UDP of apps (SOCKS5) travels as datagrams.
 //!
-//! In: where to listen, sockets that are ready, what the tunnel tells of streams ([`News`]), time. Out: calls of
-//! [`Tunnel`]. `socks5` and `http` understand what apps want, [`Pipe`] moves bytes, `associate` datagrams.
+//! In: where to listen, sockets that are ready, what the tunnel tells of streams ([`StreamEvent`]), time. Out: calls of
+//! [`ProxyTunnel`]. `socks5` and `http` understand what apps want, [`Splice`] moves bytes, `associate` datagrams.
 //!
 //! Always holds:
 //! - An app gets one answer, which says why if there is no connection; what it sent before comes first of all bytes.
@@ -13,9 +13,9 @@
 //! - Connections are bounded; further ones wait in the kernel.
 //! - A connection whose stream has broken is reset, and the other way round.
 
-mod associate;
+mod associations;
 mod http;
-mod leaving;
+mod refusal;
 mod socks5;
 
 use std::{
@@ -37,39 +37,39 @@ use mpvpn_os::{
 use crate::{
     EngineError,
     flows::Connection,
-    pipe::{ByteStreams, Pipe, Scratch},
+    splice::{ByteStreams, Splice, SpliceBuffers},
 };
-use associate::Associations;
-pub(crate) use associate::Datagrams;
-use leaving::words;
+use associations::Associations;
+pub(crate) use associations::DatagramFlows;
+use refusal::failure_text;
 use socks5::{Reply, Socks5};
 
 /// The tokens of its listeners are this or more.
-pub(crate) const PROXY: u64 = 1 << 20;
+pub(crate) const FIRST_PROXY_TOKEN: u64 = 1 << 20;
 /// Those of its connections are this or more …
-const APPS: u64 = PROXY + (1 << 16);
+const FIRST_APP_TOKEN: u64 = FIRST_PROXY_TOKEN + (1 << 16);
 /// … and less than this.
-const END: u64 = 1 << 32;
+const TOKENS_END: u64 = 1 << 32;
 
 /// An app that has not said after so long what it wants is left.
-const ASKING: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of what it says.
-const HEAD: usize = 16 << 10;
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// A connection that does not stand after so long is given up. The server itself gives up earlier.
-const CONNECTING: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Between two looks for targets of an association that are silent.
-const SWEEP: Duration = Duration::from_secs(30);
+const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(30);
 /// Connections at once.
-const MOST_APPS: usize = 4096;
+const MAX_APPS: usize = 4096;
 /// Descriptors for everything else.
-const RESERVED: u64 = 64;
+const RESERVED_FDS: u64 = 64;
 /// Connections that are accepted a turn.
-const ACCEPTS: usize = 64;
+const MAX_ACCEPTS_PER_EVENT: usize = 64;
 /// With no descriptors left, it is tried again after this time.
-const PAUSE: Duration = Duration::from_millis(200);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(200);
 
 /// Between two lines of the log about that.
-const COMPLAINTS: Duration = Duration::from_secs(30);
+const ACCEPT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
 /// What a listener speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ pub(crate) enum Protocol {
 }
 
 /// What carries the bytes of apps.
-pub(crate) trait Tunnel: ByteStreams + Datagrams {
-    /// Asks for a connection. `None` if there can be none now: [`News::Allowed`] follows.
+pub(crate) trait ProxyTunnel: ByteStreams + DatagramFlows {
+    /// Asks for a connection. `None` if there can be none now: [`StreamEvent::Allowed`] follows.
     fn open(&mut self, to: &Authority) -> Option<Self::Id>;
 
     /// Breaks a stream off; nothing more is told about it.
@@ -89,7 +89,7 @@ pub(crate) trait Tunnel: ByteStreams + Datagrams {
 
 /// What a tunnel tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News<Id> {
+pub(crate) enum StreamEvent<Id> {
     /// Streams that could not be opened may be now.
     Allowed,
     /// The connection stands.
@@ -106,11 +106,11 @@ pub(crate) enum News<Id> {
 
 /// What is to be done about what an app said.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
+enum RequestStep {
     /// It has not said all yet.
-    More,
+    Incomplete,
     /// It waits for this.
-    Say(Bytes),
+    Send(Bytes),
     /// It wants to be connected, and `early` is what the destination gets first.
     Connect { to: Authority, early: BytesMut },
     /// It wants to send and receive datagrams.
@@ -136,25 +136,25 @@ struct App<Id> {
 }
 
 enum Stage<Id> {
-    Asking(Asking),
+    ReadingRequest(RequestReader),
     /// There is no stream for it yet.
-    Waiting(Wish),
-    Connecting(Id, Wish),
-    Open(Id, Pipe),
+    AwaitingStream(PendingConnect),
+    Connecting(Id, PendingConnect),
+    Open(Id, Splice),
     /// It has a socket for its datagrams, with this token, for as long as it does not close this connection.
     Associated(TcpSocket, u64),
-    Leaving(Leaving),
+    Refusing(Refusal),
 }
 
 /// It says what it wants.
-struct Asking {
+struct RequestReader {
     socket: TcpSocket,
     socks5: Socks5,
     bytes: BytesMut,
 }
 
 /// What it wants.
-struct Wish {
+struct PendingConnect {
     socket: TcpSocket,
     /// What it hears when it is connected.
     answer: Bytes,
@@ -163,7 +163,7 @@ struct Wish {
 }
 
 /// It is refused, and reads that.
-struct Leaving {
+struct Refusal {
     socket: TcpSocket,
     answer: Bytes,
 }
@@ -172,20 +172,20 @@ struct Leaving {
 pub(crate) struct Proxy<Id, Flow> {
     listeners: Vec<Listener>,
     /// Whether listeners are watched.
-    listens: bool,
+    is_accepting: bool,
     /// When they are again.
-    resumes: Option<Instant>,
+    accept_again_at: Option<Instant>,
     /// When the log said last that none can be accepted.
-    complained: Option<Instant>,
-    most: usize,
+    last_accept_warning: Option<Instant>,
+    max_apps: usize,
     apps: HashMap<u64, App<Id>>,
     associations: Associations<Flow>,
     tokens: HashMap<Id, u64>,
     timers: BTreeSet<(Instant, u64)>,
     /// Those that wait for a stream, in order.
-    waiting: VecDeque<u64>,
-    last: u64,
-    scratch: Scratch,
+    awaiting_stream: VecDeque<u64>,
+    last_token: u64,
+    buffers: SpliceBuffers,
 }
 
 impl<Id, Flow> Proxy<Id, Flow>
@@ -200,11 +200,11 @@ where
     pub(crate) fn bind(listen: &[(Protocol, SocketAddr)], poller: &Poller) -> Result<Self, EngineError> {
         let files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
-            RESERVED + MOST_APPS as u64
+            RESERVED_FDS + MAX_APPS as u64
         });
-        let room = usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
+        let available_fds = usize::try_from(files.saturating_sub(RESERVED_FDS)).unwrap_or(usize::MAX);
         let mut listeners = Vec::with_capacity(listen.len());
-        for ((protocol, local), token) in listen.iter().zip(PROXY..APPS) {
+        for ((protocol, local), token) in listen.iter().zip(FIRST_PROXY_TOKEN..FIRST_APP_TOKEN) {
             let acceptor = TcpAcceptor::bind(*local)?;
             let local = acceptor.local_addr().unwrap_or(*local);
             poller
@@ -221,47 +221,47 @@ where
         }
         Ok(Self {
             listeners,
-            listens: true,
-            resumes: None,
-            complained: None,
-            most: room.clamp(1, MOST_APPS),
+            is_accepting: true,
+            accept_again_at: None,
+            last_accept_warning: None,
+            max_apps: available_fds.clamp(1, MAX_APPS),
             apps: HashMap::new(),
             associations: Associations::new(),
             tokens: HashMap::new(),
             timers: BTreeSet::new(),
-            waiting: VecDeque::new(),
-            last: APPS,
-            scratch: Scratch::default(),
+            awaiting_stream: VecDeque::new(),
+            last_token: FIRST_APP_TOKEN,
+            buffers: SpliceBuffers::default(),
         })
     }
 
-    /// A socket with a token from [`PROXY`] upwards is ready.
-    pub(crate) fn ready<T: Tunnel<Id = Id, Flow = Flow>>(
+    /// A socket with a token from [`FIRST_PROXY_TOKEN`] upwards is ready.
+    pub(crate) fn on_socket_ready<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
         event: Event,
     ) {
-        if event.token < APPS {
-            self.accept(now, poller, tunnel, (event.token - PROXY) as usize);
+        if event.token < FIRST_APP_TOKEN {
+            self.accept(now, poller, tunnel, (event.token - FIRST_PROXY_TOKEN) as usize);
         } else if let Some(app) = self.apps.get_mut(&event.token) {
             match &mut app.stage {
-                Stage::Asking(_) => self.listen_to(now, poller, tunnel, event.token),
+                Stage::ReadingRequest(_) => self.read_request(now, poller, tunnel, event.token),
                 // Only errors and hang-ups are told: nobody waits for the answer any more.
-                Stage::Waiting(_) | Stage::Connecting(..) => self.leave_now(tunnel, event.token),
+                Stage::AwaitingStream(_) | Stage::Connecting(..) => self.close_app(tunnel, event.token),
                 Stage::Open(id, _) => {
                     let id = *id;
-                    self.pump(now, poller, tunnel, event.token, |pipe, tunnel, scratch| {
-                        pipe.ready(now, event, tunnel, id, scratch)
+                    self.move_bytes(now, poller, tunnel, event.token, |splice, tunnel, buffers| {
+                        splice.on_socket_ready(now, event, tunnel, id, buffers)
                     });
                 }
-                Stage::Leaving(_) => self.say_good_bye(poller, tunnel, event.token),
+                Stage::Refusing(_) => self.continue_refusal(poller, tunnel, event.token),
                 // It has nothing more to say, so it has closed, or is of no use.
-                Stage::Associated(..) => self.leave_now(tunnel, event.token),
+                Stage::Associated(..) => self.close_app(tunnel, event.token),
             }
         } else if self.associations.has(event.token) {
-            self.associations.ready(now, tunnel, event.token);
+            self.associations.on_socket_ready(now, tunnel, event.token);
         }
         self.watch_listeners(poller);
     }
@@ -270,57 +270,57 @@ where
     pub(crate) fn flows(&self) -> impl Iterator<Item = Connection<'_>> {
         self.apps.values().filter_map(|app| {
             let (socket, moved) = match &app.stage {
-                Stage::Waiting(wish) | Stage::Connecting(_, wish) => (&wish.socket, None),
-                Stage::Open(_, pipe) => (pipe.socket(), Some(pipe.moved())),
-                Stage::Asking(_) | Stage::Leaving(_) | Stage::Associated(..) => return None,
+                Stage::AwaitingStream(pending) | Stage::Connecting(_, pending) => (&pending.socket, None),
+                Stage::Open(_, splice) => (splice.socket(), Some(splice.transfer_state())),
+                Stage::ReadingRequest(_) | Stage::Refusing(_) | Stage::Associated(..) => return None,
             };
             Some(Connection::of_app(socket, app.to.as_ref()?, app.since, moved))
         })
     }
 
     /// Takes what the tunnel tells.
-    pub(crate) fn handle<T: Tunnel<Id = Id, Flow = Flow>>(
+    pub(crate) fn on_stream_event<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
-        news: News<Id>,
+        event: StreamEvent<Id>,
     ) {
         let token = |id| self.tokens.get(&id).copied();
-        match news {
-            News::Allowed => self.open_waiting(tunnel),
-            News::Opened(id) => {
+        match event {
+            StreamEvent::Allowed => self.open_streams(tunnel),
+            StreamEvent::Opened(id) => {
                 if let Some(token) = token(id) {
-                    self.opened(now, poller, tunnel, token);
+                    self.on_stream_opened(now, poller, tunnel, token);
                 }
             }
-            News::Failed(id, failure) => {
+            StreamEvent::Failed(id, failure) => {
                 if let Some(token) = token(id) {
                     self.tokens.remove(&id);
-                    self.refuse(now, poller, tunnel, token, failure, words(failure));
+                    self.refuse(now, poller, tunnel, token, failure, failure_text(failure));
                 }
             }
-            News::Readable(id) => {
+            StreamEvent::Readable(id) => {
                 if let Some(token) = token(id) {
-                    self.pump(now, poller, tunnel, token, |pipe, tunnel, scratch| {
-                        pipe.readable(now, tunnel, id, scratch)
+                    self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
+                        splice.on_stream_readable(now, tunnel, id, buffers)
                     });
                 }
             }
-            News::Writable(id) => {
+            StreamEvent::Writable(id) => {
                 if let Some(token) = token(id) {
-                    self.pump(now, poller, tunnel, token, |pipe, tunnel, scratch| {
-                        pipe.fill_stream(now, tunnel, id, scratch)
+                    self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
+                        splice.move_to_stream(now, tunnel, id, buffers)
                     });
                 }
             }
-            News::Gone(id) => {
+            StreamEvent::Gone(id) => {
                 if let Some(token) = token(id) {
                     self.tokens.remove(&id);
                     let is_open =
                         self.apps.get(&token).is_some_and(|app| matches!(app.stage, Stage::Open(..)));
                     match is_open {
-                        true => self.leave_now(tunnel, token),
+                        true => self.close_app(tunnel, token),
                         false => {
                             let why = "the connection to the mpvpn server was lost";
                             self.refuse(now, poller, tunnel, token, ProxyError::Other, why);
@@ -333,42 +333,42 @@ where
     }
 
     /// A payload has come from a target.
-    pub(crate) fn payload(&mut self, now: Instant, flow: Flow, payload: &[u8]) {
-        self.associations.payload(now, flow, payload);
+    pub(crate) fn deliver_payload(&mut self, now: Instant, flow: Flow, payload: &[u8]) {
+        self.associations.deliver_payload(now, flow, payload);
     }
 
     /// The server has refused a flow of datagrams, or ended it.
-    pub(crate) fn flow_over(&mut self, now: Instant, flow: Flow, refused: bool) {
-        self.associations.over(now, flow, refused);
+    pub(crate) fn on_flow_closed(&mut self, now: Instant, flow: Flow, refused: bool) {
+        self.associations.on_flow_closed(now, flow, refused);
     }
 
     /// When [`Self::handle_timeout`] wants to be called.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.timers.first().map(|(due, _)| *due).into_iter().chain(self.resumes).min()
+        self.timers.first().map(|(due, _)| *due).into_iter().chain(self.accept_again_at).min()
     }
 
     /// Time has passed.
-    pub(crate) fn handle_timeout<T: Tunnel<Id = Id, Flow = Flow>>(
+    pub(crate) fn handle_timeout<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
     ) {
-        self.resumes = self.resumes.filter(|at| now < *at);
+        self.accept_again_at = self.accept_again_at.filter(|at| now < *at);
         while let Some(&(_, token)) = self.timers.first().filter(|(due, _)| *due <= now) {
             let Some(app) = self.apps.get(&token) else {
                 self.timers.pop_first();
                 continue;
             };
             match &app.stage {
-                Stage::Asking(_) => match app.protocol {
-                    Protocol::Socks5 => self.leave_now(tunnel, token),
+                Stage::ReadingRequest(_) => match app.protocol {
+                    Protocol::Socks5 => self.close_app(tunnel, token),
                     Protocol::Http => {
-                        let answer = http::answer(408, "no request came within 10 s");
-                        self.see_off(now, poller, tunnel, token, answer);
+                        let answer = http::response(408, "no request came within 10 s");
+                        self.send_refusal(now, poller, tunnel, token, answer);
                     }
                 },
-                Stage::Waiting(_) => {
+                Stage::AwaitingStream(_) => {
                     let why = "the mpvpn server is not reached";
                     self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
                 }
@@ -376,15 +376,15 @@ where
                     let why = "the mpvpn server does not answer";
                     self.refuse(now, poller, tunnel, token, ProxyError::TimedOut, why);
                 }
-                Stage::Open(_, pipe) => match pipe.expires() {
-                    expires if expires <= now => self.leave_now(tunnel, token),
-                    expires => self.arm(token, expires),
+                Stage::Open(_, splice) => match splice.expires() {
+                    expires if expires <= now => self.close_app(tunnel, token),
+                    expires => self.set_timer(token, expires),
                 },
-                Stage::Leaving(_) => self.leave_now(tunnel, token),
+                Stage::Refusing(_) => self.close_app(tunnel, token),
                 Stage::Associated(_, socket) => {
                     let socket = *socket;
-                    self.associations.sweep(now, tunnel, socket);
-                    self.arm(token, now + SWEEP);
+                    self.associations.close_idle_targets(now, tunnel, socket);
+                    self.set_timer(token, now + IDLE_CHECK_INTERVAL);
                 }
             }
         }
@@ -394,26 +394,26 @@ where
     /// Breaks all connections.
     pub(crate) fn end(&mut self) {
         for (_, app) in self.apps.drain() {
-            if let Stage::Open(_, pipe) = app.stage {
-                pipe.reset();
+            if let Stage::Open(_, splice) = app.stage {
+                splice.reset();
             }
         }
         self.associations.end();
         self.tokens.clear();
         self.timers.clear();
-        self.waiting.clear();
+        self.awaiting_stream.clear();
     }
 
-    fn accept<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn accept<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
         listener: usize,
     ) {
-        for _ in 0..ACCEPTS {
+        for _ in 0..MAX_ACCEPTS_PER_EVENT {
             let Some(listener) = self.listeners.get(listener) else { return };
-            if self.apps.len() >= self.most {
+            if self.apps.len() >= self.max_apps {
                 return;
             }
             let protocol = listener.protocol;
@@ -421,11 +421,14 @@ where
                 Ok(Some(socket)) => socket,
                 Ok(None) => return,
                 Err(error) => {
-                    if self.complained.is_none_or(|at| now.saturating_duration_since(at) >= COMPLAINTS) {
-                        self.complained = Some(now);
+                    if self
+                        .last_accept_warning
+                        .is_none_or(|at| now.saturating_duration_since(at) >= ACCEPT_WARNING_INTERVAL)
+                    {
+                        self.last_accept_warning = Some(now);
                         tracing::warn!(%error, "cannot accept connections of apps, they wait");
                     }
-                    self.resumes = Some(now + PAUSE);
+                    self.accept_again_at = Some(now + ACCEPT_RETRY_DELAY);
                     return;
                 }
             };
@@ -434,35 +437,36 @@ where
                 tracing::warn!(%error, "cannot watch a connection of an app");
                 continue;
             }
-            let asking = Asking { socket, socks5: Socks5::default(), bytes: BytesMut::new() };
-            let due = now + ASKING;
-            let app = App { due, since: now, protocol, to: None, stage: Stage::Asking(asking) };
+            let reader = RequestReader { socket, socks5: Socks5::default(), bytes: BytesMut::new() };
+            let due = now + REQUEST_TIMEOUT;
+            let app = App { due, since: now, protocol, to: None, stage: Stage::ReadingRequest(reader) };
             self.apps.insert(token, app);
             self.timers.insert((due, token));
             // Most have said it by now.
-            self.listen_to(now, poller, tunnel, token);
+            self.read_request(now, poller, tunnel, token);
         }
     }
 
     /// A token that nobody had for as long as possible: events of connections that are over may still come.
     fn free_token(&mut self) -> u64 {
         loop {
-            self.last = if self.last + 1 < END { self.last + 1 } else { APPS };
-            if !self.apps.contains_key(&self.last) && !self.associations.has(self.last) {
-                return self.last;
+            self.last_token =
+                if self.last_token + 1 < TOKENS_END { self.last_token + 1 } else { FIRST_APP_TOKEN };
+            if !self.apps.contains_key(&self.last_token) && !self.associations.has(self.last_token) {
+                return self.last_token;
             }
         }
     }
 
     /// While there is no place for another connection, those that come wait in the kernel.
     fn watch_listeners(&mut self, poller: &Poller) {
-        let listens = self.apps.len() < self.most && self.resumes.is_none();
-        if listens == self.listens {
+        let is_accepting = self.apps.len() < self.max_apps && self.accept_again_at.is_none();
+        if is_accepting == self.is_accepting {
             return;
         }
-        self.listens = listens;
-        let interest = if listens { Interest::Read } else { Interest::Nothing };
-        for (listener, token) in self.listeners.iter().zip(PROXY..) {
+        self.is_accepting = is_accepting;
+        let interest = if is_accepting { Interest::Read } else { Interest::Nothing };
+        for (listener, token) in self.listeners.iter().zip(FIRST_PROXY_TOKEN..) {
             if let Err(error) = poller.modify(&listener.acceptor, token, interest) {
                 tracing::warn!(%error, "cannot watch a listening socket");
             }
@@ -470,7 +474,7 @@ where
     }
 
     /// Reads what an app wants.
-    fn listen_to<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn read_request<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -479,42 +483,42 @@ where
     ) {
         loop {
             let Some(app) = self.apps.get_mut(&token) else { return };
-            let Stage::Asking(asking) = &mut app.stage else { return };
-            let room = HEAD - asking.bytes.len();
-            if room == 0 {
+            let Stage::ReadingRequest(reader) = &mut app.stage else { return };
+            let free_bytes = MAX_REQUEST_BYTES - reader.bytes.len();
+            if free_bytes == 0 {
                 let why = "it takes more than 16 KiB to say what it wants";
                 return match app.protocol {
-                    Protocol::Socks5 => self.leave_now(tunnel, token),
-                    Protocol::Http => self.see_off(now, poller, tunnel, token, http::answer(431, why)),
+                    Protocol::Socks5 => self.close_app(tunnel, token),
+                    Protocol::Http => self.send_refusal(now, poller, tunnel, token, http::response(431, why)),
                 };
             }
-            asking.bytes.reserve(room.min(1024));
-            match asking.socket.read(&mut asking.bytes, room) {
+            reader.bytes.reserve(free_bytes.min(1024));
+            match reader.socket.read(&mut reader.bytes, free_bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                Ok(0) | Err(_) => return self.leave_now(tunnel, token),
+                Ok(0) | Err(_) => return self.close_app(tunnel, token),
                 Ok(_) => {}
             }
             loop {
                 let step = match app.protocol {
-                    Protocol::Socks5 => asking.socks5.step(&mut asking.bytes),
-                    Protocol::Http => http::step(&mut asking.bytes),
+                    Protocol::Socks5 => reader.socks5.step(&mut reader.bytes),
+                    Protocol::Http => http::step(&mut reader.bytes),
                 };
                 match step {
-                    Step::More => break,
-                    Step::Say(words) => {
+                    RequestStep::Incomplete => break,
+                    RequestStep::Send(bytes) => {
                         // A new connection takes a few bytes; else something is wrong with it.
-                        let written = asking.socket.write(&[IoSlice::new(&words)]);
-                        if !written.is_ok_and(|count| count == words.len()) {
-                            return self.leave_now(tunnel, token);
+                        let written = reader.socket.write(&[IoSlice::new(&bytes)]);
+                        if !written.is_ok_and(|count| count == bytes.len()) {
+                            return self.close_app(tunnel, token);
                         }
                     }
-                    Step::Connect { to, early } => {
+                    RequestStep::Connect { to, early } => {
                         return self.connect(now, poller, tunnel, token, to, early);
                     }
-                    Step::Associate => return self.associate(now, poller, tunnel, token),
-                    Step::Refuse { answer, why } => {
+                    RequestStep::Associate => return self.associate(now, poller, tunnel, token),
+                    RequestStep::Refuse { answer, why } => {
                         tracing::debug!(why, "an app is refused");
-                        return self.see_off(now, poller, tunnel, token, answer);
+                        return self.send_refusal(now, poller, tunnel, token, answer);
                     }
                 }
             }
@@ -522,7 +526,7 @@ where
     }
 
     /// An app wants to send and receive datagrams.
-    fn associate<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn associate<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -530,37 +534,37 @@ where
         token: u64,
     ) {
         let socket_token = self.free_token();
-        let Some(mut app) = self.take(token) else { return };
-        let Stage::Asking(asking) = app.stage else { return };
+        let Some(mut app) = self.remove(token) else { return };
+        let Stage::ReadingRequest(reader) = app.stage else { return };
         let ends =
-            asking.socket.local_addr().and_then(|local| Ok((local.ip(), asking.socket.peer_addr()?.ip())));
+            reader.socket.local_addr().and_then(|local| Ok((local.ip(), reader.socket.peer_addr()?.ip())));
         let opened = ends.and_then(|(local, from)| {
             self.associations.open(socket_token, local.to_canonical(), from.to_canonical(), |socket| {
                 poller.add(socket, socket_token, Interest::Read)
             })
         });
         let (answer, stays) = match opened {
-            Ok(at) => (socks5::associated(at), true),
+            Ok(at) => (socks5::associate_reply(at), true),
             Err(error) => {
                 tracing::warn!(%error, "no socket for the datagrams of an app");
                 (Reply::GeneralFailure.bytes(), false)
             }
         };
         if !stays {
-            app.stage = Stage::Asking(asking);
-            self.put(token, app);
-            return self.see_off(now, poller, tunnel, token, answer);
+            app.stage = Stage::ReadingRequest(reader);
+            self.insert(token, app);
+            return self.send_refusal(now, poller, tunnel, token, answer);
         }
-        let written = asking.socket.write(&[IoSlice::new(&answer)]);
-        app.stage = Stage::Associated(asking.socket, socket_token);
-        self.put(token, App { due: now + SWEEP, ..app });
+        let written = reader.socket.write(&[IoSlice::new(&answer)]);
+        app.stage = Stage::Associated(reader.socket, socket_token);
+        self.insert(token, App { due: now + IDLE_CHECK_INTERVAL, ..app });
         if !written.is_ok_and(|count| count == answer.len()) {
-            self.leave_now(tunnel, token);
+            self.close_app(tunnel, token);
         }
     }
 
     /// It is known what an app wants.
-    fn connect<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn connect<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
@@ -569,112 +573,113 @@ where
         to: Authority,
         mut early: BytesMut,
     ) {
-        let Some(mut app) = self.take(token) else { return };
-        let Stage::Asking(asking) = app.stage else { return };
+        let Some(mut app) = self.remove(token) else { return };
+        let Stage::ReadingRequest(reader) = app.stage else { return };
         let answer = match app.protocol {
             Protocol::Socks5 => Reply::Succeeded.bytes(),
             Protocol::Http if early.is_empty() => Bytes::from_static(http::ESTABLISHED),
             Protocol::Http => Bytes::new(),
         };
-        early.unsplit(asking.bytes);
+        early.unsplit(reader.bytes);
         app.to = Some(to);
-        let wish = Wish { socket: asking.socket, answer, early: early.freeze() };
-        if poller.modify(&wish.socket, token, Interest::Nothing).is_err() {
+        let pending = PendingConnect { socket: reader.socket, answer, early: early.freeze() };
+        if poller.modify(&pending.socket, token, Interest::Nothing).is_err() {
             return;
         }
-        app.stage = Stage::Waiting(wish);
-        self.put(token, App { due: now + CONNECTING, ..app });
-        self.waiting.push_back(token);
-        self.open_waiting(tunnel);
+        app.stage = Stage::AwaitingStream(pending);
+        self.insert(token, App { due: now + CONNECT_TIMEOUT, ..app });
+        self.awaiting_stream.push_back(token);
+        self.open_streams(tunnel);
     }
 
     /// Opens streams for those that wait, as far as the tunnel allows it.
-    fn open_waiting<T: Tunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T) {
-        while let Some(&token) = self.waiting.front() {
+    fn open_streams<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T) {
+        while let Some(&token) = self.awaiting_stream.front() {
             let Some(app) = self.apps.get(&token) else {
-                self.waiting.pop_front();
+                self.awaiting_stream.pop_front();
                 continue;
             };
-            if let (Stage::Waiting(_), Some(to)) = (&app.stage, &app.to) {
+            if let (Stage::AwaitingStream(_), Some(to)) = (&app.stage, &app.to) {
                 let Some(id) = tunnel.open(to) else { return };
                 tracing::debug!(?id, %to, "asked for a connection");
-                let Some(mut app) = self.take(token) else { return };
-                if let Stage::Waiting(wish) = app.stage {
-                    app.stage = Stage::Connecting(id, wish);
+                let Some(mut app) = self.remove(token) else { return };
+                if let Stage::AwaitingStream(pending) = app.stage {
+                    app.stage = Stage::Connecting(id, pending);
                     self.tokens.insert(id, token);
-                    self.put(token, app);
+                    self.insert(token, app);
                 }
             }
-            self.waiting.pop_front();
+            self.awaiting_stream.pop_front();
         }
     }
 
     /// The connection that an app wants stands.
-    fn opened<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn on_stream_opened<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
         token: u64,
     ) {
-        let Some(mut app) = self.take(token) else { return };
-        let Stage::Connecting(id, wish) = app.stage else { return self.put(token, app) };
-        let pipe = Pipe::new(now, wish.socket, token, Interest::Nothing).with(wish.answer, wish.early);
-        app.due = pipe.expires();
-        app.stage = Stage::Open(id, pipe);
-        self.put(token, app);
-        self.pump(now, poller, tunnel, token, |pipe, tunnel, scratch| {
-            pipe.fill_socket(now, tunnel, id, scratch)?;
-            pipe.fill_stream(now, tunnel, id, scratch)
+        let Some(mut app) = self.remove(token) else { return };
+        let Stage::Connecting(id, pending) = app.stage else { return self.insert(token, app) };
+        let splice = Splice::new(now, pending.socket, token, Interest::Nothing)
+            .with_prefix(pending.answer, pending.early);
+        app.due = splice.expires();
+        app.stage = Stage::Open(id, splice);
+        self.insert(token, app);
+        self.move_bytes(now, poller, tunnel, token, |splice, tunnel, buffers| {
+            splice.move_to_socket(now, tunnel, id, buffers)?;
+            splice.move_to_stream(now, tunnel, id, buffers)
         });
     }
 
     /// Moves bytes of a connection that stands, and sees what has become of it.
-    fn pump<T: Tunnel<Id = Id, Flow = Flow>>(
+    fn move_bytes<T: ProxyTunnel<Id = Id, Flow = Flow>>(
         &mut self,
         now: Instant,
         poller: &Poller,
         tunnel: &mut T,
         token: u64,
-        moves: impl FnOnce(&mut Pipe, &mut T, &mut Scratch) -> io::Result<()>,
+        transfer: impl FnOnce(&mut Splice, &mut T, &mut SpliceBuffers) -> io::Result<()>,
     ) {
         let Some(app) = self.apps.get_mut(&token) else { return };
-        let Stage::Open(id, pipe) = &mut app.stage else { return };
-        let moved = moves(pipe, tunnel, &mut self.scratch).and_then(|()| pipe.watch(poller));
+        let Stage::Open(id, splice) = &mut app.stage else { return };
+        let moved = transfer(splice, tunnel, &mut self.buffers).and_then(|()| splice.update_interest(poller));
         match moved {
             Err(error) => {
                 tracing::debug!(?id, %error, "a connection of an app broke");
-                self.leave_now(tunnel, token);
+                self.close_app(tunnel, token);
             }
-            Ok(()) if pipe.has_ended() => {
+            Ok(()) if splice.has_ended() => {
                 self.tokens.remove(id);
-                self.take(token);
+                self.remove(token);
             }
             Ok(()) => {
                 // The timer that is set for a later time finds out by itself; half a connection has less.
-                let (expires, due) = (pipe.expires(), app.due);
+                let (expires, due) = (splice.expires(), app.due);
                 if expires < due.max(now) {
-                    self.arm(token, expires);
+                    self.set_timer(token, expires);
                 }
             }
         }
     }
 
-    fn take(&mut self, token: u64) -> Option<App<Id>> {
+    fn remove(&mut self, token: u64) -> Option<App<Id>> {
         let app = self.apps.remove(&token)?;
         self.timers.remove(&(app.due, token));
         Some(app)
     }
 
-    fn put(&mut self, token: u64, app: App<Id>) {
+    fn insert(&mut self, token: u64, app: App<Id>) {
         self.timers.insert((app.due, token));
         self.apps.insert(token, app);
     }
 
     /// Sets the timer of a connection.
-    fn arm(&mut self, token: u64, due: Instant) {
-        if let Some(app) = self.take(token) {
-            self.put(token, App { due, ..app });
+    fn set_timer(&mut self, token: u64, due: Instant) {
+        if let Some(app) = self.remove(token) {
+            self.insert(token, App { due, ..app });
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! In: events of connections, from the packet threads. Out: files in one folder, written by a thread of its own. Always
 //! holds: a packet thread never waits, and what does not fit into the queue is dropped and counted; the files together stay
-//! below [`LIMIT`]. The format and the reasons are in `docs/design/qlog.md`.
+//! below [`MAX_TOTAL_BYTES`]. The format and the reasons are in `docs/design/qlog.md`.
 
 mod folder;
 mod trace;
@@ -27,10 +27,10 @@ use crate::EngineError;
 
 /// The size of all files of a process together (bytes): about an hour at 10 Mbit/s, as 3 s at 25 Mbit/s take 2.1 MB. With less,
 /// what led to a failure may be gone before somebody looks; more may be missed on a small disk.
-const LIMIT: u64 = 1 << 30;
+const MAX_TOTAL_BYTES: u64 = 1 << 30;
 /// Events that wait for the thread, of about 100 bytes each. Fewer would be dropped while a disk writes for 100 ms at
 /// 1 Gbit/s; more would only take memory.
-const QUEUE: usize = 16_384;
+const MAX_QUEUED_EVENTS: usize = 16_384;
 /// How often everything is written. More often costs system calls, less often loses more if the process is killed.
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// A connection without events for this long has ended, and the event that says so was dropped. Shorter than the idle timeout
@@ -69,8 +69,9 @@ impl Qlog {
     /// Starts it for the process with this role and name.
     pub(crate) fn start(folder: &Path, role: Role, name: &str) -> Result<Self, EngineError> {
         let error = |source| Error::File { doing: "write qlog files to", path: folder.to_owned(), source };
-        let files = Folder::open(folder.to_owned(), &format!("{role}-{name}-"), LIMIT).map_err(error)?;
-        let (messages, receiver) = sync_channel(QUEUE);
+        let files =
+            Folder::open(folder.to_owned(), &format!("{role}-{name}-"), MAX_TOTAL_BYTES).map_err(error)?;
+        let (messages, receiver) = sync_channel(MAX_QUEUED_EVENTS);
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer { files, role, traces: BTreeMap::new(), dropped: dropped.clone(), warned: false };
         let thread = Builder::new().name("qlog".to_owned()).spawn(move || writer.run(&receiver));

@@ -1,4 +1,4 @@
-//! Names into addresses, for the threads that move packets.
+//! ResolverHandle into addresses, for the threads that move packets.
 //!
 //! In: questions of these threads. Out: an answer to each, and a wake-up call to who asked. Always holds: the system's
 //! own resolver is asked, so `/etc/hosts` and all that `nsswitch.conf` says count; how many are asked for at once and
@@ -15,10 +15,10 @@ use std::{
 use mpvpn_os::poll::PollWaker;
 use tokio::sync::{Semaphore, mpsc};
 
-/// Names that are looked up at once, each by a thread of its own as long as that takes.
-pub(crate) const LOOKUPS: usize = 256;
-/// Names that wait for their turn.
-const WAITING: usize = 4096;
+/// ResolverHandle that are looked up at once, each by a thread of its own as long as that takes.
+pub(crate) const MAX_CONCURRENT_LOOKUPS: usize = 256;
+/// ResolverHandle that wait for their turn.
+const MAX_QUEUED_QUERIES: usize = 4096;
 
 /// A question, and who asks.
 struct ControlRequest {
@@ -33,16 +33,16 @@ pub(crate) struct Answer {
     /// The name that was asked for.
     pub(crate) name: String,
     /// Its addresses in the order in which to try them, or why there is none.
-    pub(crate) found: Result<Vec<IpAddr>, String>,
+    pub(crate) result: Result<Vec<IpAddr>, String>,
 }
 
 /// Where threads get the means to ask.
 #[derive(Clone)]
-pub(crate) struct Names(mpsc::Sender<ControlRequest>);
+pub(crate) struct ResolverHandle(mpsc::Sender<ControlRequest>);
 
 /// The means of one thread to ask.
-pub(crate) struct Asker {
-    questions: mpsc::Sender<ControlRequest>,
+pub(crate) struct ResolverClient {
+    queries: mpsc::Sender<ControlRequest>,
     sender: Sender<Answer>,
     answers: Receiver<Answer>,
     wake: PollWaker,
@@ -52,25 +52,25 @@ pub(crate) struct Asker {
 pub(crate) struct Resolver(mpsc::Receiver<ControlRequest>);
 
 /// Both ends.
-pub(crate) fn resolver() -> (Names, Resolver) {
-    let (questions, receiver) = mpsc::channel(WAITING);
-    (Names(questions), Resolver(receiver))
+pub(crate) fn resolver() -> (ResolverHandle, Resolver) {
+    let (queries, receiver) = mpsc::channel(MAX_QUEUED_QUERIES);
+    (ResolverHandle(queries), Resolver(receiver))
 }
 
-impl Names {
+impl ResolverHandle {
     /// For the thread that `wake` wakes.
-    pub(crate) fn asker(&self, wake: PollWaker) -> Asker {
+    pub(crate) fn client(&self, wake: PollWaker) -> ResolverClient {
         let (sender, answers) = channel();
-        Asker { questions: self.0.clone(), sender, answers, wake }
+        ResolverClient { queries: self.0.clone(), sender, answers, wake }
     }
 }
 
-impl Asker {
+impl ResolverClient {
     /// Asks for the addresses of `name`; whether there was room for the question.
-    pub(crate) fn ask(&self, name: &str) -> bool {
-        let question =
+    pub(crate) fn query(&self, name: &str) -> bool {
+        let query =
             ControlRequest { name: name.to_owned(), answers: self.sender.clone(), wake: self.wake.clone() };
-        self.questions.try_send(question).is_ok()
+        self.queries.try_send(query).is_ok()
     }
 
     /// The next answer. They are no more than the questions, which whoever asks has to bound.
@@ -82,16 +82,16 @@ impl Asker {
 impl Resolver {
     /// Answers until nobody can ask any more.
     pub(crate) async fn serve(mut self) {
-        let turns = Arc::new(Semaphore::new(LOOKUPS));
-        while let Some(question) = self.0.recv().await {
+        let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_LOOKUPS));
+        while let Some(query) = self.0.recv().await {
             // Nobody closes it.
-            let Ok(turn) = turns.clone().acquire_owned().await else { return };
+            let Ok(slot) = slots.clone().acquire_owned().await else { return };
             tokio::spawn(async move {
-                let found = look_up(&question.name).await;
-                drop(turn);
+                let result = look_up(&query.name).await;
+                drop(slot);
                 // Who asked may have ended.
-                let _ = question.answers.send(Answer { name: question.name, found });
-                question.wake.wake();
+                let _ = query.answers.send(Answer { name: query.name, result });
+                query.wake.wake();
             });
         }
     }
@@ -122,26 +122,26 @@ mod tests {
         let wake = PollWaker::new().unwrap();
         let poller = Poller::new().unwrap();
         poller.add(&wake, 0, Interest::Read).unwrap();
-        let asker = names.asker(wake.clone());
+        let client = names.client(wake.clone());
         let ask = |name: &str| {
-            assert!(asker.ask(name));
+            assert!(client.query(name));
             poller.wait(&mut Events::with_capacity(1), Some(Duration::from_secs(20))).unwrap();
             wake.drain();
-            asker.next().expect("an answer")
+            client.next().expect("an answer")
         };
         let answer = ask("localhost");
         assert_eq!(answer.name, "localhost");
-        assert!(answer.found.unwrap().iter().all(IpAddr::is_loopback));
+        assert!(answer.result.unwrap().iter().all(IpAddr::is_loopback));
         // No question to a name server: such a name cannot be.
-        assert!(ask(&"a".repeat(300)).found.is_err());
-        drop((names, asker));
+        assert!(ask(&"a".repeat(300)).result.is_err());
+        drop((names, client));
         thread.join().unwrap();
     }
 
     #[test]
     fn questions_beyond_the_bound_are_refused() {
         let (names, _resolver) = resolver();
-        let asker = names.asker(PollWaker::new().unwrap());
-        assert_eq!((0..WAITING + 10).filter(|_| asker.ask("a")).count(), WAITING);
+        let client = names.client(PollWaker::new().unwrap());
+        assert_eq!((0..MAX_QUEUED_QUERIES + 10).filter(|_| client.query("a")).count(), MAX_QUEUED_QUERIES);
     }
 }

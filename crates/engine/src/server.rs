@@ -3,12 +3,12 @@
 //! Its shards are threads that share nothing on the way of a packet. The first is the main thread,
 //! which also has the signals, the local API and what is changed on the machine.
 
+mod client_relays;
+mod data_plane;
 mod events;
 mod handover;
 mod machine;
-mod plane;
 mod sockets;
-mod streams;
 mod tun_queues;
 
 use std::{path::Path, sync::Arc, time::Instant};
@@ -34,20 +34,20 @@ use mpvpn_tunnel::{Authenticate, ClassLimits, Registry, Server, ServerConfig as 
 use crate::{
     EngineError, answers,
     client::random,
-    egress::{Budget, Egress, EgressSetup, addresses_of_this_machine},
-    front::{Front, Site, fronted::Fronted},
-    links::{IPV4_UDP, LARGEST_PAYLOAD, largest_payload},
+    egress::{Budget, Egress, EgressSetup, local_address_reader},
+    event_loop::{EventLoop, Iteration, SignalRequest, reload_event, signal_event},
+    https_server::{HttpsServer, Site, loopback_clients::LoopbackClients},
+    links::{IPV4_UDP_HEADER_BYTES, MAX_UDP_PAYLOAD, max_udp_payload},
+    packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
     qlog::Qlog,
-    shards::News,
-    slow::{Message, Offers, Slow},
+    shards::ShardEvent,
+    slow_thread::{Message, Services, SlowThread},
     status,
-    turn::{Told, Turn, Turns, end_event, reload_event},
-    wire::{SOCKET_BUFFER, Wire},
 };
+use data_plane::{DataPlane, FirstShard, ServerMessage};
 use handover::handovers;
 use machine::Machine;
-use plane::{FirstShard, Plane, ServerMessage};
-use sockets::{Listening, Sockets};
+use sockets::{ListeningSocket, Sockets};
 use tun_queues::TunQueues;
 
 /// What this process may do.
@@ -60,95 +60,100 @@ pub fn rights() -> Rights {
 /// # Errors
 /// If it cannot be started.
 pub fn run(config: ServerConfig, origin: ConfigSource<ServerOptions>) -> Result<(), EngineError> {
-    let mut turns = Turns::new()?;
+    let mut event_loop = EventLoop::new()?;
     let credentials = Credentials::load(&config)?;
     let api = api::Server::bind(&config.api_socket)?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
     // A TUN of that name, or what a killed process left of it, matters before anything else is tried.
     let open = || UndoJournal::open(Path::new(undo::DEFAULT_FOLDER), &config.tun_name);
     let undo = config.service.has_tun().then(open).transpose()?;
-    let shards = config.shards.count(auto_shards());
-    let sockets = listen(&config, shards)?;
-    let (site, fronted) = (Site::new(&config.site)?, Fronted::default());
-    let front = || Front::bind(&config, &credentials, site.clone(), &fronted);
-    let front = (config.tcp == Tcp::On).then(front).transpose()?;
-    let slow = Slow::start(Offers { api: Some(api), metrics, front }, None, turns.wake.clone())?;
-    let guess = guess_address(&config.listen);
-    let message = first_start_message(&config, &credentials, guess);
+    let shards = config.shards.count(default_shard_count());
+    let sockets = bind_sockets(&config, shards)?;
+    let (site, loopback_clients) = (Site::new(&config.site)?, LoopbackClients::default());
+    let https_server = || HttpsServer::bind(&config, &credentials, site.clone(), &loopback_clients);
+    let https_server = (config.tcp == Tcp::On).then(https_server).transpose()?;
+    let slow =
+        SlowThread::start(Services { api: Some(api), metrics, https_server }, None, event_loop.wake.clone())?;
+    let address = guess_address(&config.listen);
+    let message = first_start_message(&config, &credentials, address);
     let registry = Registry::new(config.subnet, config.subnet6, config.max_clients as usize);
     // Dropped after all that records, so that the ends of connections are written.
     let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Server, &config.name)?;
-    let setup = setup(&credentials, qlog.as_ref())?;
+    let setup = quic_setup(&credentials, qlog.as_ref())?;
     let machine = undo.map(|undo| Machine::up(&config, undo, shards)).transpose()?;
     let (machine, queues) = machine.map_or((None, Vec::new()), |(machine, queues)| (Some(machine), queues));
     // Checked once here, so that a broken generator is an error at the start.
     random::<16>()?;
 
-    let mut all_turns = vec![];
+    let mut other_loops = vec![];
     for _ in 1..shards {
-        all_turns.push(Turns::without_signals()?);
+        other_loops.push(EventLoop::without_signals()?);
     }
-    let mut all = FirstShard::new(Role::Server, turns.wake.clone());
-    let others: Vec<_> = all_turns.iter().map(|turns| all.add(turns.wake.clone())).collect();
-    let handovers = handovers(std::iter::once(&turns).chain(&all_turns).map(|turns| turns.wake.clone()));
+    let mut first_shard = FirstShard::new(Role::Server, event_loop.wake.clone());
+    let others: Vec<_> =
+        other_loops.iter().map(|event_loop| first_shard.add(event_loop.wake.clone())).collect();
+    let handovers =
+        handovers(std::iter::once(&event_loop).chain(&other_loops).map(|event_loop| event_loop.wake.clone()));
     let queues: Vec<_> = queues.into_iter().map(Arc::new).collect();
     let tunnel = machine.as_ref().map_or(Vec::new(), |machine| machine.addresses().to_vec());
     let access = Access::new(config.access.clone(), tunnel);
     let has_tun = config.service.has_tun();
     let access = Arc::new(if has_tun { access.with_routes(config.routes.clone()) } else { access });
     let relays = Budget::for_relays(config.max_relays, config.max_user_relays);
-    let names = Budget::for_names();
-    let mut planes = Vec::new();
+    let lookups = Budget::for_lookups();
+    let mut data_planes = Vec::new();
     for ((shard, sockets), handover) in Shard::all(shards).zip(sockets).zip(handovers) {
         let users = credentials.authenticator.clone();
         let tunnel = tunnel_config(&config, setup.clone(), users, site.clone());
         let server = Server::shard(tunnel, registry.clone(), shard)?;
-        let turns = match shard.index() {
-            0 => &turns,
-            index => &all_turns[usize::from(index) - 1],
+        let event_loop = match shard.index() {
+            0 => &event_loop,
+            index => &other_loops[usize::from(index) - 1],
         };
         let egress = Egress::new(
             Instant::now(),
             EgressSetup {
                 access: access.clone(),
-                addresses: addresses_of_this_machine()?,
-                asker: slow.names().asker(turns.wake.clone()),
+                addresses: local_address_reader()?,
+                resolver: slow.resolver().client(event_loop.wake.clone()),
                 relays: relays.clone(),
-                names: names.clone(),
+                lookups: lookups.clone(),
             },
         );
         let egress = egress.map_err(EngineError::Addresses)?;
-        planes.push(Plane {
+        data_planes.push(DataPlane {
             server,
-            sockets: Sockets::new(sockets, &turns.poller)?,
-            tun: TunQueues::new(queues.clone(), shard.index(), &turns.poller)?,
+            sockets: Sockets::new(sockets, &event_loop.poller)?,
+            tun: TunQueues::new(queues.clone(), shard.index(), &event_loop.poller)?,
             egress,
             handover,
-            shards: all.outboxes(),
+            shards: first_shard.outboxes(),
             departed: Vec::new(),
             events: slow.events(),
         });
     }
-    let first = planes.remove(0);
+    let first = data_planes.remove(0);
     for address in first.sockets.addresses() {
         tracing::info!(%address, shards, tcp = %config.tcp, "listening");
     }
     if let (ServerMode::Unprivileged, Some(note)) = (config.service, config.service.note()) {
         tracing::warn!("this server {note}");
     }
-    for (((shard, plane), mut turns), other) in (1..).zip(planes).zip(all_turns).zip(others) {
-        all.start(shard, move || plane.run(&other, &mut turns))?;
+    for (((shard, data_plane), mut event_loop), other) in (1..).zip(data_planes).zip(other_loops).zip(others)
+    {
+        first_shard.start(shard, move || data_plane.run(&other, &mut event_loop))?;
     }
     println!("{message}");
-    let mut running = Running::new((config, origin), (first, all), registry, machine, (slow, fronted));
-    let result = running.run(&mut turns);
+    let mut running =
+        Running::new((config, origin), (first, first_shard), registry, machine, (slow, loopback_clients));
+    let result = running.run(&mut event_loop);
     let end = running.end();
     result.and(end)
 }
 
 /// Threads that `auto` means: one a processor that this process may use. With two, both are busy already: with
 /// the traffic's own programs and the kernel.
-fn auto_shards() -> usize {
+fn default_shard_count() -> usize {
     match std::thread::available_parallelism().map_or(1, usize::from) {
         1 | 2 => 1,
         cores => cores,
@@ -156,34 +161,34 @@ fn auto_shards() -> usize {
 }
 
 /// The sockets of each shard, one an address.
-fn listen(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<Listening>>, EngineError> {
-    let mut all: Vec<Vec<Listening>> = (0..shards).map(|_| Vec::new()).collect();
+fn bind_sockets(config: &ServerConfig, shards: u8) -> Result<Vec<Vec<ListeningSocket>>, EngineError> {
+    let mut all: Vec<Vec<ListeningSocket>> = (0..shards).map(|_| Vec::new()).collect();
     let v4 = config.listen.iter().any(std::net::SocketAddr::is_ipv4);
     for address in &config.listen {
         let options = UdpOptions {
             v6only: v4,
-            recv_buffer: Some(SOCKET_BUFFER),
-            send_buffer: Some(SOCKET_BUFFER),
+            recv_buffer: Some(SOCKET_BUFFER_BYTES),
+            send_buffer: Some(SOCKET_BUFFER_BYTES),
             ..UdpOptions::new(*address)
         };
         for (sockets, socket) in all.iter_mut().zip(bind_reuseport_group(&options, shards)?) {
             let bound = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
-            sockets.push(Listening { bound, wire: Wire::new(socket) });
+            sockets.push(ListeningSocket { bound, socket: BufferedUdpSocket::new(socket) });
         }
     }
     Ok(all)
 }
 
-fn setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
+fn quic_setup(credentials: &Credentials, qlog: Option<&Qlog>) -> Result<ServerSetup, EngineError> {
     let tls = Arc::new(tls::server_config(&credentials.identity, &credentials.others, &[b"h3"])?);
     // A server does not know its clients' links: each client says what it can take. That may be what it takes inside TCP.
     let links = Netlink::open()?.links()?.into_iter().filter(|link| link.up && !link.loopback);
     let options = TransportOptions {
         max_udp_payload: links
-            .map(|link| largest_payload(link.mtu, IPV4_UDP))
+            .map(|link| max_udp_payload(link.mtu, IPV4_UDP_HEADER_BYTES))
             .max()
-            .unwrap_or(LARGEST_PAYLOAD),
-        max_inside_tcp: LARGEST_PAYLOAD,
+            .unwrap_or(MAX_UDP_PAYLOAD),
+        max_inside_tcp: MAX_UDP_PAYLOAD,
         qlog: qlog.map(Qlog::sink),
         ..TransportOptions::default()
     };
@@ -225,7 +230,7 @@ fn tunnel_config(
         routes: config.routes.clone(),
         dns: config.dns.clone(),
         offers_streams: !config.service.has_tun() || config.nat == NatOption::On,
-        site: Box::new(move |method| site.over_http3(method)),
+        site: Box::new(move |method| site.http3_answer(method)),
         hide_wrong_credentials: config.site.hide,
         auth: Box::new(Users { authenticator: users, limits: config.limits.clone() }),
         max_clients: config.max_clients as usize,
@@ -237,64 +242,77 @@ fn tunnel_config(
 pub(crate) struct Running {
     config: ServerConfig,
     origin: ConfigSource<ServerOptions>,
-    pub(crate) plane: Plane,
+    pub(crate) data_plane: DataPlane,
     pub(crate) shards: FirstShard,
     registry: Registry,
     /// `None` without a TUN.
     machine: Option<Machine>,
-    slow: Slow,
+    slow: SlowThread,
     events: EventSender,
     /// Who is behind connections that come from this process.
-    fronted: Fronted,
+    loopback_clients: LoopbackClients,
     started: Instant,
 }
 
 impl Running {
     fn new(
         (config, origin): (ServerConfig, ConfigSource<ServerOptions>),
-        (plane, shards): (Plane, FirstShard),
+        (data_plane, shards): (DataPlane, FirstShard),
         registry: Registry,
         machine: Option<Machine>,
-        (slow, fronted): (Slow, Fronted),
+        (slow, loopback_clients): (SlowThread, LoopbackClients),
     ) -> Self {
         let (started, events) = (Instant::now(), slow.events());
-        Self { config, origin, plane, shards, registry, machine, slow, events, fronted, started }
+        Self {
+            config,
+            origin,
+            data_plane,
+            shards,
+            registry,
+            machine,
+            slow,
+            events,
+            loopback_clients,
+            started,
+        }
     }
 
-    fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
-        let mut turn = Turn::new();
+    fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
+        let mut iteration = Iteration::new();
         loop {
-            if self.plane.transmit(turns, turn.now).is_some() {
-                self.follow_mtu();
+            if self.data_plane.transmit(event_loop, iteration.now).is_some() {
+                self.update_tun_mtu();
             }
-            let deadline = [self.plane.poll_timeout(), self.shards.poll_timeout()];
-            turns.next(deadline.into_iter().flatten().min(), &mut turn)?;
-            self.plane.take(turns, &turn);
-            match turns.told(&turn) {
-                Some(Told::End(signal)) => {
-                    self.events.report(end_event(signal));
+            let deadline = [self.data_plane.poll_timeout(), self.shards.poll_timeout()];
+            event_loop.wait(deadline.into_iter().flatten().min(), &mut iteration)?;
+            self.data_plane.handle_ready(event_loop, &iteration);
+            match event_loop.signal_request(&iteration) {
+                Some(SignalRequest::End(signal)) => {
+                    self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(Told::Reload) => drop(self.reload()),
+                Some(SignalRequest::Reload) => drop(self.reload()),
                 None => {}
             }
-            if self.hear_shards(turn.now) {
+            if self.handle_shard_events(iteration.now) {
                 // The reason comes out when the threads are joined.
                 return Ok(());
             }
-            self.messages(turn.now);
-            self.answer(turn.now);
+            self.handle_slow_thread_messages(iteration.now);
+            self.answer_api(iteration.now);
         }
     }
 
     /// Acts on what the other shards say; whether one of them has ended.
-    fn hear_shards(&mut self, now: Instant) -> bool {
+    fn handle_shard_events(&mut self, now: Instant) -> bool {
         let mut ended = false;
         while let Some(news) = self.shards.next() {
             match news {
-                News::Specific(ServerMessage::MtuChanged) => self.follow_mtu(),
-                News::Specific(ServerMessage::Replaced(seat)) => self.plane.server.close_replaced(now, seat),
-                News::Ended => ended = true,
+                ShardEvent::Specific(ServerMessage::MtuChanged) => self.update_tun_mtu(),
+                ShardEvent::Specific(ServerMessage::Replaced(seat)) => {
+                    self.data_plane.server.close_replaced(now, seat)
+                }
+                ShardEvent::Ended => ended = true,
             }
         }
         ended
@@ -308,39 +326,40 @@ impl Running {
         reloaded
     }
 
-    fn messages(&mut self, now: Instant) {
+    fn handle_slow_thread_messages(&mut self, now: Instant) {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Asked(question) => answers::of_server(self, now, question),
-                Message::Resolved(_) | Message::Named(..) => {}
+                Message::ApiRequest(question) => answers::answer_server_request(self, now, question),
+                Message::Resolved(_) | Message::ReverseResolved(..) => {}
             }
         }
     }
 
     /// Answers who asked, once every shard has reported.
-    fn answer(&mut self, now: Instant) {
-        let (config, plane, started, fronted) = (&self.config, &self.plane, self.started, &self.fronted);
+    fn answer_api(&mut self, now: Instant) {
+        let (config, data_plane, started, loopback_clients) =
+            (&self.config, &self.data_plane, self.started, &self.loopback_clients);
         let addresses = self.machine.as_ref().map_or(&[][..], Machine::addresses);
         self.shards.answer(now, |reports| {
-            let listen: Vec<_> = plane.sockets.addresses().collect();
-            let lost = reports.iter().map(|report| report.lost).sum();
-            let streams: usize = reports.iter().map(|report| report.streams).sum();
-            let udp: usize = reports.iter().map(|report| report.udp).sum();
+            let listen: Vec<_> = data_plane.sockets.addresses().collect();
+            let lost = reports.iter().map(|report| report.lost_packets).sum();
+            let streams: usize = reports.iter().map(|report| report.tcp_connections).sum();
+            let udp: usize = reports.iter().map(|report| report.udp_flows).sum();
             let (sessions, departed): (Vec<_>, Vec<_>) =
                 reports.into_iter().map(|report| (report.sessions, report.departed)).unzip();
             let (sessions, departed) = (sessions.concat(), departed.concat());
             let mut status =
-                status::of_server(config, addresses, &listen, &sessions, &departed, now, started);
-            status::count_lost(&mut status, lost);
+                status::server_status(config, addresses, &listen, &sessions, &departed, now, started);
+            status::add_lost_packets(&mut status, lost);
             for path in status.clients.iter_mut().flat_map(|client| &mut client.paths) {
-                path.remote = fronted.client_of(path.remote);
+                path.remote = loopback_clients.client_address(path.remote);
             }
             (status.flows.stream, status.flows.udp) = (streams as u64, udp as u64);
             status
         });
     }
 
-    fn follow_mtu(&mut self) {
+    fn update_tun_mtu(&mut self) {
         if let (Some(mtu), Some(machine)) = (self.registry.mtu(), &mut self.machine) {
             match machine.set_mtu(mtu) {
                 Ok(()) => self.events.report(Event::MtuChanged { mtu: mtu as u64 }),
@@ -351,7 +370,7 @@ impl Running {
 
     /// Says good-bye to the clients and takes back what was changed.
     fn end(mut self) -> Result<(), EngineError> {
-        self.plane.end();
+        self.data_plane.end();
         let shards = self.shards.end();
         self.machine.map_or(Ok(()), Machine::end).and(shards)
     }

@@ -43,7 +43,7 @@ pub(crate) enum ShardMessage<M, R> {
 
 /// What the first shard has to act on itself.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum News<M> {
+pub(crate) enum ShardEvent<M> {
     /// What only this kind of process says.
     Specific(M),
     /// A thread has ended; [`FirstShard::end`] says why.
@@ -96,33 +96,33 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
     }
 
     /// Tells all others something.
-    pub(crate) fn tell(&self, message: impl Fn() -> M) {
-        self.threads.tell(|| ShardMessage::Specific(message()));
+    pub(crate) fn send(&self, message: impl Fn() -> M) {
+        self.threads.send(|| ShardMessage::Specific(message()));
     }
 
     /// Asks the others for the status, on behalf of `reply`. Then the first shard's own report is due, too, in the round of
     /// this number; none if a round is under way already.
     pub(crate) fn ask_status(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
         let round = self.status.ask(now, reply)?;
-        self.threads.tell(|| ShardMessage::ReportStatus(round));
+        self.threads.send(|| ShardMessage::ReportStatus(round));
         Some(round)
     }
 
     /// The first shard's own report.
     pub(crate) fn report_status(&mut self, round: u64, report: R) {
-        self.status.report(round, report);
+        self.status.add_report(round, report);
     }
 
     /// Like [`Self::ask_status`], for the flows.
     pub(crate) fn ask_flows(&mut self, now: Instant, reply: oneshot::Sender<FlowList>) -> Option<u64> {
         let round = self.flows.ask(now, reply)?;
-        self.threads.tell(|| ShardMessage::ReportFlows(round));
+        self.threads.send(|| ShardMessage::ReportFlows(round));
         Some(round)
     }
 
     /// The first shard's own flows.
     pub(crate) fn report_flows(&mut self, round: u64, flows: FlowList) {
-        self.flows.report(round, flows);
+        self.flows.add_report(round, flows);
     }
 
     /// When [`Self::answer`] wants to be called at the latest.
@@ -131,13 +131,13 @@ impl<M: Send + 'static, R: Send + 'static, A: Clone> FirstShard<M, R, A> {
     }
 
     /// The next message that the first shard has to act on. Reports are taken in passing.
-    pub(crate) fn next(&mut self) -> Option<News<M>> {
+    pub(crate) fn next(&mut self) -> Option<ShardEvent<M>> {
         loop {
             match self.inbox.next()? {
-                ShardMessage::Specific(message) => return Some(News::Specific(message)),
-                ShardMessage::Status(round, report) => self.status.report(round, *report),
-                ShardMessage::Flows(round, flows) => self.flows.report(round, flows),
-                ShardMessage::Ended => return Some(News::Ended),
+                ShardMessage::Specific(message) => return Some(ShardEvent::Specific(message)),
+                ShardMessage::Status(round, report) => self.status.add_report(round, *report),
+                ShardMessage::Flows(round, flows) => self.flows.add_report(round, flows),
+                ShardMessage::Ended => return Some(ShardEvent::Ended),
                 ShardMessage::ReportStatus(_) | ShardMessage::ReportFlows(_) | ShardMessage::End => {}
             }
         }
@@ -175,18 +175,18 @@ impl<M, R> OtherShard<M, R> {
     }
 
     /// Tells the first shard something.
-    pub(crate) fn tell(&self, message: M) {
-        self.first.tell(ShardMessage::Specific(message));
+    pub(crate) fn send(&self, message: M) {
+        self.first.send(ShardMessage::Specific(message));
     }
 
     /// Reports for the status, in the round of this number.
     pub(crate) fn report_status(&self, round: u64, report: R) {
-        self.first.tell(ShardMessage::Status(round, Box::new(report)));
+        self.first.send(ShardMessage::Status(round, Box::new(report)));
     }
 
     /// Reports the flows, in the round of this number.
     pub(crate) fn report_flows(&self, round: u64, flows: FlowList) {
-        self.first.tell(ShardMessage::Flows(round, flows));
+        self.first.send(ShardMessage::Flows(round, flows));
     }
 }
 
@@ -231,8 +231,8 @@ mod tests {
         let (reply, mut answer) = oneshot::channel();
         let round = first.ask_flows(Instant::now(), reply).unwrap();
         first.report_flows(round, FlowList::new(Role::Client));
-        let until = first.poll_timeout().unwrap();
-        first.answer(until, sum);
+        let deadline = first.poll_timeout().unwrap();
+        first.answer(deadline, sum);
         assert!(answer.try_recv().is_ok());
     }
 
@@ -240,20 +240,20 @@ mod tests {
     fn messages_reach_all_others_and_the_end_of_a_thread_is_news() {
         let (mut first, wake) = first();
         let other = first.add(PollWaker::new().unwrap());
-        first.tell(|| "hello");
+        first.send(|| "hello");
         first
             .start(1, move || {
                 let Some(ShardMessage::Specific("hello")) = other.next() else { panic!("not told") };
-                other.tell("hello yourself");
+                other.send("hello yourself");
                 Ok(())
             })
             .unwrap();
-        let mut news = Vec::new();
-        while news.len() < 2 {
-            news.extend(first.next());
+        let mut events = Vec::new();
+        while events.len() < 2 {
+            events.extend(first.next());
             std::thread::yield_now();
         }
-        assert_eq!(news, [News::Specific("hello yourself"), News::Ended]);
+        assert_eq!(events, [ShardEvent::Specific("hello yourself"), ShardEvent::Ended]);
         while !wake.drain() {
             std::thread::yield_now();
         }

@@ -13,7 +13,7 @@ use mpvpn_control::{
         Class, Client, FecStats, Link, LinkState, Path, PathState, Resequencing, Role, Session, State, Status,
     },
 };
-use mpvpn_path::PathState as Judged;
+use mpvpn_path::PathState as TunnelPathState;
 use mpvpn_tunnel::{
     ClientReport, ClientState, ClosedConnection, ConnectionNumber, FecCounters, PathReport,
     ResequencingCounters, SessionReport, TrafficCounters,
@@ -21,33 +21,34 @@ use mpvpn_tunnel::{
 use mpvpn_types::{BitRate, ByteSize, ClassId, CongestionControl, LinkId, PathId, SessionId, Tier, Weight};
 
 use crate::{
-    client::ways::Ways,
+    client::transports::LinkTransports,
     links::{Link as Uplink, Links},
-    policies::{Policies, Way},
-    tcp_way::carriage::Stands,
+    policies::{Direction, LinkPolicies},
+    tcp_transport::connection::EstablishedConnection,
 };
 
 /// The class of those that have no others.
-pub(crate) const CLASS: &str = "default";
+pub(crate) const DEFAULT_CLASS: &str = "default";
 
 /// Classes that a server tells apart in its own figures.
-const MOST_CLASSES: usize = 32;
+const MAX_CLASSES: usize = 32;
 
 /// What its status says where the server carries no packets.
-const BY_FLOWS: &str = "the server carries no packets: TCP and UDP work, ping and other protocols do not";
+const NO_PACKETS_NOTE: &str =
+    "the server carries no packets: TCP and UDP work, ping and other protocols do not";
 
 /// Why a class has no connection.
-const NOT_USED_YET: &str = "not used yet";
-const NOT_USED: &str = "not used for ten minutes";
+const CLASS_NOT_USED_YET: &str = "not used yet";
+const CLASS_NOT_USED: &str = "not used for ten minutes";
 /// Why its paths carry nothing.
-const ASLEEP: &str = "its class sleeps until it is used";
+const CLASS_ASLEEP: &str = "its class sleeps until it is used";
 
 /// What a client tells about itself.
-pub(crate) fn of_client(
+pub(crate) fn client_status(
     config: &ClientConfig,
     links: &Links,
-    policies: &Policies,
-    ways: &Ways,
+    policies: &LinkPolicies,
+    transports: &LinkTransports,
     reports: &[(ClassId, ClientReport)],
     uptime: Duration,
     member: ConnectionNumber,
@@ -67,7 +68,7 @@ pub(crate) fn of_client(
         user: String::new(),
         resumed: u64::from(report.resumed),
     });
-    status.notes.extend(report.per_flow.then(|| BY_FLOWS.to_owned()));
+    status.notes.extend(report.per_flow.then(|| NO_PACKETS_NOTE.to_owned()));
     let given =
         |at: usize| report.assignment.as_ref().map_or(Vec::new(), |all| all.additional_or_first(at).0);
     let with_tun = config.class_tuns().zip(0..);
@@ -81,7 +82,7 @@ pub(crate) fn of_client(
             scheduler: class.scheduler.unwrap_or(config.scheduler).to_string(),
             tx_bytes: report.counters.tx_bytes,
             rx_bytes: report.counters.rx_bytes,
-            queue_ms: millis(report.sojourn),
+            queue_ms: milliseconds(report.sojourn),
             drops: report.drops,
             tx_bps: Some(report.rates.tx.bps()),
             rx_bps: Some(report.rates.rx.bps()),
@@ -92,9 +93,9 @@ pub(crate) fn of_client(
             }),
             reason: match report.state {
                 ClientState::Asleep if report.counters == TrafficCounters::default() => {
-                    NOT_USED_YET.to_owned()
+                    CLASS_NOT_USED_YET.to_owned()
                 }
-                ClientState::Asleep => NOT_USED.to_owned(),
+                ClientState::Asleep => CLASS_NOT_USED.to_owned(),
                 ClientState::Up | ClientState::Connecting => report.reason.clone(),
             },
             rtt_ms: rtt_of(&report.paths),
@@ -113,44 +114,46 @@ pub(crate) fn of_client(
             let Some((id, link)) = link.and_then(|id| Some((id, links.links.get(&id)?))) else { continue };
             let local = local_of(link, path.view.remote);
             let several = links.links.get(&id.uplink()).is_some_and(|link| link.pipes > 1);
-            let mut told = path_of(path, &class.name, &link.name, local, member);
+            let mut path_status = path_of(path, &class.name, &link.name, local, member);
             if id.is_tcp() {
-                inside_tcp(&mut told, ways.stands(id.uplink()));
-                status.paths.push(told);
+                set_tcp_transport(&mut path_status, transports.established(id.uplink()));
+                status.paths.push(path_status);
                 continue;
             }
-            told.pipe = several.then_some(id.path_index());
-            if id.path_index() >= policies.pipes(&link.name).used && told.state == PathState::Standby {
-                told.reason = "a pipe that is not used now".to_owned();
+            path_status.pipe = several.then_some(id.path_index());
+            if id.path_index() >= policies.pipes(&link.name).used && path_status.state == PathState::Standby {
+                path_status.reason = "a pipe that is not used now".to_owned();
             }
-            status.paths.push(told);
+            status.paths.push(path_status);
         }
         if report.state == ClientState::Asleep {
             let own = links.links.iter().filter(|(link, _)| link.class() == *id && !link.is_tcp());
             let usable = own.filter_map(|(_, link)| Some((link, link.remote?)));
             status.paths.extend(
-                (0..).zip(usable).map(|(at, (link, remote))| sleeping(at, &class.name, link, remote, member)),
+                (0..)
+                    .zip(usable)
+                    .map(|(at, (link, remote))| asleep_path(at, &class.name, link, remote, member)),
             );
         }
     }
     let now = Instant::now();
     for (id, link) in links.uplinks() {
-        let said = policies.of(&link.name);
+        let link_config = policies.of(&link.name);
         let (state, reason) = state_of(link, policies, &status.paths);
-        let why = ways.why(now, id);
-        let reason = if reason.is_empty() || state == LinkState::Up { why } else { reason };
+        let transport_reason = transports.reason(now, id);
+        let reason = if reason.is_empty() || state == LinkState::Up { transport_reason } else { reason };
         status.links.push(Link {
             state,
             tier: policies.tier(&link.name).to_string(),
             reason,
             addresses: link.addresses.clone(),
-            tx_bytes: link.meter.payload(Way::Sent),
-            rx_bytes: link.meter.payload(Way::Received),
-            metered: said.metered,
-            up_cap_bps: said.up.map(BitRate::bps),
-            down_cap_bps: said.down.map(BitRate::bps),
-            quota_bytes: said.quota.map(ByteSize::bytes),
-            weight: Some(said.weight).filter(|weight| *weight != Weight::default()).map(Weight::get),
+            tx_bytes: link.meter.payload_bytes(Direction::Sent),
+            rx_bytes: link.meter.payload_bytes(Direction::Received),
+            metered: link_config.metered,
+            up_cap_bps: link_config.up.map(BitRate::bps),
+            down_cap_bps: link_config.down.map(BitRate::bps),
+            quota_bytes: link_config.quota.map(ByteSize::bytes),
+            weight: Some(link_config.weight).filter(|weight| *weight != Weight::default()).map(Weight::get),
             pipes: (link.pipes > 1).then_some(link.pipes),
             ..Link::new(&link.name)
         });
@@ -159,12 +162,12 @@ pub(crate) fn of_client(
 }
 
 /// How a link stands, and why.
-fn state_of(link: &Uplink, policies: &Policies, paths: &[Path]) -> (LinkState, String) {
+fn state_of(link: &Uplink, policies: &LinkPolicies, paths: &[Path]) -> (LinkState, String) {
     if link.remote.is_none() {
         return (LinkState::Down, link.reason.to_owned());
     }
     if policies.tier(&link.name) == Tier::Never {
-        return (LinkState::Never, policies.why_never(&link.name));
+        return (LinkState::Never, policies.never_reason(&link.name));
     }
     // Of several connections the one that gets furthest says most.
     let best = paths.iter().filter(|path| path.link == link.name).min_by_key(|path| match path.state {
@@ -182,8 +185,8 @@ fn state_of(link: &Uplink, policies: &Policies, paths: &[Path]) -> (LinkState, S
 
 /// The smoothed round-trip time of the quickest path that carries data.
 fn rtt_of(paths: &[PathReport]) -> Option<f64> {
-    let active = paths.iter().filter(|path| path.state == Judged::Active);
-    active.map(|path| path.view.rtt).min().map(millis)
+    let active = paths.iter().filter(|path| path.state == TunnelPathState::Active);
+    active.map(|path| path.view.rtt).min().map(milliseconds)
 }
 
 /// The congestion controller of the connection; `None` where it has no path.
@@ -199,7 +202,7 @@ fn loss_of(paths: &[PathReport]) -> Option<f64> {
 }
 
 /// Adds what another shard of a client told. What links carry all shards count together.
-pub(crate) fn add_member(status: &mut Status, member: Status) {
+pub(crate) fn add_shard_status(status: &mut Status, member: Status) {
     for (class, other) in status.classes.iter_mut().zip(member.classes) {
         class.add(&other);
     }
@@ -248,10 +251,10 @@ fn class_of_server(name: &str) -> Class {
 }
 
 /// The class of this name among `classes`.
-fn entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
+fn class_entry<'a>(classes: &'a mut Vec<Class>, name: &str) -> &'a mut Class {
     let at = classes.iter().position(|class| class.name == name).unwrap_or_else(|| {
         // Clients name their classes as they like.
-        if classes.len() < MOST_CLASSES {
+        if classes.len() < MAX_CLASSES {
             classes.push(class_of_server(name));
         }
         classes.len() - 1
@@ -263,7 +266,7 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
     Class {
         tx_bytes: report.counters.tx_bytes,
         rx_bytes: report.counters.rx_bytes,
-        queue_ms: millis(report.sojourn),
+        queue_ms: milliseconds(report.sojourn),
         drops: report.drops,
         tx_bps: Some(report.rates.tx.bps()),
         rx_bps: Some(report.rates.rx.bps()),
@@ -277,10 +280,10 @@ fn class_of(name: &str, report: &SessionReport) -> Class {
 
 /// Counts what a connection that is over has come to.
 pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection) {
-    let name = if departed.class.is_empty() { CLASS } else { &departed.class };
+    let name = if departed.class.is_empty() { DEFAULT_CLASS } else { &departed.class };
     // Whatever there is now is no more of it.
     let resequencing = departed.resequencing.map(|counters| resequencing_of(counters).as_over());
-    entry(classes, name).add(&Class {
+    class_entry(classes, name).add(&Class {
         tx_bytes: departed.counters.tx_bytes,
         rx_bytes: departed.counters.rx_bytes,
         drops: departed.drops,
@@ -290,7 +293,7 @@ pub(crate) fn add_departed(classes: &mut Vec<Class>, departed: ClosedConnection)
 }
 
 /// What a server tells about itself.
-pub(crate) fn of_server(
+pub(crate) fn server_status(
     config: &ServerConfig,
     addresses: &[IpNet],
     listen: &[SocketAddr],
@@ -304,9 +307,9 @@ pub(crate) fn of_server(
     status.uptime_s = now.saturating_duration_since(started).as_secs_f64();
     status.addresses = addresses.to_vec();
     status.notes.extend(config.service.note().map(str::to_owned));
-    let mut classes = vec![class_of_server(CLASS)];
+    let mut classes = vec![class_of_server(DEFAULT_CLASS)];
     for class in departed {
-        entry(&mut classes, &class.name).add(class);
+        class_entry(&mut classes, &class.name).add(class);
     }
     // A client that only relays has no session: each of its connections stands for itself.
     let mut clients: BTreeMap<(Option<SessionId>, usize), Client> = BTreeMap::new();
@@ -316,10 +319,10 @@ pub(crate) fn of_server(
         IpAddr::V6(_) => IpNet::new(ip, config.subnet6.map_or(128, |net| net.prefix_len())),
     };
     for (at, report) in reports.iter().enumerate() {
-        let name = if report.class.is_empty() { CLASS } else { &report.class };
+        let name = if report.class.is_empty() { DEFAULT_CLASS } else { &report.class };
         let class = class_of(name, report);
         // There is no round-trip time of all clients.
-        entry(&mut classes, name).add(&Class { rtt_ms: None, ..class.clone() });
+        class_entry(&mut classes, name).add(&Class { rtt_ms: None, ..class.clone() });
         let key = (report.session, if report.session.is_some() { 0 } else { at });
         let client = clients.entry(key).or_insert_with(|| Client {
             user: report.user.clone(),
@@ -332,7 +335,7 @@ pub(crate) fn of_server(
             paths: Vec::new(),
         });
         if !report.class.is_empty() {
-            entry(&mut client.classes, name).add(&class);
+            class_entry(&mut client.classes, name).add(&class);
         }
         if client.addresses.is_empty() {
             client.addresses = report.addresses.iter().filter_map(|ip| prefix(ip).ok()).collect();
@@ -355,7 +358,7 @@ pub(crate) fn of_server(
 }
 
 /// Adds packets that were lost between threads to those that were dropped.
-pub(crate) fn count_lost(status: &mut Status, lost: u64) {
+pub(crate) fn add_lost_packets(status: &mut Status, lost: u64) {
     if let Some(class) = status.classes.first_mut() {
         class.drops += lost;
     }
@@ -363,13 +366,14 @@ pub(crate) fn count_lost(status: &mut Status, lost: u64) {
 
 /// Where packets of a link to the server come from.
 fn local_of(link: &Uplink, remote: SocketAddr) -> SocketAddr {
-    let port = link.wire.as_ref().and_then(|wire| wire.socket.local_addr().ok()).map_or(0, |a| a.port());
+    let port =
+        link.socket.as_ref().and_then(|socket| socket.socket.local_addr().ok()).map_or(0, |a| a.port());
     let own = link.addresses.iter().find(|ip| ip.is_ipv4() == remote.is_ipv4());
     SocketAddr::new(own.copied().unwrap_or(IpAddr::from([0, 0, 0, 0])), port)
 }
 
 /// The path over a link that a class will have when it wakes, which has its socket already.
-fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: ConnectionNumber) -> Path {
+fn asleep_path(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: ConnectionNumber) -> Path {
     Path {
         id: id_of(at, class, &link.name, member),
         class: class.to_owned(),
@@ -379,7 +383,7 @@ fn sleeping(at: u32, class: &str, link: &Uplink, remote: SocketAddr, member: Con
         local: local_of(link, remote),
         remote,
         state: PathState::Standby,
-        reason: ASLEEP.to_owned(),
+        reason: CLASS_ASLEEP.to_owned(),
         rtt_ms: 0.0,
         min_rtt_ms: 0.0,
         base_rtt_ms: None,
@@ -405,7 +409,7 @@ fn id_of(number: u32, class: &str, link: &str, member: ConnectionNumber) -> Stri
 }
 
 /// The name of a path: with its number, or `tcp` for a path inside TCP. A server does not know the link.
-pub(crate) fn name_of(
+pub(crate) fn path_name(
     path: PathId,
     class: &str,
     name: &str,
@@ -414,12 +418,12 @@ pub(crate) fn name_of(
 ) -> String {
     match link.is_some_and(LinkId::is_tcp) {
         true => tcp_id(class, name, member),
-        false => id_of(path.0, class, if name.is_empty() { NO_LINK } else { name }, member),
+        false => id_of(path.0, class, if name.is_empty() { UNKNOWN_LINK } else { name }, member),
     }
 }
 
 /// In place of an unknown link.
-const NO_LINK: &str = "path";
+const UNKNOWN_LINK: &str = "path";
 
 fn tcp_id(class: &str, link: &str, member: ConnectionNumber) -> String {
     format!("{class}/{link}/tcp{}", shard_of(member))
@@ -438,7 +442,7 @@ fn path_of(
 ) -> Path {
     let view = &report.view;
     Path {
-        id: name_of(view.id, class, link, report.link, member),
+        id: path_name(view.id, class, link, report.link, member),
         class: class.to_owned(),
         link: link.to_owned(),
         pipe: None,
@@ -446,17 +450,17 @@ fn path_of(
         local,
         remote: view.remote,
         state: match report.state {
-            Judged::Active => PathState::Active,
-            Judged::Standby => PathState::Standby,
-            Judged::Probing => PathState::Probing,
-            Judged::Down => PathState::Down,
+            TunnelPathState::Active => PathState::Active,
+            TunnelPathState::Standby => PathState::Standby,
+            TunnelPathState::Probing => PathState::Probing,
+            TunnelPathState::Down => PathState::Down,
         },
         reason: report.reason.clone(),
-        rtt_ms: millis(view.rtt),
-        min_rtt_ms: millis(view.min_rtt.unwrap_or_default()),
+        rtt_ms: milliseconds(view.rtt),
+        min_rtt_ms: milliseconds(view.min_rtt.unwrap_or_default()),
         // Before the first measurement it is 0.
-        base_rtt_ms: (!view.base_rtt.is_zero()).then(|| millis(view.base_rtt)),
-        jitter_ms: millis(view.jitter),
+        base_rtt_ms: (!view.base_rtt.is_zero()).then(|| milliseconds(view.base_rtt)),
+        jitter_ms: milliseconds(view.jitter),
         loss_pct: view.loss * 100.0,
         cc: Some(view.cc.to_string()),
         cwnd_bytes: view.window,
@@ -473,14 +477,14 @@ fn path_of(
 }
 
 /// A path whose packets travel in a TCP connection.
-fn inside_tcp(path: &mut Path, connection: Option<&Stands>) {
-    let is_multipath = connection.is_some_and(|stands| stands.multipath);
+fn set_tcp_transport(path: &mut Path, connection: Option<&EstablishedConnection>) {
+    let is_multipath = connection.is_some_and(|established| established.multipath);
     path.transport = Some(if is_multipath { "mptcp" } else { "tcp" }.to_owned());
-    if let Some(stands) = connection {
-        (path.local, path.remote) = (stands.local, stands.remote);
+    if let Some(established) = connection {
+        (path.local, path.remote) = (established.local, established.remote);
     }
 }
 
-fn millis(time: Duration) -> f64 {
+fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }

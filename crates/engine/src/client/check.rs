@@ -21,20 +21,22 @@ use mpvpn_tunnel::{ClientConfig as TunnelConfig, TunnelMode};
 use mpvpn_types::{Duration, Fec};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{PATH, random};
+use super::{CONNECT_IP_PATH, random};
 use crate::{
     EngineError,
-    links::{Footing, Ground, IPV4_UDP, IPV6_UDP, Links, largest_payload},
-    policies::{Meters, Policies},
-    tcp_way::{
-        carriage::Stable,
-        trial::{self, Trial},
+    links::{
+        BindOptions, IPV4_UDP_HEADER_BYTES, IPV6_UDP_HEADER_BYTES, LinkSocketOptions, Links, max_udp_payload,
+    },
+    policies::{LinkMeters, LinkPolicies},
+    tcp_transport::{
+        connection::TcpTransportConfig,
+        probe::{TcpProbe, probe},
     },
 };
 
 /// A link, before it is tried.
 struct Candidate {
-    footing: Footing,
+    bind_options: BindOptions,
     remote: Option<SocketAddr>,
     mtu: u32,
     /// Why it cannot be used.
@@ -45,29 +47,33 @@ struct Candidate {
 ///
 /// # Errors
 /// If the links of this machine cannot be told, or the configuration cannot be used.
-pub fn run(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<CheckReport, EngineError> {
-    let remotes = addresses(config, tell)?;
-    let policies = Policies::new(&config.links);
+pub fn run(config: &ClientConfig, report: &(dyn Fn(&str) + Sync)) -> Result<CheckReport, EngineError> {
+    let remotes = resolve_server(config, report)?;
+    let policies = LinkPolicies::new(&config.links);
     let candidates = candidates(config, &policies, remotes.clone())?;
-    let checked = |candidate: &Candidate| {
-        let name = candidate.footing.name.clone();
-        let link = check(config, candidate, &remotes, tell)?;
+    let check_candidate = |candidate: &Candidate| {
+        let name = candidate.bind_options.name.clone();
+        let link = check_link(config, candidate, &remotes, report)?;
         Ok(link.judge(policies.tier(&name), policies.transport(&name)))
     };
     let links = std::thread::scope(|scope| {
-        let threads: Vec<_> = candidates.iter().map(|candidate| scope.spawn(|| checked(candidate))).collect();
-        threads.into_iter().map(join).collect::<Result<Vec<_>, EngineError>>()
+        let threads: Vec<_> =
+            candidates.iter().map(|candidate| scope.spawn(|| check_candidate(candidate))).collect();
+        threads.into_iter().map(join_thread).collect::<Result<Vec<_>, EngineError>>()
     })?;
     let via = config.via.as_ref().map(|via| via.proxy.to_string());
     Ok(CheckReport { server: config.server.to_string(), via, links })
 }
 
-fn join<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
+fn join_thread<T>(thread: std::thread::ScopedJoinHandle<'_, T>) -> T {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// The addresses of the server. A proxy may know its name where nobody here does.
-fn addresses(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<SocketAddr>, EngineError> {
+fn resolve_server(
+    config: &ClientConfig,
+    report: &(dyn Fn(&str) + Sync),
+) -> Result<Vec<SocketAddr>, EngineError> {
     let server = &config.server;
     if let Some(ip) = server.ip() {
         return Ok(vec![SocketAddr::new(ip, server.port)]);
@@ -76,7 +82,7 @@ fn addresses(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<
     match found {
         Ok(found) => Ok(found.collect()),
         Err(source) if config.via.is_some() => {
-            tell(&format!("{}: the name cannot be resolved here: {source}", server.host));
+            report(&format!("{}: the name cannot be resolved here: {source}", server.host));
             Ok(Vec::new())
         }
         Err(source) => Err(EngineError::Unresolved { name: server.host.clone(), source }),
@@ -85,17 +91,18 @@ fn addresses(config: &ClientConfig, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<
 
 fn candidates(
     config: &ClientConfig,
-    policies: &Policies,
+    policies: &LinkPolicies,
     remotes: Vec<SocketAddr>,
 ) -> Result<Vec<Candidate>, EngineError> {
     let poller = Poller::new().map_err(EngineError::io("make an epoll instance"))?;
-    let ground = Ground { tuns: vec![config.tun_name.clone()], ..Ground::default() };
-    let mut links = Links::new(&config.paths, Vec::new(), &Meters::default(), ground, &poller)?;
+    let socket_options =
+        LinkSocketOptions { tuns: vec![config.tun_name.clone()], ..LinkSocketOptions::default() };
+    let mut links = Links::new(&config.paths, Vec::new(), &LinkMeters::default(), socket_options, &poller)?;
     links.set_remotes(remotes);
     links.rescan(&poller, policies)?;
     let candidate = |(id, link): (_, &crate::links::Link)| {
         Some(Candidate {
-            footing: links.footing(id)?,
+            bind_options: links.bind_options(id)?,
             remote: link.remote,
             mtu: link.mtu,
             reason: link.reason,
@@ -104,27 +111,27 @@ fn candidates(
     Ok(links.uplinks().filter_map(candidate).collect())
 }
 
-fn check(
+fn check_link(
     config: &ClientConfig,
     candidate: &Candidate,
     remotes: &[SocketAddr],
-    tell: &(dyn Fn(&str) + Sync),
+    report: &(dyn Fn(&str) + Sync),
 ) -> Result<LinkCheck, EngineError> {
-    let name = &candidate.footing.name;
-    let addresses = candidate.footing.addresses.clone();
-    let by_proxy = config.via.is_some() && !addresses.is_empty();
-    if candidate.remote.is_none() && !by_proxy {
-        tell(&format!("{name}: {}", candidate.reason));
+    let name = &candidate.bind_options.name;
+    let addresses = candidate.bind_options.addresses.clone();
+    let has_proxy = config.via.is_some() && !addresses.is_empty();
+    if candidate.remote.is_none() && !has_proxy {
+        report(&format!("{name}: {}", candidate.reason));
         return Ok(LinkCheck::unusable(name, addresses, candidate.reason));
     }
     let (udp, tcp) = std::thread::scope(|scope| {
-        let udp = scope.spawn(|| by_udp(config, candidate, tell));
-        let tcp = scope.spawn(|| by_tcp(config, candidate, remotes, tell));
-        (join(udp), join(tcp))
+        let udp = scope.spawn(|| check_udp(config, candidate, report));
+        let tcp = scope.spawn(|| check_tcp(config, candidate, remotes, report));
+        (join_thread(udp), join_thread(tcp))
     });
     let (udp, tcp) = (udp?, tcp?);
-    let said = [udp.authorized, tcp.as_ref().ok().map(|trial| trial.authorized)];
-    let credentials = match (said.contains(&Some(false)), said.contains(&Some(true))) {
+    let verdicts = [udp.authorized, tcp.as_ref().ok().map(|probe| probe.authorized)];
+    let credentials = match (verdicts.contains(&Some(false)), verdicts.contains(&Some(true))) {
         (true, _) => TokenCheck::Refused,
         (false, true) => TokenCheck::Accepted,
         (false, false) => TokenCheck::Unknown,
@@ -132,59 +139,59 @@ fn check(
     Ok(LinkCheck {
         remote: candidate.remote,
         udp: TransportCheck::from(udp.found),
-        tcp: TransportCheck::from(tcp.map(found)),
+        tcp: TransportCheck::from(tcp.map(tcp_result)),
         credentials,
         ..LinkCheck::unusable(name, addresses, "")
     })
 }
 
-fn by_udp(
+fn check_udp(
     config: &ClientConfig,
     candidate: &Candidate,
-    tell: &(dyn Fn(&str) + Sync),
-) -> Result<udp::Outcome, EngineError> {
-    let name = &candidate.footing.name;
+    report: &(dyn Fn(&str) + Sync),
+) -> Result<udp::UdpOutcome, EngineError> {
+    let name = &candidate.bind_options.name;
     let Some(remote) = candidate.remote else {
         let found = Err("the address of the server is not known".to_owned());
-        return Ok(udp::Outcome { found, authorized: None });
+        return Ok(udp::UdpOutcome { found, authorized: None });
     };
     let refusal = LastRefusal::default();
-    let tunnel = tunnel(config, candidate.mtu, remote, &refusal)?;
-    let mut outcome = udp::try_out(&candidate.footing, remote, &tunnel);
+    let tunnel = probe_config(config, candidate.mtu, remote, &refusal)?;
+    let mut outcome = udp::probe(&candidate.bind_options, remote, &tunnel);
     if let Some(refusal) = refusal.take() {
         outcome.found = Err(refusal.to_string());
     }
     match &outcome.found {
-        Ok(found) => tell(&format!("{name}: UDP works, {:.1} ms", found.ms)),
-        Err(error) => tell(&format!("{name}: UDP fails: {error}")),
+        Ok(found) => report(&format!("{name}: UDP works, {:.1} ms", found.ms)),
+        Err(error) => report(&format!("{name}: UDP fails: {error}")),
     }
     Ok(outcome)
 }
 
-fn by_tcp(
+fn check_tcp(
     config: &ClientConfig,
     candidate: &Candidate,
     remotes: &[SocketAddr],
-    tell: &(dyn Fn(&str) + Sync),
-) -> Result<Result<Trial, String>, EngineError> {
-    let name = &candidate.footing.name;
+    report: &(dyn Fn(&str) + Sync),
+) -> Result<Result<TcpProbe, String>, EngineError> {
+    let name = &candidate.bind_options.name;
     let runtime = runtime()?;
-    let stable = Stable::new(config, runtime.handle().clone())?;
-    let tried = runtime.block_on(trial::try_out(&stable, candidate.footing.clone(), remotes.to_vec()));
-    match &tried {
-        Ok(trial) => tell(&format!("{name}: TCP works, {:.1} ms", ms(trial.connect))),
-        Err(error) => tell(&format!("{name}: TCP fails: {error}")),
+    let tcp_config = TcpTransportConfig::new(config, runtime.handle().clone())?;
+    let probed = runtime.block_on(probe(&tcp_config, candidate.bind_options.clone(), remotes.to_vec()));
+    match &probed {
+        Ok(probe) => report(&format!("{name}: TCP works, {:.1} ms", ms(probe.connect))),
+        Err(error) => report(&format!("{name}: TCP fails: {error}")),
     }
-    Ok(tried)
+    Ok(probed)
 }
 
-fn found(trial: Trial) -> TcpMeasurement {
+fn tcp_result(probe: TcpProbe) -> TcpMeasurement {
     TcpMeasurement {
-        connect_ms: ms(trial.connect),
-        proxy_ms: trial.proxy.map(ms),
-        tls_ms: ms(trial.tls),
-        http2_ms: ms(trial.http2),
-        mptcp: match trial.multipath {
+        connect_ms: ms(probe.connect),
+        proxy_ms: probe.proxy.map(ms),
+        tls_ms: ms(probe.tls),
+        http2_ms: ms(probe.http2),
+        mptcp: match probe.multipath {
             Some(MptcpState::Active(_)) => Mptcp::Works,
             Some(MptcpState::Fallback) => Mptcp::FellBack,
             Some(MptcpState::NotUsed) => Mptcp::Missing,
@@ -202,22 +209,22 @@ fn runtime() -> Result<Runtime, EngineError> {
 }
 
 /// A client that says hello over one link.
-fn tunnel(
+fn probe_config(
     config: &ClientConfig,
     mtu: u32,
     remote: SocketAddr,
     refusal: &LastRefusal,
 ) -> Result<TunnelConfig, EngineError> {
     let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal)?;
-    let headers = if remote.is_ipv4() { IPV4_UDP } else { IPV6_UDP };
-    let max_udp_payload = largest_payload(mtu, headers);
+    let headers = if remote.is_ipv4() { IPV4_UDP_HEADER_BYTES } else { IPV6_UDP_HEADER_BYTES };
+    let max_udp_payload = max_udp_payload(mtu, headers);
     let options = TransportOptions { max_udp_payload, ..TransportOptions::default() };
     Ok(TunnelConfig {
         mode: TunnelMode::RelaysOnly,
         setup: ClientSetup::new(Arc::new(tls), &options, &random::<32>()?)?,
         server_name: config.server.host.clone(),
         authority: config.server.to_string(),
-        path: PATH.to_owned(),
+        path: CONNECT_IP_PATH.to_owned(),
         token: config.load_token()?.map(|token| token.reveal().to_owned()),
         class: None,
         additional_addresses: 0,

@@ -5,7 +5,7 @@ use mpvpn_control::config::{ClassConfig, ClientConfig, is_match, rules_of};
 use mpvpn_tunnel::{ClassProfile, ClassSetup, ClientConfig as TunnelConfig, LinkPolicy};
 use mpvpn_types::{ClassId, LinkId, Tier};
 
-use crate::{links::LinkClass, policies::Policies};
+use crate::{links::LinkClass, policies::LinkPolicies};
 
 /// The classes of a client, the default one first.
 #[derive(Clone)]
@@ -16,25 +16,25 @@ pub(super) struct Classes {
 
 impl Classes {
     /// Those of the configuration; where there are no packets, nothing can be told apart.
-    pub(super) fn of(config: &ClientConfig, packets: bool) -> Self {
-        match packets {
+    pub(super) fn from_config(config: &ClientConfig, has_packets: bool) -> Self {
+        match has_packets {
             true => Self { list: config.classes.clone(), rules: rules_of(&config.class_rules) },
             false => Self { list: config.classes[..1].to_vec(), rules: Rules::default() },
         }
     }
 
     /// What their sockets have to know.
-    pub(super) fn sockets(&self) -> Vec<LinkClass> {
+    pub(super) fn link_classes(&self) -> Vec<LinkClass> {
         self.list.iter().map(|class| LinkClass { id: class.id, dscp: class.dscp }).collect()
     }
 
     /// The connections of all, each made by `tunnel`.
     pub(super) fn setups(&self, mut tunnel: impl FnMut(&ClassConfig) -> TunnelConfig) -> Vec<ClassSetup> {
-        let several = self.list.len() > 1;
+        let has_several = self.list.len() > 1;
         let setup = |class: &ClassConfig| {
             let config = tunnel(class);
             let class_profile =
-                several.then(|| ClassProfile { cc: Some(config.setup.cc()), ..profile(class) });
+                has_several.then(|| ClassProfile { cc: Some(config.setup.cc()), ..profile(class) });
             let config = TunnelConfig { class: class_profile, ..config };
             ClassSetup { id: class.id, priority: class.priority, config }
         };
@@ -47,14 +47,14 @@ impl Classes {
     }
 
     /// Those that are not among the `new` ones.
-    pub(super) fn gone_in(&self, new: &Self) -> Vec<ClassId> {
+    pub(super) fn removed_in(&self, new: &Self) -> Vec<ClassId> {
         let stays = |id: ClassId| new.list.iter().any(|class| class.id == id);
         self.list.iter().map(|class| class.id).filter(|id| !stays(*id)).collect()
     }
 
     /// Whether a class is among the `new` ones, and its connection would be the same there. Which links it uses does not
     /// matter.
-    pub(super) fn travels_alike(&self, id: ClassId, new: &Self) -> bool {
+    pub(super) fn has_same_connection(&self, id: ClassId, new: &Self) -> bool {
         let of = |classes: &Self| {
             let class = classes.list.iter().find(|class| class.id == id)?;
             Some(ClassConfig { prefer: Vec::new(), exclude: Vec::new(), ..class.clone() })
@@ -63,7 +63,7 @@ impl Classes {
     }
 
     /// How the connection of a class uses a link, or a pipe of it, that has this name.
-    pub(super) fn policy(&self, id: LinkId, name: &str, policies: &Policies) -> LinkPolicy {
+    pub(super) fn policy(&self, id: LinkId, name: &str, policies: &LinkPolicies) -> LinkPolicy {
         let policy = policies.policy(name);
         let Some(class) = self.list.iter().find(|class| class.id == id.class()) else { return policy };
         let fits = |patterns: &[String]| patterns.iter().any(|pattern| is_match(pattern, name));
@@ -99,8 +99,8 @@ mod tests {
         let classes = Classes { list: vec![default, critical, bulk], rules: Rules::default() };
         let of = |id, name: &str, tier| {
             let link = LinkConfig { name: name.into(), tier, ..LinkConfig::default() };
-            let mut policies = Policies::new(&[LinkConfig { pipes: Some(Pipes::Auto), ..link }]);
-            policies.find_pipes(name, PipeCount { open: 2, used: 1 });
+            let mut policies = LinkPolicies::new(&[LinkConfig { pipes: Some(Pipes::Auto), ..link }]);
+            policies.set_auto_pipes(name, PipeCount { open: 2, used: 1 });
             classes.policy(id, name, &policies).tier
         };
         let tier = |class, name, tier| of(LinkId(3).with_class(ClassId(class)), name, tier);
@@ -118,7 +118,7 @@ mod tests {
             (Tier::Backup, Tier::Never)
         );
         assert_eq!(
-            classes.sockets().iter().map(|class| class.dscp).collect::<Vec<_>>(),
+            classes.link_classes().iter().map(|class| class.dscp).collect::<Vec<_>>(),
             [None, Some(46), Some(8)]
         );
     }
@@ -132,9 +132,9 @@ mod tests {
         let added = ClassConfig { id: ClassId(3), name: "cams".into(), ..default.clone() };
         let after = classes(vec![default, bulk, added, critical]);
         assert_eq!(
-            [0, 1, 2, 3].map(|id| before.travels_alike(ClassId(id), &after)),
+            [0, 1, 2, 3].map(|id| before.has_same_connection(ClassId(id), &after)),
             [true, true, false, false]
         );
-        assert_eq!((before.gone_in(&after), after.gone_in(&before)), (vec![], vec![ClassId(3)]));
+        assert_eq!((before.removed_in(&after), after.removed_in(&before)), (vec![], vec![ClassId(3)]));
     }
 }

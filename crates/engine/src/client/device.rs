@@ -22,12 +22,12 @@ use mpvpn_types::ClassId;
 
 use crate::{
     EngineError,
-    turn::{CLASS_TUNS, TUN},
-    wire::{TUN_READS, read_tun, write_tun},
+    event_loop::{FIRST_CLASS_TUN_TOKEN, TUN_TOKEN},
+    packet_io::{MAX_TUN_READS, read_tun, write_tun},
 };
 
 /// Bytes that wait for a descriptor of an app, at most.
-const MAX_WAITING: usize = 1 << 20;
+const MAX_QUEUED_BYTES: usize = 1 << 20;
 
 /// Takes packets for an app.
 pub type Out = Box<dyn FnMut(&[u8]) + Send>;
@@ -65,7 +65,10 @@ impl Devices {
     /// Starts to wait for packets.
     pub(super) fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
         self.main.watch(poller)?;
-        self.classes.iter().zip(CLASS_TUNS..).try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
+        self.classes
+            .iter()
+            .zip(FIRST_CLASS_TUN_TOKEN..)
+            .try_for_each(|(queue, token)| watch(poller, &queue.tun, token))
     }
 
     /// Lets the kernel put packets into these queues, which it does at first, or into those of other shards only.
@@ -74,9 +77,9 @@ impl Devices {
             return Ok(());
         }
         if let Device::Tun(tun) = &self.main {
-            set_attached(poller, tun, TUN, attached)?;
+            set_attached(poller, tun, TUN_TOKEN, attached)?;
         }
-        let mut queues = self.classes.iter().zip(CLASS_TUNS..);
+        let mut queues = self.classes.iter().zip(FIRST_CLASS_TUN_TOKEN..);
         queues.try_for_each(|(queue, token)| set_attached(poller, &queue.tun, token, attached))?;
         self.is_attached = attached;
         Ok(())
@@ -88,8 +91,8 @@ impl Devices {
     }
 
     /// Whether packets come with the wake-up call of the thread.
-    pub(super) fn comes_by_call(&self) -> bool {
-        self.main.comes_by_call()
+    pub(super) fn uses_callback(&self) -> bool {
+        self.main.uses_callback()
     }
 
     /// There is room for packets that wait.
@@ -118,7 +121,7 @@ impl Devices {
 
     /// Reads what waits in the TUN of a class, which has this token, within bounds.
     pub(super) fn read_class(&mut self, token: u64, mut each: impl FnMut(ClassId, VnetHdr, &mut [u8])) {
-        let queue = self.classes.iter().zip(CLASS_TUNS..).find(|(_, other)| *other == token);
+        let queue = self.classes.iter().zip(FIRST_CLASS_TUN_TOKEN..).find(|(_, other)| *other == token);
         if let Some((queue, _)) = queue {
             read_tun(&queue.tun, &mut self.buffer, |hdr, packet| each(queue.class, hdr, packet));
         }
@@ -158,22 +161,22 @@ pub(super) enum Device {
 
 /// Packets of an app.
 pub(super) struct AppDevice {
-    way: Way,
+    packets: AppPackets,
     /// Memory for packets that are cut.
-    whole: Vec<u8>,
-    cut: BytesMut,
+    joined_packet: Vec<u8>,
+    segments: BytesMut,
     ranges: Vec<Range<usize>>,
 }
 
-enum Way {
+enum AppPackets {
     /// Packets come later.
-    Nothing,
+    NotConnected,
     Descriptor {
         fd: PacketFd,
-        waiting: VecDeque<Vec<u8>>,
-        waiting_bytes: usize,
+        queued: VecDeque<Vec<u8>>,
+        queued_bytes: usize,
     },
-    Calls {
+    Callback {
         packets: Receiver<Vec<u8>>,
         out: Out,
     },
@@ -183,17 +186,17 @@ impl Device {
     /// Starts to wait for packets.
     fn watch(&self, poller: &Poller) -> Result<(), EngineError> {
         match self {
-            Self::Tun(tun) => watch(poller, tun, TUN),
-            Self::App(app) => match &app.way {
-                Way::Descriptor { fd, .. } => watch(poller, fd, TUN),
-                Way::Calls { .. } | Way::Nothing => Ok(()),
+            Self::Tun(tun) => watch(poller, tun, TUN_TOKEN),
+            Self::App(app) => match &app.packets {
+                AppPackets::Descriptor { fd, .. } => watch(poller, fd, TUN_TOKEN),
+                AppPackets::Callback { .. } | AppPackets::NotConnected => Ok(()),
             },
         }
     }
 
     /// Whether packets come with the wake-up call of the thread.
-    fn comes_by_call(&self) -> bool {
-        matches!(self, Self::App(app) if matches!(app.way, Way::Calls { .. }))
+    fn uses_callback(&self) -> bool {
+        matches!(self, Self::App(app) if matches!(app.packets, AppPackets::Callback { .. }))
     }
 
     /// Reads what waits, within bounds: what is left makes itself heard again.
@@ -213,21 +216,21 @@ impl Device {
             }
             Self::App(app) => app,
         };
-        for _ in 0..TUN_READS {
-            match &app.way {
-                Way::Descriptor { fd, .. } => match fd.read(buffer) {
+        for _ in 0..MAX_TUN_READS {
+            match &app.packets {
+                AppPackets::Descriptor { fd, .. } => match fd.read(buffer) {
                     Ok(length) => each(VnetHdr::NONE, &mut buffer[..length]),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                     Err(error) => return Err(EngineError::io("read the packets of the app")(error)),
                 },
-                Way::Calls { packets, .. } => match packets.try_recv() {
+                AppPackets::Callback { packets, .. } => match packets.try_recv() {
                     Ok(mut packet) => each(VnetHdr::NONE, &mut packet),
                     Err(_) => return Ok(()),
                 },
-                Way::Nothing => return Ok(()),
+                AppPackets::NotConnected => return Ok(()),
             }
         }
-        if self.comes_by_call() {
+        if self.uses_callback() {
             wake.wake();
         }
         Ok(())
@@ -236,11 +239,11 @@ impl Device {
     /// The packets of the app have another descriptor from now on.
     fn set_descriptor(&mut self, poller: &Poller, fd: PacketFd) -> Result<(), EngineError> {
         let Self::App(app) = self else { return Ok(()) };
-        if let Way::Descriptor { fd, .. } = &app.way {
+        if let AppPackets::Descriptor { fd, .. } = &app.packets {
             // What is left in it may have ended.
             let _ = poller.remove(fd);
         }
-        app.way = Way::descriptor(fd);
+        app.packets = AppPackets::descriptor(fd);
         self.watch(poller)
     }
 
@@ -255,87 +258,89 @@ impl Device {
     /// There is room again.
     fn flush(&mut self, poller: &Poller) {
         let Self::App(app) = self else { return };
-        let Way::Descriptor { fd, waiting, waiting_bytes } = &mut app.way else { return };
-        while let Some(packet) = waiting.front() {
-            if is_busy(&fd.write(packet)) {
+        let AppPackets::Descriptor { fd, queued, queued_bytes } = &mut app.packets else { return };
+        while let Some(packet) = queued.front() {
+            if would_block(&fd.write(packet)) {
                 return;
             }
-            *waiting_bytes -= packet.len();
-            waiting.pop_front();
+            *queued_bytes -= packet.len();
+            queued.pop_front();
         }
-        let _ = poller.modify(&*fd, TUN, Interest::Read);
+        let _ = poller.modify(&*fd, TUN_TOKEN, Interest::Read);
     }
 }
 
 impl AppDevice {
     /// A descriptor.
     pub(super) fn descriptor(fd: PacketFd) -> Box<Self> {
-        Self::new(Way::descriptor(fd))
+        Self::new(AppPackets::descriptor(fd))
     }
 
     /// No packets until there is a descriptor.
-    pub(super) fn nothing() -> Box<Self> {
-        Self::new(Way::Nothing)
+    pub(super) fn not_connected() -> Box<Self> {
+        Self::new(AppPackets::NotConnected)
     }
 
     /// Packets of the app come out of `packets`, with a wake-up call; those for it go to `out`.
-    pub(super) fn calls(packets: Receiver<Vec<u8>>, out: Out) -> Box<Self> {
-        Self::new(Way::Calls { packets, out })
+    pub(super) fn callback(packets: Receiver<Vec<u8>>, out: Out) -> Box<Self> {
+        Self::new(AppPackets::Callback { packets, out })
     }
 
-    fn new(way: Way) -> Box<Self> {
-        Box::new(Self { way, whole: Vec::new(), cut: BytesMut::new(), ranges: Vec::new() })
+    fn new(packets: AppPackets) -> Box<Self> {
+        Box::new(Self { packets, joined_packet: Vec::new(), segments: BytesMut::new(), ranges: Vec::new() })
     }
 
     fn write(&mut self, poller: &Poller, joined: &TunPacket) {
         if let Some(packet) = joined.as_single_packet() {
-            return self.way.write(poller, packet);
+            return self.packets.write(poller, packet);
         }
-        self.whole.clear();
-        joined.io_slices().for_each(|part| self.whole.extend_from_slice(&part));
-        self.cut.clear();
+        self.joined_packet.clear();
+        joined.io_slices().for_each(|part| self.joined_packet.extend_from_slice(&part));
+        self.segments.clear();
         self.ranges.clear();
-        let whole = &self.whole[VNET_HDR_LEN..];
+        let joined_packet = &self.joined_packet[VNET_HDR_LEN..];
         // Each part is as large as it was before it was joined, or as the app's own MSS allows.
-        match split(joined.vnet(), whole, MAX_PACKET, &[], &mut self.cut, &mut self.ranges) {
-            Ok(()) => self.ranges.iter().for_each(|range| self.way.write(poller, &self.cut[range.clone()])),
+        match split(joined.vnet(), joined_packet, MAX_PACKET, &[], &mut self.segments, &mut self.ranges) {
+            Ok(()) => {
+                self.ranges.iter().for_each(|range| self.packets.write(poller, &self.segments[range.clone()]))
+            }
             Err(error) => tracing::debug!(%error, "a packet for the app cannot be cut"),
         }
     }
 }
 
-impl Way {
+impl AppPackets {
     fn descriptor(fd: PacketFd) -> Self {
-        Self::Descriptor { fd, waiting: VecDeque::new(), waiting_bytes: 0 }
+        Self::Descriptor { fd, queued: VecDeque::new(), queued_bytes: 0 }
     }
 
     fn write(&mut self, poller: &Poller, packet: &[u8]) {
-        let (fd, waiting, waiting_bytes) = match self {
-            Self::Nothing => return,
-            Self::Calls { out, .. } => return out(packet),
-            Self::Descriptor { fd, waiting, waiting_bytes } => (fd, waiting, waiting_bytes),
+        let (fd, queued, queued_bytes) = match self {
+            Self::NotConnected => return,
+            Self::Callback { out, .. } => return out(packet),
+            Self::Descriptor { fd, queued, queued_bytes } => (fd, queued, queued_bytes),
         };
-        if waiting.is_empty() {
+        if queued.is_empty() {
             let written = fd.write(packet);
             if let Err(error) = &written
-                && !is_busy(&written)
+                && !would_block(&written)
             {
                 tracing::debug!(%error, bytes = packet.len(), "the app did not take a packet");
             }
-            if !is_busy(&written) {
+            if !would_block(&written) {
                 return;
             }
             // Without notice of room the packets would leave with the next ones.
-            let _ = poller.modify(&*fd, TUN, Interest::ReadWrite);
+            let _ = poller.modify(&*fd, TUN_TOKEN, Interest::ReadWrite);
         }
-        if *waiting_bytes + packet.len() <= MAX_WAITING {
-            *waiting_bytes += packet.len();
-            waiting.push_back(packet.to_vec());
+        if *queued_bytes + packet.len() <= MAX_QUEUED_BYTES {
+            *queued_bytes += packet.len();
+            queued.push_back(packet.to_vec());
         }
     }
 }
 
-fn is_busy(written: &io::Result<()>) -> bool {
+fn would_block(written: &io::Result<()>) -> bool {
     written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
@@ -373,19 +378,19 @@ mod tests {
     }
 
     /// What the app got.
-    type Got = Arc<Mutex<Vec<Vec<u8>>>>;
+    type ReceivedPackets = Arc<Mutex<Vec<Vec<u8>>>>;
 
-    fn by_call() -> (Device, Sender<Vec<u8>>, Got) {
+    fn callback_device() -> (Device, Sender<Vec<u8>>, ReceivedPackets) {
         let (sender, packets) = channel();
         let got = Arc::new(Mutex::new(Vec::new()));
         let put = got.clone();
         let out = Box::new(move |packet: &[u8]| put.lock().unwrap().push(packet.to_vec()));
-        (Device::App(AppDevice::calls(packets, out)), sender, got)
+        (Device::App(AppDevice::callback(packets, out)), sender, got)
     }
 
     #[test]
     fn an_app_gets_what_was_joined_in_the_packets_of_before() {
-        let (mut device, _sender, got) = by_call();
+        let (mut device, _sender, got) = callback_device();
         let packets = segments(20);
         device.write(&Poller::new().unwrap(), &join(&packets));
         let got = got.lock().unwrap();
@@ -395,9 +400,9 @@ mod tests {
 
     #[test]
     fn more_packets_than_fit_a_turn_are_announced_again() {
-        let (device, sender, _) = by_call();
+        let (device, sender, _) = callback_device();
         let wake = PollWaker::new().unwrap();
-        for _ in 0..TUN_READS + 1 {
+        for _ in 0..MAX_TUN_READS + 1 {
             sender.send(vec![0; 20]).unwrap();
         }
         let read = || {
@@ -405,7 +410,7 @@ mod tests {
             device.read(&mut [], &wake, |_, _| count += 1).unwrap();
             count
         };
-        assert_eq!(read(), TUN_READS);
+        assert_eq!(read(), MAX_TUN_READS);
         assert!(wake.drain());
         assert_eq!(read(), 1);
         assert!(!wake.drain());
@@ -442,6 +447,9 @@ mod tests {
             all = more;
         }
         let kept = (all - first) * 1060;
-        assert!(all < 2000 && kept <= MAX_WAITING && kept > MAX_WAITING / 2, "{first} at once, {all} in all");
+        assert!(
+            all < 2000 && kept <= MAX_QUEUED_BYTES && kept > MAX_QUEUED_BYTES / 2,
+            "{first} at once, {all} in all"
+        );
     }
 }

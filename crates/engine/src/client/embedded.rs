@@ -39,17 +39,17 @@ use super::{
 };
 use crate::{
     EngineError,
-    links::{GivenLink, Ground, Protect},
-    slow::{Offers, Resolve, Slow},
-    turn::Turns,
+    event_loop::EventLoop,
+    links::{GivenLink, LinkSocketOptions, Protect},
+    slow_thread::{Resolve, Services, SlowThread},
 };
 
 /// Packets of the app that may wait for the thread.
-const WAITING: usize = 1024;
+const MAX_QUEUED_PACKETS: usize = 1024;
 /// The largest packet of an app (bytes).
-const LARGEST: usize = 65_535;
+const MAX_PACKET_BYTES: usize = 65_535;
 /// How long the thread may take to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+const STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How packets come and go.
 pub enum Packets {
@@ -102,23 +102,23 @@ pub struct App {
 }
 
 /// What the app wants.
-enum Order {
+enum AppCommand {
     Stop,
-    Look,
+    Rescan,
     Links(Vec<GivenLink>),
     Descriptor(PacketFd),
     Status(SyncSender<Status>),
 }
 
 /// The app, as the tunnel's thread sees it.
-pub(super) struct Host {
-    orders: Receiver<Order>,
+pub(super) struct AppHost {
+    commands: Receiver<AppCommand>,
     events: Box<dyn FnMut(Event) + Send>,
     pub(super) assignment: Option<Assignment>,
-    told: Option<Network>,
+    reported: Option<Network>,
 }
 
-impl Host {
+impl AppHost {
     /// Tells addresses, routes and the MTU (bytes), once there are addresses, and whenever they change.
     pub(super) fn configure(&mut self, mtu: u32) {
         let Some(assignment) = &self.assignment else { return };
@@ -127,8 +127,8 @@ impl Host {
             routes: assignment.routes.iter().flat_map(|range| range.to_nets()).collect(),
             mtu,
         };
-        if self.told.as_ref() != Some(&network) {
-            self.told = Some(network.clone());
+        if self.reported.as_ref() != Some(&network) {
+            self.reported = Some(network.clone());
             (self.events)(Event::Up(network));
         }
     }
@@ -139,15 +139,15 @@ impl Host {
     }
 
     /// Tells that the connection is lost.
-    pub(super) fn down(&mut self, reason: String) {
-        (self.told, self.assignment) = (None, None);
+    pub(super) fn report_down(&mut self, reason: String) {
+        (self.reported, self.assignment) = (None, None);
         (self.events)(Event::Down(reason));
     }
 }
 
 /// A running client. Dropping it stops it.
 pub struct Handle {
-    orders: Sender<Order>,
+    commands: Sender<AppCommand>,
     packets: Option<SyncSender<Vec<u8>>>,
     wake: PollWaker,
     id: ThreadId,
@@ -159,13 +159,13 @@ pub struct Handle {
 /// # Errors
 /// If the configuration is not usable, or the system refuses something.
 pub fn start(app: App) -> Result<Handle, EngineError> {
-    let (orders, orders_in) = channel();
-    let (sender, packets) = sync_channel(WAITING);
+    let (commands, command_receiver) = channel();
+    let (sender, packets) = sync_channel(MAX_QUEUED_PACKETS);
     let (ready, started) = sync_channel(1);
-    let by_call = matches!(app.packets, Packets::Calls(_));
+    let uses_callback = matches!(app.packets, Packets::Calls(_));
     let work = move || {
         let log = app.log.clone();
-        let body = || live(app, orders_in, packets, &ready);
+        let body = || run_thread(app, command_receiver, packets, &ready);
         match log {
             Some(log) => tracing::dispatcher::with_default(&log, body),
             None => body(),
@@ -180,8 +180,8 @@ pub fn start(app: App) -> Result<Handle, EngineError> {
     });
     match wake {
         Ok(wake) => {
-            let packets = by_call.then_some(sender);
-            Ok(Handle { orders, packets, wake, id, thread: Mutex::new(Some(thread)) })
+            let packets = uses_callback.then_some(sender);
+            Ok(Handle { commands, packets, wake, id, thread: Mutex::new(Some(thread)) })
         }
         Err(error) => {
             // What it panicked of was reported when it happened.
@@ -192,27 +192,27 @@ pub fn start(app: App) -> Result<Handle, EngineError> {
 }
 
 /// The tunnel's thread.
-fn live(
+fn run_thread(
     app: App,
-    orders: Receiver<Order>,
+    commands: Receiver<AppCommand>,
     packets: Receiver<Vec<u8>>,
     ready: &SyncSender<Result<PollWaker, EngineError>>,
 ) {
-    let slot = LastRefusal::default();
-    let (mut running, mut turns) = match set_up(app, orders, packets, &slot) {
+    let refusal_slot = LastRefusal::default();
+    let (mut running, mut event_loop) = match set_up(app, commands, packets, &refusal_slot) {
         Ok(both) => both,
         // Who starts it waits for this.
         Err(error) => return drop(ready.send(Err(error))),
     };
-    let _ = ready.send(Ok(turns.wake.clone()));
-    let result = catch_unwind(AssertUnwindSafe(|| running.run(&mut turns)));
+    let _ = ready.send(Ok(event_loop.wake.clone()));
+    let result = catch_unwind(AssertUnwindSafe(|| running.run(&mut event_loop)));
     let events = match &mut running.kind {
         ClientKind::Embedded(host) => Some(host.take_events()),
         ClientKind::Machine(_) | ClientKind::Proxy(_) => None,
     };
     let ended = catch_unwind(AssertUnwindSafe(|| running.end()));
     let ran = match (result, ended) {
-        (Ok(ran), Ok(ended)) => ran.map_err(|error| refusal(error, &slot)).and(ended),
+        (Ok(ran), Ok(ended)) => ran.map_err(|error| refusal(error, &refusal_slot)).and(ended),
         (Err(panic), _) | (_, Err(panic)) => {
             let reason = std::io::Error::other(format!("it panicked: {}", panic_text(&*panic)));
             Err(EngineError::io("go on")(reason))
@@ -225,67 +225,72 @@ fn live(
 
 fn set_up(
     app: App,
-    orders: Receiver<Order>,
+    commands: Receiver<AppCommand>,
     packets: Receiver<Vec<u8>>,
-    slot: &LastRefusal,
-) -> Result<(Running, Turns), EngineError> {
+    refusal_slot: &LastRefusal,
+) -> Result<(Running, EventLoop), EngineError> {
     reduce_timer_slack();
-    let turns = Turns::without_signals()?;
+    let event_loop = EventLoop::without_signals()?;
     let origin = ConfigSource::of_app(app.options.clone());
     let config = origin.load()?;
-    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], slot)?;
+    let tls = tls::client_config_reporting(&config.trust, &[b"h3"], refusal_slot)?;
     let device = match app.packets {
         Packets::Descriptor(fd) => AppDevice::descriptor(PacketFd::new(fd)?),
-        Packets::Calls(out) => AppDevice::calls(packets, out),
-        Packets::Later => AppDevice::nothing(),
+        Packets::Calls(out) => AppDevice::callback(packets, out),
+        Packets::Later => AppDevice::not_connected(),
     };
-    let slow = slow(&config, app.options.api_socket.as_ref(), app.resolve, &turns)?;
-    let ground = Ground { protect: app.protect, given: app.links, ..Ground::default() };
-    let host = Host { orders, events: app.events, assignment: None, told: None };
+    let slow = start_slow_thread(&config, app.options.api_socket.as_ref(), app.resolve, &event_loop)?;
+    let socket_options =
+        LinkSocketOptions { protect: app.protect, given: app.links, ..LinkSocketOptions::default() };
+    let host = AppHost { commands, events: app.events, assignment: None, reported: None };
     let parts = ClientParts {
         kind: ClientKind::Embedded(host),
         queues: vec![Device::App(device).into()],
-        ground,
+        socket_options,
         state_dir: app.options.state_dir,
     };
-    let running = Running::new((config, origin), &turns, Arc::new(tls), parts, slow)?;
-    Ok((running, turns))
+    let running = Running::new((config, origin), &event_loop, Arc::new(tls), parts, slow)?;
+    Ok((running, event_loop))
 }
 
 /// The thread for what is slow, if there is anything.
-fn slow(
+fn start_slow_thread(
     config: &ClientConfig,
     api_socket: Option<&PathBuf>,
     resolve: Option<Resolve>,
-    turns: &Turns,
-) -> Result<Slow, EngineError> {
-    let for_all = config.links.iter().find(|link| link.name == "*");
+    event_loop: &EventLoop,
+) -> Result<SlowThread, EngineError> {
+    let default_link = config.links.iter().find(|link| link.name == "*");
     let is_quic = |link: &LinkConfig| link.transport == Some(Transport::Quic);
-    let no_tcp = for_all.is_some() && config.links.iter().all(is_quic);
+    let no_tcp = default_link.is_some() && config.links.iter().all(is_quic);
     if api_socket.is_none() && config.metrics.is_none() && config.server.ip().is_some() && no_tcp {
-        return Ok(Slow::idle());
+        return Ok(SlowThread::disabled());
     }
     let api = api_socket.map(|path| api::Server::bind(path)).transpose()?;
     let metrics = config.metrics.map(metrics::Server::bind).transpose()?;
-    Slow::start(Offers { api, metrics, front: None }, resolve, turns.wake.clone())
+    SlowThread::start(Services { api, metrics, https_server: None }, resolve, event_loop.wake.clone())
 }
 
 impl Running {
     /// Does what the app wants; whether it is to end.
-    pub(super) fn obey(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
+    pub(super) fn run_app_commands(
+        &mut self,
+        event_loop: &EventLoop,
+        now: Instant,
+    ) -> Result<bool, EngineError> {
         loop {
             let ClientKind::Embedded(host) = &self.kind else { return Ok(false) };
-            match host.orders.try_recv() {
+            match host.commands.try_recv() {
                 Err(TryRecvError::Empty) => return Ok(false),
                 // Nobody could stop it any more.
-                Ok(Order::Stop) | Err(TryRecvError::Disconnected) => return Ok(true),
-                Ok(Order::Look) => self.plane.rescan(turns, now, &mut |_| {})?,
-                Ok(Order::Links(given)) => {
-                    self.plane.sockets.links.give(&turns.poller, given)?;
-                    self.plane.rescan(turns, now, &mut |_| {})?;
+                Ok(AppCommand::Stop) | Err(TryRecvError::Disconnected) => return Ok(true),
+                Ok(AppCommand::Rescan) => self.data_plane.rescan(event_loop, now, &mut |_| {})?,
+                Ok(AppCommand::Links(given)) => {
+                    self.data_plane.sockets.links.set_app_links(&event_loop.poller, given)?;
+                    self.data_plane.rescan(event_loop, now, &mut |_| {})?;
                 }
-                Ok(Order::Descriptor(fd)) => self.plane.set_descriptor(turns, fd)?,
-                Ok(Order::Status(reply)) => {
+                Ok(AppCommand::Descriptor(fd)) => self.data_plane.set_descriptor(event_loop, fd)?,
+                Ok(AppCommand::Status(reply)) => {
                     // Who asked may be gone.
                     let _ = reply.try_send(self.status(now));
                 }
@@ -298,7 +303,9 @@ impl Handle {
     /// Hands over one packet of the app, from any thread, without waiting; whether it was taken. It is not where packets
     /// come by a descriptor, or too many wait, or it is larger than any, or the tunnel has ended.
     pub fn push(&self, packet: &[u8]) -> bool {
-        let Some(packets) = self.packets.as_ref().filter(|_| packet.len() <= LARGEST) else { return false };
+        let Some(packets) = self.packets.as_ref().filter(|_| packet.len() <= MAX_PACKET_BYTES) else {
+            return false;
+        };
         let taken = packets.try_send(packet.to_vec()).is_ok();
         self.wake.wake();
         taken
@@ -307,12 +314,12 @@ impl Handle {
     /// Links may have come or gone, or have other addresses: they are looked at anew. Where the kernel tells of them this
     /// is not needed, where the app gave them it is [`Self::set_links`].
     pub fn network_changed(&self) {
-        self.order(Order::Look);
+        self.command(AppCommand::Rescan);
     }
 
     /// The links are these now, whoever told before.
     pub fn set_links(&self, links: Vec<GivenLink>) {
-        self.order(Order::Links(links));
+        self.command(AppCommand::Links(links));
     }
 
     /// Packets come and go by this descriptor from now on, whatever they did before. It becomes nonblocking.
@@ -320,7 +327,7 @@ impl Handle {
     /// # Errors
     /// If it cannot carry packets.
     pub fn set_descriptor(&self, fd: OwnedFd) -> Result<(), EngineError> {
-        self.order(Order::Descriptor(PacketFd::new(fd)?));
+        self.command(AppCommand::Descriptor(PacketFd::new(fd)?));
         Ok(())
     }
 
@@ -330,8 +337,8 @@ impl Handle {
             return None;
         }
         let (reply, answer) = sync_channel(1);
-        self.order(Order::Status(reply));
-        answer.recv_timeout(ANSWER).ok()
+        self.command(AppCommand::Status(reply));
+        answer.recv_timeout(STATUS_TIMEOUT).ok()
     }
 
     /// Whether the tunnel has not ended by itself.
@@ -342,7 +349,7 @@ impl Handle {
     /// Says good-bye to the server, and waits until the thread has ended; in a call of that thread it ends after the call.
     /// Later calls do nothing.
     pub fn stop(&self) {
-        self.order(Order::Stop);
+        self.command(AppCommand::Stop);
         let Some(thread) = self.thread().take() else { return };
         if thread::current().id() != self.id {
             // A panic there was told as an event.
@@ -354,9 +361,9 @@ impl Handle {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn order(&self, order: Order) {
+    fn command(&self, command: AppCommand) {
         // A thread that has ended needs no orders.
-        let _ = self.orders.send(order);
+        let _ = self.commands.send(command);
         self.wake.wake();
     }
 }

@@ -57,7 +57,7 @@ impl ShardEvents {
             ClientChange::Class(id, change) => class_event(class(id), change),
             ClientChange::ConnectFailed(link, reason) => {
                 let (class, reason) = (class(link.class()), reason.into());
-                Event::ConnectFailed { link: name_of(links, link), class, reason }
+                Event::ConnectFailed { link: link_name(links, link), class, reason }
             }
             ClientChange::Stopping(id) => Event::ServerStopping { class: class(id) },
         };
@@ -65,8 +65,8 @@ impl ShardEvents {
     }
 
     fn path_event(&mut self, now: Instant, event: &PathEvent, links: &Links, classes: &Classes) -> Event {
-        let (class, link) = (classes.name(event.link.class()), name_of(links, event.link));
-        let name = status::name_of(event.path, class, link.as_str(), Some(event.link), self.member);
+        let (class, link) = (classes.name(event.link.class()), link_name(links, event.link));
+        let name = status::path_name(event.path, class, link.as_str(), Some(event.link), self.member);
         let path = PathName { client: None, class: class.into(), path: name.into(), link };
         match event.change {
             PathChange::Failed(_) => drop(self.failed.insert(event.link, now)),
@@ -95,6 +95,6 @@ fn class_event(class: ShortText, change: ClassChange) -> Event {
     }
 }
 
-fn name_of(links: &Links, id: LinkId) -> ShortText {
+fn link_name(links: &Links, id: LinkId) -> ShortText {
     links.links.get(&id.uplink()).map_or("", |link| link.name.as_str()).into()
 }

@@ -6,7 +6,7 @@
 use mpvpn_control::config::ClientConfig;
 use mpvpn_tunnel::{Assignment, RelayId, UdpId};
 
-use super::{embedded::Host, machine::Machine};
+use super::{embedded::AppHost, machine::Machine};
 use crate::{EngineError, proxy::Proxy};
 
 /// The kinds of a client.
@@ -14,8 +14,8 @@ pub(super) enum ClientKind {
     /// Packets of this machine come by a TUN.
     Machine(Box<Machine>),
     /// An app has the packets.
-    Embedded(Host),
-    /// Apps connect to proxies; there are no packets.
+    Embedded(AppHost),
+    /// ProxyStreams connect to proxies; there are no packets.
     Proxy(Box<Proxy<RelayId, UdpId>>),
 }
 
@@ -28,9 +28,9 @@ impl ClientKind {
     }
 
     /// There is news about interfaces.
-    pub(super) fn look_at_links(&mut self) {
+    pub(super) fn interfaces_changed(&mut self) {
         if let Self::Machine(machine) = self {
-            machine.look_at_links();
+            machine.interfaces_changed();
         }
     }
 
@@ -64,14 +64,14 @@ impl ClientKind {
     /// The connection is lost.
     pub(super) fn connection_lost(&mut self, reason: String) {
         if let Self::Embedded(host) = self {
-            host.down(reason);
+            host.report_down(reason);
         }
     }
 
     /// Where names are asked past the tunnel, and what to do about it.
-    pub(super) fn leak(&self) -> Option<String> {
+    pub(super) fn dns_leak(&self) -> Option<String> {
         match self {
-            Self::Machine(machine) => machine.leak.clone(),
+            Self::Machine(machine) => machine.dns_leak.clone(),
             Self::Embedded(_) | Self::Proxy(_) => None,
         }
     }

@@ -7,8 +7,8 @@ use std::{net::IpAddr, time::Instant};
 use mpvpn_control::status::Link as LinkStatus;
 use mpvpn_tunnel::PathReport;
 
-use super::{pipes::AutoPipes, quotas::Quotas};
-use crate::{links::Links, policies::Policies};
+use super::{auto_pipes::AutoPipes, quotas::Quotas};
+use crate::{links::Links, policies::LinkPolicies};
 
 /// What was found out about all links.
 pub(super) struct LinkUse {
@@ -18,9 +18,9 @@ pub(super) struct LinkUse {
 
 /// What a look at the links has brought.
 #[derive(Default)]
-pub(super) struct LinkNews {
+pub(super) struct LinkUpdate {
     /// The links are to be used in this way from now on.
-    pub(super) policies: Option<Policies>,
+    pub(super) policies: Option<LinkPolicies>,
     /// Addresses whose names in the DNS are wanted.
     pub(super) wanted_names: Vec<IpAddr>,
 }
@@ -33,37 +33,37 @@ impl LinkUse {
 
     /// Looks what the links carry, where it is time. `paths` gives the paths of the first connection, if anybody wants to
     /// know.
-    pub(super) fn look(
+    pub(super) fn update(
         &mut self,
         now: Instant,
-        policies: &Policies,
+        policies: &LinkPolicies,
         links: &Links,
         paths: impl FnOnce() -> Vec<PathReport>,
-    ) -> LinkNews {
+    ) -> LinkUpdate {
         if now < self.poll_timeout() {
-            return LinkNews::default();
+            return LinkUpdate::default();
         }
-        let (mut policies, mut is_news, mut wanted_names) = (policies.clone(), false, Vec::new());
+        let (mut policies, mut has_changed, mut wanted_names) = (policies.clone(), false, Vec::new());
         if now >= self.quotas.poll_timeout() {
-            is_news |= self.count(now, &mut policies, links);
+            has_changed |= self.update_quotas(now, &mut policies, links);
         }
         if now >= self.pipes.poll_timeout() {
-            let (news, wanted) = self.pipes.look(now, &mut policies, links, paths);
-            is_news |= news;
+            let (changed, wanted) = self.pipes.update(now, &mut policies, links, paths);
+            has_changed |= changed;
             wanted_names = wanted;
         }
-        LinkNews { policies: is_news.then_some(policies), wanted_names }
+        LinkUpdate { policies: has_changed.then_some(policies), wanted_names }
     }
 
     /// Counts what the quotas allow now; whether `policies` were changed.
-    pub(super) fn count(&mut self, now: Instant, policies: &mut Policies, links: &Links) -> bool {
+    pub(super) fn update_quotas(&mut self, now: Instant, policies: &mut LinkPolicies, links: &Links) -> bool {
         let names = links.uplinks().map(|(_, link)| link.name.as_str());
-        self.quotas.look(now, policies, names)
+        self.quotas.update(now, policies, names)
     }
 
     /// Completes what is told about a link.
-    pub(super) fn explain(&self, link: &mut LinkStatus) {
+    pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
         link.quota_used_bytes = link.quota_bytes.map(|_| self.quotas.used(&link.name));
-        self.pipes.explain(link);
+        self.pipes.add_to_status(link);
     }
 }

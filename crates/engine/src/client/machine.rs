@@ -19,7 +19,7 @@ use mpvpn_tunnel::Assignment;
 use super::device::{ClassQueue, Device, Devices};
 use crate::{
     EngineError,
-    wire::{TUN_QUEUE, take_back},
+    packet_io::{TUN_QUEUE_PACKETS, undo_changes},
 };
 
 /// Addresses, routes and rules of a machine.
@@ -34,9 +34,9 @@ pub(super) struct Machine {
     share: Option<ShareNet>,
     resolver: ResolverConfig,
     /// The resolvers that were wanted last.
-    wanted: Option<Vec<IpAddr>>,
+    applied_resolvers: Option<Vec<IpAddr>>,
     /// Where names are asked past the tunnel, and what to do about it.
-    pub(super) leak: Option<String>,
+    pub(super) dns_leak: Option<String>,
     undo: UndoJournal,
     pub(super) assignment: Option<Assignment>,
 }
@@ -60,7 +60,7 @@ impl Machine {
         let open = |name: &str| {
             let config = TunConfig {
                 name: Some(name.to_owned()),
-                queue_packets: Some(TUN_QUEUE),
+                queue_packets: Some(TUN_QUEUE_PACKETS),
                 ..TunConfig::default()
             };
             let queues = Tun::open_queues(config, shards)?;
@@ -92,8 +92,8 @@ impl Machine {
             tun_name,
             mark,
             share: None,
-            wanted: None,
-            leak: None,
+            applied_resolvers: None,
+            dns_leak: None,
             undo,
             assignment: None,
         };
@@ -140,20 +140,20 @@ impl Machine {
         };
         let wanted = ClientNetState { addresses: assignment.addresses.clone(), routes, mtu };
         self.net.apply(&mut self.undo, &wanted)?;
-        let given = (0..self.class_tuns.len()).map(|at| given(assignment, at)).collect();
+        let given = (0..self.class_tuns.len()).map(|at| class_addresses(assignment, at)).collect();
         self.classes.apply(&mut self.undo, given, mtu)?;
-        self.ask_resolvers(config)
+        self.set_resolvers(config)
     }
 
     /// Steers by the interfaces that there are now.
-    pub(super) fn look_at_links(&mut self) {
+    pub(super) fn interfaces_changed(&mut self) {
         if let Err(error) = self.classes.update_vlan_interfaces(&mut self.undo) {
             tracing::warn!(%error, "packets are steered as before");
         }
     }
 
     /// Has programs ask the resolvers that are wanted.
-    fn ask_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
+    fn set_resolvers(&mut self, config: &ClientConfig) -> Result<(), EngineError> {
         let Some(assignment) = &self.assignment else { return Ok(()) };
         let is_reachable =
             |ip: &&IpAddr| assignment.addresses.iter().any(|own| own.addr().is_ipv4() == ip.is_ipv4());
@@ -164,7 +164,7 @@ impl Machine {
             }
             Dns::Suggested | Dns::Untouched => Vec::new(),
         };
-        if self.wanted.as_ref() == Some(&servers) {
+        if self.applied_resolvers.as_ref() == Some(&servers) {
             return Ok(());
         }
         match self.resolver.apply(&mut self.undo, &servers) {
@@ -175,14 +175,14 @@ impl Machine {
             }
             Err(error) => return Err(error.into()),
         }
-        self.wanted = Some(servers);
-        self.find_leak(config);
+        self.applied_resolvers = Some(servers);
+        self.find_dns_leak(config);
         Ok(())
     }
 
     /// Names that are asked past the tunnel although everything goes into it tell others what is done there.
-    fn find_leak(&mut self, config: &ClientConfig) {
-        self.leak = None;
+    fn find_dns_leak(&mut self, config: &ClientConfig) {
+        self.dns_leak = None;
         if config.routes != Routes::All || config.dns == Dns::Untouched {
             return;
         }
@@ -195,7 +195,7 @@ impl Machine {
                      or --dns off if that is meant"
                 );
                 tracing::warn!("{leak}");
-                self.leak = Some(leak);
+                self.dns_leak = Some(leak);
             }
             Err(error) => tracing::debug!(%error, "cannot tell where names are asked"),
         }
@@ -215,19 +215,19 @@ impl Machine {
 
     /// Takes back what was changed.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
-        take_back(&mut self.undo)
+        undo_changes(&mut self.undo)
     }
 }
 
 /// The addresses of the TUN of a class, counted from 0 among those that have one. With those of the client, what it sends
 /// arrives, and the answers come by the client's own TUN.
-fn given(assignment: &Assignment, at: usize) -> DeviceAddresses {
+fn class_addresses(assignment: &Assignment, at: usize) -> DeviceAddresses {
     let (addresses, own) = assignment.additional_or_first(at);
     DeviceAddresses { addresses, own }
 }
 
-fn steering(found: &SteeringRule) -> ClassSteering {
-    let SteeringRule { rule, kernel_match, .. } = found;
+fn steering(rule: &SteeringRule) -> ClassSteering {
+    let SteeringRule { rule, kernel_match, .. } = rule;
     let ports =
         |ranges: &[RangeInclusive<u16>]| ranges.iter().map(|range| (*range.start(), *range.end())).collect();
     let marks = kernel_match.marks.iter().map(|mark| MarkBits { value: mark.value, mask: mark.mask });

@@ -13,26 +13,26 @@ use mpvpn_control::{
 use mpvpn_path::Month;
 use mpvpn_types::Duration;
 
-use crate::policies::{Meters, Policies};
+use crate::policies::{LinkMeters, LinkPolicies};
 
 /// How often it is looked whether a quota is used up.
-const LOOK: Duration = Duration::from_secs(1);
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 /// The file is written no more often than this.
-const SAVE: Duration = Duration::from_secs(30);
+const MIN_SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// The use of all links.
 pub(super) struct Quotas {
     /// `None`: they are forgotten at the end.
     file: Option<PathBuf>,
     used: BTreeMap<String, QuotaUsage>,
-    meters: Meters,
+    meters: LinkMeters,
     events: EventSender,
     /// What of each meter is in `used`.
     counted: BTreeMap<String, u64>,
-    next: Instant,
-    saved: Instant,
+    next_update: Instant,
+    last_save: Instant,
     dirty: bool,
-    failed: bool,
+    save_failed: bool,
 }
 
 impl Quotas {
@@ -41,7 +41,7 @@ impl Quotas {
         now: Instant,
         state_dir: Option<&Path>,
         name: &str,
-        meters: Meters,
+        meters: LinkMeters,
         events: EventSender,
     ) -> Result<Self, mpvpn_control::Error> {
         let file = state_dir.map(|dir| dir.join(format!("links-{name}.json")));
@@ -51,45 +51,45 @@ impl Quotas {
             meters,
             events,
             counted: BTreeMap::new(),
-            next: now,
-            saved: now,
+            next_update: now,
+            last_save: now,
             dirty: false,
-            failed: false,
+            save_failed: false,
         })
     }
 
     /// When [`Self::look`] wants to be called.
     pub(super) fn poll_timeout(&self) -> Instant {
-        self.next
+        self.next_update
     }
 
     /// Counts anew, and notes in `policies` which quotas are used up; whether that has changed. `names`:
     /// the links that there are.
-    pub(super) fn look<'a>(
+    pub(super) fn update<'a>(
         &mut self,
         now: Instant,
-        policies: &mut Policies,
+        policies: &mut LinkPolicies,
         names: impl Iterator<Item = &'a str>,
     ) -> bool {
-        self.next = now + LOOK;
+        self.next_update = now + UPDATE_INTERVAL;
         // A clock that stands before 1970 has no month to count for.
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let mut news = false;
+        let mut changed = false;
         for name in names {
-            news |= self.count(unix, policies, name);
+            changed |= self.count(unix, policies, name);
         }
-        if self.dirty && now.saturating_duration_since(self.saved) >= SAVE {
-            self.saved = now;
+        if self.dirty && now.saturating_duration_since(self.last_save) >= MIN_SAVE_INTERVAL {
+            self.last_save = now;
             self.save();
         }
-        news
+        changed
     }
 
-    fn count(&mut self, unix: u64, policies: &mut Policies, name: &str) -> bool {
+    fn count(&mut self, unix: u64, policies: &mut LinkPolicies, name: &str) -> bool {
         let link = policies.of(name);
-        let carried = self.meters.of(name).bytes();
+        let carried = self.meters.of(name).ip_bytes();
         let before = self.counted.insert(name.to_owned(), carried).unwrap_or(0);
-        let Some(quota) = link.quota else { return policies.set_spent(name, None) };
+        let Some(quota) = link.quota else { return policies.set_quota_exhausted(name, None) };
         let month = Month::of(unix, link.quota_day);
         let since = month.first.unix();
         let used = self.used.entry(name.to_owned()).or_insert(QuotaUsage { since, bytes: 0 });
@@ -101,11 +101,11 @@ impl Quotas {
         }
         used.bytes = used.bytes.saturating_add(carried - before);
         self.dirty |= *used != old;
-        let spent = (used.bytes >= quota.bytes()).then_some((quota, month.next));
-        let news = policies.set_spent(name, spent);
-        if news {
+        let exhausted = (used.bytes >= quota.bytes()).then_some((quota, month.next));
+        let changed = policies.set_quota_exhausted(name, exhausted);
+        if changed {
             let link = name.into();
-            self.events.report(match spent {
+            self.events.report(match exhausted {
                 Some((quota, until)) => {
                     let (quota_bytes, until) = (quota.bytes(), ShortText::of(&until));
                     Event::QuotaReached { link, quota_bytes, until }
@@ -113,7 +113,7 @@ impl Quotas {
                 None => Event::QuotaRenewed { link },
             });
         }
-        news
+        changed
     }
 
     /// Bytes that a link has used since its month began.
@@ -133,9 +133,9 @@ impl Quotas {
     pub(super) fn save(&mut self) {
         let Some(file) = self.file.as_deref().filter(|_| self.dirty) else { return };
         match quota_usage::save(file, &self.used) {
-            Ok(()) => (self.dirty, self.failed) = (false, false),
-            Err(error) if !self.failed => {
-                self.failed = true;
+            Ok(()) => (self.dirty, self.save_failed) = (false, false),
+            Err(error) if !self.save_failed => {
+                self.save_failed = true;
                 tracing::warn!(
                     %error,
                     "what the links have used cannot be kept: after a restart quotas count from less; \
@@ -150,7 +150,7 @@ impl Quotas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::Way;
+    use crate::policies::Direction;
     use mpvpn_control::config::LinkConfig;
     use mpvpn_types::{ByteSize, Tier};
 
@@ -159,31 +159,32 @@ mod tests {
 
     #[test]
     fn a_quota_is_used_up_kept_and_over_with_the_month() {
-        let home = tempfile::tempdir().unwrap();
+        let state_dir = tempfile::tempdir().unwrap();
         let link = LinkConfig { quota: Some(ByteSize::from_bytes(1_000_000)), ..LinkConfig::default() };
         let now = Instant::now();
         let start = || {
-            let meters = Meters::default();
+            let meters = LinkMeters::default();
             (
-                Quotas::load(now, Some(home.path()), "a", meters.clone(), EventSender::default()).unwrap(),
-                Policies::new(std::slice::from_ref(&link)),
+                Quotas::load(now, Some(state_dir.path()), "a", meters.clone(), EventSender::default())
+                    .unwrap(),
+                LinkPolicies::new(std::slice::from_ref(&link)),
                 meters,
             )
         };
         let (mut quotas, mut policies, meters) = start();
-        meters.of("wwan0").count(Way::Sent, 700_000, 0, true);
+        meters.of("wwan0").count(Direction::Sent, 700_000, 0, true);
         assert!(!quotas.count(NOVEMBER, &mut policies, "wwan0"));
         quotas.save();
 
         let (mut quotas, mut policies, meters) = start();
-        meters.of("wwan0").count(Way::Sent, 299_972 + 28, 0, true);
+        meters.of("wwan0").count(Direction::Sent, 299_972 + 28, 0, true);
         assert!(quotas.count(NOVEMBER + 86_400, &mut policies, "wwan0"), "used up over two runs");
         assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Never, 1_000_000));
         assert!(!quotas.count(DECEMBER - 1, &mut policies, "wwan0"));
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
         assert_eq!((policies.tier("wwan0"), quotas.used("wwan0")), (Tier::Primary, 0));
 
-        meters.of("wwan0").count(Way::Sent, 2_000_000, 0, true);
+        meters.of("wwan0").count(Direction::Sent, 2_000_000, 0, true);
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
         quotas.reset("wwan0");
         assert!(quotas.count(DECEMBER, &mut policies, "wwan0"));
@@ -192,14 +193,14 @@ mod tests {
 
     #[test]
     fn without_a_quota_no_file_is_made() {
-        let home = tempfile::tempdir().unwrap();
-        let meters = Meters::default();
+        let state_dir = tempfile::tempdir().unwrap();
+        let meters = LinkMeters::default();
         let mut quotas =
-            Quotas::load(Instant::now(), Some(home.path()), "a", meters.clone(), EventSender::default())
+            Quotas::load(Instant::now(), Some(state_dir.path()), "a", meters.clone(), EventSender::default())
                 .unwrap();
-        meters.of("eth0").count(Way::Sent, 5000, 4, false);
-        assert!(!quotas.count(NOVEMBER, &mut Policies::new(&[]), "eth0"));
+        meters.of("eth0").count(Direction::Sent, 5000, 4, false);
+        assert!(!quotas.count(NOVEMBER, &mut LinkPolicies::new(&[]), "eth0"));
         quotas.save();
-        assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(state_dir.path()).unwrap().count(), 0);
     }
 }

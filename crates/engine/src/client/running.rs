@@ -14,40 +14,41 @@ use mpvpn_control::{
 use mpvpn_tunnel::{Assignment, ClientEvent, ConnectionNumber, UdpFlowEvent};
 
 use super::{
-    apps::{self, Apps},
+    data_plane::DataPlane,
     kind::ClientKind,
     link_use::LinkUse,
-    member::{ClientMessage, FirstShard},
-    names::Names,
-    plane::Plane,
+    other_shard::{ClientMessage, FirstShard},
+    proxy_streams::{ProxyStreams, stream_event},
+    server_name::ServerName,
     session::SessionState,
 };
 use crate::{
-    EngineError, answers, flows,
-    policies::Policies,
-    proxy::{PROXY, Proxy},
+    EngineError, answers,
+    event_loop::{EventLoop, Iteration, MONITOR_TOKEN, SignalRequest, reload_event, signal_event},
+    flows,
+    policies::LinkPolicies,
+    proxy::{FIRST_PROXY_TOKEN, Proxy},
     qlog::Qlog,
-    shards::News,
-    slow::{Message, Slow},
+    shards::ShardEvent,
+    slow_thread::{Message, SlowThread},
     status,
-    turn::{MONITOR, Told, Turn, Turns, end_event, reload_event},
 };
 
 /// How often a turn looks again whether streams have something to send.
-const ROUNDS: usize = 16;
+const MAX_TRANSMIT_ROUNDS: usize = 16;
 
 /// The main thread.
 pub(crate) struct Running {
     pub(super) config: ClientConfig,
     pub(super) origin: ConfigSource<ClientOptions>,
-    pub(super) plane: Plane,
+    pub(super) data_plane: DataPlane,
     pub(crate) shards: FirstShard,
     pub(super) kind: ClientKind,
-    pub(super) slow: Slow,
+    pub(super) slow: SlowThread,
     pub(super) events: EventSender,
     pub(super) link_use: LinkUse,
     /// `None` where the server is an address.
-    pub(super) names: Option<Names>,
+    pub(super) server_name: Option<ServerName>,
     pub(super) session: SessionState,
     /// Dropped last, so that the ends of connections are written.
     pub(super) _qlog: Option<Qlog>,
@@ -55,15 +56,15 @@ pub(crate) struct Running {
 
 impl Running {
     /// Runs until it is told to end, or going on makes no sense.
-    pub(super) fn run(&mut self, turns: &mut Turns) -> Result<(), EngineError> {
+    pub(super) fn run(&mut self, event_loop: &mut EventLoop) -> Result<(), EngineError> {
         let now = Instant::now();
         match self.config.server.ip() {
             Some(ip) => {
-                self.set_remotes(turns, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
+                self.set_remotes(event_loop, now, vec![SocketAddr::new(ip, self.config.server.port)])?;
             }
-            None => self.set_remotes(turns, now, Vec::new())?,
+            None => self.set_remotes(event_loop, now, Vec::new())?,
         }
-        for (_, link) in self.plane.sockets.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
+        for (_, link) in self.data_plane.sockets.links.uplinks().filter(|(_, link)| link.remote.is_none()) {
             let (link, reason) = (link.name.as_str().into(), link.reason.into());
             self.events.report(Event::LinkUnusable { link, reason });
         }
@@ -71,71 +72,71 @@ impl Running {
             tracing::warn!("{note}");
         }
         self.events.report(Event::Connecting { server: self.config.server.to_string().into() });
-        let mut turn = Turn::new();
+        let mut iteration = Iteration::new();
         loop {
-            let busy = self.transmit(turns, turn.now)?.then_some(turn.now);
-            self.look_at_names(turn.now);
+            let busy = self.transmit(event_loop, iteration.now)?.then_some(iteration.now);
+            self.resolve_server_name(iteration.now);
             let timeouts = [
                 busy,
-                self.plane.poll_timeout(turn.now),
-                self.names.as_ref().and_then(Names::poll_timeout),
+                self.data_plane.poll_timeout(iteration.now),
+                self.server_name.as_ref().and_then(ServerName::poll_timeout),
                 self.shards.poll_timeout(),
                 Some(self.link_use.poll_timeout()),
                 self.kind.proxy().and_then(Proxy::poll_timeout),
             ];
-            turns.next(timeouts.into_iter().flatten().min(), &mut turn)?;
+            event_loop.wait(timeouts.into_iter().flatten().min(), &mut iteration)?;
             let kind = &mut self.kind;
-            self.plane.take(turns, &turn, &mut |name| kind.prepare_link(name))?;
-            self.serve_apps(turns, &turn);
-            if turn.ready.iter().any(|event| event.token == MONITOR) {
-                self.kind.look_at_links();
+            self.data_plane.handle_ready(event_loop, &iteration, &mut |name| kind.prepare_link(name))?;
+            self.serve_proxy_clients(event_loop, &iteration);
+            if iteration.ready.iter().any(|event| event.token == MONITOR_TOKEN) {
+                self.kind.interfaces_changed();
             }
-            match turns.told(&turn) {
-                Some(Told::End(signal)) => {
-                    self.events.report(end_event(signal));
+            match event_loop.signal_request(&iteration) {
+                Some(SignalRequest::End(signal)) => {
+                    self.events.report(signal_event(signal));
                     return Ok(());
                 }
-                Some(Told::Reload) => drop(self.reload(turns, turn.now)),
+                Some(SignalRequest::Reload) => drop(self.reload(event_loop, iteration.now)),
                 None => {}
             }
-            if self.obey(turns, turn.now)? {
+            if self.run_app_commands(event_loop, iteration.now)? {
                 return Ok(());
             }
-            if self.hear_shards(turns)? {
+            if self.handle_shard_events(event_loop)? {
                 // The reason comes out when the threads are joined.
                 return Ok(());
             }
-            self.messages(turns, turn.now)?;
-            self.look_at_links(turn.now);
-            self.answer(turn.now);
+            self.handle_slow_thread_messages(event_loop, iteration.now)?;
+            self.update_link_use(iteration.now);
+            self.answer_api(iteration.now);
         }
     }
 
     /// Has the server's name resolved, again and again while the server is not reached.
-    fn look_at_names(&mut self, now: Instant) {
-        let reached = self.plane.connections.default_client().reaches_server();
-        if self.names.as_mut().is_some_and(|names| names.look(now, reached)) {
+    fn resolve_server_name(&mut self, now: Instant) {
+        let reached = self.data_plane.connections.default_client().reaches_server();
+        if self.server_name.as_mut().is_some_and(|name| name.update(now, reached)) {
             self.slow.resolve(&self.config.server);
         }
     }
 
     fn set_remotes(
         &mut self,
-        turns: &Turns,
+        event_loop: &EventLoop,
         now: Instant,
         remotes: Vec<SocketAddr>,
     ) -> Result<(), EngineError> {
-        self.shards.tell(|| ClientMessage::Remotes(remotes.clone()));
+        self.shards.send(|| ClientMessage::ServerAddresses(remotes.clone()));
         let kind = &mut self.kind;
-        self.plane.set_remotes(turns, now, remotes, &mut |name| kind.prepare_link(name))
+        self.data_plane.set_remotes(event_loop, now, remotes, &mut |name| kind.prepare_link(name))
     }
 
     /// Sends what is to be sent, and acts on what has happened; whether there is more of that.
-    fn transmit(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
-        for _ in 0..ROUNDS {
-            self.plane.transmit(turns, now);
+    fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, EngineError> {
+        for _ in 0..MAX_TRANSMIT_ROUNDS {
+            self.data_plane.transmit(event_loop, now);
             // Streams that have room again are filled, as long as the paths take it.
-            if !self.apply_events(turns, now)? {
+            if !self.apply_events(event_loop, now)? {
                 return Ok(false);
             }
         }
@@ -143,52 +144,58 @@ impl Running {
     }
 
     /// Handles the sockets of apps that have become ready, and time that has passed.
-    fn serve_apps(&mut self, turns: &Turns, turn: &Turn) {
+    fn serve_proxy_clients(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
         let Some(proxy) = self.kind.proxy_mut() else { return };
-        let apps = &mut Apps(self.plane.connections.default_client_mut());
-        for event in turn.ready.iter().filter(|event| event.token >= PROXY) {
-            proxy.ready(turn.now, &turns.poller, apps, *event);
+        let apps = &mut ProxyStreams(self.data_plane.connections.default_client_mut());
+        for event in iteration.ready.iter().filter(|event| event.token >= FIRST_PROXY_TOKEN) {
+            proxy.on_socket_ready(iteration.now, &event_loop.poller, apps, *event);
         }
-        if proxy.poll_timeout().is_some_and(|at| at <= turn.now) {
-            proxy.handle_timeout(turn.now, &turns.poller, apps);
+        if proxy.poll_timeout().is_some_and(|at| at <= iteration.now) {
+            proxy.handle_timeout(iteration.now, &event_loop.poller, apps);
         }
     }
 
     /// Acts on what the other shards say; whether one of them has ended.
-    fn hear_shards(&mut self, turns: &Turns) -> Result<bool, EngineError> {
+    fn handle_shard_events(&mut self, event_loop: &EventLoop) -> Result<bool, EngineError> {
         let mut ended = false;
         while let Some(news) = self.shards.next() {
             match news {
-                News::Specific(ClientMessage::Carries(member, mtu)) => {
+                ShardEvent::Specific(ClientMessage::CarriedMtu(member, mtu)) => {
                     self.session.set_carried(member, mtu);
                     if mtu.is_some() {
                         let (shard, reason) = (member.shard(), "".into());
                         self.events.report(Event::ShardChanged { shard, connected: true, reason });
                     }
-                    self.attach(turns)?;
+                    self.attach(event_loop)?;
                     self.configure()?;
-                    self.share_links();
+                    self.divide_link_rates();
                 }
-                News::Ended => ended = true,
+                ShardEvent::Ended => ended = true,
                 // Only the first shard says so.
-                News::Specific(_) => {}
+                ShardEvent::Specific(_) => {}
             }
         }
         Ok(ended)
     }
 
     /// Has the kernel put packets into this shard's queue, or only into those of others.
-    fn attach(&mut self, turns: &Turns) -> Result<(), EngineError> {
-        self.plane.attach(turns, self.session.takes_packets())
+    fn attach(&mut self, event_loop: &EventLoop) -> Result<(), EngineError> {
+        self.data_plane.attach(event_loop, self.session.accepts_packets())
     }
 
-    fn messages(&mut self, turns: &Turns, now: Instant) -> Result<(), EngineError> {
+    fn handle_slow_thread_messages(
+        &mut self,
+        event_loop: &EventLoop,
+        now: Instant,
+    ) -> Result<(), EngineError> {
         while let Some(message) = self.slow.next() {
             match message {
-                Message::Asked(question) => answers::of_client(self, turns, now, question)?,
-                Message::Named(address, name) => {
+                Message::ApiRequest(question) => {
+                    answers::answer_client_request(self, event_loop, now, question)?
+                }
+                Message::ReverseResolved(address, name) => {
                     if let Some(name) = name {
-                        self.link_use.pipes.named(now, address, &name);
+                        self.link_use.pipes.on_reverse_resolved(now, address, &name);
                     }
                 }
                 Message::Resolved(found) => {
@@ -201,11 +208,11 @@ impl Running {
                         let reason = reason.as_str().into();
                         self.events.report(Event::ResolveFailed { server, reason });
                     }
-                    let names = self.names.as_mut();
-                    if let Some(addresses) = names.and_then(|names| names.resolved(now, found.ok())) {
+                    let server_name = self.server_name.as_mut();
+                    if let Some(addresses) = server_name.and_then(|name| name.on_resolved(now, found.ok())) {
                         let server = self.config.server.to_string().into();
                         self.events.report(Event::ServerResolved { server, addresses: addresses.clone() });
-                        self.set_remotes(turns, now, addresses)?;
+                        self.set_remotes(event_loop, now, addresses)?;
                     }
                 }
             }
@@ -215,18 +222,18 @@ impl Running {
 
     /// Reads the configuration again: how links are used and the classes count at once, and what was said at run time no
     /// more.
-    pub(crate) fn reload(&mut self, turns: &Turns, now: Instant) -> Result<ReloadReport, String> {
+    pub(crate) fn reload(&mut self, event_loop: &EventLoop, now: Instant) -> Result<ReloadReport, String> {
         let new = self.origin.load().map_err(|error| error.to_string());
         let reloaded = new.map(|new| self.config.apply_reload(new));
         self.events.report(reload_event(&reloaded));
-        let mut policies = self.plane.policies.clone();
+        let mut policies = self.data_plane.policies.clone();
         if reloaded.is_ok() && policies.configure(&self.config.links) {
             self.set_policies(now, policies);
-            self.count_quotas(now);
+            self.update_quotas(now);
         }
         if reloaded.as_ref().is_ok_and(|reloaded| reloaded.classes) {
-            self.shards.tell(|| ClientMessage::Classes(Box::new(self.config.clone())));
-            self.plane.set_classes(turns, now, &self.config);
+            self.shards.send(|| ClientMessage::Classes(Box::new(self.config.clone())));
+            self.data_plane.set_classes(event_loop, now, &self.config);
         }
         reloaded
     }
@@ -238,13 +245,13 @@ impl Running {
         name: &str,
         change: &LinkChange,
     ) -> Result<Link, String> {
-        let known = || self.plane.sockets.links.uplinks().map(|(_, link)| link.name.as_str());
-        if !known().any(|link| link == name) {
-            let names = known().collect::<Vec<_>>();
+        let links = || self.data_plane.sockets.links.uplinks().map(|(_, link)| link.name.as_str());
+        if !links().any(|link| link == name) {
+            let names = links().collect::<Vec<_>>();
             let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
             return Err(format!("there is no link `{name}`: known are {names}"));
         }
-        let mut policies = self.plane.policies.clone();
+        let mut policies = self.data_plane.policies.clone();
         let mut link = policies.of(name);
         link.change(change);
         self.events.report(Event::LinkSet { link: name.into(), change: ShortText::of(change) });
@@ -253,93 +260,93 @@ impl Running {
             self.link_use.quotas.reset(name);
         }
         self.set_policies(now, policies);
-        self.count_quotas(now);
+        self.update_quotas(now);
         let status = self.status(now);
         status.links.into_iter().find(|link| link.name == name).ok_or_else(|| format!("`{name}` is gone"))
     }
 
-    fn set_policies(&mut self, now: Instant, policies: Policies) {
-        self.shards.tell(|| ClientMessage::Policies(Box::new(policies.clone())));
-        self.plane.set_policies(now, policies);
+    fn set_policies(&mut self, now: Instant, policies: LinkPolicies) {
+        self.shards.send(|| ClientMessage::Policies(Box::new(policies.clone())));
+        self.data_plane.set_policies(now, policies);
     }
 
     /// Looks what the links carry, where it is time.
-    fn look_at_links(&mut self, now: Instant) {
-        let Plane { connections, policies, sockets, .. } = &mut self.plane;
+    fn update_link_use(&mut self, now: Instant) {
+        let DataPlane { connections, policies, sockets, .. } = &mut self.data_plane;
         let home = connections.default_client_mut();
-        let news = self.link_use.look(now, policies, &sockets.links, || home.report(now).paths);
-        news.wanted_names.into_iter().for_each(|address| self.slow.name(address));
-        if let Some(policies) = news.policies {
+        let update = self.link_use.update(now, policies, &sockets.links, || home.report(now).paths);
+        update.wanted_names.into_iter().for_each(|address| self.slow.reverse_resolve(address));
+        if let Some(policies) = update.policies {
             self.set_policies(now, policies);
         }
     }
 
     /// Other quotas may count now.
-    fn count_quotas(&mut self, now: Instant) {
-        let mut policies = self.plane.policies.clone();
-        if self.link_use.count(now, &mut policies, &self.plane.sockets.links) {
+    fn update_quotas(&mut self, now: Instant) {
+        let mut policies = self.data_plane.policies.clone();
+        if self.link_use.update_quotas(now, &mut policies, &self.data_plane.sockets.links) {
             self.set_policies(now, policies);
         }
     }
 
     /// What a link may carry is for all connections together.
-    fn share_links(&mut self) {
-        let mut policies = self.plane.policies.clone();
-        if policies.set_shares(self.session.connections()) {
+    fn divide_link_rates(&mut self) {
+        let mut policies = self.data_plane.policies.clone();
+        if policies.set_connection_count(self.session.connections()) {
             self.set_policies(Instant::now(), policies);
         }
     }
 
     /// What this shard alone knows.
     pub(crate) fn status(&mut self, now: Instant) -> Status {
-        let mut status = self.plane.status(now, &self.config, ConnectionNumber::INITIAL);
+        let mut status = self.data_plane.status(now, &self.config, ConnectionNumber::INITIAL);
         for link in &mut status.links {
-            self.link_use.explain(link);
+            self.link_use.add_to_status(link);
         }
         status.notes.extend(self.config.note());
-        status.notes.extend(self.kind.leak());
+        status.notes.extend(self.kind.dns_leak());
         status
     }
 
     /// The flows of this shard alone: those of the TUN or of the proxies.
     pub(crate) fn flows(&self, now: Instant) -> FlowList {
         match self.kind.proxy() {
-            Some(proxy) => flows::of_connections(now, Role::Client, proxy.flows()),
-            None => self.plane.flows(now, &self.config),
+            Some(proxy) => flows::connection_flows(now, Role::Client, proxy.flows()),
+            None => self.data_plane.flows(now, &self.config),
         }
     }
 
     /// Answers who asked, once every shard has reported.
-    fn answer(&mut self, now: Instant) {
+    fn answer_api(&mut self, now: Instant) {
         self.shards.answer(now, |mut reports| {
             // This shard has reported first.
             let members = reports.split_off(1);
             let mut status = reports.remove(0);
             for report in members {
-                status::add_member(&mut status, report);
+                status::add_shard_status(&mut status, report);
             }
             status
         });
     }
 
     /// Acts on what has happened; whether anything has to streams, which then may have something to send.
-    pub(crate) fn apply_events(&mut self, turns: &Turns, now: Instant) -> Result<bool, EngineError> {
-        let mut streams = false;
-        while let Some((flow, payload)) = self.plane.connections.default_client_mut().poll_udp() {
+    pub(crate) fn apply_events(&mut self, event_loop: &EventLoop, now: Instant) -> Result<bool, EngineError> {
+        let mut has_stream_events = false;
+        while let Some((flow, payload)) = self.data_plane.connections.default_client_mut().poll_udp() {
             if let Some(proxy) = self.kind.proxy_mut() {
-                proxy.payload(now, flow, &payload);
+                proxy.deliver_payload(now, flow, &payload);
             }
         }
-        while let Some(event) = self.plane.connections.poll_event(now) {
-            let event = match apps::news(event) {
-                Ok(news) => {
-                    streams = true;
+        while let Some(event) = self.data_plane.connections.poll_event(now) {
+            let event = match stream_event(event) {
+                Ok(event) => {
+                    has_stream_events = true;
                     if let Some(proxy) = self.kind.proxy_mut() {
-                        proxy.handle(
+                        proxy.on_stream_event(
                             now,
-                            &turns.poller,
-                            &mut Apps(self.plane.connections.default_client_mut()),
-                            news,
+                            &event_loop.poller,
+                            &mut ProxyStreams(self.data_plane.connections.default_client_mut()),
+                            event,
                         );
                     }
                     continue;
@@ -355,7 +362,7 @@ impl Running {
                 ClientEvent::Up(assignment) => {
                     self.report_connected(&assignment);
                     self.session.set_up(true);
-                    self.attach(turns)?;
+                    self.attach(event_loop)?;
                     self.assign(assignment);
                     self.configure()?;
                     self.kind.share(&self.config)?;
@@ -370,31 +377,31 @@ impl Running {
                     if let (Some(proxy), UdpFlowEvent::Refused(_) | UdpFlowEvent::Closed) =
                         (self.kind.proxy_mut(), news)
                     {
-                        proxy.flow_over(now, flow, news != UdpFlowEvent::Closed);
+                        proxy.on_flow_closed(now, flow, news != UdpFlowEvent::Closed);
                     }
                 }
                 ClientEvent::JoinsAllowed { secret, .. } => {
-                    self.shards.tell(|| ClientMessage::Join(secret.clone()))
+                    self.shards.send(|| ClientMessage::Join(secret.clone()))
                 }
                 ClientEvent::Down(reason) => {
                     self.events.report(Event::Disconnected { reason: reason.as_str().into() });
                     self.session.set_up(false);
-                    self.attach(turns)?;
+                    self.attach(event_loop)?;
                     self.kind.connection_lost(reason);
                 }
                 ClientEvent::Fatal(error) => {
-                    self.plane.transmit(turns, now);
+                    self.data_plane.transmit(event_loop, now);
                     return Err(error.into());
                 }
-                // Told above.
+                // SignalRequest above.
                 _ => {}
             }
         }
-        Ok(streams)
+        Ok(has_stream_events)
     }
 
     fn report_connected(&mut self, assignment: &Assignment) {
-        let is_resumed = self.session.is_resumed(self.plane.connections.default_client().resumed());
+        let is_resumed = self.session.is_resumed(self.data_plane.connections.default_client().resumed());
         self.events.report(Event::Connected {
             server: self.config.server.to_string().into(),
             addresses: assignment.addresses.clone(),
@@ -403,7 +410,7 @@ impl Running {
     }
 
     fn assign(&mut self, assignment: Assignment) {
-        self.plane.assign(&assignment);
+        self.data_plane.assign(&assignment);
         self.kind.assign(&self.config, assignment);
     }
 
@@ -417,9 +424,9 @@ impl Running {
         if let Some(proxy) = self.kind.proxy_mut() {
             proxy.end();
         }
-        self.plane.end();
-        let mut policies = self.plane.policies.clone();
-        self.link_use.count(Instant::now(), &mut policies, &self.plane.sockets.links);
+        self.data_plane.end();
+        let mut policies = self.data_plane.policies.clone();
+        self.link_use.update_quotas(Instant::now(), &mut policies, &self.data_plane.sockets.links);
         self.link_use.quotas.save();
         self.kind.end().and(shards)
     }

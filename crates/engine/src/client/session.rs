@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use mpvpn_tunnel::ConnectionNumber;
 
 /// Bytes of the largest packet before anything is known: what IPv6 needs (RFC 8200 §5).
-const FIRST_MTU: u32 = 1280;
+const INITIAL_MTU: u32 = 1280;
 
 /// The state of the session.
 #[derive(Debug)]
@@ -15,12 +15,12 @@ pub(super) struct SessionState {
     resumed: u32,
     mtu: u32,
     /// Other shards' connections that carry packets, and the largest they can (bytes).
-    carrying: BTreeMap<ConnectionNumber, usize>,
+    mtu_by_member: BTreeMap<ConnectionNumber, usize>,
 }
 
 impl Default for SessionState {
     fn default() -> Self {
-        Self { is_up: false, resumed: 0, mtu: FIRST_MTU, carrying: BTreeMap::new() }
+        Self { is_up: false, resumed: 0, mtu: INITIAL_MTU, mtu_by_member: BTreeMap::new() }
     }
 }
 
@@ -38,24 +38,24 @@ impl SessionState {
     /// Another shard's connection carries packets up to this size (bytes), or none.
     pub(super) fn set_carried(&mut self, member: ConnectionNumber, mtu: Option<usize>) {
         match mtu {
-            Some(mtu) => self.carrying.insert(member, mtu),
-            None => self.carrying.remove(&member),
+            Some(mtu) => self.mtu_by_member.insert(member, mtu),
+            None => self.mtu_by_member.remove(&member),
         };
     }
 
     /// The largest packet (bytes) of the tunnel: any packet may meet any shard.
     pub(super) fn mtu(&self) -> u32 {
-        self.carrying.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32))
+        self.mtu_by_member.values().fold(self.mtu, |mtu, other| mtu.min(*other as u32))
     }
 
     /// Whether this shard is to have packets: while it has no connection and another has, all flows go there.
-    pub(super) fn takes_packets(&self) -> bool {
-        self.is_up || self.carrying.is_empty()
+    pub(super) fn accepts_packets(&self) -> bool {
+        self.is_up || self.mtu_by_member.is_empty()
     }
 
     /// Connections that share the links.
     pub(super) fn connections(&self) -> usize {
-        1 + self.carrying.len()
+        1 + self.mtu_by_member.len()
     }
 
     /// Whether the session was resumed since the last call, by how often it was in all.
@@ -89,11 +89,11 @@ mod tests {
     #[test]
     fn packets_go_to_other_shards_only_while_this_one_has_no_connection_and_another_has() {
         let mut session = SessionState::default();
-        assert!(session.takes_packets(), "no other has one either");
+        assert!(session.accepts_packets(), "no other has one either");
         session.set_carried(member(1), Some(1400));
-        assert!(!session.takes_packets());
+        assert!(!session.accepts_packets());
         session.set_up(true);
-        assert!(session.takes_packets());
+        assert!(session.accepts_packets());
     }
 
     #[test]

@@ -11,15 +11,15 @@ use mpvpn_tunnel::ClassConnections;
 use mpvpn_types::{Duration, LinkId};
 
 use crate::{
+    event_loop::FIRST_SOCKET_TOKEN,
     links::Links,
-    policies::Way,
-    turn::SOCKETS,
-    wire::{Datagram, DatagramBuffers, Sent},
+    packet_io::{DatagramBuffers, ReceivedDatagram, SendOutcome},
+    policies::Direction,
 };
 
 /// The links are looked at anew this long after news that may not be complete: a new interface has its addresses and
 /// routes by then, and a shorter time may come before them.
-const RESCAN_AFTER: Duration = Duration::from_millis(500);
+const RESCAN_DELAY: Duration = Duration::from_millis(500);
 
 /// The links of a shard with their sockets.
 pub(super) struct LinkSockets {
@@ -35,7 +35,7 @@ impl LinkSockets {
 
     /// Sends what waited for a socket that has room again, and receives what has come. `after` is called where a batch
     /// ends.
-    pub(super) fn ready(
+    pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
         event: Event,
@@ -43,25 +43,25 @@ impl LinkSockets {
         now: Instant,
         mut after: impl FnMut(&mut ClassConnections),
     ) {
-        let Ok(number) = u16::try_from(event.token.wrapping_sub(SOCKETS)) else { return };
+        let Ok(number) = u16::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN)) else { return };
         let id = LinkId(number);
         let Some(link) = self.links.links.get_mut(&id) else { return };
-        let (meter, Some(wire)) = (&link.meter, link.wire.as_mut()) else { return };
+        let (meter, Some(socket)) = (&link.meter, link.socket.as_mut()) else { return };
         if event.writable {
-            wire.flush(poller, event.token, |_| None);
+            socket.flush(poller, event.token, |_| None);
         }
         if !event.readable {
             return;
         }
-        let each = |connections: &mut ClassConnections, got: Datagram| {
-            meter.count(Way::Received, got.data.len(), 1, got.remote.is_ipv4());
+        let each = |connections: &mut ClassConnections, got: ReceivedDatagram| {
+            meter.count(Direction::Received, got.data.len(), 1, got.remote.is_ipv4());
             connections.handle_datagram(now, id, got.remote, got.ecn, got.data);
         };
         let after = |connections: &mut ClassConnections| {
             connections.handle_batch(now, id.class());
             after(connections);
         };
-        if let Err(error) = self.buffers.receive(&wire.socket, connections, each, after) {
+        if let Err(error) = self.buffers.receive(&socket.socket, connections, each, after) {
             tracing::debug!(%error, link = number, "cannot receive");
         }
     }
@@ -71,16 +71,18 @@ impl LinkSockets {
         let (links, rescan_at) = (&mut self.links.links, &mut self.rescan_at);
         let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
-            let Some(id) = link_of(transmit) else { return };
+            let Some(id) = link_id(transmit) else { return };
             // Into a cable that is pulled the kernel would only ask for its neighbour in vain, and when the link is
             // back hold everything for up to a second, until it asks again.
             let Some(link) = links.get_mut(&id).filter(|link| link.remote.is_some()) else { return };
-            let Some(wire) = &mut link.wire else { return };
+            let Some(socket) = &mut link.socket else { return };
             let datagrams = transmit.segment_size.map_or(1, |size| transmit.size.div_ceil(size.max(1)));
-            link.meter.count(Way::Sent, transmit.size, datagrams, transmit.remote.is_ipv4());
-            if wire.send(poller, SOCKETS + u64::from(id.0), transmit, data, None) == Sent::LinkDown {
+            link.meter.count(Direction::Sent, transmit.size, datagrams, transmit.remote.is_ipv4());
+            if socket.send(poller, FIRST_SOCKET_TOKEN + u64::from(id.0), transmit, data, None)
+                == SendOutcome::LinkDown
+            {
                 // The news will say why; if there is none, look.
-                rescan_at.get_or_insert(now + RESCAN_AFTER);
+                rescan_at.get_or_insert(now + RESCAN_DELAY);
             }
         });
     }
@@ -90,9 +92,9 @@ impl LinkSockets {
         let links = &self.links.links;
         let poll = |out: &mut Vec<u8>| connections.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
-            let link = link_of(transmit).and_then(|id| links.get(&id));
-            if let Some(wire) = link.and_then(|link| link.wire.as_ref()) {
-                wire.send_last(transmit, data, None);
+            let link = link_id(transmit).and_then(|id| links.get(&id));
+            if let Some(socket) = link.and_then(|link| link.socket.as_ref()) {
+                socket.send_last(transmit, data, None);
             }
         });
     }
@@ -103,8 +105,8 @@ impl LinkSockets {
     }
 
     /// The news about links may not be complete: they are to be looked at again soon.
-    pub(super) fn rescan_again(&mut self, now: Instant) {
-        self.rescan_at(now + RESCAN_AFTER);
+    pub(super) fn rescan_soon(&mut self, now: Instant) {
+        self.rescan_at(now + RESCAN_DELAY);
     }
 
     /// When [`Self::is_rescan_due`] will be true.
@@ -118,26 +120,26 @@ impl LinkSockets {
     }
 }
 
-fn link_of(transmit: &Transmit) -> Option<LinkId> {
+fn link_id(transmit: &Transmit) -> Option<LinkId> {
     transmit.local.and_then(Local::as_link)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{links::Ground, policies::Meters};
+    use crate::{links::LinkSocketOptions, policies::LinkMeters};
 
     #[test]
     fn links_are_looked_at_again_once_after_news() {
-        let ground = Ground { given: Some(Vec::new()), ..Ground::default() };
+        let socket_options = LinkSocketOptions { given: Some(Vec::new()), ..LinkSocketOptions::default() };
         let poller = Poller::new().unwrap();
-        let links = Links::new(&[], Vec::new(), &Meters::default(), ground, &poller).unwrap();
+        let links = Links::new(&[], Vec::new(), &LinkMeters::default(), socket_options, &poller).unwrap();
         let (mut sockets, now) = (LinkSockets::new(links), Instant::now());
         assert!(!sockets.is_rescan_due(now) && sockets.poll_timeout().is_none());
-        sockets.rescan_again(now);
+        sockets.rescan_soon(now);
         assert!(!sockets.is_rescan_due(now));
         let at = sockets.poll_timeout().unwrap();
-        assert_eq!(at - now, RESCAN_AFTER);
+        assert_eq!(at - now, RESCAN_DELAY);
         assert!(sockets.is_rescan_due(at) && !sockets.is_rescan_due(at));
         sockets.rescan_at(now);
         assert!(sockets.is_rescan_due(now));

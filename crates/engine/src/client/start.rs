@@ -14,43 +14,43 @@ use mpvpn_types::{ClassId, Fec};
 
 use super::{
     Running,
+    auto_pipes::AutoPipes,
     classes::Classes,
+    connection_factory::{ClientSetups, ConnectionFactory, flow_mode},
+    data_plane::{DataPlane, DataPlaneParts},
     device::Devices,
     events::ShardEvents,
-    forge::{Forge, Setups, lane_of},
     kind::ClientKind,
     link_use::LinkUse,
-    member::{FirstShard, GroCoalescer},
-    names::Names,
-    pipes::AutoPipes,
-    plane::{Plane, PlaneGear},
+    other_shard::{FirstShard, GroCoalescer},
     quotas::Quotas,
     random,
+    server_name::ServerName,
     session::SessionState,
-    ways::Ways,
+    transports::LinkTransports,
 };
 use crate::{
     EngineError,
-    links::{Ground, Links},
-    policies::{Meters, Policies},
+    event_loop::EventLoop,
+    links::{LinkSocketOptions, Links},
+    policies::{LinkMeters, LinkPolicies},
     qlog::Qlog,
-    slow::Slow,
-    tcp_way::carriage::Stable,
-    turn::Turns,
+    slow_thread::SlowThread,
+    tcp_transport::connection::TcpTransportConfig,
 };
 
 /// Where a server has its tunnels (RFC 9484 §3, both variables `*`).
-pub(super) const PATH: &str = "/.well-known/masque/ip/*/*/";
+pub(super) const CONNECT_IP_PATH: &str = "/.well-known/masque/ip/*/*/";
 /// Inside TCP a larger UDP payload (bytes) costs less of a slow link, and makes what comes next wait there: this one for 5 ms
 /// at 10 Mbit/s.
-const INSIDE_TCP: u16 = 6144;
+const MAX_UDP_PAYLOAD_IN_TCP: u16 = 6144;
 
 /// What is different between the kinds of a client.
 pub(super) struct ClientParts {
     pub(super) kind: ClientKind,
     /// Where packets come from, one a shard; none at a client for proxies.
     pub(super) queues: Vec<Devices>,
-    pub(super) ground: Ground,
+    pub(super) socket_options: LinkSocketOptions,
     /// For what has to survive a restart.
     pub(super) state_dir: Option<PathBuf>,
 }
@@ -58,44 +58,65 @@ pub(super) struct ClientParts {
 /// What all shards are made of.
 struct ShardParts {
     config: ClientConfig,
-    ground: Ground,
+    socket_options: LinkSocketOptions,
     classes: Classes,
-    forge: Forge,
-    meters: Meters,
+    connection_factory: ConnectionFactory,
+    meters: LinkMeters,
     /// `None` where there is no thread for TCP.
-    tcp: Option<Arc<Stable>>,
+    tcp: Option<Arc<TcpTransportConfig>>,
     events: EventSender,
 }
 
 impl ShardParts {
     /// What a shard does with its packets.
-    fn gear(&self, shard: u8, turns: &Turns) -> PlaneGear {
+    fn data_plane_parts(&self, shard: u8, event_loop: &EventLoop) -> DataPlaneParts {
         let classes = self.classes.clone();
-        let setups = self.forge.connections(&self.config, &classes, shard);
-        let several = self.forge.shards > 1;
+        let setups = self.connection_factory.connections(&self.config, &classes, shard);
+        let several = self.connection_factory.shards > 1;
         let connections =
             ClassConnections::new(Instant::now(), setups, classes.rules.clone(), shard, several);
-        let ways = Ways::new(shard, self.tcp.clone(), turns.wake.clone(), self.events.clone());
+        let transports =
+            LinkTransports::new(shard, self.tcp.clone(), event_loop.wake.clone(), self.events.clone());
         let events = ShardEvents::new(self.events.clone(), shard);
-        PlaneGear { shard, connections, classes, forge: self.forge.clone(), ways, events }
+        DataPlaneParts {
+            shard,
+            connections,
+            classes,
+            connection_factory: self.connection_factory.clone(),
+            transports,
+            events,
+        }
     }
 
-    fn links(&self, turns: &Turns) -> Result<Links, EngineError> {
-        let ground = self.ground.clone();
-        Links::new(&self.config.paths, self.classes.sockets(), &self.meters, ground, &turns.poller)
+    fn links(&self, event_loop: &EventLoop) -> Result<Links, EngineError> {
+        let socket_options = self.socket_options.clone();
+        Links::new(
+            &self.config.paths,
+            self.classes.link_classes(),
+            &self.meters,
+            socket_options,
+            &event_loop.poller,
+        )
     }
 
     /// Starts the shards beside the first.
     fn start_others(&self, first: &mut FirstShard, queues: Vec<Devices>) -> Result<(), EngineError> {
         for (shard, devices) in (1..).zip(queues) {
             let Some(member) = ConnectionNumber::of(shard, ClassId::DEFAULT) else { break };
-            let mut turns = Turns::without_signals()?;
-            let links = self.links(&turns)?;
-            let policies = Policies::new(&self.config.links);
-            let plane = Plane::new(self.gear(shard, &turns), links, policies, Some(devices), &turns)?;
-            let first_end = first.add(turns.wake.clone());
-            let joiner = GroCoalescer { member, config: self.config.clone(), plane, first: first_end };
-            first.start(shard, move || joiner.run(&mut turns))?;
+            let mut event_loop = EventLoop::without_signals()?;
+            let links = self.links(&event_loop)?;
+            let policies = LinkPolicies::new(&self.config.links);
+            let data_plane = DataPlane::new(
+                self.data_plane_parts(shard, &event_loop),
+                links,
+                policies,
+                Some(devices),
+                &event_loop,
+            )?;
+            let first_shard = first.add(event_loop.wake.clone());
+            let joined_shard =
+                GroCoalescer { member, config: self.config.clone(), data_plane, first: first_shard };
+            first.start(shard, move || joined_shard.run(&mut event_loop))?;
         }
         Ok(())
     }
@@ -105,48 +126,56 @@ impl Running {
     /// A client that has not begun to connect.
     pub(super) fn new(
         (config, origin): (ClientConfig, ConfigSource<ClientOptions>),
-        turns: &Turns,
+        event_loop: &EventLoop,
         tls: Arc<rustls::ClientConfig>,
-        ClientParts { kind, queues, ground, state_dir }: ClientParts,
-        slow: Slow,
+        ClientParts { kind, queues, socket_options, state_dir }: ClientParts,
+        slow: SlowThread,
     ) -> Result<Self, EngineError> {
         let shards = queues.len().max(1) as u8;
         let mut queues = queues.into_iter();
         let devices = queues.next();
-        let meters = Meters::default();
+        let meters = LinkMeters::default();
         let events = slow.events();
-        let ground = Ground { events: events.clone(), ..ground };
-        let classes = Classes::of(&config, devices.is_some());
-        let mut links = Links::new(&config.paths, classes.sockets(), &meters, ground.clone(), &turns.poller)?;
+        let socket_options = LinkSocketOptions { events: events.clone(), ..socket_options };
+        let classes = Classes::from_config(&config, devices.is_some());
+        let mut links = Links::new(
+            &config.paths,
+            classes.link_classes(),
+            &meters,
+            socket_options.clone(),
+            &event_loop.poller,
+        )?;
         let quotas =
             Quotas::load(Instant::now(), state_dir.as_deref(), &config.name, meters.clone(), events.clone())?;
-        let policies = Policies::new(&config.links);
-        let max_udp_payload = links.max_payload();
+        let policies = LinkPolicies::new(&config.links);
+        let max_udp_payload = links.max_udp_payload();
         let secret = random::<32>()?;
         let qlog = Qlog::start_if(config.qlog.as_ref(), Role::Client, &config.name)?;
         let setup = |cc| {
             let options = TransportOptions {
                 cc,
                 max_udp_payload,
-                max_inside_tcp: INSIDE_TCP.max(max_udp_payload),
+                max_inside_tcp: MAX_UDP_PAYLOAD_IN_TCP.max(max_udp_payload),
                 qlog: qlog.as_ref().map(Qlog::sink),
                 ..TransportOptions::of_shards(shards)
             };
             ClientSetup::new(tls.clone(), &options, &secret)
         };
-        let setups = Setups::try_new(setup)?;
-        let [spread] = random::<1>()?;
-        let tcp =
-            slow.runtime().map(|runtime| Stable::new(&config, runtime.clone()).map(Arc::new)).transpose()?;
+        let setups = ClientSetups::try_new(setup)?;
+        let [random_shard] = random::<1>()?;
+        let tcp = slow
+            .runtime()
+            .map(|runtime| TcpTransportConfig::new(&config, runtime.clone()).map(Arc::new))
+            .transpose()?;
         let parts = ShardParts {
-            ground,
-            forge: Forge {
+            socket_options,
+            connection_factory: ConnectionFactory {
                 tunnel: TunnelConfig {
                     mode: if devices.is_some() { TunnelMode::Packets } else { TunnelMode::RelaysOnly },
                     setup: setups.of(config.cc).clone(),
                     server_name: config.server.host.clone(),
                     authority: config.server.to_string(),
-                    path: PATH.to_owned(),
+                    path: CONNECT_IP_PATH.to_owned(),
                     token: config.load_token()?.map(|token| token.reveal().to_owned()),
                     class: None,
                     additional_addresses: config.class_tuns().count(),
@@ -154,14 +183,14 @@ impl Running {
                     fec: Fec::Off,
                     copies: 1,
                     flow_rules: Rules {
-                        mode: lane_of(config.lane, shards),
-                        rules: config.lane_rules.iter().map(rule_of).collect(),
+                        mode: flow_mode(config.lane, shards),
+                        rules: config.lane_rules.iter().map(lane_rule).collect(),
                     },
                     isn_secret: [u64::from_le_bytes(random::<8>()?), u64::from_le_bytes(random::<8>()?)],
                 },
                 setups,
                 shards,
-                steer: spread % (MAX_SHARDS - shards + 1),
+                first_steering_bits: random_shard % (MAX_SHARDS - shards + 1),
             },
             classes,
             meters,
@@ -169,17 +198,17 @@ impl Running {
             tcp,
             events: events.clone(),
         };
-        let gear = parts.gear(0, turns);
-        let mut shards = FirstShard::new(Role::Client, turns.wake.clone());
+        let data_plane_parts = parts.data_plane_parts(0, event_loop);
+        let mut shards = FirstShard::new(Role::Client, event_loop.wake.clone());
         parts.start_others(&mut shards, queues.collect())?;
         Ok(Self {
-            plane: Plane::new(gear, links, policies, devices, turns)?,
+            data_plane: DataPlane::new(data_plane_parts, links, policies, devices, event_loop)?,
             link_use: LinkUse { quotas, pipes: AutoPipes::new(Instant::now(), events.clone()) },
             shards,
             kind,
             slow,
             events,
-            names: parts.config.server.ip().is_none().then(Names::default),
+            server_name: parts.config.server.ip().is_none().then(ServerName::default),
             session: SessionState::default(),
             _qlog: qlog,
             config: parts.config,
@@ -188,7 +217,7 @@ impl Running {
     }
 }
 
-fn rule_of(rule: &LaneRule) -> Rule {
+fn lane_rule(rule: &LaneRule) -> Rule {
     let ports = rule.ports.iter().map(|ports| ports.range());
     Rule { to: rule.to.clone(), ports: ports.collect(), streams: rule.streams }
 }

@@ -5,14 +5,14 @@ use std::io;
 use mpvpn_control::config::ServerAddr;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::Behind;
+use super::ProxyTarget;
 
 /// Longest head of an answer (bytes).
-const HEAD: usize = 8 << 10;
+const MAX_HEAD_BYTES: usize = 8 << 10;
 /// Fields in it at most.
-const FIELDS: usize = 64;
+const MAX_FIELDS: usize = 64;
 /// Characters of what a proxy says that are repeated.
-const SAID: usize = 60;
+const MAX_REASON_CHARS: usize = 60;
 
 /// Why a proxy does not help.
 #[derive(Debug, thiserror::Error)]
@@ -50,32 +50,32 @@ pub(crate) enum ProxyError {
 }
 
 /// Asks for a connection to the server, which `stream` is afterwards.
-pub(super) async fn ask<S>(stream: &mut S, behind: &Behind) -> Result<(), ProxyError>
+pub(super) async fn send_connect<S>(stream: &mut S, proxy_target: &ProxyTarget) -> Result<(), ProxyError>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let server = &behind.server;
+    let server = &proxy_target.server;
     let mut request = format!("CONNECT {server} HTTP/1.1\r\nHost: {server}\r\n");
-    if let Some(credentials) = &behind.credentials {
+    if let Some(credentials) = &proxy_target.credentials {
         request.push_str(&format!("Proxy-Authorization: {}\r\n", credentials.authorization()));
     }
     request.push_str("\r\n");
     stream.write_all(request.as_bytes()).await?;
     let mut head = Vec::with_capacity(1024);
     loop {
-        let room = HEAD - head.len();
+        let room = MAX_HEAD_BYTES - head.len();
         if (&mut *stream).take(room as u64).read_buf(&mut head).await? == 0 {
             return Err(if room == 0 { ProxyError::NotHttp } else { ProxyError::Closed });
         }
-        if let Some(done) = judge(&head, behind) {
+        if let Some(done) = parse_response(&head, proxy_target) {
             return done;
         }
     }
 }
 
 /// What an answer means; `None` if there is more of it to come.
-fn judge(head: &[u8], behind: &Behind) -> Option<Result<(), ProxyError>> {
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+fn parse_response(head: &[u8], proxy_target: &ProxyTarget) -> Option<Result<(), ProxyError>> {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut answer = httparse::Response::new(&mut fields);
     let length = match answer.parse(head) {
         Ok(httparse::Status::Complete(length)) => length,
@@ -85,16 +85,17 @@ fn judge(head: &[u8], behind: &Behind) -> Option<Result<(), ProxyError>> {
     let (status, reason) = (answer.code.unwrap_or_default(), answer.reason.unwrap_or_default());
     Some(match status {
         // Others may follow (RFC 9110, section 15.2).
-        100..200 => return judge(&head[length..], behind),
+        100..200 => return parse_response(&head[length..], proxy_target),
         // The server says nothing before its client does, so nothing can follow.
         200..300 if head.len() == length => Ok(()),
         200..300 => Err(ProxyError::NotHttp),
-        401 | 407 if behind.credentials.is_some() => Err(ProxyError::CredentialsRefused(status)),
+        401 | 407 if proxy_target.credentials.is_some() => Err(ProxyError::CredentialsRefused(status)),
         407 => Err(ProxyError::CredentialsMissing),
-        403 => Err(ProxyError::Forbidden(behind.server.clone())),
+        403 => Err(ProxyError::Forbidden(proxy_target.server.clone())),
         _ => {
-            let said = reason.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(SAID).collect();
-            Err(ProxyError::Status { server: behind.server.clone(), status, reason: said })
+            let reason =
+                reason.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(MAX_REASON_CHARS).collect();
+            Err(ProxyError::Status { server: proxy_target.server.clone(), status, reason })
         }
     })
 }
@@ -105,17 +106,17 @@ mod tests {
 
     use super::*;
 
-    fn behind(via: &str) -> Behind {
+    fn proxy_target(via: &str) -> ProxyTarget {
         let via: ViaProxy = via.parse().unwrap();
-        Behind { server: "vpn.example:443".parse().unwrap(), credentials: via.credentials }
+        ProxyTarget { server: "vpn.example:443".parse().unwrap(), credentials: via.credentials }
     }
 
     /// What comes of an answer that arrives in these pieces, and what was asked.
-    fn ask_of(via: &str, pieces: &[&str]) -> (Result<(), ProxyError>, String) {
+    fn ask_proxy(via: &str, pieces: &[&str]) -> (Result<(), ProxyError>, String) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (mut here, mut there) = tokio::io::duplex(64 << 10);
-            let behind = behind(via);
+            let proxy_target = proxy_target(via);
             let answer = async {
                 let mut asked = vec![0; 1024];
                 let count = there.read(&mut asked).await.unwrap();
@@ -126,24 +127,24 @@ mod tests {
                 drop(there);
                 String::from_utf8(asked[..count].to_vec()).unwrap()
             };
-            tokio::join!(ask(&mut here, &behind), answer)
+            tokio::join!(send_connect(&mut here, &proxy_target), answer)
         })
     }
 
     #[test]
     fn a_proxy_is_asked_by_connect_with_credentials_where_there_are_some() {
-        let (done, asked) = ask_of("http://proxy", &["HTTP/1.1 200 OK\r\nVia: x\r\n", "\r\n"]);
+        let (done, asked) = ask_proxy("http://proxy", &["HTTP/1.1 200 OK\r\nVia: x\r\n", "\r\n"]);
         done.unwrap();
         assert_eq!(asked, "CONNECT vpn.example:443 HTTP/1.1\r\nHost: vpn.example:443\r\n\r\n");
         let (done, asked) =
-            ask_of("http://a:b@proxy", &["HTTP/1.1 103 Hints\r\n\r\nHTTP/1.0 200 established\r\n\r\n"]);
+            ask_proxy("http://a:b@proxy", &["HTTP/1.1 103 Hints\r\n\r\nHTTP/1.0 200 established\r\n\r\n"]);
         done.unwrap();
         assert!(asked.ends_with("\r\nProxy-Authorization: Basic YTpi\r\n\r\n"), "{asked}");
     }
 
     #[test]
     fn refusals_say_what_to_do() {
-        let error = |via, answer| ask_of(via, &[answer]).0.unwrap_err().to_string();
+        let error = |via, answer| ask_proxy(via, &[answer]).0.unwrap_err().to_string();
         let wants = "HTTP/1.1 407 Authentication Required\r\nProxy-Authenticate: Basic\r\n\r\n";
         assert!(error("http://proxy", wants).contains("give --via http://USER:PASSWORD@"));
         assert!(error("http://a:b@proxy", wants).contains("check those in --via"));
@@ -157,14 +158,14 @@ mod tests {
 
     #[test]
     fn what_is_no_answer_is_bounded_and_refused() {
-        let of = |pieces: &[&str]| ask_of("http://proxy", pieces).0.unwrap_err();
+        let of = |pieces: &[&str]| ask_proxy("http://proxy", pieces).0.unwrap_err();
         assert!(matches!(of(&[]), ProxyError::Closed));
         assert!(matches!(of(&["HTTP/1.1 200 OK\r\n"]), ProxyError::Closed));
         assert!(matches!(of(&["SSH-2.0-x\r\n"]), ProxyError::NotHttp));
         assert!(matches!(of(&["HTTP/1.1 200 OK\r\n\r\nmore"]), ProxyError::NotHttp));
-        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(HEAD));
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(MAX_HEAD_BYTES));
         assert!(matches!(of(&[&long]), ProxyError::NotHttp));
-        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(FIELDS + 1));
+        let many = format!("HTTP/1.1 200 OK\r\n{}\r\n", "x: y\r\n".repeat(MAX_FIELDS + 1));
         assert!(matches!(of(&[&many]), ProxyError::NotHttp));
     }
 }

@@ -58,16 +58,16 @@ fn server(speaks: Speaks) -> Server {
     Server { address, trust: Trust::Pin(identity.fingerprint()), _home: home }
 }
 
-fn to(address: SocketAddr, trust: &Trust) -> Dial {
+fn to(address: SocketAddr, trust: &Trust) -> DialOptions {
     let refusal = LastRefusal::default();
     let tls = tls::client_config_reporting(trust, &[ALPN], &refusal).unwrap();
-    Dial {
-        footing: Footing {
+    DialOptions {
+        bind_options: BindOptions {
             name: "lo".to_owned(),
             addresses: vec!["127.0.0.1".parse().unwrap()],
             mark: None,
             protect: None,
-            is_given: false,
+            is_from_app: false,
         },
         to: vec![address],
         via: None,
@@ -85,7 +85,7 @@ fn run<T>(what: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(what)
 }
 
-fn failure(what: &Dial) -> DialError {
+fn failure(what: &DialOptions) -> DialError {
     run(dial(what)).expect_err("no connection")
 }
 
@@ -133,7 +133,7 @@ fn the_next_address_is_tried_where_nobody_listens_at_the_first() {
     let server = server(Speaks::Http2);
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let unreachable = "[2001:db8::1]:443".parse().unwrap();
-    let both = Dial { to: vec![unreachable, nobody, server.address], ..to(nobody, &server.trust) };
+    let both = DialOptions { to: vec![unreachable, nobody, server.address], ..to(nobody, &server.trust) };
     assert_eq!(run(dial(&both)).unwrap().peer, server.address);
     let error = failure(&to(nobody, &server.trust)).to_string();
     assert!(error.contains(&nobody.to_string()) && error.contains("nobody listens there"), "{error}");
@@ -157,24 +157,24 @@ fn who_does_not_speak_http2_is_told_apart() {
 #[test]
 fn silence_ends_with_the_step_in_which_it_came() {
     let server = server(Speaks::Nothing);
-    let impatient = Dial { limit: Duration::from_millis(100), ..to(server.address, &server.trust) };
-    assert!(matches!(failure(&impatient), DialError::TimedOut { step: Step::Tls, .. }));
-    let behind = Behind { server: "vpn.example:443".parse().unwrap(), credentials: None };
-    let behind = Dial { via: Some(behind), ..impatient };
-    assert!(matches!(failure(&behind), DialError::TimedOut { step: Step::Proxy, .. }));
+    let impatient = DialOptions { limit: Duration::from_millis(100), ..to(server.address, &server.trust) };
+    assert!(matches!(failure(&impatient), DialError::TimedOut { step: DialStep::Tls, .. }));
+    let proxy_target = ProxyTarget { server: "vpn.example:443".parse().unwrap(), credentials: None };
+    let proxy_target = DialOptions { via: Some(proxy_target), ..impatient };
+    assert!(matches!(failure(&proxy_target), DialError::TimedOut { step: DialStep::Proxy, .. }));
 }
 
 #[test]
 fn a_server_is_reached_through_a_proxy_that_wants_it() {
     let server = server(Speaks::Http2);
     let via: ViaProxy = "http://anna:secret@proxy:3128".parse().unwrap();
-    let behind = |answer| {
-        let behind = Behind { server: via.proxy.clone(), credentials: via.credentials.clone() };
-        Dial { via: Some(behind), ..to(proxy(answer, server.address), &server.trust) }
+    let proxy_target = |answer| {
+        let proxy_target = ProxyTarget { server: via.proxy.clone(), credentials: via.credentials.clone() };
+        DialOptions { via: Some(proxy_target), ..to(proxy(answer, server.address), &server.trust) }
     };
-    let connected = run(dial(&behind("HTTP/1.1 200 Connection established\r\n\r\n"))).unwrap();
+    let connected = run(dial(&proxy_target("HTTP/1.1 200 Connection established\r\n\r\n"))).unwrap();
     assert!(connected.proxy.is_some());
-    let error = failure(&behind("HTTP/1.1 407 No\r\n\r\n"));
+    let error = failure(&proxy_target("HTTP/1.1 407 No\r\n\r\n"));
     assert!(matches!(error, DialError::Proxy(ProxyError::CredentialsRefused(407))), "{error}");
 }
 
@@ -182,7 +182,7 @@ fn a_server_is_reached_through_a_proxy_that_wants_it() {
 fn an_app_that_does_not_protect_the_socket_sees_nothing_sent() {
     let server = server(Speaks::Http2);
     let mut dial = to(server.address, &server.trust);
-    dial.footing.protect = Some(Arc::new(|_, name| name != "lo"));
+    dial.bind_options.protect = Some(Arc::new(|_, name| name != "lo"));
     assert!(matches!(failure(&dial), DialError::Unprotected));
 }
 
@@ -197,15 +197,16 @@ fn what_gets_no_answer_is_tried_by_as_many_sockets_as_are_allowed() {
             let full = full.listen(0).unwrap();
             let address = full.local_addr().unwrap();
             let mut waiting = Vec::new();
-            while let Ok(peer) = timeout(AGAIN, TcpStream::connect(address)).await {
+            while let Ok(peer) = timeout(PARALLEL_CONNECT_INTERVAL, TcpStream::connect(address)).await {
                 waiting.push(peer.unwrap());
             }
             let count = Arc::new(AtomicUsize::new(0));
             let seen = Arc::clone(&count);
-            let mut what = Dial { sockets, limit: 6 * AGAIN, ..to(address, &trust) };
-            what.footing.protect = Some(Arc::new(move |_, _| seen.fetch_add(1, Relaxed) < usize::MAX));
+            let mut what =
+                DialOptions { sockets, limit: 6 * PARALLEL_CONNECT_INTERVAL, ..to(address, &trust) };
+            what.bind_options.protect = Some(Arc::new(move |_, _| seen.fetch_add(1, Relaxed) < usize::MAX));
             let error = dial(&what).await.expect_err("no connection");
-            assert!(matches!(error, DialError::TimedOut { step: Step::Connect, .. }), "{error}");
+            assert!(matches!(error, DialError::TimedOut { step: DialStep::Connect, .. }), "{error}");
             count.load(Relaxed)
         })
     };

@@ -21,18 +21,18 @@ use mpvpn_os::{
 use super::budget::Permit;
 
 /// The recommended "Connection Attempt Delay" (RFC 8305 §8).
-const PAUSE: Duration = Duration::from_millis(250);
+const CONNECTION_ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Addresses of a host that are tried.
-const MOST: usize = 8;
+const MAX_ADDRESSES: usize = 8;
 
 /// The attempts for one connection.
 pub(super) struct Attempts {
     /// Not yet tried.
-    left: VecDeque<SocketAddr>,
-    standing: Vec<Attempt>,
-    begun: u8,
+    remaining: VecDeque<SocketAddr>,
+    in_progress: Vec<Attempt>,
+    started: u8,
     /// When the next one begins, if there is one left.
-    next: Instant,
+    next_attempt_at: Instant,
     /// What says most of those that have failed.
     failure: Option<(ProxyError, String)>,
 }
@@ -42,13 +42,13 @@ struct Attempt {
     to: SocketAddr,
     socket: TcpSocket,
     /// What it has beside that of the relay.
-    extra: Option<Permit>,
+    extra_permit: Option<Permit>,
 }
 
 /// How it stands.
-pub(super) enum Standing {
+pub(super) enum AttemptsState {
     /// Nothing is decided.
-    Open,
+    InProgress,
     /// No address is left.
     Failed(ProxyError, String),
 }
@@ -56,12 +56,18 @@ pub(super) enum Standing {
 impl Attempts {
     /// For addresses in the order of the resolver. The first attempt begins with [`Self::advance`].
     pub(super) fn new(now: Instant, addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
-        Self { left: interleaved(addresses), standing: Vec::new(), begun: 0, next: now, failure: None }
+        Self {
+            remaining: interleaved(addresses),
+            in_progress: Vec::new(),
+            started: 0,
+            next_attempt_at: now,
+            failure: None,
+        }
     }
 
     /// When [`Self::advance`] wants to be called.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        (!self.left.is_empty()).then_some(self.next)
+        (!self.remaining.is_empty()).then_some(self.next_attempt_at)
     }
 
     /// Begins the next attempt if it is due, or if no other stands. `permit` is what the relay has, and `token` makes
@@ -72,55 +78,55 @@ impl Attempts {
         poller: &Poller,
         permit: &Permit,
         token: impl Fn(u8) -> u64,
-    ) -> Standing {
-        while !self.left.is_empty() && (self.standing.is_empty() || self.next <= now) {
-            self.next = now + PAUSE;
-            let is_free = self.standing.iter().all(|attempt| attempt.extra.is_some());
-            let extra = match is_free {
+    ) -> AttemptsState {
+        while !self.remaining.is_empty() && (self.in_progress.is_empty() || self.next_attempt_at <= now) {
+            self.next_attempt_at = now + CONNECTION_ATTEMPT_DELAY;
+            let relay_permit_is_free = self.in_progress.iter().all(|attempt| attempt.extra_permit.is_some());
+            let extra_permit = match relay_permit_is_free {
                 true => None,
                 false => match permit.another() {
-                    Ok(extra) => Some(extra),
+                    Ok(extra_permit) => Some(extra_permit),
                     // The others may still succeed, or make room.
                     Err(_) => break,
                 },
             };
-            let Some(to) = self.left.pop_front() else { break };
-            let number = self.begun;
-            self.begun += 1;
-            let begun = TcpSocket::connect(to).and_then(|socket| {
+            let Some(to) = self.remaining.pop_front() else { break };
+            let number = self.started;
+            self.started += 1;
+            let started = TcpSocket::connect(to).and_then(|socket| {
                 poller.add(&socket, token(number), Interest::Write)?;
                 Ok(socket)
             });
-            match begun {
+            match started {
                 Ok(socket) => {
-                    self.standing.push(Attempt { number, to, socket, extra });
+                    self.in_progress.push(Attempt { number, to, socket, extra_permit });
                     break;
                 }
-                Err(error) => self.note(to, &error),
+                Err(error) => self.record_failure(to, &error),
             }
         }
-        match self.failure.take_if(|_| self.standing.is_empty() && self.left.is_empty()) {
-            Some((failure, reason)) => Standing::Failed(failure, reason),
-            None => Standing::Open,
+        match self.failure.take_if(|_| self.in_progress.is_empty() && self.remaining.is_empty()) {
+            Some((failure, reason)) => AttemptsState::Failed(failure, reason),
+            None => AttemptsState::InProgress,
         }
     }
 
     /// The attempt of this number has come to an end: the connection, if it stands. Else [`Self::advance`] is due.
-    pub(super) fn ended(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
-        let at = self.standing.iter().position(|attempt| attempt.number == number)?;
-        let attempt = self.standing.swap_remove(at);
+    pub(super) fn on_socket_ready(&mut self, now: Instant, number: u8) -> Option<TcpSocket> {
+        let at = self.in_progress.iter().position(|attempt| attempt.number == number)?;
+        let attempt = self.in_progress.swap_remove(at);
         match attempt.socket.connect_result() {
             Ok(()) => Some(attempt.socket),
             Err(error) => {
-                self.note(attempt.to, &error);
+                self.record_failure(attempt.to, &error);
                 // Nothing is gained by waiting.
-                self.next = now;
+                self.next_attempt_at = now;
                 None
             }
         }
     }
 
-    fn note(&mut self, to: SocketAddr, error: &io::Error) {
+    fn record_failure(&mut self, to: SocketAddr, error: &io::Error) {
         let failure = match ConnectFailure::of(error) {
             ConnectFailure::Refused => ProxyError::Refused,
             ConnectFailure::Unroutable => ProxyError::Unroutable,
@@ -129,14 +135,14 @@ impl Attempts {
             ConnectFailure::Exhausted => ProxyError::Busy,
             ConnectFailure::Other => ProxyError::Other,
         };
-        if self.failure.as_ref().is_none_or(|(before, _)| weight(failure) >= weight(*before)) {
+        if self.failure.as_ref().is_none_or(|(before, _)| specificity(failure) >= specificity(*before)) {
             self.failure = Some((failure, format!("{to}: {error}")));
         }
     }
 }
 
 /// What says more about a host weighs more: that there is no route to one of its addresses says next to nothing.
-fn weight(failure: ProxyError) -> u8 {
+fn specificity(failure: ProxyError) -> u8 {
     match failure {
         ProxyError::Refused => 5,
         ProxyError::Prohibited => 4,
@@ -154,7 +160,7 @@ fn interleaved(addresses: impl IntoIterator<Item = SocketAddr>) -> VecDeque<Sock
         addresses.into_iter().map(plain).partition(|address| matches!(address.ip(), IpAddr::V6(_)));
     let longest = v6.len().max(v4.len());
     let turns = (0..longest).flat_map(|at| [v6.get(at), v4.get(at)]);
-    turns.flatten().copied().take(MOST).collect()
+    turns.flatten().copied().take(MAX_ADDRESSES).collect()
 }
 
 #[cfg(test)]
@@ -174,7 +180,7 @@ mod tests {
         let list = ["192.0.2.1:1", "192.0.2.2:1", "[2001:db8::1]:1", "192.0.2.3:1", "[::ffff:192.0.2.4]:1"];
         let expected = ["[2001:db8::1]:1", "192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1", "192.0.2.4:1"];
         assert_eq!(interleaved(addresses(&list)), addresses(&expected));
-        assert_eq!(interleaved(vec!["192.0.2.1:1".parse().unwrap(); 100]).len(), MOST);
+        assert_eq!(interleaved(vec!["192.0.2.1:1".parse().unwrap(); 100]).len(), MAX_ADDRESSES);
     }
 
     #[test]
@@ -186,18 +192,18 @@ mod tests {
         let permit = budget.take("anna").unwrap();
         let mut attempts = Attempts::new(now, [to; 4]);
         let advance = |attempts: &mut Attempts, now| {
-            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), Standing::Open));
-            attempts.standing.len()
+            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), AttemptsState::InProgress));
+            attempts.in_progress.len()
         };
         assert_eq!(advance(&mut attempts, now), 1);
-        assert_eq!(advance(&mut attempts, now + PAUSE / 2), 1);
-        assert_eq!(attempts.poll_timeout(), Some(now + PAUSE));
-        now += PAUSE;
+        assert_eq!(advance(&mut attempts, now + CONNECTION_ATTEMPT_DELAY / 2), 1);
+        assert_eq!(attempts.poll_timeout(), Some(now + CONNECTION_ATTEMPT_DELAY));
+        now += CONNECTION_ATTEMPT_DELAY;
         assert_eq!(advance(&mut attempts, now), 2);
         assert_eq!(budget.in_use(), 2);
-        now += PAUSE;
+        now += CONNECTION_ATTEMPT_DELAY;
         assert_eq!(advance(&mut attempts, now), 2, "more than the budget has");
-        assert_eq!(attempts.poll_timeout(), Some(now + PAUSE));
+        assert_eq!(attempts.poll_timeout(), Some(now + CONNECTION_ATTEMPT_DELAY));
         drop(attempts);
         assert_eq!(budget.in_use(), 1);
     }
@@ -212,10 +218,10 @@ mod tests {
         let mut attempts = Attempts::new(now, [closed, good]);
         let mut events = Events::with_capacity(4);
         for _ in 0..3 {
-            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), Standing::Open));
+            assert!(matches!(attempts.advance(now, &poller, &permit, u64::from), AttemptsState::InProgress));
             poller.wait(&mut events, Some(Duration::from_secs(5))).unwrap();
             let numbers: Vec<_> = events.iter().map(|event| event.token as u8).collect();
-            if numbers.into_iter().find_map(|number| attempts.ended(now, number)).is_some() {
+            if numbers.into_iter().find_map(|number| attempts.on_socket_ready(now, number)).is_some() {
                 return;
             }
         }
@@ -231,16 +237,18 @@ mod tests {
         let mut attempts = Attempts::new(now, [closed, "[ff02::1]:1".parse().unwrap()]);
         for _ in 0..9 {
             match attempts.advance(now, &poller, &permit, u64::from) {
-                Standing::Failed(failure, reason) => {
+                AttemptsState::Failed(failure, reason) => {
                     assert_eq!(failure, ProxyError::Refused);
                     assert!(reason.starts_with(&closed.to_string()), "{reason}");
                     return;
                 }
-                Standing::Open => {
+                AttemptsState::InProgress => {
                     let mut events = Events::with_capacity(4);
                     poller.wait(&mut events, Some(Duration::from_secs(5))).unwrap();
                     let numbers: Vec<_> = events.iter().map(|event| event.token as u8).collect();
-                    assert!(numbers.into_iter().all(|number| attempts.ended(now, number).is_none()));
+                    assert!(
+                        numbers.into_iter().all(|number| attempts.on_socket_ready(now, number).is_none())
+                    );
                 }
             }
         }

@@ -10,14 +10,14 @@ use std::{
 
 use mpvpn_os::limits;
 
-use crate::resolver::LOOKUPS;
+use crate::resolver::MAX_CONCURRENT_LOOKUPS;
 
 /// Descriptors that this process keeps for everything but relays.
-const RESERVED: u64 = 512;
-/// Names that are being asked for. What name servers do not answer keeps a thread of the resolver busy for long, so one
+const RESERVED_FDS: u64 = 512;
+/// NameCache that are being asked for. What name servers do not answer keeps a thread of the resolver busy for long, so one
 /// user must not have all of them.
-const NAMES: usize = 4096;
-const NAMES_PER_USER: usize = LOOKUPS / 2;
+const MAX_LOOKUPS: usize = 4096;
+const MAX_LOOKUPS_PER_USER: usize = MAX_CONCURRENT_LOOKUPS / 2;
 
 /// The bound, and what is in use. Clones are about the same.
 #[derive(Clone)]
@@ -44,31 +44,36 @@ pub(super) struct Permit {
 
 /// There is no more to be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum LimitReached {
     /// By all users together.
     Total(usize),
     /// By this one.
-    User(usize),
+    PerUser(usize),
 }
 
 impl Budget {
     /// For relays: what the configuration says, but no more than this process may have descriptors. It takes as many as
     /// it may.
     pub(crate) fn for_relays(max_relays: u32, max_user_relays: u32) -> Self {
-        let files = limits::raise_open_file_limit().unwrap_or_else(|error| {
+        let max_open_files = limits::raise_open_file_limit().unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot raise the limit of open files");
-            RESERVED + u64::from(max_relays)
+            RESERVED_FDS + u64::from(max_relays)
         });
-        let room = usize::try_from(files.saturating_sub(RESERVED)).unwrap_or(usize::MAX);
-        if room < max_relays as usize {
-            tracing::info!(files, max_relays, "the limit of open files leaves room for fewer relays");
+        let available_fds =
+            usize::try_from(max_open_files.saturating_sub(RESERVED_FDS)).unwrap_or(usize::MAX);
+        if available_fds < max_relays as usize {
+            tracing::info!(
+                max_open_files,
+                max_relays,
+                "the limit of open files leaves room for fewer relays"
+            );
         }
-        Self::new(room.min(max_relays as usize), max_user_relays as usize)
+        Self::new(available_fds.min(max_relays as usize), max_user_relays as usize)
     }
 
     /// For names that are being asked for.
-    pub(crate) fn for_names() -> Self {
-        Self::new(NAMES, NAMES_PER_USER)
+    pub(crate) fn for_lookups() -> Self {
+        Self::new(MAX_LOOKUPS, MAX_LOOKUPS_PER_USER)
     }
 
     /// At most `total`, and `per_user` for each user.
@@ -77,15 +82,17 @@ impl Budget {
     }
 
     /// Takes one for `user`.
-    pub(super) fn take(&self, user: &str) -> Result<Permit, Full> {
+    pub(super) fn take(&self, user: &str) -> Result<Permit, LimitReached> {
         let mut used = self.used();
         if used.total >= self.0.total {
-            return Err(Full::Total(self.0.total));
+            return Err(LimitReached::Total(self.0.total));
         }
         let user = match used.users.get_key_value(user) {
-            Some((_, count)) if *count >= self.0.per_user => return Err(Full::User(self.0.per_user)),
+            Some((_, count)) if *count >= self.0.per_user => {
+                return Err(LimitReached::PerUser(self.0.per_user));
+            }
             Some((name, _)) => name.clone(),
-            None if self.0.per_user == 0 => return Err(Full::User(0)),
+            None if self.0.per_user == 0 => return Err(LimitReached::PerUser(0)),
             None => Arc::from(user),
         };
         *used.users.entry(user.clone()).or_default() += 1;
@@ -107,7 +114,7 @@ impl Budget {
 
 impl Permit {
     /// One more for the same user.
-    pub(super) fn another(&self) -> Result<Self, Full> {
+    pub(super) fn another(&self) -> Result<Self, LimitReached> {
         self.budget.take(&self.user)
     }
 
@@ -130,11 +137,11 @@ impl Drop for Permit {
     }
 }
 
-impl fmt::Display for Full {
+impl fmt::Display for LimitReached {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Total(limit) => write!(f, "the server's limit of {limit} is reached"),
-            Self::User(limit) => write!(f, "the limit of {limit} for a user is reached"),
+            Self::PerUser(limit) => write!(f, "the limit of {limit} for a user is reached"),
         }
     }
 }
@@ -149,10 +156,10 @@ mod tests {
         let other = budget.clone();
         let first = budget.take("anna").unwrap();
         let second = first.another().unwrap();
-        assert_eq!(other.take("anna").err(), Some(Full::User(2)));
+        assert_eq!(other.take("anna").err(), Some(LimitReached::PerUser(2)));
         let bob = other.take("bob").unwrap();
         assert_eq!(bob.user(), "bob");
-        assert_eq!(other.take("carl").err(), Some(Full::Total(3)));
+        assert_eq!(other.take("carl").err(), Some(LimitReached::Total(3)));
         drop(second);
         assert_eq!(budget.in_use(), 2);
         let third = budget.take("anna").unwrap();
@@ -163,12 +170,15 @@ mod tests {
 
     #[test]
     fn there_are_no_more_relays_than_descriptors() {
-        let files = usize::try_from(limits::raise_open_file_limit().unwrap()).unwrap_or(usize::MAX);
+        let max_open_files = usize::try_from(limits::raise_open_file_limit().unwrap()).unwrap_or(usize::MAX);
         assert_eq!(Budget::for_relays(10, 5).0.total, 10);
         assert_eq!(
             Budget::for_relays(u32::MAX, 5).0.total,
-            (files - RESERVED as usize).min(u32::MAX as usize)
+            (max_open_files - RESERVED_FDS as usize).min(u32::MAX as usize)
         );
-        assert!(Budget::for_names().0.per_user < LOOKUPS, "one user can keep the resolver busy");
+        assert!(
+            Budget::for_lookups().0.per_user < MAX_CONCURRENT_LOOKUPS,
+            "one user can keep the resolver busy"
+        );
     }
 }

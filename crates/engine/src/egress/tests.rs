@@ -11,8 +11,8 @@ use mpvpn_os::poll::{Events, PollWaker};
 
 use super::*;
 use crate::{
-    pipe::FromStream,
     resolver::{Resolver, resolver},
+    splice::StreamRead,
 };
 
 const LONG: Duration = Duration::from_secs(20);
@@ -53,16 +53,16 @@ impl Fake {
 impl ByteStreams for Fake {
     type Id = u32;
 
-    fn read(&mut self, _: Instant, id: u32) -> FromStream {
+    fn read(&mut self, _: Instant, id: u32) -> StreamRead {
         let stream = self.stream(id);
         match stream.sent.pop_front() {
-            Some(data) => FromStream::Data(data),
-            None if stream.has_finished => FromStream::Finished,
-            None => FromStream::Blocked,
+            Some(data) => StreamRead::Data(data),
+            None if stream.has_finished => StreamRead::Finished,
+            None => StreamRead::Blocked,
         }
     }
 
-    fn room(&mut self, id: u32) -> usize {
+    fn writable_bytes(&mut self, id: u32) -> usize {
         self.stream(id).room
     }
 
@@ -130,9 +130,9 @@ impl World {
         let setup = EgressSetup {
             access: Arc::new(Access::new(rules, vec!["10.9.0.1/24".parse().unwrap()])),
             addresses: Box::new(|| Ok(vec!["203.0.113.7".parse().unwrap()])),
-            asker: names.asker(wake.clone()),
+            resolver: names.client(wake.clone()),
             relays: budget.clone(),
-            names: Budget::new(100, 2),
+            lookups: Budget::new(100, 2),
         };
         Self {
             egress: Egress::new(Instant::now(), setup).unwrap(),
@@ -148,7 +148,7 @@ impl World {
         }
     }
 
-    /// Names are resolved from now on.
+    /// NameCache are resolved from now on.
     fn resolve(&mut self) {
         let resolver = self.resolver.take().expect("once");
         self.thread = Some(std::thread::spawn(move || {
@@ -170,12 +170,12 @@ impl World {
             match event.token {
                 WAKE => {
                     self.wake.drain();
-                    egress.resolved(now, poller, relays);
+                    egress.poll_resolver(now, poller, relays);
                 }
                 _ => {
-                    assert!(event.token >= EGRESS);
+                    assert!(event.token >= FIRST_EGRESS_TOKEN);
                     self.turns += 1;
-                    egress.ready(now, poller, relays, event);
+                    egress.on_socket_ready(now, poller, relays, event);
                 }
             }
         }
@@ -208,7 +208,7 @@ impl World {
 
     fn readable(&mut self, id: u32) {
         let now = self.now();
-        self.egress.readable(now, &self.poller, &mut self.relays, id);
+        self.egress.on_stream_readable(now, &self.poller, &mut self.relays, id);
     }
 
     fn send(&mut self, id: u32, data: &[u8], piece: usize) {
@@ -222,10 +222,10 @@ impl World {
     }
 
     /// The client has room for so much more.
-    fn room(&mut self, id: u32, bytes: usize) {
+    fn add_room(&mut self, id: u32, bytes: usize) {
         self.relays.stream(id).room += bytes;
         let now = self.now();
-        self.egress.writable(now, &self.poller, &mut self.relays, id);
+        self.egress.on_stream_writable(now, &self.poller, &mut self.relays, id);
     }
 
     /// What is told when nothing stands.
@@ -243,13 +243,16 @@ impl World {
         self.connect(id, &listener.local_addr().unwrap().to_string());
         let (peer, _) = listener.accept().unwrap();
         self.until("a connection", |world| world.relays.stream(id).is_open);
-        assert_eq!(self.egress.open(), 1);
+        assert_eq!(self.egress.open_connections(), 1);
         peer
     }
 
     #[track_caller]
     fn is_empty(&mut self) {
-        assert_eq!((self.egress.table.len(), self.egress.open(), self.budget.in_use()), (0, 0, 0));
+        assert_eq!(
+            (self.egress.table.len(), self.egress.open_connections(), self.budget.in_use()),
+            (0, 0, 0)
+        );
         assert!(self.egress.slots.is_empty() && self.egress.timers.is_empty());
     }
 }
@@ -292,9 +295,9 @@ fn megabytes_go_both_ways_unchanged() {
     world.finish(1);
     world.until("the end", |world| {
         if world.relays.stream(1).room < MB / 2 {
-            world.room(1, MB / 3);
+            world.add_room(1, MB / 3);
         }
-        world.relays.stream(1).is_ended && world.egress.open() == 0
+        world.relays.stream(1).is_ended && world.egress.open_connections() == 0
     });
     writer.join().unwrap();
     assert!(reader.join().unwrap() == there, "the destination got something else");
@@ -312,9 +315,9 @@ fn each_half_ends_by_itself() {
     world.finish(1);
     let mut got = String::new();
     peer.read_to_string(&mut got).unwrap();
-    assert_eq!((got.as_str(), world.egress.open()), ("question", 1));
+    assert_eq!((got.as_str(), world.egress.open_connections()), ("question", 1));
     peer.write_all(b"answer").unwrap();
-    world.room(1, 100);
+    world.add_room(1, 100);
     world.until("the answer", |world| world.relays.stream(1).got == b"answer");
     assert!(!world.relays.stream(1).is_ended);
     drop(peer);
@@ -323,7 +326,7 @@ fn each_half_ends_by_itself() {
 
     // The destination ends first.
     let mut peer = world.open(2);
-    world.room(2, 100);
+    world.add_room(2, 100);
     peer.write_all(b"greeting").unwrap();
     peer.shutdown(std::net::Shutdown::Write).unwrap();
     world.until("the end", |world| world.relays.stream(2).is_ended);
@@ -380,9 +383,9 @@ fn a_client_without_room_stops_the_destination() {
     (0..5).for_each(|_| world.turn());
     assert_eq!(world.turns, before, "woken for what nobody has room for");
     assert_eq!(fill(&mut world), first, "the destination did not stall");
-    world.room(1, 100);
+    world.add_room(1, 100);
     world.until("what there is room for", |world| world.relays.stream(1).got.len() == 100);
-    world.room(1, first - 100);
+    world.add_room(1, first - 100);
     world.until("the rest", |world| world.relays.stream(1).got.len() == first);
     assert!(fill(&mut world) > first);
 }
@@ -408,7 +411,7 @@ fn a_destination_that_reads_slowly_stops_the_client() {
         got
     });
     world.until("the rest", |world| left(world) == 0 && !world.relays.stream(1).is_ended);
-    world.room(1, 1);
+    world.add_room(1, 1);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     assert!(reader.join().unwrap() == data);
     world.is_empty();
@@ -425,7 +428,7 @@ fn a_reset_of_the_destination_is_told() {
         let mut world = World::new();
         let peer = world.open(1);
         world.send(1, b"never read", 100);
-        world.room(1, room);
+        world.add_room(1, room);
         // It has to be there.
         peer.peek(&mut [0]).unwrap();
         break_it(peer);
@@ -433,8 +436,8 @@ fn a_reset_of_the_destination_is_told() {
         assert!(!world.relays.stream(1).is_ended);
         world.is_empty();
         world.readable(1);
-        world.room(1, 5);
-        world.egress.gone(1);
+        world.add_room(1, 5);
+        world.egress.on_client_gone(1);
     }
 }
 
@@ -442,7 +445,7 @@ fn a_reset_of_the_destination_is_told() {
 fn a_reset_after_the_end_of_the_destination_is_told() {
     let mut world = World::new();
     let peer = world.open(1);
-    world.room(1, 100);
+    world.add_room(1, 100);
     drop(peer);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     world.send(1, b"to nobody", 100);
@@ -456,7 +459,7 @@ fn a_client_that_is_gone_resets_the_connection() {
     let mut peer = world.open(1);
     world.send(1, b"some", 4);
     peer.read_exact(&mut [0; 4]).unwrap();
-    world.egress.gone(1);
+    world.egress.on_client_gone(1);
     let error = peer.read(&mut [0]).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
     world.turn();
@@ -482,9 +485,9 @@ fn both_have_ended_but_the_client_has_no_room_yet() {
     let before = world.turns;
     (0..5).for_each(|_| world.turn());
     assert_eq!(world.turns, before, "woken again and again");
-    world.room(1, 3);
+    world.add_room(1, 3);
     assert_eq!(world.relays.stream(1).got, b"the");
-    world.room(1, 100);
+    world.add_room(1, 100);
     world.until("the end", |world| world.relays.stream(1).is_ended);
     assert_eq!(world.relays.stream(1).got, b"the last words");
     world.is_empty();
@@ -510,11 +513,11 @@ fn why_there_is_no_connection_is_told() {
 
 #[test]
 fn this_machine_is_reached_by_none_of_its_addresses() {
-    let all = addresses_of_this_machine().unwrap()().unwrap();
+    let all = local_address_reader().unwrap()().unwrap();
     assert!(all.iter().any(IpAddr::is_loopback), "{all:?}");
     let mut world = World::with(vec![], Budget::new(9, 9));
     world.egress.access = Arc::default();
-    world.egress.own = OwnAddresses::new(world.now(), addresses_of_this_machine().unwrap()).unwrap();
+    world.egress.local_addresses = LocalAddresses::new(world.now(), local_address_reader().unwrap()).unwrap();
     for ip in all {
         world.connect(1, &Authority::from(SocketAddr::new(ip, 80)).to_string());
         assert_eq!(world.failure(1).0, ProxyError::Prohibited, "{ip}");
@@ -550,7 +553,7 @@ fn a_name_of_the_hosts_file_leads_to_the_address_that_listens() {
         world.connect(id, &format!("localhost:{port}"));
     }
     world.until("connections", |world| [1, 2, 3].into_iter().all(|id| world.relays.stream(id).is_open));
-    assert_eq!(world.egress.open(), 3);
+    assert_eq!(world.egress.open_connections(), 3);
     // Now it is known.
     world.connect(4, &format!("localhost:{port}"));
     assert!(matches!(world.egress.table[world.egress.slots[&4]].stage, Stage::Connecting(..)));
@@ -574,10 +577,10 @@ fn what_the_resolver_says_is_passed_on() {
     world.connect(3, "other.example:443");
     let now = world.now();
     let mut answer = |name: &str, found: Result<Vec<IpAddr>, String>| {
-        let (waiting, found) = world.egress.names.answer(now, name, found);
+        let (waiting, found) = world.egress.name_cache.complete(now, name, found);
         for token in waiting {
             let (slot, _) = world.egress.locate(token).expect("who waits is there");
-            world.egress.found(now, &world.poller, &mut world.relays, slot, &found);
+            world.egress.on_resolved(now, &world.poller, &mut world.relays, slot, &found);
         }
     };
     answer("nowhere.example", Err("no such name".into()));
@@ -599,9 +602,9 @@ fn the_next_address_is_tried_when_the_first_is_dead() {
     let now = world.now();
     // No route, or nobody listens there.
     let found = vec![good.ip(), "::1".parse().unwrap()];
-    let (waiting, found) = world.egress.names.answer(now, "two.example", Ok(found));
+    let (waiting, found) = world.egress.name_cache.complete(now, "two.example", Ok(found));
     let (slot, _) = world.egress.locate(waiting.into_iter().next().unwrap()).unwrap();
-    world.egress.found(now, &world.poller, &mut world.relays, slot, &found);
+    world.egress.on_resolved(now, &world.poller, &mut world.relays, slot, &found);
     world.until("a connection", |world| world.relays.stream(1).is_open);
     assert_eq!(world.budget.in_use(), 1);
 }
@@ -622,11 +625,11 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
     // Again for the same stream: the connection before is given up.
     assert_eq!(connect(&mut world, 4, "bob", "b.example:1"), None);
     for id in [1, 2, 4] {
-        world.egress.gone(id);
+        world.egress.on_client_gone(id);
     }
     world.is_empty();
     assert_eq!(connect(&mut world, 6, "bob", "c.example:1"), None);
-    world.egress.gone(6);
+    world.egress.on_client_gone(6);
     // Whoever gives up a relay does not give back the question.
     assert_eq!(connect(&mut world, 7, "bob", "d.example:1"), Some(ProxyError::Busy));
     assert_eq!(connect(&mut world, 8, "anna", "d.example:1"), None);
@@ -636,14 +639,14 @@ fn limits_hold_for_a_user_for_all_and_for_names() {
 fn what_takes_too_long_is_given_up() {
     let mut world = World::new();
     world.connect(1, "slow.example:80");
-    world.skipped += CONNECT - Duration::from_secs(1);
+    world.skipped += CONNECT_TIMEOUT - Duration::from_secs(1);
     world.turn();
     assert!(!world.relays.stream(1).told());
     world.skipped += Duration::from_secs(1);
     assert_eq!(world.failure(1).0, ProxyError::TimedOut);
 
     let mut peer = world.open(2);
-    world.room(2, 100);
+    world.add_room(2, 100);
     world.skipped += Duration::from_secs(7000);
     peer.write_all(b"x").unwrap();
     world.until("a byte", |world| world.relays.stream(2).got.len() == 1);
@@ -665,14 +668,14 @@ fn tokens_of_the_past_are_ignored() {
     let mut world = World::new();
     let _first = world.open(1);
     let token = world.egress.token(world.egress.slots[&1], 0);
-    world.egress.gone(1);
+    world.egress.on_client_gone(1);
     let _second = world.open(2);
     assert_ne!(world.egress.token(world.egress.slots[&2], 0), token);
-    for token in [token, EGRESS, u64::MAX, 0] {
+    for token in [token, FIRST_EGRESS_TOKEN, u64::MAX, 0] {
         let event = Event { token, readable: true, writable: true, closed: true };
-        world.egress.ready(Instant::now(), &world.poller, &mut world.relays, event);
+        world.egress.on_socket_ready(Instant::now(), &world.poller, &mut world.relays, event);
     }
-    assert_eq!(world.egress.open(), 1);
+    assert_eq!(world.egress.open_connections(), 1);
     assert!(!world.relays.stream(2).is_aborted);
 }
 
@@ -681,7 +684,7 @@ fn flow(world: &mut World, id: u32, to: &str, early: &[&[u8]]) {
     let now = world.now();
     let asked = ("anna", to.parse().unwrap(), Transport::Udp);
     world.egress.connect(now, &world.poller, &mut world.relays, id, asked);
-    early.iter().for_each(|payload| world.egress.payload(now, id, payload));
+    early.iter().for_each(|payload| world.egress.send_payload(now, id, payload));
 }
 
 fn udp_target() -> UdpSocket {
@@ -715,9 +718,12 @@ fn payloads_go_to_the_target_and_only_its_own_come_back() {
         got[..60].iter().zip(0..).all(|(payload, n)| *payload == [n; 1200]),
         "other payloads, or another order"
     );
-    assert_eq!((world.egress.open_udp(), world.egress.open(), world.budget.in_use()), (1, 0, 1));
-    world.egress.gone(1);
-    assert_eq!(world.egress.open_udp(), 0);
+    assert_eq!(
+        (world.egress.open_udp_flows(), world.egress.open_connections(), world.budget.in_use()),
+        (1, 0, 1)
+    );
+    world.egress.on_client_gone(1);
+    assert_eq!(world.egress.open_udp_flows(), 0);
     world.is_empty();
 }
 
@@ -730,14 +736,14 @@ fn a_port_where_nobody_listens_ends_no_flow() {
     flow(&mut world, 1, &to.to_string(), &[]);
     for _ in 0..5 {
         let now = world.now();
-        world.egress.payload(now, 1, b"anybody?");
+        world.egress.send_payload(now, 1, b"anybody?");
         world.turn();
     }
     assert!(world.relays.stream(1).is_open && !world.relays.stream(1).is_aborted);
     let target = UdpSocket::bind(to).unwrap();
     target.set_read_timeout(Some(LONG)).unwrap();
     let now = world.now();
-    world.egress.payload(now, 1, b"now?");
+    world.egress.send_payload(now, 1, b"now?");
     assert_eq!(target.recv(&mut [0; 10]).unwrap(), 4, "the error was about an earlier payload");
 }
 
@@ -750,7 +756,7 @@ fn a_flow_of_udp_ends_when_it_is_silent_for_long() {
         world.skipped += Duration::from_secs(150);
         world.turn();
         let now = world.now();
-        world.egress.payload(now, 1, b"still here");
+        world.egress.send_payload(now, 1, b"still here");
     }
     assert!(!world.relays.stream(1).is_aborted);
     world.skipped += Duration::from_secs(181);

@@ -1,6 +1,6 @@
 //! What an app says to an HTTP proxy (RFC 9110 §7.2, RFC 9112 §3.2), and the answers.
 //!
-//! In: the bytes of a request's head so far. Out: what to do about them ([`Step`]). CONNECT makes a tunnel. Other
+//! In: the bytes of a request's head so far. Out: what to do about them ([`RequestStep`]). CONNECT makes a tunnel. Other
 //! methods with a target in absolute form are for the origin, to which the same request goes in origin form; it is told
 //! to close the connection after the answer, so that no second request comes to the wrong place. Always holds: bytes
 //! after the head stay as they are.
@@ -9,28 +9,28 @@ use bytes::{Buf, Bytes, BytesMut};
 use httparse::Status;
 use mpvpn_masque::connect::{Authority, ProxyError};
 
-use super::Step;
+use super::RequestStep;
 
 /// Fields of one head.
-const FIELDS: usize = 128;
+const MAX_FIELDS: usize = 128;
 
 /// The connection to the target of a CONNECT stands.
 pub(super) const ESTABLISHED: &[u8] = b"HTTP/1.1 200 Connection established\r\n\r\n";
 
 /// Fields that are about this connection, not for the origin (RFC 9110 §7.6.1). `Transfer-Encoding` is not among them:
 /// the content goes on as it is.
-const HOP_BY_HOP: &[&str] =
+const CONNECTION_FIELDS: &[&str] =
     &["connection", "proxy-connection", "keep-alive", "proxy-authorization", "te", "upgrade"];
 /// Fields that no `Connection` field can take away: they say where the content ends.
-const FRAMING: &[&str] = &["content-length", "transfer-encoding"];
+const FRAMING_FIELDS: &[&str] = &["content-length", "transfer-encoding"];
 
 /// Looks at what came.
-pub(super) fn step(bytes: &mut BytesMut) -> Step {
-    let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+pub(super) fn step(bytes: &mut BytesMut) -> RequestStep {
+    let mut fields = [httparse::EMPTY_HEADER; MAX_FIELDS];
     let mut request = httparse::Request::new(&mut fields);
     let length = match request.parse(bytes) {
         Ok(Status::Complete(length)) => length,
-        Ok(Status::Partial) => return Step::More,
+        Ok(Status::Partial) => return RequestStep::Incomplete,
         Err(httparse::Error::TooManyHeaders) => return refuse(431, "the request has too many header fields"),
         Err(error) => return refuse(400, &format!("this is no HTTP/1.1 request: {error}")),
     };
@@ -41,14 +41,14 @@ pub(super) fn step(bytes: &mut BytesMut) -> Step {
         target
             .parse::<Authority>()
             .map(|to| (to, BytesMut::new()))
-            .map_err(|error| (400, format!("`{}` is nothing to connect to: {error}", shown(target))))
+            .map_err(|error| (400, format!("`{}` is nothing to connect to: {error}", printable(target))))
     } else {
         origin_form(method, target, version, request.headers)
     };
     match read {
         Ok((to, early)) => {
             bytes.advance(length);
-            Step::Connect { to, early }
+            RequestStep::Connect { to, early }
         }
         Err((status, why)) => refuse(status, &why),
     }
@@ -67,11 +67,12 @@ fn origin_form(
         return Err(bad(why.to_owned()));
     };
     if !scheme.eq_ignore_ascii_case("http") {
-        return Err(bad(format!("only http:// is forwarded, not {}://: use CONNECT", shown(scheme))));
+        return Err(bad(format!("only http:// is forwarded, not {}://: use CONNECT", printable(scheme))));
     }
     let (host, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
     let path = path.split('#').next().unwrap_or_default();
-    let to = authority(host).ok_or_else(|| bad(format!("`{}` is no host with a port", shown(host))))?;
+    let to =
+        parse_authority(host).ok_or_else(|| bad(format!("`{}` is no host with a port", printable(host))))?;
     let mut head = BytesMut::with_capacity(target.len() + 1024);
     let mut put = |text: &str| head.extend_from_slice(text.as_bytes());
     put(method);
@@ -91,11 +92,11 @@ fn origin_form(
         .filter(|field| field.name.eq_ignore_ascii_case("connection"))
         .flat_map(|field| field.value.split(|byte| *byte == b','))
         .map(|name| String::from_utf8_lossy(name.trim_ascii()).to_ascii_lowercase())
-        .filter(|name| !FRAMING.contains(&name.as_str()))
+        .filter(|name| !FRAMING_FIELDS.contains(&name.as_str()))
         .collect();
     for field in fields {
         let name = field.name.to_ascii_lowercase();
-        if name == "host" || HOP_BY_HOP.contains(&name.as_str()) || named.contains(&name) {
+        if name == "host" || CONNECTION_FIELDS.contains(&name.as_str()) || named.contains(&name) {
             continue;
         }
         head.extend_from_slice(field.name.as_bytes());
@@ -108,7 +109,7 @@ fn origin_form(
 }
 
 /// Host and port of a URI, without user information.
-fn authority(text: &str) -> Option<Authority> {
+fn parse_authority(text: &str) -> Option<Authority> {
     let after_host = text.rfind(']').map_or(0, |at| at + 1);
     match text[after_host..].rfind(':') {
         Some(at) if text.len() == after_host + at + 1 => format!("{text}80").parse().ok(),
@@ -117,8 +118,8 @@ fn authority(text: &str) -> Option<Authority> {
     }
 }
 
-fn refuse(status: u16, why: &str) -> Step {
-    Step::Refuse { answer: answer(status, why), why: why.to_owned() }
+fn refuse(status: u16, why: &str) -> RequestStep {
+    RequestStep::Refuse { answer: response(status, why), why: why.to_owned() }
 }
 
 /// The status with which an app is told why there is no connection.
@@ -127,7 +128,7 @@ pub(super) fn status_of(failure: ProxyError) -> u16 {
 }
 
 /// An answer of this proxy's own, after which the connection ends.
-pub(super) fn answer(status: u16, why: &str) -> Bytes {
+pub(super) fn response(status: u16, why: &str) -> Bytes {
     let reason = match status {
         400 => "Bad Request",
         403 => "Forbidden",
@@ -147,7 +148,7 @@ pub(super) fn answer(status: u16, why: &str) -> Bytes {
 }
 
 /// What an app sent, to be shown to it.
-fn shown(text: &str) -> String {
+fn printable(text: &str) -> String {
     text.chars().take(80).flat_map(char::escape_default).collect()
 }
 
@@ -159,7 +160,7 @@ mod tests {
     fn asked(request: &str) -> (String, String) {
         let mut bytes = BytesMut::from(request);
         match step(&mut bytes) {
-            Step::Connect { to, early } => {
+            RequestStep::Connect { to, early } => {
                 assert!(bytes.is_empty(), "{bytes:?}");
                 (to.to_string(), String::from_utf8(early.to_vec()).unwrap())
             }
@@ -169,7 +170,7 @@ mod tests {
 
     fn refused(request: &str) -> String {
         match step(&mut BytesMut::from(request)) {
-            Step::Refuse { answer, .. } => String::from_utf8(answer.to_vec()).unwrap(),
+            RequestStep::Refuse { answer, .. } => String::from_utf8(answer.to_vec()).unwrap(),
             other => panic!("{request:?}: {other:?}"),
         }
     }
@@ -180,10 +181,10 @@ mod tests {
         let mut bytes = BytesMut::new();
         for byte in &request[..request.len() - 1] {
             bytes.extend_from_slice(&[*byte]);
-            assert_eq!(step(&mut bytes), Step::More);
+            assert_eq!(step(&mut bytes), RequestStep::Incomplete);
         }
         bytes.extend_from_slice(b"\nearly");
-        let wanted = Step::Connect { to: "example.com:443".parse().unwrap(), early: BytesMut::new() };
+        let wanted = RequestStep::Connect { to: "example.com:443".parse().unwrap(), early: BytesMut::new() };
         assert_eq!(step(&mut bytes), wanted);
         assert_eq!(&bytes[..], b"early");
         assert_eq!(asked("CONNECT [2001:db8::1]:443 HTTP/1.0\r\n\r\n").0, "[2001:db8::1]:443");
@@ -237,7 +238,7 @@ mod tests {
             assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{request:?}: {answer}");
             assert!(answer.contains(why), "{request:?}: {answer}");
         }
-        let many = format!("GET http://a/ HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(FIELDS + 1));
+        let many = format!("GET http://a/ HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(MAX_FIELDS + 1));
         assert!(refused(&many).starts_with("HTTP/1.1 431 "));
     }
 

@@ -1,6 +1,6 @@
 //! What an app says to a SOCKS5 proxy, and the answers (RFC 1928).
 //!
-//! In: the bytes that came so far. Out: what to do about them ([`Step`]). Always holds: nothing is taken before it is
+//! In: the bytes that came so far. Out: what to do about them ([`RequestStep`]). Always holds: nothing is taken before it is
 //! whole, and no byte after the request.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mpvpn_masque::connect::{Authority, Host, ProxyError};
 
-use super::Step;
+use super::RequestStep;
 
 const VERSION: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
@@ -52,7 +52,7 @@ impl Reply {
 }
 
 /// The reply to UDP ASSOCIATE: where the app's datagrams are to go (§6).
-pub(super) fn associated(at: SocketAddr) -> Bytes {
+pub(super) fn associate_reply(at: SocketAddr) -> Bytes {
     let mut reply = BytesMut::from(&[VERSION, Reply::Succeeded as u8, 0][..]);
     match at.ip() {
         IpAddr::V4(ip) => {
@@ -79,38 +79,38 @@ pub(super) enum Socks5 {
 
 impl Socks5 {
     /// Looks at what came.
-    pub(super) fn step(&mut self, bytes: &mut BytesMut) -> Step {
+    pub(super) fn step(&mut self, bytes: &mut BytesMut) -> RequestStep {
         match self {
             Self::Methods => self.methods(bytes),
             Self::Request => request(bytes),
         }
     }
 
-    fn methods(&mut self, bytes: &mut BytesMut) -> Step {
-        let Some(version) = bytes.first() else { return Step::More };
+    fn methods(&mut self, bytes: &mut BytesMut) -> RequestStep {
+        let Some(version) = bytes.first() else { return RequestStep::Incomplete };
         if *version != VERSION {
             let why =
                 format!("it speaks version {version} of SOCKS, or something else: version 5 works here");
-            return Step::Refuse { answer: Bytes::new(), why };
+            return RequestStep::Refuse { answer: Bytes::new(), why };
         }
-        let Some(count) = bytes.get(1).copied().map(usize::from) else { return Step::More };
-        let Some(methods) = bytes.get(2..2 + count) else { return Step::More };
+        let Some(count) = bytes.get(1).copied().map(usize::from) else { return RequestStep::Incomplete };
+        let Some(methods) = bytes.get(2..2 + count) else { return RequestStep::Incomplete };
         if !methods.contains(&NO_AUTHENTICATION) {
             let answer = Bytes::from_static(&[VERSION, NO_ACCEPTABLE_METHOD]);
-            return Step::Refuse {
+            return RequestStep::Refuse {
                 answer,
                 why: "it wants to authenticate, which is not needed here".to_owned(),
             };
         }
         bytes.advance(2 + count);
         *self = Self::Request;
-        Step::Say(Bytes::from_static(&[VERSION, NO_AUTHENTICATION]))
+        RequestStep::Send(Bytes::from_static(&[VERSION, NO_AUTHENTICATION]))
     }
 }
 
-fn request(bytes: &mut BytesMut) -> Step {
-    let refuse = |reply: Reply, why: &str| Step::Refuse { answer: reply.bytes(), why: why.to_owned() };
-    let Some(&[version, command, _, kind]) = bytes.first_chunk() else { return Step::More };
+fn request(bytes: &mut BytesMut) -> RequestStep {
+    let refuse = |reply: Reply, why: &str| RequestStep::Refuse { answer: reply.bytes(), why: why.to_owned() };
+    let Some(&[version, command, _, kind]) = bytes.first_chunk() else { return RequestStep::Incomplete };
     if version != VERSION {
         return refuse(Reply::GeneralFailure, "its request is not of version 5");
     }
@@ -118,59 +118,61 @@ fn request(bytes: &mut BytesMut) -> Step {
     if ![CONNECT, UDP_ASSOCIATE].contains(&command) {
         return refuse(Reply::CommandNotSupported, "only CONNECT and UDP ASSOCIATE are supported, not BIND");
     }
-    let (host, port) = match destination(kind, &bytes[4..]) {
-        Parsed::More => return Step::More,
-        Parsed::UnknownType => {
+    let (host, port) = match parse_address(kind, &bytes[4..]) {
+        ParsedAddress::Incomplete => return RequestStep::Incomplete,
+        ParsedAddress::UnknownType => {
             return refuse(Reply::AddressTypeNotSupported, "its address is of no type that is known");
         }
-        Parsed::Whole { host, port, length } => {
+        ParsedAddress::Complete { host, port, length } => {
             bytes.advance(4 + length);
             (host, port)
         }
     };
     // The address from which the app says that it will send is of no use behind a NAT, and most send zeros.
     if command == UDP_ASSOCIATE {
-        return Step::Associate;
+        return RequestStep::Associate;
     }
     match host {
         None => refuse(Reply::HostUnreachable, "it asked for something that is no host name"),
         Some(_) if port == 0 => refuse(Reply::GeneralFailure, "it asked for port 0"),
-        Some(host) => Step::Connect { to: Authority { host, port }, early: BytesMut::new() },
+        Some(host) => RequestStep::Connect { to: Authority { host, port }, early: BytesMut::new() },
     }
 }
 
 /// An address with its port (§5).
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Parsed {
+pub(super) enum ParsedAddress {
     /// It is not all there.
-    More,
+    Incomplete,
     /// Its type is not known.
     UnknownType,
     /// It took so many bytes; no host if it is none.
-    Whole { host: Option<Host>, port: u16, length: usize },
+    Complete { host: Option<Host>, port: u16, length: usize },
 }
 
 /// Reads an address of the type `kind`.
-pub(super) fn destination(kind: u8, bytes: &[u8]) -> Parsed {
+pub(super) fn parse_address(kind: u8, bytes: &[u8]) -> ParsedAddress {
     let (host, length) = match kind {
         ATYP_V4 => match bytes.first_chunk::<4>() {
             Some(octets) => (Some(Host::Addr(IpAddr::V4(Ipv4Addr::from(*octets)))), 4),
-            None => return Parsed::More,
+            None => return ParsedAddress::Incomplete,
         },
         ATYP_V6 => match bytes.first_chunk::<16>() {
             Some(octets) => (Some(Host::Addr(IpAddr::V6(Ipv6Addr::from(*octets)))), 16),
-            None => return Parsed::More,
+            None => return ParsedAddress::Incomplete,
         },
         ATYP_NAME => {
-            let Some(length) = bytes.first().copied().map(usize::from) else { return Parsed::More };
-            let Some(name) = bytes.get(1..1 + length) else { return Parsed::More };
+            let Some(length) = bytes.first().copied().map(usize::from) else {
+                return ParsedAddress::Incomplete;
+            };
+            let Some(name) = bytes.get(1..1 + length) else { return ParsedAddress::Incomplete };
             (host_of(name), 1 + length)
         }
-        _ => return Parsed::UnknownType,
+        _ => return ParsedAddress::UnknownType,
     };
     match bytes[length..].first_chunk() {
-        Some(port) => Parsed::Whole { host, port: u16::from_be_bytes(*port), length: length + 2 },
-        None => Parsed::More,
+        Some(port) => ParsedAddress::Complete { host, port: u16::from_be_bytes(*port), length: length + 2 },
+        None => ParsedAddress::Incomplete,
     }
 }
 
@@ -190,33 +192,36 @@ mod tests {
     const HELLO: &[u8] = &[5, 1, 0];
 
     /// Talks a byte at a time; what was said, what came of it, and what is left.
-    fn talk(bytes: &[u8]) -> (Vec<u8>, Step, BytesMut) {
+    fn talk(bytes: &[u8]) -> (Vec<u8>, RequestStep, BytesMut) {
         let (mut socks, mut buffer, mut said) = (Socks5::default(), BytesMut::new(), Vec::new());
         for byte in bytes {
             buffer.extend_from_slice(&[*byte]);
             match socks.step(&mut buffer) {
-                Step::More => {}
-                Step::Say(words) => said.extend_from_slice(&words),
+                RequestStep::Incomplete => {}
+                RequestStep::Send(words) => said.extend_from_slice(&words),
                 step => return (said, step, buffer),
             }
         }
-        (said, Step::More, buffer)
+        (said, RequestStep::Incomplete, buffer)
     }
 
-    fn asked(request: &[u8]) -> Step {
+    fn asked(request: &[u8]) -> RequestStep {
         let (said, step, left) = talk(&[HELLO, request].concat());
         assert_eq!(said, [5, 0]);
-        assert!(left.is_empty() || matches!(step, Step::Refuse { .. } | Step::More), "{left:?}");
+        assert!(
+            left.is_empty() || matches!(step, RequestStep::Refuse { .. } | RequestStep::Incomplete),
+            "{left:?}"
+        );
         step
     }
 
-    fn connects(to: &str) -> Step {
-        Step::Connect { to: to.parse().unwrap(), early: BytesMut::new() }
+    fn connects(to: &str) -> RequestStep {
+        RequestStep::Connect { to: to.parse().unwrap(), early: BytesMut::new() }
     }
 
-    fn refused_with(step: &Step) -> u8 {
+    fn refused_with(step: &RequestStep) -> u8 {
         match step {
-            Step::Refuse { answer, .. } => answer[1],
+            RequestStep::Refuse { answer, .. } => answer[1],
             other => panic!("{other:?}"),
         }
     }
@@ -236,7 +241,7 @@ mod tests {
     #[test]
     fn what_is_not_supported_gets_its_reply_code() {
         assert_eq!(refused_with(&asked(&[5, 2, 0, 1])), Reply::CommandNotSupported as u8);
-        assert_eq!(asked(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]), Step::Associate);
+        assert_eq!(asked(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]), RequestStep::Associate);
         assert_eq!(refused_with(&asked(&[5, 3, 0, 2])), Reply::AddressTypeNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 2])), Reply::AddressTypeNotSupported as u8);
         assert_eq!(refused_with(&asked(&[5, 1, 0, 1, 1, 2, 3, 4, 0, 0])), Reply::GeneralFailure as u8);
@@ -251,18 +256,18 @@ mod tests {
         for bytes in [&b"GET / HTTP/1.1\r\n"[..], &[4, 1, 0, 80, 1, 2, 3, 4, 0]] {
             let (said, step, _) = talk(bytes);
             assert!(said.is_empty());
-            assert!(matches!(step, Step::Refuse { answer, .. } if answer.is_empty()));
+            assert!(matches!(step, RequestStep::Refuse { answer, .. } if answer.is_empty()));
         }
         let (_, step, _) = talk(&[5, 2, 1, 2]);
         assert_eq!(refused_with(&step), NO_ACCEPTABLE_METHOD);
-        assert!(matches!(talk(&[5, 0]).1, Step::Refuse { .. }));
+        assert!(matches!(talk(&[5, 0]).1, RequestStep::Refuse { .. }));
     }
 
     #[test]
     fn an_app_that_does_not_wait_for_answers_loses_nothing() {
         let mut bytes = BytesMut::from(&[HELLO, &[5, 1, 0, 1, 192, 0, 2, 1, 0, 80], b"hello"].concat()[..]);
         let mut socks = Socks5::default();
-        assert!(matches!(socks.step(&mut bytes), Step::Say(_)));
+        assert!(matches!(socks.step(&mut bytes), RequestStep::Send(_)));
         assert_eq!(socks.step(&mut bytes), connects("192.0.2.1:80"));
         assert_eq!(&bytes[..], b"hello");
     }

@@ -5,8 +5,8 @@ use std::{
 
 use mpvpn_os::poll::Events;
 
-use super::{leaving::LEAVING, *};
-use crate::pipe::FromStream;
+use super::{refusal::REFUSAL_TIMEOUT, *};
+use crate::splice::StreamRead;
 
 /// A tunnel, played: what goes in is kept, and what comes out was put there.
 #[derive(Default)]
@@ -18,7 +18,7 @@ struct Fake {
     flows: Vec<(String, Vec<Vec<u8>>, bool)>,
 }
 
-impl Datagrams for Fake {
+impl DatagramFlows for Fake {
     type Flow = usize;
 
     fn open_flow(&mut self, _: Instant, to: &Authority) -> Option<usize> {
@@ -50,16 +50,16 @@ struct Stream {
 impl ByteStreams for Fake {
     type Id = usize;
 
-    fn read(&mut self, _: Instant, id: usize) -> FromStream {
+    fn read(&mut self, _: Instant, id: usize) -> StreamRead {
         let stream = &mut self.streams[id];
         match stream.sends.pop_front() {
-            Some(data) => FromStream::Data(data),
-            None if stream.has_finished => FromStream::Finished,
-            None => FromStream::Blocked,
+            Some(data) => StreamRead::Data(data),
+            None if stream.has_finished => StreamRead::Finished,
+            None => StreamRead::Blocked,
         }
     }
 
-    fn room(&mut self, id: usize) -> usize {
+    fn writable_bytes(&mut self, id: usize) -> usize {
         self.streams[id].room
     }
 
@@ -75,7 +75,7 @@ impl ByteStreams for Fake {
     }
 }
 
-impl Tunnel for Fake {
+impl ProxyTunnel for Fake {
     fn open(&mut self, to: &Authority) -> Option<usize> {
         if self.allowed == 0 {
             return None;
@@ -139,7 +139,7 @@ impl World {
             idle = if count == 0 { idle + 1 } else { 0 };
             let now = self.now();
             for event in self.events.iter().collect::<Vec<_>>() {
-                self.proxy.ready(now, &self.poller, &mut self.tunnel, event);
+                self.proxy.on_socket_ready(now, &self.poller, &mut self.tunnel, event);
             }
             if self.proxy.poll_timeout().is_some_and(|at| at <= now) {
                 self.proxy.handle_timeout(now, &self.poller, &mut self.tunnel);
@@ -147,9 +147,9 @@ impl World {
         }
     }
 
-    fn tell(&mut self, news: News<usize>) {
+    fn send_event(&mut self, event: StreamEvent<usize>) {
         let now = self.now();
-        self.proxy.handle(now, &self.poller, &mut self.tunnel, news);
+        self.proxy.on_stream_event(now, &self.poller, &mut self.tunnel, event);
         self.run();
     }
 
@@ -176,7 +176,7 @@ fn bytes_go_both_ways_and_each_half_ends_by_itself() {
     let mut world = World::new();
     let mut app = world.socks();
     assert_eq!(world.tunnel.streams[0].to, "a:80");
-    world.tell(News::Opened(0));
+    world.send_event(StreamEvent::Opened(0));
     assert_eq!(read(&mut app, 10)[..2], [5, 0]);
     app.write_all(b"question").unwrap();
     app.shutdown(Shutdown::Write).unwrap();
@@ -185,7 +185,7 @@ fn bytes_go_both_ways_and_each_half_ends_by_itself() {
     assert_eq!((&stream.got[..], stream.is_ended), (&b"question"[..], true));
     stream.sends.push_back(Bytes::from_static(b"answer"));
     stream.has_finished = true;
-    world.tell(News::Readable(0));
+    world.send_event(StreamEvent::Readable(0));
     assert_eq!(read_all(&mut app), "answer");
     assert!(world.proxy.apps.is_empty() && world.proxy.tokens.is_empty() && world.proxy.timers.is_empty());
     assert!(!world.tunnel.streams[0].is_aborted);
@@ -197,10 +197,10 @@ fn what_comes_with_the_request_arrives_first_and_as_there_is_room() {
     let mut app = world.app(Protocol::Http, b"CONNECT a:1 HTTP/1.1\r\n\r\nearly");
     world.tunnel.streams[0].room = 3;
     app.write_all(b" and late").unwrap();
-    world.tell(News::Opened(0));
+    world.send_event(StreamEvent::Opened(0));
     assert_eq!(world.tunnel.streams[0].got, b"ear");
     world.tunnel.streams[0].room = 100;
-    world.tell(News::Writable(0));
+    world.send_event(StreamEvent::Writable(0));
     assert_eq!(world.tunnel.streams[0].got, b"early and late");
     assert_eq!(read(&mut app, http::ESTABLISHED.len()), http::ESTABLISHED);
 }
@@ -210,13 +210,13 @@ fn a_plain_request_is_rewritten_and_its_answer_comes_as_it_is() {
     let mut world = World::new();
     let mut app = world.app(Protocol::Http, b"POST http://a/x HTTP/1.1\r\nContent-Length: 2\r\n\r\nhi");
     assert_eq!(world.tunnel.streams[0].to, "a:80");
-    world.tell(News::Opened(0));
+    world.send_event(StreamEvent::Opened(0));
     let wanted = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi";
     assert_eq!(world.tunnel.streams[0].got, wanted);
     let stream = &mut world.tunnel.streams[0];
     stream.sends.push_back(Bytes::from_static(b"HTTP/1.1 204 No Content\r\n\r\n"));
     stream.has_finished = true;
-    world.tell(News::Readable(0));
+    world.send_event(StreamEvent::Readable(0));
     assert_eq!(read_all(&mut app), "HTTP/1.1 204 No Content\r\n\r\n");
 }
 
@@ -225,8 +225,8 @@ fn a_failure_is_told_in_the_words_of_the_protocol() {
     let mut world = World::new();
     let mut socks = world.socks();
     let mut http = world.app(Protocol::Http, b"CONNECT b.example:1 HTTP/1.1\r\n\r\nmore than it should");
-    world.tell(News::Failed(0, ProxyError::Refused));
-    world.tell(News::Failed(1, ProxyError::TimedOut));
+    world.send_event(StreamEvent::Failed(0, ProxyError::Refused));
+    world.send_event(StreamEvent::Failed(1, ProxyError::TimedOut));
     assert_eq!(read(&mut socks, 10)[..2], [5, 5]);
     assert_eq!(socks.read(&mut [0]).unwrap(), 0);
     let answer = read_all(&mut http);
@@ -242,9 +242,9 @@ fn a_failure_is_told_in_the_words_of_the_protocol() {
 fn a_reset_is_passed_on_in_both_directions() {
     let mut world = World::new();
     let (mut first, second) = (world.socks(), world.socks());
-    world.tell(News::Opened(0));
-    world.tell(News::Opened(1));
-    world.tell(News::Gone(0));
+    world.send_event(StreamEvent::Opened(0));
+    world.send_event(StreamEvent::Opened(1));
+    world.send_event(StreamEvent::Gone(0));
     read(&mut first, 10);
     assert_eq!(first.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     // What was not read makes it a reset.
@@ -261,15 +261,15 @@ fn apps_wait_for_a_tunnel_and_not_for_ever() {
     let mut first = world.app(Protocol::Http, b"CONNECT a:1 HTTP/1.1\r\n\r\n");
     assert!(world.tunnel.streams.is_empty());
     world.tunnel.allowed = 1;
-    world.tell(News::Allowed);
+    world.send_event(StreamEvent::Allowed);
     assert_eq!(world.tunnel.streams[0].to, "a:1");
     let mut second = world.app(Protocol::Http, b"CONNECT b:1 HTTP/1.1\r\n\r\n");
-    world.skip(CONNECTING + Duration::from_secs(1));
+    world.skip(CONNECT_TIMEOUT + Duration::from_secs(1));
     assert!(world.tunnel.streams[0].is_aborted);
     assert!(read_all(&mut first).contains("the mpvpn server does not answer"));
     let answer = read_all(&mut second);
     assert!(answer.starts_with("HTTP/1.1 504 ") && answer.contains("the mpvpn server is not reached"));
-    world.skip(LEAVING);
+    world.skip(REFUSAL_TIMEOUT);
     assert!(world.proxy.apps.is_empty());
 }
 
@@ -277,13 +277,13 @@ fn apps_wait_for_a_tunnel_and_not_for_ever() {
 fn who_says_too_little_or_too_much_is_left() {
     let mut world = World::new();
     let mut slow = [world.app(Protocol::Socks5, &[5]), world.app(Protocol::Http, b"GET http")];
-    world.skip(ASKING + Duration::from_secs(1));
+    world.skip(REQUEST_TIMEOUT + Duration::from_secs(1));
     assert_eq!(slow[0].read(&mut [0]).unwrap(), 0);
     assert!(read_all(&mut slow[1]).starts_with("HTTP/1.1 408 "));
-    let endless = [&b"GET http://a/ HTTP/1.1\r\nx: "[..], &[b'y'; HEAD]].concat();
+    let endless = [&b"GET http://a/ HTTP/1.1\r\nx: "[..], &[b'y'; MAX_REQUEST_BYTES]].concat();
     let mut loud = world.app(Protocol::Http, &endless);
     assert!(read_all(&mut loud).starts_with("HTTP/1.1 431 "));
-    world.skip(LEAVING + Duration::from_secs(1));
+    world.skip(REFUSAL_TIMEOUT + Duration::from_secs(1));
     assert!(world.proxy.apps.is_empty() && world.tunnel.streams.is_empty());
 }
 
@@ -296,18 +296,18 @@ fn an_app_that_leaves_while_it_waits_leaves_nothing_behind() {
     drop(app);
     world.run();
     assert!(world.tunnel.streams[0].is_aborted);
-    world.tell(News::Opened(0));
+    world.send_event(StreamEvent::Opened(0));
     assert!(world.proxy.apps.is_empty() && world.proxy.tokens.is_empty());
 }
 
 #[test]
 fn more_apps_than_there_is_room_for_wait_in_the_kernel() {
     let mut world = World::new();
-    world.proxy.most = 2;
+    world.proxy.max_apps = 2;
     let first = world.app(Protocol::Socks5, &[]);
     let _second = world.app(Protocol::Socks5, &[]);
     let mut third = world.app(Protocol::Socks5, &[5, 1, 0]);
-    assert_eq!((world.proxy.apps.len(), world.proxy.listens), (2, false));
+    assert_eq!((world.proxy.apps.len(), world.proxy.is_accepting), (2, false));
     drop(first);
     world.run();
     assert_eq!(read(&mut third, 2), [5, 0]);
@@ -320,7 +320,7 @@ fn wrapped(to: [u8; 4], payload: &[u8]) -> Vec<u8> {
 }
 
 /// An app with an association, and its socket for datagrams.
-fn associated(world: &mut World) -> (TcpStream, UdpSocket) {
+fn open_association(world: &mut World) -> (TcpStream, UdpSocket) {
     let mut app = world.app(Protocol::Socks5, &[5, 1, 0]);
     assert_eq!(read(&mut app, 2), [5, 0]);
     app.write_all(&[5, 3, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
@@ -336,7 +336,7 @@ fn associated(world: &mut World) -> (TcpStream, UdpSocket) {
 #[test]
 fn datagrams_of_an_app_go_to_their_targets_and_back() {
     let mut world = World::new();
-    let (app, socket) = associated(&mut world);
+    let (app, socket) = open_association(&mut world);
     for (to, payload) in [(1, b"one"), (2, b"two"), (1, b"six")] {
         socket.send(&wrapped([192, 0, 2, to], payload)).unwrap();
     }
@@ -349,14 +349,14 @@ fn datagrams_of_an_app_go_to_their_targets_and_back() {
     let expected = [flow("192.0.2.1:53", &[b"one", b"six"]), flow("192.0.2.2:53", &[b"two"])];
     assert_eq!(world.tunnel.flows, expected);
     let now = world.now();
-    world.proxy.payload(now, 1, b"answer");
+    world.proxy.deliver_payload(now, 1, b"answer");
     let mut buffer = [0; 100];
     let length = socket.recv(&mut buffer).unwrap();
     assert_eq!(buffer[..length], wrapped([192, 0, 2, 2], b"answer"));
     // Somebody else's is dropped, and one that was refused is not asked for at once again.
     let other = UdpSocket::bind("127.0.0.1:0").unwrap();
     other.send_to(&wrapped([192, 0, 2, 9], b"not mine"), socket.peer_addr().unwrap()).unwrap();
-    world.proxy.flow_over(now, 0, true);
+    world.proxy.on_flow_closed(now, 0, true);
     socket.send(&wrapped([192, 0, 2, 1], b"refused")).unwrap();
     world.run();
     assert_eq!(world.tunnel.flows, expected);
@@ -369,7 +369,7 @@ fn datagrams_of_an_app_go_to_their_targets_and_back() {
 #[test]
 fn targets_of_an_association_are_bounded_and_end_when_they_are_silent() {
     let mut world = World::new();
-    let (_app, socket) = associated(&mut world);
+    let (_app, socket) = open_association(&mut world);
     for to in 0..100 {
         socket.send(&wrapped([192, 0, 2, to], b"x")).unwrap();
         world.run();

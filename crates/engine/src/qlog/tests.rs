@@ -88,12 +88,12 @@ fn a_file_tells_what_happened_on_each_path_and_only_its_owner_may_read_it() {
 
 #[test]
 fn files_take_no_more_than_they_may_and_the_oldest_go() {
-    const LIMIT: u64 = 4_000_000;
+    const MAX_TOTAL_BYTES: u64 = 4_000_000;
     let dir = tempfile::tempdir().unwrap();
     let stranger = dir.path().join("client-mpvpn0-holiday.sqlog");
     fs::write(&stranger, vec![0; 1_000_000]).unwrap();
     let open = |limit| Folder::open(dir.path().to_owned(), "client-mpvpn0-", limit).unwrap();
-    let (mut folder, start) = (open(LIMIT), Instant::now());
+    let (mut folder, start) = (open(MAX_TOTAL_BYTES), Instant::now());
     let mut traces = [1, 2].map(|connection| Trace::new(Role::Client, connection, start));
     for number in 0..50_000 {
         for trace in &mut traces {
@@ -109,7 +109,11 @@ fn files_take_no_more_than_they_may_and_the_oldest_go() {
     let ours = || files(dir.path()).into_iter().filter(|file| *file != stranger);
     let sizes: Vec<u64> = ours().map(|file| fs::metadata(file).unwrap().len()).collect();
     let total: u64 = sizes.iter().sum();
-    assert!((LIMIT * 9 / 10..=LIMIT).contains(&total), "{total} bytes in {} files", sizes.len());
+    assert!(
+        (MAX_TOTAL_BYTES * 9 / 10..=MAX_TOTAL_BYTES).contains(&total),
+        "{total} bytes in {} files",
+        sizes.len()
+    );
     assert!(stranger.exists());
     // Each can be read alone, and the newest records of both connections are there.
     let mut last = BTreeMap::new();
@@ -141,7 +145,7 @@ fn a_packet_thread_does_not_wait_and_the_file_says_how_many_events_were_dropped(
     (0..100).for_each(|number| queue.record(now, 1, sent(0, number)));
     assert_eq!(dropped.load(Relaxed), 90);
     drop(queue);
-    let files_of = Folder::open(dir.path().to_owned(), "server-edge-", LIMIT).unwrap();
+    let files_of = Folder::open(dir.path().to_owned(), "server-edge-", MAX_TOTAL_BYTES).unwrap();
     let traces = BTreeMap::new();
     Writer { files: files_of, role: Role::Server, traces, dropped, warned: false }.run(&receiver);
     let files = files(dir.path());
@@ -163,7 +167,7 @@ fn a_folder_that_cannot_be_written_is_an_error_at_the_start() {
 #[test]
 fn a_trace_goes_on_in_a_new_file_when_somebody_removes_its_file() {
     let dir = tempfile::tempdir().unwrap();
-    let mut folder = Folder::open(dir.path().to_owned(), "client-mpvpn0-", LIMIT).unwrap();
+    let mut folder = Folder::open(dir.path().to_owned(), "client-mpvpn0-", MAX_TOTAL_BYTES).unwrap();
     let now = Instant::now();
     let mut trace = Trace::new(Role::Client, 1, now);
     for number in 0..3 {

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::FORGET_AFTER;
 
 /// Bytes that are gathered before they are written. Fewer cost system calls, more cost memory for each connection.
-const BUFFER: usize = 64 << 10;
+const WRITE_THRESHOLD_BYTES: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct Trace {
@@ -60,7 +60,7 @@ impl Trace {
     }
 
     pub(super) fn is_buffer_full(&self) -> bool {
-        self.buffer.len() >= BUFFER
+        self.buffer.len() >= WRITE_THRESHOLD_BYTES
     }
 
     /// Whether nothing comes any more.

@@ -10,7 +10,7 @@ use mpvpn_types::ClassId;
 
 use crate::{
     events::path_event,
-    status::{CLASS, name_of},
+    status::{DEFAULT_CLASS, path_name},
 };
 
 /// The event for a change, if it is to be reported.
@@ -37,8 +37,8 @@ pub(super) fn event_of(change: ServerChange) -> Option<Event> {
             Some(Event::ClassDisconnected { client: Some(client_name(client)), class, reason })
         }
         ServerChange::Path { client, event } => {
-            let class = if client.class.is_empty() { CLASS } else { &client.class };
-            let path = name_of(event.path, class, "", None, client.member).into();
+            let class = if client.class.is_empty() { DEFAULT_CLASS } else { &client.class };
+            let path = path_name(event.path, class, "", None, client.member).into();
             let (class, link) = (class.into(), "".into());
             let path = PathName { client: Some(client_name(client)), class, link, path };
             Some(path_event(path, &event.change))

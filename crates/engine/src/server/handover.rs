@@ -10,7 +10,7 @@ use mpvpn_packet::VnetHdr;
 
 /// Packets (of up to 64 KiB) that may wait for a shard, from all others together. Fewer lose bursts while that shard waits
 /// for a processor; more keep old packets (and up to 16 MiB) for one that does not run.
-const PACKETS: usize = 256;
+const MAX_HANDED_PACKETS: usize = 256;
 
 /// A packet read from the TUN by one shard, for another.
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub(super) struct Handover {
     ring: Receiver<HandedPacket>,
     /// In the order of the shards.
     peers: Vec<Peer>,
-    lost: u64,
+    lost_packets: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -33,17 +33,17 @@ struct Peer {
     ring: SyncSender<HandedPacket>,
     wake: PollWaker,
     /// It was handed packets since it was woken.
-    is_handed: bool,
+    needs_wakeup: bool,
 }
 
 /// One for each shard, in order; each waits for one of `wakes`.
 pub(super) fn handovers(wakes: impl Iterator<Item = PollWaker>) -> Vec<Handover> {
     let end = |wake| {
-        let (ring, receiver) = sync_channel(PACKETS);
-        (Peer { ring, wake, is_handed: false }, receiver)
+        let (ring, receiver) = sync_channel(MAX_HANDED_PACKETS);
+        (Peer { ring, wake, needs_wakeup: false }, receiver)
     };
     let (peers, rings): (Vec<_>, Vec<_>) = wakes.map(end).unzip();
-    rings.into_iter().map(|ring| Handover { ring, peers: peers.clone(), lost: 0 }).collect()
+    rings.into_iter().map(|ring| Handover { ring, peers: peers.clone(), lost_packets: 0 }).collect()
 }
 
 impl Handover {
@@ -51,15 +51,15 @@ impl Handover {
     pub(super) fn hand(&mut self, shard: u8, hdr: VnetHdr, packet: &[u8]) {
         let handed = HandedPacket { hdr, packet: packet.to_vec() };
         match self.peers.get_mut(usize::from(shard)) {
-            Some(peer) if peer.ring.try_send(handed).is_ok() => peer.is_handed = true,
-            _ => self.lost += 1,
+            Some(peer) if peer.ring.try_send(handed).is_ok() => peer.needs_wakeup = true,
+            _ => self.lost_packets += 1,
         }
     }
 
     /// Wakes the shards that were handed packets.
     pub(super) fn wake_peers(&mut self) {
         for peer in &mut self.peers {
-            if std::mem::take(&mut peer.is_handed) {
+            if std::mem::take(&mut peer.needs_wakeup) {
                 peer.wake.wake();
             }
         }
@@ -72,12 +72,12 @@ impl Handover {
 
     /// A packet from another shard had no client here either.
     pub(super) fn count_lost(&mut self) {
-        self.lost += 1;
+        self.lost_packets += 1;
     }
 
     /// Packets that were lost between shards.
-    pub(super) fn lost(&self) -> u64 {
-        self.lost
+    pub(super) fn lost_packets(&self) -> u64 {
+        self.lost_packets
     }
 }
 
@@ -93,18 +93,18 @@ mod tests {
         for n in 0..1000_u32 {
             own.hand(1, VnetHdr::NONE, &[n as u8]);
         }
-        assert_eq!(own.lost(), 1000 - PACKETS as u64);
+        assert_eq!(own.lost_packets(), 1000 - MAX_HANDED_PACKETS as u64);
         assert!(!wakes[1].drain(), "woken before the batch was over");
         own.wake_peers();
         assert!(wakes[1].drain() && !wakes[0].drain());
         let got: Vec<u8> = std::iter::from_fn(|| other.next()).map(|handed| handed.packet[0]).collect();
-        assert_eq!(got, (0..PACKETS).map(|n| n as u8).collect::<Vec<_>>());
+        assert_eq!(got, (0..MAX_HANDED_PACKETS).map(|n| n as u8).collect::<Vec<_>>());
         own.hand(1, VnetHdr::NONE, &[1]);
         assert!(other.next().is_some(), "there is room again");
         own.hand(7, VnetHdr::NONE, &[1]);
-        assert_eq!(own.lost(), 1001 - PACKETS as u64, "there is no such shard");
+        assert_eq!(own.lost_packets(), 1001 - MAX_HANDED_PACKETS as u64, "there is no such shard");
         other.count_lost();
-        assert_eq!(other.lost(), 1);
+        assert_eq!(other.lost_packets(), 1);
     }
 
     #[test]

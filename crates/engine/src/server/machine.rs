@@ -10,11 +10,11 @@ use mpvpn_os::{
 
 use crate::{
     EngineError,
-    wire::{TUN_QUEUE, take_back},
+    packet_io::{TUN_QUEUE_PACKETS, undo_changes},
 };
 
 /// The MTU of the TUN until a client has told what the paths carry (bytes).
-const FIRST_MTU: u32 = 1400;
+const INITIAL_MTU: u32 = 1400;
 
 /// The server's addresses in the tunnel, forwarding and address translation.
 pub(super) struct Machine {
@@ -32,8 +32,8 @@ impl Machine {
         let queues = Tun::open_queues(
             TunConfig {
                 name: Some(config.tun_name.clone()),
-                mtu: Some(FIRST_MTU),
-                queue_packets: Some(TUN_QUEUE),
+                mtu: Some(INITIAL_MTU),
+                queue_packets: Some(TUN_QUEUE_PACKETS),
                 ..TunConfig::default()
             },
             shards,
@@ -46,7 +46,7 @@ impl Machine {
         let net = ServerNetConfig {
             tun: Interface { name: queues[0].name().to_owned(), index: queues[0].ifindex() },
             subnets: std::iter::once(IpNet::V4(config.subnet)).chain(v6).collect(),
-            mtu: FIRST_MTU,
+            mtu: INITIAL_MTU,
             nat,
         };
         let net = ServerNet::up(&mut undo, &net)?;
@@ -65,6 +65,6 @@ impl Machine {
 
     /// Takes back what was changed.
     pub(super) fn end(mut self) -> Result<(), EngineError> {
-        take_back(&mut self.undo)
+        undo_changes(&mut self.undo)
     }
 }

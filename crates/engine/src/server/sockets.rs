@@ -13,27 +13,27 @@ use mpvpn_tunnel::Server;
 
 use crate::{
     EngineError,
-    turn::SOCKETS,
-    wire::{Datagram, DatagramBuffers, Wire},
+    event_loop::FIRST_SOCKET_TOKEN,
+    packet_io::{BufferedUdpSocket, DatagramBuffers, ReceivedDatagram},
 };
 
 /// A socket, and the address that it serves.
-pub(super) struct Listening {
+pub(super) struct ListeningSocket {
     pub(super) bound: SocketAddr,
-    pub(super) wire: Wire,
+    pub(super) socket: BufferedUdpSocket,
 }
 
 /// All of a shard.
 pub(super) struct Sockets {
-    all: Vec<Listening>,
+    all: Vec<ListeningSocket>,
     buffers: DatagramBuffers,
 }
 
 impl Sockets {
     /// Starts to watch them.
-    pub(super) fn new(all: Vec<Listening>, poller: &Poller) -> Result<Self, EngineError> {
-        for (token, listening) in (SOCKETS..).zip(&all) {
-            let socket = &listening.wire.socket;
+    pub(super) fn new(all: Vec<ListeningSocket>, poller: &Poller) -> Result<Self, EngineError> {
+        for (token, listening) in (FIRST_SOCKET_TOKEN..).zip(&all) {
+            let socket = &listening.socket.socket;
             poller.add(socket, token, Interest::Read).map_err(EngineError::io("watch a socket"))?;
         }
         Ok(Self { all, buffers: DatagramBuffers::new() })
@@ -46,7 +46,7 @@ impl Sockets {
 
     /// Sends what waited for a socket that has room again, and receives what has come. `after` is called where a batch
     /// ends.
-    pub(super) fn ready(
+    pub(super) fn on_ready(
         &mut self,
         poller: &Poller,
         event: Event,
@@ -54,18 +54,18 @@ impl Sockets {
         now: Instant,
         after: impl FnMut(&mut Server),
     ) {
-        let number = usize::try_from(event.token.wrapping_sub(SOCKETS));
+        let number = usize::try_from(event.token.wrapping_sub(FIRST_SOCKET_TOKEN));
         let Some(listening) = number.ok().and_then(|number| self.all.get_mut(number)) else { return };
         if event.writable {
-            listening.wire.flush(poller, event.token, source_of);
+            listening.socket.flush(poller, event.token, source_address);
         }
         if !event.readable {
             return;
         }
-        let each = |server: &mut Server, got: Datagram| {
+        let each = |server: &mut Server, got: ReceivedDatagram| {
             server.handle_datagram(now, got.local, got.remote, got.ecn, got.data);
         };
-        if let Err(error) = self.buffers.receive(&listening.wire.socket, server, each, after) {
+        if let Err(error) = self.buffers.receive(&listening.socket.socket, server, each, after) {
             tracing::debug!(%error, "cannot receive");
         }
     }
@@ -77,8 +77,8 @@ impl Sockets {
             let Some(number) = self.all.iter().position(|socket| serves(socket.bound, transmit)) else {
                 return;
             };
-            let wire = &mut self.all[number].wire;
-            wire.send(poller, SOCKETS + number as u64, transmit, data, source_of(transmit));
+            let socket = &mut self.all[number].socket;
+            socket.send(poller, FIRST_SOCKET_TOKEN + number as u64, transmit, data, source_address(transmit));
         });
     }
 
@@ -87,14 +87,14 @@ impl Sockets {
         let poll = |out: &mut Vec<u8>| server.poll_transmit(now, out);
         self.buffers.transmit(poll, |transmit, data| {
             if let Some(socket) = self.all.iter().find(|socket| serves(socket.bound, transmit)) {
-                socket.wire.send_last(transmit, data, source_of(transmit));
+                socket.socket.send_last(transmit, data, source_address(transmit));
             }
         });
     }
 }
 
 /// The address that an answer must come from: the one that was asked.
-fn source_of(transmit: &Transmit) -> Option<IpAddr> {
+fn source_address(transmit: &Transmit) -> Option<IpAddr> {
     transmit.local.map(Local::ip)
 }
 
@@ -105,7 +105,7 @@ fn serves(bound: SocketAddr, transmit: &Transmit) -> bool {
         // A wildcard IPv6 socket is dual-stack unless there is one for IPv4.
         return bound.is_ipv6() || remote.is_ipv4();
     }
-    bound.is_ipv4() == remote.is_ipv4() && source_of(transmit).is_none_or(|ip| ip == bound.ip())
+    bound.is_ipv4() == remote.is_ipv4() && source_address(transmit).is_none_or(|ip| ip == bound.ip())
 }
 
 #[cfg(test)]

@@ -14,38 +14,38 @@ use mpvpn_packet::{TunPacket, VnetHdr, ip};
 
 use crate::{
     EngineError,
-    turn::TUN,
-    wire::{read_tun, write_tun},
+    event_loop::TUN_TOKEN,
+    packet_io::{read_tun, write_tun},
 };
 
 /// The queues, as one shard uses them.
 pub(super) struct TunQueues {
     /// One a shard, in order; none if there is no TUN.
     queues: Vec<Arc<Tun>>,
-    own: usize,
+    own_index: usize,
     buffer: Vec<u8>,
 }
 
 impl TunQueues {
     /// Those of the shard of this number, whose own queue is watched from now on.
     pub(super) fn new(queues: Vec<Arc<Tun>>, shard: u8, poller: &Poller) -> Result<Self, EngineError> {
-        let own = usize::from(shard);
-        if let Some(queue) = queues.get(own) {
-            poller.add(queue, TUN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
+        let own_index = usize::from(shard);
+        if let Some(queue) = queues.get(own_index) {
+            poller.add(queue, TUN_TOKEN, Interest::Read).map_err(EngineError::io("watch the TUN"))?;
         }
-        Ok(Self { queues, own, buffer: vec![0; READ_BUFFER_LEN] })
+        Ok(Self { queues, own_index, buffer: vec![0; READ_BUFFER_LEN] })
     }
 
     /// Reads what waits in this shard's queue, within bounds.
     pub(super) fn read(&mut self, each: impl FnMut(VnetHdr, &mut [u8])) {
-        if let Some(tun) = self.queues.get(self.own) {
+        if let Some(tun) = self.queues.get(self.own_index) {
             read_tun(tun, &mut self.buffer, each);
         }
     }
 
     /// Writes a packet. `are_clients` says of two addresses whether both are clients'.
     pub(super) fn write(&self, joined: &TunPacket, are_clients: impl Fn(IpAddr, IpAddr) -> bool) {
-        let number = queue_for(joined.leading_bytes(), self.own, self.queues.len(), are_clients);
+        let number = queue_index(joined.leading_bytes(), self.own_index, self.queues.len(), are_clients);
         if let Some(queue) = self.queues.get(number) {
             write_tun(queue, joined);
         }
@@ -56,18 +56,18 @@ impl TunQueues {
 /// packet from client to client comes back itself, and the kernel reads the answers of the other client, which may be
 /// another shard's, as a wish about the same flow. So both ends write through one queue; else the flow's packets would
 /// come back through two, out of order.
-fn queue_for(
+fn queue_index(
     packet: &[u8],
-    own: usize,
+    own_index: usize,
     queues: usize,
     are_clients: impl Fn(IpAddr, IpAddr) -> bool,
 ) -> usize {
     if queues < 2 {
-        return own;
+        return own_index;
     }
     match (ip::src_of(packet), ip::dst_of(packet)) {
         (Some(src), Some(dst)) if are_clients(src, dst) => (last_byte(src) + last_byte(dst)) % queues,
-        _ => own,
+        _ => own_index,
     }
 }
 
@@ -94,15 +94,15 @@ mod tests {
     #[test]
     fn both_directions_between_two_clients_go_through_one_queue() {
         for (a, b) in [(2, 3), (2, 9), (200, 7)] {
-            let of = |own, from, to| queue_for(&packet(from, to), own, 4, |_, _| true);
+            let of = |own_index, from, to| queue_index(&packet(from, to), own_index, 4, |_, _| true);
             assert_eq!(of(0, a, b), of(3, b, a));
         }
     }
 
     #[test]
     fn all_else_goes_through_the_shards_own_queue() {
-        assert_eq!(queue_for(&packet(2, 3), 3, 4, |_, _| false), 3);
-        assert_eq!(queue_for(&packet(2, 3), 0, 1, |_, _| true), 0);
-        assert_eq!(queue_for(b"no packet", 2, 4, |_, _| true), 2);
+        assert_eq!(queue_index(&packet(2, 3), 3, 4, |_, _| false), 3);
+        assert_eq!(queue_index(&packet(2, 3), 0, 1, |_, _| true), 0);
+        assert_eq!(queue_index(b"no packet", 2, 4, |_, _| true), 2);
     }
 }

@@ -30,7 +30,7 @@ impl<T> Inbox<T> {
 
 impl<T> Outbox<T> {
     /// Sends a message, and wakes the other thread.
-    pub(crate) fn tell(&self, message: T) {
+    pub(crate) fn send(&self, message: T) {
         // A thread that has ended needs no messages.
         let _ = self.messages.send(message);
         self.wake.wake();
@@ -52,8 +52,8 @@ mod tests {
         let wake = PollWaker::new().unwrap();
         let (outbox, inbox) = mailbox(wake.clone());
         assert!(!wake.drain() && inbox.next().is_none());
-        outbox.clone().tell("a message");
-        outbox.tell("another");
+        outbox.clone().send("a message");
+        outbox.send("another");
         assert!(wake.drain());
         assert_eq!([inbox.next(), inbox.next(), inbox.next()], [Some("a message"), Some("another"), None]);
     }
@@ -62,6 +62,6 @@ mod tests {
     fn a_thread_that_has_ended_is_no_error() {
         let (outbox, inbox) = mailbox(PollWaker::new().unwrap());
         drop(inbox);
-        outbox.tell("to nobody");
+        outbox.send("to nobody");
     }
 }

@@ -6,54 +6,55 @@ use mpvpn_types::Duration;
 use tokio::sync::oneshot;
 
 /// A shard that has not reported after this time is left out of the answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A question to which shards answer `R` and who asked is told `A`. Who asks while it is being answered is told the same.
 pub(super) struct ReportRounds<R, A> {
-    rounds: u64,
-    round: Option<Round<R, A>>,
+    last_number: u64,
+    current: Option<Round<R, A>>,
 }
 
 struct Round<R, A> {
     replies: Vec<oneshot::Sender<A>>,
     reports: Vec<R>,
-    until: Instant,
+    deadline: Instant,
 }
 
 impl<R, A> Default for ReportRounds<R, A> {
     fn default() -> Self {
-        Self { rounds: 0, round: None }
+        Self { last_number: 0, current: None }
     }
 }
 
 impl<R, A: Clone> ReportRounds<R, A> {
     /// Somebody asks; if the shards are to be asked, the number of this round.
     pub(super) fn ask(&mut self, now: Instant, reply: oneshot::Sender<A>) -> Option<u64> {
-        if let Some(round) = &mut self.round {
+        if let Some(round) = &mut self.current {
             round.replies.push(reply);
             return None;
         }
-        self.rounds += 1;
-        self.round = Some(Round { replies: vec![reply], reports: Vec::new(), until: now + PATIENCE });
-        Some(self.rounds)
+        self.last_number += 1;
+        self.current =
+            Some(Round { replies: vec![reply], reports: Vec::new(), deadline: now + REPORT_TIMEOUT });
+        Some(self.last_number)
     }
 
     /// What a shard reports in this round; that of another one is late.
-    pub(super) fn report(&mut self, number: u64, report: R) {
-        if let Some(round) = self.round.as_mut().filter(|_| number == self.rounds) {
+    pub(super) fn add_report(&mut self, number: u64, report: R) {
+        if let Some(round) = self.current.as_mut().filter(|_| number == self.last_number) {
             round.reports.push(report);
         }
     }
 
     /// When nobody waits longer for reports.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.round.as_ref().map(|round| round.until)
+        self.current.as_ref().map(|round| round.deadline)
     }
 
     /// Answers with what `answer` makes of the reports, once there are `all`, or time is up.
     pub(super) fn answer(&mut self, now: Instant, all: usize, answer: impl FnOnce(Vec<R>) -> A) {
-        let is_over = |round: &mut Round<R, A>| round.reports.len() >= all || now >= round.until;
-        let Some(round) = self.round.take_if(is_over) else { return };
+        let is_over = |round: &mut Round<R, A>| round.reports.len() >= all || now >= round.deadline;
+        let Some(round) = self.current.take_if(is_over) else { return };
         let answer = answer(round.reports);
         for reply in round.replies {
             // Who asked may be gone.
@@ -68,20 +69,20 @@ mod tests {
 
     #[test]
     fn all_who_ask_are_told_once_every_shard_has_reported_or_time_is_up() {
-        let (now, mut asking) = (Instant::now(), ReportRounds::default());
+        let (now, mut rounds) = (Instant::now(), ReportRounds::default());
         let (first, mut of_first) = oneshot::channel();
         let (second, mut of_second) = oneshot::channel();
-        assert_eq!((asking.ask(now, first), asking.ask(now, second)), (Some(1), None));
-        asking.report(1, 5);
-        asking.report(0, 100);
-        asking.answer(now, 2, |_| panic!("one is missing"));
-        asking.report(1, 6);
-        asking.answer(now, 2, |reports| reports.iter().sum::<i32>());
+        assert_eq!((rounds.ask(now, first), rounds.ask(now, second)), (Some(1), None));
+        rounds.add_report(1, 5);
+        rounds.add_report(0, 100);
+        rounds.answer(now, 2, |_| panic!("one is missing"));
+        rounds.add_report(1, 6);
+        rounds.answer(now, 2, |reports| reports.iter().sum::<i32>());
         assert_eq!((of_first.try_recv(), of_second.try_recv()), (Ok(11), Ok(11)));
         let (third, mut of_third) = oneshot::channel();
-        assert_eq!(asking.ask(now, third), Some(2));
-        let until = asking.poll_timeout().unwrap();
-        asking.answer(until, 2, |reports| reports.iter().sum());
-        assert_eq!((of_third.try_recv(), asking.poll_timeout()), (Ok(0), None));
+        assert_eq!(rounds.ask(now, third), Some(2));
+        let deadline = rounds.poll_timeout().unwrap();
+        rounds.answer(deadline, 2, |reports| reports.iter().sum());
+        assert_eq!((of_third.try_recv(), rounds.poll_timeout()), (Ok(0), None));
     }
 }

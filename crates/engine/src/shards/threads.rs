@@ -38,13 +38,13 @@ impl<M: Send + 'static, R: Send + 'static> ShardThreads<M, R> {
     }
 
     /// Sends all shards a message.
-    pub(super) fn tell(&self, message: impl Fn() -> ShardMessage<M, R>) {
-        self.outboxes.iter().for_each(|outbox| outbox.tell(message()));
+    pub(super) fn send(&self, message: impl Fn() -> ShardMessage<M, R>) {
+        self.outboxes.iter().for_each(|outbox| outbox.send(message()));
     }
 
     /// Tells all of them to end, and waits for it; the first failure of one.
     pub(super) fn end(self) -> Result<(), EngineError> {
-        self.tell(|| ShardMessage::End);
+        self.send(|| ShardMessage::End);
         let mut result = Ok(());
         for thread in self.threads {
             let ended = thread.join().unwrap_or_else(|panic| {
@@ -64,7 +64,7 @@ struct EndNotice<M, R> {
 
 impl<M, R> Drop for EndNotice<M, R> {
     fn drop(&mut self) {
-        self.first.tell(ShardMessage::Ended);
+        self.first.send(ShardMessage::Ended);
     }
 }
 

@@ -1,0 +1,182 @@
+//! Links for which nobody has said how many pipes they are to have: what is known of each, and what comes of that.
+//!
+//! In: what the links have carried, the addresses that the server sees them from, and the names that the DNS has for
+//! those. Out: numbers of pipes, for the policies of all shards. Always holds: one link at a time is tried; a name is
+//! asked for when an address is new, and once an hour.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    time::Instant,
+};
+
+use mpvpn_control::{
+    events::{Event, EventSender},
+    status::Link as LinkStatus,
+};
+use mpvpn_path::{Carried, PipeHint, PipeJudge};
+use mpvpn_tunnel::PathReport;
+use mpvpn_types::{Duration, LinkId, Tier};
+
+use crate::{
+    links::{Link, Links},
+    policies::{Direction, LinkPolicies},
+};
+
+/// How often it is looked what links carry.
+const UPDATE_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the name of the same address is asked for.
+const REVERSE_LOOKUP_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// All links of which the number of pipes is to be found out, by name.
+pub(super) struct AutoPipes {
+    links: BTreeMap<String, AutoPipeLink>,
+    next_update: Instant,
+    events: EventSender,
+}
+
+/// What is known of a link.
+struct AutoPipeLink {
+    /// The networks that it is in; in others all begins anew.
+    networks: Vec<IpAddr>,
+    judge: PipeJudge,
+    /// The address whose name was asked for, and when.
+    last_lookup: Option<(IpAddr, Instant)>,
+}
+
+impl AutoPipes {
+    pub(super) fn new(now: Instant, events: EventSender) -> Self {
+        Self { links: BTreeMap::new(), next_update: now, events }
+    }
+
+    /// When [`Self::look`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Instant {
+        self.next_update
+    }
+
+    /// Looks what the links carry, and notes in `policies` how many pipes they get; whether that has changed, and the
+    /// addresses whose names are wanted. `paths` gives those of the first connection, if anybody wants to know.
+    pub(super) fn update(
+        &mut self,
+        now: Instant,
+        policies: &mut LinkPolicies,
+        links: &Links,
+        paths: impl FnOnce() -> Vec<PathReport>,
+    ) -> (bool, Vec<IpAddr>) {
+        self.next_update = now + UPDATE_INTERVAL;
+        let (mut changed, mut wanted) = (false, Vec::new());
+        let autos: Vec<(LinkId, &Link)> =
+            links.uplinks().filter(|(_, link)| policies.has_auto_pipes(&link.name)).collect();
+        self.links.retain(|name, _| autos.iter().any(|(_, link)| link.name == *name));
+        let paths = if autos.is_empty() { Vec::new() } else { paths() };
+        for (id, link) in autos {
+            let before = self.links.get(&link.name).map_or(1, |link_state| link_state.judge.settled());
+            let is_up = link.remote.is_some();
+            if is_up {
+                wanted.extend(self.observe_addresses(now, id, link, &paths));
+            }
+            // As a link for emergencies a pipe more would wait until there is one.
+            let in_use = matches!(policies.tier(&link.name), Tier::Primary | Tier::Overflow);
+            let others = self.links.iter().any(|(name, other)| *name != link.name && other.judge.is_trying());
+            let Some(link_state) = self.links.get_mut(&link.name) else { continue };
+            let rtt = of_link(&paths, id).map(|path| path.view.rtt).max().unwrap_or_default();
+            let carried = Carried {
+                up: link.meter.payload_bytes(Direction::Sent),
+                down: link.meter.payload_bytes(Direction::Received),
+            };
+            link_state.judge.look(now, carried, rtt, is_up && in_use && !others);
+            changed |= policies.set_auto_pipes(&link.name, link_state.judge.count());
+            if link_state.judge.settled() != before {
+                link_state.report(&link.name, &self.events);
+            }
+        }
+        (changed, wanted)
+    }
+
+    /// Takes what the addresses of a link suggest; the one whose name is wanted.
+    fn observe_addresses(
+        &mut self,
+        now: Instant,
+        id: LinkId,
+        link: &Link,
+        paths: &[PathReport],
+    ) -> Option<IpAddr> {
+        let networks = networks(link);
+        let begin = || AutoPipeLink {
+            networks: networks.clone(),
+            judge: PipeJudge::new().of_link(&link.name),
+            last_lookup: None,
+        };
+        let link_state = self.links.entry(link.name.clone()).or_insert_with(begin);
+        if link_state.networks != networks {
+            *link_state = begin();
+        }
+        if let Some(hint) = link.addresses.iter().find_map(|ip| PipeHint::of_address(*ip)) {
+            link_state.judge.set_hint(hint);
+        }
+        let observed = of_link(paths, id).find_map(|path| path.view.observed)?.ip().to_canonical();
+        link_state.needs_reverse_lookup(now, observed).then_some(observed)
+    }
+
+    /// Takes the name that was found for an address.
+    pub(super) fn on_reverse_resolved(&mut self, now: Instant, address: IpAddr, name: &str) {
+        tracing::debug!(%address, name, "the name of a link's public address");
+        let Some(hint) = PipeHint::of_name(name) else { return };
+        let fits =
+            |link_state: &AutoPipeLink| link_state.last_lookup.is_some_and(|(asked, _)| asked == address);
+        for (link, link_state) in self.links.iter_mut().filter(|(_, link_state)| fits(link_state)) {
+            let before = link_state.judge.settled();
+            link_state.judge.set_hint(hint.clone());
+            if link_state.judge.settled() != before {
+                link_state.report(link, &self.events);
+            }
+        }
+        // What is made of it is due now.
+        self.next_update = now;
+    }
+
+    /// Completes what is told about a link.
+    pub(super) fn add_to_status(&self, link: &mut LinkStatus) {
+        if let Some(link_state) = self.links.get(&link.name) {
+            link.pipes = Some(link_state.judge.settled());
+            link.pipes_reason = Some(link_state.judge.why());
+        }
+    }
+}
+
+impl AutoPipeLink {
+    /// Whether the name of this address is to be asked for now.
+    fn needs_reverse_lookup(&mut self, now: Instant, address: IpAddr) -> bool {
+        let recent = |(asked, at): (IpAddr, Instant)| {
+            asked == address && now.saturating_duration_since(at) < REVERSE_LOOKUP_INTERVAL
+        };
+        if self.last_lookup.is_some_and(recent) {
+            return false;
+        }
+        self.last_lookup = Some((address, now));
+        true
+    }
+
+    fn report(&self, link: &str, events: &EventSender) {
+        let (pipes, reason) = (self.judge.settled(), self.judge.why().into());
+        events.report(Event::PipesChanged { link: link.into(), pipes, reason });
+    }
+}
+
+/// The paths over a link.
+fn of_link(paths: &[PathReport], id: LinkId) -> impl Iterator<Item = &PathReport> {
+    paths.iter().filter(move |path| path.link.is_some_and(|other| other.uplink() == id))
+}
+
+/// What the addresses of a link have in common with those that it will have soon: over IPv6 the last half changes by itself
+/// (RFC 8981).
+fn networks(link: &Link) -> Vec<IpAddr> {
+    let network = |ip: &IpAddr| match ip {
+        IpAddr::V4(ip) => IpAddr::V4(*ip),
+        IpAddr::V6(ip) => IpAddr::V6(Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64)),
+    };
+    let mut all: Vec<IpAddr> = link.addresses.iter().map(network).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}

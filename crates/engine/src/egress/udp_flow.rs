@@ -1,0 +1,123 @@
+//! The socket of a flow of UDP payloads (CONNECT-UDP, RFC 9298), and what waits while there is none.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use mpvpn_masque::connect::ProxyError;
+use mpvpn_os::{
+    ConnectedUdp, RecvBatch,
+    poll::{Interest, Poller},
+};
+
+use crate::splice::TransferState;
+
+/// A flow in which nothing moves for so long ends. RFC 9298 §3.1 asks for two minutes at least, as RFC 4787 does.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(180);
+/// Payloads that wait for the socket, and the bytes of each.
+const MAX_EARLY_PAYLOADS: usize = 16;
+const MAX_EARLY_PAYLOAD_BYTES: usize = 2048;
+/// Receive calls a socket a turn.
+const MAX_RECV_CALLS: usize = 4;
+
+/// Payloads of a flow whose target's name is not known yet. What is too much is lost, as on any path.
+#[derive(Debug, Default)]
+pub(super) struct EarlyPayloads(VecDeque<Bytes>);
+
+impl EarlyPayloads {
+    /// Keeps a payload, as a copy: what came with it may be large.
+    pub(super) fn keep(&mut self, payload: &[u8]) {
+        if self.0.len() < MAX_EARLY_PAYLOADS && payload.len() <= MAX_EARLY_PAYLOAD_BYTES {
+            self.0.push_back(Bytes::copy_from_slice(payload));
+        }
+    }
+}
+
+/// A socket that is connected to a flow's target, so that nobody else's datagrams arrive.
+pub(super) struct UdpFlow {
+    socket: ConnectedUdp,
+    last_activity: Instant,
+    /// Bytes of payloads to the target, and from it.
+    sent: u64,
+    received: u64,
+}
+
+impl UdpFlow {
+    /// Takes the first of `addresses` to which there is a route, and sends what waited.
+    pub(super) fn open(
+        now: Instant,
+        poller: &Poller,
+        token: u64,
+        addresses: &[SocketAddr],
+        early: EarlyPayloads,
+    ) -> Result<Self, (ProxyError, io::Error)> {
+        let mut error = io::ErrorKind::AddrNotAvailable.into();
+        for address in addresses {
+            match ConnectedUdp::connect(*address) {
+                Ok(socket) => {
+                    poller.add(&socket, token, Interest::Read).map_err(|error| (ProxyError::Busy, error))?;
+                    let mut flow = Self { socket, last_activity: now, sent: 0, received: 0 };
+                    early.0.iter().for_each(|payload| flow.send(now, payload));
+                    return Ok(flow);
+                }
+                Err(next_error) => error = next_error,
+            }
+        }
+        let failure = match error.kind() {
+            io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::AddrNotAvailable => ProxyError::Unroutable,
+            _ => ProxyError::Busy,
+        };
+        Err((failure, error))
+    }
+
+    /// Sends a payload. That it is too large for the path, or that nobody listens, is for the app to find out.
+    pub(super) fn send(&mut self, now: Instant, payload: &[u8]) {
+        self.last_activity = now;
+        match self.socket.send(payload) {
+            Ok(_) => self.sent += payload.len() as u64,
+            Err(error) => tracing::trace!(%error, bytes = payload.len(), "a payload was not sent"),
+        }
+    }
+
+    /// Hands out what has arrived. ICMP errors are no news: a port that is closed now may be open soon.
+    pub(super) fn receive(
+        &mut self,
+        now: Instant,
+        batch: &mut RecvBatch,
+        mut each: impl FnMut(&[u8]),
+    ) -> io::Result<()> {
+        for _ in 0..MAX_RECV_CALLS {
+            if self.socket.recv_batch(batch)? == 0 {
+                return Ok(());
+            }
+            self.last_activity = now;
+            for received in batch.drain() {
+                self.received += received.data.len() as u64;
+                received.payloads().for_each(&mut each);
+            }
+        }
+        Ok(())
+    }
+
+    /// What has become of it so far.
+    pub(super) fn transfer_state(&self) -> TransferState {
+        TransferState {
+            to_socket: self.sent,
+            from_socket: self.received,
+            last_activity: self.last_activity,
+            stream_ended: false,
+            socket_ended: false,
+        }
+    }
+
+    /// When it ends, if nothing moves.
+    pub(super) fn expires(&self) -> Instant {
+        self.last_activity + IDLE_TIMEOUT
+    }
+}

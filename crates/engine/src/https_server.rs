@@ -1,0 +1,505 @@
+//! The server's TCP side: TLS with HTTP/1.1 and HTTP/2, at the addresses at which QUIC listens.
+//!
+//! In: TCP connections (Multipath TCP where the client asks for it). Out: for users, datagrams handed to the server's own QUIC
+//! over the loopback ([`tcp_transport`]), or what they ask for through its own HTTP/3 ([`gateway`]); for everybody else what
+//! any site answers ([`site`]). Always holds: one thread, that of slow things, which no packet of QUIC waits for; who has not
+//! shown credentials is bounded in number, in all and by source, in time and in memory ([`limits`]); credentials are checked by
+//! the same [`Authenticator`] as those that come over QUIC.
+
+mod gateway;
+mod http1;
+mod http2;
+mod http3_fields;
+mod limiter;
+pub(crate) mod loopback_clients;
+mod masque_drafts;
+mod proxy_protocol;
+mod site;
+mod tcp_transport;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
+use ipnet::IpNet;
+use mpvpn_control::{
+    auth::{Authenticator, Denied},
+    config::ServerConfig,
+    credentials::Credentials,
+    tls,
+};
+use mpvpn_masque::{
+    connect, connect_udp,
+    headers::{Headers, Section},
+    request::Rejection,
+    template::Template,
+};
+use mpvpn_os::{
+    OsError,
+    tcp::{KeepAlive, ListenOptions, Protocol, TcpAcceptor, Tuning},
+};
+use tokio::{
+    net::TcpStream,
+    sync::{Notify, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::{EngineError, tcp_transport::congestion};
+use gateway::{Gateway, GatewayClient};
+use limiter::{ClientNetwork, ConnectionLimiter, RefusalLog, Slot};
+use loopback_clients::LoopbackClients;
+pub(crate) use site::Site;
+
+/// The content of an answer.
+pub(crate) type Body = UnsyncBoxBody<Bytes, io::Error>;
+
+/// How long TLS may take.
+const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections in the middle of TLS: in all, and of one source.
+const MAX_HANDSHAKES: usize = 512;
+const MAX_HANDSHAKES_PER_NETWORK: usize = 64;
+/// Connections of strangers, whom nobody has to know.
+const MAX_UNAUTHENTICATED: usize = 512;
+const MAX_UNAUTHENTICATED_PER_NETWORK: usize = 64;
+/// TCP tcp_transports of all users, and of one.
+const MAX_TCP_TRANSPORTS: usize = 4096;
+const MAX_TCP_TRANSPORTS_PER_USER: usize = 512;
+/// How long what is said last may take to leave.
+const CLOSE_FLUSH_TIME: Duration = Duration::from_millis(100);
+/// Rest before connections are taken again, where the machine has no descriptors left.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
+
+/// Connections carry packets: what waits in the kernel is overtaken by nothing, and links that come back are used soon.
+const TCP_TUNING: Tuning = Tuning {
+    keep_alive: KeepAlive { idle: Duration::from_secs(20), interval: Duration::from_secs(5), probes: 4 },
+    notsent_lowat: Some(128 << 10),
+    user_timeout: Some(Duration::from_secs(30)),
+    rto_max: Some(Duration::from_secs(1)),
+    dscp: 0,
+};
+
+/// A content that is there at once.
+fn full_body(text: impl Into<Bytes>) -> Body {
+    Full::new(text.into()).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// Bound addresses.
+#[derive(Debug)]
+pub(crate) struct HttpsServer {
+    listeners: Vec<(TcpListener, Arc<Listener>)>,
+}
+
+/// What is the same for all connections.
+#[derive(Debug)]
+struct ServerContext {
+    tls: TlsConfig,
+    authenticator: Authenticator,
+    /// What strangers see, and whether those with wrong credentials do, too.
+    site: Site,
+    hide: bool,
+    /// Where connections begin with the client's address, and those of which it did not come yet.
+    load_balancers: Vec<IpNet>,
+    awaiting_proxy_header: Arc<ConnectionLimiter<ClientNetwork>>,
+    /// The paths of requests for UDP.
+    template: Template,
+    handshakes: Arc<ConnectionLimiter<ClientNetwork>>,
+    unauthenticated: Arc<ConnectionLimiter<ClientNetwork>>,
+    tcp_transports: Arc<ConnectionLimiter<String>>,
+    loopback_clients: LoopbackClients,
+    /// Clients of the first drafts are served, too.
+    draft_clients: bool,
+    refusal_log: RefusalLog,
+}
+
+/// An address.
+#[derive(Debug)]
+struct Listener {
+    context: Arc<ServerContext>,
+    /// Where the own QUIC is reached on this machine.
+    quic: SocketAddr,
+    gateway: Arc<Gateway>,
+}
+
+struct TlsConfig(TlsAcceptor);
+
+impl std::fmt::Debug for TlsConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TlsConfig(…)")
+    }
+}
+
+impl HttpsServer {
+    /// Listens at the addresses of `config`; `loopback_clients` learns who is behind connections to the own QUIC.
+    ///
+    /// # Errors
+    /// If one of them cannot be had, or TLS cannot be set up.
+    pub(crate) fn bind(
+        config: &ServerConfig,
+        credentials: &Credentials,
+        site: Site,
+        loopback_clients: &LoopbackClients,
+    ) -> Result<Self, EngineError> {
+        let tls = tls::server_config(&credentials.identity, &credentials.others, &[b"h2", b"http/1.1"])?;
+        let context = Arc::new(ServerContext {
+            tls: TlsConfig(TlsAcceptor::from(Arc::new(tls))),
+            authenticator: credentials.authenticator.clone(),
+            site,
+            hide: config.site.hide,
+            load_balancers: config.proxy_protocol_from.clone(),
+            awaiting_proxy_header: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES),
+            template: connect_udp::default_template(),
+            handshakes: ConnectionLimiter::new(MAX_HANDSHAKES, MAX_HANDSHAKES_PER_NETWORK),
+            unauthenticated: ConnectionLimiter::new(MAX_UNAUTHENTICATED, MAX_UNAUTHENTICATED_PER_NETWORK),
+            tcp_transports: ConnectionLimiter::new(MAX_TCP_TRANSPORTS, MAX_TCP_TRANSPORTS_PER_USER),
+            loopback_clients: loopback_clients.clone(),
+            draft_clients: config.old_clients,
+            refusal_log: RefusalLog::new(),
+        });
+        let v4 = config.listen.iter().any(SocketAddr::is_ipv4);
+        let mut listeners = Vec::new();
+        for address in &config.listen {
+            let listener =
+                TcpAcceptor::listen(*address, ListenOptions { protocol: Protocol::Mptcp, v6only: v4 })
+                    .map_err(listen_error)?;
+            let quic = reachable_locally(*address);
+            let gateway = Gateway::new(quic, credentials.identity.fingerprint(), loopback_clients.clone())?;
+            listeners
+                .push((listener.into(), Arc::new(Listener { context: Arc::clone(&context), quic, gateway })));
+        }
+        Ok(Self { listeners })
+    }
+
+    /// To be waited for, with [`Self::serve`] still running, when QUIC has said its last words: those on TCP tcp_transports are on their
+    /// way then.
+    pub(crate) fn wait_for_close_frames(&self) -> impl Future<Output = ()> + use<> {
+        let context = self.listeners.first().map(|(_, context)| Arc::clone(&context.context));
+        async move {
+            if context.is_some_and(|context| context.tcp_transports.len() > 0) {
+                sleep(CLOSE_FLUSH_TIME).await;
+            }
+        }
+    }
+
+    /// Serves until dropped; inside a tokio runtime with I/O and time.
+    pub(crate) async fn serve(self) -> io::Result<()> {
+        let mut listeners = JoinSet::new();
+        for (listener, listener_context) in self.listeners {
+            let listener = tokio::net::TcpListener::from_std(listener)?;
+            listeners.spawn(listener_context.serve(listener));
+        }
+        listeners.join_all().await;
+        Ok(())
+    }
+}
+
+/// The same error, which knows what to do next.
+fn listen_error(error: OsError) -> EngineError {
+    match error {
+        OsError::Listen { local: address, source } => {
+            mpvpn_control::Error::TcpAddress { address, source }.into()
+        }
+        error => error.into(),
+    }
+}
+
+/// Where something that listens at `address` is reached from the same machine.
+fn reachable_locally(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
+}
+
+impl Listener {
+    async fn serve(self: Arc<Self>, listener: tokio::net::TcpListener) {
+        let mut connections = JoinSet::new();
+        loop {
+            while connections.try_join_next().is_some() {}
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+                    let source = ClientNetwork::of(peer.ip());
+                    let limiter = match self.context.is_load_balancer(peer.ip()) {
+                        true => &self.context.awaiting_proxy_header,
+                        false => &self.context.handshakes,
+                    };
+                    match limiter.acquire_evicting(source) {
+                        Ok(slot) => drop(connections.spawn(Arc::clone(&self).connection(stream, peer, slot))),
+                        Err(limit) => self.context.log_refusal(source, &limit),
+                    }
+                }
+                Err(error) if concerns_one_connection(&error) => {}
+                Err(error) => {
+                    if self
+                        .context
+                        .refusal_log
+                        .on_refused(Instant::now(), ClientNetwork::of(self.quic.ip()))
+                        .is_some()
+                    {
+                        tracing::warn!(%error, "cannot take TCP connections: those of QUIC go on");
+                    }
+                    sleep(ACCEPT_RETRY_DELAY).await;
+                }
+            }
+        }
+    }
+
+    async fn connection(self: Arc<Self>, mut stream: TcpStream, peer: SocketAddr, slot: Slot<ClientNetwork>) {
+        if let Err(error) = TCP_TUNING.apply(&stream) {
+            return tracing::debug!(%peer, %error, "a client is gone again");
+        }
+        let (peer, slot) = match self.context.is_load_balancer(peer.ip()) {
+            false => (peer, slot),
+            true => match self.context.read_proxy_header(&mut stream, peer, slot).await {
+                Some(named) => named,
+                None => return,
+            },
+        };
+        let evicted = slot.evicted();
+        let accepted = tokio::select! {
+            accepted = timeout(TLS_HANDSHAKE_TIMEOUT, self.context.tls.0.accept(stream)) => accepted,
+            () = evicted.notified() => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"others came"),
+        };
+        let stream = match accepted {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS from a client"),
+            Err(_) => return self.context.log_refusal(ClientNetwork::of(peer.ip()), &"no TLS in time"),
+        };
+        let source = ClientNetwork::of(peer.ip());
+        let unauthenticated = match self.context.unauthenticated.acquire_evicting(source) {
+            Ok(unauthenticated) => unauthenticated,
+            Err(limit) => return self.context.log_refusal(source, &limit),
+        };
+        drop(slot);
+        let (socket, session) = stream.get_ref();
+        let agreed = session.alpn_protocol().map(|protocol| protocol == b"h2");
+        let Ok(socket) = socket.as_fd().try_clone_to_owned() else {
+            return self.context.log_refusal(source, &"no descriptors are left");
+        };
+        let client = Arc::new(ClientConnection::new(&self, socket, peer, unauthenticated));
+        let served = Arc::clone(&client);
+        let serve = async {
+            match agreed {
+                Some(true) => http2::serve(stream, served).await,
+                None if self.context.draft_clients => masque_drafts::serve(stream, served).await,
+                Some(false) | None => http1::serve(stream, served).await,
+            }
+        };
+        tokio::select! {
+            () = serve => {}
+            never = congestion::adapt_congestion_control(&client.socket) => match never {},
+        }
+    }
+}
+
+/// Whether accepting failed because of the connection, and the next one may be fine.
+fn concerns_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionReset, Interrupted};
+    [ConnectionAborted, ConnectionReset, Interrupted].contains(&error.kind())
+}
+
+impl ServerContext {
+    /// Tells that something was refused, and why.
+    fn log_refusal(&self, source: ClientNetwork, why: &dyn std::fmt::Display) {
+        if let Some(before) = self.refusal_log.on_refused(Instant::now(), source) {
+            tracing::warn!(%source, %why, before, "refused what came over TCP");
+        }
+    }
+
+    /// The answer to a request that shows something that is not good.
+    fn refuse(&self, refusal: &Rejection) -> Response<Body> {
+        let mut response = http3_fields::response_from(&refusal.headers()).map(|()| full_body(""));
+        self.site.add_common_headers(response.headers_mut());
+        response
+    }
+
+    /// Whether connections from there begin with the client's address.
+    fn is_load_balancer(&self, ip: IpAddr) -> bool {
+        self.load_balancers.iter().any(|net| net.contains(&ip))
+    }
+
+    /// Takes the client's address from the connection of a load balancer, and a place for it.
+    async fn read_proxy_header(
+        &self,
+        stream: &mut TcpStream,
+        balancer: SocketAddr,
+        slot: Slot<ClientNetwork>,
+    ) -> Option<(SocketAddr, Slot<ClientNetwork>)> {
+        let evicted = slot.evicted();
+        let client = tokio::select! {
+            client = timeout(TLS_HANDSHAKE_TIMEOUT, proxy_protocol::read_client_address(stream)) => client,
+            () = evicted.notified() => {
+                self.log_refusal(ClientNetwork::of(balancer.ip()), &"others came");
+                return None;
+            }
+        };
+        let client = match client {
+            Ok(Ok(client)) => client?,
+            Ok(Err(error)) => {
+                tracing::debug!(%balancer, %error, "no client's address from a load balancer");
+                self.log_refusal(
+                    ClientNetwork::of(balancer.ip()),
+                    &"no client's address (PROXY protocol) in front",
+                );
+                return None;
+            }
+            Err(_) => {
+                self.log_refusal(
+                    ClientNetwork::of(balancer.ip()),
+                    &"no client's address (PROXY protocol) in time",
+                );
+                return None;
+            }
+        };
+        let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+        match self.handshakes.acquire_evicting(ClientNetwork::of(client.ip())) {
+            Ok(slot) => Some((client, slot)),
+            Err(limit) => {
+                self.log_refusal(ClientNetwork::of(client.ip()), &limit);
+                None
+            }
+        }
+    }
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+enum RequestKind {
+    /// It is as those of anybody.
+    Site,
+    /// It shows something that is not good.
+    Refused(Rejection),
+    /// This user's QUIC is inside.
+    TcpTransport(String),
+    /// A user wants something else.
+    Gateway,
+}
+
+/// One TCP connection.
+struct ClientConnection {
+    context: Arc<ServerContext>,
+    socket: OwnedFd,
+    quic: SocketAddr,
+    gateway_client: GatewayClient,
+    peer: SocketAddr,
+    /// Where strangers are; given back as soon as credentials were shown.
+    slot: Mutex<Option<Slot<ClientNetwork>>>,
+    evicted: Arc<Notify>,
+    authenticated: Notify,
+    /// Requests that are not over.
+    active_requests: watch::Sender<usize>,
+}
+
+impl ClientConnection {
+    fn new(
+        listener_context: &Listener,
+        socket: OwnedFd,
+        peer: SocketAddr,
+        slot: Slot<ClientNetwork>,
+    ) -> Self {
+        let evicted = slot.evicted();
+        Self {
+            context: Arc::clone(&listener_context.context),
+            socket,
+            quic: listener_context.quic,
+            gateway_client: listener_context.gateway.client(peer),
+            peer,
+            slot: Mutex::new(Some(slot)),
+            evicted,
+            authenticated: Notify::new(),
+            active_requests: watch::Sender::new(0),
+        }
+    }
+
+    /// Marks what is sent on the connection with this DSCP (0 to 63).
+    fn set_dscp(&self, dscp: u8) {
+        if let Err(error) = (Tuning { dscp, ..TCP_TUNING }).apply(&self.socket) {
+            tracing::debug!(peer = %self.peer, %error, "cannot mark packets as the client asks");
+        }
+    }
+
+    fn classify<B>(&self, request: &Request<B>) -> RequestKind {
+        http3_fields::connect_headers(request)
+            .map_or(RequestKind::Site, |headers| self.classify_headers(&headers))
+    }
+
+    fn classify_headers(&self, headers: &Headers) -> RequestKind {
+        let shown = connect::credentials(headers);
+        let user = match self.context.authenticator.check(shown.as_deref()) {
+            Ok(user) => user.name,
+            Err(Denied::Missing) => return RequestKind::Site,
+            Err(_) if self.context.hide => return RequestKind::Site,
+            Err(denied) => {
+                self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &denied);
+                return RequestKind::Refused(Rejection::unauthorized(denied.to_string()));
+            }
+        };
+        if let Err(error) = headers.validate(Section::Request) {
+            return RequestKind::Refused(Rejection::new(400, error.to_string()));
+        }
+        self.mark_authenticated();
+        match tcp_transport::is_to_itself(headers, &self.context.template) {
+            true => RequestKind::TcpTransport(user),
+            false => RequestKind::Gateway,
+        }
+    }
+
+    /// The client has shown credentials: it is none of the strangers any more.
+    fn mark_authenticated(&self) {
+        let slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if slot.is_some() {
+            self.authenticated.notify_one();
+        }
+    }
+
+    /// Waits until the client has shown credentials; for one caller, once.
+    async fn authenticated(&self) {
+        self.authenticated.notified().await;
+    }
+
+    /// Waits until the place of this stranger is needed; for ever at a user's.
+    async fn evicted(&self) {
+        self.evicted.notified().await;
+        self.context.log_refusal(ClientNetwork::of(self.peer.ip()), &"others came");
+    }
+
+    /// Marks a request as not over.
+    fn begin_request(&self) -> ActiveRequest<'_> {
+        self.active_requests.send_modify(|count| *count += 1);
+        ActiveRequest(self)
+    }
+
+    /// Waits until no request has been there for so long.
+    async fn idle_for(&self, duration: Duration) {
+        let mut active = self.active_requests.subscribe();
+        loop {
+            let idle = active.wait_for(|count| *count == 0).await.is_ok();
+            if idle && timeout(duration, active.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// A request that is not over.
+struct ActiveRequest<'a>(&'a ClientConnection);
+
+impl Drop for ActiveRequest<'_> {
+    fn drop(&mut self) {
+        self.0.active_requests.send_modify(|count| *count -= 1);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,293 @@
+//! What clients ask for over TCP that is not this server's own QUIC: CONNECT, CONNECT-UDP and CONNECT-IP.
+//!
+//! In: requests of HTTP/1.1 and HTTP/2. Out: the answers of this server's own HTTP/3 to the same requests, and bytes both
+//! tcp_transports. So what is granted, to whom and how much, is decided in one place. Always holds: each TCP connection has a
+//! connection of its own to the server's QUIC, made when it is needed first; its requests, and what waits in them, are
+//! bounded; what breaks is broken at the other side, and never ended.
+
+mod connection;
+mod relay;
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use h2::{Reason, RecvStream, server::SendResponse};
+use http::{Request, Response};
+use hyper::{body::Incoming, upgrade::OnUpgrade};
+use hyper_util::rt::TokioIo;
+use mpvpn_control::{config::Trust, identity::Fingerprint, tls};
+use mpvpn_masque::{
+    h3::code,
+    headers::{Headers, Section},
+    request::{Rejection, RequestKind, classify},
+};
+use mpvpn_os::{UdpOptions, UdpSocket};
+use mpvpn_quic::{ClientSetup, DATAGRAM_OVERHEAD, TransportOptions, Windows};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    time::timeout,
+};
+
+use super::{
+    Body, full_body,
+    http3_fields::{connect_headers, http1_acceptance, response_from},
+    limiter::{ClientNetwork, ConnectionLimiter, Slot},
+    loopback_clients::LoopbackClients,
+};
+use crate::{EngineError, client::random, h2_stream::H2Stream};
+use connection::{GatewayConnection, GatewayRequest, IoBuffers};
+use relay::{ClientSide, Content};
+
+/// Connections to the server: of all clients, and of those that come from one source.
+const MAX_CONNECTIONS: usize = 4096;
+const MAX_CONNECTIONS_PER_NETWORK: usize = 1024;
+/// Bytes that the kernel should hold for a connection's socket in each direction.
+const SOCKET_BUFFER_BYTES: usize = 1 << 20;
+/// Requests of one TCP connection at a time.
+const MAX_REQUESTS_PER_CONNECTION: usize = 128;
+/// Bytes that the server may send on one request, and on all, before the client has taken them.
+const RECEIVE_WINDOWS: Windows =
+    Windows { stream: 256 << 10, all: (256 << 10) * MAX_REQUESTS_PER_CONNECTION as u32 };
+/// UDP payload in which an IP packet of 1500 bytes fits, with all that is around it.
+const MAX_UDP_PAYLOAD: u16 = 1500 + 2 + DATAGRAM_OVERHEAD as u16;
+/// The server answers within this time: longer than it takes to give a destination up.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
+/// As much may come of a request's fields: no more than the server would take (RFC 9114 §4.2.2).
+const MAX_FIELD_SECTION_BYTES: usize = 16 << 10;
+/// What concerns the QUIC connection that a request comes on, and so is not passed on to another one.
+const CONNECTION_FIELDS: [&[u8]; 8] = [
+    b"keep-alive",
+    b"proxy-connection",
+    b"te",
+    b"transfer-encoding",
+    b"mpvpn-heartbeats",
+    b"mpvpn-rescue",
+    b"mpvpn-progress",
+    b"mpvpn-links",
+];
+
+/// The way to the server's own HTTP/3, for all connections that came to one address.
+pub(super) struct Gateway {
+    quic: SocketAddr,
+    setup: ClientSetup,
+    loopback_clients: LoopbackClients,
+    limiter: Arc<ConnectionLimiter<ClientNetwork>>,
+    buffers: Arc<Mutex<IoBuffers>>,
+}
+
+impl std::fmt::Debug for Gateway {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Gateway").field("quic", &self.quic).finish_non_exhaustive()
+    }
+}
+
+impl Gateway {
+    /// `quic` is where the server's QUIC is reached on this machine, `pin` its certificate's; `loopback_clients` learns who is behind
+    /// the connections.
+    ///
+    /// # Errors
+    /// If TLS cannot be set up.
+    pub(super) fn new(
+        quic: SocketAddr,
+        pin: Fingerprint,
+        loopback_clients: LoopbackClients,
+    ) -> Result<Arc<Self>, EngineError> {
+        let tls = Arc::new(tls::client_config(&Trust::Pin(pin), &[b"h3"])?);
+        let options = TransportOptions {
+            max_udp_payload: MAX_UDP_PAYLOAD,
+            windows: RECEIVE_WINDOWS,
+            ..TransportOptions::default()
+        };
+        let setup = ClientSetup::new(tls, &options, &random::<32>()?)?;
+        let (limiter, buffers) =
+            (ConnectionLimiter::new(MAX_CONNECTIONS, MAX_CONNECTIONS_PER_NETWORK), Arc::default());
+        Ok(Arc::new(Self { quic, setup, loopback_clients, limiter, buffers }))
+    }
+
+    /// That of one connection, from `peer`.
+    pub(super) fn client(self: &Arc<Self>, peer: SocketAddr) -> GatewayClient {
+        GatewayClient { gateway: self.clone(), peer, connection: Mutex::default() }
+    }
+}
+
+/// One connection of a client.
+#[derive(Debug)]
+pub(super) struct GatewayClient {
+    gateway: Arc<Gateway>,
+    peer: SocketAddr,
+    connection: Mutex<Option<Arc<GatewayConnection>>>,
+}
+
+impl GatewayClient {
+    /// Answers a request of HTTP/2, of a client whose credentials are good, and stays until it is over.
+    pub(super) async fn serve_http2(&self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+        let (answer, accepted) = self.request(connect_headers(&request).unwrap_or_default()).await;
+        // A client that is gone misses nothing.
+        let Ok(send) = respond.send_response(response_from(&answer), accepted.is_none()) else { return };
+        if let Some(accepted) = accepted {
+            accepted.relay(H2Stream::new(send, request.into_body())).await;
+        }
+    }
+
+    /// Answers a request of HTTP/1.1, of a client whose credentials are good.
+    pub(super) async fn serve_http1(&self, mut request: Request<Incoming>) -> Response<Body> {
+        let (answer, accepted) = self.request(connect_headers(&request).unwrap_or_default()).await;
+        let Some(accepted) = accepted else { return response_from(&answer).map(|()| full_body("")) };
+        let response = http1_acceptance(&request, &answer);
+        tokio::spawn(upgraded(hyper::upgrade::on(&mut request), accepted));
+        response.map(|()| full_body(""))
+    }
+
+    /// Asks the server: its answer, and the stream of the request if that is granted.
+    pub(super) async fn request(&self, headers: Headers) -> (Headers, Option<AcceptedRequest>) {
+        self.try_request(headers).await.unwrap_or_else(|refusal| (refusal.headers(), None))
+    }
+
+    async fn try_request(&self, headers: Headers) -> Result<(Headers, Option<AcceptedRequest>), Rejection> {
+        let content = match classify(&headers)? {
+            RequestKind::ConnectTcp => Content::Bytes,
+            RequestKind::ConnectUdp | RequestKind::ConnectIp => Content::Capsules,
+            RequestKind::Other | RequestKind::ConnectMpvpn => {
+                return Err(Rejection::new(501, "not offered over TCP"));
+            }
+        };
+        let headers = forwarded_request(headers)?;
+        let unreached = || Rejection::new(502, "the server does not answer itself");
+        let connection = self.connection()?;
+        let request = connection.request(&headers).await.ok_or_else(unreached)?;
+        let answer = timeout(RESPONSE_TIMEOUT, request.response()).await;
+        let answer = answer.ok().flatten().ok_or_else(unreached)?;
+        let accepted = answer.status().is_some_and(|status| (200..300).contains(&status));
+        Ok((forwarded_response(&answer), accepted.then_some(AcceptedRequest { request, content })))
+    }
+
+    /// The connection to the server; a new one if there is none.
+    fn connection(&self) -> Result<Arc<GatewayConnection>, Rejection> {
+        let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connection) = connection.as_ref().filter(|connection| !connection.is_closed()) {
+            return match connection.open_requests() < MAX_REQUESTS_PER_CONNECTION {
+                true => Ok(connection.clone()),
+                false => Err(Rejection::new(503, "too many requests on one connection")),
+            };
+        }
+        let gateway = &*self.gateway;
+        let slot = gateway.limiter.try_acquire(ClientNetwork::of(self.peer.ip())).map_err(|limit| {
+            tracing::debug!(peer = %self.peer, %limit, "no room for another connection of the gateway");
+            Rejection::new(503, format!("too many connections: {limit}"))
+        })?;
+        let opened = gateway.open(self.peer, slot).map_err(|error| {
+            tracing::warn!(%error, "cannot reach the own QUIC socket for a client on TCP");
+            Rejection::new(503, "this server cannot reach its own QUIC socket")
+        })?;
+        Ok(connection.insert(Arc::new(opened)).clone())
+    }
+}
+
+impl Gateway {
+    /// A connection for a client that comes from `peer`, which has this place.
+    fn open(&self, peer: SocketAddr, slot: Slot<ClientNetwork>) -> Result<GatewayConnection, EngineError> {
+        // An address of this machine, as the other one: what is said between them stays inside.
+        let local = SocketAddr::new(self.quic.ip(), 0);
+        let options = UdpOptions {
+            recv_buffer: Some(SOCKET_BUFFER_BYTES),
+            send_buffer: Some(SOCKET_BUFFER_BYTES),
+            ..UdpOptions::new(local)
+        };
+        let socket = UdpSocket::bind(&options)?;
+        let local_addr = socket.local_addr().map_err(EngineError::io("look at a socket"))?;
+        let guards = (slot, self.loopback_clients.insert(local_addr, peer));
+        // Without a name it is the server's own certificate that comes, whatever others it has.
+        let name = self.quic.ip().to_string();
+        let connection =
+            GatewayConnection::open(&self.setup, self.quic, &name, socket, self.buffers.clone(), guards);
+        connection.map_err(EngineError::io("connect to the own QUIC socket"))
+    }
+}
+
+/// A request that the server has granted.
+pub(super) struct AcceptedRequest {
+    request: GatewayRequest,
+    content: Content,
+}
+
+impl AcceptedRequest {
+    /// Carries what the request is for both tcp_transports, until that is over.
+    async fn relay(self, client: impl ClientSide) {
+        relay::run(client, self.request, self.content).await;
+    }
+
+    /// The same for UDP payloads on a connection of their own, in chunks instead of capsules.
+    pub(super) async fn relay_chunks(self, client: impl AsyncRead + AsyncWrite + Unpin) {
+        relay::run(WholeConnection(client), self.request, Content::Chunks).await;
+    }
+}
+
+/// The request as the server gets it.
+fn forwarded_request(headers: Headers) -> Result<Headers, Rejection> {
+    let kept = headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned();
+    let headers: Headers = kept.collect();
+    if headers.section_size() > MAX_FIELD_SECTION_BYTES {
+        return Err(Rejection::new(431, "the fields of the request are too large"));
+    }
+    headers.validate(Section::Request).map_err(|error| Rejection::new(400, error.to_string()))?;
+    Ok(headers)
+}
+
+/// The answer as the client gets it: what was not passed on cannot have been agreed on.
+fn forwarded_response(headers: &Headers) -> Headers {
+    headers.iter().filter(|field| !CONNECTION_FIELDS.contains(&&field.name[..])).cloned().collect()
+}
+
+/// Carries bytes both tcp_transports as soon as the client knows that it may.
+async fn upgraded(upgrade: OnUpgrade, accepted: AcceptedRequest) {
+    match upgrade.await {
+        Ok(stream) => accepted.relay(WholeConnection(TokioIo::new(stream))).await,
+        Err(error) => tracing::debug!(%error, "a client was gone before its request was accepted"),
+    }
+}
+
+/// A whole connection of a client that carries one request.
+struct WholeConnection<T>(T);
+
+impl<T: AsyncRead + AsyncWrite + Unpin> ClientSide for WholeConnection<T> {
+    type Stream = T;
+
+    fn stream(&mut self) -> Pin<&mut T> {
+        Pin::new(&mut self.0)
+    }
+
+    /// Without the end that TLS has (RFC 8446 §6.1), which dropping it leaves out, the client knows that it was cut off.
+    fn abort(&mut self, _: u64) {}
+
+    fn poll_closed(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
+        // Reading and writing tell.
+        Poll::Pending
+    }
+}
+
+impl ClientSide for H2Stream {
+    type Stream = Self;
+
+    fn stream(&mut self) -> Pin<&mut Self> {
+        Pin::new(self)
+    }
+
+    fn abort(&mut self, code: u64) {
+        self.reset(match code {
+            code::MESSAGE_ERROR | code::DATAGRAM_ERROR => Reason::PROTOCOL_ERROR,
+            code::EXCESSIVE_LOAD => Reason::ENHANCE_YOUR_CALM,
+            _ => Reason::CONNECT_ERROR,
+        });
+    }
+
+    fn poll_closed(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
+        self.poll_reset(cx)
+    }
+}

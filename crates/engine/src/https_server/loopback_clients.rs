@@ -1,0 +1,59 @@
+//! Who is behind connections that come from this process itself.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// Clients that are served through sockets of this process to its own listener: the address of each such socket, and the
+/// one that its client comes from. Only this process writes it, so nobody outside can say to be somebody else.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct LoopbackClients(Arc<Mutex<BTreeMap<SocketAddr, SocketAddr>>>);
+
+/// A client in the table, as long as this is there.
+#[derive(Debug)]
+pub(crate) struct ClientEntry {
+    table: LoopbackClients,
+    loopback_addr: SocketAddr,
+}
+
+impl LoopbackClients {
+    /// What comes from `loopback_addr` is of `client`.
+    pub(crate) fn insert(&self, loopback_addr: SocketAddr, client: SocketAddr) -> ClientEntry {
+        self.with_table(|all| all.insert(loopback_addr, client));
+        ClientEntry { table: self.clone(), loopback_addr }
+    }
+
+    /// Who sends from `address`: a client in the table, or whoever has that address.
+    pub(crate) fn client_address(&self, address: SocketAddr) -> SocketAddr {
+        self.with_table(|all| all.get(&address).copied()).unwrap_or(address)
+    }
+
+    fn with_table<T>(&self, work: impl FnOnce(&mut BTreeMap<SocketAddr, SocketAddr>) -> T) -> T {
+        work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Drop for ClientEntry {
+    fn drop(&mut self) {
+        self.table.with_table(|all| all.remove(&self.loopback_addr));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_known_while_it_is_there_and_others_are_who_they_are() {
+        let table = LoopbackClients::default();
+        let [loopback_addr, client]: [SocketAddr; 2] =
+            ["127.0.0.1:4000".parse().unwrap(), "198.51.100.1:5".parse().unwrap()];
+        let entry = table.insert(loopback_addr, client);
+        assert_eq!(table.client_address(loopback_addr), client);
+        assert_eq!(table.client_address(client), client);
+        drop(entry);
+        assert_eq!(table.client_address(loopback_addr), loopback_addr);
+    }
+}

@@ -1,0 +1,126 @@
+//! What anybody gets who asks as a browser does: files, the pages of another server, or that there is nothing.
+//!
+//! Always holds: the same over every version of HTTP, as far as there is a page at all; bounded in how many answers are
+//! under way, and in what waits in memory for one; nothing here knows that there is anything else at this address.
+
+mod files;
+mod upstream;
+
+use std::{net::SocketAddr, sync::Arc, time::SystemTime};
+
+use bytes::Bytes;
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, DATE, SERVER},
+};
+use mpvpn_control::config::{self, SiteContent};
+use mpvpn_masque::headers::Headers;
+use mpvpn_os::folder::Folder;
+use tokio::sync::Semaphore;
+
+use super::{Body, full_body};
+use crate::EngineError;
+
+/// Answers with content under way.
+const MAX_ANSWERS_IN_PROGRESS: usize = 128;
+
+/// Any error, as bodies have it.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The site.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    content: Content,
+    server: HeaderValue,
+    answer_slots: Arc<Semaphore>,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Nothing,
+    Files(Folder),
+    Upstream(String),
+}
+
+impl Site {
+    /// The site of a configuration.
+    ///
+    /// # Errors
+    /// If there is no such folder.
+    pub(crate) fn new(config: &config::Site) -> Result<Self, EngineError> {
+        let content = match &config.content {
+            SiteContent::Nothing => Content::Nothing,
+            SiteContent::Root(root) => Content::Files(Folder::new(root).map_err(|source| {
+                mpvpn_control::Error::File { doing: "open", path: root.clone(), source }
+            })?),
+            SiteContent::Upstream(authority) => Content::Upstream(authority.clone()),
+        };
+        let server = HeaderValue::from_str(&config.server);
+        let server = server.unwrap_or(HeaderValue::from_static("nginx"));
+        Ok(Self { content, server, answer_slots: Arc::new(Semaphore::new(MAX_ANSWERS_IN_PROGRESS)) })
+    }
+
+    /// Answers a request of `peer`.
+    pub(super) async fn answer<B>(&self, request: Request<B>, peer: SocketAddr) -> Response<Body>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: Into<BoxError>,
+    {
+        let mut response = match &self.content {
+            _ if request.method() == Method::CONNECT => empty_site_answer(request.method()).map(full_body),
+            Content::Nothing => empty_site_answer(request.method()).map(full_body),
+            Content::Files(folder) => files::answer(folder, &request, &self.answer_slots).await,
+            Content::Upstream(authority) => {
+                upstream::answer(authority, request, peer, &self.answer_slots).await
+            }
+        };
+        self.add_common_headers(response.headers_mut());
+        response
+    }
+
+    /// Adds what every answer has.
+    pub(super) fn add_common_headers(&self, headers: &mut HeaderMap) {
+        if let Ok(now) = HeaderValue::from_str(&httpdate::fmt_http_date(SystemTime::now())) {
+            headers.entry(DATE).or_insert(now);
+        }
+        headers.entry(SERVER).or_insert(self.server.clone());
+    }
+
+    /// The answer over HTTP/3, where there are no pages.
+    pub(crate) fn http3_answer(&self, method: &str) -> (Headers, Bytes) {
+        let method = Method::from_bytes(method.as_bytes()).unwrap_or(Method::OPTIONS);
+        let mut response = empty_site_answer(&method);
+        self.add_common_headers(response.headers_mut());
+        let mut headers = Headers::response(response.status().as_u16());
+        for (name, value) in response.headers() {
+            headers.push(name.as_str().to_owned(), value.as_bytes().to_vec());
+        }
+        (headers, response.into_body())
+    }
+}
+
+/// The answer of a site that has nothing.
+fn empty_site_answer(method: &Method) -> Response<Bytes> {
+    match *method {
+        Method::GET | Method::HEAD => status_page(method, StatusCode::NOT_FOUND),
+        _ => {
+            let mut response = status_page(method, StatusCode::METHOD_NOT_ALLOWED);
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            response
+        }
+    }
+}
+
+/// A page that says no more than the status.
+fn status_page(method: &Method, status: StatusCode) -> Response<Bytes> {
+    let status_text = format!("{} {}", status.as_str(), status.canonical_reason().unwrap_or("Error"));
+    let text = format!(
+        "<html>\r\n<head><title>{status_text}</title></head>\r\n<body>\r\n<center><h1>{status_text}</h1></center>\r\n</body>\r\n</html>\r\n"
+    );
+    let length = HeaderValue::from(text.len());
+    let mut response = Response::new(if method == Method::HEAD { Bytes::new() } else { text.into() });
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/html"));
+    response.headers_mut().insert(CONTENT_LENGTH, length);
+    response
+}

@@ -1,0 +1,185 @@
+//! What strangers see.
+
+use std::{fs, os::unix::fs::symlink};
+
+use mpvpn_control::config::{CertFiles, Site as SiteConfig, SiteContent};
+use tokio::{io::AsyncBufReadExt, net::TcpListener};
+
+use super::*;
+
+/// Status, fields and content of a request over HTTP/2.
+async fn get(
+    client: &mut h2::client::SendRequest<Bytes>,
+    request: http::request::Builder,
+) -> (u16, http::HeaderMap, String) {
+    let (response, _) = client.send_request(request.body(()).unwrap(), true).unwrap();
+    let (head, mut body) = timeout(SOON, response).await.unwrap().unwrap().into_parts();
+    let mut content = Vec::new();
+    while let Some(data) = timeout(SOON, body.data()).await.unwrap() {
+        let data = data.unwrap();
+        body.flow_control().release_capacity(data.len()).unwrap();
+        content.extend_from_slice(&data);
+    }
+    (head.status.as_u16(), head.headers, String::from_utf8_lossy(&content).into_owned())
+}
+
+fn of_files(root: &std::path::Path) -> SiteConfig {
+    SiteConfig { content: SiteContent::Root(root.into()), ..SiteConfig::default() }
+}
+
+#[tokio::test]
+async fn files_are_shown_and_nothing_beside_them() {
+    let www = tempfile::tempdir().unwrap();
+    let root = www.path().join("root");
+    fs::create_dir_all(root.join("sub")).unwrap();
+    fs::write(root.join("index.html"), "<p>hello").unwrap();
+    fs::write(root.join("sub/index.html"), "<p>sub").unwrap();
+    fs::write(root.join("large.bin"), vec![b'x'; 1_000_000]).unwrap();
+    fs::write(root.join(".secret"), "secret").unwrap();
+    fs::write(www.path().join("outside"), "secret").unwrap();
+    symlink("../outside", root.join("out.html")).unwrap();
+    let server = TestServer::start(|config| config.site = of_files(&root));
+    let mut client = server.http2().await;
+    let uri = |path: &str| format!("https://{}{path}", server.address);
+
+    let (status, head, page) = get(&mut client, Request::get(uri("/"))).await;
+    assert_eq!(
+        (status, page.as_str(), &head["content-type"]),
+        (200, "<p>hello", &"text/html".parse().unwrap())
+    );
+    let known = head["last-modified"].clone();
+    let request = Request::get(uri("/")).header("if-modified-since", known);
+    assert_eq!(get(&mut client, request).await.0, 304);
+    assert_eq!(get(&mut client, Request::get(uri("/sub/"))).await.2, "<p>sub");
+    let (status, head, _) = get(&mut client, Request::get(uri("/sub"))).await;
+    assert_eq!((status, head["location"].to_str().unwrap()), (301, "/sub/"));
+    let (status, head, content) = get(&mut client, Request::get(uri("/large.bin"))).await;
+    assert_eq!(
+        (status, content.len(), head["content-length"].to_str().unwrap()),
+        (200, 1_000_000, "1000000")
+    );
+    let (status, head, content) = get(&mut client, Request::head(uri("/large.bin"))).await;
+    assert_eq!((status, content.len(), head["content-length"].to_str().unwrap()), (200, 0, "1000000"));
+    for hidden in ["/.secret", "/out.html", "/../outside", "/%2e%2e/outside", "/nothing", "/sub/nothing"] {
+        assert_eq!(get(&mut client, Request::get(uri(hidden))).await.0, 404, "{hidden}");
+    }
+    assert_eq!(get(&mut client, Request::post(uri("/"))).await.0, 405);
+    let (answer, _) = server.http1("GET / HTTP/1.1\r\nhost: x").await;
+    assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("\r\ncontent-length: 8\r\n"), "{answer}");
+}
+
+/// Answers requests with what was asked, one a connection.
+async fn echo_head(listener: TcpListener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        tokio::spawn(async move {
+            let mut stream = tokio::io::BufReader::new(stream);
+            let (mut head, mut length) = (String::new(), 0);
+            while !head.ends_with("\r\n\r\n") {
+                let from = head.len();
+                stream.read_line(&mut head).await.unwrap();
+                if let Some(value) = head[from..].strip_prefix("content-length: ") {
+                    length = value.trim().parse().unwrap();
+                }
+            }
+            let mut content = vec![0; length];
+            stream.read_exact(&mut content).await.unwrap();
+            let answer = format!("{head}{}", String::from_utf8(content).unwrap());
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nserver: Upstream\r\nkeep-alive: 5\r\nconnection: x-hop\r\nx-hop: 1\r\n\
+                 content-length: {}\r\n\r\n",
+                answer.len()
+            );
+            stream.write_all(format!("{head}{answer}").as_bytes()).await.unwrap();
+        });
+    }
+}
+
+#[tokio::test]
+async fn the_pages_of_another_server_are_shown_as_its_own() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let upstream = listener.local_addr().unwrap();
+    let answering = tokio::spawn(echo_head(listener));
+    let content = SiteContent::Upstream(upstream.to_string());
+    let server = TestServer::start(|config| config.site = SiteConfig { content, ..SiteConfig::default() });
+    let mut client = server.http2().await;
+    let uri = format!("https://{}/path?query", server.address);
+
+    let request = Request::get(&uri).header("accept", "text/html").header("te", "trailers");
+    let (status, head, asked) = get(&mut client, request).await;
+    assert_eq!((status, head["server"].to_str().unwrap()), (200, "Upstream"));
+    assert!(!head.contains_key("x-hop") && !head.contains_key("keep-alive"), "{head:?}");
+    assert!(asked.starts_with("GET /path?query HTTP/1.1\r\n"), "{asked}");
+    assert!(asked.contains(&format!("\r\nhost: {}\r\n", server.address)), "{asked}");
+    assert!(asked.contains("\r\nx-forwarded-for: 127.0.0.1\r\n") && !asked.contains("\r\nte:"), "{asked}");
+
+    let post = Request::post(&uri).header("content-length", "5").body(()).unwrap();
+    let (response, mut send) = client.send_request(post, false).unwrap();
+    send.send_data(Bytes::from_static(b"hello"), true).unwrap();
+    let mut body = timeout(SOON, response).await.unwrap().unwrap().into_body();
+    let said = timeout(SOON, body.data()).await.unwrap().unwrap().unwrap();
+    assert!(said.ends_with(b"\r\n\r\nhello"), "{}", said.escape_ascii());
+
+    answering.abort();
+    let _ = answering.await;
+    assert_eq!(get(&mut client, Request::get(&uri)).await.0, 502);
+    // What is no page is not passed on.
+    let (response, _send) = client.send_request(server.self_target_request(None), true).unwrap();
+    assert_eq!(timeout(SOON, response).await.unwrap().unwrap().status(), 405);
+}
+
+#[tokio::test]
+async fn who_hides_answers_wrong_credentials_as_none() {
+    let server = TestServer::start(|config| config.site.hide = true);
+    let mut client = server.http2().await;
+    for credentials in [None, Some("Bearer nobody"), Some("Basic eDp5")] {
+        let (response, _send) = client.send_request(server.self_target_request(credentials), true).unwrap();
+        let response = timeout(SOON, response).await.unwrap().unwrap();
+        assert_eq!(response.status(), 405, "{credentials:?}");
+        assert!(!response.headers().contains_key("proxy-status"));
+    }
+    let (response, _send) =
+        client.send_request(server.self_target_request(Some(&server.token)), false).unwrap();
+    assert_eq!(timeout(SOON, response).await.unwrap().unwrap().status(), 200);
+}
+
+#[tokio::test]
+async fn every_version_of_http_says_the_same() {
+    let server = TestServer::start(|_| {});
+    let mut client = server.http2().await;
+    let (status, head, page) = get(&mut client, Request::get(format!("https://{}/", server.address))).await;
+    let site = Site::new(&SiteConfig::default()).unwrap();
+    let (http3_answer, content) = site.http3_answer("GET");
+    assert_eq!((http3_answer.status(), &content[..]), (Some(status), page.as_bytes()));
+    let names = |names: Vec<String>| {
+        let mut names = names;
+        names.sort();
+        names
+    };
+    let over_http2 = names(head.keys().map(ToString::to_string).collect());
+    let http3 = http3_answer.iter().filter(|field| !field.name.starts_with(b":"));
+    let http3 = http3.map(|field| String::from_utf8(field.name.to_vec()).unwrap());
+    assert_eq!(names(http3.collect()), over_http2);
+    let (answer, _) = server.http1("GET / HTTP/1.1\r\nhost: x").await;
+    for name in &over_http2 {
+        assert!(answer.contains(&format!("\r\n{name}: ")), "no {name} in {answer}");
+    }
+    assert_eq!(answer.lines().count(), over_http2.len() + 2, "{answer}");
+}
+
+#[tokio::test]
+async fn the_name_asked_for_decides_which_certificate_is_shown() {
+    let home = tempfile::tempdir().unwrap();
+    let made = rcgen::generate_simple_self_signed(["www.example".to_owned()]).unwrap();
+    let files = CertFiles { cert: home.path().join("crt"), key: home.path().join("key") };
+    fs::write(&files.cert, made.cert.pem()).unwrap();
+    fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+    let server = TestServer::start(|config| config.more_certs = vec![files]);
+    for (name, is_other) in [("www.example", true), ("vpn.example", false)] {
+        let config = tls::client_config(&Trust::Insecure, &[b"h2"]).unwrap();
+        let tcp = TcpStream::connect(server.address).await.unwrap();
+        let name = ServerName::try_from(name).unwrap();
+        let tls = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let shown = &tls.get_ref().1.peer_certificates().unwrap()[0];
+        assert_eq!(shown == made.cert.der(), is_other);
+    }
+}

@@ -1,0 +1,127 @@
+//! Where a client learns which links there are: from the kernel, or from the app in which it runs.
+
+use std::net::{IpAddr, SocketAddr};
+
+use mpvpn_os::{
+    netlink::{AddressInfo, LinkInfo, Monitor, Netlink},
+    poll::{Interest, Poller},
+};
+
+use crate::{EngineError, event_loop::MONITOR_TOKEN};
+
+/// A link that an app knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GivenLink {
+    /// The name of its interface, or any other that tells it from the rest.
+    pub name: String,
+    /// The address of this machine to send from. Without one the link may have any.
+    pub address: Option<IpAddr>,
+    /// The largest IP packet that it carries (bytes).
+    pub mtu: u32,
+}
+
+impl GivenLink {
+    /// A link of which no more is known.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self { name: name.into(), address: None, mtu: 1500 }
+    }
+}
+
+/// Who tells.
+#[derive(Debug)]
+pub(super) enum LinkSource {
+    Kernel { netlink: Netlink, monitor: Monitor },
+    App(Vec<GivenLink>),
+}
+
+/// What there is at a moment.
+pub(super) struct InterfaceSnapshot {
+    pub(super) infos: Vec<LinkInfo>,
+    addresses: Vec<AddressInfo>,
+    given: Option<Vec<GivenLink>>,
+}
+
+impl LinkSource {
+    /// The kernel, which tells of changes at once.
+    pub(super) fn kernel(poller: &Poller) -> Result<Self, EngineError> {
+        let netlink = Netlink::open().map_err(EngineError::NoLinks)?;
+        let monitor = Monitor::open().map_err(EngineError::NoLinks)?;
+        poller.add(&monitor, MONITOR_TOKEN, Interest::Read).map_err(EngineError::io("watch the network"))?;
+        Ok(Self::Kernel { netlink, monitor })
+    }
+
+    /// Whether the app tells of the links.
+    pub(super) fn is_from_app(&self) -> bool {
+        matches!(self, Self::App(_))
+    }
+
+    pub(super) fn snapshot(&mut self) -> Result<InterfaceSnapshot, EngineError> {
+        match self {
+            Self::Kernel { netlink, .. } => {
+                let infos = netlink.links().map_err(EngineError::NoLinks)?;
+                let addresses = netlink.addresses().map_err(EngineError::NoLinks)?;
+                Ok(InterfaceSnapshot { infos, addresses, given: None })
+            }
+            Self::App(given) => {
+                let infos = given.iter().map(interface_info).collect();
+                Ok(InterfaceSnapshot { infos, addresses: Vec::new(), given: Some(given.clone()) })
+            }
+        }
+    }
+
+    /// Lets what is sent first over a link that has come up ask who its router is, whatever was asked before. Without
+    /// privilege, or in a kernel that refuses, the link is of use a little later.
+    pub(super) fn flush_unresolved_neighbours(&mut self, index: Option<u32>) {
+        if let (Self::Kernel { netlink, .. }, Some(index)) = (self, index)
+            && let Err(error) = netlink.flush_unresolved_neighbours(index)
+        {
+            tracing::debug!(%error, "cannot ask for neighbours anew");
+        }
+    }
+}
+
+/// The app would not name it if it could not be used.
+fn interface_info(given: &GivenLink) -> LinkInfo {
+    LinkInfo {
+        index: 0,
+        name: given.name.clone(),
+        up: true,
+        carrier: true,
+        mtu: given.mtu,
+        kind: None,
+        loopback: false,
+        parent: None,
+        vlan: None,
+    }
+}
+
+impl InterfaceSnapshot {
+    /// The interface of that name.
+    pub(super) fn info(&self, name: &str) -> Option<&LinkInfo> {
+        self.infos.iter().find(|info| info.name == name)
+    }
+
+    /// The addresses that it may send from.
+    pub(super) fn addresses(&self, info: &LinkInfo) -> Vec<IpAddr> {
+        let usable = |entry: &&AddressInfo| entry.index == info.index && entry.usable && !entry.link_local;
+        match self.given(&info.name) {
+            Some(given) => given.address.into_iter().collect(),
+            None => self.addresses.iter().filter(usable).map(|entry| entry.address.addr()).collect(),
+        }
+    }
+
+    /// Whether it may reach that address, as far as one can see.
+    pub(super) fn reaches(&self, info: &LinkInfo, own: &[IpAddr], remote: SocketAddr) -> bool {
+        let any = self.given(&info.name).is_some_and(|given| given.address.is_none());
+        any || own.iter().any(|ip| ip.is_ipv4() == remote.is_ipv4())
+    }
+
+    /// Whether the app tells of the links.
+    pub(super) fn is_from_app(&self) -> bool {
+        self.given.is_some()
+    }
+
+    fn given(&self, name: &str) -> Option<&GivenLink> {
+        self.given.as_ref()?.iter().find(|given| given.name == name)
+    }
+}

@@ -1,0 +1,78 @@
+//! Sockets for packets of a link that travel inside TCP: they talk to the connection's end on this machine.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use mpvpn_os::{
+    UdpOptions, UdpSocket,
+    poll::{Interest, Poller},
+};
+use mpvpn_types::LinkId;
+
+use super::Links;
+use crate::{
+    EngineError,
+    event_loop::FIRST_SOCKET_TOKEN,
+    packet_io::{BufferedUdpSocket, SOCKET_BUFFER_BYTES},
+};
+
+impl Links {
+    /// The sockets of a link for that, one for each class, with their addresses; made if they are not there.
+    pub(crate) fn open_tcp_sockets(
+        &mut self,
+        uplink: LinkId,
+        poller: &Poller,
+    ) -> Result<Vec<(LinkId, SocketAddr)>, EngineError> {
+        let Some(name) = self.links.get(&uplink).map(|link| link.name.clone()) else { return Ok(Vec::new()) };
+        let first = uplink.with_path_index(LinkId::TCP_PATH_INDEX);
+        let mut all = Vec::new();
+        for id in self.classes.iter().map(|class| first.with_class(class.id)).collect::<Vec<_>>() {
+            if !self.links.contains_key(&id) {
+                self.insert(id, &name, 1);
+            }
+            let Some(link) = self.links.get_mut(&id) else { continue };
+            let socket = match link.socket.take() {
+                Some(socket) => socket,
+                None => {
+                    let socket = UdpSocket::bind(&UdpOptions {
+                        recv_buffer: Some(SOCKET_BUFFER_BYTES),
+                        send_buffer: Some(SOCKET_BUFFER_BYTES),
+                        ..UdpOptions::new((Ipv4Addr::LOCALHOST, 0).into())
+                    })?;
+                    poller
+                        .add(&socket, FIRST_SOCKET_TOKEN + u64::from(id.0), Interest::Read)
+                        .map_err(EngineError::io("watch a socket"))?;
+                    BufferedUdpSocket::new(socket)
+                }
+            };
+            let address =
+                socket.socket.local_addr().map_err(EngineError::io("ask for the address of a socket"));
+            link.socket = Some(socket);
+            all.push((id, address?));
+        }
+        Ok(all)
+    }
+
+    /// Where packets of a link enter TCP, or that they cannot.
+    pub(crate) fn set_tcp_entry(&mut self, id: LinkId, entry: Option<SocketAddr>) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if let (Some(socket), Some(entry)) = (&link.socket, entry)
+            && let Err(error) = socket.socket.connect(entry)
+        {
+            // Others on this machine could send there, too, and QUIC would find that nothing of theirs is valid.
+            tracing::debug!(%error, "a socket cannot be connected on this machine");
+        }
+        link.remote = entry;
+    }
+
+    /// The link has no packets inside TCP any more; the pipes that are gone.
+    pub(crate) fn close_tcp_sockets(&mut self, uplink: LinkId) -> Vec<LinkId> {
+        let closed: Vec<LinkId> = self.tcp_pipes(uplink).collect();
+        self.links.retain(|id, _| !closed.contains(id));
+        closed
+    }
+
+    /// The pipes of a link that are inside TCP.
+    pub(crate) fn tcp_pipes(&self, uplink: LinkId) -> impl Iterator<Item = LinkId> {
+        self.links.keys().copied().filter(move |id| id.is_tcp() && id.uplink() == uplink)
+    }
+}

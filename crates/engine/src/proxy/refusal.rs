@@ -1,0 +1,155 @@
+//! Apps that get no connection, or no more of it: they are told why, and left.
+
+use std::{
+    fmt,
+    hash::Hash,
+    io::{self, IoSlice},
+    time::{Duration, Instant},
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use mpvpn_masque::connect::ProxyError;
+use mpvpn_os::poll::{Interest, Poller};
+
+use super::{App, MAX_REQUEST_BYTES, Protocol, Proxy, ProxyTunnel, Refusal, Stage, http, socks5::Reply};
+
+/// How long an app may take to read a refusal and close.
+pub(super) const REFUSAL_TIMEOUT: Duration = Duration::from_secs(2);
+
+impl<Id, Flow> Proxy<Id, Flow>
+where
+    Id: Copy + Eq + Hash + fmt::Debug,
+    Flow: Copy + Eq + Hash + fmt::Debug,
+{
+    /// There will be no connection.
+    pub(super) fn refuse<T: ProxyTunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+        failure: ProxyError,
+        why: &str,
+    ) {
+        let Some(app) = self.apps.get(&token) else { return };
+        let (Stage::AwaitingStream(_) | Stage::Connecting(..), Some(to)) = (&app.stage, &app.to) else {
+            return;
+        };
+        tracing::debug!(%to, why, "no connection for an app");
+        let answer = match app.protocol {
+            Protocol::Socks5 => Reply::of(failure).bytes(),
+            Protocol::Http => {
+                let why = format!("no connection to {to}: {why}");
+                http::response(http::status_of(failure), &why)
+            }
+        };
+        self.send_refusal(now, poller, tunnel, token, answer);
+    }
+
+    /// Says a last word to an app that has no connection, and lets it read that.
+    pub(super) fn send_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        now: Instant,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+        answer: Bytes,
+    ) {
+        let Some(mut app) = self.remove(token) else { return };
+        let socket = match app.stage {
+            Stage::ReadingRequest(reader) => reader.socket,
+            Stage::AwaitingStream(pending) => pending.socket,
+            Stage::Connecting(id, pending) => {
+                if self.tokens.remove(&id).is_some() {
+                    tunnel.abort(id);
+                }
+                pending.socket
+            }
+            Stage::Refusing(refusal) => refusal.socket,
+            Stage::Associated(socket, token) => {
+                self.associations.close(tunnel, token);
+                socket
+            }
+            Stage::Open(id, splice) => {
+                self.tokens.remove(&id);
+                tunnel.abort(id);
+                return splice.reset();
+            }
+        };
+        if answer.is_empty() {
+            return;
+        }
+        app.stage = Stage::Refusing(Refusal { socket, answer });
+        self.insert(token, App { due: now + REFUSAL_TIMEOUT, ..app });
+        self.continue_refusal(poller, tunnel, token);
+    }
+
+    /// Writes the last word, then waits until the app has read it: what it still sends would else break the connection
+    /// before it has.
+    pub(super) fn continue_refusal<T: ProxyTunnel<Id = Id, Flow = Flow>>(
+        &mut self,
+        poller: &Poller,
+        tunnel: &mut T,
+        token: u64,
+    ) {
+        let Some(app) = self.apps.get_mut(&token) else { return };
+        let Stage::Refusing(refusal) = &mut app.stage else { return };
+        let mut go_on = || -> io::Result<bool> {
+            while !refusal.answer.is_empty() {
+                match refusal.socket.write(&[IoSlice::new(&refusal.answer)]) {
+                    Ok(count) => refusal.answer.advance(count),
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        poller.modify(&refusal.socket, token, Interest::Write)?;
+                        return Ok(true);
+                    }
+                    Err(error) => return Err(error),
+                }
+                if refusal.answer.is_empty() {
+                    refusal.socket.finish()?;
+                    poller.modify(&refusal.socket, token, Interest::Read)?;
+                }
+            }
+            let mut sink = BytesMut::with_capacity(MAX_REQUEST_BYTES);
+            match refusal.socket.read(&mut sink, MAX_REQUEST_BYTES) {
+                Ok(0) => Ok(false),
+                Ok(_) => Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+                Err(error) => Err(error),
+            }
+        };
+        if !go_on().unwrap_or(false) {
+            self.close_app(tunnel, token);
+        }
+    }
+
+    /// Ends a connection without a word. One that stood is reset.
+    pub(super) fn close_app<T: ProxyTunnel<Id = Id, Flow = Flow>>(&mut self, tunnel: &mut T, token: u64) {
+        let Some(app) = self.remove(token) else { return };
+        let (id, splice) = match app.stage {
+            Stage::Open(id, splice) => (id, Some(splice)),
+            Stage::Connecting(id, _) => (id, None),
+            Stage::ReadingRequest(_) | Stage::AwaitingStream(_) | Stage::Refusing(_) => return,
+            Stage::Associated(_, token) => return self.associations.close(tunnel, token),
+        };
+        // One that is gone was taken from the list.
+        if self.tokens.remove(&id).is_some() {
+            tunnel.abort(id);
+        }
+        if let Some(splice) = splice {
+            splice.reset();
+        }
+    }
+}
+
+/// Says what the server found.
+pub(super) fn failure_text(failure: ProxyError) -> &'static str {
+    match failure {
+        ProxyError::Dns => "the name has no address",
+        ProxyError::Prohibited => "the mpvpn server does not allow it",
+        ProxyError::Refused => "nobody listens there",
+        ProxyError::Unroutable => "no route leads there, or the host is down",
+        ProxyError::TimedOut => "it does not answer",
+        ProxyError::Busy => "the mpvpn server has too many connections",
+        ProxyError::Other => "the mpvpn server could not make it",
+    }
+}

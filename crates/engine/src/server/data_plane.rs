@@ -1,0 +1,260 @@
+//! The data plane of one shard of a server: it moves packets and events between the sockets, the TUN, the connections made
+//! for clients, the other shards, and the tunnel's server.
+
+use std::time::Instant;
+
+use mpvpn_control::{
+    events::EventSender,
+    status::{Class, FlowList, Role, Status},
+};
+use mpvpn_tunnel::{ConnectionSlot, Server, ServerEvent, SessionReport, TunOutcome};
+
+use super::{
+    client_relays::{ClientRelays, RelayKey},
+    events::event_of,
+    handover::Handover,
+    sockets::Sockets,
+    tun_queues::TunQueues,
+};
+use crate::{
+    EngineError,
+    egress::{Egress, FIRST_EGRESS_TOKEN, Transport},
+    event_loop::{EventLoop, Iteration, TUN_TOKEN, WAKE_TOKEN},
+    flows, shards,
+    shards::{OtherShard, Outbox},
+    status,
+};
+
+/// How often a turn looks again whether streams have something to send.
+const MAX_TRANSMIT_ROUNDS: usize = 16;
+
+/// What only shards of a server say to each other.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ServerMessage {
+    /// A tunnel of the receiver was replaced.
+    Replaced(ConnectionSlot),
+    /// To the first shard: the MTU of the clients has changed.
+    MtuChanged,
+}
+
+/// A message between shards of a server.
+pub(crate) type ShardMessage = shards::ShardMessage<ServerMessage, ShardReport>;
+/// The first shard of a server, as the others know it.
+pub(crate) type FirstShard = shards::FirstShard<ServerMessage, ShardReport, Status>;
+
+/// What a shard tells about itself.
+#[derive(Debug, Default)]
+pub(crate) struct ShardReport {
+    /// Its connections.
+    pub(super) sessions: Vec<SessionReport>,
+    /// TCP connections that it has made for clients.
+    pub(super) tcp_connections: usize,
+    /// UDP flows that it carries for clients.
+    pub(super) udp_flows: usize,
+    /// Packets for clients of other shards, or handed over by others, that were lost.
+    pub(super) lost_packets: u64,
+    /// What connections that are over have come to, by class.
+    pub(super) departed: Vec<Class>,
+}
+
+/// One shard.
+pub(crate) struct DataPlane {
+    pub(super) server: Server,
+    pub(super) sockets: Sockets,
+    pub(super) tun: TunQueues,
+    /// The TCP connections and UDP flows that clients asked for.
+    pub(super) egress: Egress<RelayKey>,
+    /// Packets for clients of other shards.
+    pub(super) handover: Handover,
+    /// The mailboxes of all shards, in order.
+    pub(super) shards: Vec<Outbox<ShardMessage>>,
+    /// What connections that are over have come to, by class.
+    pub(super) departed: Vec<Class>,
+    pub(super) events: EventSender,
+}
+
+impl DataPlane {
+    /// Runs until the first shard says that it is over.
+    pub(super) fn run(
+        mut self,
+        first: &OtherShard<ServerMessage, ShardReport>,
+        event_loop: &mut EventLoop,
+    ) -> Result<(), EngineError> {
+        let mut iteration = Iteration::new();
+        loop {
+            if self.transmit(event_loop, iteration.now).is_some() {
+                first.send(ServerMessage::MtuChanged);
+            }
+            event_loop.wait(self.poll_timeout(), &mut iteration)?;
+            self.handle_ready(event_loop, &iteration);
+            while let Some(message) = first.next() {
+                match message {
+                    ShardMessage::Specific(ServerMessage::Replaced(seat)) => {
+                        self.server.close_replaced(iteration.now, seat);
+                    }
+                    ShardMessage::ReportStatus(round) => {
+                        first.report_status(round, self.report(iteration.now))
+                    }
+                    ShardMessage::ReportFlows(round) => first.report_flows(round, self.flows(iteration.now)),
+                    ShardMessage::End => {
+                        self.end();
+                        return Ok(());
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// When [`Self::take`] wants to be called.
+    pub(super) fn poll_timeout(&self) -> Option<Instant> {
+        self.server.poll_timeout().into_iter().chain(self.egress.poll_timeout()).min()
+    }
+
+    /// Handles what has become ready, and time that has passed.
+    pub(super) fn handle_ready(&mut self, event_loop: &EventLoop, iteration: &Iteration) {
+        let now = iteration.now;
+        if iteration.stalled {
+            self.server.on_local_stall(now);
+        }
+        let mut tun_ready = false;
+        for event in &iteration.ready {
+            match event.token {
+                TUN_TOKEN => tun_ready = true,
+                WAKE_TOKEN => {
+                    event_loop.wake.drain();
+                    self.receive_handed_packets(now);
+                    self.egress.poll_resolver(now, &event_loop.poller, &mut ClientRelays(&mut self.server));
+                }
+                FIRST_EGRESS_TOKEN.. => self.egress.on_socket_ready(
+                    now,
+                    &event_loop.poller,
+                    &mut ClientRelays(&mut self.server),
+                    *event,
+                ),
+                _ => {
+                    let (server, tun) = (&mut self.server, &self.tun);
+                    self.sockets.on_ready(&event_loop.poller, *event, server, now, |server| {
+                        server.handle_batch(now);
+                        write_received_packets(server, tun);
+                    });
+                }
+            }
+        }
+        if tun_ready {
+            self.read_tun(now);
+        }
+        if self.server.poll_timeout().is_some_and(|at| at <= now) {
+            self.server.handle_timeout(now);
+        }
+        if self.egress.poll_timeout().is_some_and(|at| at <= now) {
+            self.egress.handle_timeout(now, &event_loop.poller, &mut ClientRelays(&mut self.server));
+        }
+    }
+
+    /// Acts on what has happened to clients; returns whether anything has, and notes the MTU if it has changed.
+    fn handle_events(&mut self, event_loop: &EventLoop, now: Instant, mtu: &mut Option<usize>) -> bool {
+        let (egress, poller) = (&mut self.egress, &event_loop.poller);
+        let mut any = false;
+        while let Some(event) = self.server.poll_event() {
+            any = true;
+            let streams = &mut ClientRelays(&mut self.server);
+            match event {
+                ServerEvent::Mtu(new) => *mtu = Some(new),
+                ServerEvent::Replaced(seat) => {
+                    if let Some(shard) = self.shards.get(usize::from(seat.shard)) {
+                        shard.send(ShardMessage::Specific(ServerMessage::Replaced(seat)));
+                    }
+                }
+                ServerEvent::Connect { relay, user, to } => {
+                    egress.connect(now, poller, streams, RelayKey::Tcp(relay), (&user, to, Transport::Tcp));
+                }
+                ServerEvent::RelayReadable(relay) => {
+                    egress.on_stream_readable(now, poller, streams, RelayKey::Tcp(relay))
+                }
+                ServerEvent::RelayWritable(relay) => {
+                    egress.on_stream_writable(now, poller, streams, RelayKey::Tcp(relay))
+                }
+                ServerEvent::RelayGone(relay) => egress.on_client_gone(RelayKey::Tcp(relay)),
+                ServerEvent::ConnectUdp { udp, user, to } => {
+                    egress.connect(now, poller, streams, RelayKey::Udp(udp), (&user, to, Transport::Udp));
+                }
+                ServerEvent::UdpGone(udp) => egress.on_client_gone(RelayKey::Udp(udp)),
+            }
+        }
+        while let Some(departed) = self.server.poll_closed_connection() {
+            status::add_departed(&mut self.departed, departed);
+        }
+        while let Some((udp, payload)) = self.server.poll_udp() {
+            egress.send_payload(now, RelayKey::Udp(udp), &payload);
+        }
+        any
+    }
+
+    fn read_tun(&mut self, now: Instant) {
+        let (server, handover) = (&mut self.server, &mut self.handover);
+        self.tun.read(|hdr, packet| {
+            if let TunOutcome::ForShard(shard) = server.handle_tun(now, hdr, packet) {
+                handover.hand(shard, hdr, packet);
+            }
+        });
+        handover.wake_peers();
+    }
+
+    /// Packets that other shards read.
+    fn receive_handed_packets(&mut self, now: Instant) {
+        while let Some(mut handed) = self.handover.next() {
+            if !self.server.handle_handed_over(now, handed.hdr, &mut handed.packet) {
+                self.handover.count_lost();
+            }
+        }
+    }
+
+    /// Sends what is to be sent; returns the MTU of the clients if it has changed.
+    pub(super) fn transmit(&mut self, event_loop: &EventLoop, now: Instant) -> Option<usize> {
+        let mut mtu = None;
+        for round in 0..MAX_TRANSMIT_ROUNDS {
+            // ClientRelays that have room again are filled, as long as the paths take it.
+            if !self.handle_events(event_loop, now, &mut mtu) && round > 0 {
+                break;
+            }
+            self.sockets.transmit(&event_loop.poller, now, &mut self.server);
+        }
+        write_received_packets(&mut self.server, &self.tun);
+        while let Some(change) = self.server.poll_change() {
+            event_of(change).into_iter().for_each(|event| self.events.report(event));
+        }
+        mtu
+    }
+
+    /// Figures for status output.
+    pub(crate) fn report(&mut self, now: Instant) -> ShardReport {
+        ShardReport {
+            sessions: self.server.report(now),
+            tcp_connections: self.egress.open_connections(),
+            udp_flows: self.egress.open_udp_flows(),
+            lost_packets: self.handover.lost_packets(),
+            departed: self.departed.clone(),
+        }
+    }
+
+    /// The connections that this shard has made for clients.
+    pub(crate) fn flows(&self, now: Instant) -> FlowList {
+        flows::connection_flows(now, Role::Server, self.egress.flows())
+    }
+
+    /// Says good-bye to the clients.
+    pub(super) fn end(&mut self) {
+        let now = Instant::now();
+        self.egress.end();
+        self.server.close(now, "the server ends");
+        self.sockets.transmit_last(now, &mut self.server);
+    }
+}
+
+fn write_received_packets(server: &mut Server, tun: &TunQueues) {
+    while let Some(joined) = server.poll_tun() {
+        tun.write(&joined, |src, dst| server.are_clients(src, dst));
+        server.recycle(joined);
+    }
+}

@@ -1,0 +1,142 @@
+//! The congestion controller of the TCP that packets travel in.
+//!
+//! In: how the connection fares, once a second. Out: the controller that it shall have. BBR begins fast and does not take every loss
+//! for congestion, but every ten seconds it lets hardly anything through for 200 ms
+//! (draft-cardwell-iccrg-bbr-congestion-controller-00 §4.3.5), which a call hears. Where nothing is lost CUBIC does not hold back
+//! what is sent at the pace of the link, and QUIC inside finds that. So it is BBR while little is sent or much is
+//! lost, and CUBIC otherwise.
+
+use std::{convert::Infallible, future::pending, os::fd::AsFd};
+
+use mpvpn_os::tcp::{SegmentCounters, set_congestion_control};
+use tokio::time::{Duration, sleep};
+
+const SAMPLE_INTERVAL: Duration = Duration::from_secs(1);
+/// Segments between two samples from which on it is more than a call.
+const MIN_BUSY_SEGMENTS: u32 = 64;
+/// Of so many one may be lost, and a few for sure: CUBIC hardly feels it.
+const SEGMENTS_PER_TOLERATED_LOSS: u32 = 1000;
+const ALWAYS_TOLERATED_LOSSES: u32 = 2;
+/// Looks without more losses until it is CUBIC. The start is over then, and BBR has hardly ever held back already.
+const CLEAN_SAMPLES_BEFORE_CUBIC: u32 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum KernelController {
+    Bbr,
+    Cubic,
+}
+
+impl KernelController {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Bbr => "bbr",
+            Self::Cubic => "cubic",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct ControllerSelector {
+    controller: KernelController,
+    clean_samples: u32,
+    previous: SegmentCounters,
+}
+
+impl ControllerSelector {
+    fn new(previous: SegmentCounters) -> Self {
+        Self { controller: KernelController::Bbr, clean_samples: 0, previous }
+    }
+
+    /// Takes how the connection fares now; returns what changes.
+    fn on_sample(&mut self, now: SegmentCounters) -> Option<KernelController> {
+        let segments = now.segments.wrapping_sub(self.previous.segments);
+        let retransmitted = now.retransmitted.wrapping_sub(self.previous.retransmitted);
+        let spurious = now.spurious.wrapping_sub(self.previous.spurious);
+        self.previous = now;
+        let lost = retransmitted.saturating_sub(spurious);
+        let is_clean = segments >= MIN_BUSY_SEGMENTS
+            && (lost <= ALWAYS_TOLERATED_LOSSES || lost <= segments / SEGMENTS_PER_TOLERATED_LOSS);
+        self.clean_samples = if is_clean { self.clean_samples + 1 } else { 0 };
+        let controller = match self.controller {
+            KernelController::Bbr if self.clean_samples >= CLEAN_SAMPLES_BEFORE_CUBIC => {
+                KernelController::Cubic
+            }
+            KernelController::Cubic if !is_clean => KernelController::Bbr,
+            controller => controller,
+        };
+        (controller != self.controller).then(|| {
+            self.controller = controller;
+            controller
+        })
+    }
+}
+
+/// Gives the connection behind `socket` the congestion controller that is best for it at the time, and never ends. Where the kernel does
+/// not have one, or does not let this process have it, it keeps the other.
+pub(crate) async fn adapt_congestion_control(socket: impl AsFd) -> Infallible {
+    let set = |controller: KernelController| {
+        if let Err(error) = set_congestion_control(&socket, controller.name()) {
+            tracing::debug!(controller = controller.name(), %error, "cannot have this congestion controller for TCP");
+        }
+    };
+    set(KernelController::Bbr);
+    if let Ok(previous) = SegmentCounters::of(&socket) {
+        let mut selector = ControllerSelector::new(previous);
+        loop {
+            sleep(SAMPLE_INTERVAL).await;
+            let Ok(now) = SegmentCounters::of(&socket) else { break };
+            selector.on_sample(now).map(set);
+        }
+    }
+    pending().await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen when so many segments are sent, retransmitted and retransmitted in vain between the samples.
+    fn decisions(
+        selector: &mut ControllerSelector,
+        samples: &[(u32, u32, u32)],
+    ) -> Vec<Option<KernelController>> {
+        let look = |&(segments, retransmitted, spurious): &(u32, u32, u32)| {
+            let previous = selector.previous;
+            selector.on_sample(SegmentCounters {
+                segments: previous.segments.wrapping_add(segments),
+                retransmitted: previous.retransmitted.wrapping_add(retransmitted),
+                spurious: previous.spurious.wrapping_add(spurious),
+            })
+        };
+        samples.iter().map(look).collect()
+    }
+
+    fn new() -> ControllerSelector {
+        ControllerSelector::new(SegmentCounters {
+            segments: u32::MAX - 100,
+            retransmitted: u32::MAX,
+            spurious: u32::MAX,
+        })
+    }
+
+    #[test]
+    fn a_download_without_losses_changes_to_cubic_and_its_end_back() {
+        let samples = [(900, 40, 0), (900, 0, 0), (900, 1, 0), (900, 0, 0), (10, 0, 0), (10, 0, 0)];
+        let wanted = [None, None, Some(KernelController::Cubic), None, Some(KernelController::Bbr), None];
+        assert_eq!(decisions(&mut new(), &samples), wanted);
+    }
+
+    #[test]
+    fn losses_change_back_to_bbr_at_once_and_what_was_repeated_in_vain_does_not() {
+        let samples =
+            [(900, 0, 0), (900, 0, 0), (900, 9, 9), (100_000, 80, 0), (900, 12, 1), (900, 9, 0), (900, 0, 0)];
+        let wanted =
+            [None, Some(KernelController::Cubic), None, None, Some(KernelController::Bbr), None, None];
+        assert_eq!(decisions(&mut new(), &samples), wanted);
+    }
+
+    #[test]
+    fn a_call_stays_as_it_is() {
+        assert_eq!(decisions(&mut new(), &[(50, 0, 0); 5]), [None; 5]);
+    }
+}

@@ -1,0 +1,145 @@
+//! Connections to a real front, whose QUIC is a socket that sends back what it gets.
+
+use std::{net::Ipv4Addr, sync::mpsc};
+
+use mpvpn_control::config::{AuthMode, ServerAddr};
+use tokio::net::UdpSocket;
+
+use super::*;
+use crate::https_server::tests::TestServer;
+
+/// Whatever is waited for comes within this time.
+const SOON: Duration = Duration::from_secs(20);
+
+/// A client of a server in this process.
+struct Stage {
+    config: Arc<TcpTransportConfig>,
+    to: SocketAddr,
+    sockets: LoopbackSockets,
+    data_plane_sockets: Vec<UdpSocket>,
+    tell: mpsc::Sender<ConnectionEvent>,
+    news: mpsc::Receiver<ConnectionEvent>,
+}
+
+impl Stage {
+    /// With so many classes.
+    async fn new(server: &TestServer, token: &str, classes: usize) -> Self {
+        let (host, port) = (server.address.ip().to_string(), server.address.port());
+        let server_addr = ServerAddr { host, port };
+        let config =
+            ClientConfig { token: token.parse().ok(), ..ClientConfig::new(server_addr, Trust::Insecure) };
+        let config = Arc::new(TcpTransportConfig::new(&config, Handle::current()).unwrap());
+        let mut data_plane_sockets = Vec::new();
+        for _ in 0..classes {
+            data_plane_sockets.push(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+        }
+        let (tell, news) = mpsc::channel();
+        Self {
+            config,
+            to: server.address,
+            sockets: LoopbackSockets::default(),
+            data_plane_sockets,
+            tell,
+            news,
+        }
+    }
+
+    fn start(&self, failures: u32, before: Option<AbortHandle>) -> TcpConnection {
+        let bind_options = BindOptions {
+            name: "lo".to_owned(),
+            addresses: vec![Ipv4Addr::LOCALHOST.into()],
+            mark: None,
+            protect: None,
+            is_from_app: false,
+        };
+        let data_plane_addrs =
+            self.data_plane_sockets.iter().map(|socket| socket.local_addr().unwrap()).collect();
+        let sockets = Arc::clone(&self.sockets);
+        let request =
+            ConnectRequest { bind_options, to: vec![self.to], data_plane_addrs, sockets, failures, dscp: 0 };
+        let tell = self.tell.clone();
+        TcpConnection::start(&self.config, request, before, move |news| drop(tell.send(news)))
+    }
+
+    /// The next news.
+    async fn next(&self) -> ConnectionEvent {
+        let next = async {
+            loop {
+                match self.news.try_recv() {
+                    Ok(news) => return news,
+                    Err(_) => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        };
+        timeout(SOON, next).await.unwrap()
+    }
+
+    async fn stands(&self) -> EstablishedConnection {
+        match self.next().await {
+            ConnectionEvent::Established(stands) => stands,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the socket of a class gets back of what it sends.
+    async fn send_and_receive_echo(&self, class: usize, entry: SocketAddr, text: &[u8]) {
+        self.data_plane_sockets[class].send_to(text, entry).await.unwrap();
+        let mut buffer = [0; 100];
+        let (len, from) =
+            timeout(SOON, self.data_plane_sockets[class].recv_from(&mut buffer)).await.unwrap().unwrap();
+        assert_eq!((&buffer[..len], from), (text, entry));
+    }
+}
+
+#[tokio::test]
+async fn each_class_has_its_stream_and_a_new_connection_takes_over_under_the_same_addresses() {
+    let server = TestServer::start(|_| {});
+    let stage = Stage::new(&server, server.token.trim_start_matches("Bearer "), 3).await;
+    let first = stage.start(0, None);
+    let stands = stage.stands().await;
+    assert_eq!((stands.remote, stands.loopback_addrs.len()), (server.address, 3));
+    for (class, text) in [b"one", b"two", b"six"].into_iter().enumerate() {
+        stage.send_and_receive_echo(class, stands.loopback_addrs[class], text).await;
+    }
+    let _second = stage.start(1, Some(first.abort_handle()));
+    let again = stage.stands().await;
+    assert_eq!(again.loopback_addrs, stands.loopback_addrs);
+    assert!(again.local != stands.local && !again.multipath, "another connection, of TCP alone: {again:?}");
+    stage.send_and_receive_echo(2, stands.loopback_addrs[2], b"new").await;
+    assert!(stage.news.try_recv().is_err(), "the first one is over, and nobody asks why");
+}
+
+#[tokio::test]
+async fn what_went_wrong_is_told_in_words() {
+    let server = TestServer::start(|_| {});
+    let stage = Stage::new(&server, "mpvpn_wrong", 1).await;
+    let _carriage = stage.start(0, None);
+    let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    assert!(reason.contains("401") || reason.contains("404"), "{reason}");
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let stage = Stage { to: nobody, ..stage };
+    let _carriage = stage.start(0, None);
+    let ConnectionEvent::Failed(reason) = stage.next().await else { panic!("it failed") };
+    assert!(reason.contains("refused"), "{reason}");
+}
+
+#[tokio::test]
+async fn the_end_of_a_server_is_told() {
+    let server = TestServer::start(|config| config.auth = AuthMode::None);
+    let stage = Stage::new(&server, "", 1).await;
+    // Somebody on the way, who will be gone.
+    let way = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let stage = Stage { to: way.local_addr().unwrap(), ..stage };
+    let server = server.address;
+    let middle = tokio::spawn(async move {
+        let (mut near, _) = way.accept().await.unwrap();
+        let mut far = TcpStream::connect(server).await.unwrap();
+        let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+    });
+    let _carriage = stage.start(0, None);
+    let stands = stage.stands().await;
+    stage.send_and_receive_echo(0, stands.loopback_addrs[0], b"here").await;
+    middle.abort();
+    let ConnectionEvent::Closed(reason) = stage.next().await else { panic!("it ended") };
+    assert!(!reason.is_empty());
+}

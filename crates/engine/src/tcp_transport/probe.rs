@@ -1,0 +1,87 @@
+//! A TCP way that is only tried out.
+
+use std::{
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    time::Instant,
+};
+
+use mpvpn_os::tcp::{MptcpState, Protocol};
+use mpvpn_types::Duration;
+use tokio::time::timeout;
+
+use super::connection::{
+    RequestError, TcpTransportConfig, await_response, drive_while, send_connect_udp, start_http2,
+};
+use crate::{
+    dial::{DialError, DialStep, dial},
+    links::BindOptions,
+};
+
+/// How long each step may take.
+const STEP_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// What was measured.
+#[derive(Debug)]
+pub(crate) struct TcpProbe {
+    /// Until the connection to the server, or the proxy, stood.
+    pub(crate) connect: Duration,
+    /// Until the proxy had its own to the server.
+    pub(crate) proxy: Option<Duration>,
+    /// Until TLS stood.
+    pub(crate) tls: Duration,
+    /// Until the server answered.
+    pub(crate) http2: Duration,
+    /// What the connection was then; `None` if it had to be tried once more, as TCP.
+    pub(crate) multipath: Option<MptcpState>,
+    /// Whether the server accepts the credentials.
+    pub(crate) authorized: bool,
+}
+
+/// Tries to get a TCP way to one of the server's addresses `to`, and gives it up again.
+///
+/// # Errors
+/// Why there is none.
+pub(crate) async fn probe(
+    config: &TcpTransportConfig,
+    bind_options: BindOptions,
+    to: Vec<SocketAddr>,
+) -> Result<TcpProbe, String> {
+    let first = config.dial(bind_options.clone(), to.clone(), Protocol::Mptcp, 0, STEP_TIMEOUT).await?;
+    let (dialled, is_first) = match dial(&first).await {
+        Ok(dialled) => (dialled, true),
+        // Some networks drop what they do not know.
+        Err(DialError::TimedOut { step: DialStep::Connect, .. }) => {
+            let second = config.dial(bind_options, to, Protocol::Tcp, 0, STEP_TIMEOUT).await?;
+            (dial(&second).await.map_err(|error| error.to_string())?, false)
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    let socket: OwnedFd =
+        dialled.stream.get_ref().0.as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
+    let begun = Instant::now();
+    let asking = async {
+        let (mut requests, mut driver) = start_http2(dialled.stream).await?;
+        match drive_while(&mut driver, async {
+            await_response(send_connect_udp(&mut requests, config, 0).await?).await
+        })
+        .await?
+        {
+            Ok(_) => Ok(true),
+            Err(RequestError::Unauthorized) => Ok(false),
+            Err(other) => Err(other.to_string()),
+        }
+    };
+    let authorized = timeout(STEP_TIMEOUT, asking)
+        .await
+        .map_err(|_| "the server does not answer in HTTP/2".to_owned())??;
+    Ok(TcpProbe {
+        connect: dialled.connect,
+        proxy: dialled.proxy,
+        tls: dialled.tls,
+        http2: begun.elapsed(),
+        // Only now have bytes come back, on which a fallback depends.
+        multipath: is_first.then(|| MptcpState::of(&socket).unwrap_or(MptcpState::NotUsed)),
+        authorized,
+    })
+}
