@@ -2,42 +2,42 @@ use std::{io, net::SocketAddr, path::PathBuf};
 
 use ipnet::IpNet;
 
-/// Whatever the kernel, a helper program or the journal refused, as a sentence for people.
+/// An operation that the kernel, a helper program or the journal refused, as a sentence for users.
 #[derive(Debug, thiserror::Error)]
 pub enum OsError {
     /// A system call or netlink request failed.
-    #[error("cannot {operation} {object}: {source}{}{}", said(.detail), hint(.source))]
+    #[error("cannot {operation} {object}: {source}{}{}", in_parentheses(.detail), hint(.source))]
     Kernel {
-        /// What was tried, as in "add route".
+        /// The attempted operation, as in "add route".
         operation: &'static str,
-        /// What it was tried on.
+        /// The object of the operation, as in "10.0.0.0/8 dev mpvpn0".
         object: String,
         /// The kernel's answer.
         source: io::Error,
-        /// What the kernel said beyond the number (netlink extended acknowledgement).
+        /// The kernel's explanation beyond the error number (netlink extended acknowledgement).
         detail: Option<String>,
     },
     /// The TUN device's name is taken.
     #[error("the name {name} is in use by {holder}: stop that, or choose another name with --tun-name")]
     NameInUse {
-        /// The device.
+        /// The name of the device.
         name: String,
-        /// Who holds it, as far as it can be found.
+        /// The process or kind of interface that holds the name, as far as it can be found.
         holder: String,
     },
-    /// A name that the kernel would not take.
+    /// The kernel would refuse this interface name.
     #[error("`{name}` is no interface name: 1 to 15 bytes without `/`, space or control characters")]
     InvalidInterfaceName {
-        /// What came.
+        /// The rejected name.
         name: String,
     },
-    /// An interface that does not exist.
+    /// No interface has this name.
     #[error("there is no interface {name}; `ip link` lists those that exist")]
     NoInterface {
-        /// What was asked for.
+        /// The name asked for.
         name: String,
     },
-    /// A socket could not be bound.
+    /// A UDP socket could not be bound.
     #[error("cannot bind UDP {local}{}: {source}{}", on_device(.device), bind_hint(.source))]
     Bind {
         /// The address asked for.
@@ -47,7 +47,7 @@ pub enum OsError {
         /// The kernel's answer.
         source: io::Error,
     },
-    /// Nobody can be listened to there.
+    /// The address cannot be listened on.
     #[error("cannot listen on TCP {local}: {source}{}", listen_hint(.source))]
     Listen {
         /// The address asked for.
@@ -58,7 +58,7 @@ pub enum OsError {
     /// Another interface already has an address in the tunnel's subnet.
     #[error("{address} of {interface} is inside the tunnel's subnet {subnet}: choose another subnet")]
     SubnetInUse {
-        /// The tunnel's.
+        /// The tunnel's subnet.
         subnet: IpNet,
         /// The other interface's address.
         address: IpNet,
@@ -71,9 +71,9 @@ pub enum OsError {
     /// `nft` refused a transaction; nothing was changed.
     #[error("nft refused the table `inet {table}`: {message}")]
     Nft {
-        /// The table.
+        /// The name of the table.
         table: String,
-        /// What nft said.
+        /// The output of nft.
         message: String,
     },
     /// Another process of the same name runs in this network namespace.
@@ -81,30 +81,30 @@ pub enum OsError {
         "`{name}` already runs in this network namespace as process {pid}: stop it, or choose another name"
     )]
     AlreadyRunning {
-        /// The journal's name.
+        /// The name of the journal.
         name: String,
-        /// The process.
+        /// The process that owns the journal.
         pid: u32,
     },
-    /// The journal could not be kept, so nothing was changed.
+    /// The journal could not be written or locked, so nothing was changed.
     #[error("cannot {operation} the journal {}: {source}{}", path.display(), hint(.source))]
     Journal {
-        /// What was tried.
+        /// The attempted operation, as in "write".
         operation: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// Why not.
+        /// The kernel's answer.
         source: io::Error,
     },
-    /// A descriptor is no way for packets.
+    /// A descriptor that an app provides does not keep the boundaries of packets.
     #[error(
-        "the descriptor for packets is {what}: it must carry one packet a read, as a TUN device, SOCK_SEQPACKET or SOCK_DGRAM"
+        "the descriptor for packets is {kind}: it must carry one packet a read, as a TUN device, SOCK_SEQPACKET or SOCK_DGRAM"
     )]
     NotPacketOriented {
-        /// What it is.
-        what: &'static str,
+        /// What the descriptor refers to, as in "a pipe".
+        kind: &'static str,
     },
-    /// The name servers of the machine are not those of one of its network namespaces.
+    /// `/etc/resolv.conf` belongs to the whole machine, and this process runs in another network namespace.
     #[error(
         "{} is the whole machine's, and this is a network namespace of its own: give it a file of its own, as \
          `ip netns exec NAME` does with /etc/netns/NAME/resolv.conf, or use --dns off", path.display()
@@ -116,13 +116,13 @@ pub enum OsError {
     /// `--share` names neither an interface nor a network.
     #[error("`{text}` is neither an interface nor a network as in 192.168.1.0/24")]
     InvalidShareSource {
-        /// What came.
+        /// The rejected text.
         text: String,
     },
 }
 
 impl OsError {
-    /// One of each kind, for documents; what differs from case to case is in capitals.
+    /// One error of each variant, for the generated reference; variable parts are in capitals.
     pub fn examples() -> Vec<Self> {
         let (name, path) = (|| "NAME".to_owned(), || PathBuf::from("FILE"));
         let io = |errno: rustix::io::Errno| io::Error::from(errno);
@@ -152,7 +152,7 @@ impl OsError {
             Self::Nft { table: "TABLE".into(), message: "MESSAGE".into() },
             Self::AlreadyRunning { name: name(), pid: 4242 },
             Self::Journal { operation: "write", path: path(), source: io(rustix::io::Errno::NOSPC) },
-            Self::NotPacketOriented { what: "SOMETHING ELSE" },
+            Self::NotPacketOriented { kind: "SOMETHING ELSE" },
             Self::SharedResolvConf { path: path() },
             Self::InvalidShareSource { text: "TEXT".into() },
         ]
@@ -167,7 +167,7 @@ impl OsError {
         Self::Kernel { operation, object: object.to_string(), source: source.into(), detail: None }
     }
 
-    /// The kernel's error number, where there was one.
+    /// The kernel's error number, if the error came from the kernel.
     pub fn errno(&self) -> Option<i32> {
         match self {
             Self::Kernel { source, .. }
@@ -178,19 +178,19 @@ impl OsError {
         }
     }
 
-    /// Whether the thing to remove was not there.
+    /// Whether a removal failed because the object did not exist.
     pub(crate) fn is_gone(&self) -> bool {
         let gone = [libc::ESRCH, libc::ENOENT, libc::ENODEV, libc::EADDRNOTAVAIL, libc::ENXIO];
         self.errno().is_some_and(|errno| gone.contains(&errno))
     }
 
-    /// Whether the thing to add was already there.
+    /// Whether an addition failed because the object exists already.
     pub(crate) fn is_present(&self) -> bool {
         self.errno() == Some(libc::EEXIST)
     }
 }
 
-/// `Ok` for a removal of something that was gone already.
+/// Turns "does not exist" into `Ok`: the result of a removal whose object is gone already.
 pub(crate) fn ignore_gone(result: Result<(), OsError>) -> Result<(), OsError> {
     match result {
         Err(error) if error.is_gone() => Ok(()),
@@ -198,7 +198,7 @@ pub(crate) fn ignore_gone(result: Result<(), OsError>) -> Result<(), OsError> {
     }
 }
 
-fn said(detail: &Option<String>) -> String {
+fn in_parentheses(detail: &Option<String>) -> String {
     detail.as_ref().map(|text| format!(" ({text})")).unwrap_or_default()
 }
 
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_says_how_to_find_its_owner() {
+    fn the_error_for_a_taken_port_names_the_command_that_finds_its_owner() {
         let error = OsError::Bind {
             local: ([0, 0, 0, 0], 443).into(),
             device: Some("eth0".into()),
@@ -258,7 +258,7 @@ mod tests {
         assert!(text.contains("0.0.0.0:443 on eth0") && text.contains("ss -ulpn"), "{text}");
     }
 
-    /// The number of a variant. A new one is added here, and to the examples.
+    /// The index of a variant in `OsError::examples`. Add a new variant here and there.
     fn number(error: &OsError) -> usize {
         match error {
             OsError::Kernel { .. } => 0,

@@ -1,10 +1,9 @@
-//! Address translation and marks for routing, by nftables.
+//! Source NAT and firewall marks for policy routing, by nftables.
 //!
-//! In: [`Rules`]. Out: a table `inet mpvpn_<name>` that does what they say. Always holds: a table is
-//! replaced as a whole in one transaction, so there is no moment without its rules and none with half
-//! of them; nothing outside our table is touched. So a packet that another table drops (as Docker's
-//! forward policy does) stays dropped: in nftables no table can overrule the drop of another, and
-//! such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
+//! In: [`Rules`]. Out: the table `inet mpvpn_<name>` with chains for them. Always holds: a table is replaced as a whole in
+//! one transaction, so at no moment are its rules missing or incomplete; no other table is touched. A packet that another
+//! table drops (as Docker's forward policy does) stays dropped, because in nftables no table can overrule the drop of
+//! another: such a machine needs a rule of its own that accepts forwarding from and to the TUN device.
 
 mod marking;
 
@@ -24,73 +23,75 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::OsError;
 
-/// Priority of source translation (`srcnat` of nft(8)).
-const SOURCE_NAT: i32 = 100;
-/// Where packets are marked: after the marks of others (`mangle` of nft(8), -150), and before their destinations change.
-const STEERING: i32 = -140;
-const CHAIN: &str = "postrouting";
-/// Marks what comes in.
-const INCOMING: &str = "prerouting";
-/// Marks what this machine sends, which then is routed anew.
-const OUTGOING: &str = "output";
+/// Priority of the chain for source NAT: `srcnat` of nft(8).
+const SOURCE_NAT_PRIORITY: i32 = 100;
+/// Priority of the chains that set marks: after those of other programs (`mangle` of nft(8), -150), whose marks the rules
+/// may match, and before destination NAT (`dstnat`, -100), so that they match the original destination.
+const MARKING_PRIORITY: i32 = -140;
+/// Chain for source NAT.
+const POSTROUTING_CHAIN: &str = "postrouting";
+/// Chain that marks packets received from interfaces.
+const PREROUTING_CHAIN: &str = "prerouting";
+/// Chain that marks packets sent by this machine; the kernel routes them again after a change of the mark.
+const OUTPUT_CHAIN: &str = "output";
 
 /// All rules of one tunnel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rules {
-    /// Names the table; by custom the TUN device.
+    /// Suffix of the table's name; by convention the name of the TUN device.
     pub name: String,
-    /// What gets the address of the interface that it leaves by.
+    /// Packets whose source address becomes that of the interface by which they leave.
     pub masquerade: Vec<Masquerade>,
-    /// What is marked; of those that fit the first counts.
+    /// Packets that get a mark. The first rule that matches decides.
     #[serde(default, rename = "steer")]
     pub mark_rules: Vec<MarkRule>,
-    /// PacketMatch of this machine with this mark are left alone.
+    /// Packets sent by this machine with this mark are not marked: those of the tunnel itself.
     #[serde(default, rename = "spare")]
     pub exempt_mark: Option<u32>,
 }
 
-/// One kind of packet that gets the address of the interface that it leaves by.
+/// A rule for source NAT: matching packets get the address of the interface by which they leave.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Masquerade {
-    /// Where it comes from.
+    /// The packets' source network or incoming interface.
     pub from: Origin,
-    /// Where it leaves.
+    /// The packets' outgoing interface.
     pub exit: Exit,
 }
 
-/// Where packets come from.
+/// Condition on where packets come from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Origin {
     /// A source address within this network.
     Network(IpNet),
     /// This interface (Linux 5.7 or newer).
     Interface(String),
-    /// Wherever.
+    /// No condition.
     Anywhere,
 }
 
-/// Where packets leave.
+/// Condition on the interface by which packets leave.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Exit {
-    /// By this interface.
+    /// This interface.
     Through(String),
-    /// By any other than this interface.
+    /// Any interface but this one.
     AnyBut(String),
 }
 
-/// Installs `rules` in place of those that had the same name.
+/// Installs `rules`, replacing the table of the same name.
 pub fn install(rules: &Rules) -> Result<(), OsError> {
     apply(&rules.name, &transaction(rules))
 }
 
-/// Removes the table called `name`; it is fine if there is none.
+/// Removes the table for `name`; no error if it does not exist.
 pub fn remove(name: &str) -> Result<(), OsError> {
     let mut batch = Batch::new();
     clear(&mut batch, &table_name(name));
     apply(name, &batch.to_nftables())
 }
 
-/// The table's name: `mpvpn_` and `name` with everything but letters and digits replaced.
+/// The name of the table for `name`: `mpvpn_`, then `name` with each byte but ASCII letters and digits replaced by `_`.
 pub fn table_name(name: &str) -> String {
     let clean = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
     format!("mpvpn_{}", name.chars().take(64).map(clean).collect::<String>())
@@ -122,23 +123,29 @@ fn transaction(rules: &Rules) -> Nftables<'static> {
             }));
         }
     };
-    let masquerade = rules.masquerade.iter().map(statements).collect();
-    chain(CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT, masquerade);
+    let masquerade = rules.masquerade.iter().map(masquerade_statements).collect();
+    chain(POSTROUTING_CHAIN, NfChainType::NAT, NfHook::Postrouting, SOURCE_NAT_PRIORITY, masquerade);
     if !rules.mark_rules.is_empty() {
         let incoming = rules.mark_rules.iter().flat_map(marking::statements_of);
-        chain(INCOMING, NfChainType::Filter, NfHook::Prerouting, STEERING, incoming.collect());
+        chain(
+            PREROUTING_CHAIN,
+            NfChainType::Filter,
+            NfHook::Prerouting,
+            MARKING_PRIORITY,
+            incoming.collect(),
+        );
         let own = rules.mark_rules.iter().filter(|rule| rule.packets.ingress.is_empty());
-        let spared = rules.exempt_mark.map(|mark| {
+        let exempt = rules.exempt_mark.map(|mark| {
             let marked = comparison(meta(MetaKey::Mark), Operator::EQ, Expression::Number(mark));
             vec![marked, Statement::Accept(None)]
         });
-        let outgoing = spared.into_iter().chain(own.flat_map(marking::statements_of));
-        chain(OUTGOING, NfChainType::Route, NfHook::Output, STEERING, outgoing.collect());
+        let outgoing = exempt.into_iter().chain(own.flat_map(marking::statements_of));
+        chain(OUTPUT_CHAIN, NfChainType::Route, NfHook::Output, MARKING_PRIORITY, outgoing.collect());
     }
     batch.to_nftables()
 }
 
-/// Adding first makes the deletion succeed whether or not the table was there.
+/// Adds the table before deleting it, so that the deletion succeeds whether or not it existed.
 fn clear(batch: &mut Batch<'static>, table: &str) {
     batch.add(NfListObject::Table(table_object(table)));
     batch.delete(NfListObject::Table(table_object(table)));
@@ -148,7 +155,7 @@ fn table_object(table: &str) -> Table<'static> {
     Table { family: NfFamily::INet, name: table.to_owned().into(), handle: None }
 }
 
-fn statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
+fn masquerade_statements(masquerade: &Masquerade) -> Vec<Statement<'static>> {
     let from = match &masquerade.from {
         Origin::Network(network) => {
             Some(comparison(source_address(*network), Operator::EQ, prefix(*network)))
@@ -196,7 +203,7 @@ fn prefix(network: IpNet) -> Expression<'static> {
 }
 
 fn apply(name: &str, transaction: &Nftables<'_>) -> Result<(), OsError> {
-    // Not in the PATH of everybody who may run it.
+    // These folders are often missing from the PATH of users that may run nft.
     let program = ["/usr/sbin/nft", "/sbin/nft"].into_iter().find(|path| Path::new(path).exists());
     let refused = |message: String| OsError::Nft { table: table_name(name), message };
     match apply_ruleset_with_args(transaction, program, DEFAULT_ARGS) {
@@ -216,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn table_names_are_clean() {
+    fn table_names_have_only_letters_digits_and_underscores() {
         assert_eq!(table_name("mpvpn0"), "mpvpn_mpvpn0");
         assert_eq!(table_name("eth0.1; flush ruleset"), "mpvpn_eth0_1__flush_ruleset");
         assert!(table_name(&"x".repeat(1000)).len() < 80);

@@ -1,8 +1,8 @@
-//! Files of one folder, for strangers to read.
+//! Opens files below one folder for paths that come from the network (a website).
 //!
-//! In: a folder, and the path of a file in it. Out: the file. Always holds: the kernel itself keeps the search inside of the
-//! folder (`openat2`, RESOLVE_BENEATH), so neither `..` nor a symbolic link leads out of it, also not one that is changed at that moment; what is no
-//! ordinary file is never opened for reading.
+//! In: a folder, and the path of a file in it. Out: the open file. Always holds: the kernel itself confines the lookup to the
+//! folder (`openat2` with RESOLVE_BENEATH), so neither `..` nor a symbolic link leads out of it, even if a link is replaced
+//! during the lookup; only regular files are returned.
 
 use std::{
     fs::{File, Metadata},
@@ -12,14 +12,14 @@ use std::{
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 
-/// A folder, looked up anew each time: another one may take its place.
+/// The path of a folder. It is opened again for each file, so the folder may be replaced while the process runs.
 #[derive(Clone, Debug)]
 pub struct Folder(PathBuf);
 
-/// What is at a path.
+/// The object at a path.
 #[derive(Debug)]
 pub enum Entry {
-    /// An ordinary file.
+    /// A regular file.
     File(File, Metadata),
     /// A folder.
     Folder,
@@ -41,13 +41,14 @@ impl Folder {
         Ok(rustix::fs::open(&self.0, flags, Mode::empty())?.into())
     }
 
-    /// What is at `path`, which is relative to the folder. It blocks as long as the disk does.
+    /// Opens `path`, which is relative to the folder. Blocks while the disk does.
     ///
     /// # Errors
-    /// If nothing is there, it leads out of the folder, this process may not read it, or it is neither file nor folder.
+    /// If nothing exists there, the path leads out of the folder, this process may not read it, or it is neither a regular
+    /// file nor a folder.
     pub fn entry(&self, path: &Path) -> io::Result<Entry> {
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        // Opening a pipe for reading would wait for a writer.
+        // Without NONBLOCK, opening a named pipe for reading would wait for a writer.
         let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         let file: File = rustix::fs::openat2(self.open()?, path, flags, Mode::empty(), beneath)?.into();
         let metadata = file.metadata()?;

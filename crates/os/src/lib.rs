@@ -1,19 +1,20 @@
-//! The Linux kernel's edge, synchronous and without a runtime.
+//! Wrappers around Linux system calls and netlink: synchronous, without an async runtime.
 //!
-//! In: calls of the engine and descriptors that became ready. Out: packets of the TUN device
-//! ([`tun`]) or of a descriptor of an app ([`PacketFd`]), datagrams of the links' UDP sockets ([`udp`]), bytes of TCP connections ([`tcp`]),
-//! readiness ([`poll`]), news of links,
-//! addresses and routes ([`netlink::Monitor`]), and a machine set up for a tunnel ([`tunnel_net`],
-//! built of [`netlink`], [`firewall`] and [`sysctl`]; its name servers by [`dns`]).
+//! In: calls of the engine, and descriptors that became ready. Out:
+//! - packets of the TUN device ([`tun`]), or of a descriptor that an app provides ([`PacketFd`]);
+//! - datagrams of the UDP sockets of the links ([`udp`]), and bytes of TCP connections ([`tcp`]);
+//! - readiness of descriptors ([`poll`]);
+//! - changes of interfaces, addresses and routes ([`netlink::Monitor`]);
+//! - a machine configured for a tunnel ([`tunnel_net`], which uses [`netlink`], [`firewall`] and [`sysctl`]), and its name
+//!   servers ([`dns`]).
 //!
 //! What always holds:
 //! - Nothing here knows QUIC, sessions or configuration files.
 //! - A descriptor is nonblocking unless its type says otherwise, and closes with its owner.
-//! - Every change of the system that a process could leave behind is written to the journal
-//!   ([`undo`]) *before* it is made, and is taken back in reverse order: by the owner at exit, else
-//!   by the next start.
-//! - What the kernel sends is parsed without panics; what cannot be read is skipped and logged.
-//! - Calls concern the network namespace of the calling thread.
+//! - Every change of the system that can outlive this process is written to the journal ([`undo`]) *before* it is made, and
+//!   reverted in reverse order: by its owner at exit, otherwise by the next process with the same journal name.
+//! - Messages of the kernel are parsed without panics; a message that cannot be parsed is skipped and logged.
+//! - Calls act on the network namespace of the calling thread.
 
 // The edge of the system: clocks, files and sockets are what this crate is for.
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]

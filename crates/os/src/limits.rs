@@ -1,10 +1,10 @@
-//! Limits of this process.
+//! Resource limits of this process (getrlimit(2)).
 
 use std::io;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises how many descriptors this process may have as far as it may do so itself, and returns how many that are.
+/// Raises the soft limit of open descriptors (RLIMIT_NOFILE) to the hard limit, and returns that limit.
 pub fn raise_open_file_limit() -> io::Result<u64> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {

@@ -1,11 +1,11 @@
-//! Options of sockets, by the kernel's own calls.
+//! Socket options by raw getsockopt(2) and setsockopt(2), for those that the libraries do not know.
 
 use std::{
     io,
     os::fd::{AsFd, AsRawFd},
 };
 
-/// Sets an option that is a number.
+/// Sets an option whose value is an `int`.
 pub(crate) fn set_int(
     fd: impl AsFd,
     level: libc::c_int,
@@ -15,7 +15,7 @@ pub(crate) fn set_int(
     set_bytes(fd, level, name, &value.to_ne_bytes())
 }
 
-/// Sets an option of any kind.
+/// Sets an option whose value is `value`, in the kernel's layout.
 pub(crate) fn set_bytes(
     fd: impl AsFd,
     level: libc::c_int,
@@ -28,8 +28,8 @@ pub(crate) fn set_bytes(
     check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), length) })
 }
 
-/// Reads an option into `value`, which may hold what the kernel is to know beforehand, and returns the bytes of it that
-/// the kernel has written.
+/// Reads an option into `value` and returns the part that the kernel wrote. For some options `value` also holds input of the
+/// kernel.
 pub(crate) fn read_bytes(
     fd: impl AsFd,
     level: libc::c_int,
@@ -44,12 +44,12 @@ pub(crate) fn read_bytes(
     Ok(&value[..length])
 }
 
-/// The 32-bit number that the kernel has written at this place, if it has.
+/// The 32-bit number in native byte order at offset `at` (bytes); `None` if `bytes` is too short.
 pub(crate) fn number(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.get(at..)?.first_chunk().copied().map(u32::from_ne_bytes)
 }
 
-/// What a call returned, as a result.
+/// Turns the return value of a system call into a result: a negative value means an error in `errno`.
 pub(crate) fn check(code: libc::c_int) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

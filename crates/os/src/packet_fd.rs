@@ -1,7 +1,7 @@
-//! A descriptor that carries one IP packet a read and a write, without any header: the TUN device that Android's
-//! `VpnService` gives to an app, or an end of a pair of datagram sockets.
+//! A descriptor that carries one IP packet per read and per write, without any header: the TUN device that Android's
+//! `VpnService` gives to an app, or one end of a pair of datagram sockets.
 //!
-//! What always holds: it is nonblocking, and nobody's SIGPIPE.
+//! What always holds: the descriptor is nonblocking, and writing to it never raises SIGPIPE.
 
 use std::{
     io,
@@ -15,7 +15,7 @@ use rustix::{
 
 use crate::error::OsError;
 
-/// An open descriptor.
+/// An open descriptor for packets.
 #[derive(Debug)]
 pub struct PacketFd {
     fd: OwnedFd,
@@ -24,37 +24,40 @@ pub struct PacketFd {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
+    /// A character device, as a TUN device.
     Device,
-    /// Reads nothing once the other end is closed.
+    /// A SOCK_SEQPACKET socket: a read of 0 bytes means that the other end is closed.
     Sequenced,
-    /// Has empty packets, and no end.
+    /// A SOCK_DGRAM socket: a read of 0 bytes is an empty packet, and the end cannot be detected.
     Datagrams,
 }
 
 impl PacketFd {
-    /// Takes the descriptor over, and makes it nonblocking; that counts for all its duplicates.
+    /// Takes ownership of the descriptor and makes it, and with it all its duplicates, nonblocking.
     ///
     /// # Errors
-    /// If it has no borders between packets.
+    /// If the descriptor does not keep the boundaries of packets: a stream socket, a pipe or a regular file.
     pub fn new(fd: OwnedFd) -> Result<Self, OsError> {
         let kernel = |e| OsError::kernel("use", "the descriptor for packets", e);
         let kind = match FileType::from_raw_mode(rustix::fs::fstat(&fd).map_err(kernel)?.st_mode) {
             FileType::Socket => match socket_type(&fd).map_err(kernel)? {
                 SocketType::SEQPACKET => Kind::Sequenced,
                 SocketType::DGRAM => Kind::Datagrams,
-                _ => return Err(OsError::NotPacketOriented { what: "a stream socket" }),
+                _ => return Err(OsError::NotPacketOriented { kind: "a stream socket" }),
             },
             FileType::CharacterDevice => Kind::Device,
-            FileType::Fifo => return Err(OsError::NotPacketOriented { what: "a pipe" }),
-            _ => return Err(OsError::NotPacketOriented { what: "neither a device nor a socket" }),
+            FileType::Fifo => return Err(OsError::NotPacketOriented { kind: "a pipe" }),
+            _ => return Err(OsError::NotPacketOriented { kind: "neither a device nor a socket" }),
         };
         let flags = rustix::fs::fcntl_getfl(&fd).map_err(kernel)?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(kernel)?;
         Ok(Self { fd, kind })
     }
 
-    /// Reads one packet and returns its length (bytes); `WouldBlock` when there is none, `UnexpectedEof` when there will
-    /// be none. What a buffer has no room for is lost.
+    /// Reads one packet and returns its length in bytes. The part of a packet that does not fit into `buffer` is lost.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no packet waits, `UnexpectedEof` if the other end is closed.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let result = match self.kind {
@@ -69,7 +72,10 @@ impl PacketFd {
         }
     }
 
-    /// Writes one packet; `WouldBlock` when there is no room for it.
+    /// Writes one packet.
+    ///
+    /// # Errors
+    /// `WouldBlock` if the buffer of the kernel is full.
     pub fn write(&self, packet: &[u8]) -> io::Result<()> {
         loop {
             let result = match self.kind {
@@ -101,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_keep_their_borders_and_the_end_is_told() {
+    fn packets_keep_their_boundaries_and_the_end_is_reported() {
         let (one, other) = pair(SocketType::SEQPACKET);
         let (one, other) = (PacketFd::new(one).unwrap(), PacketFd::new(other).unwrap());
         let mut buffer = [0; 100];
@@ -116,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_datagram_is_no_end() {
+    fn an_empty_datagram_is_not_the_end() {
         let (one, other) = pair(SocketType::DGRAM);
         let (one, other) = (PacketFd::new(one).unwrap(), PacketFd::new(other).unwrap());
         other.write(b"").unwrap();
@@ -124,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_packets_is_refused() {
+    fn a_descriptor_without_packet_boundaries_is_refused() {
         for fd in [
             pair(SocketType::STREAM).0,
             rustix::pipe::pipe().unwrap().0,

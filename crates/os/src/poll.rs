@@ -1,7 +1,7 @@
-//! Readiness: epoll, a wake-up call from other threads, and signals as a descriptor.
+//! Readiness of descriptors (epoll), wake-ups from other threads (eventfd), and signals as a descriptor (signalfd).
 //!
-//! In: descriptors with a token each. Out: which tokens are ready. Always holds: level-triggered, so
-//! what was not read is reported again.
+//! In: descriptors, each with a token. Out: the tokens of those that are ready. Always holds: polling is level-triggered, so
+//! a descriptor that was not read to its end is reported again.
 
 use std::{
     io,
@@ -14,21 +14,29 @@ use std::{
     time::Duration,
 };
 
-/// Lets this thread, and those that it starts, wake up when they asked to, not up to 50 µs later as the
-/// kernel does by default to save power (PR_SET_TIMERSLACK).
+/// Timer slack of threads that send packets, in nanoseconds. A larger one makes timeouts late: with the kernel's default of
+/// 50 µs fewer packets arrive under load (`docs/design/threads.md`, "What was tried"). With a smaller one the kernel merges
+/// fewer timer interrupts.
+const TIMER_SLACK_NS: Option<NonZeroU64> = NonZeroU64::new(1000);
+
+/// Most events that one wait can return. A larger buffer takes memory (12 bytes an event), a smaller one more system calls.
+const MAX_EVENTS: usize = 4096;
+
+/// Reduces the timer slack (PR_SET_TIMERSLACK) of this thread and of threads that it starts, so that timeouts end within
+/// 1 µs instead of up to 50 µs late.
 pub fn reduce_timer_slack() {
-    // Where it is refused, waits are less exact.
-    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1000));
+    // If the kernel refuses, timeouts are less exact.
+    let _ = rustix::thread::set_current_timer_slack(TIMER_SLACK_NS);
 }
 
-/// What to wait for on a descriptor.
+/// The readiness to wait for on a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// Something to read.
+    /// Readable.
     Read,
-    /// Room to write.
+    /// Writable.
     Write,
-    /// Either.
+    /// Readable or writable.
     ReadWrite,
     /// Errors and hang-ups only.
     Nothing,
@@ -51,23 +59,23 @@ impl Interest {
 pub struct Event {
     /// The token given at [`Poller::add`].
     pub token: u64,
-    /// Something to read, or an error that reading will tell.
+    /// Reading will not block: it returns data, the end, or an error.
     pub readable: bool,
-    /// Room to write, or an error that writing will tell.
+    /// Writing will not block: it takes data, or returns an error.
     pub writable: bool,
-    /// The other side hung up, or the descriptor has failed.
+    /// The peer hung up, or the descriptor has failed (EPOLLHUP, EPOLLERR).
     pub closed: bool,
 }
 
-/// Room for the events of one wait.
+/// The buffer for the events of one wait.
 pub struct Events {
     list: Vec<libc::epoll_event>,
 }
 
 impl Events {
-    /// Room for at most `capacity` events a wait (at least one).
+    /// A buffer for at most `capacity` events a wait (1 to 4096).
     pub fn with_capacity(capacity: usize) -> Self {
-        Self { list: Vec::with_capacity(capacity.clamp(1, 4096)) }
+        Self { list: Vec::with_capacity(capacity.clamp(1, MAX_EVENTS)) }
     }
 
     /// The events of the last wait.
@@ -90,24 +98,24 @@ impl Events {
 #[derive(Debug)]
 pub struct Poller {
     fd: OwnedFd,
-    /// Linux before 5.11 has no `epoll_pwait2`: whole milliseconds then, rounded up.
-    coarse: AtomicBool,
+    /// Whether the kernel (before Linux 5.11) has no `epoll_pwait2`; timeouts are then whole milliseconds, rounded up.
+    whole_milliseconds: AtomicBool,
 }
 
 impl Poller {
-    /// An empty one.
+    /// An epoll instance that watches nothing yet.
     pub fn new() -> io::Result<Self> {
         // SAFETY: takes no pointer; the result is checked before use.
         let fd = unsafe { owned(libc::epoll_create1(libc::EPOLL_CLOEXEC))? };
-        Ok(Self { fd, coarse: AtomicBool::new(false) })
+        Ok(Self { fd, whole_milliseconds: AtomicBool::new(false) })
     }
 
-    /// Starts watching `fd`, which must be removed before it is closed if it was duplicated.
+    /// Starts watching `fd`. A duplicated descriptor must be removed before it is closed: epoll watches the open file.
     pub fn add(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_ADD, fd.as_fd(), token, interest)
     }
 
-    /// Changes what is waited for.
+    /// Changes the token and the interest of `fd`.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         self.control(libc::EPOLL_CTL_MOD, fd.as_fd(), token, interest)
     }
@@ -117,8 +125,8 @@ impl Poller {
         self.control(libc::EPOLL_CTL_DEL, fd.as_fd(), 0, Interest::Nothing)
     }
 
-    /// Waits until something is ready or `timeout` has passed (`None`: for ever) and returns how many
-    /// events there are; an interrupted wait returns 0.
+    /// Waits until a descriptor is ready or `timeout` has passed (`None`: without limit) and returns the number of events;
+    /// a wait that a signal interrupts returns 0.
     pub fn wait(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         events.list.clear();
         let count = match self.wait_raw(events, timeout) {
@@ -134,8 +142,8 @@ impl Poller {
     fn wait_raw(&self, events: &mut Events, timeout: Option<Duration>) -> io::Result<usize> {
         let room = events.list.capacity() as libc::c_int;
         let pointer = events.list.as_mut_ptr();
-        if !self.coarse.load(Ordering::Relaxed) {
-            let time = timeout.map(kernel_time);
+        if !self.whole_milliseconds.load(Ordering::Relaxed) {
+            let time = timeout.map(kernel_timespec);
             let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
             let mask: *const libc::sigset_t = std::ptr::null();
             // SAFETY: `pointer` has room for `room` events, `time` is null or lives until the call
@@ -147,17 +155,17 @@ impl Poller {
             if !matches!(&result, Err(e) if e.raw_os_error() == Some(libc::ENOSYS)) {
                 return result;
             }
-            self.coarse.store(true, Ordering::Relaxed);
+            self.whole_milliseconds.store(true, Ordering::Relaxed);
         }
         // SAFETY: `pointer` has room for `room` events.
-        counted(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), pointer, room, milliseconds(timeout)) })
+        count_or_errno(unsafe { libc::epoll_wait(self.fd.as_raw_fd(), pointer, room, milliseconds(timeout)) })
     }
 
     fn control(&self, operation: i32, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()> {
         let mut event = libc::epoll_event { events: interest.bits(), u64: token };
         // SAFETY: both descriptors are open, and `event` outlives the call.
         let code = unsafe { libc::epoll_ctl(self.fd.as_raw_fd(), operation, fd.as_raw_fd(), &raw mut event) };
-        counted(code).map(drop)
+        count_or_errno(code).map(drop)
     }
 }
 
@@ -167,24 +175,24 @@ impl AsFd for Poller {
     }
 }
 
-/// Wakes a poller from any thread (eventfd). Clones wake the same one.
+/// Wakes a poller from any thread (eventfd). Clones wake the same poller.
 #[derive(Clone, Debug)]
 pub struct PollWaker(Arc<OwnedFd>);
 
 impl PollWaker {
-    /// A new one; add it to the poller with [`Interest::Read`].
+    /// Creates the eventfd; add it to the poller with [`Interest::Read`].
     pub fn new() -> io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Makes the descriptor readable. Never blocks; calls before the next [`PollWaker::drain`] add up to one.
+    /// Makes the descriptor readable. Never blocks; several calls before the next [`PollWaker::drain`] cause one wake-up.
     pub fn wake(&self) {
         // The only failure is a full counter, and then it is readable already.
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable again; returns whether anybody had called.
+    /// Makes the descriptor unreadable again; returns whether [`PollWaker::wake`] was called since the last time.
     pub fn drain(&self) -> bool {
         rustix::io::read(&*self.0, &mut [0_u8; 8]).is_ok()
     }
@@ -196,14 +204,14 @@ impl AsFd for PollWaker {
     }
 }
 
-/// A signal that a program handles.
+/// A signal that this program can handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGINT, Ctrl-C.
     Interrupt,
-    /// SIGTERM, a polite end.
+    /// SIGTERM: end in good order.
     Terminate,
-    /// SIGHUP, by convention: read the configuration again.
+    /// SIGHUP, by convention of daemons: read the configuration again.
     Hangup,
     /// SIGQUIT.
     Quit,
@@ -229,14 +237,14 @@ impl Signal {
     }
 }
 
-/// Signals read from a descriptor (signalfd) instead of interrupting the program.
+/// Signals that are read from a descriptor (signalfd) instead of interrupting the program.
 #[derive(Debug)]
 pub struct Signals(OwnedFd);
 
 impl Signals {
-    /// Blocks `signals` in the calling thread and in all threads it starts from now on, and delivers
-    /// them here. So: call it in `main` before any thread exists. They stay blocked when this is
-    /// dropped, so that a second Ctrl-C does not interrupt the cleaning up.
+    /// Blocks `signals` in the calling thread and in all threads that it starts from now on, and delivers them here. Call it
+    /// in `main` before any other thread exists. The signals stay blocked after the drop, so that a second Ctrl-C does not
+    /// interrupt the cleaning up.
     pub fn new(signals: &[Signal]) -> io::Result<Self> {
         // SAFETY: an all-zero sigset_t is a valid object, and sigemptyset initialises it in any case.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
@@ -258,7 +266,7 @@ impl Signals {
         Ok(Self(fd))
     }
 
-    /// The next signal that arrived, if any.
+    /// The next pending signal, if any.
     pub fn next(&self) -> io::Result<Option<Signal>> {
         let mut info = [0_u8; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.0, &mut info) {
@@ -279,24 +287,28 @@ impl AsFd for Signals {
 }
 
 /// `struct __kernel_timespec`: seconds and nanoseconds, 64 bits each on every machine.
-fn kernel_time(duration: Duration) -> [i64; 2] {
+fn kernel_timespec(duration: Duration) -> [i64; 2] {
     [i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), duration.subsec_nanos().into()]
 }
 
+/// The timeout for `epoll_wait`: whole milliseconds, rounded up; -1 without limit.
 fn milliseconds(timeout: Option<Duration>) -> libc::c_int {
     let Some(timeout) = timeout else { return -1 };
     libc::c_int::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(libc::c_int::MAX)
 }
 
-fn counted(result: libc::c_int) -> io::Result<usize> {
+/// Turns the result of a system call, a count or -1, into a `Result`.
+fn count_or_errno(result: libc::c_int) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
+/// Takes ownership of the descriptor that a system call returned; a negative `fd` is an error in `errno`.
+///
 /// # Safety
-/// `fd` is negative, or a new descriptor that nobody else owns.
+/// `fd` is negative, or a new descriptor without another owner.
 unsafe fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
-    counted(fd)?;
-    // SAFETY: not negative, and by the contract nobody else's.
+    count_or_errno(fd)?;
+    // SAFETY: `fd` is not negative, and the caller guarantees that it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -305,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wake_up_call_from_another_thread_ends_the_wait() {
+    fn a_wake_up_from_another_thread_ends_the_wait() {
         let poller = Poller::new().unwrap();
         let wake = PollWaker::new().unwrap();
         poller.add(&wake, 7, Interest::Read).unwrap();
@@ -341,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_up_is_reported_whatever_was_asked() {
+    fn a_hang_up_is_reported_whatever_the_interest() {
         let (a, b) = std::os::unix::net::UnixStream::pair().unwrap();
         let poller = Poller::new().unwrap();
         poller.add(&a, 3, Interest::Nothing).unwrap();
@@ -356,12 +368,12 @@ mod tests {
         let poller = Poller::new().unwrap();
         let mut events = Events::with_capacity(1);
         assert_eq!(poller.wait(&mut events, Some(Duration::from_micros(50))).unwrap(), 0);
-        assert_eq!(kernel_time(Duration::from_nanos(1_000_000_050)), [1, 50]);
-        assert_eq!(kernel_time(Duration::MAX)[0], i64::MAX);
+        assert_eq!(kernel_timespec(Duration::from_nanos(1_000_000_050)), [1, 50]);
+        assert_eq!(kernel_timespec(Duration::MAX)[0], i64::MAX);
     }
 
     #[test]
-    fn coarse_timeouts_are_rounded_up() {
+    fn timeouts_in_milliseconds_are_rounded_up() {
         assert_eq!(milliseconds(None), -1);
         assert_eq!(milliseconds(Some(Duration::ZERO)), 0);
         assert_eq!(milliseconds(Some(Duration::from_nanos(1))), 1);

@@ -1,27 +1,28 @@
-//! What this process may do. In: `/proc`. Out: answers for early, readable errors.
+//! Privileges of this process, read from `/proc`, so that a missing one is reported at the start and in plain words.
 
 use std::fs;
 
-/// Bits of a capability set (linux/capability.h).
+/// Bit of a capability set (linux/capability.h): may bind ports below [`FIRST_UNPRIVILEGED_PORT`].
 const CAP_NET_BIND_SERVICE: u32 = 10;
+/// Bit of a capability set (linux/capability.h): may configure interfaces, routes and the firewall.
 const CAP_NET_ADMIN: u32 = 12;
 
-/// The first port of ordinary users where the kernel does not say.
-const FIRST_FREE_PORT: u16 = 1024;
+/// The first port that needs no privilege, if `net.ipv4.ip_unprivileged_port_start` cannot be read: the kernel's default.
+const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
-/// Whether this thread may configure the network (CAP_NET_ADMIN is in its effective set).
+/// Whether this thread may configure the network (CAP_NET_ADMIN in its effective set).
 pub fn has_net_admin() -> bool {
-    has(CAP_NET_ADMIN)
+    has_capability(CAP_NET_ADMIN)
 }
 
-/// Whether this thread may listen on `port`, if nobody else does.
+/// Whether this thread has the privilege to bind `port`; another socket may still occupy it.
 pub fn may_bind(port: u16) -> bool {
     let first = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start");
-    let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FIRST_FREE_PORT);
-    port >= first || has(CAP_NET_BIND_SERVICE)
+    let first = first.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(FIRST_UNPRIVILEGED_PORT);
+    port >= first || has_capability(CAP_NET_BIND_SERVICE)
 }
 
-fn has(capability: u32) -> bool {
+fn has_capability(capability: u32) -> bool {
     let status = fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     effective_capabilities(&status).is_some_and(|set| set >> capability & 1 == 1)
 }
@@ -36,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_of_users_are_for_everybody() {
+    fn high_ports_need_no_privilege() {
         assert!(may_bind(u16::MAX));
     }
 

@@ -1,7 +1,8 @@
-//! Kernel settings under `/proc/sys`.
+//! Kernel parameters under `/proc/sys` (sysctl(8)).
 //!
-//! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out:
-//! values without their newline. Settings under `net` are those of the calling thread's namespace.
+//! In: keys written as paths (`net/ipv4/ip_forward`), because interface names may contain dots. Out: values without
+//! their newline. Always holds: keys under `net` are those of the network namespace of the calling thread; no key leads
+//! out of `/proc/sys`.
 
 use std::{fs, io, path::PathBuf};
 
@@ -10,46 +11,46 @@ use crate::{
     undo::{Step, UndoJournal},
 };
 
-/// Reads a setting.
+/// Reads a parameter.
 pub fn read(key: &str) -> Result<String, OsError> {
     let value = path(key).and_then(fs::read_to_string);
     value.map(|text| text.trim().to_owned()).map_err(|e| OsError::kernel("read the setting", key, e))
 }
 
-/// Writes a setting and journals nothing: for settings that vanish with their interface.
+/// Writes a parameter without the journal, for parameters that vanish with their interface.
 pub fn write(key: &str, value: &str) -> Result<(), OsError> {
     path(key)
         .and_then(|path| fs::write(path, value))
         .map_err(|e| OsError::kernel("write the setting", format!("{key}={value}"), e))
 }
 
-/// Whether the setting exists on this kernel.
+/// Whether this kernel has the parameter.
 pub fn exists(key: &str) -> bool {
     path(key).is_ok_and(|path| path.exists())
 }
 
-/// Writes a setting through the journal; does nothing if it has that value already.
+/// Writes a parameter through the journal; does nothing if it has that value already.
 pub fn set(undo: &mut UndoJournal, key: &str, value: &str) -> Result<(), OsError> {
     let before = read(key)?;
     if before == value {
         return Ok(());
     }
-    undo.make(&[Step::Sysctl { key: key.to_owned(), before, set: value.to_owned() }])
+    undo.apply(&[Step::Sysctl { key: key.to_owned(), before, set: value.to_owned() }])
 }
 
-/// The key of an interface's setting, as in `interface("ipv4", "eth0", "rp_filter")`.
-pub fn interface(family: &str, interface: &str, setting: &str) -> String {
+/// The key of a parameter of an interface, as in `interface_key("ipv4", "eth0", "rp_filter")`.
+pub fn interface_key(family: &str, interface: &str, setting: &str) -> String {
     format!("net/{family}/conf/{interface}/{setting}")
 }
 
-/// Whether this machine speaks IPv6 (module loaded and not disabled everywhere).
+/// Whether this machine has IPv6: the module is loaded, and IPv6 is not disabled on all interfaces.
 pub fn has_ipv6() -> bool {
     read("net/ipv6/conf/all/disable_ipv6").is_ok_and(|value| value == "0")
 }
 
 fn path(key: &str) -> io::Result<PathBuf> {
-    let strange = key.split('/').any(|part| part.is_empty() || part == "." || part == "..");
-    if strange {
+    let is_invalid = key.split('/').any(|part| part.is_empty() || part == "." || part == "..");
+    if is_invalid {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a path of names"));
     }
     Ok(PathBuf::from("/proc/sys").join(key))

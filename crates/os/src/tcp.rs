@@ -1,9 +1,9 @@
-//! TCP connections that this process opens or takes.
+//! TCP connections that this process opens or accepts.
 //!
-//! In: an address to connect to or to listen on, bytes to write. Out: whether the connection stands, bytes that came. Always holds:
-//! nonblocking; nothing is delayed to fill segments (TCP_NODELAY), and a far end that is gone is found by keep-alives;
-//! writing never raises SIGPIPE; what is read goes into memory that was not zeroed first. Where Multipath TCP (RFC 8684)
-//! is asked for and the kernel has none, a connection is one of TCP.
+//! In: an address to connect to or to listen on, bytes to write. Out: the result of connecting, bytes received. Always holds:
+//! sockets are nonblocking; Nagle's algorithm is off (TCP_NODELAY); a peer that has disappeared is detected by keep-alives;
+//! writing never raises SIGPIPE; reads go into memory that was not zeroed first. Where Multipath TCP (RFC 8684) is asked
+//! for and the kernel has none, the connection is plain TCP.
 
 mod counters;
 mod mptcp;
@@ -31,10 +31,11 @@ pub use options::{KeepAlive, ListenOptions, Protocol, TcpOptions, Tuning};
 
 use crate::error::OsError;
 
-/// Connections that may wait to be taken.
+/// Most connections that wait to be accepted: the default of net.core.somaxconn since Linux 5.4, which caps it. With fewer, SYNs
+/// of a burst of clients are dropped and repeated after a second; with more, clients wait longer in the queue.
 const BACKLOG: i32 = 4096;
 
-/// A connection, or an attempt at one.
+/// A TCP connection, or one that is being established.
 #[derive(Debug)]
 pub struct TcpSocket(OwnedFd);
 
@@ -42,37 +43,37 @@ impl TcpSocket {
     /// The address of this end.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel refuses.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         Ok(rustix::net::getsockname(&self.0)?.try_into()?)
     }
 
-    /// The address of the far end.
+    /// The address of the peer.
     ///
     /// # Errors
-    /// If there is none any more.
+    /// If the socket is not connected (any more).
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         let peer = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
         Ok(peer.try_into()?)
     }
 
-    /// Starts to connect, with nothing special about the connection. The socket becomes writable when that has come to
-    /// an end: [`Self::connect_result`] tells which.
+    /// Starts to connect with default options. The socket becomes writable when the attempt has ended; then
+    /// [`Self::connect_result`] has its result.
     ///
     /// # Errors
-    /// Where the kernel knows at once that it cannot be: no route, no descriptors, or a refusal of this machine.
+    /// If the attempt fails at once: no route, no descriptors, or forbidden on this machine.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let socket = Self::open(to, &TcpOptions::default())?;
         socket.start_connect(to)?;
         Ok(socket)
     }
 
-    /// A socket that can connect to addresses of the family of `to`, and has not begun to.
+    /// Creates a socket for the address family of `to` that does not connect yet.
     ///
     /// # Errors
-    /// Where the device cannot be bound to ([`io::ErrorKind::PermissionDenied`]: old kernels let nobody but root do
-    /// that) or does not exist, the mark may not be set, the local address is none of this machine's, or no descriptors
-    /// are left.
+    /// If the device does not exist or must not be bound to ([`io::ErrorKind::PermissionDenied`]: kernels before 5.7 allow
+    /// it to root only), the mark must not be set, the local address is not one of this machine, or no descriptors are
+    /// left.
     pub fn open(to: SocketAddr, options: &TcpOptions) -> io::Result<Self> {
         let fd = new_socket(to.ip(), options.protocol)?;
         options.apply(&fd)?;
@@ -82,28 +83,29 @@ impl TcpSocket {
         Ok(Self(fd))
     }
 
-    /// Starts to connect one that is [`open`](Self::open). It becomes writable when that has come to an end:
-    /// [`Self::connect_result`] tells which.
+    /// Starts to connect a socket from [`open`](Self::open). The socket becomes writable when the attempt has ended; then
+    /// [`Self::connect_result`] has its result.
     ///
     /// # Errors
-    /// As those of [`Self::connect`].
+    /// Those of [`Self::connect`].
     pub fn start_connect(&self, to: SocketAddr) -> io::Result<()> {
         match rustix::net::connect(&self.0, &to) {
-            // An interrupted call goes on by itself.
+            // An interrupted connect(2) continues in the background.
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// What became of connecting, once the socket is writable.
+    /// The result of connecting; call it once the socket is writable.
     ///
     /// # Errors
-    /// Why there is no connection.
+    /// Why the connection was not established.
     pub fn connect_result(&self) -> io::Result<()> {
         self.take_error().map_or(Ok(()), Err)
     }
 
-    /// What broke the connection, if anything did. It is told once, here or by the next call that reads or writes.
+    /// Takes the pending error of the connection, if any (SO_ERROR). Each error is reported once, here or by the next read or
+    /// write.
     pub fn take_error(&self) -> Option<io::Error> {
         match sockopt::socket_error(&self.0) {
             Ok(Ok(())) => None,
@@ -111,11 +113,12 @@ impl TcpSocket {
         }
     }
 
-    /// Reads up to `limit` bytes into what `buffer` has room for, behind what is in it, and returns how many came; 0
-    /// if the far end has ended its half.
+    /// Appends up to `limit` bytes to `buffer`, within its spare capacity, and returns their number; 0 if the peer has ended
+    /// its half (FIN).
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if nothing is there, or what broke the connection.
+    /// [`io::ErrorKind::WouldBlock`] if no bytes wait, [`io::ErrorKind::InvalidInput`] if `buffer` has no spare capacity, or
+    /// the error that ended the connection.
     pub fn read(&self, buffer: &mut BytesMut, limit: usize) -> io::Result<usize> {
         let spare = buffer.spare_capacity_mut();
         let room = spare.len().min(limit);
@@ -135,10 +138,11 @@ impl TcpSocket {
         Ok(count)
     }
 
-    /// Writes the pieces in order and returns how many bytes went; at least one, if there is one.
+    /// Writes the pieces in order and returns the number of bytes that the kernel took: at least one unless all pieces are
+    /// empty.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] if there is no room, or what broke the connection.
+    /// [`io::ErrorKind::WouldBlock`] if the send buffer is full, or the error that ended the connection.
     pub fn write(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         loop {
             let mut control = SendAncillaryBuffer::default();
@@ -149,14 +153,14 @@ impl TcpSocket {
         }
     }
 
-    /// Ends our half: the far end reads to the end of what was written.
+    /// Ends this direction (FIN): the peer reads all that was written, then the end.
     pub fn finish(&self) -> io::Result<()> {
         Ok(rustix::net::shutdown(&self.0, Shutdown::Write)?)
     }
 
-    /// Ends both halves at once; the far end sees that the connection broke, and loses what was on its way.
+    /// Closes the connection with RST: the peer sees an error, and bytes in flight are lost.
     pub fn reset(self) {
-        // Where it is refused, the far end sees an orderly end instead.
+        // If the kernel refuses, the peer sees a FIN instead.
         let _ = sockopt::set_socket_linger(&self.0, Some(Duration::ZERO));
     }
 }
@@ -170,13 +174,13 @@ fn new_socket(ip: IpAddr, protocol: Protocol) -> io::Result<OwnedFd> {
     let new = |protocol| rustix::net::socket_with(family, SocketType::STREAM, flags, protocol);
     let fd = match protocol {
         Protocol::Tcp => new(None),
-        // Kernels without it, or where it is switched off, refuse in various ways.
+        // A kernel without Multipath TCP, or with it disabled, refuses with various errors.
         Protocol::Mptcp => new(Some(ipproto::MPTCP)).or_else(|_| new(None)),
     };
     Ok(fd?)
 }
 
-/// Takes connections of others.
+/// A listening socket.
 #[derive(Debug)]
 pub struct TcpAcceptor(TcpListener);
 
@@ -184,7 +188,7 @@ impl TcpAcceptor {
     /// Listens on `local`; port 0 lets the kernel choose.
     ///
     /// # Errors
-    /// If the address is not one of this machine, or taken.
+    /// If the address is not one of this machine, or in use.
     pub fn bind(local: SocketAddr) -> Result<Self, OsError> {
         Self::listen(local, ListenOptions::default())
     }
@@ -192,11 +196,11 @@ impl TcpAcceptor {
     /// As [`Self::bind`], with options.
     ///
     /// # Errors
-    /// As those of [`Self::bind`].
+    /// Those of [`Self::bind`].
     pub fn listen(local: SocketAddr, options: ListenOptions) -> Result<Self, OsError> {
         let bind = || -> io::Result<_> {
             let fd = new_socket(local.ip(), options.protocol)?;
-            // Connections of an earlier process that are about to end do not keep the port.
+            // Connections of an earlier process in TIME_WAIT do not keep the port.
             sockopt::set_socket_reuseaddr(&fd, true)?;
             if local.is_ipv6() {
                 sockopt::set_ipv6_v6only(&fd, options.v6only)?;
@@ -208,15 +212,15 @@ impl TcpAcceptor {
         bind().map(Self).map_err(|source| OsError::Listen { local, source })
     }
 
-    /// The address that it listens on.
+    /// The address that the socket listens on.
     ///
     /// # Errors
-    /// If the kernel does not tell.
+    /// If the kernel refuses.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.local_addr()
     }
 
-    /// The next connection; `None` if nobody waits.
+    /// Accepts the next connection; `None` if none waits.
     ///
     /// # Errors
     /// If this machine has no descriptors or no memory left.
@@ -225,12 +229,12 @@ impl TcpAcceptor {
         loop {
             match rustix::net::accept_with(&self.0, flags) {
                 Ok(fd) => {
-                    // One that is closed again already cannot be configured; reading tells.
+                    // A connection that is closed already cannot be configured; the next read reports its end.
                     let _ = Tuning::default().apply(&fd);
                     return Ok(Some(TcpSocket(fd)));
                 }
                 Err(Errno::AGAIN) => return Ok(None),
-                // Who left before it was their turn.
+                // The peer gave up before its connection was accepted: take the next one.
                 Err(Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -256,16 +260,16 @@ impl AsFd for TcpAcceptor {
     }
 }
 
-/// What an error of connecting means.
+/// The cause of a failed attempt to connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectFailure {
-    /// Nobody listens there.
+    /// The target has no listener on that port (RST).
     Refused,
-    /// No route leads there, or the host is down.
+    /// No route, or the host is down.
     Unroutable,
-    /// There was no answer.
+    /// No answer.
     TimedOut,
-    /// A firewall forbids it.
+    /// A firewall of this machine forbids it.
     Forbidden,
     /// This machine has no descriptors or no memory left.
     Exhausted,
@@ -274,7 +278,7 @@ pub enum ConnectFailure {
 }
 
 impl ConnectFailure {
-    /// What `error` means.
+    /// Classifies an error of connecting.
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED | libc::ECONNRESET) => Self::Refused,
@@ -376,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn connections_of_others_are_taken() {
+    fn connections_are_accepted() {
         let acceptor = TcpAcceptor::bind("127.0.0.1:0".parse().unwrap()).unwrap();
         assert!(acceptor.accept().unwrap().is_none());
         let local = acceptor.local_addr().unwrap();
@@ -391,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_listens() {
+    fn a_port_without_listener_refuses() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let to = listener.local_addr().unwrap();
         drop(listener);

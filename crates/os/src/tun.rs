@@ -1,9 +1,9 @@
 //! The TUN device: whole IP packets, each preceded by a virtio-net header.
 //!
-//! In: packets to hand to the machine. Out: packets of the machine, up to 64 KiB each, because the
-//! kernel leaves segmentation and checksums to us (`IFF_VNET_HDR`, `TUNSETOFFLOAD`; header layout:
-//! virtio 1.2, 5.1.6, the 10-byte form). Always holds: the device is nonblocking, carries no
-//! packet information header, and vanishes with its descriptor, and with it its addresses and routes.
+//! In: packets for the network stack of this machine. Out: packets that it sends, up to 64 KiB each, because the kernel
+//! leaves segmentation and checksums to the reader (`IFF_VNET_HDR`, `TUNSETOFFLOAD`; header layout: virtio 1.2, 5.1.6, the
+//! 10-byte form). Always holds: the descriptor is nonblocking, packets have no packet information header (`IFF_NO_PI`), and
+//! the device disappears with its last descriptor, and its addresses and routes with it.
 
 use std::{
     fs,
@@ -19,49 +19,50 @@ use crate::{error::OsError, netlink::Netlink};
 /// Bytes of the virtio-net header in front of every packet read or written.
 pub const VNET_HEADER_LEN: usize = 10;
 
-/// Bytes that hold anything the device can deliver: header and the largest IP packet.
+/// Bytes of a buffer for anything that the device can deliver: the header and the largest IP packet.
 pub const READ_BUFFER_LEN: usize = VNET_HEADER_LEN + 65_535;
 
+/// The device node that creates TUN devices.
 const DEVICE: &str = "/dev/net/tun";
 
-/// How to make the device.
+/// Options of a TUN device.
 #[derive(Clone, Debug, Default)]
 pub struct TunConfig {
-    /// Its name; `None` lets the kernel choose (`tun0`, `tun1`, …).
+    /// The interface name; `None` lets the kernel choose (`tun0`, `tun1`, …).
     pub name: Option<String>,
-    /// Largest packet in bytes that the machine may send through it; `None` keeps the kernel's 1500.
+    /// The MTU in bytes; `None` keeps the kernel's 1500.
     pub mtu: Option<u32>,
-    /// Packets that wait in the kernel for us before it drops; `None` keeps the kernel's 500.
+    /// Packets that wait in the kernel to be read, at most; it drops further ones. `None` keeps the kernel's 500.
     pub queue_packets: Option<u32>,
-    /// One reader or several.
+    /// Whether the device has one queue or several.
     pub queues: Queues,
 }
 
-/// How many descriptors may be attached to one device.
+/// Whether several descriptors may be attached to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Queues {
-    /// This one only.
+    /// One descriptor.
     #[default]
     Single,
-    /// Every `open` of the same name adds a queue. Each must be read, or its packets are lost.
+    /// Every `open` of the same name adds a queue (IFF_MULTI_QUEUE). Each queue must be read, or its packets are lost.
     Multi,
 }
 
-/// What the kernel agreed to leave unsegmented.
+/// The offloads that the kernel accepted: work that it leaves to the reader of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Offload {
-    /// Packets no larger than the MTU, checksums complete.
+    /// None: packets of at most the MTU, with complete checksums.
     Nothing,
-    /// Checksums are ours.
+    /// The reader completes checksums.
     Checksum,
-    /// And TCP comes in segments of up to 64 KiB.
+    /// As [`Self::Checksum`], and TCP packets have up to 64 KiB (TSO).
     Tcp,
-    /// And UDP too (Linux 6.2).
+    /// As [`Self::Tcp`], and UDP packets too (USO, since Linux 6.2).
     TcpAndUdp,
 }
 
 impl Offload {
-    const BEST_FIRST: [Self; 4] = [Self::TcpAndUdp, Self::Tcp, Self::Checksum, Self::Nothing];
+    const MOST_FIRST: [Self; 4] = [Self::TcpAndUdp, Self::Tcp, Self::Checksum, Self::Nothing];
 
     fn bits(self) -> libc::c_uint {
         let tcp = libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
@@ -84,7 +85,7 @@ pub struct Tun {
 }
 
 impl Tun {
-    /// Makes the device, or attaches to an existing one that no process has open.
+    /// Creates the device, or attaches to an existing one that no process has open.
     pub fn open(config: TunConfig) -> Result<Self, OsError> {
         if let Some(name) = &config.name {
             check_interface_name(name)?;
@@ -107,16 +108,16 @@ impl Tun {
         Ok(Self { fd, name, index, offload })
     }
 
-    /// Makes the device with `count` queues (at least one), each for a thread of its own.
+    /// Creates the device with `count` queues (at least one), one for each thread.
     ///
-    /// With several, the kernel hands a packet to the queue through which packets of the same flow
-    /// came in the other direction last, if any did in the last 3 s, else to one that a hash of the
-    /// flow chooses. Packets that nobody reads from an attached queue are lost.
+    /// With several queues, the kernel hands a packet to the queue through which the last packet of the same flow was written,
+    /// if that was within the last 3 s, otherwise to a queue chosen by a hash of the flow. Packets in an attached queue that
+    /// no thread reads are lost.
     pub fn open_queues(config: TunConfig, count: u8) -> Result<Vec<Self>, OsError> {
         if count <= 1 {
             return Ok(vec![Self::open(config)?]);
         }
-        // The kernel would add our queues to those of another process.
+        // Without this check the kernel would add these queues to the device of another process.
         if let Some(name) = config.name.as_deref().filter(|name| exists(name))
             && let Some(holder) = holder_of(name)
         {
@@ -132,8 +133,8 @@ impl Tun {
         Ok(queues)
     }
 
-    /// Lets the kernel use this queue of several, or not. While it does not, nothing can be read or
-    /// written here, and polling reports an error all the time.
+    /// Attaches or detaches this queue of a device with several (TUNSETQUEUE). From a detached queue nothing can be read or
+    /// written, and polling reports an error all the time.
     pub fn set_attached(&self, attached: bool) -> Result<(), OsError> {
         // SAFETY: an all-zero ifreq is valid: an empty name and no flags.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -157,13 +158,16 @@ impl Tun {
         self.index
     }
 
-    /// What the kernel leaves to us.
+    /// The offloads that the kernel accepted.
     pub fn offload(&self) -> Offload {
         self.offload
     }
 
-    /// Reads one packet, header first, and returns their bytes together; `WouldBlock` when there is
-    /// none. A buffer below [`READ_BUFFER_LEN`] may get a packet cut short.
+    /// Reads one packet with its virtio-net header in front, and returns the length of both in bytes. A buffer smaller than
+    /// [`READ_BUFFER_LEN`] may get a truncated packet.
+    ///
+    /// # Errors
+    /// `WouldBlock` if no packet waits.
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match rustix::io::read(&self.fd, &mut *buffer) {
@@ -173,7 +177,7 @@ impl Tun {
         }
     }
 
-    /// Writes one packet, header first, from as many pieces as it has (at most 1024).
+    /// Writes one packet with its virtio-net header in front, from at most 1024 pieces (IOV_MAX).
     pub fn write_vectored(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         loop {
             match rustix::io::writev(&self.fd, pieces) {
@@ -190,13 +194,13 @@ impl AsFd for Tun {
     }
 }
 
-/// Refuses what the kernel's `dev_valid_name` refuses, and `%` and `*`, which the kernel and nft would
-/// take for patterns.
+/// Checks an interface name: refuses the names that the kernel's `dev_valid_name` refuses, and those with `%` or `*`, which
+/// the kernel and nft would take for patterns.
 pub fn check_interface_name(name: &str) -> Result<(), OsError> {
-    let long = name.is_empty() || name.len() >= libc::IFNAMSIZ;
-    let strange =
+    let has_bad_length = name.is_empty() || name.len() >= libc::IFNAMSIZ;
+    let has_bad_byte =
         name.bytes().any(|b| b.is_ascii_whitespace() || b.is_ascii_control() || b"/:%*".contains(&b));
-    if long || strange || name == "." || name == ".." {
+    if has_bad_length || has_bad_byte || name == "." || name == ".." {
         return Err(OsError::InvalidInterfaceName { name: name.to_owned() });
     }
     Ok(())
@@ -228,7 +232,7 @@ fn explain_attach(name: &str, error: io::Error) -> OsError {
     match error.raw_os_error() {
         Some(libc::EBUSY) => in_use(holder_of(name).unwrap_or_else(|| "another process".to_owned())),
         Some(libc::EINVAL) if !name.is_empty() && exists(name) => {
-            in_use("an interface that is no TUN device, or one with other settings".to_owned())
+            in_use("an interface that is no TUN device, or a TUN device with other settings".to_owned())
         }
         _ => OsError::kernel("create the TUN device", name, error),
     }
@@ -238,12 +242,13 @@ fn exists(name: &str) -> bool {
     Netlink::open().and_then(|mut netlink| netlink.index_of(name)).is_ok()
 }
 
-/// Looks for the process that has TUN device `name` open, in this network namespace.
+/// The process in this network namespace that has the TUN device `name` open, as text for an error.
 fn holder_of(name: &str) -> Option<String> {
     let here = fs::read_link("/proc/thread-self/ns/net").ok()?;
     let processes = fs::read_dir("/proc").ok()?.flatten().filter(is_process).map(|entry| entry.path());
-    let holder =
-        processes.filter(|process| is_in(process, &here)).find(|process| has_tun_open(process, name))?;
+    let holder = processes
+        .filter(|process| is_in_namespace(process, &here))
+        .find(|process| has_tun_open(process, name))?;
     let command = fs::read_to_string(holder.join("comm")).unwrap_or_default();
     Some(format!("process {} ({})", holder.file_name()?.to_string_lossy(), command.trim()))
 }
@@ -253,14 +258,14 @@ fn is_process(entry: &fs::DirEntry) -> bool {
 }
 
 /// Whether any thread of the process is in the network namespace.
-fn is_in(process: &Path, namespace: &Path) -> bool {
+fn is_in_namespace(process: &Path, namespace: &Path) -> bool {
     let Ok(threads) = fs::read_dir(process.join("task")) else { return false };
     threads
         .flatten()
         .any(|thread| fs::read_link(thread.path().join("ns/net")).is_ok_and(|there| there == namespace))
 }
 
-/// The kernel writes a line `iff:\tNAME` about every TUN descriptor.
+/// Whether the process has the TUN device open: `/proc/PID/fdinfo` has a line `iff:\tNAME` for each TUN descriptor.
 fn has_tun_open(process: &Path, name: &str) -> bool {
     let Ok(descriptors) = fs::read_dir(process.join("fdinfo")) else { return false };
     descriptors.flatten().any(|descriptor| {
@@ -276,10 +281,10 @@ fn set_header_size(fd: &OwnedFd) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The most that this kernel takes: it answers EINVAL to bits that it does not know.
+/// Sets the most offloads that this kernel accepts: it refuses bits that it does not know with EINVAL.
 fn set_offload(fd: &OwnedFd) -> io::Result<Offload> {
     let mut refused = io::Error::from_raw_os_error(libc::EINVAL);
-    for offload in Offload::BEST_FIRST {
+    for offload in Offload::MOST_FIRST {
         let bits = libc::c_ulong::from(offload.bits());
         // SAFETY: TUNSETOFFLOAD takes its argument by value.
         let code = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNSETOFFLOAD as _, bits) };
@@ -310,7 +315,7 @@ mod tests {
 
     #[test]
     fn every_offload_includes_the_lesser_ones() {
-        for pair in Offload::BEST_FIRST.windows(2) {
+        for pair in Offload::MOST_FIRST.windows(2) {
             assert_eq!(pair[0].bits() & pair[1].bits(), pair[1].bits());
             assert_ne!(pair[0].bits(), pair[1].bits());
         }

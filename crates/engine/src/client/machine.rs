@@ -209,7 +209,7 @@ impl Machine {
         }
         let sources =
             config.share.iter().map(|text| text.parse()).collect::<Result<Vec<ShareSource>, _>>()?;
-        self.share = Some(ShareNet::up(&mut self.undo, &self.tun_name, &sources)?);
+        self.share = Some(ShareNet::configure(&mut self.undo, &self.tun_name, &sources)?);
         Ok(())
     }
 

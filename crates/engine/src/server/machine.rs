@@ -49,7 +49,7 @@ impl Machine {
             mtu: INITIAL_MTU,
             nat,
         };
-        let net = ServerNet::up(&mut undo, &net)?;
+        let net = ServerNet::configure(&mut undo, &net)?;
         Ok((Self { net, undo }, queues))
     }
 

@@ -1,8 +1,9 @@
-//! A small text file that is rewritten for a while.
+//! Rewrites a small text file (`/etc/resolv.conf`) while a tunnel is up, and restores it.
 //!
-//! A symbolic link is replaced by a file of our own, because what it points to is somebody else's. Everything else is
-//! written in place: a file that is a mount of its own (as `ip netns exec` and containers make it) cannot be replaced,
-//! and a file keeps its owner, its mode and its label this way.
+//! In: the path and the new text. Out: a [`FileRewrite`] for the journal, which is applied and reverted. Always holds: a symbolic
+//! link is replaced by a regular file, because its target belongs to another program; a regular file is written in
+//! place, because a file that is a mount of its own (as `ip netns exec` and containers make it) cannot be replaced, and
+//! because it keeps its owner, mode and security label this way.
 
 use std::{
     fs,
@@ -15,14 +16,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::OsError;
 
-/// Where network namespaces have names.
-const NAMED: &str = "/run/netns";
-/// Longest file that is read, in bytes.
-const LONGEST: u64 = 64 << 10;
+/// The folder of named network namespaces (ip-netns(8)).
+const NETNS_FOLDER: &str = "/run/netns";
+/// Longest file that is read, in bytes. Real files have less than 1 KiB; the journal stores the whole text, so a larger limit
+/// lets the journal grow, and a smaller one might refuse a file with many comments.
+const MAX_FILE_BYTES: u64 = 64 << 10;
 
-/// What was at a path.
+/// The content of a path before the rewrite. Journals on disk have the names of the variants.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) enum Before {
+pub(super) enum PreviousContent {
     /// Nothing.
     Nothing,
     /// A file with this text.
@@ -31,16 +33,16 @@ pub(super) enum Before {
     Link(PathBuf),
 }
 
-/// A file that gets another text.
+/// The replacement of a file's text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Rewrite {
+pub struct FileRewrite {
     path: PathBuf,
-    before: Before,
+    before: PreviousContent,
     set: String,
 }
 
-/// What has to be done so that who reads `path` finds `set`.
-pub(super) fn plan(path: &Path, set: &str) -> Result<Rewrite, OsError> {
+/// Plans the rewrite after which `path` has the text `set`.
+pub(super) fn plan(path: &Path, set: &str) -> Result<FileRewrite, OsError> {
     let failed = |error| OsError::kernel("read", path.display(), error);
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink());
     let real = fs::canonicalize(path).ok();
@@ -48,21 +50,21 @@ pub(super) fn plan(path: &Path, set: &str) -> Result<Rewrite, OsError> {
     if own_mount.is_none() && is_in_namespace_of_machine() {
         return Err(OsError::SharedResolvConf { path: path.to_owned() });
     }
-    let rewrite = |path: &Path, before| Rewrite { path: path.to_owned(), before, set: set.to_owned() };
+    let rewrite = |path: &Path, before| FileRewrite { path: path.to_owned(), before, set: set.to_owned() };
     Ok(match (own_mount, is_link) {
-        (Some(real), _) => rewrite(real, Before::Text(read(real).map_err(failed)?)),
-        (None, true) => rewrite(path, Before::Link(fs::read_link(path).map_err(failed)?)),
-        (None, false) if real.is_none() => rewrite(path, Before::Nothing),
-        (None, false) => rewrite(path, Before::Text(read(path).map_err(failed)?)),
+        (Some(real), _) => rewrite(real, PreviousContent::Text(read(real).map_err(failed)?)),
+        (None, true) => rewrite(path, PreviousContent::Link(fs::read_link(path).map_err(failed)?)),
+        (None, false) if real.is_none() => rewrite(path, PreviousContent::Nothing),
+        (None, false) => rewrite(path, PreviousContent::Text(read(path).map_err(failed)?)),
     })
 }
 
-/// Makes the change.
-pub(crate) fn make(rewrite: &Rewrite) -> Result<(), OsError> {
-    let Rewrite { path, before, set } = rewrite;
+/// Writes the new text.
+pub(crate) fn apply(rewrite: &FileRewrite) -> Result<(), OsError> {
+    let FileRewrite { path, before, set } = rewrite;
     let written = match before {
-        Before::Text(_) => write_in_place(path, set),
-        Before::Nothing | Before::Link(_) => replace(path, |draft| {
+        PreviousContent::Text(_) => write_in_place(path, set),
+        PreviousContent::Nothing | PreviousContent::Link(_) => replace(path, |draft| {
             let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o644).open(draft)?;
             file.write_all(set.as_bytes())
         }),
@@ -70,69 +72,74 @@ pub(crate) fn make(rewrite: &Rewrite) -> Result<(), OsError> {
     written.map_err(|error| OsError::kernel("write", path.display(), error))
 }
 
-/// Takes it back, unless somebody else has changed the file since.
-pub(crate) fn revert(rewrite: &Rewrite) -> Result<(), OsError> {
-    let Rewrite { path, before, set } = rewrite;
-    // A process that was killed between making and renaming it left it.
+/// Restores the previous content, unless another program has changed the file since.
+pub(crate) fn revert(rewrite: &FileRewrite) -> Result<(), OsError> {
+    let FileRewrite { path, before, set } = rewrite;
+    // A process killed between creating the draft and renaming it leaves the draft.
     let _ = fs::remove_file(draft_of(path));
-    let now = look(path);
+    let now = current_content(path);
     let is_ours = match (&now, before) {
-        (Before::Text(now), Before::Text(before)) => {
+        (PreviousContent::Text(now), PreviousContent::Text(before)) => {
             now == set || is_torn(now, before, set) || is_torn(now, set, before)
         }
-        (Before::Text(now), _) => now == set,
+        (PreviousContent::Text(now), _) => now == set,
         _ => false,
     };
     if !is_ours {
         if now != *before {
-            tracing::warn!(file = %path.display(), "somebody else has changed the name servers: they stay as they are");
+            tracing::warn!(
+                file = %path.display(),
+                "another program has changed the name servers since the tunnel came up: the file stays as it is"
+            );
         }
         return Ok(());
     }
     let written = match before {
-        Before::Nothing => fs::remove_file(path),
-        Before::Text(text) => write_in_place(path, text),
-        Before::Link(target) => replace(path, |draft| symlink(target, draft)),
+        PreviousContent::Nothing => fs::remove_file(path),
+        PreviousContent::Text(text) => write_in_place(path, text),
+        PreviousContent::Link(target) => replace(path, |draft| symlink(target, draft)),
     };
     written.map_err(|error| OsError::kernel("put back", path.display(), error))
 }
 
-/// Whether `now` is what a process leaves that is killed after it has written `new` over `old`, and before it has cut
-/// off the rest.
+/// Whether `now` is an incomplete rewrite: `new` written over the beginning of `old` without the truncation that follows. A
+/// process that is killed between the two system calls leaves this.
 fn is_torn(now: &str, old: &str, new: &str) -> bool {
     now.strip_prefix(new).is_some_and(|rest| old.get(new.len()..) == Some(rest))
 }
 
-fn look(path: &Path) -> Before {
+fn current_content(path: &Path) -> PreviousContent {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_symlink() => fs::read_link(path).map_or(Before::Nothing, Before::Link),
-        _ => read(path).map_or(Before::Nothing, Before::Text),
+        Ok(found) if found.is_symlink() => {
+            fs::read_link(path).map_or(PreviousContent::Nothing, PreviousContent::Link)
+        }
+        _ => read(path).map_or(PreviousContent::Nothing, PreviousContent::Text),
     }
 }
 
-/// The text of a file.
+/// Reads a file of at most [`MAX_FILE_BYTES`].
 pub(super) fn read(path: &Path) -> io::Result<String> {
     let mut text = String::new();
-    fs::File::open(path)?.take(LONGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LONGEST {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is too long"));
+    fs::File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is longer than 64 KiB"));
     }
     Ok(text)
 }
 
-/// One write, then one cut: never empty for who reads meanwhile.
+/// Overwrites the file with one write and one truncation, so that a concurrent reader never sees an empty file.
 fn write_in_place(path: &Path, text: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).open(path)?;
     file.write_all(text.as_bytes())?;
     file.set_len(text.len() as u64)
 }
 
-/// Makes something under another name and renames it.
-fn replace(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+/// Creates a file or link under another name, then renames it to `path`.
+fn replace(path: &Path, create: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     let draft = draft_of(path);
     let _ = fs::remove_file(&draft);
-    let made = make(&draft).and_then(|()| fs::rename(&draft, path));
-    made.inspect_err(|_| drop(fs::remove_file(&draft)))
+    let created = create(&draft).and_then(|()| fs::rename(&draft, path));
+    created.inspect_err(|_| drop(fs::remove_file(&draft)))
 }
 
 fn draft_of(path: &Path) -> PathBuf {
@@ -144,7 +151,7 @@ fn is_mount_point(path: &Path) -> bool {
     mount_points(&mounts).any(|point| Path::new(&point) == path)
 }
 
-/// The fifth field of each line (proc(5)), where space, tab, newline and backslash are octal numbers.
+/// The fifth field of each line (proc(5)); space, tab, newline and backslash are escaped as octal numbers.
 fn mount_points(mountinfo: &str) -> impl Iterator<Item = String> {
     let unescape = |field: &str| {
         let codes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
@@ -153,16 +160,16 @@ fn mount_points(mountinfo: &str) -> impl Iterator<Item = String> {
     mountinfo.lines().filter_map(|line| line.split(' ').nth(4)).map(unescape)
 }
 
-/// Whether this is a network namespace of its own, but with the files of the machine.
+/// Whether this thread is in another network namespace than the machine's first process, but sees the same files.
 fn is_in_namespace_of_machine() -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let own = id(Path::new("/proc/thread-self/ns/net"));
     match id(Path::new("/proc/1/ns/net")) {
-        // A container has a first process, or files, of its own.
+        // In a container process 1, or its root folder, differs from the machine's.
         first @ Some(_) => own != first && id(Path::new("/")) == id(Path::new("/proc/1/root/")),
-        // Not everybody may look at it. Then those that have a name are known at least (ip-netns(8)).
+        // Without privilege /proc/1/ns cannot be read; the named namespaces are known all the same (ip-netns(8)).
         None => {
-            let mut named = fs::read_dir(NAMED).into_iter().flatten().flatten();
+            let mut named = fs::read_dir(NETNS_FOLDER).into_iter().flatten().flatten();
             named.any(|entry| id(&entry.path()) == own)
         }
     }
@@ -172,7 +179,7 @@ fn is_in_namespace_of_machine() -> bool {
 mod tests {
     use super::*;
 
-    /// A folder that goes when the test does.
+    /// A folder that is removed when the test ends.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -204,22 +211,22 @@ mod tests {
         fs::write(&path, OLD).unwrap();
         let inode = fs::metadata(&path).unwrap().ino();
         let rewrite = plan(&path, NEW).unwrap();
-        make(&rewrite).unwrap();
+        apply(&rewrite).unwrap();
         assert_eq!(read(&path).unwrap(), NEW);
         revert(&rewrite).unwrap();
         assert_eq!((read(&path).unwrap(), fs::metadata(&path).unwrap().ino()), (OLD.to_owned(), inode));
         revert(&rewrite).unwrap();
-        assert_eq!(read(&path).unwrap(), OLD, "twice is as good as once");
+        assert_eq!(read(&path).unwrap(), OLD, "reverting twice changes nothing");
     }
 
     #[test]
-    fn a_link_is_replaced_and_what_it_leads_to_is_left_alone() {
+    fn a_link_is_replaced_and_its_target_is_left_alone() {
         let folder = Folder::new("link");
         let path = folder.file();
         fs::write(folder.0.join("stub"), OLD).unwrap();
         symlink("stub", &path).unwrap();
         let rewrite = plan(&path, NEW).unwrap();
-        make(&rewrite).unwrap();
+        apply(&rewrite).unwrap();
         assert_eq!((read(&path).unwrap(), read(&folder.0.join("stub")).unwrap()), (NEW.into(), OLD.into()));
         revert(&rewrite).unwrap();
         assert_eq!(fs::read_link(&path).unwrap(), Path::new("stub"));
@@ -227,21 +234,25 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_was_nothing_is_left() {
+    fn a_file_that_did_not_exist_is_removed() {
         let folder = Folder::new("nothing");
         let rewrite = plan(&folder.file(), NEW).unwrap();
-        make(&rewrite).unwrap();
+        apply(&rewrite).unwrap();
         assert_eq!(read(&folder.file()).unwrap(), NEW);
         revert(&rewrite).unwrap();
         assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 0);
     }
 
     #[test]
-    fn what_somebody_else_wrote_stays() {
+    fn a_change_by_another_program_stays() {
         let folder = Folder::new("else");
         let path = folder.file();
-        for before in [Before::Nothing, Before::Text(OLD.into()), Before::Link("stub".into())] {
-            let rewrite = Rewrite { path: path.clone(), before, set: NEW.into() };
+        for before in [
+            PreviousContent::Nothing,
+            PreviousContent::Text(OLD.into()),
+            PreviousContent::Link("stub".into()),
+        ] {
+            let rewrite = FileRewrite { path: path.clone(), before, set: NEW.into() };
             fs::write(&path, "nameserver 9.9.9.9\n").unwrap();
             revert(&rewrite).unwrap();
             assert_eq!(read(&path).unwrap(), "nameserver 9.9.9.9\n");
@@ -253,7 +264,11 @@ mod tests {
         let folder = Folder::new("killed");
         let path = folder.file();
         for (old, new) in [(OLD, NEW), (NEW, OLD)] {
-            let rewrite = Rewrite { path: path.clone(), before: Before::Text(old.into()), set: new.into() };
+            let rewrite = FileRewrite {
+                path: path.clone(),
+                before: PreviousContent::Text(old.into()),
+                set: new.into(),
+            };
             let over = |old: &str, new: &str| format!("{new}{}", old.get(new.len()..).unwrap_or_default());
             for left in [old.to_owned(), over(old, new), new.to_owned(), over(new, old)] {
                 fs::write(&path, &left).unwrap();
@@ -264,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn mount_points_are_read_with_their_strange_characters() {
+    fn escaped_characters_of_mount_points_are_decoded() {
         let text = "22 1 0:5 / /proc rw - proc proc rw\n23 1 0:6 /x /etc/my\\040file\\134 rw - ext4 /dev/a rw\n\n1 2\n";
         assert_eq!(mount_points(text).collect::<Vec<_>>(), ["/proc", "/etc/my file\\"]);
         assert!(is_mount_point(Path::new("/proc")));

@@ -1,9 +1,9 @@
-//! Which name servers the programs of this machine ask.
+//! The name servers that the programs of this machine ask.
 //!
-//! In: the name servers that are wanted while a tunnel is up. Out: a machine that asks them: through systemd-resolved
-//! where programs ask that, else by `/etc/resolv.conf`. Always holds: what is written into the file is in the journal
-//! first, with what was there; it is put back only while the file is as we left it; and a network namespace never
-//! changes the file of the whole machine.
+//! In: the name servers to use while a tunnel is up. Out: a machine that uses them: through systemd-resolved if programs ask
+//! that, otherwise by `/etc/resolv.conf`. Always holds: the rewrite of the file, with its previous content, is in the journal
+//! before the file is written; the file is restored only if no other program has changed it; a process in a network
+//! namespace never changes the file of the whole machine.
 
 mod file;
 mod resolved;
@@ -12,8 +12,8 @@ use std::{net::IpAddr, path::Path};
 
 use ipnet::IpNet;
 
-pub use file::Rewrite;
-pub(crate) use file::{make, revert};
+pub use file::FileRewrite;
+pub(crate) use file::{apply, revert};
 
 use crate::{
     error::OsError,
@@ -21,90 +21,93 @@ use crate::{
     undo::{Step, UndoJournal},
 };
 
-/// The file that programs' resolvers read (resolv.conf(5)).
-const FILE: &str = "/etc/resolv.conf";
-/// The program that tells systemd-resolved.
+/// The configuration of the stub resolver in the C library (resolv.conf(5)).
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The program that configures systemd-resolved.
 const RESOLVECTL: &str = "resolvectl";
-/// The name servers of the links, as systemd-resolved knows them.
-const OF_RESOLVED: &str = "/run/systemd/resolve/resolv.conf";
-/// Name servers that a resolver asks at most: `MAXNS` of resolv.conf(5).
-const MOST: usize = 3;
+/// The name servers that systemd-resolved itself asks (systemd-resolved.service(8)).
+const RESOLVED_UPSTREAMS_FILE: &str = "/run/systemd/resolve/resolv.conf";
+/// Name servers that the C library uses of a file: `MAXNS` of resolv.conf(5).
+const MAX_NAME_SERVERS: usize = 3;
 
-/// The resolver of this machine while a tunnel is up.
+/// The resolver configuration of this machine while a tunnel is up.
 #[derive(Debug)]
 pub struct ResolverConfig {
     tun: String,
     servers: Vec<IpAddr>,
-    way: Option<Way>,
+    applied: Option<Applied>,
 }
 
-/// How programs learned of our name servers.
+/// The mechanism through which the tunnel's name servers were configured.
 #[derive(Debug)]
-enum Way {
-    /// From systemd-resolved, which forgets them with the TUN device.
+enum Applied {
+    /// By systemd-resolved, which forgets them when the TUN device disappears.
     Resolved,
-    /// From a file.
+    /// By `/etc/resolv.conf`.
     File(Step),
 }
 
 impl ResolverConfig {
-    /// Changes nothing yet. `tun` is the name of the TUN device.
+    /// A configuration that has changed nothing yet. `tun` is the name of the TUN device.
     pub fn new(tun: &str) -> Self {
-        Self { tun: tun.to_owned(), servers: Vec::new(), way: None }
+        Self { tun: tun.to_owned(), servers: Vec::new(), applied: None }
     }
 
-    /// Lets programs ask these name servers, or with none those of before. Does nothing if it was asked for the same
-    /// the last time, whatever came of it.
+    /// Makes programs ask `servers`; with an empty list restores the previous configuration. Does nothing if the last call had
+    /// the same list, even if that call failed.
     ///
     /// # Errors
-    /// If neither systemd-resolved nor the file takes them. Then the machine is as it was.
+    /// If neither systemd-resolved nor the file can be changed. The previous configuration is in force then.
     pub fn apply(&mut self, undo: &mut UndoJournal, servers: &[IpAddr]) -> Result<(), OsError> {
         if self.servers == servers {
             return Ok(());
         }
         servers.clone_into(&mut self.servers);
-        match self.way.take() {
-            Some(Way::File(step)) => {
+        match self.applied.take() {
+            Some(Applied::File(step)) => {
                 for error in undo.revert(&[step]) {
-                    tracing::warn!(%error, "the name servers of before are not back");
+                    tracing::warn!(%error, "cannot restore the name servers that were used before the tunnel");
                 }
             }
-            Some(Way::Resolved) => resolved::revert(Path::new(RESOLVECTL), &self.tun),
+            Some(Applied::Resolved) => resolved::revert(Path::new(RESOLVECTL), &self.tun),
             None => {}
         }
         if servers.is_empty() {
             return Ok(());
         }
-        if resolved::is_asked(&nameservers(Path::new(FILE))) {
+        if resolved::is_asked(&nameservers(Path::new(RESOLV_CONF))) {
             match resolved::apply(Path::new(RESOLVECTL), &self.tun, servers) {
                 Ok(()) => {
-                    self.way = Some(Way::Resolved);
+                    self.applied = Some(Applied::Resolved);
                     return Ok(());
                 }
-                Err(reason) => tracing::debug!(reason, "systemd-resolved does not take name servers"),
+                Err(reason) => tracing::debug!(
+                    reason,
+                    "systemd-resolved refused the name servers; writing /etc/resolv.conf instead"
+                ),
             }
         }
-        let step = Step::Resolver(file::plan(Path::new(FILE), &text(servers))?);
-        if let Err(error) = undo.make(std::slice::from_ref(&step)) {
+        let step = Step::Resolver(file::plan(Path::new(RESOLV_CONF), &text(servers))?);
+        if let Err(error) = undo.apply(std::slice::from_ref(&step)) {
             drop(undo.revert(&[step]));
             return Err(error);
         }
-        self.way = Some(Way::File(step));
+        self.applied = Some(Applied::File(step));
         Ok(())
     }
 
-    /// Name servers that are asked past the tunnel although everything goes into it: they are on a link's own network,
-    /// or systemd-resolved asks them over their link.
+    /// The name servers that are reached outside of the tunnel although the default route leads into it: those on a link's own
+    /// network, and those that systemd-resolved asks over their link.
     ///
     /// # Errors
-    /// If the kernel does not tell its addresses.
+    /// If the addresses of this machine cannot be listed.
     pub fn name_servers_outside_tunnel(&self) -> Result<Vec<IpAddr>, OsError> {
-        let asked = match &self.way {
+        let asked = match &self.applied {
             Some(_) => self.servers.clone(),
-            None => nameservers(Path::new(FILE)),
+            None => nameservers(Path::new(RESOLV_CONF)),
         };
-        if self.way.is_none() && resolved::is_asked(&asked) {
-            return Ok(nameservers(Path::new(OF_RESOLVED)));
+        if self.applied.is_none() && resolved::is_asked(&asked) {
+            return Ok(nameservers(Path::new(RESOLVED_UPSTREAMS_FILE)));
         }
         let mut netlink = Netlink::open()?;
         let links = netlink.links()?;
@@ -115,6 +118,7 @@ impl ResolverConfig {
     }
 }
 
+/// The name servers that are inside one of the networks, or link-local.
 fn on_links(servers: &[IpAddr], networks: &[IpNet]) -> Vec<IpAddr> {
     let is_on_link = |ip: &&IpAddr| {
         !ip.is_loopback() && networks.iter().any(|net| net.contains(*ip) || is_link_local(**ip))
@@ -129,22 +133,22 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// The name servers of a file, none if it cannot be read.
+/// The name servers in a file; empty if it cannot be read.
 fn nameservers(path: &Path) -> Vec<IpAddr> {
     file::read(path).map(|text| parse(&text)).unwrap_or_default()
 }
 
-/// The first words after `nameserver` that are addresses; a zone (`fe80::1%eth0`) is left out.
+/// The addresses on `nameserver` lines, at most [`MAX_NAME_SERVERS`]; a zone (`%eth0` of `fe80::1%eth0`) is ignored.
 fn parse(text: &str) -> Vec<IpAddr> {
     let address = |line: &str| {
         let mut words = line.split_ascii_whitespace();
         let word = words.next().filter(|word| *word == "nameserver").and_then(|_| words.next())?;
         word.split('%').next()?.parse().ok()
     };
-    text.lines().filter_map(address).take(MOST).collect()
+    text.lines().filter_map(address).take(MAX_NAME_SERVERS).collect()
 }
 
-/// A file with these name servers and nothing else: search lists and options are about those of before.
+/// A file with these name servers only: previous search lists and options belong to the previous name servers.
 fn text(servers: &[IpAddr]) -> String {
     let mut text = "# Made by mpvpn, which puts back what was here when the tunnel ends.\n".to_owned();
     servers.iter().for_each(|server| text += &format!("nameserver {server}\n"));
@@ -166,7 +170,7 @@ mod tests {
         let strange = "; nameserver 1.1.1.1\n#nameserver 9.9.9.9\nnameserver\nnameserver x\n \
                        nameserver\tfe80::1%eth0 \nsearch a.example\nnameserver 192.0.2.1 # the second\n";
         assert_eq!(parse(strange), ips(&["fe80::1", "192.0.2.1"]));
-        assert_eq!(parse(&"nameserver 192.0.2.1\n".repeat(9)).len(), MOST);
+        assert_eq!(parse(&"nameserver 192.0.2.1\n".repeat(9)).len(), MAX_NAME_SERVERS);
     }
 
     #[test]

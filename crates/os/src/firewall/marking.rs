@@ -1,7 +1,8 @@
-//! PacketMatch that get bits of a firewall mark, for a rule of routing to find.
+//! Rules that set bits of the firewall mark, for policy routing (`ip rule fwmark`) to match.
 //!
-//! They are looked at before the kernel decides where they go: those that come in, and those of this machine where
-//! nothing asks where they came in. Only the bits of [`MarkRule::set`] change, as others use other bits.
+//! In: [`MarkRule`]s. Out: statements of nft. Always holds: packets are marked before the routing decision; rules with an
+//! incoming interface apply to received packets only, the others also to packets that this machine sends; only the bits in
+//! the mask of [`MarkRule::set`] change, because other programs use the other bits.
 
 use std::{collections::BTreeSet, ops::RangeInclusive};
 
@@ -15,60 +16,63 @@ use serde::{Deserialize, Serialize};
 use super::{comparison, field, meta, prefix, text};
 use crate::netlink::Family;
 
-/// TCP, UDP, DCCP, SCTP and UDP-Lite.
-const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
+/// Protocols whose headers begin with ports: TCP, UDP, DCCP, SCTP and UDP-Lite (IANA, Assigned Internet Protocol Numbers).
+const PROTOCOLS_WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
 /// Some bits of a firewall mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MarkBits {
-    /// How they are.
+    /// The values of the bits in `mask`; other bits are 0.
     pub value: u32,
-    /// Which they are.
+    /// The bits that count.
     pub mask: u32,
 }
 
-/// PacketMatch, and the bits that they get.
+/// A rule: matching packets get these bits in their mark.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MarkRule {
-    /// Which.
+    /// The packets that the rule is for.
     pub packets: PacketMatch,
-    /// The bits.
+    /// The bits that it sets.
     pub set: MarkBits,
 }
 
-/// A kind of packet. Every field has to fit; a list fits if one of it does, or if it is empty.
+/// Conditions on a packet, all of which must hold. A list holds if one of its entries matches, or if it is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PacketMatch {
-    /// The mark that they have already.
+    /// The mark that the packet has already.
     pub marks: Vec<MarkBits>,
-    /// The interfaces that they come in by.
+    /// Names of the incoming interface.
     pub ingress: Vec<String>,
-    /// Protocols (IANA, Assigned Internet Protocol Numbers).
+    /// Transport protocols (IANA, Assigned Internet Protocol Numbers).
     pub protocols: Vec<u8>,
-    /// Networks of the source.
+    /// Networks of the source address.
     pub from: Vec<IpNet>,
-    /// Networks of the destination.
+    /// Networks of the destination address.
     pub to: Vec<IpNet>,
-    /// First and last ports of the source.
+    /// Ranges of source ports: first and last.
     pub from_ports: Vec<(u16, u16)>,
-    /// First and last ports of the destination.
+    /// Ranges of destination ports: first and last.
     pub ports: Vec<(u16, u16)>,
-    /// Code points (RFC 2474), 0 to 63.
+    /// DSCPs (RFC 2474), 0 to 63.
     pub dscp: Vec<u8>,
 }
 
 impl PacketMatch {
+    /// The protocols to match; where ports are given, only those that have ports.
     fn protocols(&self) -> Vec<u8> {
         match self.ports.is_empty() && self.from_ports.is_empty() {
             true => self.protocols.clone(),
-            // Bytes of others are no ports.
-            false if self.protocols.is_empty() => WITH_PORTS.to_vec(),
-            false => self.protocols.iter().copied().filter(|one| WITH_PORTS.contains(one)).collect(),
+            // In other protocols these bytes are not ports.
+            false if self.protocols.is_empty() => PROTOCOLS_WITH_PORTS.to_vec(),
+            false => {
+                self.protocols.iter().copied().filter(|one| PROTOCOLS_WITH_PORTS.contains(one)).collect()
+            }
         }
     }
 }
 
-/// The statements of all rules for `steer`.
+/// The statements of the nft rules for `rule`: one nft rule for each IP version and mark.
 pub(super) fn statements_of(rule: &MarkRule) -> Vec<Vec<Statement<'static>>> {
     let packets = &rule.packets;
     let marks: Vec<Option<MarkBits>> = match packets.marks.as_slice() {
@@ -80,7 +84,7 @@ pub(super) fn statements_of(rule: &MarkRule) -> Vec<Vec<Statement<'static>>> {
     all.filter_map(|(family, mark)| statements(packets, family, mark, rule.set)).collect()
 }
 
-/// The rule for one family, and one of the marks; `None` if no such packet can be.
+/// The nft rule for one IP version and one of the marks; `None` if no packet can match.
 fn statements(
     packets: &PacketMatch,
     family: Family,
@@ -96,27 +100,27 @@ fn statements(
         return None;
     }
     let mut statements = vec![comparison(meta(MetaKey::Nfproto), Operator::EQ, text(word))];
-    let mut among = |left: Expression<'static>, items: Vec<Expression<'static>>| {
+    let mut match_any_of = |left: Expression<'static>, items: Vec<Expression<'static>>| {
         if !items.is_empty() {
             let items = items.into_iter().map(SetItem::Element).collect();
             let set = Expression::Named(NamedExpression::Set(items));
             statements.push(comparison(left, Operator::EQ, set));
         }
     };
-    among(meta(MetaKey::Iifname), once_each(&packets.ingress).map(|name| text(name)).collect());
-    among(meta(MetaKey::L4proto), once_each(&protocols).map(|one| number(*one)).collect());
+    match_any_of(meta(MetaKey::Iifname), deduplicated(&packets.ingress).map(|name| text(name)).collect());
+    match_any_of(meta(MetaKey::L4proto), deduplicated(&protocols).map(|one| number(*one)).collect());
     for (name, nets) in [("saddr", &packets.from), ("daddr", &packets.to)] {
         let is_v4 = family == Family::V4;
         let own: Vec<IpNet> = nets.iter().copied().filter(|net| net.addr().is_ipv4() == is_v4).collect();
         if own.is_empty() && !nets.is_empty() {
             return None;
         }
-        // Sets of nft have no networks within others.
-        among(field(header, name), IpNet::aggregate(&own).into_iter().map(prefix).collect());
+        // nft refuses overlapping networks in a set.
+        match_any_of(field(header, name), IpNet::aggregate(&own).into_iter().map(prefix).collect());
     }
-    among(field(header, "dscp"), once_each(&packets.dscp).map(|one| number(*one)).collect());
-    among(field("th", "sport"), joined(&packets.from_ports).into_iter().map(range).collect());
-    among(field("th", "dport"), joined(&packets.ports).into_iter().map(range).collect());
+    match_any_of(field(header, "dscp"), deduplicated(&packets.dscp).map(|one| number(*one)).collect());
+    match_any_of(field("th", "sport"), merged_ranges(&packets.from_ports).into_iter().map(range).collect());
+    match_any_of(field("th", "dport"), merged_ranges(&packets.ports).into_iter().map(range).collect());
     if let Some(mark) = mark {
         statements.push(comparison(mark_and(mark.mask), Operator::EQ, Expression::Number(mark.value)));
     }
@@ -125,12 +129,12 @@ fn statements(
         key: meta(MetaKey::Mark),
         value: Expression::BinaryOperation(Box::new(value)),
     }));
-    // The first rule that fits decides.
+    // Ends the chain: the first rule that matches decides.
     statements.push(Statement::Accept(None));
     Some(statements)
 }
 
-/// The bits of the packet's mark.
+/// The expression `mark & mask`.
 pub(super) fn mark_and(mask: u32) -> Expression<'static> {
     let and = BinaryOperation::AND(meta(MetaKey::Mark), Expression::Number(mask));
     Expression::BinaryOperation(Box::new(and))
@@ -148,22 +152,22 @@ fn range(ports: RangeInclusive<u16>) -> Expression<'static> {
     }
 }
 
-fn once_each<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {
+fn deduplicated<T: Ord>(items: &[T]) -> impl Iterator<Item = &T> {
     items.iter().collect::<BTreeSet<_>>().into_iter()
 }
 
-/// The same ports in ranges that do not overlap, as in sets of nft.
-fn joined(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
-    let mut joined: Vec<RangeInclusive<u16>> = Vec::new();
-    for (first, last) in once_each(ranges) {
-        match joined.last_mut() {
+/// Merges ranges that overlap or touch: nft refuses them in a set.
+fn merged_ranges(ranges: &[(u16, u16)]) -> Vec<RangeInclusive<u16>> {
+    let mut merged_ranges: Vec<RangeInclusive<u16>> = Vec::new();
+    for (first, last) in deduplicated(ranges) {
+        match merged_ranges.last_mut() {
             Some(before) if *first <= before.end().saturating_add(1) => {
                 *before = *before.start()..=*before.end().max(last);
             }
-            _ => joined.push(*first..=*last),
+            _ => merged_ranges.push(*first..=*last),
         }
     }
-    joined
+    merged_ranges
 }
 
 #[cfg(test)]
@@ -190,8 +194,8 @@ mod tests {
     #[test]
     fn ports_are_those_of_protocols_that_have_some_and_their_ranges_are_joined() {
         let packets = PacketMatch { ports: vec![(7, 9), (1, 3), (4, 4), (8, 12)], ..PacketMatch::default() };
-        assert_eq!(packets.protocols(), WITH_PORTS);
-        assert_eq!(joined(&packets.ports), [1..=4, 7..=12]);
+        assert_eq!(packets.protocols(), PROTOCOLS_WITH_PORTS);
+        assert_eq!(merged_ranges(&packets.ports), [1..=4, 7..=12]);
         let packets = PacketMatch { protocols: vec![1, 17], ..packets };
         assert_eq!(packets.protocols(), [17]);
     }

@@ -11,13 +11,13 @@ use netlink_packet_route::{
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressInfo {
-    /// The interface.
+    /// The interface index.
     pub index: u32,
     /// The address, with the length of its prefix.
     pub address: IpNet,
-    /// Whether it can be used now: neither being checked for duplicates nor found to be one.
+    /// Whether it can be used now: duplicate address detection (RFC 4862 §5.4) neither runs nor has failed.
     pub usable: bool,
-    /// Whether it is valid on this link only.
+    /// Whether its scope is smaller than global: link-local, or of this host.
     pub link_local: bool,
 }
 

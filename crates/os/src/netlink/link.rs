@@ -1,4 +1,4 @@
-//! Interfaces.
+//! Netlink messages about interfaces.
 
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -8,23 +8,23 @@ use netlink_packet_route::{
 /// An interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkInfo {
-    /// Its index.
+    /// The interface index.
     pub index: u32,
-    /// Its name.
+    /// The interface name.
     pub name: String,
-    /// Whether it is switched on.
+    /// Whether it is administratively up.
     pub up: bool,
-    /// Whether it is on and has a carrier, as far as the driver can tell.
+    /// Whether it is up and has a carrier, as far as the driver can tell.
     pub carrier: bool,
     /// Largest packet in bytes.
     pub mtu: u32,
-    /// What made it, as in `veth` or `tun`; `None` for hardware.
+    /// The kind of a virtual interface, as in `veth` or `tun`; `None` for hardware.
     pub kind: Option<String>,
-    /// Whether it is the loopback.
+    /// Whether it is the loopback interface.
     pub loopback: bool,
-    /// The index of the interface that it stands on, if it does.
+    /// The index of the lower interface, as of a VLAN interface (IFLA_LINK).
     pub parent: Option<u32>,
-    /// The number of its VLAN (IEEE 802.1Q), if it is the interface of one.
+    /// The VLAN ID (IEEE 802.1Q) of a VLAN interface.
     pub vlan: Option<u16>,
 }
 
@@ -62,7 +62,7 @@ fn attribute_request(index: u32, attribute: LinkAttribute) -> RouteNetlinkMessag
 pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<LinkInfo> {
     match message {
         RouteNetlinkMessage::NewLink(message) | RouteNetlinkMessage::DelLink(message) => {
-            // Bridges tell of their ports with the same messages under their own family.
+            // Bridges report their ports with the same messages under the family AF_BRIDGE.
             let itself = message.header.interface_family == AddressFamily::Unspec;
             itself.then(|| from_message(message))
         }
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_interface_of_a_vlan_tells_its_number_and_where_it_stands() {
+    fn a_vlan_interface_has_its_vlan_id_and_its_lower_interface() {
         let mut message = LinkMessage::default();
         message.header.index = 7;
         let vlan = InfoData::Vlan(vec![InfoVlan::Id(20)]);

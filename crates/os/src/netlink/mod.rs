@@ -1,8 +1,9 @@
-//! Links, addresses, routes and rules, by rtnetlink (RFC 3549), without a runtime; and what Multipath TCP uses ([`mptcp`]).
+//! Interfaces, addresses, routes and policy rules, by rtnetlink (RFC 3549) without an async runtime; and the path manager of
+//! Multipath TCP ([`mptcp`]).
 //!
-//! In: typed requests. Out: typed lists, or an [`OsError`] that names operation, object and the
-//! kernel's words. Always holds: a [`Netlink`] belongs to the network namespace it was opened in,
-//! whichever thread uses it; a message of the kernel that cannot be read is skipped and logged.
+//! In: typed requests. Out: typed lists, or an [`OsError`] with operation, object and the kernel's explanation. Always holds:
+//! a [`Netlink`] belongs to the network namespace it was opened in, whichever thread uses it; a message of the kernel that
+//! cannot be parsed is skipped and logged.
 
 mod address;
 mod link;
@@ -17,7 +18,7 @@ pub use address::AddressInfo;
 use ipnet::IpNet;
 pub use link::LinkInfo;
 pub use monitor::{Event, Monitor};
-use neighbour::Unresolved;
+use neighbour::UnresolvedNeighbour;
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::protocols::NETLINK_ROUTE;
 pub use route::{MAIN_TABLE, Route, RouteKind};
@@ -26,14 +27,14 @@ use socket::{Change, Socket};
 
 use crate::error::{OsError, ignore_gone};
 
-/// A connection to the kernel's routing tables.
+/// A blocking rtnetlink socket.
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket<RouteNetlinkMessage>,
 }
 
 impl Netlink {
-    /// Opens one in the network namespace of this thread.
+    /// Opens a socket in the network namespace of this thread.
     pub fn open() -> Result<Self, OsError> {
         let socket =
             Socket::open(NETLINK_ROUTE).map_err(|e| OsError::kernel("open", "a netlink socket", e))?;
@@ -65,7 +66,7 @@ impl Netlink {
         Ok(messages.iter().filter_map(address::parse).collect())
     }
 
-    /// All routes of all tables, those of several next hops once for each.
+    /// All routes of all tables. A route with several next hops is listed once for each of them.
     pub fn routes(&mut self) -> Result<Vec<Route>, OsError> {
         let mut routes = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -81,20 +82,20 @@ impl Netlink {
         self.socket.change(Change::Set, "bring up interface", index, link::up_request(index))
     }
 
-    /// Sets the largest packet of an interface, in bytes.
+    /// Sets the MTU of an interface, in bytes.
     pub fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<(), OsError> {
         let object = format!("{mtu} of interface {index}");
         self.socket.change(Change::Set, "set the MTU", object, link::mtu_request(index, mtu))
     }
 
-    /// Sets how many packets wait in the kernel before it drops.
+    /// Sets the length of an interface's transmit queue, in packets; the kernel drops packets beyond it.
     pub fn set_queue_packets(&mut self, index: u32, packets: u32) -> Result<(), OsError> {
         let object = format!("{packets} of interface {index}");
         self.socket.change(Change::Set, "set the queue length", object, link::queue_request(index, packets))
     }
 
-    /// Adds an address; an IPv6 one is usable at once (no duplicate address detection). One that is
-    /// there already is fine.
+    /// Adds an address. An IPv6 address is usable at once (no duplicate address detection). No error if the interface has the
+    /// address already.
     pub fn add_address(&mut self, index: u32, address: IpNet) -> Result<(), OsError> {
         let object = format!("{address} to interface {index}");
         let request = address::add_request(index, address);
@@ -109,21 +110,21 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the address", object, request)
     }
 
-    /// Lets the next packet ask at once for each address of an interface that is asked for in vain. What was sent while it
-    /// had no carrier has begun to ask, and the kernel repeats that only every second (`retrans_time_ms`, arp(7)), holding
-    /// back packets meanwhile; so this is for a link that has come back.
+    /// Removes the unresolved entries of an interface from the neighbour table, so that the next packet starts a new
+    /// resolution at once. Call it when a link gets its carrier back: packets sent without a carrier have started resolutions
+    /// that the kernel repeats only once a second (`retrans_time_ms`, arp(7)), and meanwhile it holds packets back.
     pub fn flush_unresolved_neighbours(&mut self, index: u32) -> Result<(), OsError> {
         let messages = self.socket.dump("list", "neighbours", neighbour::list_request())?;
-        let unresolved = messages.iter().filter_map(Unresolved::parse);
+        let unresolved = messages.iter().filter_map(UnresolvedNeighbour::parse);
         for neighbour in unresolved.filter(|neighbour| neighbour.index == index) {
             let object = format!("{} of interface {index}", neighbour.address);
             let request = neighbour.remove_request();
-            ignore_gone(self.socket.change(Change::Remove, "forget the neighbour", object, request))?;
+            ignore_gone(self.socket.change(Change::Remove, "remove the neighbour entry", object, request))?;
         }
         Ok(())
     }
 
-    /// Adds a route; one that is there already is fine.
+    /// Adds a route; no error if it exists already.
     pub fn add_route(&mut self, route: &Route) -> Result<(), OsError> {
         ignore_present(self.socket.change(Change::Add, "add the route", route, route.add_request()))
     }
@@ -133,7 +134,7 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the route", route, route.remove_request())
     }
 
-    /// Adds a policy rule; one that is there already is fine.
+    /// Adds a policy rule; no error if it exists already.
     pub fn add_rule(&mut self, rule: &Rule) -> Result<(), OsError> {
         ignore_present(self.socket.change(Change::Add, "add the rule", rule, rule.add_request()))
     }
@@ -143,9 +144,9 @@ impl Netlink {
         self.socket.change(Change::Remove, "remove the rule", rule, rule.remove_request())
     }
 
-    /// The interfaces with a default route (IPv4 or IPv6, any table) except `without`, those with the
-    /// smallest metric first, each once.
-    pub fn default_route_interfaces(&mut self, without: &[&str]) -> Result<Vec<String>, OsError> {
+    /// The names of the interfaces that have a default route (IPv4 or IPv6, any table) and are not in `excluded`, each once,
+    /// ordered by the metric of the route, smallest first.
+    pub fn default_route_interfaces(&mut self, excluded: &[&str]) -> Result<Vec<String>, OsError> {
         let links = self.links()?;
         let mut defaults: Vec<_> = self
             .routes()?
@@ -156,7 +157,7 @@ impl Netlink {
         let mut names: Vec<String> = Vec::new();
         for route in defaults {
             let Some(link) = links.iter().find(|link| Some(link.index) == route.interface) else { continue };
-            let wanted = !link.loopback && !without.contains(&link.name.as_str());
+            let wanted = !link.loopback && !excluded.contains(&link.name.as_str());
             if wanted && !names.contains(&link.name) {
                 names.push(link.name.clone());
             }
@@ -165,6 +166,7 @@ impl Netlink {
     }
 }
 
+/// Turns "exists already" into `Ok`: the result of an addition.
 fn ignore_present(result: Result<(), OsError>) -> Result<(), OsError> {
     match result {
         Err(error) if error.is_present() => Ok(()),

@@ -1,4 +1,6 @@
-//! News of links, addresses and routes, as they happen.
+//! Notifications of changes of interfaces, addresses and routes (rtnetlink multicast groups).
+//!
+//! In: messages of the kernel. Out: [`Event`]s. Always holds: if notifications are lost, [`Event::Overrun`] says so.
 
 use std::{
     collections::VecDeque,
@@ -18,66 +20,67 @@ use super::{
 };
 use crate::error::OsError;
 
-/// Bytes of the receive buffer: a burst of some thousand routes fits.
-const BUFFER: libc::c_int = 1024 * 1024;
+/// Bytes of the receive buffer: a burst of some thousand routes fits. In a smaller one notifications are lost sooner, and
+/// everything is listed again; a larger one may take kernel memory.
+const RECV_BUFFER_BYTES: libc::c_int = 1024 * 1024;
 
-/// A change.
+/// A change of the network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// An interface appeared, changed or went.
+    /// An interface was added, changed or removed.
     Link {
-        /// Its index.
+        /// The interface index.
         index: u32,
-        /// Its name.
+        /// The interface name.
         name: String,
-        /// Whether it is switched on.
+        /// Whether it is administratively up.
         up: bool,
-        /// Whether it is on and has a carrier.
+        /// Whether it is up and has a carrier.
         carrier: bool,
-        /// Whether it is gone.
+        /// Whether it was removed.
         removed: bool,
     },
-    /// An interface got or lost an address. One that is still being checked for duplicates is
-    /// reported only when it can be used.
+    /// An address was added to an interface, or removed. During duplicate address detection (RFC 4862 §5.4) an address is not
+    /// reported yet.
     Address {
-        /// The interface.
+        /// The interface index.
         index: u32,
         /// The address with the length of its prefix.
         address: IpNet,
-        /// Whether it is gone.
+        /// Whether it was removed.
         removed: bool,
     },
-    /// A route came or went.
+    /// A route was added or removed.
     Route {
         /// The route.
         route: Route,
-        /// Whether it is gone.
+        /// Whether it was removed.
         removed: bool,
     },
-    /// News came faster than they were read and some are lost: list everything again.
+    /// The receive buffer overflowed and notifications are lost: list everything again.
     Overrun,
 }
 
-/// A nonblocking subscription.
+/// A nonblocking subscription to notifications.
 #[derive(Debug)]
 pub struct Monitor {
     socket: netlink_sys::Socket,
     buffer: Vec<u8>,
-    waiting: VecDeque<Event>,
+    pending: VecDeque<Event>,
 }
 
 impl Monitor {
     /// Subscribes in the network namespace of this thread.
     pub fn open() -> Result<Self, OsError> {
         let socket = subscribe().map_err(|e| OsError::kernel("subscribe to", "network changes", e))?;
-        Ok(Self { socket, buffer: Vec::new(), waiting: VecDeque::new() })
+        Ok(Self { socket, buffer: Vec::new(), pending: VecDeque::new() })
     }
 
-    /// The next piece of news; `None` if there is none.
-    #[allow(clippy::should_implement_trait, reason = "nothing now does not mean the end")]
+    /// The next event; `None` if none waits.
+    #[allow(clippy::should_implement_trait, reason = "`None` means that nothing waits now, not the end")]
     pub fn next(&mut self) -> io::Result<Option<Event>> {
         loop {
-            if let Some(event) = self.waiting.pop_front() {
+            if let Some(event) = self.pending.pop_front() {
                 return Ok(Some(event));
             }
             match socket::receive(&self.socket, &mut self.buffer) {
@@ -89,7 +92,7 @@ impl Monitor {
             let messages = Messages(&self.buffer).filter_map(socket::parse);
             for message in messages {
                 if let NetlinkPayload::InnerMessage(message) = message.payload {
-                    self.waiting.extend(events(&message));
+                    self.pending.extend(events(&message));
                 }
             }
         }
@@ -111,7 +114,7 @@ fn subscribe() -> io::Result<netlink_sys::Socket> {
         | libc::RTMGRP_IPV6_ROUTE;
     socket.bind(&SocketAddr::new(0, groups as u32))?;
     socket.set_non_blocking(true)?;
-    socket::grow_buffer(&socket, BUFFER);
+    socket::grow_buffer(&socket, RECV_BUFFER_BYTES);
     Ok(socket)
 }
 

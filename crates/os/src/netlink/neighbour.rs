@@ -1,4 +1,4 @@
-//! Who has which address on a link (ARP, RFC 826; neighbour discovery, RFC 4861).
+//! Netlink messages about the neighbour table (ARP, RFC 826; neighbour discovery, RFC 4861).
 
 use std::net::IpAddr;
 
@@ -7,19 +7,19 @@ use netlink_packet_route::{
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 
-/// All of both families.
+/// A request for the whole table, IPv4 and IPv6.
 pub(super) fn list_request() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
 }
 
-/// An address that the kernel asks for, so far in vain.
+/// An entry whose link-layer address the kernel is asking for without an answer so far (state NUD_INCOMPLETE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Unresolved {
+pub(super) struct UnresolvedNeighbour {
     pub(super) index: u32,
     pub(super) address: IpAddr,
 }
 
-impl Unresolved {
+impl UnresolvedNeighbour {
     pub(super) fn parse(message: &RouteNetlinkMessage) -> Option<Self> {
         let RouteNetlinkMessage::NewNeighbour(message) = message else { return None };
         let address = message.attributes.iter().find_map(|attribute| match attribute {
@@ -27,8 +27,8 @@ impl Unresolved {
             NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => Some(IpAddr::V6(*ip)),
             _ => None,
         })?;
-        let is_asked_for = message.header.state == NeighbourState::Incomplete;
-        is_asked_for.then_some(Self { index: message.header.ifindex, address })
+        let is_incomplete = message.header.state == NeighbourState::Incomplete;
+        is_incomplete.then_some(Self { index: message.header.ifindex, address })
     }
 
     pub(super) fn remove_request(self) -> RouteNetlinkMessage {

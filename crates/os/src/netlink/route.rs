@@ -1,4 +1,4 @@
-//! Routes.
+//! Netlink messages about routes.
 
 use std::{fmt, net::IpAddr};
 
@@ -12,58 +12,58 @@ use netlink_packet_route::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The table that `ip route` shows.
+/// The main routing table: the one that `ip route` shows.
 pub const MAIN_TABLE: u32 = RouteHeader::RT_TABLE_MAIN as u32;
 
-/// A route through one next hop, or to nowhere.
+/// A route through one next hop, or one that rejects packets. Journals on disk have the names of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Route {
-    /// Whither.
+    /// The destination prefix.
     pub destination: IpNet,
-    /// In which table.
+    /// The routing table.
     pub table: u32,
-    /// Among routes of the same destination the smallest wins; `None` is the kernel's choice (0 for
-    /// IPv4, 1024 for IPv6).
+    /// The metric: among routes with the same destination the smallest wins. `None` is the kernel's choice (0 for IPv4, 1024
+    /// for IPv6).
     pub metric: Option<u32>,
-    /// Out of which interface.
+    /// The index of the outgoing interface.
     pub interface: Option<u32>,
-    /// By which neighbour; `None` if the destination is on the link.
+    /// The next hop; `None` if the destination is on the link.
     pub gateway: Option<IpAddr>,
-    /// With which source address, where the sender did not choose.
+    /// The source address of packets whose sender has not chosen one.
     pub source: Option<IpAddr>,
-    /// What happens to packets.
+    /// What the route does with packets.
     pub kind: RouteKind,
 }
 
 /// What a route does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RouteKind {
-    /// Sends them on.
+    /// Forwards them.
     Unicast,
-    /// Answers that there is no way.
+    /// Rejects them with ICMP "destination unreachable".
     Unreachable,
-    /// Drops them.
+    /// Drops them without an answer.
     Blackhole,
-    /// Answers that it is forbidden.
+    /// Rejects them with ICMP "communication administratively prohibited".
     Prohibit,
-    /// Takes them in, or something else that we never make.
+    /// Another type of route (`RTN_*` of linux/rtnetlink.h), as local; read from the kernel, never added here.
     Other(u8),
 }
 
 impl Route {
-    /// A route to `destination` straight out of interface `index`, in `table`.
+    /// A route in `table` to `destination` through the interface `index`, without a gateway.
     pub fn through(destination: IpNet, table: u32, index: u32) -> Self {
         let kind = RouteKind::Unicast;
         Self { destination, table, metric: None, interface: Some(index), gateway: None, source: None, kind }
     }
 
-    /// A route that makes `destination` unreachable, of less weight than any other in `table`.
+    /// A route in `table` that makes `destination` unreachable; any other route to it in `table` takes precedence.
     pub fn unreachable(destination: IpNet, table: u32) -> Self {
         let (metric, kind) = (Some(u32::MAX), RouteKind::Unreachable);
         Self { destination, table, metric, interface: None, gateway: None, source: None, kind }
     }
 
-    /// Whether it matches everything of its family.
+    /// Whether it is a default route (prefix length 0).
     pub fn is_default(&self) -> bool {
         self.destination.prefix_len() == 0
     }
@@ -149,7 +149,7 @@ pub(super) fn list_request(family: AddressFamily) -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetRoute(message)
 }
 
-/// The routes that a message tells of: one for each next hop.
+/// The routes in a message: one for each next hop.
 pub(super) fn parse(message: &RouteNetlinkMessage) -> Vec<Route> {
     match message {
         RouteNetlinkMessage::NewRoute(message) | RouteNetlinkMessage::DelRoute(message) => {
@@ -161,13 +161,13 @@ pub(super) fn parse(message: &RouteNetlinkMessage) -> Vec<Route> {
 
 fn from_message(message: &RouteMessage) -> Option<Vec<Route>> {
     let header = &message.header;
-    let everything: IpAddr = match header.address_family {
+    let unspecified: IpAddr = match header.address_family {
         AddressFamily::Inet => std::net::Ipv4Addr::UNSPECIFIED.into(),
         AddressFamily::Inet6 => std::net::Ipv6Addr::UNSPECIFIED.into(),
         _ => return None,
     };
     let mut route = Route {
-        destination: IpNet::new(everything, header.destination_prefix_length).ok()?,
+        destination: IpNet::new(unspecified, header.destination_prefix_length).ok()?,
         table: header.table.into(),
         metric: None,
         interface: None,

@@ -1,4 +1,4 @@
-//! Policy rules: which table is asked for which packet.
+//! Netlink messages about policy rules (ip-rule(8)): which packets are routed by which table.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use netlink_packet_route::{
 };
 use serde::{Deserialize, Serialize};
 
-/// The family of packets that a rule is for.
+/// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Family {
     /// IPv4.
@@ -28,33 +28,33 @@ impl From<Family> for AddressFamily {
     }
 }
 
-/// A rule that sends packets to a table.
+/// A rule that looks up a table for matching packets. Journals on disk have the names of the fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rule {
-    /// For which packets.
+    /// The IP version of the packets.
     pub family: Family,
-    /// Rules are asked in this order; the main table's is 32766.
+    /// The kernel evaluates rules in ascending order of priority; that of the main table is 32766.
     pub priority: u32,
-    /// The table to ask.
+    /// The table to look up.
     pub table: u32,
-    /// The firewall mark that packets must have, and the bits of it that count.
+    /// The firewall mark that packets must have, and the mask of the bits that count.
     pub mark: Option<(u32, u32)>,
-    /// Whether the conditions must *not* hold.
+    /// Whether the rule matches the packets for which the conditions do *not* hold.
     pub invert: bool,
-    /// Routes of the table with prefixes of this length or shorter do not count.
+    /// Routes with a prefix of at most this length are ignored; 0 ignores the default route.
     pub suppress_prefix_length: Option<u32>,
-    /// The interface that packets must have come in by.
+    /// The incoming interface (`iif`).
     pub input: Option<String>,
-    /// The interface that packets must be bound to.
+    /// The interface that the sending socket is bound to (`oif`).
     #[serde(default)]
     pub output: Option<String>,
-    /// Where packets must come from.
+    /// The source network.
     #[serde(default)]
     pub source: Option<IpNet>,
 }
 
 impl Rule {
-    /// A rule without conditions: ask `table`.
+    /// A rule without conditions that looks up `table`.
     pub fn lookup(family: Family, priority: u32, table: u32) -> Self {
         Self {
             family,
@@ -128,7 +128,7 @@ impl fmt::Display for Rule {
 mod tests {
     use super::*;
 
-    /// A rule that sends packets to a table; others are of no interest here.
+    /// Parses a rule that looks up a table; `None` for other actions.
     fn parse(message: &RouteNetlinkMessage) -> Option<Rule> {
         let (RouteNetlinkMessage::NewRule(message) | RouteNetlinkMessage::DelRule(message)) = message else {
             return None;

@@ -1,4 +1,7 @@
-//! Requests and answers on one netlink socket.
+//! Requests and answers on one netlink socket (RFC 3549).
+//!
+//! In: requests. Out: the kernel's answers, or its error with an explanation. Always holds: an answer belongs to the request
+//! with the same sequence number; others are skipped.
 
 use std::{io, marker::PhantomData, os::fd::AsRawFd};
 
@@ -11,25 +14,29 @@ use netlink_sys::SocketAddr;
 
 use crate::error::OsError;
 
-/// Bytes that the kernel fills at most in one answer of a list.
-pub(super) const ANSWER: usize = 64 * 1024;
+/// Bytes of the buffer for one datagram of the kernel, which puts at most 32 KiB of a list into one (af_netlink.c). The part of
+/// a longer datagram would be lost.
+pub(super) const MAX_DATAGRAM_BYTES: usize = 64 * 1024;
 /// Bytes of a message header (struct nlmsghdr).
-const HEADER: usize = 16;
-/// The attribute of an acknowledgement that explains an error in words (NLMSGERR_ATTR_MSG).
-const EXPLANATION: u16 = 1;
+const HEADER_LEN: usize = 16;
+/// The attribute of an acknowledgement that explains an error in words (linux/netlink.h).
+const NLMSGERR_ATTR_MSG: u16 = 1;
+/// How often a list is read that changes while it is read (NLM_F_DUMP_INTR). After that the caller gets an inconsistent list;
+/// more attempts would keep it waiting while routes change all the time.
+const MAX_DUMP_ATTEMPTS: usize = 4;
 
-/// How a change treats what exists.
+/// The kind of a change: it sets the flags of the request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change {
-    /// Fails if it exists.
+    /// Creates an object; fails if it exists.
     Add,
-    /// Changes what exists.
+    /// Changes an existing object.
     Set,
-    /// Removes what exists.
+    /// Removes an object.
     Remove,
 }
 
-/// A socket for messages of one kind.
+/// A socket for messages of type `M`.
 #[derive(Debug)]
 pub(super) struct Socket<M> {
     socket: netlink_sys::Socket,
@@ -51,38 +58,43 @@ impl From<io::Error> for Refusal {
 }
 
 impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
-    /// Opens one; `protocol` as in netlink(7).
+    /// Opens a socket; `protocol` as in netlink(7).
     pub(super) fn open(protocol: isize) -> io::Result<Self> {
         let mut socket = netlink_sys::Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Explanations in words are a courtesy: Linux before 4.12 has none.
+        // Linux before 4.12 does not explain errors in words.
         let _ = socket.set_cap_ack(true);
         let _ = socket.set_ext_ack(true);
-        Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(ANSWER), messages: PhantomData })
+        Ok(Self {
+            socket,
+            sequence: 0,
+            buffer: Vec::with_capacity(MAX_DATAGRAM_BYTES),
+            messages: PhantomData,
+        })
     }
 
-    /// All messages of a list.
+    /// Reads a list (NLM_F_DUMP).
     pub(super) fn dump(
         &mut self,
         operation: &'static str,
         object: impl ToString,
         request: M,
     ) -> Result<Vec<M>, OsError> {
-        self.request(request, NLM_F_DUMP).map_err(|refusal| named(refusal, operation, object))
+        self.request(request, NLM_F_DUMP).map_err(|refusal| os_error(refusal, operation, object))
     }
 
-    /// The answer to a question about one thing.
+    /// Reads one object.
     pub(super) fn ask(
         &mut self,
         operation: &'static str,
         object: impl ToString,
         request: M,
     ) -> Result<Vec<M>, OsError> {
-        self.request(request, NLM_F_ACK).map_err(|refusal| named(refusal, operation, object))
+        self.request(request, NLM_F_ACK).map_err(|refusal| os_error(refusal, operation, object))
     }
 
-    /// Makes a change.
+    /// Requests a change and waits for its acknowledgement.
     pub(super) fn change(
         &mut self,
         change: Change,
@@ -94,16 +106,16 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
             Change::Add => NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL,
             Change::Set | Change::Remove => NLM_F_ACK,
         };
-        self.request(request, flags).map(drop).map_err(|refusal| named(refusal, operation, object))
+        self.request(request, flags).map(drop).map_err(|refusal| os_error(refusal, operation, object))
     }
 
-    /// A list that changed while it was read (NLM_F_DUMP_INTR) is read again, a few times.
+    /// Sends a request and collects the answers; reads a list again that changed meanwhile (NLM_F_DUMP_INTR).
     fn request(&mut self, request: M, flags: u16) -> Result<Vec<M>, Refusal> {
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
         let mut message = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(request));
         let mut answers = Vec::new();
-        for _ in 0..4 {
+        for _ in 0..MAX_DUMP_ATTEMPTS {
             self.sequence = self.sequence.wrapping_add(1);
             message.header.sequence_number = self.sequence;
             message.finalize();
@@ -111,7 +123,7 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
             message.serialize(&mut bytes);
             self.socket.send(&bytes, 0)?;
             answers.clear();
-            if self.collect(&mut answers)? == Consistency::Whole {
+            if self.collect(&mut answers)? == Consistency::Complete {
                 break;
             }
         }
@@ -119,7 +131,7 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
     }
 
     fn collect(&mut self, answers: &mut Vec<M>) -> Result<Consistency, Refusal> {
-        let mut consistency = Consistency::Whole;
+        let mut consistency = Consistency::Complete;
         loop {
             receive(&self.socket, &mut self.buffer)?;
             for bytes in Messages(&self.buffer) {
@@ -128,7 +140,7 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
                     continue;
                 }
                 if message.header.flags & NLM_F_DUMP_INTR != 0 {
-                    consistency = Consistency::Torn;
+                    consistency = Consistency::Changed;
                 }
                 match message.payload {
                     NetlinkPayload::InnerMessage(inner) => answers.push(inner),
@@ -142,17 +154,18 @@ impl<M: NetlinkSerializable + NetlinkDeserializable> Socket<M> {
     }
 }
 
+/// Whether a list changed while it was read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Consistency {
-    Whole,
-    Torn,
+    Complete,
+    Changed,
 }
 
-/// Reads one datagram into `buffer`, replacing what it held.
+/// Reads one datagram into `buffer`, replacing its content.
 pub(super) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io::Result<()> {
     loop {
         buffer.clear();
-        buffer.reserve(ANSWER);
+        buffer.reserve(MAX_DATAGRAM_BYTES);
         match socket.recv(buffer, 0) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             result => return result.map(drop),
@@ -160,7 +173,7 @@ pub(super) fn receive(socket: &netlink_sys::Socket, buffer: &mut Vec<u8>) -> io:
     }
 }
 
-/// Cuts a datagram into its messages; stops at one with an impossible length.
+/// Iterates over the messages in a datagram; stops at a message with an impossible length.
 pub(super) struct Messages<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
@@ -168,7 +181,7 @@ impl<'a> Iterator for Messages<'a> {
 
     fn next(&mut self) -> Option<&'a [u8]> {
         let length = u32::from_ne_bytes(self.0.get(..4)?.try_into().ok()?) as usize;
-        if length < HEADER {
+        if length < HEADER_LEN {
             return None;
         }
         let message = self.0.get(..length)?;
@@ -177,31 +190,31 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
-/// Reads one message; one that cannot be read (of a newer kernel) is logged and skipped.
+/// Parses one message; `None`, and a line in the log, if that is impossible (as for one of a newer kernel).
 pub(super) fn parse<M: NetlinkDeserializable>(bytes: &[u8]) -> Option<NetlinkMessage<M>> {
     match NetlinkMessage::deserialize(bytes) {
         Ok(message) => Some(message),
         Err(error) => {
-            tracing::debug!(%error, "skipped a netlink message");
+            tracing::debug!(%error, "skipped a netlink message that cannot be parsed");
             None
         }
     }
 }
 
 fn refusal(error: &ErrorMessage) -> Refusal {
-    let attributes = error.header.get(HEADER..).unwrap_or_default();
+    let attributes = error.header.get(HEADER_LEN..).unwrap_or_default();
     let detail = NlasIterator::new(attributes)
         .map_while(Result::ok)
-        .find(|attribute: &NlaBuffer<&[u8]>| attribute.kind() == EXPLANATION)
+        .find(|attribute: &NlaBuffer<&[u8]>| attribute.kind() == NLMSGERR_ATTR_MSG)
         .map(|attribute| String::from_utf8_lossy(attribute.value()).trim_end_matches('\0').to_owned());
     Refusal { source: error.to_io(), detail }
 }
 
-fn named(refusal: Refusal, operation: &'static str, object: impl ToString) -> OsError {
+fn os_error(refusal: Refusal, operation: &'static str, object: impl ToString) -> OsError {
     OsError::Kernel { operation, object: object.to_string(), source: refusal.source, detail: refusal.detail }
 }
 
-/// Grows the receive buffer of a socket that must not miss anything.
+/// Sets the size of the receive buffer, in bytes: with CAP_NET_ADMIN beyond net.core.rmem_max, else up to it.
 pub(super) fn grow_buffer(socket: &netlink_sys::Socket, bytes: libc::c_int) {
     for name in [libc::SO_RCVBUFFORCE, libc::SO_RCVBUF] {
         // SAFETY: `bytes` outlives the call, and its size is given.
@@ -229,18 +242,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_datagram_is_cut_and_read_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
+        fn any_datagram_is_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..256)) {
             for message in Messages(&bytes) {
                 let _ = parse::<RouteNetlinkMessage>(message);
             }
         }
 
         #[test]
-        fn any_message_of_a_known_type_is_read_without_panic(
+        fn any_message_of_a_known_type_is_parsed_without_panic(
             kind in 16_u16..40, body in prop::collection::vec(any::<u8>(), 0..128))
         {
-            let mut bytes = vec![0; HEADER];
-            bytes[..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+            let mut bytes = vec![0; HEADER_LEN];
+            bytes[..4].copy_from_slice(&((HEADER_LEN + body.len()) as u32).to_ne_bytes());
             bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
             bytes.extend_from_slice(&body);
             for message in Messages(&bytes) {
@@ -250,8 +263,8 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_carries_the_words_of_the_kernel() {
-        let mut header = vec![0; HEADER];
+    fn a_refusal_has_the_explanation_of_the_kernel() {
+        let mut header = vec![0; HEADER_LEN];
         header.extend_from_slice(&[10, 0, 1, 0]);
         header.extend_from_slice(b"no no\0\0\0");
         let mut error = ErrorMessage::default();

@@ -1,4 +1,4 @@
-//! How a connection fares with what it sends.
+//! Counters of sent segments, and the choice of the kernel's congestion control.
 
 use std::{io, os::fd::AsFd};
 
@@ -6,43 +6,46 @@ use rustix::net::sockopt;
 
 use crate::option::{number, read_bytes};
 
-/// Where these are in `struct tcp_info` of linux/tcp.h.
-const TOTAL_RETRANS: usize = 100;
-const DATA_SEGS_OUT: usize = 156;
-const DSACK_DUPS: usize = 216;
+/// Offsets in `struct tcp_info` of linux/tcp.h, in bytes.
+const TOTAL_RETRANS_OFFSET: usize = 100;
+const DATA_SEGS_OUT_OFFSET: usize = 156;
+const DSACK_DUPS_OFFSET: usize = 216;
 
-/// Segments sent since a connection began; numbers wrap around. Of Multipath TCP those of its first subflow.
+/// Segments sent since a connection began. The counters wrap around. On a Multipath TCP connection they are those of its first
+/// subflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SegmentCounters {
-    /// With data in them.
+    /// Segments with data, retransmissions included.
     pub segments: u32,
-    /// Those that were sent once more.
+    /// Retransmitted segments.
     pub retransmitted: u32,
-    /// Those of them that the far end says it had already (RFC 2883), with what the network doubled.
+    /// Segments that the peer reports as duplicates (D-SACK, RFC 2883): spurious retransmissions, and packets that the network
+    /// duplicated.
     pub spurious: u32,
 }
 
 impl SegmentCounters {
-    /// How the connection behind `fd` fares.
+    /// Reads the counters of the connection behind `fd`.
     ///
     /// # Errors
-    /// If it is no socket of TCP or Multipath TCP, or the kernel (before 4.19) does not count all of these.
+    /// If `fd` is no TCP or Multipath TCP socket, or the kernel (before 4.19) does not have all counters.
     pub fn of(fd: impl AsFd) -> io::Result<Self> {
         let mut room = [0; 256];
         let info = read_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut room)?;
         let count = |at: usize| number(info, at).ok_or(io::ErrorKind::Unsupported);
         Ok(Self {
-            segments: count(DATA_SEGS_OUT)?,
-            retransmitted: count(TOTAL_RETRANS)?,
-            spurious: count(DSACK_DUPS)?,
+            segments: count(DATA_SEGS_OUT_OFFSET)?,
+            retransmitted: count(TOTAL_RETRANS_OFFSET)?,
+            spurious: count(DSACK_DUPS_OFFSET)?,
         })
     }
 }
 
-/// Lets the connection behind `fd`, with all its subflows, have the congestion control of this name from now on.
+/// Sets the congestion control of the connection behind `fd` and of all its subflows (TCP_CONGESTION).
 ///
 /// # Errors
-/// If this kernel has none of the name, or this process may not have it (net.ipv4.tcp_allowed_congestion_control).
+/// If this kernel has no such congestion control, or this process must not use it
+/// (net.ipv4.tcp_allowed_congestion_control).
 pub fn set_congestion_control(fd: impl AsFd, name: &str) -> io::Result<()> {
     Ok(sockopt::set_tcp_congestion(fd, name)?)
 }
@@ -57,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sent_is_counted_and_the_control_is_as_it_was_set() {
+    fn segments_are_counted_and_the_congestion_control_can_be_set() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut here = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut there, _) = listener.accept().unwrap();

@@ -1,4 +1,4 @@
-//! What became of a connection that was tried as one of Multipath TCP.
+//! The state of a connection whose socket asked for Multipath TCP (RFC 8684).
 
 use std::{io, net::SocketAddr, os::fd::AsFd};
 
@@ -13,87 +13,89 @@ const SOL_MPTCP: libc::c_int = 284;
 const MPTCP_INFO: libc::c_int = 1;
 const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
 
-/// Where `mptcpi_flags` is in `struct mptcp_info`.
-const FLAGS: usize = 8;
-const FLAG_FALLBACK: u32 = 1;
-const FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
+/// Offset of `mptcpi_flags` in `struct mptcp_info`, in bytes.
+const FLAGS_OFFSET: usize = 8;
+const MPTCP_INFO_FLAG_FALLBACK: u32 = 1;
+const MPTCP_INFO_FLAG_REMOTE_KEY_RECEIVED: u32 = 2;
 
 /// Bytes of `struct mptcp_subflow_data`: four 32-bit numbers.
-const SUBFLOW_HEAD: usize = 16;
+const SUBFLOW_DATA_LEN: usize = 16;
 /// Bytes of `struct sockaddr_storage`; `struct mptcp_subflow_addrs` is two of them.
-const ADDRESS: usize = 128;
-/// Subflows that are read. The kernel makes no more than 8 to each side's addresses.
-const SUBFLOWS: usize = 16;
+const SOCKADDR_STORAGE_LEN: usize = 128;
+/// Subflows that are read of a connection. The kernel allows 8 beyond the first one on each side, so more cannot exist; with
+/// fewer some would be missing.
+const MAX_SUBFLOWS: usize = 16;
 
-/// What a connection is.
+/// Whether a connection uses Multipath TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MptcpState {
-    /// Nobody asked for Multipath TCP, this kernel has none, or there is no connection yet.
+    /// The socket did not ask for Multipath TCP, this kernel has none, or the connection is not established yet.
     NotUsed,
-    /// It was asked for, and the far end does not know it or somebody on the way took it away: it is one of TCP.
+    /// The connection fell back to TCP: the peer does not support Multipath TCP, or a middlebox removed its options.
     Fallback,
-    /// It is one of Multipath TCP, with these subflows.
+    /// The connection uses Multipath TCP, with these subflows.
     Active(Vec<Subflow>),
 }
 
-/// One TCP connection of several that are one.
+/// One of the TCP connections of a Multipath TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subflow {
-    /// This end.
+    /// The local address.
     pub local: SocketAddr,
-    /// The far end.
+    /// The peer's address.
     pub remote: SocketAddr,
 }
 
 impl MptcpState {
-    /// What the connection behind `fd` is now. One whose options are taken away after the handshake falls back with the
-    /// first bytes, so ask again once some have come.
+    /// The present state of the connection behind `fd`. If a middlebox removes options only after the handshake, the
+    /// connection falls back with the first bytes, so read the state again once bytes have arrived.
     ///
     /// # Errors
-    /// If it is no socket.
+    /// If `fd` is no socket.
     pub fn of(fd: impl AsFd) -> io::Result<Self> {
         let mut room = [0; 256];
         let info = match read_bytes(&fd, SOL_MPTCP, MPTCP_INFO, &mut room) {
             Ok(info) => info,
-            // Linux asks the only subflow, which is TCP, after a fallback.
+            // After a fallback Linux passes the call to the only subflow, a TCP socket, which refuses it.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOPROTOOPT)) => {
-                return Ok(if was_tried(&fd) { Self::Fallback } else { Self::NotUsed });
+                return Ok(if is_mptcp_socket(&fd) { Self::Fallback } else { Self::NotUsed });
             }
             Err(error) => return Err(error),
         };
-        Ok(match number(info, FLAGS).unwrap_or(0) {
-            flags if flags & FLAG_FALLBACK != 0 => Self::Fallback,
-            flags if flags & FLAG_REMOTE_KEY_RECEIVED == 0 => Self::NotUsed,
+        Ok(match number(info, FLAGS_OFFSET).unwrap_or(0) {
+            flags if flags & MPTCP_INFO_FLAG_FALLBACK != 0 => Self::Fallback,
+            flags if flags & MPTCP_INFO_FLAG_REMOTE_KEY_RECEIVED == 0 => Self::NotUsed,
             _ => Self::Active(subflows(fd)),
         })
     }
 }
 
-/// Whether the socket was made for Multipath TCP. What a listener hands out to those who asked for TCP was not.
-fn was_tried(fd: impl AsFd) -> bool {
+/// Whether the protocol of the socket is Multipath TCP. A listener for both accepts plain connections as TCP sockets.
+fn is_mptcp_socket(fd: impl AsFd) -> bool {
     let mut room = [0; 4];
     let protocol = read_bytes(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut room);
     protocol.is_ok_and(|bytes| bytes == libc::IPPROTO_MPTCP.to_ne_bytes())
 }
 
-/// The subflows of a connection; none where the kernel (before 5.16) does not tell.
+/// The subflows of a connection; empty on kernels before 5.16, which do not list them.
 fn subflows(fd: impl AsFd) -> Vec<Subflow> {
-    let mut room = [0; SUBFLOW_HEAD + SUBFLOWS * 2 * ADDRESS];
-    // What is known here of the head, and of each entry; the kernel fills in the numbers between.
-    room[..4].copy_from_slice(&(SUBFLOW_HEAD as u32).to_ne_bytes());
-    room[12..16].copy_from_slice(&(2 * ADDRESS as u32).to_ne_bytes());
+    let mut room = [0; SUBFLOW_DATA_LEN + MAX_SUBFLOWS * 2 * SOCKADDR_STORAGE_LEN];
+    // The sizes of the header and of an entry as they are known here; the kernel fills in the fields between.
+    room[..4].copy_from_slice(&(SUBFLOW_DATA_LEN as u32).to_ne_bytes());
+    room[12..16].copy_from_slice(&(2 * SOCKADDR_STORAGE_LEN as u32).to_ne_bytes());
     read_bytes(fd, SOL_MPTCP, MPTCP_SUBFLOW_ADDRS, &mut room).map(parse).unwrap_or_default()
 }
 
 fn parse(bytes: &[u8]) -> Vec<Subflow> {
     let size = |at: usize| number(bytes, at).unwrap_or(0) as usize;
-    let (head, count, entry) = (size(0), size(4).min(SUBFLOWS), size(12));
-    if head < SUBFLOW_HEAD || entry < 2 * ADDRESS {
+    let (head, count, entry) = (size(0), size(4).min(MAX_SUBFLOWS), size(12));
+    if head < SUBFLOW_DATA_LEN || entry < 2 * SOCKADDR_STORAGE_LEN {
         return Vec::new();
     }
     let entries = bytes.get(head..).unwrap_or_default().chunks_exact(entry).take(count);
     let subflow = |entry: &[u8]| {
-        let (local, remote) = (&entry[..ADDRESS], &entry[ADDRESS..2 * ADDRESS]);
+        let (local, remote) =
+            (&entry[..SOCKADDR_STORAGE_LEN], &entry[SOCKADDR_STORAGE_LEN..2 * SOCKADDR_STORAGE_LEN]);
         Some(Subflow { local: RawAddress::read(local)?, remote: RawAddress::read(remote)? })
     };
     entries.filter_map(subflow).collect()
@@ -161,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn two_ends_with_it_have_one_subflow_to_begin_with() {
+    fn a_new_multipath_connection_has_one_subflow() {
         if !has_mptcp() {
             return println!("skipped: this kernel has no Multipath TCP");
         }
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_it_leaves_tcp() {
+    fn a_peer_without_multipath_tcp_causes_a_fallback() {
         if !has_mptcp() {
             return println!("skipped: this kernel has no Multipath TCP");
         }
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn options_hold_as_far_as_it_is_said() {
+    fn options_are_applied_as_documented() {
         let number = |fd: &TcpStream, level, name| {
             let mut room = [0; 4];
             let read = read_bytes(fd, level, name, &mut room).map(<[u8]>::to_vec);
@@ -218,8 +220,8 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_lie_about_the_room_give_no_subflows() {
-        let mut bytes = vec![0; SUBFLOW_HEAD + 2 * ADDRESS];
+    fn impossible_sizes_give_no_subflows() {
+        let mut bytes = vec![0; SUBFLOW_DATA_LEN + 2 * SOCKADDR_STORAGE_LEN];
         assert!(parse(&bytes).is_empty());
         for (at, value) in [(0, u32::MAX), (4, u32::MAX), (12, 1)] {
             bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
@@ -229,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1024)) {
+        fn any_bytes_are_parsed_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..1024)) {
             parse(&bytes);
         }
     }

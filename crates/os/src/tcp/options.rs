@@ -1,4 +1,4 @@
-//! How connections are made and kept.
+//! Options of TCP sockets.
 
 use std::{
     io,
@@ -14,77 +14,79 @@ use crate::option::{set_bytes, set_int};
 /// TCP_RTO_MAX_MS of linux/tcp.h, since Linux 6.15.
 const TCP_RTO_MAX_MS: libc::c_int = 44;
 
-/// What a connection is tried as.
+/// The protocol that a socket asks for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// TCP.
     #[default]
     Tcp,
-    /// Multipath TCP, which becomes TCP where this kernel, the far end or somebody on the way does not know it:
-    /// [`super::MptcpState::of`] tells what it became.
+    /// Multipath TCP, which falls back to TCP if this kernel, the peer or a middlebox does not support it;
+    /// [`super::MptcpState::of`] tells whether it did.
     Mptcp,
 }
 
-/// How to listen.
+/// Options of a listening socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ListenOptions {
-    /// What is offered to those who ask for it; those of TCP are taken all the same.
+    /// The protocol that is offered. A socket for Multipath TCP accepts plain TCP as well.
     pub protocol: Protocol,
-    /// For an IPv6 address: whether IPv4 is left to other sockets.
+    /// For an IPv6 address: whether the socket takes no IPv4 connections (IPV6_V6ONLY).
     pub v6only: bool,
 }
 
-/// How to make a socket that connects.
+/// Options of a connecting socket.
 #[derive(Clone, Debug, Default)]
 pub struct TcpOptions {
     /// The address to send from; the kernel chooses the port, and without it the address.
     pub local: Option<IpAddr>,
-    /// The device to bind to: what is sent leaves there, what is received came in there. The subflows that a connection
-    /// of Multipath TCP gets later leave by the interfaces of their own ([`crate::netlink::mptcp`]).
+    /// The device to bind to (SO_BINDTODEVICE): packets leave and arrive only there. Further subflows of a Multipath TCP
+    /// connection use interfaces of their own ([`crate::netlink::mptcp`]).
     pub device: Option<String>,
-    /// The firewall mark of everything sent; needs CAP_NET_ADMIN.
+    /// The firewall mark of all packets sent (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// What to try.
+    /// The protocol to ask for.
     pub protocol: Protocol,
-    /// How it is kept.
+    /// Options of the connection.
     pub tuning: Tuning,
 }
 
-/// When the far end is asked whether it is still there.
+/// Keep-alive probes: how a peer that has disappeared is detected (tcp(7)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
-    /// After so long without anything from it (whole seconds, at least one).
+    /// Time without received segments after which the first probe is sent (TCP_KEEPIDLE; whole seconds, at least one).
     pub idle: Duration,
-    /// Again after so long without an answer (whole seconds, at least one).
+    /// Time between unanswered probes (TCP_KEEPINTVL; whole seconds, at least one).
     pub interval: Duration,
-    /// So many questions without an answer end the connection.
+    /// Unanswered probes after which the connection is closed (TCP_KEEPCNT).
     pub probes: u32,
 }
 
+/// Detects a lost peer after 60 s + 5 · 15 s = 135 s. Chosen: longer keeps dead connections, shorter costs packets on idle ones
+/// and closes connections after a short outage (`docs/design/machine.md`, open questions).
 impl Default for KeepAlive {
     fn default() -> Self {
         Self { idle: Duration::from_secs(60), interval: Duration::from_secs(15), probes: 5 }
     }
 }
 
-/// How a connection is kept: nothing is delayed to fill segments (TCP_NODELAY), whatever else is said here.
+/// Options of an established connection. Nagle's algorithm is always off (TCP_NODELAY).
 ///
-/// On a socket of Multipath TCP Linux (6.18) takes all of these, also when it is connected already, and for each of its
-/// subflows, but `user_timeout`, `rto_max` and, over IPv6, `dscp`: they are ignored there.
+/// On a Multipath TCP socket Linux (6.18) applies these to every subflow, also after connecting, except `user_timeout`,
+/// `rto_max` and, over IPv6, `dscp`, which it ignores there.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tuning {
-    /// When the far end is asked whether it is still there.
+    /// Keep-alive probes.
     pub keep_alive: KeepAlive,
-    /// The socket is writable only while no more than so many bytes wait that were not sent yet (TCP_NOTSENT_LOWAT):
-    /// what is decided when a packet leaves its queue is decided late. As the kernel has it if not given.
+    /// The socket is writable only while fewer than this many bytes wait unsent in it (TCP_NOTSENT_LOWAT), so that packets
+    /// wait in the queues of this process, which schedule them, and not in the socket. `None`: the kernel's default.
     pub notsent_lowat: Option<u32>,
-    /// The connection ends when what was sent has not been acknowledged for so long (TCP_USER_TIMEOUT, RFC 5482), rather than
-    /// after a quarter of an hour. Ignored on a socket of Multipath TCP.
+    /// Time without acknowledgement of sent data after which the connection is closed (TCP_USER_TIMEOUT, RFC 5482). `None`: the
+    /// kernel's default, about a quarter of an hour. Ignored on a Multipath TCP socket.
     pub user_timeout: Option<Duration>,
-    /// What is lost is sent again after at most so long (TCP_RTO_MAX_MS; 1 to 120 s), so that a connection goes on soon after an outage.
-    /// Ignored on a socket of Multipath TCP, and before Linux 6.15.
+    /// Longest retransmission timeout (TCP_RTO_MAX_MS; 1 to 120 s): a shorter one lets a connection continue sooner after an
+    /// outage. Ignored on a Multipath TCP socket, and before Linux 6.15.
     pub rto_max: Option<Duration>,
-    /// The DSCP of everything sent (RFC 2474), 0 to 63. Ignored on a socket of Multipath TCP over IPv6.
+    /// The DSCP of all packets sent (RFC 2474), 0 to 63. Ignored on a Multipath TCP socket over IPv6.
     pub dscp: u8,
 }
 
@@ -102,15 +104,15 @@ impl TcpOptions {
 }
 
 impl Tuning {
-    /// Makes it so for a socket of TCP or Multipath TCP, one that was accepted, for example.
+    /// Sets these options on a TCP or Multipath TCP socket, for example an accepted one.
     ///
     /// # Errors
-    /// If the kernel refuses what every kernel knows: the connection has ended already.
+    /// If the kernel refuses an option that every kernel knows: the connection has ended already.
     pub fn apply(&self, fd: impl AsFd) -> io::Result<()> {
         let fd = fd.as_fd();
         sockopt::set_tcp_nodelay(fd, true)?;
         sockopt::set_socket_keepalive(fd, true)?;
-        // Sockets of Multipath TCP know these since Linux 6.10 only.
+        // Multipath TCP sockets know these since Linux 6.10 only.
         let _ = sockopt::set_tcp_keepidle(fd, self.keep_alive.idle);
         let _ = sockopt::set_tcp_keepintvl(fd, self.keep_alive.interval);
         let _ = sockopt::set_tcp_keepcnt(fd, self.keep_alive.probes);
@@ -133,7 +135,7 @@ impl Tuning {
                 SocketAddr::V4(_) => set_int(fd, libc::IPPROTO_IP, libc::IP_TOS, class)?,
                 SocketAddr::V6(_) => {
                     let _ = set_int(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class);
-                    // What came to an IPv4 address of a listener for both.
+                    // For an IPv4 connection to a listener for both IP versions.
                     let _ = set_int(fd, libc::IPPROTO_IP, libc::IP_TOS, class);
                 }
             }

@@ -1,20 +1,20 @@
-//! The TUN devices of classes at a client, and what goes there.
+//! The TUN devices of the classes of a client, and the packets that are routed into them.
 //!
-//! Each device has a table with a default route to it, which is asked
-//! 1. for what is bound to the device, or to an address of its own;
-//! 2. for packets with its bits in the firewall mark, unless the main table knows a specific way for them. nftables
-//!    give these bits to the packets that are to be steered there, as [`ClassSteering`] says.
+//! Each device has a routing table with a default route to it. Policy rules look up this table
+//! 1. for packets of sockets that are bound to the device, or to an address that only this device has;
+//! 2. for packets with the device's bits in the firewall mark, unless the main table has a specific route. Rules of nftables
+//!    set these bits on the packets that [`ClassSteering`] matches.
 //!
-//! Routes that people make to the device lead there as well. Whatever leaves by it gets its address, as the server takes
-//! packets from no others.
+//! Routes that users add to the device lead there as well. Packets that leave by it get its address (source NAT), because
+//! the server accepts packets from no other address.
 
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
 use super::{
-    ClientNetConfig, Families, InForce, client::SMALLEST_V6_MTU, enable_forwarding, everything, family_of,
-    prepare_device,
+    AppliedSteps, ClientNetConfig, Families, client::MIN_V6_MTU_BYTES, default_destination,
+    enable_forwarding, family_of, prepare_device,
 };
 use crate::{
     error::OsError,
@@ -24,55 +24,56 @@ use crate::{
     undo::{Interface, Step, UndoJournal},
 };
 
-/// The bits of the firewall mark that name a device.
-const MASK: u32 = 0x0f00_0000;
+/// The bits of the firewall mark that hold the number of a device plus one (0: no device). Four bits suffice for the 15 devices
+/// that a client can have; more would take bits from other programs. None of them is set in the tunnel's own mark.
+const DEVICE_MARK_MASK: u32 = 0x0f00_0000;
 
 /// The TUN device of a class.
 #[derive(Clone, Debug)]
 pub struct ClassTun {
-    /// The device.
+    /// The interface.
     pub interface: Interface,
-    /// Tells it from others, 0 to 14.
+    /// The number of the device: that of its class, 0 to 14.
     pub number: u8,
 }
 
-/// PacketMatch that go into the device of a class.
+/// A rule that steers packets into the device of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassSteering {
     /// The number of the device.
     pub number: u8,
-    /// What is true of them.
+    /// The packets.
     pub packets: PacketMatch,
-    /// VLANs, by the interfaces of which they come in; any if it is empty. Where [`PacketMatch::ingress`] is not empty, such
-    /// an interface is one of these, or stands on one.
+    /// VLAN IDs (IEEE 802.1Q): packets match only if they arrive by a VLAN interface with one of these; an empty list sets no
+    /// condition. If [`PacketMatch::ingress`] is not empty, the VLAN interface is one of those, or above one of those.
     pub vlans: Vec<u16>,
 }
 
 /// The addresses of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceAddresses {
-    /// Which.
+    /// The addresses, with the lengths of their prefixes.
     pub addresses: Vec<IpNet>,
-    /// Whether no other device has them.
+    /// Whether no other device has these addresses.
     pub own: bool,
 }
 
-/// The devices of all classes.
+/// The network configuration of the devices of all classes.
 #[derive(Debug)]
 pub struct ClassNet {
     client: ClientNetConfig,
     tuns: Vec<ClassTun>,
     steering: Vec<ClassSteering>,
     netlink: Netlink,
-    in_force: InForce,
-    /// What was said last: the addresses of each device, and the MTU (bytes).
+    applied: AppliedSteps,
+    /// The arguments of the last call of [`Self::apply`]: the addresses of each device, and the MTU (bytes).
     wanted: Option<(Vec<DeviceAddresses>, u32)>,
-    /// The table of the firewall that is in force.
-    firewall: InForce,
+    /// The table of nftables that is in force.
+    firewall: AppliedSteps,
 }
 
 impl ClassNet {
-    /// Prepares the devices and brings them up; nothing goes into them yet.
+    /// Prepares the devices and brings them up, without addresses or routes.
     pub fn new(
         client: ClientNetConfig,
         tuns: Vec<ClassTun>,
@@ -81,17 +82,18 @@ impl ClassNet {
         let mut netlink = Netlink::open()?;
         for ClassTun { interface, .. } in &tuns {
             prepare_device(&interface.name);
-            // The way back to who answers leads into the main device; the larger of both counts (kernel's ip-sysctl.rst).
+            // The route back to the sender of a reply leads into the main device, so a strict reverse path filter would drop the
+            // reply. The larger of the values for all interfaces and for this one is in force (the kernel's ip-sysctl.rst).
             if sysctl::read("net/ipv4/conf/all/rp_filter").is_ok_and(|value| value == "1") {
-                let _ = sysctl::write(&sysctl::interface("ipv4", &interface.name, "rp_filter"), "2");
+                let _ = sysctl::write(&sysctl::interface_key("ipv4", &interface.name, "rp_filter"), "2");
             }
             netlink.set_up(interface.index)?;
         }
-        let (in_force, firewall) = Default::default();
-        Ok(Self { client, tuns, steering, netlink, in_force, wanted: None, firewall })
+        let (applied, firewall) = Default::default();
+        Ok(Self { client, tuns, steering, netlink, applied, wanted: None, firewall })
     }
 
-    /// Lets the machine pass packets on, where packets of others are to be steered.
+    /// Enables forwarding if packets of other hosts are steered.
     pub fn enable_forwarding(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         let others =
             |steering: &ClassSteering| !(steering.packets.ingress.is_empty() && steering.vlans.is_empty());
@@ -101,8 +103,7 @@ impl ClassNet {
         enable_forwarding(undo, &mut self.netlink, Families { v4: true, v6: sysctl::has_ipv6() })
     }
 
-    /// Brings the machine to what is wanted now: the addresses of each device, in the order of the devices, and the MTU
-    /// (bytes).
+    /// Changes the machine to these addresses, one entry for each device in the order of the devices, and this MTU (bytes).
     pub fn apply(
         &mut self,
         undo: &mut UndoJournal,
@@ -113,22 +114,23 @@ impl ClassNet {
         {
             return Ok(());
         }
-        let v6_possible = sysctl::exists("net/ipv6/conf/all/disable_ipv6") && mtu >= SMALLEST_V6_MTU;
-        let carries = |address: &&IpNet| family_of(**address) == Family::V4 || v6_possible;
+        let kernel_has_v6 = sysctl::exists("net/ipv6/conf/all/disable_ipv6") && mtu >= MIN_V6_MTU_BYTES;
+        let is_carried = |address: &&IpNet| family_of(**address) == Family::V4 || kernel_has_v6;
         let grows = self.wanted.as_ref().is_none_or(|last| mtu > last.1);
-        // IPv6 leaves a device whose MTU falls below its minimum: shrink last, grow first.
+        // The kernel removes IPv6 from a device whose MTU falls below 1280: grow the MTU first, shrink it last.
         if grows {
             self.set_mtu(mtu)?;
         }
         let mut steps = Vec::new();
         for (tun, given) in self.tuns.iter().zip(&wanted) {
-            let addresses: Vec<IpNet> = given.addresses.iter().filter(carries).copied().collect();
+            let addresses: Vec<IpNet> = given.addresses.iter().filter(is_carried).copied().collect();
             if addresses.iter().any(|address| family_of(*address) == Family::V6) {
-                let _ = sysctl::write(&sysctl::interface("ipv6", &tun.interface.name, "disable_ipv6"), "0");
+                let _ =
+                    sysctl::write(&sysctl::interface_key("ipv6", &tun.interface.name, "disable_ipv6"), "0");
             }
             steps.extend(self.steps(tun, &addresses, given.own));
         }
-        self.in_force.change_to(undo, steps)?;
+        self.applied.change_to(undo, steps)?;
         if !grows {
             self.set_mtu(mtu)?;
         }
@@ -136,7 +138,7 @@ impl ClassNet {
         self.update_vlan_interfaces(undo)
     }
 
-    /// Finds the interfaces of VLANs anew.
+    /// Finds the interfaces of VLANs again, and installs the firewall table if they have changed.
     pub fn update_vlan_interfaces(&mut self, undo: &mut UndoJournal) -> Result<(), OsError> {
         if self.wanted.is_none() {
             return Ok(());
@@ -145,11 +147,11 @@ impl ClassNet {
             true => self.netlink.links()?,
             false => Vec::new(),
         };
-        let steps = vec![Step::Firewall { rules: self.rules(&links) }];
+        let steps = vec![Step::Firewall { rules: self.firewall_rules(&links) }];
         if self.firewall.0 == steps {
             return Ok(());
         }
-        // Both have the same name: what takes the old one back would take the new one.
+        // Both tables have the same name: reverting the old step after applying the new one would remove the new table.
         self.firewall.change_to(undo, Vec::new())?;
         self.firewall.change_to(undo, steps)
     }
@@ -158,22 +160,22 @@ impl ClassNet {
         self.tuns.iter().try_for_each(|tun| self.netlink.set_mtu(tun.interface.index, mtu))
     }
 
-    /// Everything for one device, in the order to make it.
+    /// All steps for one device in the order to apply them.
     fn steps(&self, tun: &ClassTun, addresses: &[IpNet], own: bool) -> Vec<Step> {
         let interface = || tun.interface.clone();
         let mut steps: Vec<Step> =
             addresses.iter().map(|&address| Step::Address { interface: interface(), address }).collect();
         let table = self.client.table + 1 + u32::from(tun.number);
-        // Before the rules of the client, which lead into its own device.
+        // These priorities come before those of the client's rules, which lead into the main device.
         let [specific, first] = [self.client.priority - 2, self.client.priority - 1];
-        let mark = (bits(tun.number).value, MASK);
+        let mark = (device_mark(tun.number).value, DEVICE_MARK_MASK);
         let is_steered = self.steering.iter().any(|steering| steering.number == tun.number);
         for family in [Family::V4, Family::V6] {
             let mut of_family = addresses.iter().filter(|address| family_of(**address) == family).peekable();
             if of_family.peek().is_none() {
                 continue;
             }
-            let route = Route::through(everything(family), table, tun.interface.index);
+            let route = Route::through(default_destination(family), table, tun.interface.index);
             steps.push(Step::Route { route, interface: Some(interface()) });
             let lookup = Rule::lookup(family, first, table);
             let bound = Rule { output: Some(tun.interface.name.clone()), ..lookup.clone() };
@@ -195,7 +197,7 @@ impl ClassNet {
         steps
     }
 
-    fn rules(&self, links: &[LinkInfo]) -> Rules {
+    fn firewall_rules(&self, links: &[LinkInfo]) -> Rules {
         let masquerade = self.tuns.iter().map(|tun| Masquerade {
             from: Origin::Anywhere,
             exit: Exit::Through(tun.interface.name.clone()),
@@ -205,9 +207,9 @@ impl ClassNet {
                 true => steering.packets.clone(),
                 false => PacketMatch { ingress: interfaces_of(steering, links), ..steering.packets.clone() },
             };
-            // Without the interface of such a VLAN nothing fits; the empty list would fit everything.
-            let can_be = steering.vlans.is_empty() || !packets.ingress.is_empty();
-            can_be.then(|| MarkRule { packets, set: bits(steering.number) })
+            // Without an interface of the VLAN no packet can match, but an empty list would match all packets.
+            let can_match = steering.vlans.is_empty() || !packets.ingress.is_empty();
+            can_match.then(|| MarkRule { packets, set: device_mark(steering.number) })
         });
         Rules {
             name: format!("{} classes", self.client.tun.name),
@@ -218,20 +220,24 @@ impl ClassNet {
     }
 }
 
-fn bits(number: u8) -> MarkBits {
-    MarkBits { value: (u32::from(number) + 1) << MASK.trailing_zeros() & MASK, mask: MASK }
+fn device_mark(number: u8) -> MarkBits {
+    MarkBits {
+        value: (u32::from(number) + 1) << DEVICE_MARK_MASK.trailing_zeros() & DEVICE_MARK_MASK,
+        mask: DEVICE_MARK_MASK,
+    }
 }
 
-/// The interfaces by which packets of such VLANs come in.
+/// The VLAN interfaces by which matching packets arrive.
 fn interfaces_of(steering: &ClassSteering, links: &[LinkInfo]) -> Vec<String> {
     let ingress: BTreeSet<&str> = steering.packets.ingress.iter().map(String::as_str).collect();
     let parent = |link: &LinkInfo| links.iter().find(|other| Some(other.index) == link.parent);
-    let stands_there = |link: &LinkInfo| parent(link).is_some_and(|parent| ingress.contains(&*parent.name));
-    let fits = |link: &&LinkInfo| {
+    let is_above_ingress =
+        |link: &LinkInfo| parent(link).is_some_and(|parent| ingress.contains(&*parent.name));
+    let matches = |link: &&LinkInfo| {
         link.vlan.is_some_and(|vlan| steering.vlans.contains(&vlan))
-            && (ingress.is_empty() || ingress.contains(&*link.name) || stands_there(link))
+            && (ingress.is_empty() || ingress.contains(&*link.name) || is_above_ingress(link))
     };
-    links.iter().filter(fits).map(|link| link.name.clone()).collect()
+    links.iter().filter(matches).map(|link| link.name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -254,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vlan_is_found_by_its_number_and_the_interface_that_it_stands_on() {
+    fn a_vlan_is_found_by_its_id_and_its_lower_interface() {
         let links = [
             link(2, "eth1", None, None),
             link(3, "br0", None, None),
@@ -274,11 +280,11 @@ mod tests {
     }
 
     #[test]
-    fn every_device_has_bits_of_its_own_which_are_none_of_the_tunnels_mark() {
+    fn every_device_has_a_mark_of_its_own_without_bits_of_the_tunnels_mark() {
         let client = ClientNetConfig::new(Interface { index: 1, name: "t0".into() });
-        let all: BTreeSet<u32> = (0..15).map(|number| bits(number).value).collect();
+        let all: BTreeSet<u32> = (0..15).map(|number| device_mark(number).value).collect();
         assert_eq!(all.len(), 15);
-        assert!(all.iter().all(|value| value & MASK == *value && *value != 0));
-        assert_eq!(client.mark & MASK, 0);
+        assert!(all.iter().all(|value| value & DEVICE_MARK_MASK == *value && *value != 0));
+        assert_eq!(client.mark & DEVICE_MARK_MASK, 0);
     }
 }

@@ -1,10 +1,10 @@
-//! A machine set up for a tunnel: the client's end with the TUN devices of its classes, the server's end, and a LAN
-//! behind a client.
+//! The network configuration of a machine with a tunnel: of a client ([`ClientNet`]), of the TUN devices of its classes
+//! ([`ClassNet`]), of a LAN behind it ([`ShareNet`]), and of a server ([`ServerNet`]).
 //!
-//! In: a TUN device, addresses, routes and an MTU, now and whenever they change. Out: a machine that
-//! sends its packets accordingly. Always holds: every change is in the journal before it is made;
-//! what stays the same over a change is not touched, so connections survive it; new things are
-//! made before old ones are taken away.
+//! In: TUN devices, and the addresses, routes and MTU that are wanted, each time they change. Out: steps that are applied
+//! through the journal. Always holds: every step is in the journal before it is applied; steps that the old and the new
+//! configuration have in common are not touched, so connections survive the change; new steps are applied before old ones
+//! are reverted.
 
 mod classes;
 mod client;
@@ -27,59 +27,59 @@ use crate::{
     undo::{Step, UndoJournal},
 };
 
-/// The steps that are in force.
+/// The steps that are applied now.
 #[derive(Debug, Default)]
-struct InForce(Vec<Step>);
+struct AppliedSteps(Vec<Step>);
 
-impl InForce {
-    /// Makes what is wanted and not there, in order, then takes back what is there and not wanted, in
-    /// reverse order. If something cannot be made, everything stays as it was before the call.
+impl AppliedSteps {
+    /// Applies the steps in `wanted` that are missing, in order, then reverts the steps that `wanted` does not have, in reverse
+    /// order. If a step fails, the steps of before the call stay in force.
     fn change_to(&mut self, undo: &mut UndoJournal, wanted: Vec<Step>) -> Result<(), OsError> {
         let now: BTreeSet<&Step> = self.0.iter().collect();
         let missing: Vec<Step> = wanted.iter().filter(|step| !now.contains(step)).cloned().collect();
-        if let Err(error) = undo.make(&missing) {
-            warn_of(undo.revert(&missing));
+        if let Err(error) = undo.apply(&missing) {
+            log_errors(undo.revert(&missing));
             return Err(error);
         }
         let wanted: BTreeSet<Step> = wanted.into_iter().collect();
         self.0.extend(missing);
         let (kept, old): (Vec<Step>, Vec<Step>) = self.0.drain(..).partition(|step| wanted.contains(step));
         self.0 = kept;
-        warn_of(undo.revert(&old));
+        log_errors(undo.revert(&old));
         Ok(())
     }
 }
 
-fn warn_of(errors: Vec<OsError>) {
+fn log_errors(errors: Vec<OsError>) {
     for error in errors {
-        tracing::warn!(%error, "could not take back what is no longer wanted");
+        tracing::warn!(%error, "cannot revert a change of the network configuration that is no longer needed");
     }
 }
 
-/// Prepares a TUN device before it comes up. These settings go when the device goes; where one does
-/// not exist (no IPv6), nothing is lost.
+/// Sets the kernel parameters of a TUN device before it comes up. They disappear with the device, so they are not in the
+/// journal; a parameter that does not exist (no IPv6) is skipped.
 fn prepare_device(name: &str) {
     let settings = [
-        // No link-local address: nobody on the other side would answer for it.
+        // No IPv6 link-local address: the peer would not answer neighbour discovery.
         ("ipv6", "addr_gen_mode", "1"),
         ("ipv6", "accept_ra", "0"),
-        // When the first of two addresses goes, the second stays.
+        // If the first of two addresses is removed, the second stays.
         ("ipv4", "promote_secondaries", "1"),
-        // ICMP errors about what the tunnel cannot carry come from our own address.
+        // The tunnel itself answers with ICMP errors, whose source address is one of this machine.
         ("ipv4", "accept_local", "1"),
         ("ipv4", "rp_filter", "0"),
-        // Clients reach each other through us only: there is no better way to redirect to.
+        // Clients reach each other through this device only: there is no better next hop for an ICMP redirect.
         ("ipv4", "send_redirects", "0"),
     ];
     for (family, setting, value) in settings {
-        let _ = sysctl::write(&sysctl::interface(family, name, setting), value);
+        let _ = sysctl::write(&sysctl::interface_key(family, name, setting), value);
     }
 }
 
-/// Lets the machine pass packets on between interfaces.
+/// Enables forwarding of packets between interfaces.
 ///
-/// An interface that learns its IPv6 routes by router advertisement would lose them, because routers
-/// ignore such advertisements, unless told otherwise (accept_ra = 2, kernel's ip-sysctl.rst) first.
+/// A router ignores router advertisements, so an interface that learns its IPv6 routes from them would lose them; accept_ra = 2
+/// (the kernel's ip-sysctl.rst) is set first on such interfaces.
 fn enable_forwarding(
     undo: &mut UndoJournal,
     netlink: &mut Netlink,
@@ -93,7 +93,7 @@ fn enable_forwarding(
         return Ok(());
     }
     for link in netlink.links()? {
-        let key = sysctl::interface("ipv6", &link.name, "accept_ra");
+        let key = sysctl::interface_key("ipv6", &link.name, "accept_ra");
         if sysctl::read(&key).is_ok_and(|value| value == "1") {
             sysctl::set(undo, &key, "2")?;
         }
@@ -101,7 +101,7 @@ fn enable_forwarding(
     sysctl::set(undo, ALL_V6, "1")
 }
 
-/// Which protocols something is about.
+/// A set of IP versions.
 #[derive(Clone, Copy, Debug)]
 struct Families {
     v4: bool,
@@ -115,7 +115,8 @@ fn family_of(network: IpNet) -> Family {
     }
 }
 
-fn everything(family: Family) -> IpNet {
+/// The default route's destination: 0.0.0.0/0 or ::/0.
+fn default_destination(family: Family) -> IpNet {
     match family {
         Family::V4 => Ipv4Net::default().into(),
         Family::V6 => Ipv6Net::default().into(),

@@ -1,8 +1,8 @@
-//! The server's end: its addresses, forwarding, and address translation for what clients send beyond.
+//! The network configuration of a server: its addresses, forwarding, and source NAT for packets of clients to other networks.
 
 use ipnet::IpNet;
 
-use super::{Families, InForce, enable_forwarding, prepare_device};
+use super::{AppliedSteps, Families, enable_forwarding, prepare_device};
 use crate::{
     error::OsError,
     firewall::{Exit, Masquerade, Origin, Rules},
@@ -10,42 +10,42 @@ use crate::{
     undo::{Interface, Step, UndoJournal},
 };
 
-/// What a server wants.
+/// The configuration that a server needs.
 #[derive(Clone, Debug)]
 pub struct ServerNetConfig {
     /// The TUN device.
     pub tun: Interface,
-    /// The clients' networks, one a family. The server gets the first address of each.
+    /// The networks of the clients, at most one for each IP version. The server gets the first address of each.
     pub subnets: Vec<IpNet>,
-    /// Largest packet that the tunnel takes, in bytes.
+    /// The MTU of the TUN device, in bytes.
     pub mtu: u32,
-    /// What happens to the addresses of clients.
+    /// Translation of the clients' addresses.
     pub nat: Nat,
 }
 
 /// Address translation at the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nat {
-    /// Clients appear with the server's address.
+    /// Packets of clients leave with the server's address.
     Masquerade,
-    /// Clients appear with their own: the network behind must know the way back.
+    /// Packets of clients keep their addresses: the network behind the server needs a route back to them.
     None,
 }
 
-/// A server's machine.
+/// The network configuration of a server, applied.
 #[derive(Debug)]
 pub struct ServerNet {
     tun: Interface,
     netlink: Netlink,
     addresses: Vec<IpNet>,
-    _in_force: InForce,
+    _applied: AppliedSteps,
 }
 
 impl ServerNet {
-    /// Sets everything up.
-    pub fn up(undo: &mut UndoJournal, config: &ServerNetConfig) -> Result<Self, OsError> {
+    /// Applies the configuration.
+    pub fn configure(undo: &mut UndoJournal, config: &ServerNetConfig) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
-        check_free(&mut netlink, config)?;
+        check_subnets_are_free(&mut netlink, config)?;
         prepare_device(&config.tun.name);
         netlink.set_mtu(config.tun.index, config.mtu)?;
         netlink.set_up(config.tun.index)?;
@@ -56,31 +56,31 @@ impl ServerNet {
             .map(|&address| Step::Address { interface: config.tun.clone(), address })
             .collect();
         if config.nat == Nat::Masquerade {
-            steps.push(Step::Firewall { rules: rules(config) });
+            steps.push(Step::Firewall { rules: nat_rules(config) });
         }
-        let mut in_force = InForce::default();
-        in_force.change_to(undo, steps)?;
+        let mut applied = AppliedSteps::default();
+        applied.change_to(undo, steps)?;
         let families = Families {
             v4: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V4(_))),
             v6: config.subnets.iter().any(|subnet| matches!(subnet, IpNet::V6(_))),
         };
         enable_forwarding(undo, &mut netlink, families)?;
-        Ok(Self { tun: config.tun.clone(), netlink, addresses, _in_force: in_force })
+        Ok(Self { tun: config.tun.clone(), netlink, addresses, _applied: applied })
     }
 
-    /// The server's addresses in the tunnel, with the lengths of the subnets' prefixes.
+    /// The server's addresses in the tunnel, with the prefix lengths of the subnets.
     pub fn addresses(&self) -> &[IpNet] {
         &self.addresses
     }
 
-    /// Changes the largest packet that the tunnel takes, in bytes.
+    /// Changes the MTU of the TUN device, in bytes.
     pub fn set_mtu(&mut self, mtu: u32) -> Result<(), OsError> {
         self.netlink.set_mtu(self.tun.index, mtu)
     }
 }
 
-/// The first address of a subnet that a host can have: for IPv4 the one behind the network's own,
-/// for IPv6 the one behind the routers' anycast address (RFC 4291, section 2.6.1).
+/// The first address of a subnet that a host can have: for IPv4 the one after the network address, for IPv6 the one after
+/// the subnet-router anycast address (RFC 4291, section 2.6.1).
 pub fn first_address(subnet: IpNet) -> IpNet {
     let first = match subnet {
         IpNet::V4(v4) if v4.prefix_len() <= 30 => {
@@ -94,8 +94,9 @@ pub fn first_address(subnet: IpNet) -> IpNet {
     first.unwrap_or(subnet)
 }
 
-/// With two interfaces in one network the kernel would send to the one that came first.
-fn check_free(netlink: &mut Netlink, config: &ServerNetConfig) -> Result<(), OsError> {
+/// Fails if another interface has an address in one of the subnets: of two interfaces in one network the kernel would use the
+/// one that was configured first.
+fn check_subnets_are_free(netlink: &mut Netlink, config: &ServerNetConfig) -> Result<(), OsError> {
     for info in netlink.addresses()? {
         let inside = config.subnets.iter().find(|subnet| subnet.contains(&info.address.addr()));
         let Some(&subnet) = inside else { continue };
@@ -110,7 +111,7 @@ fn check_free(netlink: &mut Netlink, config: &ServerNetConfig) -> Result<(), OsE
     Ok(())
 }
 
-fn rules(config: &ServerNetConfig) -> Rules {
+fn nat_rules(config: &ServerNetConfig) -> Rules {
     let masquerade = config.subnets.iter().map(|subnet| Masquerade {
         from: Origin::Network(subnet.trunc()),
         exit: Exit::AnyBut(config.tun.name.clone()),

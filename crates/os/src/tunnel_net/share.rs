@@ -1,10 +1,10 @@
-//! A LAN behind the client that uses the tunnel: its packets leave with the tunnel's address.
+//! Sharing the tunnel of a client with a LAN (`--share`): forwarding, and source NAT to the tunnel's address.
 
 use std::{fmt, str::FromStr};
 
 use ipnet::IpNet;
 
-use super::{Families, InForce, enable_forwarding};
+use super::{AppliedSteps, Families, enable_forwarding};
 use crate::{
     error::OsError,
     firewall::{Exit, Masquerade, Origin, Rules},
@@ -14,12 +14,12 @@ use crate::{
     undo::{Step, UndoJournal},
 };
 
-/// Who may use the tunnel.
+/// The hosts that may use the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShareSource {
-    /// Everybody behind this interface.
+    /// Hosts behind this interface.
     Interface(String),
-    /// Everybody with an address of this network.
+    /// Hosts with an address in this network.
     Network(IpNet),
 }
 
@@ -46,39 +46,39 @@ impl fmt::Display for ShareSource {
     }
 }
 
-/// A tunnel shared with a LAN, until the journal takes it back.
+/// A tunnel shared with a LAN, until the journal reverts it.
 #[derive(Debug)]
 pub struct ShareNet {
-    _in_force: InForce,
+    _applied: AppliedSteps,
 }
 
 impl ShareNet {
-    /// Lets `sources` use TUN device `tun`.
-    pub fn up(undo: &mut UndoJournal, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
+    /// Shares the TUN device `tun` with `sources`.
+    pub fn configure(undo: &mut UndoJournal, tun: &str, sources: &[ShareSource]) -> Result<Self, OsError> {
         let mut netlink = Netlink::open()?;
         for source in sources {
             if let ShareSource::Interface(name) = source {
                 netlink.link(name)?;
             }
         }
-        let mut in_force = InForce::default();
+        let mut applied = AppliedSteps::default();
         if sources.is_empty() {
-            return Ok(Self { _in_force: in_force });
+            return Ok(Self { _applied: applied });
         }
-        in_force.change_to(undo, vec![Step::Firewall { rules: rules(tun, sources) }])?;
-        let everybody = |source: &ShareSource| matches!(source, ShareSource::Interface(_));
+        applied.change_to(undo, vec![Step::Firewall { rules: nat_rules(tun, sources) }])?;
+        let is_interface = |source: &ShareSource| matches!(source, ShareSource::Interface(_));
         let is_v4 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V4(_)));
         let is_v6 = |source: &ShareSource| matches!(source, ShareSource::Network(IpNet::V6(_)));
         let families = Families {
-            v4: sources.iter().any(|source| everybody(source) || is_v4(source)),
-            v6: sources.iter().any(|source| everybody(source) || is_v6(source)) && sysctl::has_ipv6(),
+            v4: sources.iter().any(|source| is_interface(source) || is_v4(source)),
+            v6: sources.iter().any(|source| is_interface(source) || is_v6(source)) && sysctl::has_ipv6(),
         };
         enable_forwarding(undo, &mut netlink, families)?;
-        Ok(Self { _in_force: in_force })
+        Ok(Self { _applied: applied })
     }
 }
 
-fn rules(tun: &str, sources: &[ShareSource]) -> Rules {
+fn nat_rules(tun: &str, sources: &[ShareSource]) -> Rules {
     let masquerade = sources.iter().map(|source| Masquerade {
         from: match source {
             ShareSource::Interface(name) => Origin::Interface(name.clone()),
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interfaces_and_networks_are_told_apart() {
+    fn interfaces_and_networks_are_distinguished() {
         let parse = |text: &str| text.parse::<ShareSource>().unwrap().to_string();
         assert_eq!(parse("eth2"), "eth2");
         assert_eq!(parse("192.168.1.7/24"), "192.168.1.0/24");

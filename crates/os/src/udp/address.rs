@@ -1,15 +1,17 @@
-//! Socket addresses as the kernel reads and writes them (`sockaddr_in`, `sockaddr_in6`).
+//! Socket addresses in the kernel's layout (`sockaddr_in`, `sockaddr_in6`).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
-const V4_LENGTH: u32 = 16;
-const V6_LENGTH: u32 = 28;
+/// Bytes of `sockaddr_in`.
+const SOCKADDR_IN_LEN: u32 = 16;
+/// Bytes of `sockaddr_in6`.
+const SOCKADDR_IN6_LEN: u32 = 28;
 
 /// The protocol family that a socket was made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
     V4,
-    /// Also speaks IPv4 by mapped addresses (RFC 4291, 2.5.5.2) unless told otherwise.
+    /// Also carries IPv4, with mapped addresses (RFC 4291, 2.5.5.2), unless IPV6_V6ONLY is set.
     V6,
 }
 
@@ -22,16 +24,16 @@ impl Family {
     }
 }
 
-/// Bytes in the kernel's layout, with their length.
+/// A socket address in the kernel's layout, with its length.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(4))]
 pub(crate) struct RawAddress {
-    bytes: [u8; V6_LENGTH as usize],
+    bytes: [u8; SOCKADDR_IN6_LEN as usize],
     length: u32,
 }
 
 impl RawAddress {
-    /// Reads an address in the kernel's layout; `None` if it is cut short or of another family.
+    /// Parses an address; `None` if it is truncated or of another family.
     pub(crate) fn read(bytes: &[u8]) -> Option<SocketAddr> {
         let mut raw = Self::default();
         let length = bytes.len().min(raw.bytes.len());
@@ -39,10 +41,10 @@ impl RawAddress {
         raw.parse(length as u32)
     }
 
-    /// Bytes of room for any address.
-    pub(super) const ROOM: u32 = V6_LENGTH;
+    /// Bytes that hold any address.
+    pub(super) const MAX_LEN: u32 = SOCKADDR_IN6_LEN;
 
-    /// `address` for a socket of `family`: IPv4 becomes a mapped address on an IPv6 socket.
+    /// Writes `address` for a socket of `family`: on an IPv6 socket an IPv4 address becomes a mapped one.
     pub(super) fn new(address: SocketAddr, family: Family) -> Self {
         match (address, family) {
             (SocketAddr::V4(v4), Family::V4) => Self::v4(v4),
@@ -54,7 +56,7 @@ impl RawAddress {
     }
 
     fn v4(address: SocketAddrV4) -> Self {
-        let mut raw = Self { length: V4_LENGTH, ..Self::default() };
+        let mut raw = Self { length: SOCKADDR_IN_LEN, ..Self::default() };
         raw.bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
         raw.bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
         raw.bytes[4..8].copy_from_slice(&address.ip().octets());
@@ -62,7 +64,7 @@ impl RawAddress {
     }
 
     fn v6(address: SocketAddrV6) -> Self {
-        let mut raw = Self { length: V6_LENGTH, ..Self::default() };
+        let mut raw = Self { length: SOCKADDR_IN6_LEN, ..Self::default() };
         raw.bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
         raw.bytes[2..4].copy_from_slice(&address.port().to_be_bytes());
         raw.bytes[4..8].copy_from_slice(&address.flowinfo().to_be_bytes());
@@ -71,16 +73,16 @@ impl RawAddress {
         raw
     }
 
-    /// Reads the first `length` bytes; a mapped address comes out as IPv4.
+    /// Parses the first `length` bytes; a mapped address is returned as IPv4.
     pub(super) fn parse(&self, length: u32) -> Option<SocketAddr> {
         let b = &self.bytes;
         let family = i32::from(u16::from_ne_bytes([b[0], b[1]]));
         let port = u16::from_be_bytes([b[2], b[3]]);
-        if family == libc::AF_INET && length >= V4_LENGTH {
+        if family == libc::AF_INET && length >= SOCKADDR_IN_LEN {
             let ip = Ipv4Addr::new(b[4], b[5], b[6], b[7]);
             return Some(SocketAddr::V4(SocketAddrV4::new(ip, port)));
         }
-        if family != libc::AF_INET6 || length < V6_LENGTH {
+        if family != libc::AF_INET6 || length < SOCKADDR_IN6_LEN {
             return None;
         }
         let ip = Ipv6Addr::from(<[u8; 16]>::try_from(&b[8..24]).ok()?);
@@ -104,8 +106,8 @@ impl RawAddress {
     }
 }
 
-/// A mapped address as the IPv4 address that it stands for.
-pub(super) fn plain(ip: Ipv6Addr) -> IpAddr {
+/// Turns a mapped address into IPv4; leaves other addresses as they are.
+pub(super) fn unmapped(ip: Ipv6Addr) -> IpAddr {
     ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4)
 }
 
@@ -114,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_kernel_layout() {
+    fn an_address_is_parsed_as_it_was_written() {
         for text in ["192.0.2.7:443", "[2001:db8::1]:40001", "[fe80::1%3]:9"] {
             let address: SocketAddr = text.parse().unwrap();
             let raw = RawAddress::new(address, Family::of(address));
@@ -126,12 +128,12 @@ mod tests {
     fn a_dual_stack_socket_reports_plain_ipv4() {
         let address: SocketAddr = "192.0.2.7:443".parse().unwrap();
         let raw = RawAddress::new(address, Family::V6);
-        assert_eq!(raw.length(), V6_LENGTH);
-        assert_eq!(raw.parse(V6_LENGTH), Some(address));
+        assert_eq!(raw.length(), SOCKADDR_IN6_LEN);
+        assert_eq!(raw.parse(SOCKADDR_IN6_LEN), Some(address));
     }
 
     #[test]
-    fn what_is_cut_short_or_of_another_family_is_refused() {
+    fn a_truncated_address_or_another_family_is_refused() {
         let raw = RawAddress::new("[2001:db8::1]:1".parse().unwrap(), Family::V6);
         assert_eq!(raw.parse(27), None);
         assert_eq!(RawAddress::default().parse(28), None);

@@ -1,4 +1,4 @@
-//! Sockets that talk to one address only, as the ones that a server opens for its clients.
+//! UDP sockets connected to one address, as a server opens them to the targets of its clients.
 
 use std::{
     io,
@@ -13,16 +13,17 @@ use super::{
 };
 use crate::option::{check, set_int};
 
-/// Bytes of the receive buffer: what comes while everybody else has their turn.
-const RECV_BUFFER: usize = 512 << 10;
+/// Bytes of the receive buffer, for datagrams that arrive while the event loop serves other sockets. Chosen: in a smaller one
+/// bursts are lost, larger ones take kernel memory for each flow (`docs/design/machine.md`, open questions).
+const RECV_BUFFER_BYTES: usize = 512 << 10;
 
-/// A UDP socket that sends to one address, and receives from nobody else.
+/// A UDP socket that sends to one address and receives from that address only.
 #[derive(Debug)]
 pub struct ConnectedUdp(OwnedFd);
 
 impl ConnectedUdp {
-    /// Makes a socket for `to`. The kernel chooses the address and the port that it sends from, and never cuts a
-    /// datagram into fragments (IP_PMTUDISC_DO): one that is larger than the path takes is refused.
+    /// Creates a socket connected to `to`. The kernel chooses the local address and port, and never fragments datagrams
+    /// (IP_PMTUDISC_DO): it refuses a datagram larger than the path MTU.
     pub fn connect(to: SocketAddr) -> io::Result<Self> {
         let local: IpAddr = match to {
             SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -34,7 +35,7 @@ impl ConnectedUdp {
         configure(
             &fd,
             family,
-            &UdpOptions { v6only: true, recv_buffer: Some(RECV_BUFFER), ..UdpOptions::new(local) },
+            &UdpOptions { v6only: true, recv_buffer: Some(RECV_BUFFER_BYTES), ..UdpOptions::new(local) },
         )?;
         match family {
             Family::V4 => set_int(&fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?,
@@ -46,10 +47,10 @@ impl ConnectedUdp {
         Ok(Self(fd))
     }
 
-    /// Sends one datagram, which may be empty. [`super::SendFailure::of`] tells what an error means.
+    /// Sends one datagram, which may be empty. [`super::SendFailure::of`] classifies errors.
     pub fn send(&self, data: &[u8]) -> io::Result<()> {
         match self.try_send(data) {
-            // The kernel tells of an earlier datagram's fate instead of sending this one.
+            // The kernel reports the fate of an earlier datagram (an ICMP error) instead of sending this one.
             Err(error) if is_transient(&error) => self.try_send(data),
             result => result,
         }
@@ -57,7 +58,7 @@ impl ConnectedUdp {
 
     fn try_send(&self, data: &[u8]) -> io::Result<()> {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: `data` outlives the call and has as many bytes as are told.
+        // SAFETY: `data` outlives the call, and its length is passed.
         let sent = unsafe { libc::send(self.0.as_raw_fd(), data.as_ptr().cast(), data.len(), flags) };
         if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

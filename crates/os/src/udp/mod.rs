@@ -1,10 +1,10 @@
-//! UDP sockets of the links.
+//! UDP sockets for QUIC, with segmentation offload (GSO, GRO).
 //!
-//! In: datagrams to send, alone or as trains of equal ones. Out: datagrams received, with sender, own
-//! address and ECN bits. Always holds: nonblocking; fragments are never sent and the kernel's idea of
-//! the path MTU is ignored (IP_PMTUDISC_PROBE), because QUIC discovers it (RFC 9000, 14.3); no
-//! allocation and no zero-filling a datagram once buffers are warm; IPv4-mapped addresses never
-//! leave this module.
+//! In: datagrams to send, alone or as a train: several datagrams of the same size to one receiver, which the kernel or the
+//! device cuts apart (UDP_SEGMENT). Out: datagrams received, with sender, local address and ECN bits. Always holds: sockets
+//! are nonblocking; datagrams are never fragmented, and the kernel's path MTU is ignored (IP_PMTUDISC_PROBE), because QUIC
+//! discovers it (RFC 9000, 14.3); once buffers exist, receiving neither allocates nor zero-fills memory for each datagram;
+//! IPv4-mapped addresses never leave this module.
 
 pub(crate) mod address;
 mod connected;
@@ -31,35 +31,35 @@ use crate::{
     option::{check, set_bytes, set_int},
 };
 
-/// How to make a socket.
+/// Options of a UDP socket.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
     /// The address to bind; port 0 lets the kernel choose.
     pub local: SocketAddr,
-    /// The device to bind to: what is sent leaves there, what is received came in there.
+    /// The device to bind to (SO_BINDTODEVICE): packets leave and arrive only there.
     pub device: Option<String>,
-    /// The firewall mark of everything sent; needs CAP_NET_ADMIN.
+    /// The firewall mark of all packets sent (SO_MARK); needs CAP_NET_ADMIN.
     pub mark: Option<u32>,
-    /// Whether other sockets may have the same port.
-    pub reuse: Reuse,
-    /// For an IPv6 address: whether IPv4 is left to other sockets.
+    /// Whether other sockets may bind the same port.
+    pub reuse: PortReuse,
+    /// For an IPv6 address: whether the socket carries no IPv4 (IPV6_V6ONLY).
     pub v6only: bool,
-    /// Bytes of the receive buffer, beyond the system's limit where allowed.
+    /// Bytes of the receive buffer: with CAP_NET_ADMIN beyond net.core.rmem_max, else up to it.
     pub recv_buffer: Option<usize>,
-    /// Bytes of the send buffer, beyond the system's limit where allowed.
+    /// Bytes of the send buffer: with CAP_NET_ADMIN beyond net.core.wmem_max, else up to it.
     pub send_buffer: Option<usize>,
-    /// The DSCP of everything sent (RFC 2474), 0 to 63.
+    /// The DSCP of all packets sent (RFC 2474), 0 to 63.
     pub dscp: u8,
 }
 
 impl UdpOptions {
-    /// Options for `local`, everything else as the kernel has it.
+    /// Options for the address `local`, with the kernel's defaults for the rest.
     pub fn new(local: SocketAddr) -> Self {
         Self {
             local,
             device: None,
             mark: None,
-            reuse: Reuse::No,
+            reuse: PortReuse::Exclusive,
             v6only: false,
             recv_buffer: None,
             send_buffer: None,
@@ -68,14 +68,14 @@ impl UdpOptions {
     }
 }
 
-/// Sharing of a port.
+/// Whether several sockets can bind the same port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reuse {
-    /// The port is ours alone.
+pub enum PortReuse {
+    /// Only this socket can bind the port.
     #[default]
-    No,
+    Exclusive,
     /// SO_REUSEPORT: the kernel spreads datagrams over the sockets of the same user.
-    Port,
+    Shared,
 }
 
 /// A bound socket.
@@ -86,7 +86,7 @@ pub struct UdpSocket {
 }
 
 impl UdpSocket {
-    /// Makes and binds a socket.
+    /// Creates and binds a socket.
     pub fn bind(options: &UdpOptions) -> Result<Self, OsError> {
         Self::try_bind(options).map_err(|source| OsError::Bind {
             local: options.local,
@@ -105,18 +105,19 @@ impl UdpSocket {
         Ok(Self { fd, sender: Sender::new(family, options.dscp & 0x3f) })
     }
 
-    /// Receives from `to` alone from now on. What has come from others before stays.
+    /// Connects the socket to `to`: from now on it receives from that address only. Datagrams of other senders that wait
+    /// already are still received.
     ///
     /// # Errors
-    /// If the kernel knows no way there.
+    /// If the kernel has no route to `to`.
     pub fn connect(&self, to: SocketAddr) -> io::Result<()> {
         let address = RawAddress::new(to, self.sender.family());
         // SAFETY: `address` outlives the call and has `length` valid bytes.
         check(unsafe { libc::connect(self.fd.as_raw_fd(), address.pointer(), address.length()) })
     }
 
-    /// Room for what is received and not taken yet (bytes), about twice as many with what the kernel needs to keep them; no
-    /// more than net.core.rmem_max without CAP_NET_ADMIN. What waits already stays.
+    /// Sets the size of the receive buffer in bytes; with its own overhead the kernel uses about twice as many. Without
+    /// CAP_NET_ADMIN at most net.core.rmem_max. Datagrams that wait already stay.
     ///
     /// # Errors
     /// If the kernel refuses.
@@ -124,14 +125,14 @@ impl UdpSocket {
         set_buffer(&self.fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, bytes)
     }
 
-    /// Receives what is there, at most one batch, and returns how many messages came; 0 if nothing
-    /// waits. Take them with [`RecvBatch::drain`].
+    /// Receives the messages that wait, at most one batch, and returns their number; 0 if none waits. Take them with
+    /// [`RecvBatch::drain`].
     pub fn recv_batch(&self, batch: &mut RecvBatch) -> io::Result<usize> {
         receive_batch(self.fd.as_fd(), batch)
     }
 
-    /// Sends one message. A train that the device cannot take is sent one datagram a call.
-    /// [`SendFailure::of`] tells what an error means.
+    /// Sends one message. If the device does not support segmentation offload, the datagrams of a train are sent one by one.
+    /// [`SendFailure::of`] classifies errors.
     pub fn send(&self, out: &Outgoing<'_>) -> io::Result<()> {
         self.sender.send(self.fd.as_fd(), out)
     }
@@ -139,8 +140,8 @@ impl UdpSocket {
     /// The address that the socket is bound to.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         let mut address = RawAddress::default();
-        let mut length = RawAddress::ROOM;
-        // SAFETY: `address` has `length` bytes of room, and both outlive the call.
+        let mut length = RawAddress::MAX_LEN;
+        // SAFETY: `address` has a capacity of `length` bytes, and both outlive the call.
         check(unsafe {
             libc::getsockname(self.fd.as_raw_fd(), address.pointer_mut().cast(), &raw mut length)
         })?;
@@ -154,8 +155,12 @@ impl AsFd for UdpSocket {
     }
 }
 
+/// How many transient errors of earlier datagrams one receive call skips. Each wakes the poller again, so a limit only bounds the
+/// time that one socket takes from the others.
+const MAX_TRANSIENT_ERRORS: usize = 8;
+
 fn receive_batch(fd: BorrowedFd<'_>, batch: &mut RecvBatch) -> io::Result<usize> {
-    for _ in 0..8 {
+    for _ in 0..MAX_TRANSIENT_ERRORS {
         match batch.receive(fd) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
             Err(error) if is_transient(&error) => {}
@@ -165,7 +170,7 @@ fn receive_batch(fd: BorrowedFd<'_>, batch: &mut RecvBatch) -> io::Result<usize>
     Ok(0)
 }
 
-/// Errors that tell of an earlier datagram (by ICMP), not of this socket.
+/// Whether an error reports the fate of an earlier datagram (by ICMP) and not a failure of this call.
 fn is_transient(error: &io::Error) -> bool {
     let code = error.raw_os_error();
     matches!(
@@ -191,7 +196,7 @@ fn new_socket(family: Family) -> io::Result<OwnedFd> {
     // SAFETY: takes no pointer; the result is checked before use.
     let fd = unsafe { libc::socket(domain, kind, 0) };
     check(fd)?;
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -202,7 +207,7 @@ fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<(
     if let Some(mark) = options.mark {
         set_int(fd, libc::SOL_SOCKET, libc::SO_MARK, mark.cast_signed())?;
     }
-    if options.reuse == Reuse::Port {
+    if options.reuse == PortReuse::Shared {
         set_int(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
     }
     if let Some(bytes) = options.recv_buffer {
@@ -224,12 +229,12 @@ fn configure(fd: &OwnedFd, family: Family, options: &UdpOptions) -> io::Result<(
     if family == Family::V4 {
         set_int(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
     }
-    // Linux before 5.0 does not join: then every datagram comes alone.
+    // Linux before 5.0 has no GRO for UDP sockets: every datagram is then received alone.
     let _ = set_int(fd, libc::SOL_UDP, libc::UDP_GRO, 1);
     Ok(())
 }
 
-/// Beyond the system's limit where we may, else up to it.
+/// Sets a buffer size, with CAP_NET_ADMIN beyond the system's limit (`force`), else up to it (`plain`).
 fn set_buffer(fd: &OwnedFd, force: libc::c_int, plain: libc::c_int, bytes: usize) -> io::Result<()> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     set_int(fd, libc::SOL_SOCKET, force, bytes).or_else(|_| set_int(fd, libc::SOL_SOCKET, plain, bytes))

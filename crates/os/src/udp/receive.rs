@@ -1,4 +1,4 @@
-//! Receiving in batches: `recvmmsg` into buffers that are handed out and reused.
+//! Receiving in batches: recvmmsg(2) into buffers whose parts are handed out without a copy.
 
 use std::{
     collections::VecDeque,
@@ -10,44 +10,47 @@ use std::{
 use bytes::{Buf, BytesMut};
 
 use super::{
-    address::{RawAddress, plain},
+    address::{RawAddress, unmapped},
     control::{self, Control},
 };
 
-/// Bytes that the largest datagram, or train of datagrams joined by the kernel, can have.
-const LARGEST: usize = 65_535;
-/// Bytes a buffer is made with. Small datagrams are cut off its front one after the other; when less
-/// than [`LARGEST`] is left, all of it is reclaimed, if what was handed out has been dropped.
-const BUFFER: usize = 128 * 1024;
-/// A few bytes that somebody keeps for long keep the whole buffer. While there are more buffers than this of which
-/// something is kept, datagrams are copied out of theirs.
-const MOST_KEPT: usize = 16;
-/// Of those buffers, so many are looked at for one that is free again before another is made.
-const LOOKS: usize = 4;
+/// Bytes of the largest datagram, or of the largest train of datagrams that the kernel joins (UDP_GRO): the limit of IP.
+const MAX_DATAGRAM_BYTES: usize = 65_535;
+/// Bytes of a new buffer. Datagrams are split off its front; when less than [`MAX_DATAGRAM_BYTES`] is left, the whole buffer is
+/// reclaimed, provided that all parts handed out have been dropped. A smaller buffer is reclaimed more often; a larger one
+/// holds more memory while one of its parts is in use.
+const BUFFER_BYTES: usize = 128 * 1024;
+/// Full buffers of which parts are still in use, at most, before datagrams are copied out of their buffer: a few bytes in use
+/// retain the whole buffer. Chosen (`docs/design/memory.md`): fewer copy sooner, more let a peer retain more memory
+/// (2 MiB here).
+const MAX_RETAINED_BUFFERS: usize = 16;
+/// Retained buffers that are checked for one that is free again before a new one is allocated. More cost time for each buffer,
+/// fewer allocate although a buffer is free.
+const RECLAIM_ATTEMPTS: usize = 4;
 
-/// One datagram, or several of the same sender joined by the kernel (UDP_GRO).
+/// One datagram, or a train: several datagrams of the same sender that the kernel joined (UDP_GRO).
 #[derive(Debug)]
 pub struct Received {
-    /// The bytes; a datagram may be empty.
+    /// The payload; that of a single datagram may be empty.
     pub data: BytesMut,
     /// The sender; never a mapped address.
     pub remote: SocketAddr,
-    /// The address of ours that it was sent to.
+    /// The local address that it was sent to.
     pub local_ip: Option<IpAddr>,
     /// The two ECN bits (RFC 3168).
     pub ecn: u8,
-    /// Bytes of each datagram in `data`, the last may be shorter; all of `data` if it is only one.
+    /// Bytes of each datagram in `data`, of which the last may be shorter; the length of `data` if it is a single datagram.
     pub segment_size: usize,
-    crowded: bool,
+    copies_datagrams: bool,
 }
 
 impl Received {
-    /// The datagrams one by one. They share the memory of what was received, unless too much of such memory is kept.
+    /// The datagrams one by one. They share the memory of the receive buffer, unless too many buffers are retained already.
     pub fn datagrams(mut self) -> impl Iterator<Item = BytesMut> {
         let empty = self.data.is_empty().then(BytesMut::new);
         let pieces = std::iter::from_fn(move || {
             let len = self.segment_size.min(self.data.len());
-            let datagram = match self.crowded {
+            let datagram = match self.copies_datagrams {
                 true => {
                     let copy = BytesMut::from(&self.data[..len]);
                     self.data.advance(len);
@@ -60,60 +63,60 @@ impl Received {
         empty.into_iter().chain(pieces)
     }
 
-    /// The same where they are.
+    /// The payloads of the datagrams, borrowed.
     pub fn payloads(&self) -> impl Iterator<Item = &[u8]> {
         let empty = self.data.is_empty().then_some(&[][..]);
         empty.into_iter().chain(self.data.chunks(self.segment_size.max(1)))
     }
 }
 
-/// Buffers that were full while something of them was kept.
+/// Full buffers of which parts were still in use when they were replaced.
 #[derive(Default)]
-struct Kept(VecDeque<BytesMut>);
+struct RetainedBuffers(VecDeque<BytesMut>);
 
-impl Kept {
-    /// Takes a full buffer for one with room.
+impl RetainedBuffers {
+    /// Takes a full buffer, and returns one with at least [`MAX_DATAGRAM_BYTES`] free.
     fn exchange(&mut self, full: BytesMut) -> BytesMut {
-        let looks = LOOKS.min(self.0.len());
-        // The first of all has no memory.
+        let attempts = RECLAIM_ATTEMPTS.min(self.0.len());
+        // The first buffer of a slot has no memory yet.
         if full.capacity() > 0 {
             self.0.push_back(full);
         }
-        for _ in 0..looks {
+        for _ in 0..attempts {
             let Some(mut buffer) = self.0.pop_front() else { break };
-            if buffer.try_reclaim(LARGEST) {
+            if buffer.try_reclaim(MAX_DATAGRAM_BYTES) {
                 return buffer;
             }
             self.0.push_back(buffer);
         }
-        BytesMut::with_capacity(BUFFER)
+        BytesMut::with_capacity(BUFFER_BYTES)
     }
 
-    /// Gives the memory of one back of which nothing is kept any more, if the next one is that.
-    fn look(&mut self) {
+    /// Frees the next buffer if none of its parts is in use any more.
+    fn release_one(&mut self) {
         if let Some(mut buffer) = self.0.pop_front()
-            && !buffer.try_reclaim(LARGEST)
+            && !buffer.try_reclaim(MAX_DATAGRAM_BYTES)
         {
             self.0.push_back(buffer);
         }
     }
 
-    fn are_many(&self) -> bool {
-        self.0.len() > MOST_KEPT
+    fn exceed_limit(&self) -> bool {
+        self.0.len() > MAX_RETAINED_BUFFERS
     }
 }
 
-/// Room for the datagrams of one receive call, reused for ever.
+/// The buffers for the datagrams of one receive call; they are reused.
 pub struct RecvBatch {
     slots: Vec<Slot>,
     headers: Vec<libc::mmsghdr>,
     pieces: Vec<libc::iovec>,
     filled: usize,
-    kept: Kept,
+    retained: RetainedBuffers,
 }
 
-// SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and read by
-// nobody afterwards; between calls they are plain numbers.
+// SAFETY: the raw pointers in `headers` and `pieces` are rewritten before every system call and never read
+// afterwards; between calls they are plain numbers.
 unsafe impl Send for RecvBatch {}
 
 #[derive(Default)]
@@ -127,8 +130,8 @@ struct Slot {
 }
 
 impl RecvBatch {
-    /// Room for `slots` datagrams or joined trains a call (1 to 64), each up to 64 KiB. Memory is
-    /// taken when first used, 128 KiB a slot.
+    /// Buffers for `slots` datagrams or trains a call (1 to 64), each of up to 64 KiB. Memory is allocated at the first use,
+    /// 128 KiB a slot.
     pub fn new(slots: usize) -> Self {
         let slots = slots.clamp(1, 64);
         // SAFETY: all-zero headers and pieces are valid: null pointers and zero lengths.
@@ -138,24 +141,24 @@ impl RecvBatch {
             headers,
             pieces,
             filled: 0,
-            kept: Kept::default(),
+            retained: RetainedBuffers::default(),
         }
     }
 
-    /// Hands out what the last receive call brought, in order. What is not taken is lost.
+    /// The messages of the last receive call, in order. Those that are not taken before the next call are lost.
     pub fn drain(&mut self) -> impl Iterator<Item = Received> + '_ {
         let filled = std::mem::take(&mut self.filled);
-        let crowded = self.kept.are_many();
-        self.slots[..filled].iter_mut().filter_map(move |slot| slot.take(crowded))
+        let copies_datagrams = self.retained.exceed_limit();
+        self.slots[..filled].iter_mut().filter_map(move |slot| slot.take(copies_datagrams))
     }
 
     pub(super) fn receive(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         self.filled = 0;
-        self.kept.look();
+        self.retained.release_one();
         self.prepare();
         let count = self.headers.len() as libc::c_uint;
-        // SAFETY: `prepare` has just made every header point to memory of this batch, with its size;
-        // none of it moves before the call returns. No timeout.
+        // SAFETY: `prepare` has just made every header point to memory of this batch, with its size,
+        // and none of that memory moves before the call returns. The timeout pointer may be null.
         let result = unsafe {
             libc::recvmmsg(
                 fd.as_raw_fd(),
@@ -175,65 +178,72 @@ impl RecvBatch {
 
     fn prepare(&mut self) {
         for ((slot, header), piece) in self.slots.iter_mut().zip(&mut self.headers).zip(&mut self.pieces) {
-            slot.make_room(&mut self.kept);
+            slot.make_room(&mut self.retained);
             let spare = slot.buffer.spare_capacity_mut();
             piece.iov_base = spare.as_mut_ptr().cast();
-            piece.iov_len = LARGEST;
+            piece.iov_len = MAX_DATAGRAM_BYTES;
             let message = &mut header.msg_hdr;
             message.msg_name = slot.remote.pointer_mut();
-            message.msg_namelen = RawAddress::ROOM;
+            message.msg_namelen = RawAddress::MAX_LEN;
             message.msg_iov = piece;
             message.msg_iovlen = 1;
             message.msg_control = slot.control.pointer_mut();
-            message.msg_controllen = control::ROOM as _;
+            message.msg_controllen = control::CAPACITY as _;
             message.msg_flags = 0;
         }
     }
 }
 
 impl Slot {
-    /// Makes at least [`LARGEST`] spare bytes, of the same memory where nobody else uses it.
-    fn make_room(&mut self, kept: &mut Kept) {
+    /// Makes at least [`MAX_DATAGRAM_BYTES`] spare, in the same memory if no part of it is in use.
+    fn make_room(&mut self, retained: &mut RetainedBuffers) {
         self.buffer.clear();
-        if self.buffer.capacity() < LARGEST && !self.buffer.try_reclaim(LARGEST) {
-            self.buffer = kept.exchange(std::mem::take(&mut self.buffer));
+        if self.buffer.capacity() < MAX_DATAGRAM_BYTES && !self.buffer.try_reclaim(MAX_DATAGRAM_BYTES) {
+            self.buffer = retained.exchange(std::mem::take(&mut self.buffer));
         }
     }
 
     #[allow(clippy::unnecessary_cast, reason = "the field has 32 bits with other C libraries")]
     fn finish(&mut self, header: &libc::mmsghdr) {
-        let length = (header.msg_len as usize).min(LARGEST);
-        // SAFETY: the kernel wrote `msg_len` bytes, at most the `LARGEST` that it was given, to the
-        // start of the spare capacity of the empty buffer.
+        let length = (header.msg_len as usize).min(MAX_DATAGRAM_BYTES);
+        // SAFETY: the kernel wrote `msg_len` bytes, at most the `MAX_DATAGRAM_BYTES` that it was given, to
+        // the start of the spare capacity of the empty buffer.
         unsafe { self.buffer.set_len(length) };
         self.remote_length = header.msg_hdr.msg_namelen;
         self.control_length = header.msg_hdr.msg_controllen as usize;
         self.truncated = header.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
     }
 
-    /// `None` for what cannot be used: cut short or without a sender.
-    fn take(&mut self, crowded: bool) -> Option<Received> {
+    /// The message in this slot; `None` if it was truncated or has no valid sender.
+    fn take(&mut self, copies_datagrams: bool) -> Option<Received> {
         let remote = self.remote.parse(self.remote_length)?;
         if self.truncated {
             return None;
         }
         let data = self.buffer.split();
-        let meta = Meta::parse(&self.control, self.control_length);
+        let meta = ControlData::parse(&self.control, self.control_length);
         let segment_size =
             meta.segment_size.filter(|&size| size > 0 && size < data.len()).unwrap_or(data.len());
-        Some(Received { remote, local_ip: meta.local_ip, ecn: meta.ecn, segment_size, data, crowded })
+        Some(Received {
+            remote,
+            local_ip: meta.local_ip,
+            ecn: meta.ecn,
+            segment_size,
+            data,
+            copies_datagrams,
+        })
     }
 }
 
-/// What the control messages of a datagram say.
+/// The data in the control messages of a datagram.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Meta {
+struct ControlData {
     local_ip: Option<IpAddr>,
     ecn: u8,
     segment_size: Option<usize>,
 }
 
-impl Meta {
+impl ControlData {
     fn parse(control: &Control, length: usize) -> Self {
         let mut meta = Self::default();
         for (level, kind, data) in control.messages(length) {
@@ -244,7 +254,7 @@ impl Meta {
                 }
                 // struct in6_pktinfo: destination address, index.
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                    meta.local_ip = octets::<16>(data, 0).map(|b| plain(Ipv6Addr::from(b)));
+                    meta.local_ip = octets::<16>(data, 0).map(|b| unmapped(Ipv6Addr::from(b)));
                 }
                 (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
                     meta.ecn = control::integer(data).unwrap_or(0) as u8 & 0b11;
@@ -267,12 +277,12 @@ fn octets<const N: usize>(data: &[u8], at: usize) -> Option<[u8; N]> {
 mod tests {
     use super::*;
 
-    fn parse(messages: &[(libc::c_int, libc::c_int, &[u8])]) -> Meta {
+    fn parse(messages: &[(libc::c_int, libc::c_int, &[u8])]) -> ControlData {
         let mut control = Control::default();
         for (level, kind, data) in messages {
             control.push(*level, *kind, data);
         }
-        Meta::parse(&control, control.used())
+        ControlData::parse(&control, control.used())
     }
 
     #[test]
@@ -284,18 +294,21 @@ mod tests {
             (libc::IPPROTO_IP, libc::IP_TOS, &[0b1011_1001]),
             (libc::SOL_UDP, libc::UDP_GRO, &1200_i32.to_ne_bytes()),
         ]);
-        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment_size: Some(1200) });
+        assert_eq!(
+            meta,
+            ControlData { local_ip: "192.0.2.1".parse().ok(), ecn: 1, segment_size: Some(1200) }
+        );
     }
 
     #[test]
-    fn a_mapped_local_address_is_plain() {
+    fn a_mapped_local_address_is_returned_as_ipv4() {
         let mut info = [0_u8; 20];
         info[..16].copy_from_slice(&"::ffff:192.0.2.1".parse::<Ipv6Addr>().unwrap().octets());
         let meta = parse(&[
             (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info),
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &3_i32.to_ne_bytes()),
         ]);
-        assert_eq!(meta, Meta { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment_size: None });
+        assert_eq!(meta, ControlData { local_ip: "192.0.2.1".parse().ok(), ecn: 3, segment_size: None });
     }
 
     #[test]
@@ -304,63 +317,63 @@ mod tests {
             (libc::IPPROTO_IP, libc::IP_PKTINFO, &[0; 4]),
             (libc::SOL_UDP, libc::UDP_GRO, &(-1_i32).to_ne_bytes()),
         ]);
-        assert_eq!(meta, Meta::default());
+        assert_eq!(meta, ControlData::default());
     }
 
     #[test]
-    fn a_slot_keeps_its_memory_while_what_it_gave_is_dropped() {
-        let (mut slot, mut kept) = (Slot::default(), Kept::default());
-        slot.make_room(&mut kept);
+    fn a_slot_reuses_its_memory_if_all_parts_have_been_dropped() {
+        let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
+        slot.make_room(&mut retained);
         let base = slot.buffer.as_ptr() as usize;
         for _ in 0..1000 {
             slot.buffer.extend_from_slice(&[7; 1200]);
             drop(slot.buffer.split());
-            slot.make_room(&mut kept);
-            assert!(slot.buffer.capacity() >= LARGEST);
-            assert!((base..base + BUFFER).contains(&(slot.buffer.as_ptr() as usize)), "moved");
+            slot.make_room(&mut retained);
+            assert!(slot.buffer.capacity() >= MAX_DATAGRAM_BYTES);
+            assert!((base..base + BUFFER_BYTES).contains(&(slot.buffer.as_ptr() as usize)), "moved");
         }
     }
 
     #[test]
-    fn a_slot_takes_new_memory_while_the_old_is_kept() {
-        let (mut slot, mut kept) = (Slot::default(), Kept::default());
-        slot.make_room(&mut kept);
-        slot.buffer.resize(LARGEST, 1);
+    fn a_slot_takes_new_memory_while_parts_of_the_old_are_in_use() {
+        let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
+        slot.make_room(&mut retained);
+        slot.buffer.resize(MAX_DATAGRAM_BYTES, 1);
         let first = slot.buffer.split();
-        slot.make_room(&mut kept);
-        slot.buffer.resize(LARGEST, 2);
+        slot.make_room(&mut retained);
+        slot.buffer.resize(MAX_DATAGRAM_BYTES, 2);
         let second = slot.buffer.split();
-        slot.make_room(&mut kept);
-        assert!(slot.buffer.capacity() >= LARGEST);
+        slot.make_room(&mut retained);
+        assert!(slot.buffer.capacity() >= MAX_DATAGRAM_BYTES);
         assert!(first.iter().all(|&b| b == 1) && second.iter().all(|&b| b == 2));
     }
 
-    /// Fills a buffer, and returns one datagram of it.
-    fn one_of(slot: &mut Slot, kept: &mut Kept) -> BytesMut {
-        slot.make_room(kept);
+    /// Fills the buffer of a slot, and returns one datagram of it.
+    fn one_of(slot: &mut Slot, retained: &mut RetainedBuffers) -> BytesMut {
+        slot.make_room(retained);
         slot.buffer.resize(slot.buffer.capacity() - 1000, 3);
         slot.buffer.split().split_to(100)
     }
 
     #[test]
-    fn a_buffer_that_was_kept_is_used_again_once_it_is_not() {
-        let (mut slot, mut kept) = (Slot::default(), Kept::default());
-        let first = one_of(&mut slot, &mut kept);
+    fn a_retained_buffer_is_used_again_once_its_parts_are_dropped() {
+        let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
+        let first = one_of(&mut slot, &mut retained);
         let place = first.as_ptr();
-        let _second = one_of(&mut slot, &mut kept);
+        let _second = one_of(&mut slot, &mut retained);
         drop(first);
-        assert_eq!(one_of(&mut slot, &mut kept).as_ptr(), place);
+        assert_eq!(one_of(&mut slot, &mut retained).as_ptr(), place);
     }
 
     #[test]
-    fn few_bytes_of_many_buffers_do_not_keep_more_and_more_of_them() {
-        let (mut slot, mut kept) = (Slot::default(), Kept::default());
+    fn datagrams_are_copied_when_too_many_buffers_are_retained() {
+        let (mut slot, mut retained) = (Slot::default(), RetainedBuffers::default());
         let mut all = Vec::new();
-        while !kept.are_many() {
-            assert!(all.len() <= MOST_KEPT + 1);
-            all.push(one_of(&mut slot, &mut kept));
+        while !retained.exceed_limit() {
+            assert!(all.len() <= MAX_RETAINED_BUFFERS + 1);
+            all.push(one_of(&mut slot, &mut retained));
         }
-        // What is received from now on has its own memory.
+        // Datagrams received from now on are copied into memory of their own.
         let data = BytesMut::from_iter((0..=255).cycle().take(2500));
         let received = Received {
             data: data.clone(),
@@ -368,17 +381,17 @@ mod tests {
             local_ip: None,
             ecn: 0,
             segment_size: 1200,
-            crowded: true,
+            copies_datagrams: true,
         };
         let datagrams: Vec<_> = received.datagrams().collect();
         assert_eq!(datagrams.iter().map(BytesMut::len).collect::<Vec<_>>(), [1200, 1200, 100]);
         assert_eq!(datagrams.concat(), data);
         assert!(datagrams.iter().all(|datagram| datagram.capacity() < 2 * 1200));
-        // Until others are given back.
-        all.truncate(MOST_KEPT);
-        for _ in 0..=MOST_KEPT {
-            kept.look();
+        // This ends when retained buffers are free again.
+        all.truncate(MAX_RETAINED_BUFFERS);
+        for _ in 0..=MAX_RETAINED_BUFFERS {
+            retained.release_one();
         }
-        assert!(!kept.are_many());
+        assert!(!retained.exceed_limit());
     }
 }

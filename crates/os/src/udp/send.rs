@@ -1,4 +1,4 @@
-//! Sending: one datagram or a train of equal ones (UDP_SEGMENT) a call.
+//! Sending: one datagram, or one train of datagrams of the same size (UDP_SEGMENT), a call.
 
 use std::{
     io,
@@ -12,25 +12,29 @@ use super::{
     control::Control,
 };
 
-/// A train may have no more datagrams than this (UDP_MAX_SEGMENTS of Linux before 6.9).
+/// Most datagrams in a train: UDP_MAX_SEGMENTS of Linux before 6.9, which refuses longer ones. Shorter ones cost system calls.
 pub const MAX_GSO_SEGMENTS: usize = 64;
-/// A train may have no more bytes than this: 65,535 without IPv4 and UDP header.
+/// Most bytes in a train: 65,535 of an IPv4 packet without IPv4 and UDP header (20 + 8). The kernel refuses longer ones.
 pub const MAX_GSO_BYTES: usize = 65_507;
+
+/// Errors of earlier datagrams that one send skips. The kernel keeps one pending error of a socket, so more come only if ICMP
+/// errors arrive meanwhile; with fewer a message would be lost, and without a limit the loop could run on.
+const MAX_STALE_ERRORS: usize = 3;
 
 /// One message to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// The receiver; plain IPv4 addresses are fine on an IPv6 socket.
+    /// The receiver. On an IPv6 socket IPv4 addresses are mapped.
     pub to: SocketAddr,
-    /// The source address, for sockets bound to a wildcard; else the kernel's choice.
+    /// The source address, for a socket bound to the unspecified address; `None`: the kernel's choice.
     pub from: Option<IpAddr>,
     /// The two ECN bits (RFC 3168).
     pub ecn: Option<u8>,
-    /// The DSCP (RFC 2474), 0 to 63; 0 is that of the socket.
+    /// The DSCP (RFC 2474), 0 to 63; 0 means the DSCP of the socket.
     pub dscp: u8,
-    /// Bytes of each datagram in `data`; `None` if it is only one.
+    /// Bytes of each datagram in `data`, of which the last may be shorter; `None` for a single datagram.
     pub segment_size: Option<u16>,
-    /// The bytes.
+    /// The payloads.
     pub data: &'a [u8],
 }
 
@@ -39,7 +43,7 @@ impl Outgoing<'_> {
         self.segment_size.is_some_and(|size| size > 0 && self.data.len() > usize::from(size))
     }
 
-    /// `dscp`: what the socket's packets are marked with, beside their ECN bits.
+    /// The control messages. `dscp` is the DSCP of the socket.
     fn control(&self, dscp: u8) -> Control {
         let dscp = if self.dscp > 0 { self.dscp & 0x3f } else { dscp };
         let mut control = Control::default();
@@ -57,7 +61,7 @@ impl Outgoing<'_> {
             }
             None => {}
         }
-        // The kernel takes both fields in one: a socket's own value would be lost wherever ECN is set.
+        // The kernel takes DSCP and ECN as one byte: a message with ECN only would reset the DSCP of the socket.
         if self.ecn.is_some() || dscp != 0 {
             let value = libc::c_int::from(dscp << 2 | self.ecn.unwrap_or(0) & 0b11).to_ne_bytes();
             match self.to {
@@ -72,21 +76,21 @@ impl Outgoing<'_> {
     }
 }
 
-/// What a failed send means for the link.
+/// The consequence of a failed send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendFailure {
-    /// The socket is full: keep the message and wait for room.
+    /// The send buffer is full: keep the message and wait until the socket is writable.
     Busy,
-    /// The datagram is larger than the link takes.
+    /// The datagram is larger than the MTU of the link.
     TooBig,
-    /// This message is lost, the link may be fine.
+    /// This message is lost; the link may work.
     Lost,
-    /// The link cannot carry anything now: no device, no route, no address, not allowed.
+    /// The link cannot carry packets now: no device, no route, no address, or not permitted.
     LinkDown,
 }
 
 impl SendFailure {
-    /// Sorts an error of [`super::UdpSocket::send`].
+    /// Classifies an error of [`super::UdpSocket::send`].
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::EAGAIN) => Self::Busy,
@@ -106,27 +110,27 @@ impl SendFailure {
     }
 }
 
-/// The sending half of a socket: its family, and whether its device takes trains.
+/// The state for sending on a socket: its address family, its DSCP, and whether its device supports trains.
 #[derive(Debug)]
 pub(super) struct Sender {
     family: Family,
     dscp: u8,
-    trains: AtomicBool,
+    supports_trains: AtomicBool,
 }
 
 impl Sender {
     pub(super) fn new(family: Family, dscp: u8) -> Self {
-        Self { family, dscp, trains: AtomicBool::new(true) }
+        Self { family, dscp, supports_trains: AtomicBool::new(true) }
     }
 
-    /// What addresses the socket takes.
+    /// The address family of the socket.
     pub(super) fn family(&self) -> Family {
         self.family
     }
 
-    /// Whether trains leave in one call.
+    /// Whether trains are sent in one call.
     fn sends_trains(&self) -> bool {
-        self.trains.load(Ordering::Relaxed)
+        self.supports_trains.load(Ordering::Relaxed)
     }
 
     pub(super) fn send(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
@@ -142,12 +146,12 @@ impl Sender {
         self.send_one_by_one(fd, out)
     }
 
-    /// EIO: the device cannot compute checksums, for good. EINVAL, EMSGSIZE: this train is too long,
-    /// or its datagrams exceed the MTU.
+    /// Whether an error means that this train has to be sent one datagram at a time. EIO: the device cannot compute checksums,
+    /// so no train is tried again. EINVAL, EMSGSIZE: this train is too long, or its datagrams exceed the MTU.
     fn refuses_trains(&self, error: &io::Error) -> bool {
         match error.raw_os_error() {
             Some(libc::EIO) => {
-                self.trains.store(false, Ordering::Relaxed);
+                self.supports_trains.store(false, Ordering::Relaxed);
                 true
             }
             Some(libc::EINVAL | libc::EMSGSIZE) => true,
@@ -155,8 +159,8 @@ impl Sender {
         }
     }
 
-    /// Sends all datagrams of a train and returns the first error. When even the first finds the
-    /// socket full, nothing was sent; when a later one does, the rest of the train is lost.
+    /// Sends the datagrams of a train one by one and returns the first error. If the send buffer is full for the first datagram,
+    /// that error is returned and nothing was sent; if it is full for a later one, the rest of the train is lost.
     fn send_one_by_one(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
         let size = out.segment_size.map_or(out.data.len(), usize::from).max(1);
         let mut first_error = None;
@@ -172,10 +176,10 @@ impl Sender {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// One `sendmsg`. An error left behind by an earlier datagram (as ECONNREFUSED) is reported by
-    /// the kernel once and says nothing of this one, so further tries follow.
+    /// Sends with one sendmsg(2), repeated after errors of earlier datagrams (as ECONNREFUSED), each of which the kernel reports
+    /// once in place of sending.
     fn send_message(&self, fd: BorrowedFd<'_>, out: &Outgoing<'_>) -> io::Result<()> {
-        for _ in 0..3 {
+        for _ in 0..MAX_STALE_ERRORS {
             match send_once(fd, out, self.family, self.dscp) {
                 Err(error) if is_stale(&error) => {}
                 result => return result,
@@ -185,6 +189,7 @@ impl Sender {
     }
 }
 
+/// Whether an error belongs to an earlier datagram, or a signal interrupted the call.
 fn is_stale(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECONNREFUSED | libc::ECONNRESET | libc::EPROTO))
 }
@@ -256,14 +261,14 @@ mod tests {
     }
 
     #[test]
-    fn one_datagram_is_no_train_whatever_the_segment_size() {
+    fn a_single_datagram_is_no_train_whatever_the_segment_size() {
         for segment in [None, Some(0), Some(3), Some(9)] {
             assert!(!Outgoing { segment_size: segment, ..out("[::1]:1", b"abc") }.is_train(), "{segment:?}");
         }
     }
 
     #[test]
-    fn failures_are_sorted_by_what_to_do() {
+    fn failures_are_classified_by_their_consequence() {
         let sort = |errno| SendFailure::of(&io::Error::from_raw_os_error(errno));
         assert_eq!(sort(libc::EAGAIN), SendFailure::Busy);
         assert_eq!(sort(libc::EMSGSIZE), SendFailure::TooBig);

@@ -1,53 +1,52 @@
-//! Several sockets on one port, each for the packets of one thread.
+//! Several sockets on one port (SO_REUSEPORT), one for each shard, and a BPF program that steers datagrams to them.
 //!
-//! In: an address and how many sockets it shall have. Out: the sockets, in order. Always holds: a
-//! datagram goes to the socket whose number is the low four bits of the first byte of its QUIC
-//! destination connection ID, modulo the number of sockets, wherever it comes from; the kernel's own
-//! spreading by addresses would tear a connection with several paths apart.
+//! In: an address and a number of sockets. Out: the sockets, in order. Always holds: a datagram goes to the socket whose index
+//! is the low four bits of the first byte of its QUIC destination connection ID, modulo the number of sockets, whatever its
+//! source. The kernel's own choice, by a hash of the addresses, would spread a connection with several paths over several
+//! sockets.
 
 use std::{io, os::fd::AsRawFd};
 
-use super::{Reuse, UdpOptions, UdpSocket, check, set_int};
+use super::{PortReuse, UdpOptions, UdpSocket, check, set_int};
 use crate::error::OsError;
 
-/// Instructions of the program.
-const LENGTH: usize = 8;
+/// Number of instructions of the program.
+const PROGRAM_LEN: usize = 8;
 
 /// `BPF_LD | BPF_B | BPF_ABS`: the accumulator becomes the byte at `k`.
-const LOAD: u16 = 0x30;
+const BPF_LOAD_BYTE: u16 = 0x30;
 /// `BPF_JMP | BPF_JSET | BPF_K`: skips `jt` instructions if a bit of `k` is set, else `jf`.
-const IF_SET: u16 = 0x45;
+const BPF_JUMP_IF_BITS_SET: u16 = 0x45;
 /// `BPF_JMP | BPF_JA`: skips `k` instructions.
-const SKIP: u16 = 0x05;
-/// `BPF_ALU | BPF_AND | BPF_K`.
-const AND: u16 = 0x54;
-/// `BPF_ALU | BPF_MOD | BPF_K`.
-const MOD: u16 = 0x94;
-/// `BPF_RET | BPF_A`: the accumulator is the answer.
-const RETURN: u16 = 0x16;
+const BPF_JUMP: u16 = 0x05;
+/// `BPF_ALU | BPF_AND | BPF_K`: the accumulator becomes its bitwise AND with `k`.
+const BPF_AND: u16 = 0x54;
+/// `BPF_ALU | BPF_MOD | BPF_K`: the accumulator becomes its remainder modulo `k`.
+const BPF_MODULO: u16 = 0x94;
+/// `BPF_RET | BPF_A`: returns the accumulator, the index of the socket.
+const BPF_RETURN_A: u16 = 0x16;
 
-/// Binds `count` sockets (at least one) to `options.local`, and steers by connection ID among them.
+/// Binds `count` sockets (at least one) to `options.local`, and steers datagrams to them by connection ID.
 ///
 /// # Errors
-/// If the address is in use, be it by a process that shares its port.
+/// If the address is in use, even by a process that shares its port.
 pub fn bind_reuseport_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSocket>, OsError> {
     if count <= 1 {
         return Ok(vec![UdpSocket::bind(options)?]);
     }
     let failed = |source| OsError::Bind { local: options.local, device: options.device.clone(), source };
-    // Alone first: a port that is shared may be shared with another process, which would then get
-    // half of our packets without anybody noticing. It is shared from then on rather than bound anew: a
-    // child that another thread is just starting may hold the socket open beyond its close.
-    let first = UdpSocket::bind(&UdpOptions { reuse: Reuse::No, ..options.clone() })?;
+    // The first socket is bound without SO_REUSEPORT, because otherwise another process that shares the port would silently get
+    // a part of the packets. The option is set on this socket afterwards instead of binding another one: a child process
+    // that another thread is just starting may keep a closed socket open.
+    let first = UdpSocket::bind(&UdpOptions { reuse: PortReuse::Exclusive, ..options.clone() })?;
     let local = first.local_addr().map_err(failed)?;
     set_int(&first.fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(failed)?;
-    let options = UdpOptions { local, reuse: Reuse::Port, ..options.clone() };
+    let options = UdpOptions { local, reuse: PortReuse::Shared, ..options.clone() };
     let mut sockets = vec![first];
     for _ in 1..count {
         let socket = UdpSocket::bind(&options)?;
         if sockets.len() == 1 {
-            // The program belongs to the whole group, and without it the kernel spreads by addresses. A
-            // group begins with its second socket.
+            // The program belongs to the whole group of sockets, which exists from the second socket on.
             attach(&socket, count).map_err(|error| OsError::kernel("steer datagrams at", local, error))?;
         }
         sockets.push(socket);
@@ -57,7 +56,7 @@ pub fn bind_reuseport_group(options: &UdpOptions, count: u8) -> Result<Vec<UdpSo
 
 fn attach(socket: &UdpSocket, count: u8) -> io::Result<()> {
     let mut program = program(count);
-    let filter = libc::sock_fprog { len: LENGTH as u16, filter: program.as_mut_ptr() };
+    let filter = libc::sock_fprog { len: PROGRAM_LEN as u16, filter: program.as_mut_ptr() };
     let size = size_of::<libc::sock_fprog>() as libc::socklen_t;
     // SAFETY: `filter` and the program it points to outlive the call, and `size` is its size.
     check(unsafe {
@@ -71,20 +70,20 @@ fn attach(socket: &UdpSocket, count: u8) -> io::Result<()> {
     })
 }
 
-/// Byte 0 is the first of the UDP payload. A load beyond the end answers 0, so what is too short goes to
-/// the first socket.
-fn program(count: u8) -> [libc::sock_filter; LENGTH] {
-    let line = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+/// The BPF program. Offset 0 is the first byte of the UDP payload. A load beyond the end makes the program return 0, so a
+/// datagram that is too short goes to the first socket.
+fn program(count: u8) -> [libc::sock_filter; PROGRAM_LEN] {
+    let instruction = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
     [
-        line(LOAD, 0, 0, 0),
-        // In a long header version and length of the ID come before it (RFC 9000 §17.2).
-        line(IF_SET, 2, 0, 0x80),
-        line(LOAD, 0, 0, 1),
-        line(SKIP, 0, 0, 1),
-        line(LOAD, 0, 0, 6),
-        line(AND, 0, 0, 0x0f),
-        line(MOD, 0, 0, u32::from(count.max(1))),
-        line(RETURN, 0, 0, 0),
+        instruction(BPF_LOAD_BYTE, 0, 0, 0),
+        // In a long header the version and the length of the ID precede the ID (RFC 9000 §17.2).
+        instruction(BPF_JUMP_IF_BITS_SET, 2, 0, 0x80),
+        instruction(BPF_LOAD_BYTE, 0, 0, 1),
+        instruction(BPF_JUMP, 0, 0, 1),
+        instruction(BPF_LOAD_BYTE, 0, 0, 6),
+        instruction(BPF_AND, 0, 0, 0x0f),
+        instruction(BPF_MODULO, 0, 0, u32::from(count.max(1))),
+        instruction(BPF_RETURN_A, 0, 0, 0),
     ]
 }
 
@@ -92,22 +91,28 @@ fn program(count: u8) -> [libc::sock_filter; LENGTH] {
 mod tests {
     use super::*;
 
-    /// What the kernel does with the program.
+    /// Runs the program as the kernel does.
     fn run(program: &[libc::sock_filter], payload: &[u8]) -> u32 {
         let (mut at, mut accumulator) = (0, 0);
         loop {
-            let line = &program[at];
+            let instruction = &program[at];
             at += 1;
-            match line.code {
-                LOAD => match payload.get(line.k as usize) {
+            match instruction.code {
+                BPF_LOAD_BYTE => match payload.get(instruction.k as usize) {
                     Some(byte) => accumulator = u32::from(*byte),
                     None => return 0,
                 },
-                IF_SET => at += usize::from(if accumulator & line.k != 0 { line.jt } else { line.jf }),
-                SKIP => at += line.k as usize,
-                AND => accumulator &= line.k,
-                MOD => accumulator %= line.k,
-                RETURN => return accumulator,
+                BPF_JUMP_IF_BITS_SET => {
+                    at += usize::from(if accumulator & instruction.k != 0 {
+                        instruction.jt
+                    } else {
+                        instruction.jf
+                    })
+                }
+                BPF_JUMP => at += instruction.k as usize,
+                BPF_AND => accumulator &= instruction.k,
+                BPF_MODULO => accumulator %= instruction.k,
+                BPF_RETURN_A => return accumulator,
                 code => panic!("instruction {code:#x}"),
             }
         }
@@ -118,17 +123,17 @@ mod tests {
         for count in 1..=16 {
             let program = program(count);
             for first in 0..=u8::MAX {
-                let wanted = u32::from((first & 0x0f) % count);
+                let expected = u32::from((first & 0x0f) % count);
                 let short = [0x40, first, 0xee, 0xee, 0xee, 0xee, 0xee, 0xee, 0xee];
-                assert_eq!(run(&program, &short), wanted, "{first:#x} of {count}, short header");
+                assert_eq!(run(&program, &short), expected, "{first:#x} of {count}, short header");
                 let long = [0xc0, 0, 0, 0, 1, 8, first, 0xee, 0xee];
-                assert_eq!(run(&program, &long), wanted, "{first:#x} of {count}, long header");
+                assert_eq!(run(&program, &long), expected, "{first:#x} of {count}, long header");
             }
         }
     }
 
     #[test]
-    fn what_is_too_short_goes_to_the_first_socket() {
+    fn a_datagram_that_is_too_short_goes_to_the_first_socket() {
         for payload in [&[][..], &[0x40], &[0xc0, 0, 0, 0, 1, 8]] {
             assert_eq!(run(&program(16), payload), 0, "{payload:?}");
         }

@@ -1,4 +1,4 @@
-//! A lock file that one living process holds.
+//! A lock file (flock(2)) that at most one living process holds.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -9,7 +9,11 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-/// A lock held; dropping it removes the file, and the folder if nothing else is in it.
+/// Attempts at a lock file that other processes keep removing. Each needs another process that ends at that moment, so more
+/// would only hide a mistake; fewer could fail where many processes start and end at once.
+const MAX_ATTEMPTS: usize = 100;
+
+/// A held lock. Dropping it removes the file, and the folder if it is empty.
 #[derive(Debug)]
 pub(super) struct Lock {
     folder: PathBuf,
@@ -18,11 +22,12 @@ pub(super) struct Lock {
 }
 
 impl Lock {
-    /// Takes `<folder>/<name>.lock`, making the folder if need be; `None` if somebody holds it.
+    /// Takes the lock `<folder>/<name>.lock` and creates the folder if it does not exist; `None` if another process holds the
+    /// lock.
     pub(super) fn take(folder: &Path, name: &str) -> io::Result<Option<Self>> {
         let path = folder.join(format!("{name}.lock"));
-        // An owner that ends may remove the file, or the folder, between any two of our steps.
-        for _ in 0..100 {
+        // A previous owner that ends may remove the file or the folder between any two of these steps.
+        for _ in 0..MAX_ATTEMPTS {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
             let opened = OpenOptions::new()
                 .read(true)
@@ -44,7 +49,7 @@ impl Lock {
                 return Ok(Some(Self { folder: folder.to_owned(), path, _file: file }));
             }
         }
-        Err(io::Error::new(io::ErrorKind::ResourceBusy, "the lock file keeps vanishing"))
+        Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps removing the lock file"))
     }
 }
 

@@ -1,14 +1,14 @@
-//! The journal: what was changed, and how to take it back.
+//! The journal of changes to the system (an undo log).
 //!
-//! In: [`Step`]s, each written to disk *before* it is made. Out: the machine as it was, when the owner
-//! ends ([`UndoJournal::revert_all_steps`], or dropping), or when the next process of that name starts after one
-//! that was killed ([`UndoJournal::open`]).
+//! In: [`Step`]s, each written to disk *before* it is applied. Out: the previous state of the machine, when the owner ends
+//! ([`UndoJournal::revert_all_steps`], or dropping), or after a kill when the next process opens the journal of the same name
+//! ([`UndoJournal::open`]).
 //!
 //! What always holds:
-//! - At most one living process owns a name in a network namespace: it holds a lock on
-//!   `<name>.lock`, which the kernel releases however the process ends; `<name>.json` names it.
-//! - The record on disk is whole: it is replaced by rename, after fsync.
-//! - Taking back is idempotent: what is gone already, or was changed by somebody else since, is fine.
+//! - At most one living process owns a journal name in a network namespace: it holds a lock on `<name>.lock`, which the kernel
+//!   releases however the process ends; `<name>.json` has its process ID and its steps.
+//! - The record on disk is complete: it is replaced by rename, after fsync.
+//! - Reverting is idempotent: objects that are gone already, or that another program has changed since, are left alone.
 //!
 //! The folder is `<base>/netns-<inode of the network namespace>`, because namespaces share `/run`.
 
@@ -29,7 +29,7 @@ pub use step::{Interface, Step};
 
 use crate::{error::OsError, netlink::Netlink};
 
-/// Where journals are kept unless told otherwise.
+/// The folder of journals, unless a caller chooses another one.
 pub const DEFAULT_FOLDER: &str = "/run/mpvpn";
 
 /// An open journal.
@@ -42,18 +42,21 @@ pub struct UndoJournal {
     _lock: Lock,
 }
 
-/// What is on disk.
+/// The content of the file on disk.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     pid: u32,
-    /// In clock ticks since boot (proc(5), `starttime`): tells apart processes of the same number.
+    /// When the process started, in clock ticks since boot (proc(5), `starttime`): tells a reused process ID from the owner.
     start_time: u64,
     steps: Vec<Step>,
 }
 
 impl UndoJournal {
-    /// Opens the journal `name` under `base` for this network namespace. If a process left one behind,
-    /// its steps are taken back first; if that process is alive, it is an error.
+    /// Opens the journal `name` under `base` for this network namespace. The steps that a killed process left in it are
+    /// reverted first.
+    ///
+    /// # Errors
+    /// [`OsError::AlreadyRunning`] if the owner of the journal is alive, or why the journal cannot be written.
     pub fn open(base: &Path, name: &str) -> Result<Self, OsError> {
         let folder = base.join(format!("netns-{}", namespace()?));
         let file = file_name(name);
@@ -62,17 +65,17 @@ impl UndoJournal {
             || OsError::AlreadyRunning { name: name.to_owned(), pid: load(&path).map_or(0, |r| r.pid) };
         let lock = Lock::take(&folder, &file).map_err(|e| failed("lock", &folder, e))?.ok_or_else(owner)?;
         let mut netlink = Netlink::open()?;
-        if let Some(left) = load(&path) {
-            if left.is_alive_elsewhere() {
+        if let Some(abandoned) = load(&path) {
+            if abandoned.is_alive_elsewhere() {
                 return Err(owner());
             }
             tracing::info!(
-                pid = left.pid,
-                steps = left.steps.len(),
-                "cleaning up after a process that was killed"
+                pid = abandoned.pid,
+                steps = abandoned.steps.len(),
+                "reverting the changes of a process that was killed"
             );
-            for error in revert_all(&mut netlink, &left.steps) {
-                tracing::warn!(%error, "could not clean up");
+            for error in revert_all(&mut netlink, &abandoned.steps) {
+                tracing::warn!(%error, "cannot revert a change of a process that was killed");
             }
         }
         let pid = std::process::id();
@@ -82,29 +85,29 @@ impl UndoJournal {
         Ok(undo)
     }
 
-    /// Writes down a step that the caller is about to make by itself.
+    /// Records a step that the caller will apply by itself.
     pub fn record(&mut self, step: Step) -> Result<(), OsError> {
         self.record_all([step])
     }
 
-    /// Writes down several steps at once.
+    /// Records several steps with one write.
     pub fn record_all(&mut self, steps: impl IntoIterator<Item = Step>) -> Result<(), OsError> {
         let before = self.record.steps.len();
         self.record.steps.extend(steps);
         self.save().inspect_err(|_| self.record.steps.truncate(before))
     }
 
-    /// Writes down `steps` at once, then makes them in order. After an error the journal still has all
-    /// of them, so that [`UndoJournal::revert_all_steps`] takes back those that were made.
-    pub fn make(&mut self, steps: &[Step]) -> Result<(), OsError> {
+    /// Records `steps` with one write, then applies them in order. After an error the journal still has all of them, so that
+    /// [`UndoJournal::revert_all_steps`] reverts those that were applied.
+    pub fn apply(&mut self, steps: &[Step]) -> Result<(), OsError> {
         if steps.is_empty() {
             return Ok(());
         }
         self.record_all(steps.iter().cloned())?;
-        steps.iter().try_for_each(|step| step.make(&mut self.netlink))
+        steps.iter().try_for_each(|step| step.apply(&mut self.netlink))
     }
 
-    /// Takes back `steps`, the last first, and forgets them; returns what failed.
+    /// Reverts `steps`, the last first, and removes them from the journal; returns the errors.
     pub fn revert(&mut self, steps: &[Step]) -> Vec<OsError> {
         if steps.is_empty() {
             return Vec::new();
@@ -116,13 +119,13 @@ impl UndoJournal {
         errors
     }
 
-    /// The steps that would be taken back, in the order they were made.
+    /// The recorded steps, in the order in which they were applied.
     pub fn steps(&self) -> &[Step] {
         &self.record.steps
     }
 
-    /// Takes back everything, the last first, whatever fails on the way; returns what failed. The
-    /// journal is empty afterwards and can be used again.
+    /// Reverts all steps, the last first, and continues after errors; returns the errors. The journal is empty afterwards and
+    /// can be used again.
     pub fn revert_all_steps(&mut self) -> Vec<OsError> {
         let steps = std::mem::take(&mut self.record.steps);
         let mut errors = revert_all(&mut self.netlink, &steps);
@@ -143,13 +146,13 @@ impl UndoJournal {
 impl Drop for UndoJournal {
     fn drop(&mut self) {
         for error in self.revert_all_steps() {
-            tracing::warn!(%error, "could not put something back");
+            tracing::warn!(%error, "cannot revert a change of the system");
         }
     }
 }
 
 impl Record {
-    /// A second opinion where locks do not work, as on some network file systems.
+    /// Whether another living process owns the journal. Needed where locks do not work, as on some network file systems.
     fn is_alive_elsewhere(&self) -> bool {
         self.pid != std::process::id() && start_time(self.pid) == Some(self.start_time)
     }
@@ -168,21 +171,21 @@ fn revert_all(netlink: &mut Netlink, steps: &[Step]) -> Vec<OsError> {
     errors
 }
 
-/// Reads a record. One that cannot be understood (of another version) is set aside, not lost.
+/// Reads a record. A file that cannot be parsed (of another version) is renamed, not deleted.
 fn load(path: &Path) -> Option<Record> {
     let bytes = fs::read(path).ok()?;
     match serde_json::from_slice(&bytes) {
         Ok(record) => Some(record),
         Err(error) => {
             let aside = path.with_extension("unreadable");
-            tracing::warn!(%error, kept = %aside.display(), "a journal cannot be understood, nothing was cleaned up");
+            tracing::warn!(%error, kept = %aside.display(), "the journal of an earlier process cannot be parsed: its changes are not reverted");
             let _ = fs::rename(path, aside);
             None
         }
     }
 }
 
-/// Replaces a file such that either the old or the new one is there, whole, after a crash.
+/// Replaces a file such that after a crash either the old or the new one exists completely.
 fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -197,7 +200,7 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> OsError {
     OsError::Journal { operation, path: path.to_owned(), source }
 }
 
-/// The inode of this thread's network namespace, which identifies it.
+/// The inode of this thread's network namespace, which identifies the namespace.
 fn namespace() -> Result<u64, OsError> {
     let link = Path::new("/proc/thread-self/ns/net");
     Ok(fs::metadata(link).map_err(|e| failed("find the network namespace for", link, e))?.ino())
@@ -208,12 +211,12 @@ fn file_name(name: &str) -> String {
     name.chars().take(64).map(clean).collect()
 }
 
-/// When process `pid` started, in clock ticks since boot (proc(5), field 22); `None` if there is none.
+/// When process `pid` started, in clock ticks since boot (proc(5), field 22); `None` if it does not exist.
 fn start_time(pid: u32) -> Option<u64> {
     parse_start_time(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The second field is a name in parentheses, which may hold anything.
+/// Parses field 22. The second field is a name in parentheses that may contain any characters, so fields count from its end.
 fn parse_start_time(stat: &str) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
 }
@@ -222,7 +225,7 @@ fn parse_start_time(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// A folder that goes when the test does.
+    /// A folder that is removed when the test ends.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -251,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_is_put_back_and_the_journal_is_gone() {
+    fn all_steps_are_reverted_and_the_journal_is_removed() {
         let folder = Folder::new("all");
         let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         undo.record(folder.file("one")).unwrap();
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn dropping_puts_back_too() {
+    fn dropping_the_journal_reverts_too() {
         let folder = Folder::new("drop");
         let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         undo.record(folder.file("one")).unwrap();
@@ -276,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_owner_is_refused_and_told_the_first() {
+    fn a_second_owner_is_refused_with_the_process_id_of_the_first() {
         let folder = Folder::new("second");
         let first = UndoJournal::open(&folder.0, "a").unwrap();
         match UndoJournal::open(&folder.0, "a") {
@@ -303,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_number_used_again_is_not_taken_for_the_owner() {
+    fn a_reused_process_id_is_not_taken_for_the_owner() {
         let parent = std::os::unix::process::parent_id();
         let mut record = Record { pid: parent, start_time: start_time(parent).unwrap(), steps: vec![] };
         assert!(record.is_alive_elsewhere());
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_journal_that_cannot_be_understood_is_set_aside() {
+    fn a_journal_that_cannot_be_parsed_is_renamed() {
         let folder = Folder::new("aside");
         let path = folder.record("a");
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -322,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn reverted_steps_are_forgotten() {
+    fn reverted_steps_are_removed_from_the_journal() {
         let folder = Folder::new("revert");
         let mut undo = UndoJournal::open(&folder.0, "a").unwrap();
         let (one, two) = (folder.file("one"), folder.file("two"));
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_name_may_hold_anything() {
+    fn a_process_name_may_contain_any_characters() {
         let tail = "S 1 1 1 0 -1 4194560 1 0 0 0 1 1 0 0 20 0 1 0 4242 1 1";
         assert_eq!(parse_start_time(&format!("7 (a) b (c)) {tail}")), Some(4242));
         assert_eq!(parse_start_time("7 (cut) S 1"), None);

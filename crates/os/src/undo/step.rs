@@ -1,4 +1,4 @@
-//! The changes of the system that we know how to make and to take back.
+//! The changes of the system that the journal can apply and revert.
 
 use std::{fs, io, path::PathBuf};
 
@@ -16,13 +16,13 @@ use crate::{
     sysctl,
 };
 
-/// An interface, recognised only while both its index and its name are the same: another one that
-/// got the name later is not ours to change.
+/// An interface, identified by index and name together: a later interface with the same name is another one, and its
+/// addresses and routes are not reverted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Interface {
-    /// Its index.
+    /// The interface index.
     pub index: u32,
-    /// Its name.
+    /// The interface name.
     pub name: String,
 }
 
@@ -32,65 +32,65 @@ impl Interface {
     }
 }
 
-/// One change.
+/// One change of the system. Journals on disk have the names of the variants and fields.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Step {
-    /// An address was added.
+    /// Adds an address to an interface.
     Address {
-        /// To which interface.
+        /// The interface.
         interface: Interface,
-        /// Which.
+        /// The address, with the length of its prefix.
         address: IpNet,
     },
-    /// A route was added.
+    /// Adds a route.
     Route {
-        /// Which.
+        /// The route.
         route: Route,
-        /// The interface it leads out of, if any.
+        /// Its outgoing interface, if it has one.
         interface: Option<Interface>,
     },
-    /// A policy rule was added.
+    /// Adds a rule for policy routing.
     Rule {
-        /// Which.
+        /// The rule.
         rule: Rule,
     },
-    /// A table of the firewall was installed.
+    /// Installs a table of nftables.
     Firewall {
-        /// With which rules.
+        /// The rules in the table.
         rules: firewall::Rules,
     },
-    /// A kernel setting was changed; it is restored only if it still has our value.
+    /// Changes a kernel parameter; it is restored only if it still has the value `set`.
     Sysctl {
-        /// Which, as a path below `/proc/sys`.
+        /// The parameter, as a path below `/proc/sys`.
         key: String,
-        /// What it was.
+        /// The value before the change.
         before: String,
-        /// What we set.
+        /// The value after the change.
         set: String,
     },
-    /// An address was given to Multipath TCP.
+    /// Adds an endpoint of Multipath TCP.
     MptcpEndpoint {
-        /// Which.
+        /// The endpoint.
         endpoint: Endpoint,
     },
-    /// Multipath TCP may have other numbers of subflows; they are restored only if they are still ours.
+    /// Changes the limits of Multipath TCP; they are restored only if they still have the value `set`.
     MptcpLimits {
-        /// What they were.
+        /// The limits before the change.
         before: Limits,
-        /// What we set.
+        /// The limits after the change.
         set: Limits,
     },
-    /// The file with the name servers was rewritten; it is put back only if it is still as we left it.
-    Resolver(dns::Rewrite),
-    /// A file was created (by the caller).
+    /// Rewrites the file with the name servers; it is restored only if no other program has changed it.
+    Resolver(dns::FileRewrite),
+    /// The caller creates a file; reverting removes it.
     File {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
     },
 }
 
 impl Step {
-    pub(super) fn make(&self, netlink: &mut Netlink) -> Result<(), OsError> {
+    pub(super) fn apply(&self, netlink: &mut Netlink) -> Result<(), OsError> {
         match self {
             Self::Address { interface, address } => netlink.add_address(interface.index, *address),
             Self::Route { route, .. } => netlink.add_route(route),
@@ -99,12 +99,12 @@ impl Step {
             Self::Sysctl { key, set, .. } => sysctl::write(key, set),
             Self::MptcpEndpoint { endpoint } => PathManager::open()?.add(endpoint),
             Self::MptcpLimits { set, .. } => PathManager::open()?.set_limits(*set),
-            Self::Resolver(rewrite) => dns::make(rewrite),
+            Self::Resolver(rewrite) => dns::apply(rewrite),
             Self::File { .. } => Ok(()),
         }
     }
 
-    /// `links`: the interfaces that exist now.
+    /// Undoes the change. `links` are the interfaces that exist now.
     pub(super) fn revert(&self, netlink: &mut Netlink, links: &[LinkInfo]) -> Result<(), OsError> {
         match self {
             Self::Address { interface, .. } | Self::Route { interface: Some(interface), .. }
@@ -118,7 +118,7 @@ impl Step {
             Self::Route { route, .. } => ignore_gone(netlink.del_route(route)),
             Self::Rule { rule } => ignore_gone(netlink.del_rule(rule)),
             Self::Firewall { rules } => firewall::remove(&rules.name),
-            Self::Sysctl { key, before, set } => restore(key, before, set),
+            Self::Sysctl { key, before, set } => restore_sysctl(key, before, set),
             Self::MptcpEndpoint { endpoint } => ignore_gone(PathManager::open()?.remove(endpoint)),
             Self::MptcpLimits { before, set } => {
                 let mut manager = PathManager::open()?;
@@ -135,7 +135,7 @@ impl Step {
     }
 }
 
-fn restore(key: &str, before: &str, set: &str) -> Result<(), OsError> {
+fn restore_sysctl(key: &str, before: &str, set: &str) -> Result<(), OsError> {
     match sysctl::read(key) {
         Ok(now) if now == set => ignore_gone(sysctl::write(key, before)),
         Ok(_) => Ok(()),

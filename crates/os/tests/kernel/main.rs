@@ -1,4 +1,4 @@
-//! Sockets, devices and settings against the kernel, one file a subject.
+//! Tests of sockets, devices and network configuration with the real kernel; one file for each subject.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types, reason = "real sockets, processes and clocks")]
 

@@ -23,7 +23,7 @@ use mpvpn_os::{
 
 const SERVER: &str = "10.7.0.1:443";
 
-/// Whether this kernel has it; says so if not.
+/// Whether this kernel has Multipath TCP; prints that the test is skipped if not.
 fn has_mptcp() -> bool {
     let has = std::path::Path::new("/proc/sys/net/mptcp/enabled").exists();
     if !has {
@@ -77,7 +77,7 @@ fn connect(options: TcpOptions) -> TcpStream {
     stream
 }
 
-/// The addresses that the connection has subflows from, once there are so many.
+/// The local addresses of the connection's subflows, once there are `count`.
 fn sources(stream: &TcpStream, count: usize) -> Vec<String> {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
@@ -94,7 +94,7 @@ fn sources(stream: &TcpStream, count: usize) -> Vec<String> {
 }
 
 #[test]
-fn connections_get_a_subflow_from_each_link_as_long_as_the_journal_says_so() {
+fn connections_get_a_subflow_from_each_link_until_the_journal_reverts_the_endpoints() {
     in_namespace(|| {
         if !has_mptcp() {
             return;
@@ -128,7 +128,7 @@ fn connections_get_a_subflow_from_each_link_as_long_as_the_journal_says_so() {
 
         let folder = Folder::new();
         let mut manager = PathManager::open().unwrap();
-        // Somebody else's, which stays.
+        // The endpoint of another program, which stays.
         let theirs = endpoints().remove(0);
         manager.add(&theirs).unwrap();
         let before = manager.limits().unwrap();
@@ -137,7 +137,7 @@ fn connections_get_a_subflow_from_each_link_as_long_as_the_journal_says_so() {
         let steps = plan(&wanted).unwrap();
         assert!(steps.contains(&Step::MptcpEndpoint { endpoint: wanted[1].clone() }), "{steps:?}");
         assert!(!steps.contains(&Step::MptcpEndpoint { endpoint: theirs.clone() }), "{steps:?}");
-        undo.make(&steps).unwrap();
+        undo.apply(&steps).unwrap();
         assert_eq!(manager.endpoints().unwrap(), wanted);
         assert_eq!(plan(&wanted).unwrap(), [], "nothing is set up twice");
 
@@ -157,7 +157,7 @@ fn connections_get_a_subflow_from_each_link_as_long_as_the_journal_says_so() {
 }
 
 #[test]
-fn limits_that_somebody_changed_since_stay() {
+fn limits_that_another_program_changed_since_stay() {
     in_namespace(|| {
         if !has_mptcp() {
             return;
@@ -167,7 +167,7 @@ fn limits_that_somebody_changed_since_stay() {
         let before = manager.limits().unwrap();
         let set = Limits { subflows: 5, ..before };
         let mut undo = UndoJournal::open(&folder.0, "limits").unwrap();
-        undo.make(&[Step::MptcpLimits { before, set }]).unwrap();
+        undo.apply(&[Step::MptcpLimits { before, set }]).unwrap();
         assert_eq!(manager.limits().unwrap(), set);
         let theirs = Limits { subflows: 7, accepted: 1 };
         manager.set_limits(theirs).unwrap();

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{Folder, becomes, in_namespace, ip, run};
+use crate::common::{Folder, assert_becomes, in_namespace, ip, run};
 use ipnet::IpNet;
 use mpvpn_os::{
     OsError, Tun, TunConfig, UndoJournal,
@@ -38,7 +38,7 @@ fn uplink() {
     ip("link add eth0 type veth peer name far0");
     // No link-local addresses, which would appear at some later time.
     for name in ["eth0", "far0"] {
-        sysctl::write(&sysctl::interface("ipv6", name, "addr_gen_mode"), "1").unwrap();
+        sysctl::write(&sysctl::interface_key("ipv6", name, "addr_gen_mode"), "1").unwrap();
     }
     ip("address add 192.0.2.7/24 dev eth0");
     ip("-6 address add 2001:db8::7/64 dev eth0 nodad");
@@ -57,7 +57,7 @@ fn uplink() {
     }
 }
 
-/// Everything that a tunnel may change, as text.
+/// The network configuration that a tunnel may change, as text.
 fn state() -> String {
     let forwarding =
         ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(|key| sysctl::read(key).unwrap());
@@ -163,7 +163,7 @@ fn the_monitor_sees_carrier_addresses_and_routes_come_and_go() {
         ip("link set v0 up");
         ip("link set v1 up");
         let mut monitor = Monitor::open().unwrap();
-        // What the kernel still has to say about the interfaces that just came up.
+        // Notifications about the interfaces that just came up may still follow.
         while monitor.next().unwrap().is_some() {}
         ip("link set v1 down");
         expect(
@@ -193,7 +193,7 @@ fn the_monitor_sees_carrier_addresses_and_routes_come_and_go() {
     });
 }
 
-/// Reads news until one is as wanted, at most 2 s.
+/// Reads events until one matches, for at most 2 s.
 fn expect(monitor: &mut Monitor, wanted: impl Fn(&Event) -> bool) {
     let poller = Poller::new().unwrap();
     poller.add(&*monitor, 0, Interest::Read).unwrap();
@@ -212,7 +212,7 @@ fn expect(monitor: &mut Monitor, wanted: impl Fn(&Event) -> bool) {
 }
 
 #[test]
-fn an_overrun_is_told_and_news_go_on() {
+fn an_overrun_is_reported_and_events_continue() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
         ip("link set v0 up");
@@ -273,7 +273,7 @@ fn wanted(addresses: &[&str], routes: Routes, mtu: u32) -> ClientNetState {
     ClientNetState { addresses: addresses.iter().map(|text| net(text)).collect(), routes, mtu }
 }
 
-/// Which interface a packet would take of which `ip route get` is told this; `None` if it would not be sent.
+/// The outgoing interface that `ip route get` reports for these arguments; `None` if there is no route.
 fn route_get(words: &str) -> Option<u32> {
     let output = Command::new("ip").args(["route", "get"]).args(words.split_whitespace()).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -281,13 +281,13 @@ fn route_get(words: &str) -> Option<u32> {
     Some(Netlink::open().unwrap().index_of(name).unwrap())
 }
 
-/// Which interface a packet to `destination` would take.
+/// The outgoing interface of a packet to `destination`.
 fn way(destination: &str, mark: Option<u32>) -> Option<u32> {
     route_get(&mark.map_or(destination.to_owned(), |mark| format!("{destination} mark {mark}")))
 }
 
 #[test]
-fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
+fn a_client_routes_everything_into_the_tunnel_and_reverts_it() {
     in_namespace(|| {
         uplink();
         let folder = Folder::new();
@@ -307,14 +307,14 @@ fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
         assert_eq!(way("2001:db8:1::1", None), None, "IPv6 leaks beside the tunnel");
         assert_eq!(way("2001:db8:1::1", mark), eth0);
 
-        // The server assigns IPv6 too and another IPv4 address of the same network.
+        // The server assigns an IPv6 address too, and another IPv4 address of the same network.
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1300)).unwrap();
         assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, tunnel));
         let shown = ip("address show dev t0");
         assert!(shown.contains("10.9.0.5/24") && !shown.contains("10.9.0.2"), "{shown}");
         assert!(shown.contains("mtu 1300") && !shown.contains("fe80::"), "{shown}");
 
-        // A path too small for IPv6, and back.
+        // An MTU too small for IPv6, and back.
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1200)).unwrap();
         assert_eq!((way("203.0.113.1", None), way("2001:db8:1::1", None)), (tunnel, None));
         client.apply(&mut undo, &wanted(&["10.9.0.5/24", "fd00:9::5/64"], Routes::All, 1400)).unwrap();
@@ -334,12 +334,12 @@ fn a_client_sends_all_into_the_tunnel_and_puts_everything_back() {
         client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
         assert_eq!(undo.revert_all_steps().len(), 0);
         drop(device);
-        becomes(&before, state);
+        assert_becomes(&before, state);
     });
 }
 
 #[test]
-fn a_change_that_fails_leaves_everything_as_it_was() {
+fn a_failed_change_leaves_the_previous_configuration() {
     in_namespace(|| {
         uplink();
         let folder = Folder::new();
@@ -366,7 +366,7 @@ fn strict_reverse_path_checks_are_loosened_and_restored() {
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
-        let key = sysctl::interface("ipv4", "eth0", "rp_filter");
+        let key = sysctl::interface_key("ipv4", "eth0", "rp_filter");
         for (before, after) in [("0", "0"), ("2", "2"), ("1", "2")] {
             sysctl::write("net/ipv4/conf/all/rp_filter", "0").unwrap();
             sysctl::write(&key, before).unwrap();
@@ -379,7 +379,7 @@ fn strict_reverse_path_checks_are_loosened_and_restored() {
         sysctl::write(&key, "0").unwrap();
         client.loosen_reverse_path_filter(&mut undo, "eth0").unwrap();
         assert_eq!(sysctl::read(&key).unwrap(), "2");
-        // Somebody else decided otherwise meanwhile: that stays.
+        // A change by another program meanwhile stays.
         sysctl::write(&key, "1").unwrap();
         assert_eq!(undo.revert_all_steps().len(), 0);
         assert_eq!(sysctl::read(&key).unwrap(), "1");
@@ -387,7 +387,7 @@ fn strict_reverse_path_checks_are_loosened_and_restored() {
 }
 
 #[test]
-fn a_server_forwards_and_translates_and_puts_everything_back() {
+fn a_server_forwards_and_translates_and_reverts_it() {
     in_namespace(|| {
         uplink();
         sysctl::write("net/ipv6/conf/eth0/accept_ra", "1").unwrap();
@@ -401,7 +401,7 @@ fn a_server_forwards_and_translates_and_puts_everything_back() {
             mtu: 1400,
             nat: Nat::Masquerade,
         };
-        let server = ServerNet::up(&mut undo, &config).unwrap();
+        let server = ServerNet::configure(&mut undo, &config).unwrap();
         assert_eq!(server.addresses(), [net("10.9.0.1/24"), net("fd00:9::1/64")]);
         assert_eq!((way("10.9.0.77", None), way("fd00:9::77", None)), (Some(t0.index), Some(t0.index)));
         assert_eq!(sysctl::read("net/ipv4/ip_forward").unwrap(), "1");
@@ -412,7 +412,7 @@ fn a_server_forwards_and_translates_and_puts_everything_back() {
 
         drop(undo);
         drop(device);
-        becomes(&before, state);
+        assert_becomes(&before, state);
         assert_eq!(sysctl::read("net/ipv6/conf/eth0/accept_ra").unwrap(), "1");
     });
 }
@@ -427,7 +427,7 @@ fn a_server_refuses_a_subnet_that_another_interface_has() {
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let config =
             ServerNetConfig { tun: t0, subnets: vec![net("192.0.2.0/24")], mtu: 1400, nat: Nat::Masquerade };
-        let error = ServerNet::up(&mut undo, &config).unwrap_err();
+        let error = ServerNet::configure(&mut undo, &config).unwrap_err();
         assert!(matches!(&error, OsError::SubnetInUse { interface, .. } if interface == "eth0"), "{error}");
         assert_eq!(state(), before);
     });
@@ -442,9 +442,12 @@ fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
         let (_device, t0) = tun("t0");
         let mut undo = UndoJournal::open(&folder.0, "t0").unwrap();
         let missing = [ShareSource::Interface("nowhere0".into())];
-        assert!(matches!(ShareNet::up(&mut undo, &t0.name, &missing), Err(OsError::NoInterface { .. })));
+        assert!(matches!(
+            ShareNet::configure(&mut undo, &t0.name, &missing),
+            Err(OsError::NoInterface { .. })
+        ));
         let sources = [ShareSource::Interface("lan0".into()), "192.168.7.0/24".parse().unwrap()];
-        let _share = ShareNet::up(&mut undo, &t0.name, &sources).unwrap();
+        let _share = ShareNet::configure(&mut undo, &t0.name, &sources).unwrap();
         let shown = run("nft", "list table inet mpvpn_t0");
         assert!(shown.contains(r#"iifname "lan0" oifname "t0" masquerade"#), "{shown}");
         assert!(shown.contains(r#"ip saddr 192.168.7.0/24 oifname "t0" masquerade"#), "{shown}");
@@ -455,7 +458,7 @@ fn a_lan_behind_the_client_is_translated_to_the_tunnel() {
 }
 
 #[test]
-fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
+fn the_tun_of_a_class_gets_packets_of_bound_sockets_and_steered_packets() {
     in_namespace(|| {
         uplink();
         ip("link add lan0 type veth peer name lan1");
@@ -520,18 +523,18 @@ fn the_tun_of_a_class_takes_what_is_bound_to_it_and_what_is_steered_there() {
         classes.update_vlan_interfaces(&mut undo).unwrap();
         assert_eq!(table(), shown);
 
-        // Without addresses of its own it takes nothing from the main device; and it has no IPv6 below its minimum.
+        // Without an address of its own the device gets no packets by source address; below an MTU of 1280 it has no IPv6.
         classes.apply(&mut undo, vec![given(false)], 1279).unwrap();
         assert!(!ip("rule").contains("from 10.9.0.3"));
         assert_eq!((way("203.0.113.1", mark), way("2001:db8:1::1", mark)), (of_class, main));
         assert_eq!(undo.revert_all_steps().len(), 0);
         drop((device, class_device));
-        becomes(&before, state);
+        assert_becomes(&before, state);
     });
 }
 
 #[test]
-fn packets_of_a_vlan_are_steered_by_its_interfaces_which_come_and_go() {
+fn packets_of_a_vlan_are_steered_by_its_interfaces_as_they_are_added_and_removed() {
     in_namespace(|| {
         ip("link add lan0 type veth peer name lan1");
         let add = |words: &str| Command::new("ip").args(words.split(' ')).output().unwrap().status.success();
@@ -561,17 +564,17 @@ fn packets_of_a_vlan_are_steered_by_its_interfaces_which_come_and_go() {
     });
 }
 
-/// Without what differs between versions of `nft`.
+/// Removes the differences between versions of `nft`.
 fn squeezed(text: &str) -> String {
     let words = text.replace(['{', '}', '(', ')'], " ");
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Set for the process that is killed on purpose: where its journal is.
+/// The environment variable that names the folder of the journal for the process that is killed on purpose.
 const VICTIM: &str = "MPVPN_OS_TEST_VICTIM";
 
 #[test]
-fn a_neighbour_that_was_asked_for_without_a_carrier_is_asked_for_anew() {
+fn a_neighbour_resolution_started_without_carrier_is_restarted() {
     in_namespace(|| {
         uplink();
         let away = Elsewhere::new();
@@ -582,22 +585,22 @@ fn a_neighbour_that_was_asked_for_without_a_carrier_is_asked_for_anew() {
         let eth0 = netlink.index_of("eth0").unwrap();
         let unresolved = || ip("neighbour show dev eth0 nud incomplete");
         let send = || UdpSocket::bind("192.0.2.7:0").unwrap().send_to(b"x", "192.0.2.1:9").map(drop);
-        becomes(&false, || has_carrier("eth0"));
+        assert_becomes(&false, || has_carrier("eth0"));
         send().unwrap();
         assert!(unresolved().contains("192.0.2.1"), "{}", unresolved());
         far("link set far0 up");
-        becomes(&true, || has_carrier("eth0"));
+        assert_becomes(&true, || has_carrier("eth0"));
         netlink.flush_unresolved_neighbours(eth0).unwrap();
         assert_eq!(unresolved(), "");
         let sent = Instant::now();
         send().unwrap();
-        becomes(&true, || ip("neighbour show dev eth0").contains("lladdr"));
-        // Half of what the kernel waits between two questions.
+        assert_becomes(&true, || ip("neighbour show dev eth0").contains("lladdr"));
+        // Half of the kernel's interval between two requests.
         assert!(sent.elapsed() < Duration::from_millis(500), "{:?}", sent.elapsed());
     });
 }
 
-/// Another network namespace.
+/// A second network namespace.
 struct Elsewhere(String);
 
 impl Elsewhere {
@@ -643,13 +646,13 @@ fn what_a_killed_process_left_is_cleaned_up_by_the_next() {
     });
 }
 
-/// Runs in the namespace of the process that started this one.
+/// Runs in the network namespace of the process that started this one.
 fn change_everything_and_die(folder: &Path) -> ! {
     let (_tun, t0) = tun("t0");
     let mut undo = UndoJournal::open(folder, "t0").unwrap();
     let mut client = ClientNet::new(ClientNetConfig::new(t0)).unwrap();
     client.apply(&mut undo, &wanted(&["10.9.0.2/24"], Routes::All, 1400)).unwrap();
-    let _share = ShareNet::up(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
+    let _share = ShareNet::configure(&mut undo, "t0", &[ShareSource::Interface("eth0".into())]).unwrap();
     let unreachable =
         |step: &Step| matches!(step, Step::Route { route, .. } if route.kind == RouteKind::Unreachable);
     assert!(undo.steps().iter().any(unreachable));

@@ -1,4 +1,4 @@
-//! Sockets that share a port and queues that share a TUN, against the kernel.
+//! Sockets that share a port, and queues of one TUN device, with the real kernel.
 
 use std::{
     io::{ErrorKind, IoSlice},
@@ -31,7 +31,7 @@ fn received(sockets: &[UdpSocket]) -> Vec<usize> {
 }
 
 #[test]
-fn datagrams_are_steered_by_connection_id_whoever_sends_them() {
+fn datagrams_are_steered_by_connection_id_whatever_their_source() {
     in_namespace(|| {
         for address in ["127.0.0.1:0", "[::1]:0"] {
             let sockets = bind_reuseport_group(&UdpOptions::new(address.parse().unwrap()), 3).unwrap();
@@ -50,7 +50,7 @@ fn datagrams_are_steered_by_connection_id_whoever_sends_them() {
 }
 
 #[test]
-fn a_group_is_bound_also_while_other_threads_start_programs() {
+fn a_group_can_be_bound_while_other_threads_start_programs() {
     in_namespace(|| {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -72,7 +72,7 @@ fn a_group_is_bound_also_while_other_threads_start_programs() {
 }
 
 #[test]
-fn a_port_that_somebody_shares_is_refused_all_the_same() {
+fn a_port_that_another_process_shares_is_refused() {
     in_namespace(|| {
         let options = UdpOptions::new("127.0.0.1:4433".parse().unwrap());
         let _first = bind_reuseport_group(&options, 2).unwrap();
@@ -129,7 +129,7 @@ fn waiting(tun: &Tun) -> Vec<(u16, u16)> {
 }
 
 #[test]
-fn the_way_back_of_a_flow_follows_its_way_up() {
+fn a_packet_of_a_flow_arrives_in_the_queue_that_the_flow_was_written_to() {
     in_namespace(|| {
         let queues = queues(2);
         let echo = Plain::bind("10.9.0.1:7").unwrap();
@@ -146,7 +146,7 @@ fn the_way_back_of_a_flow_follows_its_way_up() {
 }
 
 #[test]
-fn a_queue_that_is_not_attached_gets_nothing() {
+fn a_detached_queue_gets_no_packets() {
     in_namespace(|| {
         let queues = queues(2);
         let sender = Plain::bind("10.9.0.1:0").unwrap();

@@ -1,4 +1,4 @@
-//! The TUN device with virtio headers, against the kernel.
+//! The TUN device with virtio headers, with the real kernel.
 
 use std::{
     io::{ErrorKind, IoSlice, Read, Write},
@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{becomes, in_namespace, ip};
+use crate::common::{assert_becomes, in_namespace, ip};
 use mpvpn_os::{
     OsError, Tun, TunConfig, UdpOptions, UdpSocket,
     poll::{Events, Interest, Poller},
@@ -63,7 +63,7 @@ fn the_device_has_the_settings_asked_for() {
         assert!(shown.starts_with(&format!("{}:", tun.ifindex())), "{shown}");
         assert!(tun.offload() >= Offload::Tcp);
         drop(tun);
-        becomes(&false, || ip("link").contains("t0"));
+        assert_becomes(&false, || ip("link").contains("t0"));
     });
 }
 
@@ -90,7 +90,7 @@ fn a_name_in_use_names_its_holder() {
 }
 
 #[test]
-fn a_udp_train_comes_as_one_packet() {
+fn a_train_of_udp_datagrams_is_read_as_one_packet() {
     in_namespace(|| {
         let tun = tun("t0", "10.9.0.1/24");
         if tun.offload() < Offload::TcpAndUdp {
@@ -168,7 +168,7 @@ fn wire(a: &Tun, b: &Tun, done: impl Fn() -> bool) -> usize {
                 }
                 let (header, packet) = buffer[..length].split_at(VNET_HEADER_LEN);
                 let (first, second) = packet.split_at(packet.len() / 2);
-                // A full queue drops, as any wire does; TCP repeats.
+                // A full queue drops the packet; TCP retransmits it.
                 let _ = to.write_vectored(&[IoSlice::new(header), IoSlice::new(first), IoSlice::new(second)]);
             }
         }

@@ -1,4 +1,4 @@
-//! UDP sockets, against the kernel.
+//! UDP sockets, with the real kernel.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -56,7 +56,7 @@ fn a_train_arrives_as_a_train() {
 }
 
 #[test]
-fn nothing_waiting_is_no_error() {
+fn receiving_from_an_empty_socket_is_no_error() {
     in_namespace(|| {
         let mut batch = RecvBatch::new(4);
         assert_eq!(socket("127.0.0.1:0").recv_batch(&mut batch).unwrap(), 0);
@@ -73,11 +73,11 @@ fn a_train_too_long_for_the_kernel_is_sent_one_by_one() {
         a.send(&Outgoing { segment_size: Some(100), ..out(to, &data) }).unwrap();
         let list = receive(&b, &mut RecvBatch::new(64), data.len());
         assert!(list.iter().all(|r| r.segment_size == 100));
-        // And larger than any UDP datagram can be.
+        // A train that is longer than any UDP datagram can be.
         let data = vec![2; 100_000];
         a.send(&Outgoing { segment_size: Some(1000), ..out(to, &data) }).unwrap();
         receive(&b, &mut RecvBatch::new(64), data.len());
-        // One long train does not mean that the device takes none.
+        // The failure of a long train does not disable trains.
         let data = vec![3; 40 * 100];
         a.send(&Outgoing { segment_size: Some(100), ..out(to, &data) }).unwrap();
         assert_eq!(receive(&b, &mut RecvBatch::new(64), data.len()).len(), 1, "the train was torn");
@@ -85,7 +85,7 @@ fn a_train_too_long_for_the_kernel_is_sent_one_by_one() {
 }
 
 #[test]
-fn buffers_are_used_again_when_what_they_held_is_dropped() {
+fn buffers_are_reused_when_their_datagrams_are_dropped() {
     in_namespace(|| {
         let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let to = b.local_addr().unwrap();
@@ -102,7 +102,7 @@ fn buffers_are_used_again_when_what_they_held_is_dropped() {
 }
 
 #[test]
-fn a_dual_stack_socket_speaks_plain_ipv4() {
+fn a_dual_stack_socket_reports_unmapped_ipv4_addresses() {
     in_namespace(|| {
         let (server, client) = (socket("[::]:0"), socket("127.0.0.1:0"));
         let port = server.local_addr().unwrap().port();
@@ -114,7 +114,7 @@ fn a_dual_stack_socket_speaks_plain_ipv4() {
         assert_eq!(got.remote, client.local_addr().unwrap());
         assert_eq!(got.local_ip, "127.0.0.5".parse().ok());
         assert_eq!(got.ecn, 1);
-        // The answer comes from the address that was asked.
+        // The answer leaves from the address that received the request.
         let data = [6; 600];
         server
             .send(&Outgoing {
@@ -131,7 +131,7 @@ fn a_dual_stack_socket_speaks_plain_ipv4() {
 }
 
 #[test]
-fn a_bound_device_is_the_only_way_out() {
+fn a_bound_device_is_the_only_outgoing_interface() {
     in_namespace(|| {
         ip("link add v0 type veth peer name v1");
         ip("address add 10.1.0.1/24 dev v0");
@@ -171,7 +171,7 @@ fn a_closed_port_does_not_disturb_later_datagrams() {
 }
 
 #[test]
-fn an_empty_datagram_is_one() {
+fn an_empty_datagram_is_received() {
     in_namespace(|| {
         let (a, b) = (socket("127.0.0.1:0"), socket("127.0.0.1:0"));
         let to = b.local_addr().unwrap();

@@ -11,9 +11,8 @@ use std::{
 
 use mpvpn_os::{netlink::Netlink, privilege};
 
-/// Runs `test` in a thread with a network namespace of its own, where only `lo` is up. The namespace
-/// goes with the thread and its descriptors, also after a panic. Without privileges the test is
-/// skipped, and says so.
+/// Runs `test` in a thread with a network namespace of its own, where only `lo` is up. The namespace disappears with the thread
+/// and its descriptors, also after a panic. Without privilege the test is skipped, with a message.
 pub(crate) fn in_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     if !privilege::has_net_admin() {
         eprintln!("skipped: needs root (CAP_NET_ADMIN and CAP_SYS_ADMIN)");
@@ -34,7 +33,7 @@ pub(crate) fn in_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 
     }
 }
 
-/// Runs `ip` with words separated by spaces, in the namespace of this thread.
+/// Runs `ip` with arguments separated by spaces, in the namespace of this thread.
 pub(crate) fn ip(words: &str) -> String {
     run("ip", words)
 }
@@ -46,18 +45,18 @@ pub(crate) fn run(program: &str, words: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Fails if `is` does not become `wanted` within two seconds. A device lives a moment longer than its owner here: a child
-/// that the test in another thread is just starting holds its descriptor until it executes its program.
+/// Fails if `current` does not return `expected` within two seconds. A device may outlive its owner for a moment: a child process
+/// that a test in another thread is just starting holds a copy of its descriptor until it executes its program.
 #[track_caller]
-pub(crate) fn becomes<T: PartialEq + Debug>(wanted: &T, is: impl Fn() -> T) {
+pub(crate) fn assert_becomes<T: PartialEq + Debug>(expected: &T, current: impl Fn() -> T) {
     let end = Instant::now() + Duration::from_secs(2);
-    while is() != *wanted && Instant::now() < end {
+    while current() != *expected && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert_eq!(is(), *wanted);
+    assert_eq!(current(), *expected);
 }
 
-/// A folder that goes when the test does.
+/// A folder that is removed when the test ends.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
